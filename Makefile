@@ -1,0 +1,64 @@
+# Every target sets up what it needs: `make demo` and `make test` work on a fresh checkout.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint bench docs clean
+
+VENV := .venv
+BENCH_VENV := .venv-bench
+PIP_FLAGS := --disable-pip-version-check -q
+INSTALL = $(VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt
+BENCH_INSTALL = $(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt
+MANIFESTS := pyproject.toml constraints.txt
+RIVALS := torchidl==0.0.4 torchdeq==0.1.0
+# What the rivals import. Their own requirements would bring another torch, so they come without them.
+RIVALS_NEED := cvxpy tqdm matplotlib scikit-learn scipy
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-core ## train a small implicit model and show its equilibria
+	$(VENV)/bin/wellposed demo $(DEMO_ARGS)
+
+test: $(VENV)/.installed-test ## run the tests and doctests (PYTEST_ARGS="-k solver" is passed on)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -q $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-lint ## check style, formatting and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+docs: $(VENV)/.installed-docs ## build the documentation; a warning is an error
+	$(VENV)/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+bench: $(BENCH_VENV)/.installed ## compare with torchidl and torchdeq, in an environment of its own
+	$(BENCH_VENV)/bin/python -m benchmarks.reference $(BENCH_ARGS)
+
+clean: ## remove what was built, not the environments
+	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests docs benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(VENV)/.installed-core: $(MANIFESTS) | $(VENV)/bin/pip
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-%: $(MANIFESTS) | $(VENV)/bin/pip
+	$(INSTALL) -e '.[$*]'
+	@touch $@
+
+$(BENCH_VENV)/.installed: $(MANIFESTS) Makefile | $(BENCH_VENV)/bin/pip
+	$(BENCH_INSTALL) -e . $(RIVALS_NEED)
+	$(BENCH_INSTALL) --no-deps $(RIVALS)
+	$(BENCH_VENV)/bin/python -W ignore -c 'import torchdeq, torchidl'
+	@touch $@
+
+# pip is the last thing venv writes, so a half-made environment is made again.
+%/bin/pip:
+	@for python in $(PYTHON) python3.11 python3.12 python3 python; do \
+	  if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; then \
+	    echo "creating $* with $$("$$python" --version)"; \
+	    exec "$$python" -m venv $*; \
+	  fi; \
+	done; \
+	echo "wellposed needs Python 3.11 or 3.12 and found neither; install one, or run: make PYTHON=/path/to/python3.11 ..." >&2; \
+	exit 1

@@ -1,0 +1,21 @@
+"""Sphinx configuration; the build needs no network."""
+
+from wellposed import __version__
+
+project = "wellposed"
+author = "The wellposed authors"
+copyright = "2026, The wellposed authors"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"wellposed {__version__}"
+
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_numpy_docstring = False

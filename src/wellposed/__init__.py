@@ -1,0 +1,133 @@
+"""Implicit deep learning: x = f(x, u) is the model; a solver finds it, a stopping rule accepts it, a
+gradient differentiates it."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wellposed import activations, equilibrium, errors, forms, models, training
+    from wellposed.activations import Activation, register_activation
+    from wellposed.equilibrium import (
+        Absolute,
+        Anderson,
+        Broyden,
+        Certificate,
+        ErrorBound,
+        Gradient,
+        Implicit,
+        MeanRelative,
+        Newton,
+        Phantom,
+        Picard,
+        RandomSteps,
+        Relative,
+        Solution,
+        Solver,
+        Status,
+        Steps,
+        Stopping,
+        Unrolled,
+        certificate,
+        fixed_point,
+        watch,
+    )
+    from wellposed.forms import ImplicitForm
+    from wellposed.models import Ensemble, ImplicitModel, load, save
+    from wellposed.training import fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Absolute",
+    "Activation",
+    "Anderson",
+    "Broyden",
+    "Certificate",
+    "Ensemble",
+    "ErrorBound",
+    "Gradient",
+    "Implicit",
+    "ImplicitForm",
+    "ImplicitModel",
+    "MeanRelative",
+    "Newton",
+    "Phantom",
+    "Picard",
+    "RandomSteps",
+    "Relative",
+    "Solution",
+    "Solver",
+    "Status",
+    "Steps",
+    "Stopping",
+    "Unrolled",
+    "activations",
+    "certificate",
+    "equilibrium",
+    "errors",
+    "fit",
+    "fixed_point",
+    "forms",
+    "load",
+    "models",
+    "register_activation",
+    "save",
+    "training",
+    "watch",
+]
+
+_HOME = {
+    "Absolute": "wellposed.equilibrium",
+    "Activation": "wellposed.activations",
+    "Anderson": "wellposed.equilibrium",
+    "Broyden": "wellposed.equilibrium",
+    "Certificate": "wellposed.equilibrium",
+    "Ensemble": "wellposed.models",
+    "ErrorBound": "wellposed.equilibrium",
+    "Gradient": "wellposed.equilibrium",
+    "Implicit": "wellposed.equilibrium",
+    "ImplicitForm": "wellposed.forms",
+    "ImplicitModel": "wellposed.models",
+    "MeanRelative": "wellposed.equilibrium",
+    "Newton": "wellposed.equilibrium",
+    "Phantom": "wellposed.equilibrium",
+    "Picard": "wellposed.equilibrium",
+    "RandomSteps": "wellposed.equilibrium",
+    "Relative": "wellposed.equilibrium",
+    "Solution": "wellposed.equilibrium",
+    "Solver": "wellposed.equilibrium",
+    "Status": "wellposed.equilibrium",
+    "Steps": "wellposed.equilibrium",
+    "Stopping": "wellposed.equilibrium",
+    "Unrolled": "wellposed.equilibrium",
+    "activations": "wellposed",
+    "certificate": "wellposed.equilibrium",
+    "equilibrium": "wellposed",
+    "errors": "wellposed",
+    "fit": "wellposed.training",
+    "fixed_point": "wellposed.equilibrium",
+    "forms": "wellposed",
+    "load": "wellposed.models",
+    "models": "wellposed",
+    "register_activation": "wellposed.activations",
+    "save": "wellposed.models",
+    "training": "wellposed",
+    "watch": "wellposed.equilibrium",
+}
+
+
+if not TYPE_CHECKING:  # a visible __getattr__ would hide misspelt names from type checkers
+
+    def __getattr__(name):
+        if name not in _HOME:
+            raise AttributeError(f"module 'wellposed' has no attribute {name!r}")
+        home = _HOME[name]
+        value = (
+            import_module(f"wellposed.{name}") if home == "wellposed" else getattr(import_module(home), name)
+        )
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

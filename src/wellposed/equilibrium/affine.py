@@ -1,0 +1,257 @@
+"""Equilibria of ``x = phi(Ax + v)`` with closed-form derivatives of any order.
+
+A is given by its factors: ``(A,)`` dense or ``(L, R)`` for ``A = L R'``, which is never formed. Leading
+dimensions are an ensemble: one matrix per model, ``A (M, n, n)`` with ``v (M, B, n)``.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.activations import Activation
+from wellposed.equilibrium.gradient import row_scale
+from wellposed.equilibrium.loop import Iterates
+from wellposed.equilibrium.map import Map, max_norm
+from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.splitting import SplittingMap
+
+Factors = tuple[Tensor, ...]
+
+
+def product(factors: Factors, x: Tensor) -> Tensor:
+    """Multiplies every row of `x` by A."""
+    if len(factors) == 1:
+        return x @ factors[0].mT
+    left, right = factors
+    return (x @ right) @ left.mT
+
+
+def transposed(factors: Factors) -> Factors:
+    """Returns the factors of A'."""
+    return (factors[0].mT,) if len(factors) == 1 else (factors[1], factors[0])
+
+
+def pullback(factors: Factors, y: Tensor, x: Tensor) -> Factors:
+    """Differentiates ``sum(y * A x)`` by the factors of A."""
+    if len(factors) == 1:
+        return (y.mT @ x,)
+    left, right = factors
+    return y.mT @ (x @ right), x.mT @ (y @ left)
+
+
+Bound = Callable[[Tensor, Tensor], Tensor]  # (x, context) -> (B,), see AffineMap.context
+
+
+@dataclass(frozen=True)
+class AffineMap(Map):
+    """The map ``x -> (1 - damping) x + damping phi(Ax + v)`` on ``(M B, n)`` rows."""
+
+    factors: Factors
+    v: Tensor  # (B, n) or (M, B, n)
+    activation: Activation
+    damping: float = 1.0
+    bound: Bound | None = None
+    context: Tensor | None = None  # (B, 2 n): v and |B||u| + |b| of the certified system, for the bound
+    block = 8
+    bulk = 1 << 14
+
+    def _preactivation(self, x: Tensor) -> Tensor:
+        if self.v.dim() == 2 and len(self.factors) == 1:
+            return torch.addmm(self.v, x, self.factors[0].mT)
+        return (self.v + product(self.factors, x.view(self.v.shape))).view(x.shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        image = self.activation.function(self._preactivation(x))
+        return image if self.damping == 1 else torch.lerp(x, image, self.damping)
+
+    def rows(self, keep: Tensor) -> "AffineMap | None":
+        if self.v.dim() != 2:
+            return None
+        context = None if self.context is None else self.context[keep]
+        return replace(self, v=self.v[keep], context=context)
+
+    def jvp(self, x: Tensor, tangent: Tensor) -> Tensor:
+        slope = self.activation.slope_at(self._preactivation(x))
+        image = slope * product(self.factors, tangent.view(self.v.shape)).view(x.shape)
+        return torch.lerp(tangent, image, self.damping)
+
+    def error_bound(self, x: Tensor, fx: Tensor) -> Tensor | None:
+        return None if self.bound is None or self.context is None else self.bound(x, self.context)
+
+
+@dataclass(frozen=True)
+class _TransposedMap(Map):
+    """The map ``y -> d (A' y + g)`` of the backward pass."""
+
+    factors: Factors  # of A'
+    slope: Tensor
+    offset: Tensor  # d g
+    damping: float
+    block = 8
+    bulk = 1 << 14
+
+    def _linear(self, y: Tensor) -> Tensor:
+        return self.slope * product(self.factors, y.view(self._shape)).view(y.shape)
+
+    @property
+    def _shape(self) -> torch.Size:
+        lead = self.factors[0].shape[:-2]
+        return torch.Size((*lead, self.slope.shape[0] // math.prod(lead), self.slope.shape[1]))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        image = self._linear(x) + self.offset
+        return image if self.damping == 1 else torch.lerp(x, image, self.damping)
+
+    def rows(self, keep: Tensor) -> "_TransposedMap | None":
+        if self.factors[0].dim() != 2:
+            return None
+        return replace(self, slope=self.slope[keep], offset=self.offset[keep])
+
+    def jvp(self, x: Tensor, tangent: Tensor) -> Tensor:
+        return torch.lerp(tangent, self._linear(tangent), self.damping)
+
+
+@dataclass(frozen=True)
+class AffineProblem:
+    """How ``x = phi(Ax + v)`` is solved, forward and backward."""
+
+    activation: Activation
+    forward: Method
+    backward: Method
+    damping: float = 1.0
+    direct: int = 0  # states up to which the backward system is factorised
+    bound: Bound | None = None
+    splitting: float | None = None  # step of the operator splitting that solves a monotone system
+
+    def solve(self, v: Tensor, x0: Tensor, context: Tensor, factors: Factors) -> Iterates:
+        """Solves the forward equation on flat rows."""
+        known = None if self.bound is None else context
+        if self.splitting is None:
+            f = AffineMap(factors, v, self.activation, self.damping, self.bound, known)
+            return self.forward.solve(f, x0)
+        split = SplittingMap.of(factors[0], v, self.activation, self.splitting, self.bound, known)
+        found = self.forward.solve(split, x0)
+        return replace(found, value=self.activation.function(found.value))
+
+
+@torch.compiler.disable
+def affine_equilibrium(problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
+    """Solves ``x = phi(Ax + v)`` and returns the state, statuses, steps and residuals.
+
+    Args:
+        problem: how to solve it.
+        v: ``(B, n)``, or ``(M, B, n)`` for an ensemble.
+        x0: start, in the shape of `v`.
+        context: what `problem.bound` needs, row by row; anything in the shape of `v` without a bound.
+        factors: of A.
+    """
+    return _Equilibrium.apply(problem, v, x0, context, *factors)
+
+
+class _Equilibrium(torch.autograd.Function):
+    """``x = phi(Ax + v)``; with d = phi'(Ax + v) the backward pass is ``y = d (A' y + g)``."""
+
+    @staticmethod
+    def forward(problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
+        lead, n = v.shape[:-1], v.shape[-1]
+        found = problem.solve(v, x0.reshape(-1, n), context, factors)
+        residuals = found.residuals.reshape(*lead, found.residuals.shape[1])
+        return found.value.reshape(*lead, n), found.status.reshape(lead), found.steps.reshape(lead), residuals
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        problem, v, _, _, *factors = inputs
+        value, *reports = output
+        ctx.problem = problem
+        ctx.mark_non_differentiable(*reports)
+        ctx.save_for_backward(value, v, *factors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, v, *factors = ctx.saved_tensors
+        factors = tuple(factors)
+        slope = ctx.problem.activation.slope_at(v + product(factors, x))
+        y = _Transposed.apply(ctx.problem, slope, gradients[0], *transposed(factors))
+        return None, y, None, None, *pullback(factors, y, x)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, problem: AffineProblem, *tensors: Tensor) -> Any:
+        return _vmapped(_Equilibrium, info.batch_size, in_dims[1:], problem, tensors, vectors=3)
+
+
+class _Transposed(torch.autograd.Function):
+    """``y = d (M y + g)``; its own backward pass has the same form with M'."""
+
+    @staticmethod
+    def forward(problem: AffineProblem, slope: Tensor, gradient: Tensor, *factors: Tensor) -> Tensor:
+        n = slope.shape[-1]
+        flat, g = slope.reshape(-1, n), gradient.reshape(-1, n)
+        scale = row_scale(g)
+        f = _TransposedMap(factors, flat, flat * g / scale, problem.damping)
+        if n <= problem.direct and factors[0].dim() == 2 and len(factors) == 1:
+            y = _solve_directly(f, problem.backward)
+        else:
+            y = problem.backward.solve_adjoint(f, torch.zeros_like(flat))
+        return (y * scale).reshape(slope.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        problem, slope, gradient, *factors = inputs
+        ctx.problem = problem
+        ctx.save_for_backward(output, slope, gradient, *factors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        y, slope, g, *factors = ctx.saved_tensors
+        factors, (h,) = tuple(factors), gradients
+        w = _Transposed.apply(ctx.problem, slope, h, *transposed(factors))
+        slope_gradient = (h + product(transposed(factors), w)) * (product(factors, y) + g)
+        return None, slope_gradient, w, *pullback(factors, w, y)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, problem: AffineProblem, *tensors: Tensor) -> Any:
+        return _vmapped(_Transposed, info.batch_size, in_dims[1:], problem, tensors, vectors=2)
+
+
+def _solve_directly(f: _TransposedMap, method: Method) -> Tensor:
+    """Factorises ``I - d M`` for every sample."""
+    n = f.slope.shape[1]
+    system = torch.eye(n, dtype=f.slope.dtype, device=f.slope.device) - f.slope[:, :, None] * f.factors[0]
+    y = torch.linalg.solve_ex(system, f.offset)[0]
+    residual = max_norm(f._linear(y) + f.offset - y)
+    status = torch.where(residual.isfinite(), Status.CONVERGED, Status.NONFINITE).to(torch.int8)
+    method.note_adjoint(Iterates(y, status, torch.ones_like(status, dtype=torch.int64), residual[:, None]))
+    return y
+
+
+def _vmapped(function: Any, size: int, in_dims: tuple, problem: AffineProblem, tensors: tuple, vectors: int) -> Any:
+    """Runs a function under vmap: samples that share A join the batch, others form an ensemble.
+
+    The first `vectors` tensors are ``(B, n)`` or ``(M, B, n)``, the others the factors of A.
+    """
+    lead = tensors[vectors].dim() - 2 - (in_dims[vectors] is not None)
+    ensemble = any(d is not None for d in in_dims[vectors:])
+    place = 0 if ensemble else lead
+    lifted = [
+        t if d is None and k >= vectors and not ensemble else _at(t, d, place, size)
+        for k, (t, d) in enumerate(zip(tensors, in_dims, strict=True))
+    ]
+    folds = lead == 1 if ensemble else True
+    if folds:
+        lifted = [t.flatten(place, place + 1) if ensemble or k < vectors else t for k, t in enumerate(lifted)]
+    outputs = function.apply(problem, *lifted)
+    single = isinstance(outputs, Tensor)
+    unfolded = [o.unflatten(place, (size, -1)) if folds else o for o in ((outputs,) if single else outputs)]
+    return (unfolded[0], place) if single else (tuple(unfolded), (place,) * len(unfolded))
+
+
+def _at(tensor: Tensor, dim: int | None, place: int, size: int) -> Tensor:
+    """Moves the vmapped dimension to `place`, or makes one there."""
+    if dim is not None:
+        return tensor.movedim(dim, place)
+    return tensor.unsqueeze(place).expand(*tensor.shape[:place], size, *tensor.shape[place:])

@@ -1,0 +1,95 @@
+"""Anderson extrapolation alternating with plain steps, batched, regularised and safeguarded."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.map import Map
+from wellposed.equilibrium.solver import Solver, SolverState
+from wellposed.equilibrium.stopping import default_tolerance
+from wellposed.errors import InputError
+
+
+@dataclass(frozen=True)
+class Anderson(Solver):
+    """Takes plain steps and, from time to time, the combination of them whose residuals cancel.
+
+    With the residuals ``r_i = f(x_i) - x_i`` of the latest `memory` + 1 plain steps, jumps to
+    ``sum a_i f(x_i)`` where the weights minimise ``|sum a_i r_i|_2`` and add up to one (Anderson 1965; the
+    alternation with plain steps is that of Pratapa, Suryanarayana and Pask 2016). The next evaluation
+    judges the jump: it must have gained at least what `worth` plain steps gain, else the solve goes on
+    from the last plain point. A failed jump thus costs one evaluation in ``memory + 3``, and the solver
+    needs at most about 1.2 times the evaluations of `Picard`.
+
+    Residuals are judged in the l1 norm: averaging iterates whose residual merely moves from state to
+    state (a cyclic shift) shrinks the other norms and gains nothing.
+
+    Args:
+        memory: differences that a jump combines.
+        damping: ``(1 - damping) x + damping f(x)`` takes the place of ``f(x)``.
+        worth: plain steps that a jump must be worth.
+        patience: samples that need no more plain steps than this to the accuracy of the dtype are left alone.
+        ridge: regularisation of the least squares problem, relative to its trace.
+    """
+
+    memory: int = 5
+    damping: float = 1.0
+    worth: float = 2.0
+    patience: float = 8.0
+    ridge: float | None = None
+
+    block = 8
+
+    def __post_init__(self) -> None:
+        if self.memory < 1 or not 0 < self.damping <= 1:
+            raise InputError(
+                "memory must be at least 1 and damping in (0, 1]; received "
+                f"memory={self.memory}, damping={self.damping}"
+            )
+
+    # The state is either a row of plain points (x, f(x), f(f(x)), ...) or, after a jump, three tensors of
+    # different shapes: where to go if it fails, the residual to beat, and the samples that jumped.
+
+    def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
+        if self.damping != 1:
+            fx = torch.lerp(x, fx, self.damping)
+        if state and state[-1].dtype == torch.bool:
+            return self._judge(x, fx, *state), ()
+        plain = (*state, fx) if state else (x, fx)
+        if len(plain) < self.memory + 2:
+            return fx, plain
+        return self._jump(torch.stack(plain, dim=1))
+
+    def _jump(self, points: Tensor) -> tuple[Tensor, SolverState]:
+        """Extrapolates from the plain points ``(B, memory + 2, n)``."""
+        last = points[:, -1]
+        residuals = points.detach().diff(dim=1)  # (B, memory + 1, n)
+        norms = residuals[:, -2:].abs().sum(2)
+        rate = norms[:, 1] / norms[:, 0]
+        goal = 0.1 * default_tolerance(points.dtype) * last.detach().abs().sum(1)
+        hard = (norms[:, 1] * rate**self.patience > goal) & (rate < torch.inf)
+        if not torch.compiler.is_compiling() and not bool(hard.any()):
+            return last, ()
+        target = rate.clamp_max(1) ** self.worth * norms[:, 1]
+        ridge = torch.finfo(points.dtype).eps if self.ridge is None else self.ridge
+        gamma = _least_squares(residuals.diff(dim=1), residuals[:, -1], ridge)
+        images = points[:, 1:].diff(dim=1)  # (B, memory, n)
+        jump = last - (images * gamma[:, :, None]).sum(1)
+        hard = hard & jump.detach().isfinite().all(1)
+        return torch.where(hard[:, None], jump, last), (last, target, hard)
+
+    @staticmethod
+    def _judge(x: Tensor, fx: Tensor, safe: Tensor, target: Tensor, jumped: Tensor) -> Tensor:
+        """Goes on from the jump where it paid, from the last plain point elsewhere."""
+        norm = (fx - x).detach().abs().sum(1)
+        return torch.where((jumped & ~(norm <= target))[:, None], safe, fx)
+
+
+def _least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, m)
+    """Minimises ``|right - sum gamma_i columns_i|`` per sample by regularised normal equations."""
+    gram = (columns @ columns.mT).double()
+    size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
+    solution = torch.linalg.solve_ex(gram, (columns @ right[:, :, None]).double())[0]
+    return solution[:, :, 0].to(right.dtype)

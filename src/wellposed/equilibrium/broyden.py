@@ -1,0 +1,68 @@
+"""Broyden's method with limited memory."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.map import Map
+from wellposed.equilibrium.safeguard import Safeguard
+from wellposed.equilibrium.solver import Solver, SolverState
+from wellposed.errors import InputError
+
+
+@dataclass(frozen=True)
+class Broyden(Solver):
+    """Solves ``g(x) = f(x) - x = 0`` by rank-one updates of an inverse Jacobian (Broyden 1965).
+
+    Starts from ``H = -I``, which makes the first step a plain one, and keeps ``H = -I + sum u v'`` with at
+    most `memory` terms, after which it starts again from ``-I``. A step that more than doubles the
+    residual is taken back.
+
+    Args:
+        memory: rank-one terms kept before a restart.
+    """
+
+    memory: int = 30
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise InputError(f"memory must be at least 1; received {self.memory}")
+
+    @property
+    def guard(self) -> Safeguard:
+        """The rule that accepts or rejects proposals."""
+        return Safeguard(worth=None, pause=2, growth=2.0)
+
+    def init(self, x: Tensor) -> SolverState:
+        terms = x.new_zeros(x.shape[0], self.memory, x.shape[1])
+        unknown = torch.full_like(x, torch.nan)
+        return (terms, terms, unknown, unknown, *self.guard.init(x))
+
+    def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
+        left, right, old_x, old_g, *old_guard = state
+        rejected, ready, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
+        g = fx - x
+        with torch.no_grad():
+            known = old_g.isfinite().all(1, keepdim=True)
+            dx, dg = torch.where(known, x - old_x, 0), torch.where(known, g - old_g, 0)
+            full = (left[:, :1] != 0).any(2, keepdim=True)
+            left, right = _update(torch.where(full, 0, left), right, dx, dg)
+        trial = x - _apply(left, right, g)
+        new_x, guard = self.guard.choose(trial, rejected, ready, fx, guard)
+        return new_x, (left, right, x.detach(), g.detach(), *guard)
+
+
+def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum left right') vector
+    return torch.einsum("bmn,bmk,bk->bn", left, right, vector) - vector
+
+
+def _update(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor, Tensor]:
+    """Adds the rank-one term that makes ``H dg = dx``."""
+    image = _apply(left, right, dg)
+    term = _apply(right, left, dx)
+    denominator = (dx * image).sum(1, keepdim=True)
+    size = torch.linalg.vector_norm(dx, dim=1, keepdim=True) * torch.linalg.vector_norm(image, dim=1, keepdim=True)
+    sound = denominator.abs() > 1e-8 * size
+    column = torch.where(sound, (dx - image) / denominator, 0)
+    return torch.cat([left[:, 1:], column[:, None]], dim=1), torch.cat([right[:, 1:], term[:, None]], dim=1)

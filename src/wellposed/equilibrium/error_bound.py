@@ -1,0 +1,170 @@
+"""From the residual of a computed state to a proven distance from the equilibrium."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..activations import Activation, block_view
+from .certificate import Certificate
+from .induced_norm import induced_norm, split_blocks, vector_norm
+from .rounding import EPS, double, upward
+
+LARGEST_INVERSE = 512
+SLACK = 1e-8
+
+
+class Comparison(NamedTuple):
+    """A non-negative system that bounds the error: |e| <= matrix |e| + gain * |x - f(x)|, by blocks."""
+
+    matrix: Tensor  # (L, L)
+    gain: Tensor  # (L,)
+
+
+def comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
+    """Builds the comparison system of x = phi(Ax + v).
+
+    Componentwise: e_i = d_i (Ae)_i + r_i with a difference quotient d_i in [lo, hi] of phi, so that
+    |e_i| <= max_d (|d| sum_{j != i} |A_ij| |e_j| + |r_i|) / (1 - d A_ii), attained at d = lo, 0 or hi.
+    Blockwise: the norms of the blocks obey eta(e) <= N(A, gamma) eta(e) + eta(r)
+    (003_23c600070b688998, proof of Theorem 1). Entries are rounded up and infinite where d A_ii >= 1.
+
+    Example:
+        >>> relu = Activation("relu", torch.relu)
+        >>> comparison(torch.tensor([[-3.0, 1.0], [0.0, 0.5]]), relu, "inf").matrix
+        tensor([[0.0000, 0.2500],
+                [0.0000, 0.0000]], dtype=torch.float64)
+    """
+    if not activation.componentwise:
+        return _block_comparison(A, activation, norm)
+    matrix = double(A)
+    diagonal, others = matrix.diagonal(), (matrix - matrix.diagonal().diag()).abs()
+    slopes = matrix.new_tensor([[activation.slope[0]], [0.0], [activation.slope[1]]])
+    loop = slopes * diagonal  # (3, n)
+    room = 1 - loop - 4 * EPS * (1 + loop.abs())
+    inverse = torch.where(room > 0, 1 / room, math.inf) * (1 + 4 * EPS)
+    share = upward((slopes.abs() * inverse).amax(0), 2)
+    scaled = torch.where(others > 0, upward(share.unsqueeze(-1) * others, 2), 0.0)
+    return Comparison(scaled, inverse.amax(0))
+
+
+def _block_comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
+    blocks = split_blocks(A, activation.block or A.shape[-1])
+    matrix = upward(activation.lipschitz(norm) * induced_norm(blocks, norm, norm).value, 2)
+    return Comparison(matrix, torch.ones_like(matrix[0]))
+
+
+class _Supersolution:
+    """|e| <= v max_i (r_i / (v - M v)_i) for one v > 0 with M v < v."""
+
+    def __init__(self, system: Comparison, weights: Tensor | None) -> None:
+        matrix, self.gain = system
+        v = torch.ones_like(self.gain) if weights is None else weights.to(self.gain)
+        drop = v - upward(matrix @ v, len(v) + 2)
+        self.drop, self.top = drop - EPS * v, float(v.amax())
+
+    @property
+    def proven(self) -> bool:
+        return bool((self.drop > 0).all())
+
+    def __call__(self, error: Tensor) -> Tensor:
+        return upward(self.top * (error * self.gain / self.drop).amax(-1), 4)
+
+
+class _Refinement:
+    """Solves e = M e + r slightly inflated, and keeps what verifies."""
+
+    def __init__(self, system: Comparison) -> None:
+        self.system = system
+        M = system.matrix
+        self.inflated = torch.eye(len(M), dtype=M.dtype, device=M.device) - (1 + SLACK) * M
+        self.upper = _strict(M)
+        self.inverse = None if self.upper is not None else torch.linalg.inv_ex(self.inflated)[0]
+
+    def __call__(self, error: Tensor) -> Tensor:
+        matrix, gain = self.system
+        load = upward(error * gain, 2) + 1e-250
+        candidate = self._solve(load * (1 + SLACK) + SLACK * load.amax(-1, keepdim=True))
+        image = upward(candidate @ matrix.mT + load, matrix.shape[-1] + 2) + 1e-290
+        return torch.where((image <= candidate).all(-1), candidate.amax(-1), math.inf)
+
+    def _solve(self, load: Tensor) -> Tensor:
+        if self.inverse is not None:
+            return load @ self.inverse.mT
+        return torch.linalg.solve_triangular(self.inflated, load.mT, upper=bool(self.upper)).mT
+
+
+def _strict(M: Tensor) -> bool | None:
+    """Says whether M is strictly upper (True) or strictly lower triangular (False)."""
+    if not bool(M.tril().any()):
+        return True
+    return None if bool(M.triu().any()) else False
+
+
+class ErrorBounder:
+    """Bounds |x - x*|_inf for any number of computed states of one certified system.
+
+    The norm bound is gain * |r|, with gain = 1 / (1 - c) for a contraction, r = |x - f(x)| + rounding and
+    the weights v of the certificate (traps.md 45), or v max_i (r_i / (v - M v)_i) if smaller. For at most 512
+    states or a triangular system it is refined componentwise: a candidate e = (I - M)^-1 r is accepted for a
+    sample only if M e + r <= e holds with outward rounding and r > 0, which proves |x - x*| <= e
+    (traps.md 25). Build it once per matrix; a call is two matrix products.
+
+    Example:
+        >>> relu = Activation("relu", torch.relu)
+        >>> A = torch.tensor([[0.0, 0.5], [0.0, 0.0]])
+        >>> bounder = ErrorBounder(Certificate.of("inf", 0.5, gain=2.0), A, relu)
+        >>> bound = bounder(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))
+        >>> 1 <= float(bound) < 1.000001
+        True
+    """
+
+    def __init__(self, certificate: Certificate, A: Tensor, activation: Activation) -> None:
+        self.certificate = certificate
+        self.by_block = not activation.componentwise and certificate.condition != "spectral"
+        self.block = activation.block or 0
+        self.bounds: list[Callable[[Tensor], Tensor]] = [self._by_norm]
+        if certificate.holds and (activation.componentwise or self.by_block):
+            self._add_componentwise(comparison(A, activation, certificate.norm))
+
+    def __call__(self, residual: Tensor, rounding: Tensor) -> Tensor:
+        """Bounds the distance of every sample.
+
+        Arguments:
+            residual: (B, n), |x - f(x)| with f evaluated in floating point.
+            rounding: (B, n), a bound on |computed f(x) - exact f(x)|, see `map_rounding`.
+
+        Returns:
+            (B,) in float64; infinite where nothing is proven.
+        """
+        unit = torch.finfo(residual.dtype).eps
+        error = upward(double(residual).abs() * (1 + 2 * unit) + double(rounding), 4)
+        if not self.certificate.holds:
+            return torch.full_like(error[..., 0], math.inf)
+        error = self._reduced(error)  # (B, L)
+        found = torch.stack([bound(error) for bound in self.bounds])
+        return found.nan_to_num(nan=math.inf, posinf=math.inf).amin(0)
+
+    def _add_componentwise(self, system: Comparison) -> None:
+        if not bool(system.matrix.isfinite().all() and system.gain.isfinite().all()):
+            return
+        simple = _Supersolution(system, self.certificate.weights)
+        if simple.proven:
+            self.bounds.append(simple)
+        if len(system.gain) <= LARGEST_INVERSE or _strict(system.matrix) is not None:
+            self.bounds.append(_Refinement(system))
+
+    def _reduced(self, error: Tensor) -> Tensor:
+        if not self.by_block:
+            return error
+        blocks = block_view(error, self.block)
+        return upward(vector_norm(blocks, self.certificate.norm, -1), blocks.shape[-1])
+
+    def _by_norm(self, error: Tensor) -> Tensor:
+        certificate = self.certificate
+        if certificate.weights is not None:
+            error = error / certificate.weights.to(error)
+        overall = "2" if certificate.norm == "2" and not self.by_block else "inf"
+        return upward(certificate.gain * vector_norm(error, overall, -1), error.shape[-1])

@@ -1,0 +1,122 @@
+"""fixed_point(): the front door of the solvers."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.anderson import Anderson
+from wellposed.equilibrium.broyden import Broyden
+from wellposed.equilibrium.failure import OnFailure, check_policy
+from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
+from wellposed.equilibrium.map import FunctionMap, Map
+from wellposed.equilibrium.newton import Newton
+from wellposed.equilibrium.packing import Packing, State
+from wellposed.equilibrium.picard import Picard
+from wellposed.equilibrium.problem import Method, under_transform
+from wellposed.equilibrium.registry import Registry
+from wellposed.equilibrium.solution import Solution
+from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
+from wellposed.errors import InputError
+
+MAX_STEPS = 200
+
+SOLVERS: Registry[Solver] = Registry(
+    "solver", Solver, {"picard": Picard, "anderson": Anderson, "broyden": Broyden, "newton": Newton}
+)
+
+
+def make_method(
+    solver: Solver | str | None,
+    stop: Stopping | str | None,
+    max_steps: int | None,
+    on_failure: OnFailure,
+    generator: torch.Generator | None = None,
+) -> Method:
+    """Fills in defaults, resolves names and checks the options of a solve."""
+    steps = MAX_STEPS if max_steps is None else max_steps
+    if steps < 1:
+        raise InputError(f"max_steps must be at least 1; received {max_steps}")
+    check_policy(on_failure)
+    chosen = SOLVERS.get(Anderson() if solver is None else solver)
+    rule = STOPPINGS.get(Relative() if stop is None else stop).seeded(generator)
+    limit = rule.limit()
+    return Method(chosen, rule, steps if limit is None else limit, on_failure)
+
+
+def require_finite(name: str, value: Tensor) -> None:
+    """Raises if a tensor holds NaN or infinity; says nothing where values cannot be looked at."""
+    if under_transform():
+        return
+    bad = ~value.detach().isfinite()
+    if bool(bad.any()):
+        where = tuple(int(i) for i in bad.nonzero()[0])
+        raise InputError(
+            f"{name} must be finite; received {int(bad.sum())} of {value.numel()} entries NaN or infinite, "
+            f"the first at {where}; clean the data before the solve"
+        )
+
+
+def _check_inputs(inputs: tuple[Tensor, ...], batch: int) -> None:
+    for place, value in enumerate(inputs):
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"inputs of f are batch-first tensors; input {place} is a {type(value).__name__}; "
+                "let f capture what does not depend on the sample"
+            )
+        if value.dim() == 0 or value.shape[0] != batch:
+            raise InputError(
+                f"inputs of f are batch-first with the batch size {batch} of x0; input {place} has shape "
+                f"{tuple(value.shape)}; let f capture what does not depend on the sample"
+            )
+        if value.is_floating_point():
+            require_finite(f"input {place}", value)
+
+
+@torch.compiler.disable
+def fixed_point(
+    f: Callable[..., State] | Map,
+    x0: State,
+    *inputs: Tensor,
+    solver: Solver | str | None = None,
+    stop: Stopping | str | None = None,
+    max_steps: int | None = None,
+    gradient: Gradient | str | None = None,
+    on_failure: OnFailure = "warn",
+    generator: torch.Generator | None = None,
+) -> Solution:
+    """Finds ``x = f(x, *inputs)`` for every sample of a batch.
+
+    Args:
+        f: takes a state in the shape of `x0` and the inputs; must treat every sample by itself.
+        x0: start, a batch-first tensor or a tuple of them.
+        inputs: everything that f needs per sample. Inputs are gathered when samples have converged;
+            a tensor that f captures must not have a batch dimension if inputs are given.
+        solver: object or name; `Anderson` if None.
+        stop: object or name; `Relative` if None.
+        max_steps: the most evaluations of f; 200 if None.
+        gradient: object or name; `Implicit` if None.
+        on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` samples that reach no equilibrium.
+        generator: randomness of the stopping rule.
+
+    Example:
+        >>> solution = fixed_point(torch.cos, torch.zeros(1, 1, dtype=torch.float64))
+        >>> round(float(solution.value), 6), bool(solution.converged.all())
+        (0.739085, True)
+    """
+    packing = Packing.of(x0)
+    packed = packing.pack(x0)
+    require_finite("x0", packed)
+    _check_inputs(inputs, packing.batch)
+    method = make_method(solver, stop, max_steps, on_failure, generator)
+    rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
+    bound_map = FunctionMap(f, inputs, packing)
+    value, found = rule.solve(bound_map, packed, method)
+    final = found.value.detach()
+
+    def bound() -> Tensor | None:
+        with torch.no_grad():
+            return bound_map.error_bound(final, bound_map(final))
+
+    return Solution(packing.unpack(value), found.status, found.steps, found.residuals, bound, method.adjoint)

@@ -1,0 +1,167 @@
+"""How an equilibrium is differentiated."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.loop import Iterates
+from wellposed.equilibrium.map import Map, max_norm
+from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.registry import Registry
+from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.stopping import Stopping
+from wellposed.errors import InputError, SecondDerivativeError
+
+
+class Gradient(abc.ABC):
+    """Solves a problem so that the value can be differentiated."""
+
+    @abc.abstractmethod
+    def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
+        """Returns the value, connected to what `f` depends on, and how it was found."""
+
+
+@dataclass(frozen=True)
+class Implicit(Gradient):
+    """Differentiates by the implicit function theorem: ``dx*/dw = (I - J)^-1 df/dw``.
+
+    The backward pass solves ``w = J' w + g`` with `J` the Jacobian of f at the equilibrium
+    (001 section 1.2), normalised so that tolerances mean the same as in the forward pass. Memory does
+    not depend on the number of steps.
+
+    Args:
+        solver, stop, max_steps: for the backward solve; None means those of the forward solve.
+    """
+
+    solver: Solver | None = None
+    stop: Stopping | None = None
+    max_steps: int | None = None
+
+    def adjoint_method(self, method: Method) -> Method:
+        """Returns the method of the backward solve."""
+        return replace(
+            method,
+            solver=self.solver or method.solver,
+            stop=self.stop or method.stop.adjoint(),
+            max_steps=self.max_steps or method.max_steps,
+        )
+
+    def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
+        with torch.no_grad():
+            found = method.solve(f, x0)
+        if not torch.is_grad_enabled():
+            return found.value, found
+        x = found.value.detach().requires_grad_()
+        fx = f(x)
+        return _Attach.apply(fx, found.value, x, self.adjoint_method(method)), found
+
+
+class _Attach(torch.autograd.Function):
+    """Has the value of the equilibrium and the gradient of the implicit function theorem."""
+
+    @staticmethod
+    def forward(ctx: Any, fx: Tensor, value: Tensor, x: Tensor, method: Method) -> Tensor:
+        ctx.pieces = fx, x, method
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        fx, x, method = ctx.pieces
+        needed = torch.is_grad_enabled()
+        (gradient,) = gradients
+        with torch.no_grad():
+            w = solve_transposed(_vector_jacobian(fx, x), gradient, method)
+        return (_FirstOnly.apply(w, gradient) if needed else w), None, None, None
+
+
+def _vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
+    def product(w: Tensor) -> Tensor:
+        (result,) = torch.autograd.grad(fx, x, w, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(x) if result is None else result
+
+    return product
+
+
+class LinearMap(Map):
+    """The map ``w -> M w + g`` for a linear ``w -> M w``."""
+
+    def __init__(self, product: Callable[[Tensor], Tensor], offset: Tensor) -> None:
+        self.product, self.offset = product, offset
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.product(x) + self.offset
+
+    def jvp(self, x: Tensor, tangent: Tensor) -> Tensor:
+        return self.product(tangent)
+
+
+def row_scale(gradient: Tensor) -> Tensor:  # (B, 1)
+    """Returns the largest entry of every row, one for rows of zeros."""
+    scale = max_norm(gradient)
+    return torch.where(scale > 0, scale, 1)[:, None]
+
+
+def solve_transposed(product: Callable[[Tensor], Tensor], gradient: Tensor, method: Method) -> Tensor:
+    """Solves ``w = J' w + g`` given ``w -> J' w``, on gradients scaled to one."""
+    scale = row_scale(gradient)
+    f = LinearMap(product, gradient / scale)
+    return method.solve_adjoint(f, torch.zeros_like(gradient)) * scale
+
+
+class _FirstOnly(torch.autograd.Function):
+    """Passes a first derivative on and refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, gradient: Tensor) -> Tensor:
+        return w.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        raise SecondDerivativeError(
+            "gradient=Implicit() on a general map gives first derivatives only; use gradient=Unrolled() or "
+            "Phantom(), or an ImplicitModel, whose equilibrium can be differentiated any number of times"
+        )
+
+
+@dataclass(frozen=True)
+class Phantom(Gradient):
+    """Differentiates a few damped steps from the equilibrium (Geng et al. 2021; one step is JFB).
+
+    The gradient is biased; the value moves by those steps, that is, by less than the tolerance.
+    """
+
+    steps: int = 5
+    damping: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 < self.damping <= 1:
+            raise InputError(
+                f"at least one step and damping in (0, 1] are needed; received {self.steps} and {self.damping}"
+            )
+
+    def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
+        with torch.no_grad():
+            found = method.solve(f, x0)
+        x = found.value
+        if torch.is_grad_enabled():
+            for _ in range(self.steps):
+                x = torch.lerp(x, f(x), self.damping)
+        return x, found
+
+
+@dataclass(frozen=True)
+class Unrolled(Gradient):
+    """Differentiates through every step; memory grows with the number of steps."""
+
+    def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
+        found = method.solve(f, x0)
+        return found.value, found
+
+
+GRADIENTS: Registry[Gradient] = Registry(
+    "gradient", Gradient, {"implicit": Implicit, "phantom": Phantom, "unrolled": Unrolled}
+)

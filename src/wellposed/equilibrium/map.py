@@ -1,0 +1,108 @@
+"""Maps on packed states, with what a solver or a stopping rule may ask of them."""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.packing import Packing
+from wellposed.errors import InputError, MapError
+
+
+class Map(abc.ABC):
+    """A map ``x -> f(x)`` on packed states ``(B, n)`` that treats every row by itself."""
+
+    block: int = 1  # evaluations that may be wasted to judge several steps at once
+    bulk: int = 0  # states with fewer numbers are not narrowed: gathering would cost more than it saves
+
+    @abc.abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluates the map."""
+
+    def rows(self, keep: Tensor) -> "Map | None":
+        """Restricts the map to some rows of the batch; None where that is not possible."""
+        return None
+
+    def jvp(self, x: Tensor, tangent: Tensor) -> Tensor:
+        """Multiplies the Jacobian at ``x`` with ``tangent``, row by row."""
+        return torch.func.jvp(self.__call__, (x,), (tangent,))[1]
+
+    def jacobian(self, x: Tensor) -> Tensor:  # (B, n, n)
+        """Assembles the Jacobian of every row from its columns."""
+        basis = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        return torch.stack([self.jvp(x, unit.expand_as(x)) for unit in basis], dim=-1)
+
+    def rounding(self, x: Tensor, fx: Tensor) -> Tensor:  # (B,)
+        """Estimates how far rounding moves ``f(x)``; a residual of this size is noise."""
+        units = 4 + x.shape[1] ** 0.5
+        return units * torch.finfo(x.dtype).eps * torch.maximum(max_norm(x), max_norm(fx))
+
+    def error_bound(self, x: Tensor, fx: Tensor) -> Tensor | None:  # (B,)
+        """Bounds the distance of ``x`` to the equilibrium; None without a known contraction."""
+        return None
+
+
+def max_norm(x: Tensor) -> Tensor:  # (..., B), from (..., B, n)
+    """Returns the largest absolute entry of every row, zero for rows without entries."""
+    if x.shape[-1] == 0:
+        return x.new_zeros(x.shape[:-1])
+    return x.abs().amax(-1)  # several times faster than vector_norm on a CPU
+
+
+class Contraction:
+    """Declares that a function contracts: ``|f(x) - f(y)|_inf <= factor |x - y|_inf`` on the packed state.
+
+    Solutions of a declared contraction carry `error_bound` and may stop by `ErrorBound`.
+
+    Args:
+        function: the map.
+        factor: below one.
+        rounding: bounds the rounding of f, relative to ``|f(x)|_inf``; None assumes 4 + sqrt(n) units.
+
+    Example:
+        >>> half = Contraction(lambda x: 0.5 * x + 1, factor=0.5)
+        >>> half(torch.zeros(1, 1))
+        tensor([[1.]])
+    """
+
+    def __init__(self, function: Callable, factor: float, rounding: float | None = None) -> None:
+        if not 0 <= factor < 1:
+            raise InputError(f"a contraction has a factor in [0, 1); received {factor}")
+        self.function, self.factor, self.rounding = function, factor, rounding
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+class FunctionMap(Map):
+    """A user's function of a structured state and batch-first inputs."""
+
+    def __init__(self, function: Callable, inputs: Sequence[Tensor], packing: Packing) -> None:
+        self.function, self.inputs, self.packing = function, tuple(inputs), packing
+
+    def __call__(self, x: Tensor) -> Tensor:
+        state = self.packing.unpack(x)
+        if x.shape[0] == self.packing.batch:
+            return self.packing.pack_result(self.function(state, *self.inputs))
+        try:
+            return self.packing.pack_result(self.function(state, *self.inputs), batch=x.shape[0])
+        except RuntimeError as error:
+            raise MapError(
+                f"f failed on {x.shape[0]} of {self.packing.batch} rows: {error}. Samples that have converged "
+                "are dropped from the computation, so everything in f that has a batch dimension must be "
+                "one of its inputs: fixed_point(f, x0, *inputs)"
+            ) from error
+
+    def error_bound(self, x: Tensor, fx: Tensor) -> Tensor | None:
+        if not isinstance(self.function, Contraction):
+            return None
+        relative = self.function.rounding
+        rounding = self.rounding(x, fx) if relative is None else relative * max_norm(fx)
+        return (max_norm(fx - x) + rounding) / (1 - self.function.factor)
+
+    def rows(self, keep: Tensor) -> "FunctionMap | None":
+        if not self.inputs:
+            return None
+        return FunctionMap(self.function, [value[keep] for value in self.inputs], self.packing)

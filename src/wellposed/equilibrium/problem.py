@@ -1,0 +1,57 @@
+"""A fixed-point problem: the map, where to start, and how to solve it."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.failure import OnFailure, report
+from wellposed.equilibrium.loop import Iterates, iterate
+from wellposed.equilibrium.map import Map
+from wellposed.equilibrium.monitor import SolveLog, active_logs
+from wellposed.equilibrium.solution import Adjoint, Solution
+from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.stopping import Stopping
+
+
+@dataclass(frozen=True)
+class Method:
+    """How equations are solved and what happens when one is not.
+
+    A method is made anew for every solve: it carries the place where the backward pass leaves its report.
+    """
+
+    solver: Solver
+    stop: Stopping
+    max_steps: int
+    on_failure: OnFailure = "warn"
+    logs: tuple[SolveLog, ...] = field(default_factory=active_logs)
+    adjoint: Adjoint = field(default_factory=Adjoint)
+
+    def solve(self, f: Map, x0: Tensor) -> Iterates:
+        """Solves the forward equation, logs it and applies the failure policy."""
+        masked = under_transform()
+        found = iterate(f, x0, self.solver, self.stop, self.max_steps, masked=masked)
+        if not masked:
+            for log in self.logs:
+                log.forward.append((found.status, found.steps))
+            report(found, self.on_failure, solve="equilibrium", max_steps=self.max_steps)
+        return found
+
+    def solve_adjoint(self, f: Map, x0: Tensor) -> Tensor:
+        """Solves the equation of the backward pass and leaves a report."""
+        found = iterate(f, x0, self.solver, self.stop, self.max_steps)
+        self.note_adjoint(found)
+        return found.value
+
+    def note_adjoint(self, found: Iterates) -> None:
+        """Records how a backward solve went and applies the failure policy."""
+        self.adjoint.solution = Solution(found.value, found.status, found.steps, found.residuals)
+        for log in self.logs:
+            log.adjoint.append((found.status, found.steps))
+        report(found, self.on_failure, solve="adjoint solve", max_steps=self.max_steps)
+
+
+def under_transform() -> bool:
+    """Tells whether values cannot be looked at: inside vmap, jacrev or export."""
+    return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_compiling()

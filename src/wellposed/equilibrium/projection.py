@@ -1,0 +1,247 @@
+"""Differentiable projections of a weight matrix on the sets that guarantee an equilibrium."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, SecondDerivativeError
+from .induced_norm import block_norms, block_sizes
+
+
+def project_rows(W: Tensor, radius: float) -> Tensor:
+    """Projects every row on the l1 ball: min |p - w|_2 subject to sum_j |p_j| <= radius.
+
+    p_j = sign(w_j) (|w_j| - theta)_+ with theta = max_k ((|w|_(1) + ... + |w|_(k) - radius) / k)_+ over
+    the sorted entries. This is the projection on |A|_inf <= radius (003_23c600070b688998, Remark 2). A row
+    inside is returned bit for bit; the exact row sum of the result never exceeds the radius.
+
+    Arguments:
+        W: (..., n, m).
+        radius: the largest row sum.
+
+    Example:
+        >>> project_rows(torch.tensor([[3.0, -1.0], [0.25, 0.5]]), 1.0)
+        tensor([[1.0000, 0.0000],
+                [0.2500, 0.5000]])
+    """
+    return _shrink_rows(W, radius, None)
+
+
+def project_rows_one_sided(W: Tensor, radius: float) -> Tensor:
+    """Projects every row on W_ii + sum_{j != i} |W_ij| <= radius, so that mu_inf(W) <= radius.
+
+    The KKT conditions of the Euclidean projection are those of the l1 ball with a diagonal that is signed
+    and always active: d = w_ii - theta, p_j = sign(w_j) (|w_j| - theta)_+ with one theta >= 0 a row. Bit for
+    bit the identity inside.
+
+    Arguments:
+        W: (..., n, n).
+
+    Example:
+        >>> project_rows_one_sided(torch.tensor([[-5.0, 4.0], [2.0, 0.0]]), 0.5)
+        tensor([[-5.0000, 4.0000],
+                [ 1.2500, -0.7500]])
+    """
+    return _shrink_rows(W, radius, torch.eye(W.shape[-1], dtype=W.dtype, device=W.device))
+
+
+def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
+    wide, eps = torch.float32 if W.device.type == "mps" else torch.float64, torch.finfo(W.dtype).eps
+    with torch.no_grad():
+        load, sign = W.abs(), W.sign()  # (..., n, m)
+        size = total = load.sum(-1, keepdim=True, dtype=wide)
+        if diagonal is not None:
+            load, sign = load + diagonal * (W - load), sign + diagonal * (1 - sign)
+            total = load.sum(-1, keepdim=True, dtype=wide)
+        slack = (W.shape[-1] + 4) * torch.finfo(wide).eps * size
+        outside = total + slack > radius
+        if _may_branch(W) and not bool(outside.any()):
+            return W
+        kept = size if diagonal is not None else size.clamp(max=radius)
+        target = radius - 4 * slack - 2 * eps * kept
+        level = _threshold(load, target, diagonal) * (1 + 2 * eps)
+        active = (load - torch.where(outside, level, -torch.inf).to(W.dtype)).sign().clamp(min=0)
+        active = active if diagonal is None else torch.maximum(active, diagonal)
+        sign, count = sign * active, active.sum(-1, keepdim=True, dtype=wide)
+        share = outside * (1 + 2 * eps) / count.clamp(min=1)
+    theta = ((W * sign).sum(-1, keepdim=True, dtype=wide) - target) * share
+    return W * active - sign * theta.abs().to(W.dtype)
+
+
+def _may_branch(W: Tensor) -> bool:
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return W.device.type == "cpu" and not traced
+
+
+def _threshold(load: Tensor, radius: Tensor, diagonal: Tensor | None) -> Tensor:
+    """Returns theta = max_k (load_(1) + ... + load_(k) - radius) / k, the diagonal counted first."""
+    if diagonal is None:
+        ordered = _descending(load)
+    else:
+        first = load.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        rest = _descending(load - diagonal * (load + 1))[..., :-1]
+        ordered = torch.cat([first, rest], -1)
+    rank = torch.arange(1, load.shape[-1] + 1, dtype=radius.dtype, device=load.device)
+    return ((ordered.cumsum(-1, dtype=radius.dtype) - radius) / rank).amax(-1, keepdim=True)
+
+
+def _descending(load: Tensor) -> Tensor:
+    if _may_branch(load) and load.dtype in (torch.float32, torch.float64):
+        # Ten times faster than torch.sort on a CPU, which also sorts indices.
+        return -torch.from_numpy(np.sort((-load).numpy(), axis=-1))
+    return load.sort(-1, descending=True).values
+
+
+class _FirstOnly(torch.autograd.Function):
+    """Passes a gradient through and refuses to be differentiated itself."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, W: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise SecondDerivativeError(
+            "the clipping of singular values or of the symmetric part is differentiable once; "
+            "use condition='inf' or 'mu', whose projection has all derivatives"
+        )
+
+
+def _excess_slopes(s: Tensor, kappa: float, sign: float) -> Tensor:
+    """Returns (e(s_i) - sign e(s_j)) / (s_i - sign s_j) for e(s) = (s - kappa)_+, e' on the diagonal."""
+    excess = (s - kappa).clamp(min=0)
+    left, right = s.unsqueeze(-1), s.unsqueeze(-2)
+    numerator = excess.unsqueeze(-1) - sign * excess.unsqueeze(-2)
+    both = (left > kappa) & (right > kappa)
+    none = (left <= kappa) & (right <= kappa)
+    if sign > 0:
+        return torch.where(
+            both, 1.0, torch.where(none, 0.0, numerator / torch.where(both | none, 1.0, left - right))
+        )
+    return torch.where(none, 0.0, numerator / torch.where(none, 1.0, left + right))
+
+
+class _ClipSingularValues(torch.autograd.Function):
+    @staticmethod
+    def forward(W: Tensor, kappa: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        U, s, Vh = torch.linalg.svd(W)
+        inside = (s[..., :1] <= kappa).unsqueeze(-1)
+        return torch.where(inside, W, (U * s.clamp(max=kappa).unsqueeze(-2)) @ Vh), U, s, Vh
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0], *output[1:])
+        ctx.kappa = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
+        W, U, s, Vh = ctx.saved_tensors
+        inner = U.mT @ gradient @ Vh.mT
+        even, odd = (inner + inner.mT) / 2, (inner - inner.mT) / 2
+        change = _excess_slopes(s, ctx.kappa, 1.0) * even + _excess_slopes(s, ctx.kappa, -1.0) * odd
+        return _FirstOnly.apply(gradient - U @ change @ Vh, W), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
+        return _ClipSingularValues.apply(W.movedim(in_dims[0], 0), kappa), 0
+
+
+class _ClipSymmetricPart(torch.autograd.Function):
+    @staticmethod
+    def forward(W: Tensor, kappa: float) -> tuple[Tensor, Tensor, Tensor]:
+        s, Q = torch.linalg.eigh((W + W.mT) / 2)
+        excess = (s - kappa).clamp(min=0)
+        return W - (Q * excess.unsqueeze(-2)) @ Q.mT, s, Q
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0], *output[1:])
+        ctx.kappa = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
+        W, s, Q = ctx.saved_tensors
+        inner = Q.mT @ (gradient + gradient.mT) @ Q / 2
+        change = _excess_slopes(s, ctx.kappa, 1.0) * inner
+        return _FirstOnly.apply(gradient - Q @ change @ Q.mT, W), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
+        return _ClipSymmetricPart.apply(W.movedim(in_dims[0], 0), kappa), 0
+
+
+def clip_singular_values(W: Tensor, kappa: float) -> Tensor:
+    """Projects a square matrix on the spectral ball: U diag(min(s, kappa)) V'.
+
+    The derivative is the Daleckii-Krein formula: with f(s) = min(s, kappa), the symmetric part of U'dWV is
+    multiplied by (f_i - f_j) / (s_i - s_j) and its skew part by (f_i + f_j) / (s_i + s_j), finite also at
+    repeated singular values. Bit for bit the identity inside; |result|_2 <= kappa up to rounding.
+
+    Arguments:
+        W: (..., n, n).
+
+    Example:
+        >>> clip_singular_values(torch.diag(torch.tensor([3.0, 0.5])), 1.0).diagonal()
+        tensor([1.0000, 0.5000])
+    """
+    _require_square(W)
+    clipped: Tensor = _ClipSingularValues.apply(W, kappa)[0]
+    return clipped
+
+
+def clip_symmetric_part(W: Tensor, kappa: float) -> Tensor:
+    """Projects on lambda_max((W + W') / 2) <= kappa; the skew part stays as it is.
+
+    The derivative multiplies Q' dS Q by the divided differences of min(lambda, kappa) (Daleckii-Krein).
+
+    Arguments:
+        W: (..., n, n).
+
+    Example:
+        >>> clip_symmetric_part(torch.tensor([[2.0, 5.0], [-5.0, -7.0]]), 0.5)
+        tensor([[ 0.5000,  5.0000],
+                [-5.0000, -7.0000]])
+    """
+    _require_square(W)
+    clipped: Tensor = _ClipSymmetricPart.apply(W, kappa)[0]
+    return clipped
+
+
+def project_block_rows(W: Tensor, blocks: int | Sequence[int], kappa: float, norm: str) -> Tensor:
+    """Scales blocks so that sum_j |W_ij|_{p->p} <= kappa in every block row i.
+
+    The vector of block norms is projected on the l1 ball and block ij is multiplied by the ratio, so that
+    |N(A, 1)|_inf <= kappa (003_23c600070b688998, eq. 2.6 and Remark 2). Bit for bit the identity inside.
+
+    Arguments:
+        W: (..., n, n).
+        blocks: the sizes, or one size for all (0: a single block).
+        norm: "1", "2" or "inf".
+
+    Example:
+        >>> project_block_rows(torch.diag(torch.tensor([4.0, 2.0, 0.5])), [2, 1], 1.0, "inf").diagonal()
+        tensor([1.0000, 0.5000, 0.5000])
+    """
+    sizes = block_sizes(W.shape[-1], blocks)
+    norms = block_norms(W, sizes, norm)  # (..., L, L)
+    capped = project_rows(norms, kappa * (1 - (W.shape[-1] + 8) * torch.finfo(W.dtype).eps))
+    ratio = torch.where(norms > 0, capped / torch.where(norms > 0, norms, 1.0), 1.0)
+    repeats = torch.tensor(sizes, device=W.device)
+    spread = ratio.repeat_interleave(repeats, -2, output_size=sum(sizes))
+    return W * spread.repeat_interleave(repeats, -1, output_size=sum(sizes))
+
+
+def _require_square(W: Tensor) -> None:
+    if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
+        raise InputError(f"expected square matrices (..., n, n), got {tuple(W.shape)}")

@@ -1,0 +1,121 @@
+"""Outward rounding: what floating point may have lost, added back."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..activations import Activation, block_view
+
+EPS = 2.0**-52
+
+
+def double(tensor: Tensor) -> Tensor:
+    """Copies to float64 without gradient, exactly; on the CPU where the device has no float64.
+
+    Example:
+        >>> double(torch.ones(2)).dtype
+        torch.float64
+    """
+    device = torch.device("cpu") if tensor.device.type == "mps" else tensor.device
+    return tensor.detach().to(device=device, dtype=torch.float64)
+
+
+def upward(value: Tensor, terms: int) -> Tensor:
+    """Bounds from above the exact value of a float64 sum of `terms` non-negative products.
+
+    Any order of summation errs by a relative (terms + 1) u at most (Higham, Accuracy and Stability of
+    Numerical Algorithms, eq. 3.5); the factor 1 + (terms + 4) 2u covers that and the rounding of a few more
+    products.
+
+    Example:
+        >>> bool(upward(torch.tensor(1.0, dtype=torch.float64), 3) > 1)
+        True
+    """
+    return value * (1 + (terms + 4) * EPS)
+
+
+def reciprocal_gap(value: float) -> float:
+    """Bounds 1 / (1 - value) from above; infinite if value >= 1.
+
+    Example:
+        >>> 2 < reciprocal_gap(0.5) < 2.0000001, reciprocal_gap(1.0)
+        (True, inf)
+    """
+    gap = math.nextafter(1.0 - value, -math.inf)
+    return (1.0 / gap) * (1 + 2 * EPS) if gap > 0 else math.inf
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Returns u, half the distance from 1 to the next number of the dtype.
+
+    Example:
+        >>> unit_roundoff(torch.float32) == 2.0**-24
+        True
+    """
+    return torch.finfo(dtype).eps / 2
+
+
+def operand_roundoff(x: Tensor) -> float:
+    """Bounds the rounding of a matrix product's operands: not zero where float32 means TF32 or bfloat16.
+
+    Example:
+        >>> operand_roundoff(torch.zeros(1, dtype=torch.float64))
+        0.0
+    """
+    if x.dtype != torch.float32:
+        return 0.0
+    backend = torch.backends.cuda if x.device.type == "cuda" else torch.backends.mkldnn
+    return {"tf32": 3 * 2.0**-11, "bf16": 3 * 2.0**-8}.get(backend.matmul.fp32_precision, 0.0)
+
+
+def map_rounding(
+    A: Tensor,  # (n, n)
+    x: Tensor,  # (B, n)
+    v_magnitude: Tensor,  # (B, n)
+    activation: Activation,
+    terms: int,
+) -> Tensor:
+    """Bounds |computed f(x) - exact f(x)| for f(x) = phi(Ax + Bu + b) in the dtype of x, componentwise.
+
+    With k = `terms` and gamma_k = k u / (1 - k u) the pre-activation errs by gamma_k (|A||x| + |B||u| + |b|)
+    in any order of summation; phi multiplies that by its Lipschitz constant and adds its own roundoff.
+
+    Arguments:
+        v_magnitude: |B||u| + |b|.
+        terms: the length of the sum, n + p + 2.
+
+    Returns:
+        (B, n) in float64; infinite where k u >= 1.
+
+    Example:
+        >>> relu = Activation("relu", torch.relu, rounding=0.0)
+        >>> x = torch.ones(1, 2)
+        >>> bound = map_rounding(0.5 * torch.eye(2), x, torch.ones(1, 2), relu, terms=5)
+        >>> bool((bound > 1.5 * 5 * 2**-24).all() and (bound < 1.51 * 5 * 2**-24).all())
+        True
+    """
+    u, tiny = unit_roundoff(x.dtype), torch.finfo(x.dtype).tiny
+    magnitude = double(x).abs() @ double(A).abs().mT + double(v_magnitude)
+    magnitude = upward(magnitude, A.shape[-1] + 2)
+    if terms * u >= 1:
+        return torch.full_like(magnitude, math.inf)
+    before = (terms * u / (1 - terms * u) + operand_roundoff(x)) * magnitude + 2 * terms * tiny
+    after = _through(activation, before)
+    if activation.rounding:
+        width = 0 if activation.componentwise else (activation.block or x.shape[-1])
+        origin = activation(torch.zeros(x.shape[-1], dtype=torch.float64, device=magnitude.device)).abs()
+        after = after + (activation.rounding + width) * u * (
+            origin + _through(activation, magnitude + before)
+        )
+    return upward(after, 4) + 2 * tiny
+
+
+def _through(activation: Activation, error: Tensor) -> Tensor:
+    """Bounds the change of every entry of phi(z) by the componentwise change of z."""
+    if activation.componentwise:
+        return activation.lipschitz() * error
+    norm = "inf" if "inf" in activation.constants else next(iter(activation.constants))
+    blocks = block_view(error, activation.block or 0)
+    size = torch.linalg.vector_norm(blocks, float(norm), -1, keepdim=True)
+    return activation.lipschitz(norm) * upward(size, blocks.shape[-1]).expand_as(blocks).flatten(-2)

@@ -1,0 +1,230 @@
+"""Rules that accept an iterate, one verdict per sample."""
+
+import abc
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.map import Map, max_norm
+from wellposed.equilibrium.registry import Registry
+from wellposed.errors import InputError
+
+State = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a solve as a stopping rule sees it."""
+
+    x: Tensor  # (B, n)
+    fx: Tensor  # (B, n)
+    f: Map
+    residual: Tensor  # (B,) |fx - x|_inf
+    index: int  # 0 at the first evaluation; where steps are stacked, that of the first
+
+
+class Stopping(abc.ABC):
+    """Decides which samples are finished.
+
+    The state a rule carries is a tuple of batch-first tensors, so that the loop can drop finished rows.
+    """
+
+    certifies: bool = True  # False: counts steps and says nothing about the equilibrium
+    stateless: bool = False  # True: `check` keeps no state and also takes several steps stacked in front
+
+    def begin(self, x0: Tensor) -> State:
+        """Returns the rule's own state for a solve that starts at `x0`."""
+        return ()
+
+    @abc.abstractmethod
+    def check(self, step: Step, state: State) -> tuple[Tensor, State]:
+        """Returns a ``(B,)`` verdict and the next state."""
+
+    def accept(self, step: Step, state: State) -> Tensor:
+        """Returns the value to report for accepted samples."""
+        return step.x
+
+    def seeded(self, generator: torch.Generator | None) -> "Stopping":
+        """Returns the rule with its randomness drawn from `generator`."""
+        return self
+
+    def limit(self) -> int | None:
+        """Returns how many evaluations the rule itself asks for; None if that depends on the solve."""
+        return None
+
+    def adjoint(self) -> "Stopping":
+        """Returns the rule for the linear equation of the backward pass."""
+        return self
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and not value >= 0:
+        raise InputError(f"{name} must not be negative; received {value}")
+
+
+@dataclass(frozen=True)
+class Absolute(Stopping):
+    """Accepts when ``|f(x) - x|_inf <= atol``, the rule of the papers (001 section 1.2, atol = 3e-6).
+
+    It has no floor: at a large scale or in a short dtype it may never fire, and the solve then ends
+    with the status `STAGNATED`. `Relative` is the default for that reason.
+    """
+
+    atol: float = 3e-6
+    stateless = True
+
+    def __post_init__(self) -> None:
+        _positive("atol", self.atol)
+
+    def check(self, step: Step, state: State) -> tuple[Tensor, State]:
+        return step.residual <= self.atol, state
+
+
+def default_tolerance(dtype: torch.dtype) -> float:
+    """Returns about 1e-5 in float32 and 1e-10 in float64; 16 units of rounding in shorter dtypes."""
+    if dtype == torch.float64:
+        return 1e-10
+    return max(1e-5, 16 * torch.finfo(dtype).eps)
+
+
+@dataclass(frozen=True)
+class Relative(Stopping):
+    """Accepts when ``|f(x) - x| <= max(atol, rtol |f(x)|, rounding of the map)``.
+
+    Args:
+        rtol: None means about 1e-5 in float32 and 1e-10 in float64.
+        atol: None means `rtol` times 1e-3, which decides only for states near zero.
+        norm: ``"inf"`` or ``"2"``.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+    norm: Literal["inf", "2"] = "inf"
+    stateless = True
+
+    def __post_init__(self) -> None:
+        _positive("rtol", self.rtol)
+        _positive("atol", self.atol)
+        if self.norm not in ("inf", "2"):
+            raise InputError(f"norm must be 'inf' or '2'; received {self.norm!r}")
+
+    def check(self, step: Step, state: State) -> tuple[Tensor, State]:
+        rtol = default_tolerance(step.x.dtype) if self.rtol is None else self.rtol
+        atol = 1e-3 * rtol if self.atol is None else self.atol
+        if self.norm == "inf":
+            residual, scale = step.residual, max_norm(step.fx)
+        else:
+            residual = torch.linalg.vector_norm(step.fx - step.x, dim=-1)
+            scale = torch.linalg.vector_norm(step.fx, dim=-1)
+        floor = 4 * torch.finfo(step.x.dtype).eps
+        return residual <= (scale * max(rtol, floor)).clamp_min(atol), state
+
+
+@dataclass(frozen=True)
+class ErrorBound(Stopping):
+    """Accepts when the distance to the true equilibrium is at most `tol`, rounding included.
+
+    Works for maps whose contraction is known (`ImplicitModel`, `ImplicitForm`, `Contraction`).
+    """
+
+    tol: float
+
+    def __post_init__(self) -> None:
+        _positive("tol", self.tol)
+
+    def check(self, step: Step, state: State) -> tuple[Tensor, State]:
+        bound = step.f.error_bound(step.x, step.fx)
+        if bound is None:
+            raise InputError(
+                "stop=ErrorBound(...) needs a map whose contraction is known, and this one says nothing; use "
+                "ImplicitModel, declare the constant with Contraction(f, factor), or stop by Relative()"
+            )
+        return bound <= self.tol, state
+
+    def adjoint(self) -> Stopping:
+        return Relative()
+
+
+@dataclass(frozen=True)
+class MeanRelative(Stopping):
+    """Accepts when the mean of the last `window` iterates solves the equation to `rtol`.
+
+    With the mean ``m`` of the window, tests ``|f(m) - m|_2 <= rtol |f(m)|_2`` and returns ``m``
+    (004 eq. 54, read as the residual at the windowed mean). Costs one more evaluation of `f` a step.
+    """
+
+    rtol: float | None = None
+    window: int = 5
+
+    def __post_init__(self) -> None:
+        _positive("rtol", self.rtol)
+        if self.window < 1:
+            raise InputError(f"window must be at least 1; received {self.window}")
+
+    def begin(self, x0: Tensor) -> State:
+        return (x0.new_full((x0.shape[0], self.window, x0.shape[1]), torch.nan),)
+
+    def check(self, step: Step, state: State) -> tuple[Tensor, State]:
+        window = torch.cat([state[0][:, 1:], step.x.detach()[:, None]], dim=1)
+        if step.index + 1 < self.window:
+            return torch.zeros_like(step.residual, dtype=torch.bool), (window,)
+        mean = window.mean(1)
+        f_mean = step.f(mean)
+        rtol = default_tolerance(mean.dtype) if self.rtol is None else self.rtol
+        residual = torch.linalg.vector_norm(f_mean - mean, dim=1)
+        return residual <= rtol * torch.linalg.vector_norm(f_mean, dim=1), (window,)
+
+    def accept(self, step: Step, state: State) -> Tensor:
+        return state[0].mean(1)
+
+
+@dataclass(frozen=True)
+class Steps(Stopping):
+    """Does exactly `n` steps; the status is then `STEPS_DONE`, which claims no equilibrium."""
+
+    n: int
+    certifies = False
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise InputError(f"the number of steps must not be negative; received {self.n}")
+
+    def check(self, step: Step, state: State) -> tuple[Tensor, State]:
+        return torch.full_like(step.residual, step.index >= self.n, dtype=torch.bool), state
+
+    def limit(self) -> int:
+        return self.n + 1
+
+
+@dataclass(frozen=True)
+class RandomSteps(Stopping):
+    """Does a number of steps drawn uniformly from ``low..high`` for every sample."""
+
+    low: int
+    high: int
+    generator: torch.Generator | None = None
+    certifies = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high:
+            raise InputError(f"0 <= low <= high is needed; received low={self.low}, high={self.high}")
+
+    def begin(self, x0: Tensor) -> State:
+        draw = torch.randint(self.low, self.high + 1, (x0.shape[0],), generator=self.generator)
+        return (draw.to(x0.device),)
+
+    def check(self, step: Step, state: State) -> tuple[Tensor, State]:
+        return step.index >= state[0], state
+
+    def seeded(self, generator: torch.Generator | None) -> "RandomSteps":
+        return self if generator is None else replace(self, generator=generator)
+
+    def limit(self) -> int:
+        return self.high + 1
+
+
+STOPPINGS: Registry[Stopping] = Registry(
+    "stopping rule", Stopping, {"absolute": Absolute, "relative": Relative, "mean_relative": MeanRelative}
+)

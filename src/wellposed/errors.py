@@ -1,0 +1,74 @@
+"""Exceptions and warnings, each with its remedy."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class WellposedError(Exception):
+    """Base of every error that the library raises on purpose."""
+
+
+class InputError(WellposedError, ValueError):
+    """An argument has the wrong shape, dtype or value."""
+
+
+class UnknownNameError(WellposedError, ValueError):
+    """A name is not registered; the message lists the valid ones and the nearest match."""
+
+
+class IllPosedError(WellposedError, ValueError):
+    """No certificate of well-posedness holds."""
+
+
+class MapError(WellposedError, RuntimeError):
+    """The map handed to a solver broke its contract."""
+
+
+class ConvergenceError(WellposedError, RuntimeError):
+    """Some samples did not reach an equilibrium and `on_failure="raise"` was asked for."""
+
+
+class SecondDerivativeError(WellposedError, RuntimeError):
+    """A second derivative was asked of a gradient that offers only the first."""
+
+
+class MissingExtraError(WellposedError, ImportError):
+    """An optional package is not installed."""
+
+
+class FileFormatError(WellposedError, ValueError):
+    """A file is not what its reader expects."""
+
+
+class ConvergenceWarning(RuntimeWarning):
+    """Some samples did not reach an equilibrium."""
+
+
+def require(package: str, extra: str) -> ModuleType:
+    """Imports an optional package or says which extra brings it.
+
+    Example:
+        >>> require("math", extra="none").sqrt(4.0)
+        2.0
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{package!r} is needed here and is not installed; run: pip install 'wellposed[{extra}]'"
+        ) from error
+
+
+def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameError:
+    """Builds the error for a mistyped name.
+
+    Example:
+        >>> str(unknown_name("solver", "andersen", ["anderson", "picard"]))
+        "unknown solver 'andersen'; valid: anderson, picard; did you mean 'anderson'?"
+    """
+    names = sorted(valid)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return UnknownNameError(f"unknown {kind} {name!r}; valid: {', '.join(names)}{hint}")

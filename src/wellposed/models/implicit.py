@@ -1,0 +1,298 @@
+"""ImplicitModel: ``x = phi(Ax + Bu + b)``, ``y = Cx + Du`` as a module."""
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wellposed.activations import Activation, get_activation
+from wellposed.equilibrium.affine import AffineMap, AffineProblem, Bound, affine_equilibrium
+from wellposed.equilibrium.bounds import AffineBound, LowRankBound
+from wellposed.equilibrium.certificate import Certificate
+from wellposed.equilibrium.condition import Condition
+from wellposed.equilibrium.conditions import certify, get_condition
+from wellposed.equilibrium.failure import OnFailure
+from wellposed.equilibrium.fixed_point import make_method, require_finite
+from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
+from wellposed.equilibrium.map import Map
+from wellposed.equilibrium.newton import Newton
+from wellposed.equilibrium.one_sided import Triangular
+from wellposed.equilibrium.problem import Method, under_transform
+from wellposed.equilibrium.solution import Solution
+from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.splitting import SplittingMap
+from wellposed.equilibrium.stopping import ErrorBound, Stopping
+from wellposed.errors import InputError
+from wellposed.models.matrix import StateMatrix, System
+
+EXECUTORS = ("auto", "reference")
+DIRECT = 20  # states up to which factorising the backward system beats iterating it
+
+
+class ImplicitModel(nn.Module):
+    """Predicts ``y = Cx + Du`` where ``x`` is the equilibrium of ``x = phi(Ax + Bu + b)`` (001 eq. 1).
+
+    A is a differentiable function of a free parameter that makes the equilibrium exist and be unique for
+    every input, so any optimiser can train the model; `A` is always the matrix that is evaluated.
+
+    Args:
+        in_features, out_features, state_features: p, q and n.
+        activation: phi, by name or as a registered `Activation`.
+        kappa: the cap on A; times the Lipschitz constant of phi it must be below one. None only with
+            ``triangular=True`` (no cap).
+        condition: how A is kept well-posed: ``"inf"`` (row sums at most kappa), ``"weighted"`` (the same in
+            a learned scale), ``"mu"``, ``"spectral"``, ``"monotone"``, ``"block"``.
+        rank: A = L R' with this rank, never formed.
+        feedthrough: whether there is a D.
+        bias: whether there is a b.
+        triangular: A strictly upper triangular, that is, no feedback.
+        solver, stop, max_steps, gradient, on_failure: as in `fixed_point`.
+        executor: ``"auto"`` or ``"reference"``, which forces the plain loop.
+
+    Example:
+        >>> model = ImplicitModel(3, 2, 8)
+        >>> model(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        state_features: int,
+        *,
+        activation: str | Activation = "relu",
+        kappa: float | None = 0.95,
+        condition: str | Condition = "inf",
+        rank: int | None = None,
+        feedthrough: bool = True,
+        bias: bool = False,
+        triangular: bool = False,
+        solver: Solver | str | None = None,
+        stop: Stopping | str | None = None,
+        max_steps: int | None = None,
+        gradient: Gradient | str | None = None,
+        on_failure: OnFailure = "warn",
+        executor: Literal["auto", "reference"] = "auto",
+    ) -> None:
+        super().__init__()
+        sizes = {"in_features": in_features, "out_features": out_features, "state_features": state_features}
+        for name, size in sizes.items():
+            if not isinstance(size, int) or size < 1:
+                raise InputError(f"{name} must be a positive integer; received {size!r}")
+        if executor not in EXECUTORS:
+            raise InputError(f"executor must be one of {', '.join(EXECUTORS)}; received {executor!r}")
+        self.in_features, self.out_features, self.state_features = in_features, out_features, state_features
+        self.activation = get_activation(activation)
+        self.solver, self.stop, self.max_steps = solver, stop, max_steps
+        self.gradient = GRADIENTS.get(Implicit() if gradient is None else gradient)
+        self.on_failure, self.executor = on_failure, executor
+        rule = _choose_condition(condition, kappa, triangular)
+        self.state = StateMatrix(state_features, self.activation, rule, kappa, rank)
+        self._method()
+        self.B = nn.Parameter(torch.randn(state_features, in_features) / math.sqrt(in_features))
+        self.C = nn.Parameter(torch.randn(out_features, state_features) / math.sqrt(state_features))
+        self.D = nn.Parameter(torch.zeros(out_features, in_features)) if feedthrough else None
+        self.bias = nn.Parameter(torch.zeros(state_features)) if bias else None
+
+    @property
+    def A(self) -> Tensor:  # (n, n)
+        """The matrix that is evaluated; forms L R' for a low-rank model."""
+        return self.state.dense()
+
+    @property
+    def kappa(self) -> float | None:
+        """The cap on A."""
+        return self.state.kappa
+
+    @property
+    def condition(self) -> Condition:
+        """How A is kept well-posed."""
+        return self.state.condition
+
+    def certificate(self) -> Certificate:
+        """Proves that every input has exactly one equilibrium, from the matrix that is evaluated."""
+        return self.state.certificate()
+
+    @torch.no_grad()
+    def project_(self) -> "ImplicitModel":
+        """Replaces the free parameter by the A it stands for, e.g. after an optimiser step."""
+        self.state.project_()
+        return self
+
+    def forward(self, u: Tensor) -> Tensor:  # (..., p) -> (..., q)
+        """Computes the outputs."""
+        self._check(u)
+        flat = u.reshape(-1, self.in_features)
+        x = self._solve(flat, None)[0]
+        y = F.linear(x, self.C)
+        if self.D is not None:
+            y = y + F.linear(flat, self.D)
+        return y.reshape(*u.shape[:-1], self.out_features)
+
+    def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
+        """Computes the states and tells, per sample, how they were reached."""
+        self._check(u)
+        if u.dim() != 2:
+            raise InputError(f"u must have the shape (batch, {self.in_features}); received {tuple(u.shape)}")
+        shape = (u.shape[0], self.state_features)
+        if x0 is not None and x0.shape != shape:
+            raise InputError(f"x0 must have the shape {shape}; received {tuple(x0.shape)}")
+        if x0 is not None:
+            require_finite("x0", x0)
+        value, status, steps, residuals, method = self._solve(u, x0)
+        final, inputs = value.detach(), u.detach()
+        bound = lambda: self._bound()(final, self._context(inputs))  # noqa: E731
+        return Solution(value, status, steps, residuals, bound, method.adjoint)
+
+    def _method(self) -> Method:
+        return make_method(self.solver, self.stop, self.max_steps, self.on_failure)
+
+    def _solve(self, u: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Method]:
+        with torch.autocast(u.device.type, enabled=False):
+            u = u.to(self.B.dtype)
+            system, method = self.state.system(), self._method()
+            v = F.linear(u, self.B, self.bias)
+            if system.scale is not None:
+                v = v * system.scale
+            start = torch.zeros_like(v) if x0 is None else x0.to(v)
+            bound, context = None, v.detach()
+            if isinstance(method.stop, ErrorBound):
+                bound, context = self._bound(), self._context(u.detach())
+            if isinstance(self.gradient, Implicit) and self.activation.componentwise:
+                problem = self._problem(system, method, self.gradient, bound)
+                return (*affine_equilibrium(problem, v, start, context, *system.factors), method)
+            return (*self._solve_generally(system, method, v, start, bound, context), method)
+
+    def _problem(self, system: System, method: Method, gradient: Implicit, bound: Bound | None) -> AffineProblem:
+        backward = gradient.adjoint_method(method)
+        direct = DIRECT if gradient.solver is None else 0
+        if system.splitting is not None and gradient.solver is None:
+            backward, direct = replace(backward, solver=Newton()), Newton().dense
+        return AffineProblem(
+            self.activation, method, backward, system.damping, direct, bound, system.splitting
+        )
+
+    def _solve_generally(
+        self, system: System, method: Method, v: Tensor, start: Tensor, bound: Bound | None, context: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Solves with a gradient that has no closed form here."""
+        f: Map
+        if system.splitting is None:
+            f = AffineMap(system.factors, v, self.activation, system.damping, bound, context)
+        else:
+            f = SplittingMap.of(system.factors[0], v, self.activation, system.splitting, bound, context)
+        value, found = self.gradient.solve(f, start, method)
+        if system.splitting is not None:
+            value = self.activation.function(value)
+        return value, found.status, found.steps, found.residuals
+
+    def _bound(self) -> AffineBound | LowRankBound:
+        terms = self.state_features + self.in_features + 2
+        return self.state.bound(terms)
+
+    def _context(self, u: Tensor) -> Tensor:  # (B, 2 n)
+        """Returns v and what its rounding scales with."""
+        with torch.no_grad():
+            size = None if self.bias is None else self.bias.abs()
+            return torch.cat([F.linear(u, self.B, self.bias), F.linear(u.abs(), self.B.abs(), size)], dim=1)
+
+    def _check(self, u: Tensor) -> None:
+        if not isinstance(u, Tensor) or u.dim() == 0 or u.shape[-1] != self.in_features:
+            received = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
+            raise InputError(f"u must have the width {self.in_features} (in_features); received {received}")
+        if u.dtype != self.B.dtype and not torch.is_autocast_enabled(u.device.type):
+            raise InputError(
+                f"u is {u.dtype} and the model {self.B.dtype}; convert one of them: u.to(...) or model.to(...)"
+            )
+        if not under_transform() and not math.isfinite(u.detach().sum()):
+            require_finite("u", u)
+
+    @classmethod
+    def from_matrices(
+        cls,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        **options: Any,
+    ) -> "ImplicitModel":
+        """Builds a model that evaluates exactly these matrices.
+
+        Never changes A: raises `IllPosedError` if no condition proves it well-posed. Without `condition` the
+        first one that holds is kept; without `kappa` the cap is 0.95 or, if larger, what A needs.
+
+        Args:
+            A, B, C, D: ``(n, n)``, ``(n, p)``, ``(q, n)`` and ``(q, p)``.
+            bias: ``(n,)``.
+            options: keywords of the constructor, except those that the matrices decide.
+
+        Example:
+            >>> model = ImplicitModel.from_matrices(0.5 * torch.eye(2), torch.ones(2, 1), torch.ones(1, 2))
+            >>> model(torch.ones(1, 1))
+            tensor([[4.]], grad_fn=<ViewBackward0>)
+        """
+        _check_matrices(A, B, C, D, bias)
+        activation = get_activation(options.pop("activation", "relu"))
+        triangular = options.pop("triangular", False)
+        wanted = "triangular" if triangular else options.pop("condition", None)
+        found = certify(A, activation, wanted)
+        kappa = options.pop("kappa", None)
+        model = cls(
+            B.shape[1],
+            C.shape[0],
+            A.shape[0],
+            activation=activation,
+            feedthrough=D is not None,
+            bias=bias is not None,
+            **options,
+        )
+        model = model.to(A)
+        model.state = StateMatrix.of(A, activation, get_condition(found.condition), found, kappa)
+        with torch.no_grad():
+            for name, value in (("B", B), ("C", C), ("D", D), ("bias", bias)):
+                if value is not None:
+                    getattr(model, name).copy_(value)
+        return model
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"state_features={self.state_features}, activation={self.activation.name}, "
+            f"condition={self.condition.name}, kappa={self.kappa}"
+        )
+
+
+def _choose_condition(condition: str | Condition, kappa: float | None, triangular: bool) -> Condition:
+    rule = get_condition(condition)
+    if triangular:
+        if rule.name not in ("inf", "triangular"):
+            raise InputError(
+                f"triangular=True caps rows of A and cannot be combined with condition={rule.name!r}; drop one"
+            )
+        return Triangular()
+    if kappa is None:
+        raise InputError("kappa=None (no cap on A) is possible only with triangular=True; give kappa below one")
+    return rule
+
+
+def _check_matrices(A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None) -> None:
+    if A.dim() != 2 or B.dim() != 2 or C.dim() != 2 or A.shape[0] != A.shape[1]:
+        raise InputError(
+            f"A is (n, n), B (n, p) and C (q, n); received {tuple(A.shape)}, {tuple(B.shape)}, {tuple(C.shape)}"
+        )
+    n, p, q = A.shape[0], B.shape[1], C.shape[0]
+    expected = {"B": (B, (n, p)), "C": (C, (q, n)), "D": (D, (q, p)), "bias": (bias, (n,))}
+    for name, (value, shape) in expected.items():
+        if value is None:
+            continue
+        if tuple(value.shape) != shape:
+            raise InputError(f"{name} must have the shape {shape} to fit A; received {tuple(value.shape)}")
+        if value.dtype != A.dtype:
+            raise InputError(f"all matrices share one dtype; A is {A.dtype} and {name} {value.dtype}")
+        require_finite(name, value)

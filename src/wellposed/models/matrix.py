@@ -1,0 +1,127 @@
+"""The state matrix A of a model: free parameters and the map that keeps it well-posed."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.activations import Activation
+from wellposed.equilibrium.affine import Factors
+from wellposed.equilibrium.bounds import AffineBound, LowRankBound, low_rank_certificate
+from wellposed.equilibrium.certificate import Certificate
+from wellposed.equilibrium.condition import Condition
+from wellposed.equilibrium.one_sided import Triangular
+from wellposed.equilibrium.projection import project_rows
+from wellposed.errors import IllPosedError, InputError
+
+
+@dataclass(frozen=True)
+class System:
+    """Factors of the matrix to iterate with, and how."""
+
+    factors: Factors
+    scale: Tensor | None = None  # of v = Bu + b
+    damping: float = 1.0
+    splitting: float | None = None
+
+
+class StateMatrix(nn.Module):
+    """Turns free parameters into a well-posed A: `raw`, or `left` and `right` for ``A = L R'``."""
+
+    def __init__(
+        self, size: int, activation: Activation, condition: Condition, kappa: float | None, rank: int | None
+    ) -> None:
+        super().__init__()
+        self.activation, self.condition, self.kappa = activation, condition, kappa
+        if not isinstance(condition, Triangular):
+            condition.check_kappa(kappa, activation)
+        elif kappa is not None and not kappa > 0:
+            raise InputError(f"kappa must be positive, or None for no cap; received {kappa}")
+        self.log_weights = nn.Parameter(torch.zeros(size)) if condition.name == "weighted" else None
+        if rank is None:
+            self.raw = nn.Parameter(torch.randn(size, size) / size)
+            return
+        if condition.name != "inf":
+            raise InputError(f"rank goes with condition 'inf' only; received {condition.name!r}")
+        if not 1 <= rank <= size:
+            raise InputError(f"rank must lie between 1 and state_features={size}; received {rank}")
+        self.left = nn.Parameter(torch.randn(size, rank) / rank)
+        self.right = nn.Parameter(torch.randn(size, rank) / size)
+
+    @classmethod
+    def of(
+        cls, A: Tensor, activation: Activation, condition: Condition, found: Certificate, kappa: float | None
+    ) -> "StateMatrix":
+        """Wraps a certified matrix without changing it."""
+        condition = _fitting(condition, A)
+        gamma = activation.lipschitz(condition.gauge(activation))
+        needed = found.value / gamma * (1 + A.shape[0] * torch.finfo(A.dtype).eps)
+        cap = kappa
+        if kappa is None and not isinstance(condition, Triangular):
+            cap = max(0.95 / gamma, needed)
+        matrix = cls(A.shape[0], activation, condition, cap, None).to(A)
+        with torch.no_grad():
+            matrix.raw.copy_(A)
+            if matrix.log_weights is not None and found.weights is not None:
+                matrix.log_weights.copy_(found.weights.log())
+            if not torch.equal(matrix.dense(), A):
+                raise IllPosedError(
+                    f"A needs kappa of at least {needed:.6g} under the condition {condition.name!r}; received {cap}"
+                )
+        return matrix
+
+    def factors(self) -> Factors:
+        """Returns ``(A,)`` or ``(L, R)`` with ``A = L R'``; |L R'|_inf <= |L|_inf |R'|_inf <= kappa."""
+        if hasattr(self, "raw"):
+            return (self.condition.parametrise(self.raw, self.kappa, self.activation, self.log_weights),)
+        cap = self.condition.check_kappa(self.kappa, self.activation)
+        return project_rows(self.left, cap), project_rows(self.right.mT, 1.0).mT
+
+    def dense(self) -> Tensor:  # (n, n)
+        """Returns A itself."""
+        factors = self.factors()
+        return factors[0] if len(factors) == 1 else factors[0] @ factors[1].mT
+
+    def system(self) -> System:
+        """Returns what to iterate: A itself, or an equivalent system on which the iteration converges."""
+        factors = self.factors()
+        if self.condition.name == "monotone":
+            gap = torch.eye(self.raw.shape[0], dtype=self.raw.dtype, device=self.raw.device) - factors[0].detach()
+            return System(factors, splitting=2 / float(torch.linalg.matrix_norm(gap, 2)))
+        if self.condition.name == "mu" or (isinstance(self.condition, Triangular) and self.condition.diagonal):
+            found = self.condition.equivalent(factors[0], self.activation)
+            return System((found.A,), found.scale, found.damping)
+        return System(factors)
+
+    def certificate(self) -> Certificate:
+        """Checks the matrix that is evaluated."""
+        factors = self.factors()
+        if len(factors) == 2:
+            return low_rank_certificate(*(factor.detach() for factor in factors), self.activation)
+        return self.condition.certify(factors[0].detach(), self.activation)
+
+    def bound(self, terms: int) -> AffineBound | LowRankBound:
+        """Returns the error bound of a computed state."""
+        with torch.no_grad():
+            factors, certificate = self.factors(), self.certificate()
+        if len(factors) == 2:
+            return LowRankBound(certificate, factors[0], factors[1], self.activation, terms)
+        return AffineBound(certificate, factors[0], self.activation, terms)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Moves the free parameters to the values they stand for."""
+        if hasattr(self, "raw"):
+            self.raw.copy_(self.dense())
+            return
+        left, right = self.factors()
+        self.left.copy_(left)
+        self.right.copy_(right)
+
+
+def _fitting(condition: Condition, A: Tensor) -> Condition:
+    """Returns the variant of a condition whose parametrisation leaves A as it is."""
+    if not isinstance(condition, Triangular):
+        return condition
+    return Triangular(lower=bool(A.triu(1).eq(0).all() and A.tril(-1).any()), diagonal=bool(A.diagonal().any()))
+
