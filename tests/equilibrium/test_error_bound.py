@@ -28,7 +28,7 @@ def normal(seed, *shape):
 
 
 def rows_to(A, factor):
-    return A * (factor / A.abs().sum(-1, keepdim=True))
+    return A * (factor / A.abs().sum(-1, keepdim=True).clamp(min=1e-9))
 
 
 def build(name, seed, n, factor):
@@ -96,8 +96,8 @@ def test_bound_holds_for_truncated_and_converged_states(name, activation, factor
         exact, left = solve_exactly(A, v_long, condition, phi, activation)
         system = condition.equivalent(A, phi)
         x, v = torch.zeros(BATCH, n, dtype=dtype), u @ B.mT
-        checkpoints = {1, 3, 10, 100, 1000, 4000}
-        for step in range(1, 4001):
+        checkpoints = {1, 3, 10, 50, 300}
+        for step in range(1, 301):
             x = (1 - system.damping) * x + system.damping * phi(x @ system.A.mT + system.scale * v)
             if step not in checkpoints:
                 continue
@@ -111,22 +111,26 @@ def test_bound_holds_for_truncated_and_converged_states(name, activation, factor
 
 
 def solve_exactly(A, v_long, condition, phi, activation):
+    """Iterates the equivalent system, first in float64 and then in long double."""
     system = condition.equivalent(A.double(), phi)
-    M, scale = system.A.numpy().astype(np.longdouble), system.scale.numpy().astype(np.longdouble)
-    A_long, x = A.double().numpy().astype(np.longdouble), np.zeros_like(v_long)
-    for _ in range(40000):
-        previous = x
-        x = (1 - system.damping) * x + system.damping * LONG[activation](x @ M.T + scale * v_long)
-        if np.array_equal(previous, x):
+    x, v = torch.zeros(v_long.shape, dtype=torch.float64), torch.from_numpy(v_long.astype(np.float64))
+    for _ in range(2000):
+        new = (1 - system.damping) * x + system.damping * phi(x @ system.A.mT + system.scale * v)
+        if torch.equal(new, x):
             break
+        x = new
+    M, scale = system.A.numpy().astype(np.longdouble), system.scale.numpy().astype(np.longdouble)
+    A_long, x = A.double().numpy().astype(np.longdouble), x.numpy().astype(np.longdouble)
+    for _ in range(100):
+        x = (1 - system.damping) * x + system.damping * LONG[activation](x @ M.T + scale * v_long)
     residual = np.abs(x - LONG[activation](x @ A_long.T + v_long)).max()
     gain = condition.certify(A, phi).gain
     return x, float(residual) * (gain if math.isfinite(gain) else 1e4) * A.shape[0]
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(125))
 def test_bound_holds_on_many_small_systems_at_any_state(seed):
-    """Random states, not iterates: 200 systems x 64 states in float32 against float64."""
+    """Random states, not iterates: 125 systems x 64 states in float32 against float64."""
     generator = torch.Generator().manual_seed(seed)
     n = int(torch.randint(1, 12, (), generator=generator))
     name = ("inf", "weighted", "mu", "spectral", "triangular")[seed % 5]
@@ -134,13 +138,11 @@ def test_bound_holds_on_many_small_systems_at_any_state(seed):
     factor = (0.3, 0.9, 0.99, 0.999)[seed % 4]
     A = build(name, seed, n, factor).float()
     certificate = CONDITIONS[name].certify(A, phi)
-    if not certificate.holds:
-        assert factor > 0.99
-        return
+    assert certificate.holds
     v = normal(seed + 1, 64, n).float() * 10
     system = CONDITIONS[name].equivalent(A.double(), phi)
     exact = torch.zeros(64, n, dtype=torch.float64)
-    for _ in range(3000):
+    for _ in range(1500):
         new = (1 - system.damping) * exact + system.damping * phi(
             exact @ system.A.mT + system.scale * v.double()
         )
@@ -157,11 +159,11 @@ def test_bound_holds_on_many_small_systems_at_any_state(seed):
 def test_rounding_is_what_makes_the_bound_sound():
     """Without the rounding of the map the bound is violated (traps.md 45)."""
     violated = 0
-    for seed in range(30):
+    for seed in range(8):
         A = rows_to(normal(seed, 20, 20), 0.99).float()
         v = (100 * normal(seed + 1, BATCH, 20)).float()
         x, exact = torch.zeros(BATCH, 20), torch.zeros(BATCH, 20, dtype=torch.float64)
-        for _ in range(3000):
+        for _ in range(1000):
             x, exact = torch.relu(x @ A.mT + v), torch.relu(exact @ A.double().mT + v.double())
         residual = (x - torch.relu(x @ A.mT + v)).abs()
         certificate = CONDITIONS["inf"].certify(A, get_activation("relu"))
@@ -170,14 +172,16 @@ def test_rounding_is_what_makes_the_bound_sound():
         violated += int((error > bounder(residual, torch.zeros_like(residual))).sum())
         sound = bounder(residual, map_rounding(A, x, v.abs(), get_activation("relu"), 22))
         assert (error <= sound).all()
-    assert violated > 100
+    assert violated > 20
 
 
-@pytest.mark.parametrize("phi", [get_activation("softmax"), max_pool(2), group_sort(3), max_pool(3)], ids=str)
+@pytest.mark.parametrize(
+    "phi", [get_activation("softmax"), max_pool(2), group_sort(3), max_pool(3)], ids=lambda phi: phi.name
+)
 @pytest.mark.parametrize("name", ["inf", "block", "spectral"])
 def test_block_maps(phi, name):
     n = 6
-    for seed in range(10):
+    for seed in range(4):
         raw = normal(seed, n, n) * 3
         if name == "block" and phi.block:
             A = torch.block_diag(
@@ -193,7 +197,7 @@ def test_block_maps(phi, name):
             continue
         v = normal(seed + 2, BATCH, n).float()
         exact = torch.zeros(BATCH, n, dtype=torch.float64)
-        for _ in range(3000):
+        for _ in range(200):
             exact = phi(exact @ A.double().mT + v.double())
         for amplitude in (0.0, 1e-6, 1e-2, 1.0):
             x = (exact + amplitude * normal(seed + 3, BATCH, n)).float()
@@ -240,7 +244,7 @@ def test_large_systems_use_the_norm_and_large_triangular_ones_are_solved():
     spike[0, 0], spike[1, 1] = 1.0, 1.0
     small, large = bounder(spike, torch.zeros_like(spike))
     assert 1 <= small < 1.2
-    assert 9.9 < large < 10.1
+    assert 9 < large < 10.1
     chain = 3 * torch.diag(torch.ones(n - 1, dtype=torch.float64), 1)
     triangular = ErrorBounder(CONDITIONS["triangular"].certify(chain, phi), chain, phi)
     last = torch.zeros(1, n, dtype=torch.float64)
@@ -333,7 +337,7 @@ def test_outward_rounding_helpers():
 @pytest.mark.parametrize("name", ["inf", "weighted", "mu", "triangular"])
 def test_lipschitz_constant_of_the_input_map(name):
     condition, phi = CONDITIONS[name], get_activation("relu")
-    for seed in range(10):
+    for seed in range(4):
         A, B = build(name, seed, 6, 0.9), normal(seed + 9, 6, 3)
         constant = condition.lipschitz(condition.certify(A, phi), A, B, phi)
         u = normal(seed + 10, 200, 3)
@@ -355,7 +359,7 @@ def test_lipschitz_constant_is_exact_for_non_negative_linear_systems():
 @pytest.mark.parametrize("name", ["spectral", "monotone"])
 def test_lipschitz_constant_in_the_2_norm(name):
     condition, phi = CONDITIONS[name], get_activation("relu")
-    for seed in range(10):
+    for seed in range(4):
         A, B = build(name, seed, 6, 0.5), normal(seed + 9, 6, 3)
         constant = condition.lipschitz(condition.certify(A, phi), A, B, phi)
         u = normal(seed + 10, 400, 3)
@@ -371,7 +375,7 @@ def test_block_lipschitz_constant():
     constant = CONDITIONS["block"].lipschitz(certificate, A, B, phi)
     u = normal(2, 400, 3)
     x = torch.zeros(400, 4, dtype=torch.float64)
-    for _ in range(500):
+    for _ in range(100):
         x = phi(x @ A.mT + u @ B.mT)
     change = (x[:200] - x[200:]).abs().amax(-1) / (u[:200] - u[200:]).abs().amax(-1)
     assert change.max() <= constant < math.inf

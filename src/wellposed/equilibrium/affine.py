@@ -14,6 +14,7 @@ from torch import Tensor
 
 from wellposed.activations import Activation
 from wellposed.equilibrium.gradient import row_scale
+from wellposed.equilibrium.linear import solve_rows
 from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.map import Map, max_norm
 from wellposed.equilibrium.problem import Method
@@ -222,7 +223,7 @@ def _solve_directly(f: _TransposedMap, method: Method) -> Tensor:
     """Factorises ``I - d M`` for every sample."""
     n = f.slope.shape[1]
     system = torch.eye(n, dtype=f.slope.dtype, device=f.slope.device) - f.slope[:, :, None] * f.factors[0]
-    y = torch.linalg.solve_ex(system, f.offset)[0]
+    y = solve_rows(system, f.offset)
     residual = max_norm(f._linear(y) + f.offset - y)
     status = torch.where(residual.isfinite(), Status.CONVERGED, Status.NONFINITE).to(torch.int8)
     method.note_adjoint(Iterates(y, status, torch.ones_like(status, dtype=torch.int64), residual[:, None]))

@@ -64,8 +64,8 @@ class Anderson(Solver):
     def _jump(self, points: Tensor) -> tuple[Tensor, SolverState]:
         """Extrapolates from the plain points ``(B, memory + 2, n)``."""
         last = points[:, -1]
-        residuals = points.detach().diff(dim=1)  # (B, memory + 1, n)
-        norms = residuals[:, -2:].abs().sum(2)
+        residuals = points.diff(dim=1)  # (B, memory + 1, n)
+        norms = residuals[:, -2:].detach().abs().sum(2)
         rate = norms[:, 1] / norms[:, 0]
         goal = 0.1 * default_tolerance(points.dtype) * last.detach().abs().sum(1)
         hard = (norms[:, 1] * rate**self.patience > goal) & (rate < torch.inf)

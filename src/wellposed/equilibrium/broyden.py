@@ -54,7 +54,7 @@ class Broyden(Solver):
 
 
 def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum left right') vector
-    return torch.einsum("bmn,bmk,bk->bn", left, right, vector) - vector
+    return (left.mT @ (right @ vector[:, :, None]))[:, :, 0] - vector
 
 
 def _update(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor, Tensor]:

@@ -82,13 +82,18 @@ class _Refinement:
         self.inflated = torch.eye(len(M), dtype=M.dtype, device=M.device) - (1 + SLACK) * M
         self.upper = _strict(M)
         self.inverse = None if self.upper is not None else torch.linalg.inv_ex(self.inflated)[0]
+        # Pays for underflow; a triangular system may amplify it by many orders of magnitude.
+        self.floor = 1e-250 if self.upper is None else 1e-304
 
     def __call__(self, error: Tensor) -> Tensor:
         matrix, gain = self.system
-        load = upward(error * gain, 2) + 1e-250
-        candidate = self._solve(load * (1 + SLACK) + SLACK * load.amax(-1, keepdim=True))
-        image = upward(candidate @ matrix.mT + load, matrix.shape[-1] + 2) + 1e-290
-        return torch.where((image <= candidate).all(-1), candidate.amax(-1), math.inf)
+        load = upward(error * gain, 2) + self.floor
+        spread = 0.0 if self.inverse is None else SLACK * load.amax(-1, keepdim=True)
+        candidate = self._solve(load * (1 + SLACK) + spread + self.floor)
+        image = upward(candidate @ matrix.mT + load, matrix.shape[-1] + 2) + self.floor / 2
+        # Where rho(M) > 1 the candidate has negative entries, and M e + r <= e would prove nothing.
+        accepted = ((candidate > 0) & (image <= candidate)).all(-1)
+        return torch.where(accepted, candidate.amax(-1), math.inf)
 
     def _solve(self, load: Tensor) -> Tensor:
         if self.inverse is not None:
@@ -109,7 +114,7 @@ class ErrorBounder:
     The norm bound is gain * |r|, with gain = 1 / (1 - c) for a contraction, r = |x - f(x)| + rounding and
     the weights v of the certificate (traps.md 45), or v max_i (r_i / (v - M v)_i) if smaller. For at most 512
     states or a triangular system it is refined componentwise: a candidate e = (I - M)^-1 r is accepted for a
-    sample only if M e + r <= e holds with outward rounding and r > 0, which proves |x - x*| <= e
+    sample only if e > 0 and M e + r <= e hold with outward rounding and r > 0, which proves |x - x*| <= e
     (traps.md 25). Build it once per matrix; a call is two matrix products.
 
     Example:

@@ -12,6 +12,7 @@ from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.map import Map, max_norm
 from wellposed.equilibrium.problem import Method
 from wellposed.equilibrium.registry import Registry
+from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import InputError, SecondDerivativeError
@@ -75,7 +76,7 @@ class _Attach(torch.autograd.Function):
         (gradient,) = gradients
         with torch.no_grad():
             w = solve_transposed(_vector_jacobian(fx, x), gradient, method)
-        return (_FirstOnly.apply(w, gradient) if needed else w), None, None, None
+        return (_FirstOnly.apply(w, fx) if needed else w), None, None, None
 
 
 def _vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
@@ -116,8 +117,8 @@ class _FirstOnly(torch.autograd.Function):
     """Passes a first derivative on and refuses to be differentiated."""
 
     @staticmethod
-    def forward(ctx: Any, w: Tensor, gradient: Tensor) -> Tensor:
-        return w.clone()
+    def forward(ctx: Any, w: Tensor, fx: Tensor) -> Tensor:
+        return w.clone()  # fx is an input so that a second derivative comes by here
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,11 +156,18 @@ class Phantom(Gradient):
 
 @dataclass(frozen=True)
 class Unrolled(Gradient):
-    """Differentiates through every step; memory grows with the number of steps."""
+    """Differentiates through every step and one more; memory grows with the number of steps.
+
+    The further step matters where a solve ends at once, as from a start that already is the equilibrium.
+    """
 
     def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
         found = method.solve(f, x0)
-        return found.value, found
+        if not torch.is_grad_enabled():
+            return found.value, found
+        fx = f(found.value)
+        sound = (found.status != Status.NONFINITE)[:, None]
+        return torch.where(sound, fx + (found.value - fx).detach(), found.value), found
 
 
 GRADIENTS: Registry[Gradient] = Registry(

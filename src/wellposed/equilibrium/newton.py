@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.krylov import gmres
+from wellposed.equilibrium.linear import gmres, solve_rows
 from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.solver import Solver, SolverState
 from wellposed.errors import InputError
@@ -63,7 +63,7 @@ class Newton(Solver):
         if x.shape[1] <= self.dense:
             with torch.no_grad():
                 system = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) - f.jacobian(x)
-            return torch.linalg.solve_ex(system, r)[0]
+            return solve_rows(system, r)
         if r.requires_grad:
             raise InputError(
                 f"Newton on {x.shape[1]} states uses GMRES, which gradient=Unrolled() cannot differentiate; "

@@ -80,13 +80,21 @@ def rescaling(A: Tensor, kappa: float, *, blocks: int | Sequence[int] | None = N
         found = _verified(A, exponent - _centre(exponent).round(), True)
         if found.norm < kappa:
             return found
+    if depth(M, groups) is not None:
+        raise IllPosedError(
+            f"A is acyclic, but the scales that bring |A|_inf below {kappa:g} spread over more than 2^900; "
+            "split the network or normalise its layers"
+        )
     weights, value = perron_weights(_grouped(M, groups) / kappa)
     exponent = -torch.log2(weights if groups is None else weights[groups])
     if value < 1:
         found = _verified(A, exponent - _centre(exponent), False)
         if found.norm < kappa:
             return found
-    raise IllPosedError(_reason(M, kappa, groups, value))
+    raise IllPosedError(
+        f"no diagonal scaling was found with |D A D^-1|_inf < {kappa:g}: rho(|A|) is bounded by "
+        f"{value * kappa:.6g} and a scaling exists only if it is below {kappa:g}; raise kappa or shrink A"
+    )
 
 
 def apply_rescaling(
@@ -156,18 +164,6 @@ def _verified(A: Tensor, exponent: Tensor, power_of_two: bool) -> Rescaling:
     scaled = _times(A.detach(), found.factors().unsqueeze(-1) * found.factors(-1).unsqueeze(0))
     norm = float(upward(double(scaled).abs().sum(-1), len(A)).amax())
     return replace(found, norm=norm)
-
-
-def _reason(M: Tensor, kappa: float, groups: Tensor | None, value: float) -> str:
-    if depth(M, groups) is not None:
-        return (
-            f"A is acyclic, but the scales that bring |A|_inf below {kappa:g} spread over more than 2^900; "
-            "split the network or normalise its layers"
-        )
-    return (
-        f"no diagonal scaling was found with |D A D^-1|_inf < {kappa:g}: rho(|A|) is bounded by "
-        f"{value * kappa:.6g}, and a scaling exists only if it is below {kappa:g}; raise kappa or shrink A"
-    )
 
 
 def _rescaled_activation(activation: Activation, scale: Rescaling) -> Activation:

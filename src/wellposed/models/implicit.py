@@ -26,6 +26,8 @@ from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.splitting import SplittingMap
 from wellposed.equilibrium.stopping import ErrorBound, Stopping
 from wellposed.errors import InputError
+from wellposed.forms.form import MODEL_BUILDERS, ImplicitForm
+from wellposed.forms.operators import Dense, LowRank, Zero
 from wellposed.models.matrix import StateMatrix, System
 
 EXECUTORS = ("auto", "reference")
@@ -260,12 +262,29 @@ class ImplicitModel(nn.Module):
                     getattr(model, name).copy_(value)
         return model
 
+    def form(self) -> ImplicitForm:
+        """Returns the matrices as a form that evaluates itself."""
+        factors = tuple(factor.detach() for factor in self.state.factors())
+        A = Dense(factors[0]) if len(factors) == 1 else LowRank(*factors)
+        D, bias = (None if value is None else value.detach() for value in (self.D, self.bias))
+        return ImplicitForm(A, self.B.detach(), self.C.detach(), D, bias, self.activation)
+
+    @classmethod
+    def from_form(cls, form: ImplicitForm, **options: Any) -> "ImplicitModel":
+        """Builds a model with the matrices of a form; see `from_matrices`."""
+        A, B, C = (block.to_dense() for block in (form.A, form.B, form.C))
+        D = None if isinstance(form.D, Zero) else form.D.to_dense()
+        return cls.from_matrices(A, B, C, D, bias=form.bias, activation=form.activation, **options)
+
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"state_features={self.state_features}, activation={self.activation.name}, "
             f"condition={self.condition.name}, kappa={self.kappa}"
         )
+
+
+MODEL_BUILDERS.append(ImplicitModel.from_form)
 
 
 def _choose_condition(condition: str | Condition, kappa: float | None, triangular: bool) -> Condition:

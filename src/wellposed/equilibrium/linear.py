@@ -1,9 +1,20 @@
-"""GMRES for a batch of linear systems."""
+"""Batches of small linear systems: factorised, or by GMRES."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+
+def solve_rows(system: Tensor, right: Tensor) -> Tensor:  # (B, n, n), (B, n) -> (B, n)
+    """Solves one dense system a row; rows of singular systems are not finite.
+
+    Example:
+        >>> solve_rows(2 * torch.eye(2)[None], torch.ones(1, 2))
+        tensor([[0.5000, 0.5000]])
+    """
+    wide = torch.promote_types(right.dtype, torch.float32)  # no factorisation in half precision
+    return torch.linalg.solve_ex(system.to(wide), right.to(wide))[0].to(right.dtype)
 
 
 def gmres(product: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Tensor:
@@ -32,10 +43,17 @@ def gmres(product: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Ten
         length = torch.linalg.vector_norm(vector, dim=1)
         hessenberg[:, column + 1, column] = length
         basis.append(_direction(vector, length))
-    target = torch.zeros_like(hessenberg[:, :, :1])
-    target[:, 0, 0] = start
-    weights = torch.linalg.pinv(hessenberg) @ target
-    return (torch.stack(basis[:-1], dim=1) * weights).sum(1)
+    weights = _smallest_residual(hessenberg, start)
+    return (torch.stack(basis[:-1], dim=1) * weights[:, :, None]).sum(1)
+
+
+def _smallest_residual(hessenberg: Tensor, start: Tensor) -> Tensor:  # (B, m)
+    """Minimises ``|start e_1 - H y|``, with a ridge at rounding level for exhausted Krylov spaces."""
+    H = hessenberg.double()
+    gram = H.mT @ H
+    ridge = 4 * torch.finfo(torch.float64).eps * gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    gram = gram + ridge * torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    return torch.linalg.solve_ex(gram, H[:, 0] * start[:, None])[0].to(hessenberg.dtype)
 
 
 def _direction(vector: Tensor, length: Tensor) -> Tensor:

@@ -1,0 +1,144 @@
+"""Saving and loading models: safetensors with the configuration inside."""
+
+import dataclasses
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from wellposed.activations import Activation, get_activation
+from wellposed.equilibrium import anderson, broyden, gradient, newton, picard, stopping
+from wellposed.equilibrium.one_sided import Triangular
+from wellposed.errors import FileFormatError, InputError, unknown_name
+from wellposed.models.implicit import ImplicitModel
+from wellposed.models.matrix import StateMatrix
+
+FORMAT = "wellposed-1"
+_PARTS: dict[str, type] = {
+    part.__name__: part
+    for part in (
+        *(picard.Picard, anderson.Anderson, broyden.Broyden, newton.Newton),
+        *(stopping.Absolute, stopping.Relative, stopping.ErrorBound, stopping.MeanRelative),
+        *(stopping.Steps, stopping.RandomSteps),
+        *(gradient.Implicit, gradient.Phantom, gradient.Unrolled),
+    )
+}
+
+
+def save(model: ImplicitModel, path: str | os.PathLike[str]) -> None:
+    """Writes a model to one safetensors file, atomically.
+
+    Args:
+        model: an `ImplicitModel`; a custom activation must be registered where the file is loaded.
+        path: the file to write.
+    """
+    if not isinstance(model, ImplicitModel):
+        raise InputError(f"save takes an ImplicitModel; received {type(model).__name__}")
+    tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+    metadata = {"format": FORMAT, "config": json.dumps(_configuration(model))}
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata=metadata)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def load(path: str | os.PathLike[str]) -> ImplicitModel:
+    """Reads a model that `save` has written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileFormatError: it is not such a file, or it is damaged.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no model file at {os.fspath(path)!r}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise FileFormatError(f"{os.fspath(path)!r} is not a safetensors file or is damaged: {error}") from error
+    if metadata.get("format") != FORMAT:
+        raise FileFormatError(
+            f"{os.fspath(path)!r} was not written by wellposed.save: its format is {metadata.get('format')!r}, "
+            f"expected {FORMAT!r}"
+        )
+    try:
+        return _build(json.loads(metadata["config"]), tensors)
+    except (KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
+        raise FileFormatError(f"the configuration in {os.fspath(path)!r} does not fit its tensors: {error}") from error
+
+
+def _configuration(model: ImplicitModel) -> dict[str, Any]:
+    condition = model.condition
+    return {
+        "in_features": model.in_features,
+        "out_features": model.out_features,
+        "state_features": model.state_features,
+        "activation": _registered(model.activation),
+        "kappa": model.kappa,
+        "condition": condition.name,
+        "triangle": [condition.lower, condition.diagonal] if isinstance(condition, Triangular) else None,
+        "rank": None if hasattr(model.state, "raw") else model.state.left.shape[1],
+        "feedthrough": model.D is not None,
+        "bias": model.bias is not None,
+        "solver": _encode(model.solver),
+        "stop": _encode(model.stop),
+        "max_steps": model.max_steps,
+        "gradient": _encode(model.gradient),
+        "on_failure": model.on_failure,
+        "executor": model.executor,
+    }
+
+
+def _registered(activation: Activation) -> str:
+    """Returns the name under which an activation can be found again."""
+    if get_activation(activation.name) != activation:
+        raise InputError(f"{activation.name!r} is not the registered activation of that name; register it to save")
+    return activation.name
+
+
+def _encode(part: Any) -> Any:
+    """Writes a solver, rule or gradient as its class name and fields."""
+    if part is None or isinstance(part, str | int | float | bool):
+        return part
+    if type(part).__name__ not in _PARTS:
+        raise InputError(f"cannot save {part!r}: only the library's own solvers, rules and gradients can be saved")
+    fields = {f.name: _encode(getattr(part, f.name)) for f in dataclasses.fields(part)}
+    return {"type": type(part).__name__, **fields}
+
+
+def _decode(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    fields = {name: _decode(value) for name, value in part.items()}
+    name = fields.pop("type")
+    if name not in _PARTS:
+        raise unknown_name("part", name, _PARTS)
+    return _PARTS[name](**fields)
+
+
+def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> ImplicitModel:
+    triangle = config.pop("triangle")
+    options = {name: _decode(value) for name, value in config.items()}
+    condition = options.pop("condition")
+    if triangle is not None:
+        options["triangular"] = True
+    else:
+        options["condition"] = condition
+    model = ImplicitModel(**options)
+    if triangle is not None and any(triangle):
+        rule = Triangular(*triangle)
+        model.state = StateMatrix(model.state_features, model.activation, rule, model.kappa, None)
+    model = model.to(tensors["B"].dtype)
+    model.load_state_dict(tensors)
+    return model

@@ -1,0 +1,64 @@
+"""Turns the arguments of fit() into what the loop needs, or says what is wrong with them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+
+from wellposed.errors import InputError, unknown_name
+from wellposed.models.ensemble import Ensemble
+
+
+def make_optimizer(model: nn.Module, wanted: Optimizer | Callable[[Any], Optimizer] | None) -> Optimizer:
+    """Returns the optimiser itself, or makes one for the parameters."""
+    if isinstance(wanted, Optimizer):
+        return wanted
+    return torch.optim.Adam(model.parameters(), lr=1e-2) if wanted is None else wanted(model.parameters())
+
+
+def make_schedule(optimizer: Optimizer, wanted: Any, epochs: int) -> LRScheduler | None:
+    """Returns the schedule of the learning rate, if one is wanted."""
+    if wanted is None:
+        return None
+    if callable(wanted):
+        return wanted(optimizer)
+    if wanted != "cosine":
+        raise unknown_name("schedule", wanted, ["cosine"])
+    return CosineAnnealingLR(optimizer, epochs)
+
+
+def seeds_of(model: nn.Module, seed: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Returns one seed of the data order for every member.
+
+    Example:
+        >>> seeds_of(Ensemble([nn.Linear(1, 1), nn.Linear(1, 1)]), None)
+        (0, 1)
+        >>> seeds_of(nn.Linear(1, 1), 7)
+        (7,)
+    """
+    own = model.seeds if isinstance(model, Ensemble) else (0,)
+    if seed is None:
+        return own
+    seeds = (seed,) * len(own) if isinstance(seed, int) else tuple(seed)
+    if len(seeds) != len(own):
+        raise InputError(f"seed must be one number or one for each of {len(own)} members; received {len(seeds)}")
+    return seeds
+
+
+def require_sensible(
+    model: nn.Module, numbers: dict[str, float | None], validated: bool, project: bool, per_member: bool
+) -> None:
+    """Raises if an argument is out of range or does not fit the model."""
+    for name, value in numbers.items():
+        if value is not None and not value > 0:
+            raise InputError(f"{name} must be positive; received {value!r}")
+    if numbers["patience"] is not None and not validated:
+        raise InputError("patience watches the validation loss; pass validation=(inputs, targets) with it")
+    target = model.stacked if isinstance(model, Ensemble) else model
+    if project and not hasattr(target, "project_"):
+        raise InputError(f"project=True needs a model with project_(); {type(target).__name__} has none")
+    if per_member and not isinstance(model, Ensemble):
+        raise InputError(f"per_member=True needs an Ensemble; received {type(model).__name__}")

@@ -1,0 +1,77 @@
+"""What a training run leaves behind, and how it can end early."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.monitor import SolveLog
+from wellposed.equilibrium.solution import failed
+from wellposed.errors import WellposedError
+
+_COLUMNS = ("train_loss", "validation_loss", "steps", "failed_share", "seconds")
+
+
+@dataclass
+class History:
+    """Numbers of every epoch: tensors ``(E,)``, or ``(E, M)`` for an Ensemble, whose stopped members are NaN.
+
+    Attributes:
+        train_loss: mean over the samples, while the parameters were changing.
+        validation_loss: after the epoch; NaN without validation data.
+        steps: mean steps to equilibrium of a sample in training; NaN where nothing was solved.
+        failed_share: share of training samples without an equilibrium, forward or backward.
+        seconds: duration of the epoch, validation included, ``(E,)``.
+        best_epoch: epoch, counted from 0, of the parameters that were kept; None without `patience`.
+
+    Example:
+        >>> history = History()
+        >>> history.append(train_loss=torch.tensor(0.5), seconds=torch.tensor(1.0))
+        >>> len(history), float(history.train_loss[-1])
+        (1, 0.5)
+    """
+
+    train_loss: Tensor = field(default_factory=lambda: torch.empty(0))
+    validation_loss: Tensor = field(default_factory=lambda: torch.empty(0))
+    steps: Tensor = field(default_factory=lambda: torch.empty(0))
+    failed_share: Tensor = field(default_factory=lambda: torch.empty(0))
+    seconds: Tensor = field(default_factory=lambda: torch.empty(0))
+    best_epoch: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.train_loss)
+
+    def append(self, **columns: Tensor) -> None:
+        """Adds an epoch; a column that is left out becomes NaN."""
+        nothing = torch.full_like(columns["train_loss"], torch.nan, dtype=torch.float64)
+        for name in _COLUMNS:
+            new = columns.get(name, nothing).to("cpu", torch.float64)[None]
+            setattr(self, name, torch.cat([getattr(self, name), new]) if len(getattr(self, name)) else new)
+
+
+class NonFiniteLossError(WellposedError, RuntimeError):
+    """The loss became NaN or infinite; the model keeps the parameters of the step before."""
+
+
+class Interrupted(KeyboardInterrupt):  # noqa: N818 - like KeyboardInterrupt, it is not an error
+    """Ctrl-C during `fit`; `history` has the epochs that were finished, the model its parameters."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(f"interrupted after {len(history)} epochs")
+        self.history = history
+
+
+def solve_counts(log: SolveLog, shape: torch.Size) -> Tensor:  # (4,) or (4, M)
+    """Sums steps and samples, failures and solves; every member's apart, as their solves are stacked."""
+    return torch.stack(
+        [
+            *_sum([steps for _, steps in log.forward], shape),
+            *_sum([failed(status) for status, _ in log.forward + log.adjoint], shape),
+        ]
+    )
+
+
+def _sum(parts: list[Tensor], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    rows = [part.reshape(*shape, -1).to("cpu", torch.float64) for part in parts]
+    table = torch.cat(rows, dim=-1) if rows else torch.zeros(*shape, 0, dtype=torch.float64)
+    return table.sum(-1), torch.full(shape, float(table.shape[-1]), dtype=torch.float64)

@@ -1,0 +1,113 @@
+"""fit(): the training loop."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from wellposed.equilibrium.monitor import watch
+from wellposed.training.arguments import make_optimizer, make_schedule, require_sensible, seeds_of
+from wellposed.training.batches import Batches, Data
+from wellposed.training.best import Best
+from wellposed.training.history import History, Interrupted, solve_counts
+from wellposed.training.progress import progress_bar
+from wellposed.training.run import Loss, Run, shape_of
+from wellposed.training.team import Team, bare
+
+
+def fit(
+    model: nn.Module,
+    data: Data,
+    loss: Loss,
+    *,
+    epochs: int,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    schedule: Literal["cosine"] | Callable[[Optimizer], LRScheduler] | None = None,
+    batch_size: int | None = 128,
+    validation: Data | None = None,
+    patience: int | None = None,
+    clip: float | None = None,
+    project: bool = False,
+    device: torch.device | str | None = None,
+    autocast: torch.dtype | None = None,
+    seed: int | Sequence[int] | None = None,
+    per_member: bool = False,
+    progress: bool | str = True,
+) -> History:
+    """Trains a module or an Ensemble in place and returns the numbers of every epoch.
+
+    Under torchrun the processes share every batch, with the result of one process that has it all. Ctrl-C
+    raises `Interrupted`, a KeyboardInterrupt that carries the history; the model keeps what it has learnt.
+
+    Args:
+        data, validation: ``(inputs, targets)``, a Dataset of such pairs, or an iterable of batches.
+        loss: maps predictions and targets to the mean over the samples; of an Ensemble, one member's.
+        optimizer: an instance, or a function of the parameters; Adam with lr 1e-2 by default.
+        schedule: ``"cosine"`` (to zero) or a function of the optimizer; it advances once an epoch.
+        patience: epochs without a better validation loss after which the best parameters come back.
+        clip: largest gradient norm, of an Ensemble each member's.
+        project: whether to call ``model.project_()`` after every step.
+        autocast: dtype of the forward pass, e.g. ``torch.bfloat16``.
+        seed: of the data order, or one for each member; 0, or the seeds of the Ensemble, by default.
+        per_member: whether the tensors of data and validation hold one data set for each member, (M, N, ...).
+        progress: whether to show a bar, or its label.
+
+    Example:
+        >>> u = torch.linspace(-1, 1, 64)[:, None]
+        >>> history = fit(nn.Linear(1, 1), (u, 2 * u), nn.functional.mse_loss, epochs=50, progress=False)
+        >>> bool(history.train_loss[-1] < history.train_loss[0])
+        True
+    """
+    team, inner = Team.join(model, device), bare(model)
+    given = {"epochs": epochs, "batch_size": batch_size, "patience": patience, "clip": clip}
+    require_sensible(inner, given, validation is not None, project, per_member)
+    model.to(team.device)
+    optimizer = make_optimizer(inner, optimizer)
+    scaler = torch.amp.GradScaler(team.device.type, enabled=autocast is torch.float16)
+    run = Run(team.wrap(model), loss, optimizer, team, scaler, clip, project, autocast)
+    batches = Batches(data, batch_size, seeds_of(inner, seed), per_member)
+    checks = None if validation is None else Batches(validation, batch_size, (), per_member)
+    label = progress if team.rank == 0 else False
+    with progress_bar(epochs, label) as show:
+        return _train(run, batches, checks, epochs, make_schedule(optimizer, schedule, epochs), patience, show)
+
+
+def _train(
+    run: Run,
+    batches: Batches,
+    checks: Batches | None,
+    epochs: int,
+    schedule: LRScheduler | None,
+    patience: int | None,
+    show: Callable[[History], None],
+) -> History:
+    history, was_training = History(), run.model.training
+    best = Best(bare(run.model), patience, torch.ones(shape_of(run.model), dtype=torch.bool))
+    try:
+        for epoch in range(epochs):
+            began, active = time.perf_counter(), best.active
+            with watch() as log:
+                columns = {"train_loss": run.train(batches, epoch, active)}
+            steps, samples, failures, solves = run.team.sum(solve_counts(log, active.shape))
+            columns |= {"steps": steps / samples, "failed_share": failures / solves}
+            if checks is not None:
+                columns["validation_loss"] = run.evaluate(checks)
+                best.update(epoch, columns["validation_loss"])
+            columns = {name: column.masked_fill(~active, torch.nan) for name, column in columns.items()}
+            history.append(**columns, seconds=torch.tensor(time.perf_counter() - began))
+            show(history)
+            if not best.active.any():
+                break
+            if schedule is not None:
+                schedule.step()
+    except KeyboardInterrupt as stop:
+        raise Interrupted(history) from stop
+    finally:
+        best.restore()
+        history.best_epoch = best.epoch if patience is not None else None
+        run.model.train(was_training)
+    return history

@@ -1,0 +1,54 @@
+"""The progress bar of a training run."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from wellposed.training.history import History
+
+Show = Callable[[History], None]
+
+
+@contextlib.contextmanager
+def progress_bar(epochs: int, progress: bool | str) -> Iterator[Show]:
+    """Shows epochs, loss, steps and failures on stderr, if that is a terminal that can."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not (progress and console.is_interactive),
+    )
+    with bar:
+        task = bar.add_task(progress if isinstance(progress, str) else "training", total=epochs, numbers="")
+        yield lambda history: bar.update(task, completed=len(history), numbers=summary(history))
+
+
+def summary(history: History) -> str:
+    """Says where the latest epoch stands; of an Ensemble the median member.
+
+    Example:
+        >>> import torch
+        >>> history = History()
+        >>> history.append(train_loss=torch.tensor(0.25), steps=torch.tensor(7.0), failed_share=torch.tensor(0.0))
+        >>> summary(history)
+        'loss 0.25, 7.0 steps, 0.0 % not converged'
+    """
+    text = f"loss {_median(history.train_loss):.3g}"
+    validation, steps = _median(history.validation_loss), _median(history.steps)
+    if validation == validation:
+        text += f", validation {validation:.3g}"
+    if steps == steps:
+        share = 100 * float(history.failed_share[-1].nan_to_num().max())
+        text += f", {steps:.1f} steps, {share:.1f} % not converged"
+    return text
+
+
+def _median(column: Tensor) -> float:
+    return float(column[-1].nanmedian())

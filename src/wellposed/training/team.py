@@ -1,0 +1,61 @@
+"""The processes that train together: one, or those that torchrun started."""
+
+import atexit
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process among those that share every batch.
+
+    Example:
+        >>> Team(torch.device("cpu")).sum(torch.tensor(2.0))
+        tensor(2.)
+    """
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, model: nn.Module, device: torch.device | str | None) -> "Team":
+        """Finds the device and, where the environment says WORLD_SIZE > 1, joins the process group."""
+        first = next(model.parameters(), torch.empty(0))
+        wanted = first.device if device is None else torch.device(device)
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls(wanted)
+        if wanted.type == "cuda" and wanted.index is None:
+            wanted = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if not distributed.is_initialized():
+            distributed.init_process_group("nccl" if wanted.type == "cuda" else "gloo")
+            atexit.register(_leave)
+        return cls(wanted, distributed.get_rank(), distributed.get_world_size())
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Makes the backward pass average gradients over the processes."""
+        if self.size == 1 or isinstance(model, DistributedDataParallel):
+            return model
+        return DistributedDataParallel(model)
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Adds up what every process has."""
+        if self.size == 1:
+            return value
+        total = value.detach().to(self.device, copy=True)
+        distributed.all_reduce(total)
+        return total.to(value.device)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """Returns the module inside a DistributedDataParallel."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _leave() -> None:
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -1,0 +1,110 @@
+import pytest
+import torch
+from problems import state_matrix
+
+from wellposed.activations import get_activation
+from wellposed.equilibrium import Anderson, Newton, Picard, Relative, fixed_point
+from wellposed.equilibrium.affine import AffineMap
+from wellposed.equilibrium.loop import iterate
+
+
+def affine_map(n, batch, norm=0.95, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    A = state_matrix("positive", n, norm, generator)
+    scale = 10.0 ** torch.randint(-3, 4, (batch, 1), generator=generator)
+    v = scale * torch.randn(batch, n, dtype=torch.float64, generator=generator)
+    return AffineMap((A,), v, get_activation("relu"))
+
+
+@pytest.mark.parametrize("solver", [Picard(), Anderson(), Newton()], ids=str)
+def test_judging_steps_together_and_dropping_rows_changes_nothing(solver, monkeypatch):
+    f = affine_map(12, 40)
+    monkeypatch.setattr(AffineMap, "bulk", 1 << 30)
+    monkeypatch.setattr(AffineMap, "block", 1)
+    reference = iterate(f, torch.zeros_like(f.v), solver, Relative(1e-9), 2000)
+    monkeypatch.setattr(AffineMap, "bulk", 0)
+    monkeypatch.setattr(AffineMap, "block", 8)
+    found = iterate(f, torch.zeros_like(f.v), solver, Relative(1e-9), 2000)
+    assert len(set(reference.steps.tolist())) > 3
+    assert torch.equal(found.steps, reference.steps) and torch.equal(found.status, reference.status)
+    torch.testing.assert_close(found.value, reference.value, rtol=1e-12, atol=1e-14)
+    width = min(found.residuals.shape[1], reference.residuals.shape[1])
+    torch.testing.assert_close(
+        found.residuals[:, :width], reference.residuals[:, :width], rtol=1e-6, atol=1e-13, equal_nan=True
+    )
+
+
+def test_rows_really_leave_the_computation():
+    sizes = []
+
+    def f(x, rate, u):
+        sizes.append(len(x))
+        return rate * x + u
+
+    rate = torch.tensor([[0.0], [0.1], [0.2], [0.99]], dtype=torch.float64)
+    found = fixed_point(
+        f, torch.zeros_like(rate), rate, torch.ones_like(rate), solver="picard", max_steps=5000
+    )
+    assert sizes[0] == 4 and sizes[-2] == 1  # the last call is the differentiable one
+    torch.testing.assert_close(found.value, 1 / (1 - rate), rtol=1e-7, atol=0)
+
+
+def test_trace_holds_the_residual_of_every_step_and_nan_after():
+    f = affine_map(6, 10)
+    found = iterate(f, torch.zeros_like(f.v), Picard(), Relative(1e-8), 1000)
+    x, row = torch.zeros_like(f.v), 3
+    for k in range(int(found.steps[row])):
+        torch.testing.assert_close(found.residuals[row, k], (f(x) - x)[row].abs().max())
+        x = f(x)
+    assert found.residuals[row, int(found.steps[row]) :].isnan().all()
+    assert torch.equal(found.last_residual, (f(found.value) - found.value).abs().amax(1))
+
+
+def test_picard_converges_at_the_spectral_radius_of_the_linearisation():
+    generator = torch.Generator().manual_seed(3)
+    A = state_matrix("random", 20, 0.99, generator)
+    u = torch.randn(1, 20, dtype=torch.float64, generator=generator)
+    found = fixed_point(
+        lambda x, u: torch.tanh(x @ A.mT + u), torch.zeros_like(u), u, solver="picard", stop=Relative(1e-14)
+    )
+    slope = 1 - found.value.detach()[0] ** 2
+    radius = torch.linalg.eigvals(slope[:, None] * A).abs().max()
+    trace = found.residuals[0]
+    trace = trace[~trace.isnan()]
+    trace = trace[(trace > 1e-12) & (trace < 1e-4)]
+    # complex eigenvalues make single ratios oscillate: fit a line
+    k = torch.arange(len(trace), dtype=torch.float64)
+    slope_fit = ((k - k.mean()) * (trace.log() - trace.log().mean())).sum() / ((k - k.mean()) ** 2).sum()
+    assert abs(float(slope_fit.exp()) - float(radius)) < 0.05 * float(radius)
+
+
+def test_newton_converges_quadratically():
+    found = fixed_point(
+        lambda x, u: torch.tanh(2 * x) * 0.9 + u,
+        torch.full((1, 1), 0.9, dtype=torch.float64),
+        torch.full((1, 1), 0.3, dtype=torch.float64),
+        solver="newton",
+        stop=Relative(1e-15),
+    )
+    trace = found.residuals[0]
+    trace = trace[~trace.isnan()]
+    trace = trace[trace > 1e-13]
+    orders = (trace[2:] / trace[1:-1]).log() / (trace[1:-1] / trace[:-2]).log()
+    assert float(orders[-1]) == pytest.approx(2, abs=0.2)
+
+
+def test_gradient_flows_through_dropped_rows(monkeypatch):
+    rate = torch.tensor([[0.0], [0.1], [0.2], [0.9]], dtype=torch.float64, requires_grad=True)
+    u = torch.ones(4, 1, dtype=torch.float64)
+    for gradient in ("unrolled", "implicit"):
+        found = fixed_point(
+            lambda x, r, u: r * x + u,
+            torch.zeros_like(u),
+            rate,
+            u,
+            solver="picard",
+            gradient=gradient,
+            max_steps=999,
+        )
+        (grad,) = torch.autograd.grad(found.value.sum(), rate)
+        torch.testing.assert_close(grad, 1 / (1 - rate.detach()) ** 2, rtol=1e-6, atol=1e-8)
