@@ -45,7 +45,7 @@ def project_rows_one_sided(W: Tensor, radius: float) -> Tensor:
         tensor([[-5.0000, 4.0000],
                 [ 1.2500, -0.7500]])
     """
-    return _shrink_rows(W, radius, torch.eye(W.shape[-1], dtype=W.dtype, device=W.device))
+    return _shrink_rows(W, radius, torch.eye(W.shape[-1], dtype=torch.bool, device=W.device))
 
 
 def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
@@ -54,7 +54,7 @@ def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
         load, sign = W.abs(), W.sign()  # (..., n, m)
         size = total = load.sum(-1, keepdim=True, dtype=wide)
         if diagonal is not None:
-            load, sign = load + diagonal * (W - load), sign + diagonal * (1 - sign)
+            load, sign = torch.where(diagonal, W, load), sign.masked_fill(diagonal, 1.0)
             total = load.sum(-1, keepdim=True, dtype=wide)
         slack = (W.shape[-1] + 4) * torch.finfo(wide).eps * size
         outside = total + slack > radius
@@ -64,7 +64,7 @@ def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
         target = radius - 4 * slack - 2 * eps * kept
         level = _threshold(load, target, diagonal) * (1 + 2 * eps)
         active = (load - torch.where(outside, level, -torch.inf).to(W.dtype)).sign().clamp(min=0)
-        active = active if diagonal is None else torch.maximum(active, diagonal)
+        active = active if diagonal is None else active.masked_fill(diagonal, 1.0)
         sign, count = sign * active, active.sum(-1, keepdim=True, dtype=wide)
         share = outside * (1 + 2 * eps) / count.clamp(min=1)
     theta = ((W * sign).sum(-1, keepdim=True, dtype=wide) - target) * share
@@ -82,7 +82,7 @@ def _threshold(load: Tensor, radius: Tensor, diagonal: Tensor | None) -> Tensor:
         ordered = _descending(load)
     else:
         first = load.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        rest = _descending(load - diagonal * (load + 1))[..., :-1]
+        rest = _descending(load.masked_fill(diagonal, -1.0))[..., :-1]
         ordered = torch.cat([first, rest], -1)
     rank = torch.arange(1, load.shape[-1] + 1, dtype=radius.dtype, device=load.device)
     return ((ordered.cumsum(-1, dtype=radius.dtype) - radius) / rank).amax(-1, keepdim=True)

@@ -199,6 +199,26 @@ class Steps(Stopping):
 
 
 @dataclass(frozen=True)
+class Settled(Stopping):
+    """Accepts when nothing changes any more, or after `depth` steps, at which it cannot.
+
+    For maps without feedback: each step puts one more layer in place, and `depth` of them all.
+    """
+
+    depth: int
+    stateless = True
+
+    def check(self, step: Step, state: State) -> tuple[Tensor, State]:
+        stacked = step.residual if step.residual.dim() == 2 else step.residual[None]
+        index = step.index + torch.arange(len(stacked), device=stacked.device)[:, None]
+        index = index.expand_as(stacked).reshape(step.residual.shape)
+        return (step.residual == 0) | ((index >= self.depth) & step.residual.isfinite()), state
+
+    def limit(self) -> int:
+        return self.depth + 1
+
+
+@dataclass(frozen=True)
 class RandomSteps(Stopping):
     """Does a number of steps drawn uniformly from ``low..high`` for every sample."""
 

@@ -14,9 +14,11 @@ from wellposed.equilibrium.bounds import AffineBound
 from wellposed.equilibrium.certificate import Certificate
 from wellposed.equilibrium.conditions import certify, get_condition
 from wellposed.equilibrium.fixed_point import fixed_point, require_finite
+from wellposed.equilibrium.picard import Picard
 from wellposed.equilibrium.rescaling import apply_rescaling, rescaling
 from wellposed.equilibrium.rounding import double, reciprocal_gap, upward
 from wellposed.equilibrium.solution import Solution
+from wellposed.equilibrium.stopping import Settled
 from wellposed.errors import InputError, MissingExtraError
 from wellposed.forms.operators import Dense, Operator, Zero, as_operator
 
@@ -97,6 +99,9 @@ class ImplicitForm:
             value = float(sums.max()) * rounding * self.activation.lipschitz()
             if value < 1:
                 return Certificate.of("inf", value, gain=reciprocal_gap(value))
+            triangular = get_condition("triangular").certify(self.A.to_dense(), self.activation)
+            if triangular.holds and triangular.value == 0:
+                return triangular
         return certify(self.A.to_dense(), self.activation)
 
     def _offset(self, flat: Tensor) -> Tensor:  # (B, n)
@@ -107,6 +112,8 @@ class ImplicitForm:
         A, v, damping = self.A, self._offset(flat), 1.0
         condition = get_condition(self._certified.condition)
         if condition.name in ("mu", "monotone", "triangular"):
+            if self._certified.value == 0:  # no feedback
+                options = {"solver": Picard(), "stop": Settled(A.shape[0]), **options}
             system = condition.equivalent(A.to_dense(), self.activation)
             A, v, damping = Dense(system.A), v * system.scale, system.damping
         phi = self.activation.function

@@ -20,11 +20,12 @@ from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.newton import Newton
 from wellposed.equilibrium.one_sided import Triangular
+from wellposed.equilibrium.picard import Picard
 from wellposed.equilibrium.problem import Method, under_transform
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.splitting import SplittingMap
-from wellposed.equilibrium.stopping import ErrorBound, Stopping
+from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
 from wellposed.errors import InputError
 from wellposed.forms.form import MODEL_BUILDERS, ImplicitForm
 from wellposed.forms.operators import Dense, LowRank, Zero
@@ -151,6 +152,9 @@ class ImplicitModel(nn.Module):
         return Solution(value, status, steps, residuals, bound, method.adjoint)
 
     def _method(self) -> Method:
+        if self.solver is None and self.stop is None and self.max_steps is None and self.state.nilpotent:
+            # A small residual would prove little: without a cap, later states may amplify it at will.
+            return make_method(Picard(), Settled(self.state_features), None, self.on_failure)
         return make_method(self.solver, self.stop, self.max_steps, self.on_failure)
 
     def _solve(self, u: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Method]:

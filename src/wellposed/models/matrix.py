@@ -93,6 +93,11 @@ class StateMatrix(nn.Module):
             return System((found.A,), found.scale, found.damping)
         return System(factors)
 
+    @property
+    def nilpotent(self) -> bool:
+        """Whether A is strictly triangular, so that there is no feedback."""
+        return isinstance(self.condition, Triangular) and not self.condition.diagonal
+
     def certificate(self) -> Certificate:
         """Checks the matrix that is evaluated."""
         factors = self.factors()
