@@ -144,6 +144,23 @@ def test_spectral_bounds_are_upper_and_tight(seed, n, scale):
     assert largest - 1e-15 * exact <= symmetric_eigenvalue(A) <= largest + 1e-9 * exact
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.999999])
+def test_spectral_bounds_do_not_trust_the_decomposition(monkeypatch, factor):
+    A = random_matrix(0, 6)
+    norm, largest = np.linalg.norm(A.numpy(), 2), np.linalg.eigvalsh((A + A.T).numpy() / 2)[-1]
+    svd, eigh = torch.linalg.svd, torch.linalg.eigh
+    monkeypatch.setattr(
+        torch.linalg, "svd", lambda M, **k: (svd(M, **k)[0], factor * svd(M, **k)[1], svd(M, **k)[2])
+    )
+    monkeypatch.setattr(torch.linalg, "eigh", lambda M: (factor * eigh(M)[0], eigh(M)[1]))
+    assert float(spectral_norm(A)) >= norm
+    assert symmetric_eigenvalue(A) >= largest
+    monkeypatch.setattr(
+        torch.linalg, "svd", lambda M, **k: (factor * svd(M, **k)[0], svd(M, **k)[1], svd(M, **k)[2])
+    )
+    assert float(spectral_norm(A)) >= norm
+
+
 def test_spectral_norm_of_an_exact_isometry_is_not_below_one():
     for n in (2, 4, 16):
         hadamard = torch.ones(1, 1, dtype=torch.float64)
@@ -386,6 +403,18 @@ def test_equivalent_system_is_differentiable_in_A(name, activation, build):
     system.A.sum().backward()
     assert A.grad is not None
     assert A.grad.isfinite().all()
+
+
+def test_monotone_step_converges_on_the_worst_case():
+    """I - A = m I + skew: a step above 2 m / L^2 diverges."""
+    turn = torch.tensor([[0.0, 3.0], [-3.0, 0.0]], dtype=torch.float64)
+    A = 0.5 * torch.eye(2, dtype=torch.float64) + turn
+    phi = get_activation("identity")
+    system = CONDITIONS["monotone"].equivalent(A, phi)
+    v, x = torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, 2, dtype=torch.float64)
+    for _ in range(2500):
+        x = x @ system.A.mT + system.scale * v
+    assert torch.allclose(x @ (torch.eye(2, dtype=torch.float64) - A).mT, v)
 
 
 def test_monotone_step_contracts_at_the_promised_rate():

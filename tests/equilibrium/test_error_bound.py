@@ -1,6 +1,7 @@
 """Error bounds against solutions of higher precision: never violated, and not useless."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -234,6 +235,19 @@ def test_componentwise_refinement_is_sharp():
     assert x.shape == v.shape
 
 
+def test_refinement_accepts_weakly_coupled_systems():
+    """The inverse is wrong by rounding where the coupling is weak; the candidate must be verified anyway."""
+    A = rows_to(normal(0, 40, 40).abs() ** 20 + 1e-14, 0.999)
+    phi = get_activation("identity")
+    bounder = ErrorBounder(CONDITIONS["inf"].certify(A, phi), A, phi)
+    spikes = torch.eye(40, dtype=torch.float64)
+    exact = torch.linalg.inv(torch.eye(40, dtype=torch.float64) - A).amax(0)
+    refined = bounder.bounds[-1](spikes)
+    assert refined.isfinite().all()
+    assert (refined >= exact * (1 - 1e-12)).all()
+    assert (refined <= exact * 1.01).all()
+
+
 def test_large_systems_use_the_norm_and_large_triangular_ones_are_solved():
     n = 600
     A = rows_to(normal(0, n, n), 0.9)
@@ -305,6 +319,18 @@ def test_map_rounding_against_long_double(name, dtype):
         magnitude = u.double().abs() @ B.double().abs().mT + bias.double().abs()
         bound = map_rounding(A, x, magnitude, phi, n + p + 2).numpy()
         assert (np.abs(computed.double().numpy() - exact) <= bound).all()
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softplus", "gelu", "hardsigmoid"])
+def test_map_rounding_counts_the_activation_itself(name):
+    """With a zero matrix and two terms all rounding is that of phi."""
+    phi = get_activation(name)
+    v = torch.cat([torch.linspace(-1e-3, 1e-3, 4000), torch.linspace(-8, 8, 4000)])[:, None]
+    error = (phi(v).double() - phi(v.double())).abs()
+    bound = map_rounding(torch.zeros(1, 1), torch.zeros_like(v), v.abs(), phi, 1)
+    assert (error <= bound).all()
+    without = map_rounding(torch.zeros(1, 1), torch.zeros_like(v), v.abs(), replace(phi, rounding=0.0), 1)
+    assert (error > without).any()
 
 
 def test_map_rounding_is_infinite_when_the_sum_is_too_long_for_the_dtype():

@@ -159,6 +159,16 @@ def test_powers_of_two_are_impossible_near_the_limit_and_it_is_said():
     assert roomy.power_of_two
 
 
+def test_blocks_without_powers_of_two():
+    A = torch.zeros(4, 4, dtype=torch.float64)
+    A[:2, 2:] = torch.tensor([[2.0, 1.0], [0.1, 0.0]])
+    A[2:, :2] = torch.tensor([[0.01, 0.0], [0.1, 0.2]])
+    found = rescaling(A, 0.95, blocks=2)
+    assert not found.power_of_two
+    assert torch.equal(found.log2[0::2], found.log2[1::2])
+    assert found.norm < 0.95
+
+
 def brute_force(M, kappa, low):
     """The greatest feasible integer exponents by enumeration."""
     best = None

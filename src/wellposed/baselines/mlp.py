@@ -1,6 +1,7 @@
 """The multilayer perceptron."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -34,8 +35,7 @@ class MLP(nn.Module):
         if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
             raise InputError(f"sizes must be at least two positive integers; received {sizes}")
         self.activation = get_activation(activation)
-        widths = zip(sizes[:-1], sizes[1:], strict=True)
-        self.layers = nn.ModuleList(nn.Linear(before, after, bias) for before, after in widths)
+        self.layers = nn.ModuleList(nn.Linear(before, after, bias) for before, after in pairwise(sizes))
 
     def forward(self, u: Tensor) -> Tensor:  # (..., p) -> (..., q)
         """Computes the outputs."""

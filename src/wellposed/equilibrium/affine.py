@@ -4,6 +4,7 @@ A is given by its factors: ``(A,)`` dense or ``(L, R)`` for ``A = L R'``, which 
 dimensions are an ensemble: one matrix per model, ``A (M, n, n)`` with ``v (M, B, n)``.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,8 +18,8 @@ from wellposed.equilibrium.gradient import row_scale
 from wellposed.equilibrium.linear import solve_rows
 from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.map import Map, max_norm
-from wellposed.equilibrium.problem import Method
-from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.problem import Method, eager, under_transform
+from wellposed.equilibrium.solution import Status, failed
 from wellposed.equilibrium.splitting import SplittingMap
 
 Factors = tuple[Tensor, ...]
@@ -125,9 +126,10 @@ class AffineProblem:
     forward: Method
     backward: Method
     damping: float = 1.0
-    direct: int = 0  # states up to which the backward system is factorised
+    direct: int = 0  # states up to which a slow backward system is factorised
     bound: Bound | None = None
     splitting: float | None = None  # step of the operator splitting that solves a monotone system
+    trace: bool = True  # whether residuals are wanted
 
     def solve(self, v: Tensor, x0: Tensor, context: Tensor, factors: Factors) -> Iterates:
         """Solves the forward equation on flat rows."""
@@ -140,7 +142,7 @@ class AffineProblem:
         return replace(found, value=self.activation.function(found.value))
 
 
-@torch.compiler.disable
+@eager
 def affine_equilibrium(problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
     """Solves ``x = phi(Ax + v)`` and returns the state, statuses, steps and residuals.
 
@@ -151,7 +153,9 @@ def affine_equilibrium(problem: AffineProblem, v: Tensor, x0: Tensor, context: T
         context: what `problem.bound` needs, row by row; anything in the shape of `v` without a bound.
         factors: of A.
     """
-    return _Equilibrium.apply(problem, v, x0, context, *factors)
+    if torch.is_grad_enabled() or under_transform():
+        return _Equilibrium.apply(problem, v, x0, context, *factors)
+    return _Equilibrium.forward(problem, v, x0, context, *factors)
 
 
 class _Equilibrium(torch.autograd.Function):
@@ -161,7 +165,8 @@ class _Equilibrium(torch.autograd.Function):
     def forward(problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
         lead, n = v.shape[:-1], v.shape[-1]
         found = problem.solve(v, x0.reshape(-1, n), context, factors)
-        residuals = found.residuals.reshape(*lead, found.residuals.shape[1])
+        residuals = found.residuals if problem.trace else x0.new_zeros(found.status.shape[0], 0)
+        residuals = residuals.reshape(*lead, residuals.shape[1])
         return found.value.reshape(*lead, n), found.status.reshape(lead), found.steps.reshape(lead), residuals
 
     @staticmethod
@@ -194,11 +199,11 @@ class _Transposed(torch.autograd.Function):
         flat, g = slope.reshape(-1, n), gradient.reshape(-1, n)
         scale = row_scale(g)
         f = _TransposedMap(factors, flat, flat * g / scale, problem.damping)
-        if n <= problem.direct and factors[0].dim() == 2 and len(factors) == 1:
-            y = _solve_directly(f, problem.backward)
-        else:
-            y = problem.backward.solve_adjoint(f, torch.zeros_like(flat))
-        return (y * scale).reshape(slope.shape)
+        method = problem.backward
+        small = n <= problem.direct and factors[0].dim() == 2 and len(factors) == 1
+        found = _finish_directly(f, method) if small else method.run(f, torch.zeros_like(flat))
+        method.note_adjoint(found)
+        return (found.value * scale).reshape(slope.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -219,15 +224,29 @@ class _Transposed(torch.autograd.Function):
         return _vmapped(_Transposed, info.batch_size, in_dims[1:], problem, tensors, vectors=2)
 
 
-def _solve_directly(f: _TransposedMap, method: Method) -> Tensor:
-    """Factorises ``I - d M`` for every sample."""
-    n = f.slope.shape[1]
-    system = torch.eye(n, dtype=f.slope.dtype, device=f.slope.device) - f.slope[:, :, None] * f.factors[0]
-    y = solve_rows(system, f.offset)
-    residual = max_norm(f._linear(y) + f.offset - y)
+for _function in (_Equilibrium, _Transposed):
+    # Function.apply looks the signature up at every call, which costs as much as several steps.
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
+
+
+EASY = 16  # steps after which factorising a small system is cheaper than iterating on
+
+
+def _finish_directly(f: _TransposedMap, method: Method) -> Iterates:
+    """Iterates a few steps and factorises ``I - d M`` for the samples that need more."""
+    found = replace(method, max_steps=min(EASY, method.max_steps)).run(f, torch.zeros_like(f.slope))
+    rest = failed(found.status)
+    if not bool(rest.any()):
+        return found
+    slope, offset = f.slope[rest], f.offset[rest]
+    identity = torch.eye(slope.shape[1], dtype=slope.dtype, device=slope.device)
+    y = solve_rows(identity - slope[:, :, None] * f.factors[0], offset)
+    value = found.value.masked_scatter(rest[:, None], y)
+    residual = max_norm(f(value) - value)
     status = torch.where(residual.isfinite(), Status.CONVERGED, Status.NONFINITE).to(torch.int8)
-    method.note_adjoint(Iterates(y, status, torch.ones_like(status, dtype=torch.int64), residual[:, None]))
-    return y
+    status = torch.where(rest, status, found.status)
+    trace = found.residuals.scatter(1, (found.steps - 1)[:, None], residual[:, None])
+    return Iterates(value, status, found.steps, lambda: trace)
 
 
 def _vmapped(function: Any, size: int, in_dims: tuple, problem: AffineProblem, tensors: tuple, vectors: int) -> Any:

@@ -36,7 +36,7 @@ class Anderson(Solver):
     memory: int = 5
     damping: float = 1.0
     worth: float = 2.0
-    patience: float = 8.0
+    patience: float = 12.0
     ridge: float | None = None
 
     block = 8
@@ -68,7 +68,7 @@ class Anderson(Solver):
         norms = residuals[:, -2:].detach().abs().sum(2)
         rate = norms[:, 1] / norms[:, 0]
         goal = 0.1 * default_tolerance(points.dtype) * last.detach().abs().sum(1)
-        hard = (norms[:, 1] * rate**self.patience > goal) & (rate < torch.inf)
+        hard = norms[:, 1] * rate.clamp_max(1) ** self.patience > goal
         if not torch.compiler.is_compiling() and not bool(hard.any()):
             return last, ()
         target = rate.clamp_max(1) ** self.worth * norms[:, 1]

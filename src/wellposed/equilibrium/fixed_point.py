@@ -13,7 +13,7 @@ from wellposed.equilibrium.map import FunctionMap, Map
 from wellposed.equilibrium.newton import Newton
 from wellposed.equilibrium.packing import Packing, State
 from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.problem import Method, under_transform
+from wellposed.equilibrium.problem import Method, eager, under_transform
 from wellposed.equilibrium.registry import Registry
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solver import Solver
@@ -74,7 +74,7 @@ def _check_inputs(inputs: tuple[Tensor, ...], batch: int) -> None:
             require_finite(f"input {place}", value)
 
 
-@torch.compiler.disable
+@eager
 def fixed_point(
     f: Callable[..., State] | Map,
     x0: State,

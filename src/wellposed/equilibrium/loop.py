@@ -1,7 +1,9 @@
 """The only loop: evaluate, measure, stop, drop finished rows, step."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,7 +24,12 @@ class Iterates:
     value: Tensor  # (B, n)
     status: Tensor  # (B,)
     steps: Tensor  # (B,)
-    residuals: Tensor  # (B, K)
+    trace: Callable[[], Tensor]
+
+    @cached_property
+    def residuals(self) -> Tensor:  # (B, K)
+        """The residual of every step, NaN after a sample has finished; assembled when asked for."""
+        return self.trace()
 
     @property
     def last_residual(self) -> Tensor:  # (B,)
@@ -192,12 +199,12 @@ def iterate(
     """
     board = _Board(x)
     if x.shape[0] == 0:
-        return Iterates(x, board.status, board.steps, x.new_zeros(0, 0))
+        return Iterates(x, board.status, board.steps, lambda: x.new_zeros(0, 0))
     accepted = Status.CONVERGED if stop.certifies else Status.STEPS_DONE
     work = _Work(f, x, solver.init(x), stop.begin(x), torch.zeros_like(board.rows, dtype=torch.bool))
     index, largest = 0, 1 if masked else min(f.block, solver.block)
     while index < max_steps:
-        size = min(largest, PERIOD // 2 if index < 2 * PERIOD else PERIOD, max_steps - index)
+        size = min(largest, PERIOD // 2 if index == PERIOD else PERIOD, PERIOD - index % PERIOD, max_steps - index)
         block, last = work.advance(solver, stop, index, size, masked)
         board.add(block)
         index += size
@@ -213,7 +220,9 @@ def iterate(
             board.write(accepted)
         if thin and work.narrow():
             board.narrow()
-    grown = last.residual > 1e3 * board.segments[0][1][0][0][board.rows]
-    ending = torch.where(grown, Status.DIVERGED, Status.MAX_STEPS)
-    board.close(torch.ones_like(work.finished), block, ending, accepted)
-    return Iterates(board.value, board.status, board.steps, board.trace())
+    board.write(accepted)
+    if left > 0:
+        grown = last.residual > 1e3 * board.segments[0][1][0][0][board.rows]
+        ending = torch.where(grown, Status.DIVERGED, Status.MAX_STEPS)
+        board.close(torch.ones_like(work.finished), block, ending, accepted)
+    return Iterates(board.value, board.status, board.steps, board.trace)

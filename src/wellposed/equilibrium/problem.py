@@ -1,6 +1,9 @@
 """A fixed-point problem: the map, where to start, and how to solve it."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,7 +12,7 @@ from wellposed.equilibrium.failure import OnFailure, report
 from wellposed.equilibrium.loop import Iterates, iterate
 from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.monitor import SolveLog, active_logs
-from wellposed.equilibrium.solution import Adjoint, Solution
+from wellposed.equilibrium.solution import Adjoint
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
 
@@ -38,18 +41,37 @@ class Method:
             report(found, self.on_failure, solve="equilibrium", max_steps=self.max_steps)
         return found
 
+    def run(self, f: Map, x0: Tensor) -> Iterates:
+        """Solves an equation and says nothing about it."""
+        return iterate(f, x0, self.solver, self.stop, self.max_steps)
+
     def solve_adjoint(self, f: Map, x0: Tensor) -> Tensor:
         """Solves the equation of the backward pass and leaves a report."""
-        found = iterate(f, x0, self.solver, self.stop, self.max_steps)
+        found = self.run(f, x0)
         self.note_adjoint(found)
         return found.value
 
     def note_adjoint(self, found: Iterates) -> None:
         """Records how a backward solve went and applies the failure policy."""
-        self.adjoint.solution = Solution(found.value, found.status, found.steps, found.residuals)
+        self.adjoint.iterates = found
         for log in self.logs:
             log.adjoint.append((found.status, found.steps))
         report(found, self.on_failure, solve="adjoint solve", max_steps=self.max_steps)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def eager(function: Callable[P, R]) -> Callable[P, R]:
+    """Keeps a function out of compiled graphs; outside of them it costs nothing, unlike the plain decorator."""
+    apart = torch.compiler.disable(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return apart(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+
+    return call
 
 
 def under_transform() -> bool:

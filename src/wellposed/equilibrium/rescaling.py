@@ -150,7 +150,8 @@ def _grouped(M: Tensor, groups: Tensor | None) -> Tensor:
         return M
     count = int(groups[-1]) + 1
     sums = upward(M.new_zeros(len(M), count).index_add(1, groups, M), len(M))
-    return M.new_zeros(count, count).index_reduce(0, groups, sums, "amax")
+    index = groups.unsqueeze(-1).expand_as(sums)
+    return M.new_zeros(count, count).scatter_reduce(0, index, sums, "amax")
 
 
 def _centre(exponent: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,9 +59,15 @@ def last_residual(residuals: Tensor, steps: Tensor) -> Tensor:  # (B,), from (B,
 
 @dataclass
 class Adjoint:
-    """Holds the solution of the latest backward solve; `solution` is None before `backward()`."""
+    """Holds what the latest backward solve found; nothing before `backward()`."""
 
-    solution: "Solution | None" = None
+    iterates: Any = None  # of the loop, which imports this module
+
+    @property
+    def solution(self) -> "Solution | None":
+        """The backward solve as a solution."""
+        found = self.iterates
+        return None if found is None else Solution(found.value, found.status, found.steps, found.residuals)
 
 
 @dataclass(frozen=True)

@@ -193,4 +193,8 @@ def _alike(a: Any, b: Any) -> bool:
     with contextlib.suppress(RuntimeError, ValueError):  # tensors inside have no single truth value
         if bool(a == b):
             return True
-    return hasattr(a, "__dict__") and _alike(a.__reduce_ex__(4)[1:3], b.__reduce_ex__(4)[1:3])
+    return (
+        hasattr(a, "__dict__")
+        and hasattr(b, "__dict__")
+        and _alike(a.__reduce_ex__(4)[1:3], b.__reduce_ex__(4)[1:3])
+    )

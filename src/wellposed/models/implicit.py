@@ -130,7 +130,7 @@ class ImplicitModel(nn.Module):
         """Computes the outputs."""
         self._check(u)
         flat = u.reshape(-1, self.in_features)
-        x = self._solve(flat, None)[0]
+        x = self._solve(flat, None, trace=False)[0]
         y = F.linear(x, self.C)
         if self.D is not None:
             y = y + F.linear(flat, self.D)
@@ -146,7 +146,7 @@ class ImplicitModel(nn.Module):
             raise InputError(f"x0 must have the shape {shape}; received {tuple(x0.shape)}")
         if x0 is not None:
             require_finite("x0", x0)
-        value, status, steps, residuals, method = self._solve(u, x0)
+        value, status, steps, residuals, method = self._solve(u, x0, trace=True)
         final, inputs = value.detach(), u.detach()
         bound = lambda: self._bound()(final, self._context(inputs))  # noqa: E731
         return Solution(value, status, steps, residuals, bound, method.adjoint)
@@ -157,7 +157,7 @@ class ImplicitModel(nn.Module):
             return make_method(Picard(), Settled(self.state_features), None, self.on_failure)
         return make_method(self.solver, self.stop, self.max_steps, self.on_failure)
 
-    def _solve(self, u: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Method]:
+    def _solve(self, u: Tensor, x0: Tensor | None, *, trace: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Method]:
         with torch.autocast(u.device.type, enabled=False):
             u = u.to(self.B.dtype)
             system, method = self.state.system(), self._method()
@@ -169,7 +169,7 @@ class ImplicitModel(nn.Module):
             if isinstance(method.stop, ErrorBound):
                 bound, context = self._bound(), self._context(u.detach())
             if isinstance(self.gradient, Implicit) and self.activation.componentwise:
-                problem = self._problem(system, method, self.gradient, bound)
+                problem = replace(self._problem(system, method, self.gradient, bound), trace=trace)
                 return (*affine_equilibrium(problem, v, start, context, *system.factors), method)
             return (*self._solve_generally(system, method, v, start, bound, context), method)
 

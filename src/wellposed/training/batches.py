@@ -57,7 +57,7 @@ class Batches:
         if isinstance(data, IterableDataset):
             data = DataLoader(data, batch_size)
         if isinstance(data, TensorDataset) and len(data.tensors) == 2:
-            data = data.tensors  # type: ignore[assignment]
+            data = data.tensors
         self.data: Any = data
         self.tensors = isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data)
         self.indexed = self.tensors or isinstance(data, Dataset)

@@ -53,7 +53,7 @@ class NonFiniteLossError(WellposedError, RuntimeError):
     """The loss became NaN or infinite; the model keeps the parameters of the step before."""
 
 
-class Interrupted(KeyboardInterrupt):  # noqa: N818 - like KeyboardInterrupt, it is not an error
+class Interrupted(KeyboardInterrupt):
     """Ctrl-C during `fit`; `history` has the epochs that were finished, the model its parameters."""
 
     def __init__(self, history: History) -> None:

@@ -36,7 +36,8 @@ def summary(history: History) -> str:
     Example:
         >>> import torch
         >>> history = History()
-        >>> history.append(train_loss=torch.tensor(0.25), steps=torch.tensor(7.0), failed_share=torch.tensor(0.0))
+        >>> loss, steps, share = torch.tensor([0.25, 7.0, 0.0])
+        >>> history.append(train_loss=loss, steps=steps, failed_share=share)
         >>> summary(history)
         'loss 0.25, 7.0 steps, 0.0 % not converged'
     """

@@ -29,7 +29,7 @@ class Team:
         wanted = first.device if device is None else torch.device(device)
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls(wanted)
-        if wanted.type == "cuda" and wanted.index is None:
+        if wanted == torch.device("cuda"):
             wanted = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         if not distributed.is_initialized():
             distributed.init_process_group("nccl" if wanted.type == "cuda" else "gloo")

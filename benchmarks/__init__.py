@@ -1,0 +1,1 @@
+"""Benchmarks: ratios measured in one run, with a table and a JSON file."""

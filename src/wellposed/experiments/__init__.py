@@ -1,0 +1,1 @@
+"""Runs, their records, and reports made from the records."""
