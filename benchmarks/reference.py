@@ -56,7 +56,13 @@ def measure(family: str, norm: float, n: int, batch: int) -> list[dict[str, obje
     both = best_times({name: lambda m=model: forward_backward(m) for name, model in models.items()})
     problem = {"family": family, "norm": norm, "n": n, "batch": batch}
     return [
-        {**problem, "library": name, "forward_ms": 1e3 * forward[name], "both_ms": 1e3 * both[name], "error": errors[name]}
+        {
+            **problem,
+            "library": name,
+            "forward_ms": 1e3 * forward[name],
+            "both_ms": 1e3 * both[name],
+            "error": errors[name],
+        }
         for name in models
     ]
 
@@ -64,12 +70,24 @@ def measure(family: str, norm: float, n: int, batch: int) -> list[dict[str, obje
 def show(rows: list[dict[str, object]]) -> None:
     """Prints times and ratios."""
     table = Table(title="forward / forward+backward, ms; one thread, float32, |step| <= 3e-6")
-    for column in ("problem", "n, batch", "wellposed", "torchidl", "torchdeq", "vs torchidl", "vs torchdeq", "output error"):
+    for column in (
+        "problem",
+        "n, batch",
+        "wellposed",
+        "torchidl",
+        "torchdeq",
+        "vs torchidl",
+        "vs torchdeq",
+        "output error",
+    ):
         table.add_column(column, justify="right")
     for start in range(0, len(rows), 3):
         mine, idl, deq = rows[start : start + 3]
         cells = [f"{r['forward_ms']:.2f} / {r['both_ms']:.2f}" for r in (mine, idl, deq)]
-        ratios = [f"{r['forward_ms'] / mine['forward_ms']:.1f}x / {r['both_ms'] / mine['both_ms']:.1f}x" for r in (idl, deq)]
+        ratios = [
+            f"{r['forward_ms'] / mine['forward_ms']:.1f}x / {r['both_ms'] / mine['both_ms']:.1f}x"
+            for r in (idl, deq)
+        ]
         errors = " ".join(f"{r['error']:.0e}" for r in (mine, idl, deq))
         table.add_row(f"{mine['family']} {mine['norm']}", f"{mine['n']}, {mine['batch']}", *cells, *ratios, errors)
     Console(width=150).print(table)

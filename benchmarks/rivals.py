@@ -17,7 +17,9 @@ def torchidl_model(A: Tensor, B: Tensor, C: Tensor) -> nn.Module:
     """Returns torchidl's ImplicitModel with the given matrices and its own solver."""
     import torchidl
 
-    model = torchidl.ImplicitModel(B.shape[1], C.shape[0], A.shape[0], no_D=True, mitr=3000, grad_mitr=3000, kappa=0.9999)
+    model = torchidl.ImplicitModel(
+        B.shape[1], C.shape[0], A.shape[0], no_D=True, mitr=3000, grad_mitr=3000, kappa=0.9999
+    )
     with torch.no_grad():
         model.A.copy_(A)
         model.B.copy_(B)

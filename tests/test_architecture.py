@@ -92,9 +92,7 @@ def cycle_of(files: dict[Path, str]) -> list[str]:
     graph = {}
     for module, path in modules.items():
         names = [name for name, _ in imports(ast.parse(files[path]), path)]
-        graph[module] = {n if n in modules else n.rpartition(".")[0] for n in names} & modules.keys() - {
-            module
-        }
+        graph[module] = {n if n in modules else n.rpartition(".")[0] for n in names} & modules.keys() - {module}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:

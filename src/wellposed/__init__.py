@@ -122,9 +122,7 @@ if not TYPE_CHECKING:  # a visible __getattr__ would hide misspelt names from ty
         if name not in _HOME:
             raise AttributeError(f"module 'wellposed' has no attribute {name!r}")
         home = _HOME[name]
-        value = (
-            import_module(f"wellposed.{name}") if home == "wellposed" else getattr(import_module(home), name)
-        )
+        value = import_module(f"wellposed.{name}") if home == "wellposed" else getattr(import_module(home), name)
         globals()[name] = value
         return value
 

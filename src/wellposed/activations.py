@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import InputError, unknown_name
+from wellposed.errors import InputError, unknown_name
 
 Map = Callable[[Tensor], Tensor]
 NORMS = ("1", "2", "inf")
@@ -21,7 +21,7 @@ class Activation:
     """Describes phi in x = phi(Ax + Bu) as a BLIP map.
 
     Blockwise Lipschitz: |phi_l(a) - phi_l(b)|_p <= gamma_p |a - b|_p on every block l
-    (003_23c600070b688998, Definition 1); a componentwise map has blocks of one entry.
+    (003, Definition 1); a componentwise map has blocks of one entry.
 
     Arguments:
         function: phi, applied along the last dimension.
@@ -111,9 +111,7 @@ def block_view(z: Tensor, size: int) -> Tensor:
     """
     width = size or z.shape[-1]
     if z.shape[-1] % width:
-        raise InputError(
-            f"a map on blocks of {width} got {z.shape[-1]} entries; pad to a multiple of {width}"
-        )
+        raise InputError(f"a map on blocks of {width} got {z.shape[-1]} entries; pad to a multiple of {width}")
     return z.reshape(*z.shape[:-1], -1, width)
 
 
@@ -132,7 +130,7 @@ def leaky_relu(slope: float = 0.01) -> Activation:
 def max_pool(size: int) -> Activation:
     """Builds the pooling map: the first entry of each block carries its maximum, the rest is zero.
 
-    1-Lipschitz and not componentwise; the padded zeros of 003_23c600070b688998 (section 2.5) are dead states.
+    1-Lipschitz and not componentwise; the padded zeros of 003 (section 2.5) are dead states.
 
     Example:
         >>> max_pool(2)(torch.tensor([1.0, 3.0, -2.0, -5.0]))
@@ -367,9 +365,7 @@ def _check_flags(activation: Activation, z: Tensor) -> None:
         _blame(activation, "derivative", gap, expected, z, z)
 
 
-def _blame(
-    activation: Activation, claim: str, excess: Tensor, quotient: Tensor, a: Tensor, b: Tensor
-) -> None:
+def _blame(activation: Activation, claim: str, excess: Tensor, quotient: Tensor, a: Tensor, b: Tensor) -> None:
     excess = torch.nan_to_num(excess, nan=-1.0)
     if excess.max() > 0:
         worst = int(excess.argmax())

@@ -47,11 +47,8 @@ def demo(out: Path, seeds: int, epochs: int, quiet: bool, as_json: bool) -> None
     place = out / "demo.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        place.touch()
     except OSError as error:
-        raise click.ClickException(
-            f"cannot write {place} ({error.strerror}); choose another --out"
-        ) from error
+        raise click.ClickException(f"cannot make {out} ({error.strerror}); choose another --out") from error
     result = run_demo(DemoConfig(seeds=seeds, epochs=epochs), progress=not quiet)
     place.write_text(page(result), encoding="utf-8")
     if as_json:
@@ -69,6 +66,7 @@ def _show(result: DemoResult) -> None:
     if not console.is_terminal:
         console.width = 120
     console.print(table(result))
+    console.print()
     for sentence in FINDING:
         console.print(sentence)
     console.print("\nCertificates of the implicit models:")

@@ -71,7 +71,11 @@ def test_non_leaf_inputs_captured_parameters_and_two_forwards(leaves):
         for scale in (1.0, 0.3):
             hidden = torch.sin(scale * u)
             x = fixed_point(
-                lambda x, h: torch.tanh(layer(x) + h), torch.zeros_like(hidden), hidden, gradient=gradient, **TIGHT
+                lambda x, h: torch.tanh(layer(x) + h),
+                torch.zeros_like(hidden),
+                hidden,
+                gradient=gradient,
+                **TIGHT,
             ).value
             total = total + (x**2).sum()
         return torch.autograd.grad(total, [u, *layer.parameters()])

@@ -90,7 +90,12 @@ def test_stagnation_at_rounding_level_is_its_own_status(solver, recwarn):
     A = state_matrix("random", 30, 0.9, torch.Generator().manual_seed(0), torch.float32)
     u = 1e4 * torch.randn(20, 30, generator=torch.Generator().manual_seed(1))
     found = fixed_point(
-        lambda x, u: torch.relu(x @ A.mT + u), torch.zeros_like(u), u, solver=solver, stop=Absolute(0.0), max_steps=300
+        lambda x, u: torch.relu(x @ A.mT + u),
+        torch.zeros_like(u),
+        u,
+        solver=solver,
+        stop=Absolute(0.0),
+        max_steps=300,
     )
     assert not found.failed.any()
     assert int(found.steps.max()) < 150

@@ -25,9 +25,7 @@ def system():
     generator = torch.Generator().manual_seed(0)
     A = state_matrix("random", 5, 0.8, generator).requires_grad_()
     v = torch.randn(4, 5, dtype=torch.float64, generator=generator, requires_grad=True)
-    L, R = (
-        torch.randn(5, 2, dtype=torch.float64, generator=generator).mul(0.3).requires_grad_() for _ in "LR"
-    )
+    L, R = (torch.randn(5, 2, dtype=torch.float64, generator=generator).mul(0.3).requires_grad_() for _ in "LR")
     return A, v, L, R
 
 

@@ -60,7 +60,7 @@ def test_inf_value_bounds_the_exact_row_sum(seed, n, single):
 
 
 def test_rows_that_sum_to_one_are_refused():
-    """x = relu(x + b) with b > 0 has no solution (traps.md 12)."""
+    """x = relu(x + b) with b > 0 has no solution."""
     A = torch.full((4, 4), 0.25)
     for name in ("inf", "weighted", "mu", "spectral", "monotone"):
         assert not CONDITIONS[name].certify(A, RELU).holds
@@ -341,9 +341,7 @@ def test_parametrisation_gradient_vmap_and_identity(name, activation):
 
 def test_weighted_gradient_in_the_weights():
     raw, omega = random_matrix(4, 4).requires_grad_(), random_matrix(5, 4)[0].requires_grad_()
-    assert gradcheck(
-        lambda raw, omega: CONDITIONS["weighted"].parametrise(raw, 0.9, RELU, omega), (raw, omega)
-    )
+    assert gradcheck(lambda raw, omega: CONDITIONS["weighted"].parametrise(raw, 0.9, RELU, omega), (raw, omega))
 
 
 def test_triangular_without_cap_is_the_strict_part():

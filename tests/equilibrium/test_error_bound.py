@@ -50,10 +50,7 @@ def build(name, seed, n, factor):
         skew = A - A.mT
         return skew / torch.linalg.matrix_norm(skew, 2) + factor * torch.eye(n, dtype=A.dtype)
     if name == "triangular":
-        return (
-            A.triu(1)
-            + (factor * torch.rand(n, generator=torch.Generator().manual_seed(seed))).double().diag()
-        )
+        return A.triu(1) + (factor * torch.rand(n, generator=torch.Generator().manual_seed(seed))).double().diag()
     raise KeyError(name)
 
 
@@ -144,9 +141,7 @@ def test_bound_holds_on_many_small_systems_at_any_state(seed):
     system = CONDITIONS[name].equivalent(A.double(), phi)
     exact = torch.zeros(64, n, dtype=torch.float64)
     for _ in range(1500):
-        new = (1 - system.damping) * exact + system.damping * phi(
-            exact @ system.A.mT + system.scale * v.double()
-        )
+        new = (1 - system.damping) * exact + system.damping * phi(exact @ system.A.mT + system.scale * v.double())
         if torch.equal(new, exact):
             break
         exact = new
@@ -158,7 +153,7 @@ def test_bound_holds_on_many_small_systems_at_any_state(seed):
 
 
 def test_rounding_is_what_makes_the_bound_sound():
-    """Without the rounding of the map the bound is violated (traps.md 45)."""
+    """Without the rounding of the map the bound is violated."""
     violated = 0
     for seed in range(8):
         A = rows_to(normal(seed, 20, 20), 0.99).float()
@@ -268,9 +263,7 @@ def test_large_systems_use_the_norm_and_large_triangular_ones_are_solved():
 
 def test_zero_residual_of_a_triangular_system_has_a_finite_bound():
     A = torch.ones(5, 5).triu(1)
-    bounder = ErrorBounder(
-        CONDITIONS["triangular"].certify(A, get_activation("relu")), A, get_activation("relu")
-    )
+    bounder = ErrorBounder(CONDITIONS["triangular"].certify(A, get_activation("relu")), A, get_activation("relu"))
     assert float(bounder(torch.zeros(1, 5), torch.zeros(1, 5))) < 1e-200
 
 

@@ -42,9 +42,7 @@ def test_rows_really_leave_the_computation():
         return rate * x + u
 
     rate = torch.tensor([[0.0], [0.1], [0.2], [0.99]], dtype=torch.float64)
-    found = fixed_point(
-        f, torch.zeros_like(rate), rate, torch.ones_like(rate), solver="picard", max_steps=5000
-    )
+    found = fixed_point(f, torch.zeros_like(rate), rate, torch.ones_like(rate), solver="picard", max_steps=5000)
     assert sizes[0] == 4 and sizes[-2] == 1  # the last call is the differentiable one
     torch.testing.assert_close(found.value, 1 / (1 - rate), rtol=1e-7, atol=0)
 

@@ -200,9 +200,7 @@ def orthogonal(seed, n):
 def test_gradient_at_repeated_values(project, spectrum):
     """Against central differences of the clip itself, which is smooth there."""
     right = orthogonal(10, 5) if project is clip_singular_values else orthogonal(9, 5)
-    W = (
-        orthogonal(9, 5) @ torch.diag(torch.tensor(spectrum, dtype=torch.float64)) @ right.T
-    ).requires_grad_()
+    W = (orthogonal(9, 5) @ torch.diag(torch.tensor(spectrum, dtype=torch.float64)) @ right.T).requires_grad_()
     assert gradcheck(lambda W: project(W, 1.0), W, atol=1e-6)
 
 

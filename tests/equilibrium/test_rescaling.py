@@ -18,9 +18,7 @@ def normal(seed, *shape, dtype=torch.float64):
 
 def network(layers, width, inputs=3, outputs=2, gain=1.0, seed=0):
     """x_1 = phi(W_0 u), x_{l+1} = phi(W_l x_l), y = W_L x_L with state (x_L, ..., x_1), in float32."""
-    weights = [
-        gain * math.sqrt(2 / width) * normal(seed + layer, width, width).float() for layer in range(layers)
-    ]
+    weights = [gain * math.sqrt(2 / width) * normal(seed + layer, width, width).float() for layer in range(layers)]
     weights[0] = normal(seed + 100, width, inputs).float()
     n = layers * width
     A, B, C = torch.zeros(n, n), torch.zeros(n, inputs), torch.zeros(outputs, n)
@@ -71,7 +69,7 @@ def test_layer_by_layer_evaluation_is_the_same_network():
 
 
 def test_a_plain_solve_is_not_enough_in_float32():
-    """v = (I - |A|)^-1 1 gives norm >= 1 in float32 already at a moderate depth (traps.md 11)."""
+    """v = (I - |A|)^-1 1 gives norm >= 1 in float32 already at a moderate depth."""
     A, *_ = network(50, 8)
     v = torch.linalg.solve(torch.eye(len(A)) - A.abs(), torch.ones(len(A)))
     assert not (A.abs() * v / v[:, None]).sum(-1).max() < 1
@@ -107,9 +105,7 @@ def test_rescaled_activation_has_the_constants_it_declares():
     single = Rescaling(torch.full((16,), -3.0), True, 0.0)
     assert phi.rounding == get_activation("tanh").rounding
     softmax = get_activation("softmax")
-    carried = apply_rescaling(
-        torch.zeros(16, 16), torch.eye(16), torch.eye(16), None, single, softmax
-    ).activation
+    carried = apply_rescaling(torch.zeros(16, 16), torch.eye(16), torch.eye(16), None, single, softmax).activation
     z = normal(1, 5, 16)
     assert torch.allclose(carried(z), softmax(8 * z) / 8)
     steepest = phi.slope_at(normal(2, 1000, 16)).max()

@@ -66,9 +66,7 @@ def test_random_steps_are_drawn_per_sample_and_reproducible():
     u = torch.ones(200, 1)
     stop = RandomSteps(3, 9)
     runs = [
-        fixed_point(
-            halve, torch.zeros_like(u), u, stop=stop, generator=torch.Generator().manual_seed(5)
-        ).steps
+        fixed_point(halve, torch.zeros_like(u), u, stop=stop, generator=torch.Generator().manual_seed(5)).steps
         for _ in range(2)
     ]
     assert torch.equal(*runs)

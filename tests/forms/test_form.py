@@ -27,7 +27,9 @@ def test_operators_agree_with_their_dense_matrix(kind):
         operator @ torch.zeros(5, 4, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": True}, {"rank": 3}, {"activation": "tanh"}, {"feedthrough": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": True}, {"rank": 3}, {"activation": "tanh"}, {"feedthrough": False}]
+)
 def test_form_of_a_model_and_back(options):
     model = ImplicitModel(3, 2, 8, stop=Relative(1e-12), **options).double()
     u = torch.randn(6, 3, dtype=torch.float64)

@@ -220,7 +220,7 @@ def test_from_matrices_keeps_every_bit():
 
 def test_from_matrices_refuses_what_it_cannot_certify():
     eye = torch.eye(2)
-    with pytest.raises(IllPosedError, match="inf: 1.5 >= 1 fails"):
+    with pytest.raises(IllPosedError, match=r"inf: 1\.5 >= 1 fails"):
         ImplicitModel.from_matrices(torch.tensor([[1.2, 0.3], [0.4, 1.1]]), eye, eye)
     with pytest.raises(IllPosedError, match="needs kappa of at least"):
         ImplicitModel.from_matrices(0.9 * eye, eye, eye, kappa=0.5, condition="inf")

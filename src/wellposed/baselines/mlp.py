@@ -27,9 +27,7 @@ class MLP(nn.Module):
         (torch.Size([7, 1]), 1461)
     """
 
-    def __init__(
-        self, sizes: Sequence[int], activation: str | Activation = "relu", bias: bool = True
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], activation: str | Activation = "relu", bias: bool = True) -> None:
         super().__init__()
         sizes = tuple(sizes)
         if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):

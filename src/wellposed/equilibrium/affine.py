@@ -224,9 +224,9 @@ class _Transposed(torch.autograd.Function):
         return _vmapped(_Transposed, info.batch_size, in_dims[1:], problem, tensors, vectors=2)
 
 
-for _function in (_Equilibrium, _Transposed):
-    # Function.apply looks the signature up at every call, which costs as much as several steps.
-    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
+# Function.apply looks the signature up at every call, which costs as much as several steps.
+for _forward in (_Equilibrium.forward, _Transposed.forward):
+    setattr(_forward, "__signature__", inspect.signature(_forward))  # noqa: B010
 
 
 EASY = 16  # steps after which factorising a small system is cheaper than iterating on
@@ -249,7 +249,9 @@ def _finish_directly(f: _TransposedMap, method: Method) -> Iterates:
     return Iterates(value, status, found.steps, lambda: trace)
 
 
-def _vmapped(function: Any, size: int, in_dims: tuple, problem: AffineProblem, tensors: tuple, vectors: int) -> Any:
+def _vmapped(
+    function: Any, size: int, in_dims: tuple, problem: AffineProblem, tensors: tuple, vectors: int
+) -> Any:
     """Runs a function under vmap: samples that share A join the batch, others form an ensemble.
 
     The first `vectors` tensors are ``(B, n)`` or ``(M, B, n)``, the others the factors of A.

@@ -32,7 +32,7 @@ class Broyden(Solver):
     @property
     def guard(self) -> Safeguard:
         """The rule that accepts or rejects proposals."""
-        return Safeguard(worth=None, pause=2, growth=2.0)
+        return Safeguard(growth=2.0, pause=2)
 
     def init(self, x: Tensor) -> SolverState:
         terms = x.new_zeros(x.shape[0], self.memory, x.shape[1])
@@ -41,7 +41,7 @@ class Broyden(Solver):
 
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
         left, right, old_x, old_g, *old_guard = state
-        rejected, ready, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
+        rejected, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
         g = fx - x
         with torch.no_grad():
             known = old_g.isfinite().all(1, keepdim=True)
@@ -49,7 +49,7 @@ class Broyden(Solver):
             full = (left[:, :1] != 0).any(2, keepdim=True)
             left, right = _update(torch.where(full, 0, left), right, dx, dg)
         trial = x - _apply(left, right, g)
-        new_x, guard = self.guard.choose(trial, rejected, ready, fx, guard)
+        new_x, guard = self.guard.choose(trial, rejected, fx, guard)
         return new_x, (left, right, x.detach(), g.detach(), *guard)
 
 

@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..activations import Activation
-from ..errors import InputError
-from .certificate import Certificate, Equivalent
-from .error_bound import ErrorBounder
-from .rounding import double, upward
+from wellposed.activations import Activation
+from wellposed.equilibrium.certificate import Certificate, Equivalent
+from wellposed.equilibrium.error_bound import ErrorBounder
+from wellposed.equilibrium.rounding import double, upward
+from wellposed.errors import InputError
 
 
 class Condition(ABC):
@@ -62,7 +62,7 @@ class Condition(ABC):
         return float(bound)
 
     def check_kappa(self, kappa: float | None, activation: Activation) -> float:
-        """Returns kappa if it is positive with gamma * kappa < 1, and explains otherwise (traps.md 8, 12)."""
+        """Returns kappa if it is positive with gamma * kappa < 1, and explains otherwise."""
         self.require(activation)
         gamma = activation.lipschitz(self.gauge(activation))
         if kappa is None or not 0 < kappa * gamma < 1:

@@ -7,12 +7,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..activations import Activation, get_activation
-from ..errors import IllPosedError, unknown_name
-from .certificate import Certificate
-from .condition import Condition
-from .contraction import BlockNorm, InfNorm, SpectralNorm, WeightedNorm
-from .one_sided import Monotone, Mu, Triangular
+from wellposed.activations import Activation, get_activation
+from wellposed.equilibrium.certificate import Certificate
+from wellposed.equilibrium.condition import Condition
+from wellposed.equilibrium.contraction import BlockNorm, InfNorm, SpectralNorm, WeightedNorm
+from wellposed.equilibrium.one_sided import Monotone, Mu, Triangular
+from wellposed.errors import IllPosedError, unknown_name
 
 _ALL = (InfNorm(), WeightedNorm(), Triangular(), BlockNorm(), Mu(), SpectralNorm(), Monotone())
 CONDITIONS: Mapping[str, Condition] = MappingProxyType({condition.name: condition for condition in _ALL})
@@ -40,7 +40,7 @@ def certify(
     """Proves that x = phi(Ax + v) has exactly one solution for every v, or raises.
 
     Tries every condition that applies, cheapest first, and returns the first that holds
-    (003_23c600070b688998, Theorem 1 and Remarks 2-3; traps.md 3).
+    (003, Theorem 1 and Remarks 2-3).
 
     Arguments:
         condition: check only this one.
@@ -86,9 +86,7 @@ def certificate(model: Certified) -> Certificate:
 
 
 def _explanation(A: Tensor, activation: Activation, failed: list[Certificate]) -> str:
-    lines = [
-        f"nothing proves that x = phi(Ax + v) has one solution for phi = {activation.name}, n = {len(A)}:"
-    ]
+    lines = [f"nothing proves that x = phi(Ax + v) has one solution for phi = {activation.name}, n = {len(A)}:"]
     lines += [f"  {certificate}" for certificate in failed]
     if not bool(torch.isfinite(A).all()):
         return "\n".join([*lines, "A holds NaN or infinite entries; find where they come from"])

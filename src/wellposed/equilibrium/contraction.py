@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from ..activations import Activation
-from .certificate import Certificate
-from .condition import Condition, square
-from .error_bound import comparison
-from .induced_norm import block_sizes, spectral_norm
-from .perron import perron_weights
-from .projection import clip_singular_values, project_block_rows, project_rows
-from .rounding import reciprocal_gap, upward
+from wellposed.activations import Activation
+from wellposed.equilibrium.certificate import Certificate
+from wellposed.equilibrium.condition import Condition, square
+from wellposed.equilibrium.error_bound import comparison
+from wellposed.equilibrium.induced_norm import block_sizes, spectral_norm
+from wellposed.equilibrium.perron import perron_weights
+from wellposed.equilibrium.projection import clip_singular_values, project_block_rows, project_rows
+from wellposed.equilibrium.rounding import reciprocal_gap, upward
 
 
 def _missing(activation: Activation, norm: str) -> str:
@@ -18,7 +18,7 @@ def _missing(activation: Activation, norm: str) -> str:
 
 
 class InfNorm(Condition):
-    """gamma |A|_inf < 1 (003_23c600070b688998, Remark 2).
+    """gamma |A|_inf < 1 (003, Remark 2).
 
     Example:
         >>> from wellposed.activations import get_activation
@@ -44,7 +44,7 @@ class InfNorm(Condition):
 
 
 class WeightedNorm(Condition):
-    """rho(gamma |A|) < 1, proven by weights v with gamma |A| v < v (003_23c600070b688998, Theorem 1).
+    """rho(gamma |A|) < 1, proven by weights v with gamma |A| v < v (003, Theorem 1).
 
     Parametrised by A = diag(e^omega) P diag(e^-omega) with |P|_inf <= kappa, P the row-wise projection of
     the raw matrix in that scale: a contraction in max_i |x_i| e^-omega_i, and rows that fit stay as they are.
@@ -113,7 +113,7 @@ class SpectralNorm(Condition):
 
 
 class BlockNorm(Condition):
-    """rho(N(A, gamma)) < 1 for a map on blocks (003_23c600070b688998, eq. 2.6 and Theorem 1).
+    """rho(N(A, gamma)) < 1 for a map on blocks (003, eq. 2.6 and Theorem 1).
 
     N_ij = gamma_p |A_ij|_{p->p}, tried for every norm p in which phi has a constant. The three norms 1->1,
     2->2 and inf->inf are exact.

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..activations import Activation, block_view
-from .certificate import Certificate
-from .induced_norm import induced_norm, split_blocks, vector_norm
-from .rounding import EPS, double, upward
+from wellposed.activations import Activation, block_view
+from wellposed.equilibrium.certificate import Certificate
+from wellposed.equilibrium.induced_norm import induced_norm, split_blocks, vector_norm
+from wellposed.equilibrium.rounding import EPS, double, upward
 
 LARGEST_INVERSE = 512
 SLACK = 1e-8
@@ -29,7 +29,7 @@ def comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
     Componentwise: e_i = d_i (Ae)_i + r_i with a difference quotient d_i in [lo, hi] of phi, so that
     |e_i| <= max_d (|d| sum_{j != i} |A_ij| |e_j| + |r_i|) / (1 - d A_ii), attained at d = lo, 0 or hi.
     Blockwise: the norms of the blocks obey eta(e) <= N(A, gamma) eta(e) + eta(r)
-    (003_23c600070b688998, proof of Theorem 1). Entries are rounded up and infinite where d A_ii >= 1.
+    (003, proof of Theorem 1). Entries are rounded up and infinite where d A_ii >= 1.
 
     Example:
         >>> relu = Activation("relu", torch.relu)
@@ -88,8 +88,7 @@ class _Refinement:
     def __call__(self, error: Tensor) -> Tensor:
         matrix, gain = self.system
         load = upward(error * gain, 2) + self.floor
-        spread = 0.0 if self.inverse is None else SLACK * load.amax(-1, keepdim=True)
-        candidate = self._solve(load * (1 + SLACK) + spread + self.floor)
+        candidate = self._solve(load * (1 + SLACK) + self.floor)
         image = upward(candidate @ matrix.mT + load, matrix.shape[-1] + 2) + self.floor / 2
         # Where rho(M) > 1 the candidate has negative entries, and M e + r <= e would prove nothing.
         accepted = ((candidate > 0) & (image <= candidate)).all(-1)
@@ -111,19 +110,19 @@ def _strict(M: Tensor) -> bool | None:
 class ErrorBounder:
     """Bounds |x - x*|_inf for any number of computed states of one certified system.
 
-    The norm bound is gain * |r|, with gain = 1 / (1 - c) for a contraction, r = |x - f(x)| + rounding and
-    the weights v of the certificate (traps.md 45), or v max_i (r_i / (v - M v)_i) if smaller. For at most 512
-    states or a triangular system it is refined componentwise: a candidate e = (I - M)^-1 r is accepted for a
-    sample only if e > 0 and M e + r <= e hold with outward rounding and r > 0, which proves |x - x*| <= e
-    (traps.md 25). Build it once per matrix; a call is two matrix products.
+     The norm bound is gain * |r|, with gain = 1 / (1 - c) for a contraction, r = |x - f(x)| + rounding and
+     the weights v of the certificate, or v max_i (r_i / (v - M v)_i) if smaller. For at most 512
+     states or a triangular system it is refined componentwise: a candidate e = (I - M)^-1 r is accepted for a
+     sample only if e > 0 and M e + r <= e hold with outward rounding and r > 0, which proves |x - x*| <= e
+    . Build it once per matrix; a call is two matrix products.
 
-    Example:
-        >>> relu = Activation("relu", torch.relu)
-        >>> A = torch.tensor([[0.0, 0.5], [0.0, 0.0]])
-        >>> bounder = ErrorBounder(Certificate.of("inf", 0.5, gain=2.0), A, relu)
-        >>> bound = bounder(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))
-        >>> 1 <= float(bound) < 1.000001
-        True
+     Example:
+         >>> relu = Activation("relu", torch.relu)
+         >>> A = torch.tensor([[0.0, 0.5], [0.0, 0.0]])
+         >>> bounder = ErrorBounder(Certificate.of("inf", 0.5, gain=2.0), A, relu)
+         >>> bound = bounder(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))
+         >>> 1 <= float(bound) < 1.000001
+         True
     """
 
     def __init__(self, certificate: Certificate, A: Tensor, activation: Activation) -> None:

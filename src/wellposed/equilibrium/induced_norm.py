@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from .rounding import EPS, double, upward
+from wellposed.equilibrium.rounding import EPS, double, upward
+from wellposed.errors import InputError
 
 
 class NormBound(NamedTuple):
@@ -82,7 +82,7 @@ def induced_norm(A: Tensor, p: str, q: str) -> NormBound:
     """Bounds |A|_{p->q} from above, rounded outward.
 
     Exact: 1->q is the largest column q-norm, p->inf the largest row norm dual to p, 2->2 the largest
-    singular value. NP-hard elsewhere (traps.md 4); then inf->2 <= | |A| 1 |_2, inf->1 <= sum |A_ij|, and
+    singular value. NP-hard elsewhere; then inf->2 <= | |A| 1 |_2, inf->1 <= sum |A_ij|, and
     2->1 is the inf->2 norm of A'.
 
     Arguments:

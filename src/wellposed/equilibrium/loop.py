@@ -59,9 +59,7 @@ class _Work:
     finished: Tensor  # (B,)
     trace: list[Tensor] = field(default_factory=list)  # residuals, (K, B) a block
 
-    def advance(
-        self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool
-    ) -> tuple[_Block, Step]:
+    def advance(self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool) -> tuple[_Block, Step]:
         """Evaluates the map `size` times and takes a step after each; returns also the last of them."""
         xs, fxs, verdicts, values = [], [], [], []
         for k in range(size):

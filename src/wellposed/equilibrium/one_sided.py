@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..activations import Activation
-from ..errors import IllPosedError
-from .certificate import Certificate, Equivalent
-from .condition import Condition, square
-from .induced_norm import spectral_norm, symmetric_eigenvalue
-from .projection import clip_symmetric_part, project_rows, project_rows_one_sided
-from .rounding import EPS, double, reciprocal_gap, upward
+from wellposed.activations import Activation
+from wellposed.equilibrium.certificate import Certificate, Equivalent
+from wellposed.equilibrium.condition import Condition, square
+from wellposed.equilibrium.induced_norm import spectral_norm, symmetric_eigenvalue
+from wellposed.equilibrium.projection import clip_symmetric_part, project_rows, project_rows_one_sided
+from wellposed.equilibrium.rounding import EPS, double, reciprocal_gap, upward
+from wellposed.errors import IllPosedError
 
 
 def _damping(A: Tensor, slope: tuple[float, float]) -> float:
@@ -25,7 +25,7 @@ class Mu(Condition):
     """gamma mu_inf(A) < 1 with mu_inf(A) = max_i (A_ii + sum_{j != i} |A_ij|), for slopes in [0, gamma].
 
     The logarithmic norm of D A is at most gamma mu_inf(A)^+ for every diagonal 0 <= D <= gamma, so
-    |(I - D A)^-1|_inf <= 1 / (1 - gamma mu_inf(A)^+), and the damped iteration contracts (traps.md 3).
+    |(I - D A)^-1|_inf <= 1 / (1 - gamma mu_inf(A)^+), and the damped iteration contracts.
 
     Example:
         >>> from wellposed.activations import get_activation
@@ -104,7 +104,7 @@ class Monotone(Condition):
 
 @dataclass(frozen=True)
 class Triangular(Condition):
-    """max_i d A_ii < 1 over the slopes d, for a triangular A (003_23c600070b688998, Remark 3).
+    """max_i d A_ii < 1 over the slopes d, for a triangular A (003, Remark 3).
 
     State by state x_i = phi(A_ii x_i + c) has one solution; a strictly triangular A (value 0) is well-posed
     for every componentwise map. For ReLU the rule is exact: diag(A) < 1.
@@ -144,9 +144,7 @@ class Triangular(Condition):
         shapes = {"upper": bool((matrix.tril(-1) == 0).all()), "lower": bool((matrix.triu(1) == 0).all())}
         shape = next((name for name, fits in shapes.items() if fits), None)
         if shape is None or not bool(matrix.isfinite().all()):
-            return Certificate.of(
-                self.name, math.inf, note="not triangular" if shape is None else "not finite"
-            )
+            return Certificate.of(self.name, math.inf, note="not triangular" if shape is None else "not finite")
         loops = torch.stack([bound * matrix.diagonal() for bound in activation.slope])
         value = float((loops + EPS * loops.abs()).amax())
         return Certificate.of(self.name, value, note=f"{shape} triangular")

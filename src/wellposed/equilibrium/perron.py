@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from .rounding import reciprocal_gap, upward
+from wellposed.equilibrium.rounding import reciprocal_gap, upward
 
 KAPPAS = (1.0, 0.99, 0.9, 0.75, 0.5)
 NEARLY_ONE = tuple(1 - 0.1**digits for digits in range(3, 13))
@@ -15,7 +15,7 @@ SMALLEST_WEIGHT = 1e-200
 def collatz_wielandt(M: Tensor, v: Tensor) -> float:
     """Bounds rho(M) <= max_i (M v)_i / v_i from above, rounded outward; infinite if v is not positive.
 
-    Collatz-Wielandt (traps.md 3). M contracts in the norm max_i |x_i| / v_i by that factor.
+    Collatz-Wielandt. M contracts in the norm max_i |x_i| / v_i by that factor.
 
     Arguments:
         M: (n, n), non-negative, float64.
@@ -37,7 +37,7 @@ def perron_weights(M: Tensor) -> tuple[Tensor, float]:
     """Finds weights v with M v <= value v.
 
     v = (I - M/kappa)^-1 1 is positive and gives a value below kappa iff rho(M) < kappa
-    (003_23c600070b688998, Theorem 1; traps.md 3 and 11). Of several kappa, the one with the smallest error
+    (003, Theorem 1). Of several kappa, the one with the smallest error
     constant max(v)/min(v)/(1 - value) is kept; without any, kappa closer to one, powers of two from a greedy
     search and a few power steps, whose value is a true bound of rho(M) again.
 

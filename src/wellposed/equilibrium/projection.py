@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, SecondDerivativeError
-from .induced_norm import block_norms, block_sizes
+from wellposed.equilibrium.induced_norm import block_norms, block_sizes
+from wellposed.errors import InputError, SecondDerivativeError
 
 
 def project_rows(W: Tensor, radius: float) -> Tensor:
     """Projects every row on the l1 ball: min |p - w|_2 subject to sum_j |p_j| <= radius.
 
     p_j = sign(w_j) (|w_j| - theta)_+ with theta = max_k ((|w|_(1) + ... + |w|_(k) - radius) / k)_+ over
-    the sorted entries. This is the projection on |A|_inf <= radius (003_23c600070b688998, Remark 2). A row
+    the sorted entries. This is the projection on |A|_inf <= radius (003, Remark 2). A row
     inside is returned bit for bit; the exact row sum of the result never exceeds the radius.
 
     Arguments:
@@ -49,13 +49,14 @@ def project_rows_one_sided(W: Tensor, radius: float) -> Tensor:
 
 
 def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
-    wide, eps = torch.float32 if W.device.type == "mps" else torch.float64, torch.finfo(W.dtype).eps
+    wide, eps = _wide(W), torch.finfo(W.dtype).eps
     with torch.no_grad():
         load, sign = W.abs(), W.sign()  # (..., n, m)
         size = total = load.sum(-1, keepdim=True, dtype=wide)
         if diagonal is not None:
             load, sign = torch.where(diagonal, W, load), sign.masked_fill(diagonal, 1.0)
             total = load.sum(-1, keepdim=True, dtype=wide)
+        # The slack pays for rounding in the sums, 2 eps for that of the result: row sums never exceed radius.
         slack = (W.shape[-1] + 4) * torch.finfo(wide).eps * size
         outside = total + slack > radius
         if _may_branch(W) and not bool(outside.any()):
@@ -69,6 +70,10 @@ def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
         share = outside * (1 + 2 * eps) / count.clamp(min=1)
     theta = ((W * sign).sum(-1, keepdim=True, dtype=wide) - target) * share
     return W * active - sign * theta.abs().to(W.dtype)
+
+
+def _wide(W: Tensor) -> torch.dtype:
+    return torch.float32 if W.device.type == "mps" else torch.float64
 
 
 def _may_branch(W: Tensor) -> bool:
@@ -195,9 +200,7 @@ def clip_singular_values(W: Tensor, kappa: float) -> Tensor:
         >>> clip_singular_values(torch.diag(torch.tensor([3.0, 0.5])), 1.0).diagonal()
         tensor([1.0000, 0.5000])
     """
-    _require_square(W)
-    clipped: Tensor = _ClipSingularValues.apply(W, kappa)[0]
-    return clipped
+    return _clip(_ClipSingularValues, W, kappa)
 
 
 def clip_symmetric_part(W: Tensor, kappa: float) -> Tensor:
@@ -213,16 +216,14 @@ def clip_symmetric_part(W: Tensor, kappa: float) -> Tensor:
         tensor([[ 0.5000,  5.0000],
                 [-5.0000, -7.0000]])
     """
-    _require_square(W)
-    clipped: Tensor = _ClipSymmetricPart.apply(W, kappa)[0]
-    return clipped
+    return _clip(_ClipSymmetricPart, W, kappa)
 
 
 def project_block_rows(W: Tensor, blocks: int | Sequence[int], kappa: float, norm: str) -> Tensor:
     """Scales blocks so that sum_j |W_ij|_{p->p} <= kappa in every block row i.
 
     The vector of block norms is projected on the l1 ball and block ij is multiplied by the ratio, so that
-    |N(A, 1)|_inf <= kappa (003_23c600070b688998, eq. 2.6 and Remark 2). Bit for bit the identity inside.
+    |N(A, 1)|_inf <= kappa (003, eq. 2.6 and Remark 2). Bit for bit the identity inside.
 
     Arguments:
         W: (..., n, n).
@@ -242,6 +243,9 @@ def project_block_rows(W: Tensor, blocks: int | Sequence[int], kappa: float, nor
     return W * spread.repeat_interleave(repeats, -1, output_size=sum(sizes))
 
 
-def _require_square(W: Tensor) -> None:
+def _clip(function: type[torch.autograd.Function], W: Tensor, kappa: float) -> Tensor:
     if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
         raise InputError(f"expected square matrices (..., n, n), got {tuple(W.shape)}")
+    # In float64: on a GPU a float32 decomposition may be wrong in the fourth digit.
+    clipped: Tensor = function.apply(W.to(_wide(W)), kappa)[0]
+    return clipped.to(W.dtype)

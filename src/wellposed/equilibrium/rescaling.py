@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..activations import Activation
-from ..errors import IllPosedError, InputError
-from .condition import square
-from .induced_norm import block_sizes
-from .perron import depth, perron_weights, power_of_two_scaling
-from .rounding import double, upward
+from wellposed.activations import Activation
+from wellposed.equilibrium.condition import square
+from wellposed.equilibrium.induced_norm import block_sizes
+from wellposed.equilibrium.perron import depth, perron_weights, power_of_two_scaling
+from wellposed.equilibrium.rounding import double, upward
+from wellposed.errors import IllPosedError, InputError
 
 COMFORTABLE_SPREAD = 60.0
 
@@ -56,7 +56,7 @@ class Rescaled(NamedTuple):
 
 
 def rescaling(A: Tensor, kappa: float, *, blocks: int | Sequence[int] | None = None) -> Rescaling:
-    """Finds D with |D A D^-1|_inf < kappa whenever rho(|A|) < kappa (traps.md 11).
+    """Finds D with |D A D^-1|_inf < kappa whenever rho(|A|) < kappa.
 
     Powers of two first: the greatest integers e <= 0 with sum_j |A_ij| 2^(e_i - e_j) < kappa, which exist
     for every acyclic A (every feed-forward net) and every kappa > 0. If a cycle leaves too little room for
@@ -108,7 +108,7 @@ def apply_rescaling(
     """Rescales x <- Dx, A <- D A D^-1, B <- DB, C <- C D^-1, phi <- phi_D with phi_D(z) = D phi(D^-1 z).
 
     The outputs stay the same; phi_D is phi where phi is positively homogeneous, and has the same slopes
-    everywhere else (traps.md 11). With powers of two every bit stays the same unless a number leaves the
+    everywhere else. With powers of two every bit stays the same unless a number leaves the
     range of the dtype.
 
     Example:
@@ -127,9 +127,7 @@ def apply_rescaling(
     pairs = [(A, column * row), (B, column), (C, row)] + ([] if bias is None else [(bias, factor)])
     scaled = [_times(matrix, by) for matrix, by in pairs]
     if not all(bool(matrix.isfinite().all()) for matrix in scaled):
-        raise InputError(
-            f"the rescaled weights leave the range of {A.dtype}; convert the model to float64 first"
-        )
+        raise InputError(f"the rescaled weights leave the range of {A.dtype}; convert the model to float64 first")
     kept = [torch.equal(double(new) / by, double(old)) for new, (old, by) in zip(scaled, pairs, strict=True)]
     phi = activation if activation.homogeneous else _rescaled_activation(activation, scale)
     new_bias = None if bias is None else scaled[3]

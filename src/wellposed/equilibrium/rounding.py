@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..activations import Activation, block_view
+from wellposed.activations import Activation, block_view
 
 EPS = 2.0**-52
 
@@ -105,9 +105,7 @@ def map_rounding(
     if activation.rounding:
         width = 0 if activation.componentwise else (activation.block or x.shape[-1])
         origin = activation(torch.zeros(x.shape[-1], dtype=torch.float64, device=magnitude.device)).abs()
-        after = after + (activation.rounding + width) * u * (
-            origin + _through(activation, magnitude + before)
-        )
+        after = after + (activation.rounding + width) * u * (origin + _through(activation, magnitude + before))
     return upward(after, 4) + 2 * tiny
 
 

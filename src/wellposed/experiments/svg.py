@@ -29,7 +29,7 @@ class Scale:
         >>> Scale(1, 100, 0, 200, log=True)(10)
         100.0
         >>> Scale(0, 7, 0, 70).ticks()
-        [0.0, 2.0, 4.0, 6.0]
+        [0, 2, 4, 6]
     """
 
     low: float

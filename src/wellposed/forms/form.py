@@ -146,8 +146,8 @@ class ImplicitForm:
 
     def to_dense(self) -> "ImplicitForm":
         """Forms all blocks."""
-        blocks = [Dense(block.to_dense()) for block in (self.A, self.B, self.C, self.D)]
-        return ImplicitForm(*blocks, self.bias, self.activation, self.input_shape)
+        A, B, C, D = (block.to_dense() for block in (self.A, self.B, self.C, self.D))
+        return ImplicitForm(A, B, C, D, self.bias, self.activation, self.input_shape)
 
     def rescale(self, kappa: float) -> "ImplicitForm":
         """Changes the units of the states so that ``|A|_inf < kappa``; outputs stay the same."""

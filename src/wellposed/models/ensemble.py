@@ -74,9 +74,7 @@ class Ensemble(nn.Module):
         if shared is None:
             shared = self._looks_shared(u)
         elif not shared and (u.dim() == 0 or u.shape[0] != len(self)):
-            raise InputError(
-                f"u must have one batch for each of {len(self)} members; received {tuple(u.shape)}"
-            )
+            raise InputError(f"u must have one batch for each of {len(self)} members; received {tuple(u.shape)}")
 
         def call(state: dict[str, Tensor], u: Tensor) -> Any:
             return functional_call(self.stacked, state, (u,))
@@ -96,9 +94,7 @@ class Ensemble(nn.Module):
     def project_(self) -> "Ensemble":
         """Calls `project_` of every member, e.g. after an optimiser step."""
         if not hasattr(self.stacked, "project_"):
-            raise InputError(
-                f"{type(self.stacked).__name__} has no project_(); leave it out for these members"
-            )
+            raise InputError(f"{type(self.stacked).__name__} has no project_(); leave it out for these members")
         target = _Projection(self.stacked)
         for index in range(len(self)):
             functional_call(target, {f"module.{k}": v for k, v in self._state_of(index).items()})

@@ -157,7 +157,9 @@ class ImplicitModel(nn.Module):
             return make_method(Picard(), Settled(self.state_features), None, self.on_failure)
         return make_method(self.solver, self.stop, self.max_steps, self.on_failure)
 
-    def _solve(self, u: Tensor, x0: Tensor | None, *, trace: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Method]:
+    def _solve(
+        self, u: Tensor, x0: Tensor | None, *, trace: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Method]:
         with torch.autocast(u.device.type, enabled=False):
             u = u.to(self.B.dtype)
             system, method = self.state.system(), self._method()
@@ -178,9 +180,7 @@ class ImplicitModel(nn.Module):
         direct = DIRECT if gradient.solver is None else 0
         if system.splitting is not None and gradient.solver is None:
             backward, direct = replace(backward, solver=Newton()), Newton().dense
-        return AffineProblem(
-            self.activation, method, backward, system.damping, direct, bound, system.splitting
-        )
+        return AffineProblem(self.activation, method, backward, system.damping, direct, bound, system.splitting)
 
     def _solve_generally(
         self, system: System, method: Method, v: Tensor, start: Tensor, bound: Bound | None, context: Tensor

@@ -66,7 +66,7 @@ class StateMatrix(nn.Module):
                 matrix.log_weights.copy_(found.weights.log())
             if not torch.equal(matrix.dense(), A):
                 raise IllPosedError(
-                    f"A needs kappa of at least {needed:.6g} under the condition {condition.name!r}; received {cap}"
+                    f"A needs kappa of at least {needed:.6g} under condition {condition.name!r}; received {cap}"
                 )
         return matrix
 
@@ -102,7 +102,8 @@ class StateMatrix(nn.Module):
         """Checks the matrix that is evaluated."""
         factors = self.factors()
         if len(factors) == 2:
-            return low_rank_certificate(*(factor.detach() for factor in factors), self.activation)
+            left, right = factors
+            return low_rank_certificate(left.detach(), right.detach(), self.activation)
         return self.condition.certify(factors[0].detach(), self.activation)
 
     def bound(self, terms: int) -> AffineBound | LowRankBound:
@@ -129,4 +130,3 @@ def _fitting(condition: Condition, A: Tensor) -> Condition:
     if not isinstance(condition, Triangular):
         return condition
     return Triangular(lower=bool(A.triu(1).eq(0).all() and A.tril(-1).any()), diagonal=bool(A.diagonal().any()))
-

@@ -75,7 +75,9 @@ def load(path: str | os.PathLike[str]) -> ImplicitModel:
     try:
         return _build(json.loads(metadata["config"]), tensors)
     except (KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
-        raise FileFormatError(f"the configuration in {os.fspath(path)!r} does not fit its tensors: {error}") from error
+        raise FileFormatError(
+            f"the configuration in {os.fspath(path)!r} does not fit its tensors: {error}"
+        ) from error
 
 
 def _configuration(model: ImplicitModel) -> dict[str, Any]:

@@ -44,9 +44,7 @@ def seeds_of(model: nn.Module, seed: int | Sequence[int] | None) -> tuple[int, .
         return own
     seeds = (seed,) * len(own) if isinstance(seed, int) else tuple(seed)
     if len(seeds) != len(own):
-        raise InputError(
-            f"seed must be one number or one for each of {len(own)} members; received {len(seeds)}"
-        )
+        raise InputError(f"seed must be one number or one for each of {len(own)} members; received {len(seeds)}")
     return seeds
 
 

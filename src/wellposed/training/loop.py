@@ -73,9 +73,7 @@ def fit(
     checks = None if validation is None else Batches(validation, batch_size, (), per_member)
     label = progress if team.rank == 0 else False
     with progress_bar(epochs, label) as show:
-        return _train(
-            run, batches, checks, epochs, make_schedule(optimizer, schedule, epochs), patience, show
-        )
+        return _train(run, batches, checks, epochs, make_schedule(optimizer, schedule, epochs), patience, show)
 
 
 def _train(

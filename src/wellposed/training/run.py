@@ -42,9 +42,7 @@ class Run:
                     f"the loss is {known.tolist()} in epoch {epoch}, batch {index} (counted from 0); the "
                     "model keeps its latest parameters. Lower the learning rate, set clip, or check the data"
                 )
-            self._step(
-                losses.masked_fill(~active.to(losses.device), 0.0).sum() * batch.weight * self.team.size
-            )
+            self._step(losses.masked_fill(~active.to(losses.device), 0.0).sum() * batch.weight * self.team.size)
             total, count = total + known * batch.size, count + batch.size
         return total / _nonzero(count)
 
@@ -68,9 +66,7 @@ class Run:
             else:
                 losses = self.loss(self.model(u), y)
         if losses.shape != shape_of(self.model):
-            raise InputError(
-                f"loss must return one number, the mean; received the shape {tuple(losses.shape)}"
-            )
+            raise InputError(f"loss must return one number, the mean; received the shape {tuple(losses.shape)}")
         return losses, self.team.sum(losses.detach().to("cpu", torch.float64) * batch.weight)
 
     def _step(self, loss: Tensor) -> None:
@@ -106,7 +102,5 @@ def clip_gradients(model: nn.Module, limit: float) -> None:
 
 def _nonzero(count: int) -> int:
     if count == 0:
-        raise InputError(
-            "data gave no batch; pass something that can be iterated once an epoch, not an iterator"
-        )
+        raise InputError("data gave no batch; pass something that can be iterated once an epoch, not an iterator")
     return count
