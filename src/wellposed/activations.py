@@ -66,6 +66,9 @@ class Activation:
     def __call__(self, z: Tensor) -> Tensor:
         return self.function(z)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Activation":
+        return self  # nothing in it can change
+
     @property
     def componentwise(self) -> bool:
         """Whether every output entry depends on its own input entry alone."""

@@ -34,6 +34,10 @@ class SecondDerivativeError(WellposedError, RuntimeError):
     """A second derivative was asked of a gradient that offers only the first."""
 
 
+class NonFiniteLossError(WellposedError, RuntimeError):
+    """The loss became NaN or infinite; the model keeps the parameters of the step before."""
+
+
 class MissingExtraError(WellposedError, ImportError):
     """An optional package is not installed."""
 

@@ -141,3 +141,9 @@ def test_value_is_the_same_with_and_without_gradient(leaves):
     with torch.no_grad():
         plain = equilibrium(*leaves)
     assert torch.equal(plain, equilibrium(*leaves).detach())
+
+
+def test_no_graph_where_nothing_is_differentiable(leaves):
+    W, u = (leaf.detach() for leaf in leaves)
+    assert not equilibrium(W, u).requires_grad
+    assert equilibrium(W, u.clone().requires_grad_()).requires_grad

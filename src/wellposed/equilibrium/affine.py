@@ -18,9 +18,10 @@ from wellposed.equilibrium.gradient import row_scale
 from wellposed.equilibrium.linear import solve_rows
 from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.map import Map, max_norm
-from wellposed.equilibrium.problem import Method, eager, under_transform
+from wellposed.equilibrium.problem import Method
 from wellposed.equilibrium.solution import Status, failed
 from wellposed.equilibrium.splitting import SplittingMap
+from wellposed.equilibrium.transform import eager, under_transform
 
 Factors = tuple[Tensor, ...]
 
@@ -59,7 +60,7 @@ class AffineMap(Map):
     damping: float = 1.0
     bound: Bound | None = None
     context: Tensor | None = None  # (B, 2 n): v and |B||u| + |b| of the certified system, for the bound
-    block = 8
+    block = 16
     bulk = 1 << 14
 
     def _preactivation(self, x: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class _TransposedMap(Map):
     slope: Tensor
     offset: Tensor  # d g
     damping: float
-    block = 8
+    block = 16
     bulk = 1 << 14
 
     def _linear(self, y: Tensor) -> Tensor:

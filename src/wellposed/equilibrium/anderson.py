@@ -8,6 +8,7 @@ from torch import Tensor
 from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.solver import Solver, SolverState
 from wellposed.equilibrium.stopping import default_tolerance
+from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
 
 
@@ -39,7 +40,7 @@ class Anderson(Solver):
     patience: float = 12.0
     ridge: float | None = None
 
-    block = 8
+    block = 16
 
     def __post_init__(self) -> None:
         if self.memory < 1 or not 0 < self.damping <= 1:
@@ -69,7 +70,7 @@ class Anderson(Solver):
         rate = norms[:, 1] / norms[:, 0]
         goal = 0.1 * default_tolerance(points.dtype) * last.detach().abs().sum(1)
         hard = norms[:, 1] * rate.clamp_max(1) ** self.patience > goal
-        if not torch.compiler.is_compiling() and not bool(hard.any()):
+        if not under_transform() and not bool(hard.any()):
             return last, ()
         target = rate.clamp_max(1) ** self.worth * norms[:, 1]
         ridge = torch.finfo(points.dtype).eps if self.ridge is None else self.ridge

@@ -13,11 +13,12 @@ from wellposed.equilibrium.map import FunctionMap, Map
 from wellposed.equilibrium.newton import Newton
 from wellposed.equilibrium.packing import Packing, State
 from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.problem import Method, eager, under_transform
+from wellposed.equilibrium.problem import Method
 from wellposed.equilibrium.registry import Registry
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
+from wellposed.equilibrium.transform import eager, under_transform
 from wellposed.errors import InputError
 
 MAX_STEPS = 200

@@ -58,7 +58,24 @@ class Implicit(Gradient):
             return found.value, found
         x = found.value.detach().requires_grad_()
         fx = f(x)
+        if not _has_other_leaves(fx, x):
+            return found.value, found
         return _Attach.apply(fx, found.value, x, self.adjoint_method(method)), found
+
+
+def _has_other_leaves(fx: Tensor, x: Tensor) -> bool:
+    """Tells whether `fx` depends on anything differentiable besides `x`."""
+    nodes, seen = [fx.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # of a leaf
+        if variable is not None and variable is not x:
+            return True
+        nodes += [parent for parent, _ in node.next_functions]
+    return False
 
 
 class _Attach(torch.autograd.Function):

@@ -1,6 +1,5 @@
 """The only loop: evaluate, measure, stop, drop finished rows, step."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,13 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.map import Map, max_norm
+from wellposed.equilibrium.map import Map, distance, max_norm
 from wellposed.equilibrium.solution import Status, last_residual
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Step, Stopping
 
 PERIOD = 8  # stagnation is looked for every so many steps
-BUFFER = 1 << 20  # numbers kept before results are written
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class _Block:
     value: Tensor  # (K, B, n): what an accepted step reports
     event: Tensor  # (K, B): accepted or not finite
     residual: Tensor  # (K, B)
-    last: Tensor  # (B, n): the last iterate
+    last: Step  # the last of them
 
 
 @dataclass
@@ -54,44 +52,44 @@ class _Work:
 
     f: Map
     x: Tensor
+    fx: Tensor | None
     state: tuple[Tensor, ...]
     memo: tuple[Tensor, ...]
     finished: Tensor  # (B,)
     trace: list[Tensor] = field(default_factory=list)  # residuals, (K, B) a block
 
-    def advance(self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool) -> tuple[_Block, Step]:
-        """Evaluates the map `size` times and takes a step after each; returns also the last of them."""
+    def advance(self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool) -> _Block:
+        """Takes `size` steps and evaluates the map after each (before the first step of all, at the start)."""
         xs, fxs, verdicts, values = [], [], [], []
         for k in range(size):
-            fx = self.f(self.x)
+            if self.fx is not None:
+                self.x, self.state = solver.step(self.f, self.x, self.fx, self.state)
+            self.fx = self.f(self.x)
             xs.append(self.x)
-            fxs.append(fx)
+            fxs.append(self.fx)
             if not stop.stateless:
-                step = _measure(self.f, self.x, fx, index + k)
+                step, _ = _measure(self.f, self.x, self.fx, index + k, masked)
                 accepted, self.memo = stop.check(step, self.memo)
                 verdicts.append(accepted)
                 values.append(stop.accept(step, self.memo))
-            self.x, self.state = solver.step(self.f, self.x, fx, self.state)
-        value = torch.stack(values or xs)
-        stacked = _measure(self.f, value if stop.stateless else torch.stack(xs), torch.stack(fxs), index)
-        residual = stacked.residual
-        event = stop.check(stacked, ())[0] if stop.stateless else torch.stack(verdicts)
-        if masked or not math.isfinite(residual.sum()):
-            event = event | ~residual.isfinite()
-        self.finished = self.finished | event.any(0)
-        self.trace.append(residual)
-        last = Step(xs[-1].detach(), fxs[-1].detach(), self.f, residual[-1], index + size - 1)
-        return _Block(index, value, event, residual, xs[-1]), last
+        x = _stack(xs)
+        stacked, finite = _measure(self.f, x, _stack(fxs), index, masked)
+        event = stop.check(stacked, ())[0] if stop.stateless else _stack(verdicts)
+        if not finite:
+            event = event | ~stacked.residual.isfinite()
+        self.trace.append(stacked.residual)
+        last = Step(stacked.x[-1], stacked.fx[-1], self.f, stacked.residual[-1], index + size - 1)
+        return _Block(index, _stack(values) if values else x, event, stacked.residual, last)
 
     def narrow(self) -> bool:
         """Drops finished rows, if the map can be restricted to the others."""
         keep = ~self.finished
         narrowed = self.f.rows(keep)
-        if narrowed is None:
+        if narrowed is None or self.fx is None:
             return False
-        self.f, self.x, self.finished = narrowed, self.x[keep], self.finished[keep]
+        self.f, self.x, self.fx, self.finished = narrowed, self.x[keep], self.fx[keep], self.finished[keep]
         self.state, self.memo = tuple(s[keep] for s in self.state), tuple(s[keep] for s in self.memo)
-        self.trace = [residual[:, keep] for residual in self.trace]
+        self.trace = [residual[:, keep] for residual in self.trace[-2 * PERIOD :]]
         return True
 
     def stagnated(self, step: Step, masked: bool) -> Tensor | None:
@@ -108,63 +106,66 @@ class _Work:
         return flat & (step.residual <= 4 * step.f.rounding(step.x, step.fx)) & ~self.finished
 
 
-def _measure(f: Map, x: Tensor, fx: Tensor, index: int) -> Step:
+def _stack(parts: list[Tensor]) -> Tensor:
+    return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+
+
+def _measure(f: Map, x: Tensor, fx: Tensor, index: int, masked: bool) -> tuple[Step, bool]:
+    """Describes one step or several; tells also whether all is known to be finite."""
     x, fx = x.detach(), fx.detach()
-    return Step(x, fx, f, max_norm(fx - x), index)
+    residual, finite = (max_norm(fx - x), False) if masked else distance(x, fx)
+    return Step(x, fx, f, residual, index), finite
 
 
 class _Board:
-    """Results of all samples."""
+    """Results of all samples, written as they finish."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, masked: bool) -> None:
         size, device = x.shape[0], x.device
-        self.value = x
+        self.value, self.masked = x, masked
         self.status = torch.zeros(size, dtype=torch.int8, device=device)
         self.steps = torch.zeros(size, dtype=torch.int64, device=device)
         self.rows = torch.arange(size, device=device)  # at work
-        self.open: list[_Block] = []  # steps whose results are not written yet
         self.segments: list[tuple[Tensor, list[Tensor]]] = [(self.rows, [])]
 
-    def add(self, block: _Block) -> None:
-        """Takes note of some steps."""
-        self.open.append(block)
-        self.segments[-1][1].append(block.residual)
+    def write(self, block: _Block, accepted: Status) -> None:
+        """Writes the results of all rows that finish in a block."""
+        if len(block.event) == 1:
+            finished, finite = block.event[0], block.residual[0].isfinite()
+            value, steps = block.value[0], torch.full_like(self.rows, block.index + 1)
+        else:
+            first = block.event.to(torch.int8).argmax(0)
+            finished, finite = block.event.any(0), _pick(block.residual, first).isfinite()
+            value, steps = _pick(block.value, first), first + (block.index + 1)
+        self.put(finished, value, torch.where(finite, accepted, Status.NONFINITE), steps)
 
-    def write(self, accepted: Status) -> None:
-        """Writes the results of all rows that have finished in the open steps."""
-        if not self.open:
-            return
-        event = torch.cat([block.event for block in self.open])
-        first = event.to(torch.int8).argmax(0)
-        finite = _pick(torch.cat([block.residual for block in self.open]), first).isfinite()
-        status = torch.where(finite, accepted, Status.NONFINITE).to(torch.int8)
-        value = _pick(torch.cat([block.value for block in self.open]), first)
-        self.put(event.any(0), value, status, first + (self.open[0].index + 1))
-        self.open = []
-
-    def close(self, rows: Tensor, block: _Block, status: Tensor, accepted: Status) -> None:
+    def close(self, rows: Tensor, block: _Block, status: Tensor) -> None:
         """Ends rows that no stopping rule has accepted, after the last step of a block."""
-        self.write(accepted)
-        steps = torch.full_like(self.rows, block.index + len(block.residual))
-        self.put(rows, block.last, status.to(torch.int8), steps)
+        steps = torch.full_like(self.rows, block.last.index + 1)
+        value = block.value[-1] if block.value.requires_grad else block.last.x
+        self.put(rows, value, status, steps)
 
     def put(self, newly: Tensor, value: Tensor, status: Tensor, steps: Tensor) -> None:
         """Writes results of rows at work that have none yet."""
-        newly = newly & (self._read(self.status) == Status.RUNNING)
-        self.value = self._write(self.value, newly[:, None], value)
-        self.status = self._write(self.status, newly, status)
-        self.steps = self._write(self.steps, newly, steps)
+        newly = newly & (self._at_work(self.status) == Status.RUNNING)
+        new = (value, status.to(torch.int8), steps)
+        old = (self.value, self.status, self.steps)
+        if self.masked:
+            mask = (newly[:, None], newly, newly)
+            self.value, self.status, self.steps = map(torch.where, mask, new, old)
+            return
+        chosen = newly.nonzero()[:, 0]
+        rows = self.rows[chosen]
+        self.value, self.status, self.steps = (
+            whole.index_copy(0, rows, part[chosen]) for whole, part in zip(old, new, strict=True)
+        )
 
-    def _read(self, whole: Tensor) -> Tensor:
+    def _at_work(self, whole: Tensor) -> Tensor:
         return whole if self.rows.shape[0] == whole.shape[0] else whole[self.rows]
-
-    def _write(self, whole: Tensor, newly: Tensor, new: Tensor) -> Tensor:
-        merged = torch.where(newly, new, self._read(whole))
-        return merged if self.rows.shape[0] == whole.shape[0] else whole.index_copy(0, self.rows, merged)
 
     def narrow(self) -> None:
         """Drops finished rows from the rows at work."""
-        self.rows = self.rows[self._read(self.status) == Status.RUNNING]
+        self.rows = self.rows[self._at_work(self.status) == Status.RUNNING]
         self.segments.append((self.rows, []))
 
     def trace(self) -> Tensor:  # (B, K)
@@ -174,7 +175,8 @@ class _Board:
             if blocks:
                 part = torch.cat(blocks)
                 if rows.shape[0] != self.steps.shape[0]:
-                    part = part.new_full((part.shape[0], self.steps.shape[0]), torch.nan).index_copy(1, rows, part)
+                    empty = part.new_full((part.shape[0], self.steps.shape[0]), torch.nan)
+                    part = empty.index_copy(1, rows, part)
                 parts.append(part)
         trace = torch.cat(parts).mT
         after = torch.arange(trace.shape[1], device=trace.device) >= self.steps[:, None]
@@ -195,32 +197,43 @@ def iterate(
     Where evaluations are cheap, several steps are judged together, which changes no value and no count.
     With `masked` the number of steps is fixed and nothing depends on values, as tracing needs.
     """
-    board = _Board(x)
+    board = _Board(x, masked)
     if x.shape[0] == 0:
         return Iterates(x, board.status, board.steps, lambda: x.new_zeros(0, 0))
     accepted = Status.CONVERGED if stop.certifies else Status.STEPS_DONE
-    work = _Work(f, x, solver.init(x), stop.begin(x), torch.zeros_like(board.rows, dtype=torch.bool))
-    index, largest = 0, 1 if masked else min(f.block, solver.block)
+    work = _Work(f, x, None, solver.init(x), stop.begin(x), torch.zeros_like(board.rows, dtype=torch.bool))
+    index, largest = 0, 1 if masked else min(f.block, solver.block, _block_size(x.numel()))
     while index < max_steps:
-        size = min(largest, PERIOD // 2 if index == PERIOD else PERIOD, PERIOD - index % PERIOD, max_steps - index)
-        block, last = work.advance(solver, stop, index, size, masked)
-        board.add(block)
+        size = min(largest, max_steps - index, PERIOD - index % PERIOD if index else largest)
+        block = work.advance(solver, stop, index, size, masked)
+        board.segments[-1][1].append(block.residual)
         index += size
-        stuck = work.stagnated(last, masked)
-        if stuck is not None:
-            board.close(stuck, block, torch.full_like(board.rows, Status.STAGNATED), accepted)
-            work.finished = work.finished | stuck
-        left = work.x.shape[0] if masked else work.x.shape[0] - int(work.finished.sum())
+        left = _settle(board, work, block, accepted, masked)
         if left == 0:
             break
         thin = 2 * left <= work.x.shape[0] and work.x.numel() >= work.f.bulk and index < max_steps
-        if thin or len(board.open) * size * work.x.numel() > BUFFER:
-            board.write(accepted)
         if thin and work.narrow():
             board.narrow()
-    board.write(accepted)
     if left > 0:
-        grown = last.residual > 1e3 * board.segments[0][1][0][0][board.rows]
+        grown = block.last.residual > 1e3 * board.segments[0][1][0][0][board.rows]
         ending = torch.where(grown, Status.DIVERGED, Status.MAX_STEPS)
-        board.close(torch.ones_like(work.finished), block, ending, accepted)
+        board.close(torch.ones_like(work.finished), block, ending)
     return Iterates(board.value, board.status, board.steps, board.trace)
+
+
+def _block_size(numbers: int) -> int:
+    """Returns how many evaluations of a cheap map are worth less than a look at the results."""
+    return 12 if numbers < 1 << 14 else 4 if numbers < 1 << 16 else 1
+
+
+def _settle(board: _Board, work: _Work, block: _Block, accepted: Status, masked: bool) -> int:
+    """Writes what has finished in a block; returns how many rows are left."""
+    hit = block.event[0] if len(block.event) == 1 else block.event.any(0)
+    if masked or bool(hit.any()):
+        board.write(block, accepted)
+        work.finished = work.finished | hit
+    stuck = work.stagnated(block.last, masked)
+    if stuck is not None:
+        board.close(stuck, block, torch.full_like(board.rows, Status.STAGNATED))
+        work.finished = work.finished | stuck
+    return work.x.shape[0] if masked else work.x.shape[0] - int(work.finished.sum())

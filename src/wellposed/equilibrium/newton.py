@@ -8,6 +8,7 @@ from torch import Tensor
 from wellposed.equilibrium.linear import gmres, solve_rows
 from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.solver import Solver, SolverState
+from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
 
 
@@ -48,7 +49,7 @@ class Newton(Solver):
         worse = (length > 0) & ~(norm < best)
         half = worse & (length > 0.5**self.halvings)
         plain = worse & ~half
-        if not bool(worse.all()):
+        if under_transform() or not bool(worse.all()):
             found = self._solve(f, x.detach(), fx - x)
             fresh = ~worse & found.detach().isfinite().all(1)
             keep = worse[:, None]

@@ -16,7 +16,7 @@ class Picard(Solver):
 
     damping: float = 1.0
 
-    block = 8
+    block = 16
 
     def __post_init__(self) -> None:
         if not 0 < self.damping <= 1:

@@ -1,11 +1,7 @@
 """A fixed-point problem: the map, where to start, and how to solve it."""
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
 
-import torch
 from torch import Tensor
 
 from wellposed.equilibrium.failure import OnFailure, report
@@ -15,6 +11,7 @@ from wellposed.equilibrium.monitor import SolveLog, active_logs
 from wellposed.equilibrium.solution import Adjoint
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
+from wellposed.equilibrium.transform import under_transform
 
 
 @dataclass(frozen=True)
@@ -57,23 +54,3 @@ class Method:
         for log in self.logs:
             log.adjoint.append((found.status, found.steps))
         report(found, self.on_failure, solve="adjoint solve", max_steps=self.max_steps)
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Keeps a function out of compiled graphs; outside of them it costs nothing, unlike the plain decorator."""
-    apart = torch.compiler.disable(function)
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return apart(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
-
-    return call
-
-
-def under_transform() -> bool:
-    """Tells whether values cannot be looked at: inside vmap, jacrev or export."""
-    return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_compiling()

@@ -24,7 +24,7 @@ class SplittingMap(Map):
     activation: Activation
     bound: Callable[[Tensor, Tensor], Tensor] | None = None
     context: Tensor | None = None
-    block = 8
+    block = 16
     bulk = 1 << 14
 
     @classmethod

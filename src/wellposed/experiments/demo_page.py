@@ -80,6 +80,7 @@ def page(result: DemoResult) -> str:
         '<div class="figures">' + _steps_figure(result) + _certificates(result) + "</div>",
         "<h2>Run it again</h2>",
         f"<pre>{escape(settings.command)}</pre>",
+        f'<p class="quiet">{_recipe(result)}</p>',
         f'<p class="quiet">{_versions(result)}</p>',
     ]
     head = (
@@ -181,6 +182,14 @@ def _figure(drawing: str, caption: str) -> str:
 
 def _prose(text: str) -> str:
     return escape(text).replace("a^2", "a<sup>2</sup>").replace("k = ", "k&nbsp;=&nbsp;")
+
+
+def _recipe(result: DemoResult) -> str:
+    config = result.config
+    return (
+        f"Adam, learning rate {config.learning_rate:g} with cosine decay, batches of {config.batch_size}. The "
+        "implicit model has 20 states, kappa 0.5 and no bias; its B and C start at a tenth of the usual size."
+    )
 
 
 def _versions(result: DemoResult) -> str:

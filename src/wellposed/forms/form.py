@@ -92,6 +92,10 @@ class ImplicitForm:
         return self._certified
 
     @cached_property
+    def _feedforward(self) -> bool:
+        return self.activation.componentwise and self.A.is_strictly_triangular()
+
+    @cached_property
     def _certified(self) -> Certificate:
         if self.activation.componentwise:
             sums = upward(double(self.A.abs().row_sums()), self.A.shape[1])
@@ -99,9 +103,8 @@ class ImplicitForm:
             value = float(sums.max()) * rounding * self.activation.lipschitz()
             if value < 1:
                 return Certificate.of("inf", value, gain=reciprocal_gap(value))
-            triangular = get_condition("triangular").certify(self.A.to_dense(), self.activation)
-            if triangular.holds and triangular.value == 0:
-                return triangular
+            if self._feedforward:
+                return get_condition("triangular").certify(self.A.to_dense(), self.activation)
         return certify(self.A.to_dense(), self.activation)
 
     def _offset(self, flat: Tensor) -> Tensor:  # (B, n)
@@ -112,10 +115,10 @@ class ImplicitForm:
         A, v, damping = self.A, self._offset(flat), 1.0
         condition = get_condition(self._certified.condition)
         if condition.name in ("mu", "monotone", "triangular"):
-            if self._certified.value == 0:  # no feedback
-                options = {"solver": Picard(), "stop": Settled(A.shape[0]), **options}
             system = condition.equivalent(A.to_dense(), self.activation)
             A, v, damping = Dense(system.A), v * system.scale, system.damping
+        if self._feedforward:
+            options = {"solver": Picard(), "stop": Settled(A.shape[0]), **options}
         phi = self.activation.function
 
         def f(x: Tensor, offset: Tensor) -> Tensor:

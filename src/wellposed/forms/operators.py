@@ -34,6 +34,11 @@ class Operator(abc.ABC):
         """Forms the matrix in compressed rows."""
         return self.to_dense().to_sparse_csr()
 
+    def is_strictly_triangular(self) -> bool:
+        """Tells whether all entries lie on one side of the diagonal."""
+        rows, columns = self.to_dense().nonzero(as_tuple=True)
+        return bool((rows < columns).all() or (rows > columns).all())
+
     def row_sums(self) -> Tensor:  # (rows,)
         """Adds up the entries of every row."""
         one = torch.ones(1, self.shape[1], dtype=self.dtype, device=self.device)
@@ -122,6 +127,10 @@ class Sparse(Operator):
 
     def to_sparse(self) -> Tensor:
         return self.matrix.to_sparse_csr()
+
+    def is_strictly_triangular(self) -> bool:
+        rows, columns = self.matrix.indices()
+        return bool((rows < columns).all() or (rows > columns).all())
 
     @property
     def dtype(self) -> torch.dtype:

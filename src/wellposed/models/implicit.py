@@ -21,18 +21,19 @@ from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.newton import Newton
 from wellposed.equilibrium.one_sided import Triangular
 from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.problem import Method, under_transform
+from wellposed.equilibrium.problem import Method
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.splitting import SplittingMap
 from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
+from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
 from wellposed.forms.form import MODEL_BUILDERS, ImplicitForm
 from wellposed.forms.operators import Dense, LowRank, Zero
 from wellposed.models.matrix import StateMatrix, System
 
 EXECUTORS = ("auto", "reference")
-DIRECT = 20  # states up to which factorising the backward system beats iterating it
+DIRECT = 20
 
 
 class ImplicitModel(nn.Module):

@@ -12,6 +12,7 @@ from wellposed.equilibrium.certificate import Certificate
 from wellposed.equilibrium.condition import Condition
 from wellposed.equilibrium.one_sided import Triangular
 from wellposed.equilibrium.projection import project_rows
+from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import IllPosedError, InputError
 
 
@@ -85,6 +86,11 @@ class StateMatrix(nn.Module):
     def system(self) -> System:
         """Returns what to iterate: A itself, or an equivalent system on which the iteration converges."""
         factors = self.factors()
+        if self.condition.name in ("mu", "monotone") and under_transform():
+            raise InputError(
+                f"condition {self.condition.name!r} chooses its iteration by the values of A, which vmap (and so "
+                "an Ensemble) hides; use 'inf', 'weighted' or 'spectral' there"
+            )
         if self.condition.name == "monotone":
             gap = torch.eye(self.raw.shape[0], dtype=self.raw.dtype, device=self.raw.device) - factors[0].detach()
             return System(factors, splitting=2 / float(torch.linalg.matrix_norm(gap, 2)))

@@ -104,7 +104,8 @@ def _configuration(model: ImplicitModel) -> dict[str, Any]:
 
 def _registered(activation: Activation) -> str:
     """Returns the name under which an activation can be found again."""
-    if get_activation(activation.name) != activation:
+    known = get_activation(activation.name)
+    if (known.slope, known.constants, known.block) != (activation.slope, activation.constants, activation.block):
         raise InputError(f"{activation.name!r} is not the registered activation of that name; register it to save")
     return activation.name
 

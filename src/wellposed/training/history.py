@@ -7,7 +7,6 @@ from torch import Tensor
 
 from wellposed.equilibrium.monitor import SolveLog
 from wellposed.equilibrium.solution import failed
-from wellposed.errors import WellposedError
 
 _COLUMNS = ("train_loss", "validation_loss", "steps", "failed_share", "seconds")
 
@@ -49,10 +48,6 @@ class History:
             setattr(self, name, torch.cat([getattr(self, name), new]) if len(getattr(self, name)) else new)
 
 
-class NonFiniteLossError(WellposedError, RuntimeError):
-    """The loss became NaN or infinite; the model keeps the parameters of the step before."""
-
-
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during `fit`; `history` has the epochs that were finished, the model its parameters."""
 
@@ -71,7 +66,13 @@ def solve_counts(log: SolveLog, shape: torch.Size) -> Tensor:  # (4,) or (4, M)
     )
 
 
+def _by_member(part: Tensor, shape: torch.Size) -> Tensor:
+    """Splits the samples of a solve; one that the members share counts for each of them."""
+    shared = part.numel() % shape.numel() != 0
+    return part.flatten().expand(*shape, -1) if shared else part.reshape(*shape, -1)
+
+
 def _sum(parts: list[Tensor], shape: torch.Size) -> tuple[Tensor, Tensor]:
-    rows = [part.reshape(*shape, -1).to("cpu", torch.float64) for part in parts]
+    rows = [_by_member(part, shape).to("cpu", torch.float64) for part in parts]
     table = torch.cat(rows, dim=-1) if rows else torch.zeros(*shape, 0, dtype=torch.float64)
     return table.sum(-1), torch.full(shape, float(table.shape[-1]), dtype=torch.float64)

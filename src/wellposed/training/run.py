@@ -8,10 +8,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.optim import Optimizer
 
-from wellposed.errors import InputError
+from wellposed.errors import InputError, NonFiniteLossError
 from wellposed.models.ensemble import Ensemble
 from wellposed.training.batches import Batch, Batches
-from wellposed.training.history import NonFiniteLossError
 from wellposed.training.team import Team, bare
 
 Loss = Callable[[Tensor, Tensor], Tensor]
