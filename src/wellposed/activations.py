@@ -20,10 +20,10 @@ NORMS = ("1", "2", "inf")
 class Activation:
     """Describes phi in x = phi(Ax + Bu) as a BLIP map.
 
-    Blockwise Lipschitz: |phi_l(a) - phi_l(b)|_p <= gamma_p |a - b|_p on every block l
+    Blockwise Lipschitz: ``|phi_l(a) - phi_l(b)|_p <= gamma_p |a - b|_p`` on every block l
     (003, Definition 1); a componentwise map has blocks of one entry.
 
-    Arguments:
+    Args:
         function: phi, applied along the last dimension.
         slope: range of the difference quotients of a componentwise map.
         derivative: phi'(z) in differentiable torch operations; None falls back to autograd.
@@ -31,7 +31,7 @@ class Activation:
         projection: whether phi is the projection on an interval, phi(phi(z)) = phi(z).
         block: None acts componentwise, k on consecutive blocks of k entries, 0 on the whole vector.
         constants: Lipschitz constant per norm "1", "2", "inf"; derived from `slope` if componentwise.
-        rounding: the computed phi(z) is off by at most this many unit roundoffs of |phi(0)| + gamma |z|.
+        rounding: the computed phi(z) is off by at most this many unit roundoffs of ``|phi(0)| + gamma |z|``.
 
     Example:
         >>> get_activation("sigmoid").lipschitz()
@@ -75,7 +75,7 @@ class Activation:
         return self.block is None
 
     def lipschitz(self, norm: str = "inf") -> float:
-        """Returns gamma in |phi(a) - phi(b)|_p <= gamma |a - b|_p on a block.
+        """Returns gamma in ``|phi(a) - phi(b)|_p <= gamma |a - b|_p`` on a block.
 
         Example:
             >>> get_activation("softmax").lipschitz("1")

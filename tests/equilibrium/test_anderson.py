@@ -3,7 +3,7 @@ import torch
 from problems import FAMILIES, state_matrix
 
 from wellposed.activations import get_activation
-from wellposed.equilibrium import Absolute, Anderson, Picard
+from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, fixed_point
 from wellposed.equilibrium.affine import AffineMap
 from wellposed.equilibrium.loop import iterate
 
@@ -43,3 +43,17 @@ def test_a_singular_least_squares_problem_falls_back():
     f = AffineMap((A,), v, get_activation("identity"))
     found = iterate(f, torch.zeros_like(v), Anderson(), Absolute(1e-12), 300)
     torch.testing.assert_close(found.value, torch.full_like(v, 10.0))
+
+
+def test_when_a_sample_jumps_does_not_depend_on_its_companions():
+    # falls fast for one cycle, slowly afterwards; the companion is slow from the start
+    rate = torch.tensor([[0.2, 0.99], [0.99, 0.98]], dtype=torch.float64)
+    u = torch.tensor([[1.0, 1e-7], [1.0, 1.0]], dtype=torch.float64)
+
+    def solve(rows):
+        r, v = rate[rows], u[rows]
+        return fixed_point(lambda x, r, v: r * x + v, torch.zeros_like(v), r, v, stop=Relative(1e-13))
+
+    together, alone = solve([0, 1]), solve([0])
+    assert together.steps[0] == alone.steps[0]
+    torch.testing.assert_close(together.value[0], alone.value[0], rtol=1e-14, atol=0)

@@ -20,8 +20,9 @@ class Anderson(Solver):
     ``sum a_i f(x_i)`` where the weights minimise ``|sum a_i r_i|_2`` and add up to one (Anderson 1965; the
     alternation with plain steps is that of Pratapa, Suryanarayana and Pask 2016). The next evaluation
     judges the jump: it must have gained at least what `worth` plain steps gain, else the solve goes on
-    from the last plain point. A failed jump thus costs one evaluation in ``memory + 3``, and the solver
-    needs at most about 1.2 times the evaluations of `Picard`.
+    from the last plain point. A failed jump thus costs one evaluation in ``memory + 3``, after repeated
+    failures ever fewer jumps are tried, and the solver needs at most about 1.2 times the evaluations of
+    `Picard`.
 
     Residuals are judged in the l1 norm: averaging iterates whose residual merely moves from state to
     state (a cyclic shift) shrinks the other norms and gains nothing.
@@ -49,42 +50,52 @@ class Anderson(Solver):
                 f"memory={self.memory}, damping={self.damping}"
             )
 
-    # The state is either a row of plain points (x, f(x), f(f(x)), ...) or, after a jump, three tensors of
-    # different shapes: where to go if it fails, the residual to beat, and the samples that jumped.
+    # The state: cycles to sit out, failures in a row, and then either the plain points (x, f(x), f(f(x)), ...)
+    # or, after a jump, where to go if it fails, the residual to beat and the samples that jumped. Cycles have the
+    # same length for all samples, jump or not, so that a sample does not depend on its companions.
+
+    def init(self, x: Tensor) -> SolverState:
+        none = x.new_zeros(x.shape[0])
+        return none, none
 
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
         if self.damping != 1:
             fx = torch.lerp(x, fx, self.damping)
-        if state and state[-1].dtype == torch.bool:
-            return self._judge(x, fx, *state), ()
-        plain = (*state, fx) if state else (x, fx)
-        if len(plain) < self.memory + 2:
+        if state[-1].dtype == torch.bool:
+            return self._judge(x, fx, *state)
+        plain = (*state, fx) if len(state) > 2 else (*state, x, fx)
+        if len(plain) < self.memory + 4:
             return fx, plain
-        return self._jump(torch.stack(plain, dim=1))
+        return self._jump(plain[0], plain[1], torch.stack(plain[2:], dim=1))
 
-    def _jump(self, points: Tensor) -> tuple[Tensor, SolverState]:
+    def _jump(self, rest: Tensor, failures: Tensor, points: Tensor) -> tuple[Tensor, SolverState]:
         """Extrapolates from the plain points ``(B, memory + 2, n)``."""
         last = points[:, -1]
         residuals = points.diff(dim=1)  # (B, memory + 1, n)
         norms = residuals[:, -2:].detach().abs().sum(2)
-        rate = norms[:, 1] / norms[:, 0]
+        rate = (norms[:, 1] / norms[:, 0]).clamp_max(1)
         goal = 0.1 * default_tolerance(points.dtype) * last.detach().abs().sum(1)
-        hard = norms[:, 1] * rate.clamp_max(1) ** self.patience > goal
-        if not under_transform() and not bool(hard.any()):
-            return last, ()
-        target = rate.clamp_max(1) ** self.worth * norms[:, 1]
+        jumps = (norms[:, 1] * rate**self.patience > goal) & (rest <= 0)
+        target = rate**self.worth * norms[:, 1]
+        if not under_transform() and not bool(jumps.any()):
+            return last, (rest - 1, failures, last, target, jumps)
         ridge = torch.finfo(points.dtype).eps if self.ridge is None else self.ridge
         gamma = _least_squares(residuals.diff(dim=1), residuals[:, -1], ridge)
         images = points[:, 1:].diff(dim=1)  # (B, memory, n)
         jump = last - (images * gamma[:, :, None]).sum(1)
-        hard = hard & jump.detach().isfinite().all(1)
-        return torch.where(hard[:, None], jump, last), (last, target, hard)
+        jumps = jumps & jump.detach().isfinite().all(1)
+        return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
 
     @staticmethod
-    def _judge(x: Tensor, fx: Tensor, safe: Tensor, target: Tensor, jumped: Tensor) -> Tensor:
+    def _judge(
+        x: Tensor, fx: Tensor, rest: Tensor, failures: Tensor, safe: Tensor, target: Tensor, jumped: Tensor
+    ) -> tuple[Tensor, SolverState]:
         """Goes on from the jump where it paid, from the last plain point elsewhere."""
         norm = (fx - x).detach().abs().sum(1)
-        return torch.where((jumped & ~(norm <= target))[:, None], safe, fx)
+        failed = jumped & ~(norm <= target)
+        failures = torch.where(jumped, torch.where(failed, failures + 1, 0), failures)
+        rest = torch.where(failed, 2 ** (failures - 1).clamp_max(3) - 1, rest)
+        return torch.where(failed[:, None], safe, fx), (rest, failures)
 
 
 def _least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, m)

@@ -11,14 +11,14 @@ from torch import Tensor
 class Certificate:
     """States that x = phi(Ax + v) has exactly one solution for every v, if `value < bound`.
 
-    Arguments:
+    Args:
         condition: the name of the condition that was checked.
         value: rounded outward; a contraction factor where the condition is one.
         bound: what the value must stay below.
         margin: bound - value, rounded down.
-        weights: v > 0 of the norm max_i |x_i| / v_i, largest entry 1; per block for `block`; else None.
+        weights: v > 0 of the norm ``max_i |x_i| / v_i``, largest entry 1; per block for `block`; else None.
         norm: the norm of the contraction, "1", "2" or "inf".
-        gain: g in |x - x*| <= g |x - f(x)| in that (weighted) norm; infinite where none is known.
+        gain: g in ``|x - x*| <= g |x - f(x)|`` in that (weighted) norm; infinite where none is known.
         note: what the reader should know about the number.
 
     Example:

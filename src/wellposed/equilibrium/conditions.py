@@ -42,7 +42,7 @@ def certify(
     Tries every condition that applies, cheapest first, and returns the first that holds
     (003, Theorem 1 and Remarks 2-3).
 
-    Arguments:
+    Args:
         condition: check only this one.
 
     Example:

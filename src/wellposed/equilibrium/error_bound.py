@@ -136,7 +136,7 @@ class ErrorBounder:
     def __call__(self, residual: Tensor, rounding: Tensor) -> Tensor:
         """Bounds the distance of every sample.
 
-        Arguments:
+        Args:
             residual: (B, n), |x - f(x)| with f evaluated in floating point.
             rounding: (B, n), a bound on |computed f(x) - exact f(x)|, see `map_rounding`.
 

@@ -45,7 +45,7 @@ def split_blocks(A: Tensor, size: int) -> Tensor:
 def block_norms(A: Tensor, sizes: Sequence[int], norm: str) -> Tensor:
     """Computes the differentiable matrix of |A_ij|_{p->p}, not rounded outward.
 
-    Arguments:
+    Args:
         A: (..., n, n).
 
     Returns:
@@ -85,7 +85,7 @@ def induced_norm(A: Tensor, p: str, q: str) -> NormBound:
     singular value. NP-hard elsewhere; then inf->2 <= | |A| 1 |_2, inf->1 <= sum |A_ij|, and
     2->1 is the inf->2 norm of A'.
 
-    Arguments:
+    Args:
         A: (..., m, n).
 
     Example:
@@ -113,7 +113,7 @@ def spectral_norm(A: Tensor) -> Tensor:
     A = U S V' + E gives |A|_2 <= |U| |V| max(S) + |E|_F with |U|^2 <= 1 + |U'U - I|_F, each residual with
     its own rounding added; sqrt(|A|_1 |A|_inf) if that is smaller.
 
-    Arguments:
+    Args:
         A: (..., m, n).
 
     Example:

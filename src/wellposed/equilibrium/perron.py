@@ -17,7 +17,7 @@ def collatz_wielandt(M: Tensor, v: Tensor) -> float:
 
     Collatz-Wielandt. M contracts in the norm max_i |x_i| / v_i by that factor.
 
-    Arguments:
+    Args:
         M: (n, n), non-negative, float64.
         v: (n,), largest entry 1.
 
@@ -41,7 +41,7 @@ def perron_weights(M: Tensor) -> tuple[Tensor, float]:
     constant max(v)/min(v)/(1 - value) is kept; without any, kappa closer to one, powers of two from a greedy
     search and a few power steps, whose value is a true bound of rho(M) again.
 
-    Arguments:
+    Args:
         M: (n, n), non-negative, float64.
 
     Returns:
@@ -76,7 +76,7 @@ def power_of_two_scaling(M: Tensor, kappa: float, groups: Tensor | None = None) 
     stays below its iterates, so from e = 0 it ends at the greatest feasible point if there is one
     (Knaster-Tarski); on an acyclic M after as many sweeps as there are layers.
 
-    Arguments:
+    Args:
         M: (n, n), non-negative, float64.
         groups: (n,) block number of every state; e is constant on a block.
 

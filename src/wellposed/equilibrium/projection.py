@@ -18,7 +18,7 @@ def project_rows(W: Tensor, radius: float) -> Tensor:
     the sorted entries. This is the projection on |A|_inf <= radius (003, Remark 2). A row
     inside is returned bit for bit; the exact row sum of the result never exceeds the radius.
 
-    Arguments:
+    Args:
         W: (..., n, m).
         radius: the largest row sum.
 
@@ -37,7 +37,7 @@ def project_rows_one_sided(W: Tensor, radius: float) -> Tensor:
     and always active: d = w_ii - theta, p_j = sign(w_j) (|w_j| - theta)_+ with one theta >= 0 a row. Bit for
     bit the identity inside.
 
-    Arguments:
+    Args:
         W: (..., n, n).
 
     Example:
@@ -193,7 +193,7 @@ def clip_singular_values(W: Tensor, kappa: float) -> Tensor:
     multiplied by (f_i - f_j) / (s_i - s_j) and its skew part by (f_i + f_j) / (s_i + s_j), finite also at
     repeated singular values. Bit for bit the identity inside; |result|_2 <= kappa up to rounding.
 
-    Arguments:
+    Args:
         W: (..., n, n).
 
     Example:
@@ -208,7 +208,7 @@ def clip_symmetric_part(W: Tensor, kappa: float) -> Tensor:
 
     The derivative multiplies Q' dS Q by the divided differences of min(lambda, kappa) (Daleckii-Krein).
 
-    Arguments:
+    Args:
         W: (..., n, n).
 
     Example:
@@ -225,7 +225,7 @@ def project_block_rows(W: Tensor, blocks: int | Sequence[int], kappa: float, nor
     The vector of block norms is projected on the l1 ball and block ij is multiplied by the ratio, so that
     |N(A, 1)|_inf <= kappa (003, eq. 2.6 and Remark 2). Bit for bit the identity inside.
 
-    Arguments:
+    Args:
         W: (..., n, n).
         blocks: the sizes, or one size for all (0: a single block).
         norm: "1", "2" or "inf".

@@ -23,7 +23,7 @@ COMFORTABLE_SPREAD = 60.0
 class Rescaling:
     """A diagonal scaling D = diag(2^log2) with |D A D^-1|_inf <= norm.
 
-    Arguments:
+    Args:
         log2: (n,) float64; integers if `power_of_two`.
         power_of_two: whether scaling by D is exact in floating point, so that outputs are bit-identical.
         norm: verified with outward rounding.
@@ -62,7 +62,7 @@ def rescaling(A: Tensor, kappa: float, *, blocks: int | Sequence[int] | None = N
     for every acyclic A (every feed-forward net) and every kappa > 0. If a cycle leaves too little room for
     them, D = diag(1 / v) with v = (I - |A|/kappa)^-1 1; then `power_of_two` is False.
 
-    Arguments:
+    Args:
         A: (n, n), for a map with Lipschitz constant 1 (multiply A by gamma otherwise).
         blocks: sizes on which D must be constant, those of a map that is not componentwise.
 

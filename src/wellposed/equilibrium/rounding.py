@@ -81,7 +81,7 @@ def map_rounding(
     With k = `terms` and gamma_k = k u / (1 - k u) the pre-activation errs by gamma_k (|A||x| + |B||u| + |b|)
     in any order of summation; phi multiplies that by its Lipschitz constant and adds its own roundoff.
 
-    Arguments:
+    Args:
         v_magnitude: |B||u| + |b|.
         terms: the length of the sum, n + p + 2.
 

@@ -120,7 +120,7 @@ class Sparse(Operator):
 
     def abs(self) -> "Sparse":
         values = self.matrix.values().abs()
-        return Sparse(torch.sparse_coo_tensor(self.matrix.indices(), values, self.shape))
+        return Sparse(torch.sparse_coo_tensor(self.matrix.indices(), values, self.shape, check_invariants=False))
 
     def to_dense(self) -> Tensor:
         return self.matrix.to_dense()
