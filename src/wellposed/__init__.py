@@ -5,13 +5,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wellposed import activations, equilibrium, errors, forms, models, training
+    from wellposed import activations, baselines, equilibrium, errors, experiments, forms, models, tasks, training
     from wellposed.activations import Activation, register_activation
     from wellposed.equilibrium import (
         Absolute,
         Anderson,
         Broyden,
         Certificate,
+        Contraction,
         ErrorBound,
         Gradient,
         Implicit,
@@ -43,6 +44,7 @@ __all__ = [
     "Anderson",
     "Broyden",
     "Certificate",
+    "Contraction",
     "Ensemble",
     "ErrorBound",
     "Gradient",
@@ -62,9 +64,11 @@ __all__ = [
     "Stopping",
     "Unrolled",
     "activations",
+    "baselines",
     "certificate",
     "equilibrium",
     "errors",
+    "experiments",
     "fit",
     "fixed_point",
     "forms",
@@ -72,6 +76,7 @@ __all__ = [
     "models",
     "register_activation",
     "save",
+    "tasks",
     "training",
     "watch",
 ]
@@ -82,11 +87,12 @@ _HOME = {
     "Anderson": "wellposed.equilibrium",
     "Broyden": "wellposed.equilibrium",
     "Certificate": "wellposed.equilibrium",
+    "Contraction": "wellposed.equilibrium",
     "Ensemble": "wellposed.models",
     "ErrorBound": "wellposed.equilibrium",
     "Gradient": "wellposed.equilibrium",
     "Implicit": "wellposed.equilibrium",
-    "ImplicitForm": "wellposed.forms",
+    "ImplicitForm": "wellposed.models",
     "ImplicitModel": "wellposed.models",
     "MeanRelative": "wellposed.equilibrium",
     "Newton": "wellposed.equilibrium",
@@ -101,9 +107,11 @@ _HOME = {
     "Stopping": "wellposed.equilibrium",
     "Unrolled": "wellposed.equilibrium",
     "activations": "wellposed",
+    "baselines": "wellposed",
     "certificate": "wellposed.equilibrium",
     "equilibrium": "wellposed",
     "errors": "wellposed",
+    "experiments": "wellposed",
     "fit": "wellposed.training",
     "fixed_point": "wellposed.equilibrium",
     "forms": "wellposed",
@@ -111,6 +119,7 @@ _HOME = {
     "models": "wellposed",
     "register_activation": "wellposed.activations",
     "save": "wellposed.models",
+    "tasks": "wellposed",
     "training": "wellposed",
     "watch": "wellposed.equilibrium",
 }

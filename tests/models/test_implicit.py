@@ -228,6 +228,8 @@ def test_from_matrices_refuses_what_it_cannot_certify():
         ImplicitModel.from_matrices(0.5 * eye, torch.ones(3, 1), eye)
     with pytest.raises(ValueError, match="finite"):
         ImplicitModel.from_matrices(0.5 * eye, eye * torch.nan, eye)
+    with pytest.raises(InputError, match="leave rank out"):
+        ImplicitModel.from_matrices(0.5 * eye, eye, eye, rank=1)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

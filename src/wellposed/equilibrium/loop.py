@@ -100,10 +100,10 @@ class _Work:
         if (step.index + 1) % PERIOD or step.index + 1 < 2 * PERIOD:
             return None
         recent = torch.cat(self.trace[-2 * PERIOD :])[-2 * PERIOD :]
-        flat = recent[PERIOD:].amin(0) >= recent[:PERIOD].amin(0)
+        flat = (recent[PERIOD:].amin(0) >= recent[:PERIOD].amin(0)) & ~self.finished
         if not masked and not bool(flat.any()):
             return None
-        return flat & (step.residual <= 4 * step.f.rounding(step.x, step.fx)) & ~self.finished
+        return flat & (step.residual <= 4 * step.f.rounding(step.x, step.fx))
 
 
 def _stack(parts: list[Tensor]) -> Tensor:

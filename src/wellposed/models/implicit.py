@@ -245,6 +245,8 @@ class ImplicitModel(nn.Module):
             tensor([[4.]], grad_fn=<ViewBackward0>)
         """
         _check_matrices(A, B, C, D, bias)
+        if options.get("rank") is not None:
+            raise InputError("from_matrices keeps A as it is, in full; leave rank out")
         activation = get_activation(options.pop("activation", "relu"))
         triangular = options.pop("triangular", False)
         wanted = "triangular" if triangular else options.pop("condition", None)
