@@ -32,14 +32,14 @@ class Anderson(Solver):
         damping: ``(1 - damping) x + damping f(x)`` takes the place of ``f(x)``.
         worth: plain steps that a jump must be worth.
         patience: samples that need no more plain steps than this to the accuracy of the dtype are left alone.
-        ridge: regularisation of the least squares problem, relative to its trace.
+        ridge: regularisation of the least squares problem, relative to its diagonal.
     """
 
     memory: int = 5
     damping: float = 1.0
     worth: float = 2.0
     patience: float = 12.0
-    ridge: float | None = None
+    ridge: float = 1e-10
 
     block = 16
 
@@ -79,10 +79,8 @@ class Anderson(Solver):
         target = rate**self.worth * norms[:, 1]
         if not under_transform() and not bool(jumps.any()):
             return last, (rest - 1, failures, last, target, jumps)
-        ridge = torch.finfo(points.dtype).eps if self.ridge is None else self.ridge
-        gamma = _least_squares(residuals.diff(dim=1), residuals[:, -1], ridge)
-        images = points[:, 1:].diff(dim=1)  # (B, memory, n)
-        jump = last - (images * gamma[:, :, None]).sum(1)
+        weights = _weights(residuals, self.ridge)
+        jump = (weights[:, None] @ points[:, 1:])[:, 0]
         jumps = jumps & jump.detach().isfinite().all(1)
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
 
@@ -98,10 +96,10 @@ class Anderson(Solver):
         return torch.where(failed[:, None], safe, fx), (rest, failures)
 
 
-def _least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, m)
-    """Minimises ``|right - sum gamma_i columns_i|`` per sample by regularised normal equations."""
-    gram = (columns @ columns.mT).double()
-    size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-    gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
-    solution = torch.linalg.solve_ex(gram, (columns @ right[:, :, None]).double())[0]
-    return solution[:, :, 0].to(right.dtype)
+def _weights(residuals: Tensor, ridge: float) -> Tensor:  # (B, m), from (B, m, n)
+    """Minimises ``|sum a_i r_i|_2`` under ``sum a_i = 1``: a is proportional to the solution of ``(R R') a = 1``."""
+    wide = residuals.double()
+    size = residuals.shape[1]
+    gram = (wide @ wide.mT) * (1 + ridge * torch.eye(size, dtype=torch.float64, device=wide.device))
+    solution = torch.linalg.solve_ex(gram, torch.ones_like(gram[:, 0]))[0]
+    return (solution / solution.sum(1, keepdim=True)).to(residuals.dtype)

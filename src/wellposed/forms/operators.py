@@ -11,7 +11,8 @@ from wellposed.errors import InputError
 class Operator(abc.ABC):
     """A matrix that knows how to be multiplied without being formed."""
 
-    shape: tuple[int, int]
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
 
     @abc.abstractmethod
     def __matmul__(self, x: Tensor) -> Tensor:  # (B, columns) -> (B, rows)
@@ -44,16 +45,6 @@ class Operator(abc.ABC):
         one = torch.ones(1, self.shape[1], dtype=self.dtype, device=self.device)
         return (self @ one)[0]
 
-    @property
-    @abc.abstractmethod
-    def dtype(self) -> torch.dtype:
-        """The dtype of the entries."""
-
-    @property
-    @abc.abstractmethod
-    def device(self) -> torch.device:
-        """Where the entries are."""
-
     def _check(self, x: Tensor) -> None:
         if x.dim() != 2 or x.shape[1] != self.shape[1]:
             raise InputError(
@@ -73,7 +64,8 @@ class Dense(Operator):
     def __init__(self, matrix: Tensor) -> None:
         if matrix.dim() != 2:
             raise InputError(f"a matrix has two dimensions; received the shape {tuple(matrix.shape)}")
-        self.matrix, self.shape = matrix, (matrix.shape[0], matrix.shape[1])
+        super().__init__((matrix.shape[0], matrix.shape[1]), matrix.dtype, matrix.device)
+        self.matrix = matrix
 
     def __matmul__(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -89,14 +81,6 @@ class Dense(Operator):
     def to_dense(self) -> Tensor:
         return self.matrix
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
-
 
 class Sparse(Operator):
     """A matrix stored by its non-zero entries.
@@ -107,8 +91,8 @@ class Sparse(Operator):
     """
 
     def __init__(self, matrix: Tensor) -> None:
+        super().__init__((matrix.shape[0], matrix.shape[1]), matrix.dtype, matrix.device)
         self.matrix = matrix.to_sparse().coalesce()
-        self.shape = (matrix.shape[0], matrix.shape[1])
 
     def __matmul__(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -132,14 +116,6 @@ class Sparse(Operator):
         rows, columns = self.matrix.indices()
         return bool((rows < columns).all() or (rows > columns).all())
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
-
 
 class LowRank(Operator):
     """A matrix L R' given by its factors.
@@ -154,7 +130,8 @@ class LowRank(Operator):
             raise InputError(
                 f"factors have the shapes (n, r) and (m, r); received {tuple(left.shape)}, {tuple(right.shape)}"
             )
-        self.left, self.right, self.shape = left, right, (left.shape[0], right.shape[0])
+        super().__init__((left.shape[0], right.shape[0]), left.dtype, left.device)
+        self.left, self.right = left, right
 
     def __matmul__(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -170,14 +147,6 @@ class LowRank(Operator):
     def to_dense(self) -> Tensor:
         return self.left @ self.right.mT
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.left.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.left.device
-
 
 class Zero(Operator):
     """A matrix of zeros, of which nothing is stored.
@@ -190,7 +159,7 @@ class Zero(Operator):
     def __init__(
         self, shape: tuple[int, int], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> None:
-        self.shape, self._dtype, self._device = shape, dtype, torch.device(device)
+        super().__init__(shape, dtype, torch.device(device))
 
     def __matmul__(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -198,21 +167,13 @@ class Zero(Operator):
 
     @property
     def T(self) -> "Zero":
-        return Zero((self.shape[1], self.shape[0]), self._dtype, self._device)
+        return Zero((self.shape[1], self.shape[0]), self.dtype, self.device)
 
     def abs(self) -> "Zero":
         return self
 
     def to_dense(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=self._dtype, device=self._device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
 
 def as_operator(matrix: Operator | Tensor) -> Operator:
