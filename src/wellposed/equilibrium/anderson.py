@@ -97,7 +97,7 @@ class Anderson(Solver):
 
 
 def _weights(residuals: Tensor, ridge: float) -> Tensor:  # (B, m), from (B, m, n)
-    """Minimises ``|sum a_i r_i|_2`` under ``sum a_i = 1``: a is proportional to the solution of ``(R R') a = 1``."""
+    """Minimises ``|sum a_i r_i|_2`` under ``sum a_i = 1``: a is proportional to ``(R R')^-1 1``."""
     wide = residuals.double()
     size = residuals.shape[1]
     gram = (wide @ wide.mT) * (1 + ridge * torch.eye(size, dtype=torch.float64, device=wide.device))
