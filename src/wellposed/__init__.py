@@ -32,8 +32,7 @@ if TYPE_CHECKING:
         fixed_point,
         watch,
     )
-    from wellposed.forms import ImplicitForm
-    from wellposed.models import Ensemble, ImplicitModel, load, save
+    from wellposed.models import Ensemble, ImplicitForm, ImplicitModel, load, save
     from wellposed.training import fit
 
 __version__ = "0.1.0"

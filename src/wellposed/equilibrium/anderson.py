@@ -7,7 +7,6 @@ from torch import Tensor
 
 from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.solver import Solver, SolverState
-from wellposed.equilibrium.stopping import default_tolerance
 from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
 
@@ -32,14 +31,14 @@ class Anderson(Solver):
         damping: ``(1 - damping) x + damping f(x)`` takes the place of ``f(x)``.
         worth: plain steps that a jump must be worth.
         patience: samples that need no more plain steps than this to the accuracy of the dtype are left alone.
-        ridge: regularisation of the least squares problem, relative to its diagonal.
+        ridge: regularisation of the least squares problem, relative to its trace.
     """
 
     memory: int = 5
     damping: float = 1.0
     worth: float = 2.0
     patience: float = 12.0
-    ridge: float = 1e-10
+    ridge: float | None = None
 
     block = 16
 
@@ -74,13 +73,15 @@ class Anderson(Solver):
         residuals = points.diff(dim=1)  # (B, memory + 1, n)
         norms = residuals[:, -2:].detach().abs().sum(2)
         rate = (norms[:, 1] / norms[:, 0]).clamp_max(1)
-        goal = 0.1 * default_tolerance(points.dtype) * last.detach().abs().sum(1)
+        goal = 8 * torch.finfo(points.dtype).eps * last.detach().abs().sum(1)
         jumps = (norms[:, 1] * rate**self.patience > goal) & (rest <= 0)
         target = rate**self.worth * norms[:, 1]
         if not under_transform() and not bool(jumps.any()):
             return last, (rest - 1, failures, last, target, jumps)
-        weights = _weights(residuals, self.ridge)
-        jump = (weights[:, None] @ points[:, 1:])[:, 0]
+        ridge = torch.finfo(points.dtype).eps if self.ridge is None else self.ridge
+        gamma = _least_squares(residuals.diff(dim=1), residuals[:, -1], ridge)
+        images = points[:, 1:].diff(dim=1)  # (B, memory, n)
+        jump = last - (images * gamma[:, :, None]).sum(1)
         jumps = jumps & jump.detach().isfinite().all(1)
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
 
@@ -96,10 +97,10 @@ class Anderson(Solver):
         return torch.where(failed[:, None], safe, fx), (rest, failures)
 
 
-def _weights(residuals: Tensor, ridge: float) -> Tensor:  # (B, m), from (B, m, n)
-    """Minimises ``|sum a_i r_i|_2`` under ``sum a_i = 1``: a is proportional to ``(R R')^-1 1``."""
-    wide = residuals.double()
-    size = residuals.shape[1]
-    gram = (wide @ wide.mT) * (1 + ridge * torch.eye(size, dtype=torch.float64, device=wide.device))
-    solution = torch.linalg.solve_ex(gram, torch.ones_like(gram[:, 0]))[0]
-    return (solution / solution.sum(1, keepdim=True)).to(residuals.dtype)
+def _least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, m)
+    """Minimises ``|right - sum gamma_i columns_i|`` per sample by regularised normal equations."""
+    gram = (columns @ columns.mT).double()
+    size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
+    solution = torch.linalg.solve_ex(gram, (columns @ right[:, :, None]).double())[0]
+    return solution[:, :, 0].to(right.dtype)
