@@ -1,13 +1,19 @@
 """Sphinx configuration; the build needs no network."""
 
+import sys
+from pathlib import Path
+
 from wellposed import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "wellposed"
 author = "The wellposed authors"
 copyright = "2026, The wellposed authors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
+html_math_renderer = "mathml"
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"wellposed {__version__}"
