@@ -1,12 +1,19 @@
 """Shared set-up: few threads, and the helper modules of this folder importable."""
 
+import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# The same examples at every run; HYPOTHESIS_PROFILE=explore draws new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=300)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(autouse=True)

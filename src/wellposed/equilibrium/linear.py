@@ -36,11 +36,13 @@ def gmres(product: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Ten
     hessenberg = right.new_zeros(right.shape[0], steps + 1, steps)
     for column in range(steps):
         vector = product(basis[column])
+        whole = torch.linalg.vector_norm(vector, dim=1)
         for row, known in enumerate(basis):
             overlap = (vector * known).sum(1)
             hessenberg[:, row, column] = overlap
             vector = vector - overlap[:, None] * known
         length = torch.linalg.vector_norm(vector, dim=1)
+        length = torch.where(length > torch.finfo(right.dtype).eps ** 0.75 * whole, length, 0)  # else noise
         hessenberg[:, column + 1, column] = length
         basis.append(_direction(vector, length))
     weights = _smallest_residual(hessenberg, start)
@@ -57,5 +59,4 @@ def _smallest_residual(hessenberg: Tensor, start: Tensor) -> Tensor:  # (B, m)
 
 
 def _direction(vector: Tensor, length: Tensor) -> Tensor:
-    tiny = torch.finfo(vector.dtype).tiny
-    return vector / length.clamp_min(tiny)[:, None]
+    return torch.where(length > 0, 1 / length, 0)[:, None] * vector
