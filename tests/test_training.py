@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from training_problems import QUIET, implicit, problem, seeded
 
 from wellposed.baselines.mlp import MLP
 from wellposed.equilibrium.monitor import SolveLog
@@ -19,21 +20,7 @@ from wellposed.training.best import Best
 from wellposed.training.history import solve_counts
 from wellposed.training.run import clip_gradients
 
-QUIET = {"progress": False}
 SGD = partial(torch.optim.SGD, lr=0.1)
-
-
-def implicit():
-    return ImplicitModel(4, 1, 6, kappa=0.8)
-
-
-def problem(samples=53, seed=0, dtype=torch.float64):
-    u = torch.randn(samples, 4, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    return u, u.sum(1, keepdim=True).relu()
-
-
-def seeded(factory, seed):
-    return Ensemble.of(factory, [seed]).member(0).double()
 
 
 @pytest.mark.parametrize("factory", [implicit, lambda: MLP([4, 5, 1])], ids=["implicit", "MLP"])

@@ -7,26 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from training_problems import QUIET, implicit, problem, seeded
 
 from wellposed.models.ensemble import Ensemble
-from wellposed.models.implicit import ImplicitModel
 from wellposed.training import fit
 from wellposed.training.batches import Batch, Batches
-
-QUIET = {"progress": False}
-
-
-def implicit():
-    return ImplicitModel(4, 1, 6, kappa=0.8)
-
-
-def problem(samples=53, seed=0, dtype=torch.float64):
-    u = torch.randn(samples, 4, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    return u, u.sum(1, keepdim=True).relu()
-
-
-def seeded(factory, seed):
-    return Ensemble.of(factory, [seed]).member(0).double()
 
 
 class Pairs(Dataset):
