@@ -32,12 +32,13 @@ if TYPE_CHECKING:
         fixed_point,
         watch,
     )
-    from wellposed.models import Ensemble, ImplicitForm, ImplicitModel, load, save
+    from wellposed.models import DEQ, Ensemble, ImplicitForm, ImplicitModel, ImplicitRNN, fixed_steps, load, save
     from wellposed.training import fit
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DEQ",
     "Absolute",
     "Activation",
     "Anderson",
@@ -50,6 +51,7 @@ __all__ = [
     "Implicit",
     "ImplicitForm",
     "ImplicitModel",
+    "ImplicitRNN",
     "MeanRelative",
     "Newton",
     "Phantom",
@@ -70,6 +72,7 @@ __all__ = [
     "experiments",
     "fit",
     "fixed_point",
+    "fixed_steps",
     "forms",
     "load",
     "models",
@@ -81,6 +84,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "DEQ": "wellposed.models",
     "Absolute": "wellposed.equilibrium",
     "Activation": "wellposed.activations",
     "Anderson": "wellposed.equilibrium",
@@ -93,6 +97,7 @@ _HOME = {
     "Implicit": "wellposed.equilibrium",
     "ImplicitForm": "wellposed.models",
     "ImplicitModel": "wellposed.models",
+    "ImplicitRNN": "wellposed.models",
     "MeanRelative": "wellposed.equilibrium",
     "Newton": "wellposed.equilibrium",
     "Phantom": "wellposed.equilibrium",
@@ -113,6 +118,7 @@ _HOME = {
     "experiments": "wellposed",
     "fit": "wellposed.training",
     "fixed_point": "wellposed.equilibrium",
+    "fixed_steps": "wellposed.models",
     "forms": "wellposed",
     "load": "wellposed.models",
     "models": "wellposed",

@@ -43,14 +43,13 @@ class Broyden(Solver):
         left, right, old_x, old_g, *old_guard = state
         rejected, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
         g = fx - x
-        with torch.no_grad():
-            known = old_g.isfinite().all(1, keepdim=True)
-            dx, dg = torch.where(known, x - old_x, 0), torch.where(known, g - old_g, 0)
-            full = (left[:, :1] != 0).any(2, keepdim=True)
-            left, right = _update(torch.where(full, 0, left), right, dx, dg)
+        known = old_g.isfinite().all(1, keepdim=True)
+        dx, dg = torch.where(known, x - old_x, 0), torch.where(known, g - old_g, 0)
+        full = (left[:, :1] != 0).any(2, keepdim=True)
+        left, right = _update(torch.where(full, 0, left), right, dx, dg)
         trial = x - _apply(left, right, g)
         new_x, guard = self.guard.choose(trial, rejected, fx, guard)
-        return new_x, (left, right, x.detach(), g.detach(), *guard)
+        return new_x, (left, right, x, g, *guard)
 
 
 def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum left right') vector
@@ -62,7 +61,7 @@ def _update(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor
     image = _apply(left, right, dg)
     term = _apply(right, left, dx)
     denominator = (dx * image).sum(1, keepdim=True)
-    size = torch.linalg.vector_norm(dx, dim=1, keepdim=True) * torch.linalg.vector_norm(image, dim=1, keepdim=True)
-    sound = denominator.abs() > 1e-8 * size
-    column = torch.where(sound, (dx - image) / denominator, 0)
+    sizes = [torch.linalg.vector_norm(part.detach(), dim=1, keepdim=True) for part in (dx, image)]
+    sound = denominator.abs() > 1e-8 * sizes[0] * sizes[1]
+    column = torch.where(sound, (dx - image) / torch.where(sound, denominator, 1), 0)
     return torch.cat([left[:, 1:], column[:, None]], dim=1), torch.cat([right[:, 1:], term[:, None]], dim=1)

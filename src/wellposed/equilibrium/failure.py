@@ -20,7 +20,15 @@ def check_policy(on_failure: str) -> None:
         raise unknown_name("on_failure", on_failure, get_args(OnFailure))
 
 
-def report(found: Iterates, on_failure: OnFailure, *, solve: str, max_steps: int) -> None:
+class Once:
+    """Lets the solves of one sequence report their first failure only."""
+
+    done = False
+
+
+def report(
+    found: Iterates, on_failure: OnFailure, *, solve: str, max_steps: int, once: Once | None = None
+) -> None:
     """Warns or raises once for a whole solve.
 
     Args:
@@ -28,9 +36,14 @@ def report(found: Iterates, on_failure: OnFailure, *, solve: str, max_steps: int
         on_failure: the policy.
         solve: what was solved, for the message.
         max_steps: the limit the solve ran under.
+        once: shared by solves of which only the first to fail reports.
     """
-    if on_failure == "ignore" or not bool((found.status >= Status.MAX_STEPS).any()):
+    if on_failure == "ignore" or (once is not None and once.done):
         return
+    if not bool((found.status >= Status.MAX_STEPS).any()):
+        return
+    if once is not None:
+        once.done = True
     status, wrong = found.status, failed(found.status)
     worst = found.last_residual[wrong].nan_to_num(torch.inf).max()
     message = (

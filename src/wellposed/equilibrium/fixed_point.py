@@ -75,6 +75,11 @@ def _check_inputs(inputs: tuple[Tensor, ...], batch: int) -> None:
             require_finite(f"input {place}", value)
 
 
+def _precision(device: str) -> torch.dtype | None:
+    """Returns the dtype of autocast, None where it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 @eager
 def fixed_point(
     f: Callable[..., State] | Map,
@@ -112,8 +117,9 @@ def fixed_point(
     _check_inputs(inputs, packing.batch)
     method = make_method(solver, stop, max_steps, on_failure, generator)
     rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
-    bound_map = FunctionMap(f, inputs, packing)
-    value, found = rule.solve(bound_map, packed, method)
+    bound_map = FunctionMap(f, inputs, packing, _precision(packed.device.type))
+    with torch.autocast(packed.device.type, enabled=False):  # of the solver; f is evaluated as the caller has it
+        value, found = rule.solve(bound_map, packed, method)
     final = found.value.detach()
 
     def bound() -> Tensor | None:

@@ -15,6 +15,7 @@ from wellposed.equilibrium.registry import Registry
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
+from wellposed.equilibrium.transform import under_functorch
 from wellposed.errors import InputError, SecondDerivativeError
 
 
@@ -56,11 +57,16 @@ class Implicit(Gradient):
             found = method.solve(f, x0)
         if not torch.is_grad_enabled():
             return found.value, found
+        if under_functorch():
+            raise InputError(
+                "gradient=Implicit() of a general map cannot be taken under vmap (an Ensemble) or torch.func; use "
+                "gradient=Phantom() or Unrolled() there, an ImplicitModel, or torch.no_grad()"
+            )
         x = found.value.detach().requires_grad_()
         fx = f(x)
         if not _has_other_leaves(fx, x):
             return found.value, found
-        return _Attach.apply(fx, found.value, x, self.adjoint_method(method)), found
+        return _Attach.apply(fx, found.value, x, self.adjoint_method(method), f.unit(x)), found
 
 
 def _has_other_leaves(fx: Tensor, x: Tensor) -> bool:
@@ -82,18 +88,18 @@ class _Attach(torch.autograd.Function):
     """Has the value of the equilibrium and the gradient of the implicit function theorem."""
 
     @staticmethod
-    def forward(ctx: Any, fx: Tensor, value: Tensor, x: Tensor, method: Method) -> Tensor:
-        ctx.pieces = fx, x, method
+    def forward(ctx: Any, fx: Tensor, value: Tensor, x: Tensor, method: Method, unit: float) -> Tensor:
+        ctx.pieces = fx, x, method, unit
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        fx, x, method = ctx.pieces
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        fx, x, method, unit = ctx.pieces
         needed = torch.is_grad_enabled()
         (gradient,) = gradients
         with torch.no_grad():
-            w = solve_transposed(_vector_jacobian(fx, x), gradient, method)
-        return (_FirstOnly.apply(w, fx) if needed else w), None, None, None
+            w = solve_transposed(_vector_jacobian(fx, x), gradient, method, unit)
+        return (_FirstOnly.apply(w, fx) if needed else w), None, None, None, None
 
 
 def _vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
@@ -107,11 +113,14 @@ def _vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
 class LinearMap(Map):
     """The map ``w -> M w + g`` for a linear ``w -> M w``."""
 
-    def __init__(self, product: Callable[[Tensor], Tensor], offset: Tensor) -> None:
-        self.product, self.offset = product, offset
+    def __init__(self, product: Callable[[Tensor], Tensor], offset: Tensor, unit: float) -> None:
+        self.product, self.offset, self._unit = product, offset, unit
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x) + self.offset
+
+    def unit(self, x: Tensor) -> float:
+        return self._unit
 
     def jvp(self, x: Tensor, tangent: Tensor) -> Tensor:
         return self.product(tangent)
@@ -123,10 +132,10 @@ def row_scale(gradient: Tensor) -> Tensor:  # (B, 1)
     return torch.where(scale > 0, scale, 1)[:, None]
 
 
-def solve_transposed(product: Callable[[Tensor], Tensor], gradient: Tensor, method: Method) -> Tensor:
-    """Solves ``w = J' w + g`` given ``w -> J' w``, on gradients scaled to one."""
+def solve_transposed(product: Callable[[Tensor], Tensor], gradient: Tensor, method: Method, unit: float) -> Tensor:
+    """Solves ``w = J' w + g`` given ``w -> J' w`` with its rounding unit, on gradients scaled to one."""
     scale = row_scale(gradient)
-    f = LinearMap(product, gradient / scale)
+    f = LinearMap(product, gradient / scale, unit)
     return method.solve_adjoint(f, torch.zeros_like(gradient)) * scale
 
 
@@ -173,18 +182,20 @@ class Phantom(Gradient):
 
 @dataclass(frozen=True)
 class Unrolled(Gradient):
-    """Differentiates through every step and one more; memory grows with the number of steps.
+    """Differentiates through every step of the solver and one more; memory grows with the number of steps.
 
-    The further step matters where a solve ends at once, as from a start that already is the equilibrium.
+    The further step matters where a solve ends at once, as from a start that already is the equilibrium, and
+    makes Newton's gradient exact.
     """
 
     def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
         found = method.solve(f, x0)
         if not torch.is_grad_enabled():
             return found.value, found
-        fx = f(found.value)
+        x = found.value
+        further, _ = method.solver.step(f, x, f(x), method.solver.init(x))
         sound = (found.status != Status.NONFINITE)[:, None]
-        return torch.where(sound, fx + (found.value - fx).detach(), found.value), found
+        return torch.where(sound, further + (x - further).detach(), x), found
 
 
 GRADIENTS: Registry[Gradient] = Registry(

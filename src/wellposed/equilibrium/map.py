@@ -35,10 +35,16 @@ class Map(abc.ABC):
         basis = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         return torch.stack([self.jvp(x, unit.expand_as(x)) for unit in basis], dim=-1)
 
+    def unit(self, x: Tensor) -> float:
+        """Returns the rounding unit of the arithmetic in which the map is evaluated."""
+        return torch.finfo(x.dtype).eps
+
     def rounding(self, x: Tensor, fx: Tensor) -> Tensor:  # (B,)
         """Estimates how far rounding moves ``f(x)``; a residual of this size is noise."""
-        units = 4 + x.shape[1] ** 0.5
-        return units * torch.finfo(x.dtype).eps * torch.maximum(max_norm(x), max_norm(fx))
+        unit = self.unit(x)
+        long_sums = unit > torch.finfo(x.dtype).eps  # mixed precision rounds results, not sums
+        units = 4 + (0 if long_sums else x.shape[1] ** 0.5)
+        return units * unit * torch.maximum(max_norm(x), max_norm(fx))
 
     def error_bound(self, x: Tensor, fx: Tensor) -> Tensor | None:  # (B,)
         """Bounds the distance of ``x`` to the equilibrium; None without a known contraction."""
@@ -91,21 +97,38 @@ class Contraction:
 class FunctionMap(Map):
     """A user's function of a structured state and batch-first inputs."""
 
-    def __init__(self, function: Callable, inputs: Sequence[Tensor], packing: Packing) -> None:
+    def __init__(
+        self,
+        function: Callable,
+        inputs: Sequence[Tensor],
+        packing: Packing,
+        precision: torch.dtype | None = None,
+    ) -> None:
         self.function, self.inputs, self.packing = function, tuple(inputs), packing
+        self.precision = precision  # of autocast, where that is on
 
     def __call__(self, x: Tensor) -> Tensor:
-        state = self.packing.unpack(x)
         if x.shape[0] == self.packing.batch:
-            return self.packing.pack_result(self.function(state, *self.inputs))
+            return self._evaluate(x)
         try:
-            return self.packing.pack_result(self.function(state, *self.inputs), batch=x.shape[0])
+            return self._evaluate(x)
         except RuntimeError as error:
             raise MapError(
                 f"f failed on {x.shape[0]} of {self.packing.batch} rows: {error}. Samples that have converged "
                 "are dropped from the computation, so everything in f that has a batch dimension must be "
                 "one of its inputs: fixed_point(f, x0, *inputs)"
             ) from error
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        state = self.packing.unpack(x)
+        if self.precision is None:
+            return self.packing.pack_result(self.function(state, *self.inputs), batch=x.shape[0])
+        with torch.autocast(x.device.type, dtype=self.precision):
+            result = self.function(state, *self.inputs)
+        return self.packing.pack_result(self.packing.cast(result), batch=x.shape[0])
+
+    def unit(self, x: Tensor) -> float:
+        return max(torch.finfo(dtype).eps for dtype in (x.dtype, self.precision or x.dtype))
 
     def error_bound(self, x: Tensor, fx: Tensor) -> Tensor | None:
         if not isinstance(self.function, Contraction):
@@ -117,4 +140,5 @@ class FunctionMap(Map):
     def rows(self, keep: Tensor) -> "FunctionMap | None":
         if not self.inputs:
             return None
-        return FunctionMap(self.function, [value[keep] for value in self.inputs], self.packing)
+        inputs = [value[keep] for value in self.inputs]
+        return FunctionMap(self.function, inputs, self.packing, self.precision)

@@ -59,6 +59,12 @@ class Packing:
         pieces = x.split([math.prod(shape) for shape in self.shapes], dim=1)
         return tuple(p.reshape(x.shape[0], *shape) for p, shape in zip(pieces, self.shapes, strict=True))
 
+    def cast(self, state: State) -> State:
+        """Converts a state to the dtype that is packed."""
+        if isinstance(state, Tensor):
+            return state.to(self.dtype)
+        return tuple(part.to(self.dtype) if isinstance(part, Tensor) else part for part in state)
+
     def pack_result(self, result: State, batch: int | None = None) -> Tensor:
         """Flattens what a map returned, after checking that it has the form of the state."""
         parts = (result,) if isinstance(result, Tensor) else result

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from wellposed.equilibrium.failure import OnFailure, report
+from wellposed.equilibrium.failure import Once, OnFailure, report
 from wellposed.equilibrium.loop import Iterates, iterate
 from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.monitor import SolveLog, active_logs
@@ -27,6 +27,8 @@ class Method:
     on_failure: OnFailure = "warn"
     logs: tuple[SolveLog, ...] = field(default_factory=active_logs)
     adjoint: Adjoint = field(default_factory=Adjoint)
+    place: str = ""  # of the solve in a sequence, for messages
+    once: Once | None = None
 
     def solve(self, f: Map, x0: Tensor) -> Iterates:
         """Solves the forward equation, logs it and applies the failure policy."""
@@ -35,7 +37,7 @@ class Method:
         if not masked:
             for log in self.logs:
                 log.forward.append((found.status, found.steps))
-            report(found, self.on_failure, solve="equilibrium", max_steps=self.max_steps)
+            self._report(found, "equilibrium")
         return found
 
     def run(self, f: Map, x0: Tensor) -> Iterates:
@@ -53,4 +55,8 @@ class Method:
         self.adjoint.iterates = found
         for log in self.logs:
             log.adjoint.append((found.status, found.steps))
-        report(found, self.on_failure, solve="adjoint solve", max_steps=self.max_steps)
+        self._report(found, "adjoint solve")
+
+    def _report(self, found: Iterates, solve: str) -> None:
+        name = solve + self.place
+        report(found, self.on_failure, solve=name, max_steps=self.max_steps, once=self.once)

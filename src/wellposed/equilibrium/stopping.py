@@ -118,7 +118,7 @@ class Relative(Stopping):
         else:
             residual = torch.linalg.vector_norm(step.fx - step.x, dim=-1)
             scale = torch.linalg.vector_norm(step.fx, dim=-1)
-        floor = 4 * torch.finfo(step.x.dtype).eps
+        floor = 4 * step.f.unit(step.x)
         return residual <= (scale * max(rtol, floor)).clamp_min(atol), state
 
 

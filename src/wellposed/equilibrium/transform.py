@@ -10,9 +10,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def under_functorch() -> bool:
+    """Tells whether a function is being transformed by vmap, grad, jacrev or their kin."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def under_transform() -> bool:
     """Tells whether values cannot be looked at: inside vmap, jacrev or export."""
-    return torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_compiling()
+    return under_functorch() or torch.compiler.is_compiling()
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:

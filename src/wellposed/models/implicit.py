@@ -14,7 +14,7 @@ from wellposed.equilibrium.bounds import AffineBound, LowRankBound
 from wellposed.equilibrium.certificate import Certificate
 from wellposed.equilibrium.condition import Condition
 from wellposed.equilibrium.conditions import certify, get_condition
-from wellposed.equilibrium.failure import OnFailure
+from wellposed.equilibrium.failure import Once, OnFailure
 from wellposed.equilibrium.fixed_point import make_method, require_finite
 from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.map import Map
@@ -96,7 +96,7 @@ class ImplicitModel(nn.Module):
         self.on_failure, self.executor = on_failure, executor
         rule = _choose_condition(condition, kappa, triangular)
         self.state = StateMatrix(state_features, self.activation, rule, kappa, rank)
-        self._method()
+        self.method()
         self.B = nn.Parameter(torch.randn(state_features, in_features) / math.sqrt(in_features))
         self.C = nn.Parameter(torch.randn(out_features, state_features) / math.sqrt(state_features))
         self.D = nn.Parameter(torch.zeros(out_features, in_features)) if feedthrough else None
@@ -152,29 +152,48 @@ class ImplicitModel(nn.Module):
         bound = lambda: self._bound()(final, self._context(inputs))  # noqa: E731
         return Solution(value, status, steps, residuals, bound, method.adjoint)
 
-    def _method(self) -> Method:
-        if self.solver is None and self.stop is None and self.max_steps is None and self.state.nilpotent:
+    def method(self, place: str = "", once: Once | None = None) -> Method:
+        """Returns how the model solves; `place` and `once` are for solves in a sequence."""
+        solver, stop = self.solver, self.stop
+        if solver is None and stop is None and self.max_steps is None and self.state.nilpotent:
             # A small residual would prove little: without a cap, later states may amplify it at will.
-            return make_method(Picard(), Settled(self.state_features), None, self.on_failure)
-        return make_method(self.solver, self.stop, self.max_steps, self.on_failure)
+            solver, stop = Picard(), Settled(self.state_features)
+        return replace(make_method(solver, stop, self.max_steps, self.on_failure), place=place, once=once)
 
     def _solve(
         self, u: Tensor, x0: Tensor | None, *, trace: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Method]:
         with torch.autocast(u.device.type, enabled=False):
             u = u.to(self.B.dtype)
-            system, method = self.state.system(), self._method()
             v = F.linear(u, self.B, self.bias)
-            if system.scale is not None:
-                v = v * system.scale
-            start = torch.zeros_like(v) if x0 is None else x0.to(v)
-            bound, context = None, v.detach()
-            if isinstance(method.stop, ErrorBound):
-                bound, context = self._bound(), self._context(u.detach())
-            if isinstance(self.gradient, Implicit) and self.activation.componentwise:
-                problem = replace(self._problem(system, method, self.gradient, bound), trace=trace)
-                return (*affine_equilibrium(problem, v, start, context, *system.factors), method)
-            return (*self._solve_generally(system, method, v, start, bound, context), method)
+            method = self.method()
+            return (*self.solve(self.state.system(), method, v, u, x0, trace=trace), method)
+
+    def solve(
+        self, system: System, method: Method, v: Tensor, u: Tensor, x0: Tensor | None = None, *, trace: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Solves ``x = phi(Ax + v)`` for a system that was prepared before, perhaps for many solves.
+
+        Args:
+            system, method: from `state.system()` and the options.
+            v: ``Bu + b``, ``(B, n)``.
+            u: looked at only where the stopping rule is an error bound.
+            x0: start, zeros if None.
+            trace: whether residuals are wanted.
+
+        Returns:
+            the states, statuses, steps and residuals.
+        """
+        bound, context = None, v.detach()
+        if system.scale is not None:
+            v = v * system.scale
+        start = torch.zeros_like(v) if x0 is None else x0.to(v)
+        if isinstance(method.stop, ErrorBound):
+            bound, context = self._bound(), self._context(u.detach())
+        if isinstance(self.gradient, Implicit) and self.activation.componentwise:
+            problem = replace(self._problem(system, method, self.gradient, bound), trace=trace)
+            return affine_equilibrium(problem, v, start, context, *system.factors)
+        return self._solve_generally(system, method, v, start, bound, context)
 
     def _problem(self, system: System, method: Method, gradient: Implicit, bound: Bound | None) -> AffineProblem:
         backward = gradient.adjoint_method(method)

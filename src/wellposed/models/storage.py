@@ -17,8 +17,19 @@ from wellposed.equilibrium.one_sided import Triangular
 from wellposed.errors import FileFormatError, InputError, unknown_name
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.matrix import StateMatrix
+from wellposed.models.recurrent import ImplicitRNN
 
 FORMAT = "wellposed-1"
+_OWN = (
+    "input_size",
+    "hidden_size",
+    "out_features",
+    "batch_first",
+    "num_layers",
+    "bidirectional",
+    "dropout",
+    "warm_start",
+)
 _PARTS: dict[str, type] = {
     part.__name__: part
     for part in (
@@ -30,15 +41,22 @@ _PARTS: dict[str, type] = {
 }
 
 
-def save(model: ImplicitModel, path: str | os.PathLike[str]) -> None:
+Model = ImplicitModel | ImplicitRNN
+
+
+def save(model: Model, path: str | os.PathLike[str]) -> None:
     """Writes a model to one safetensors file, atomically.
 
     Args:
-        model: an `ImplicitModel`; a custom activation must be registered where the file is loaded.
+        model: an `ImplicitModel` or `ImplicitRNN`; a custom activation must be registered where the file is
+            loaded.
         path: the file to write.
     """
-    if not isinstance(model, ImplicitModel):
-        raise InputError(f"save takes an ImplicitModel; received {type(model).__name__}")
+    if not isinstance(model, Model):
+        raise InputError(
+            f"save takes an ImplicitModel or ImplicitRNN; received {type(model).__name__}. Of other modules save "
+            "the state_dict(): their code is not part of it"
+        )
     tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
     metadata = {"format": FORMAT, "config": json.dumps(_configuration(model))}
     target = Path(path)
@@ -52,7 +70,7 @@ def save(model: ImplicitModel, path: str | os.PathLike[str]) -> None:
         raise
 
 
-def load(path: str | os.PathLike[str]) -> ImplicitModel:
+def load(path: str | os.PathLike[str]) -> Model:
     """Reads a model that `save` has written.
 
     Raises:
@@ -80,7 +98,14 @@ def load(path: str | os.PathLike[str]) -> ImplicitModel:
         ) from error
 
 
-def _configuration(model: ImplicitModel) -> dict[str, Any]:
+def _configuration(model: Model) -> dict[str, Any]:
+    if isinstance(model, ImplicitModel):
+        return _options(model)
+    own = {name: getattr(model, name) for name in _OWN}
+    return {"kind": "ImplicitRNN", **own, "cells": [_options(model.cell(k)) for k in range(len(model.cells))]}
+
+
+def _options(model: ImplicitModel) -> dict[str, Any]:
     condition = model.condition
     return {
         "in_features": model.in_features,
@@ -130,7 +155,18 @@ def _decode(part: Any) -> Any:
     return _PARTS[name](**fields)
 
 
-def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> ImplicitModel:
+def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Model:
+    kind = config.pop("kind", "ImplicitModel")
+    if kind not in ("ImplicitModel", "ImplicitRNN"):
+        raise unknown_name("kind of model", kind, ["ImplicitModel", "ImplicitRNN"])
+    model = _empty(config) if kind == "ImplicitModel" else _empty_recurrent(config)
+    model = model.to(next(iter(tensors.values())).dtype)
+    model.load_state_dict(tensors)
+    return model
+
+
+def _empty(config: dict[str, Any]) -> ImplicitModel:
+    """Builds a model of the right kind, with other values."""
     triangle = config.pop("triangle")
     options = {name: _decode(value) for name, value in config.items()}
     condition = options.pop("condition")
@@ -142,6 +178,14 @@ def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Implicit
     if triangle is not None and any(triangle):
         rule = Triangular(*triangle)
         model.state = StateMatrix(model.state_features, model.activation, rule, model.kappa, None)
-    model = model.to(tensors["B"].dtype)
-    model.load_state_dict(tensors)
+    return model
+
+
+def _empty_recurrent(config: dict[str, Any]) -> ImplicitRNN:
+    cells = [_empty(cell) for cell in config.pop("cells")]
+    model = ImplicitRNN(state_features=cells[0].state_features, bias=cells[0].bias is not None, **config)
+    if len(cells) != len(model.cells):
+        raise KeyError(f"{len(model.cells)} cells expected, {len(cells)} found")
+    for index, cell in enumerate(cells):
+        model.cells[index] = cell
     return model

@@ -1,0 +1,194 @@
+"""DEQ: a deep equilibrium model, the fixed point of any cell."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from wellposed.equilibrium.failure import OnFailure
+from wellposed.equilibrium.fixed_point import fixed_point, make_method
+from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
+from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.solution import Solution, Status
+from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.stopping import Stopping
+from wellposed.equilibrium.transform import under_transform
+from wellposed.errors import InputError, MapError
+from wellposed.models.dropout import VariationalDropout, hold_masks, select_rows
+from wellposed.models.inspection import first, reject_coupling, reject_layers
+
+Shape = Sequence[int] | Sequence[Sequence[int]]
+
+
+class DEQ(nn.Module):
+    """Returns the equilibrium ``x = cell(x, u)`` (Bai et al. 2019; 004 eq. 1).
+
+    Unlike `ImplicitModel` it promises no well-posedness: that is up to the cell. What it does promise is that
+    the answer says for every sample whether an equilibrium was reached, and that a sample's answer does not
+    depend on its companions. Weights under a parametrisation (weight norm, spectral norm) are computed once a
+    solve; `VariationalDropout` holds its masks over the solve.
+
+    Args:
+        cell: a module with ``cell(x, u) -> x``; ``x`` is a batch-first tensor or a tuple of them, ``u`` what
+            `forward` was given.
+        state_shape: shape of the state without the batch dimension, or a tuple of shapes. If None, what
+            ``cell.state_shape(u)`` says, else the shape of u.
+        solver, stop, max_steps, gradient, on_failure: as in `fixed_point`; may be reassigned at any time.
+
+    Example:
+        >>> class Cell(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.state, self.input = nn.Linear(8, 8), nn.Linear(3, 8)
+        ...     def forward(self, x, u):
+        ...         return torch.tanh(0.5 * self.state(x) + self.input(u))
+        >>> DEQ(Cell(), state_shape=(8,))(torch.zeros(5, 3)).shape
+        torch.Size([5, 8])
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module,
+        *,
+        state_shape: Shape | int | None = None,
+        solver: Solver | str | None = None,
+        stop: Stopping | str | None = None,
+        max_steps: int | None = None,
+        gradient: Gradient | str | None = None,
+        on_failure: OnFailure = "warn",
+    ) -> None:
+        super().__init__()
+        if not isinstance(cell, nn.Module):
+            raise InputError(
+                f"cell must be an nn.Module; received {type(cell).__name__}. For a plain function use fixed_point"
+            )
+        self.cell, self.state_shape = cell, _normalised(state_shape)
+        self.solver, self.stop, self.max_steps, self.on_failure = solver, stop, max_steps, on_failure
+        self.gradient = GRADIENTS.get(Implicit() if gradient is None else gradient)
+        make_method(
+            solver, stop, max_steps, on_failure
+        )  # names and values are checked here, not at the first call
+        self._looked_at = False
+
+    def forward(self, u: State, x0: State | None = None) -> State:
+        """Returns the equilibrium.
+
+        Args:
+            u: batch-first tensor or tuple of tensors, handed to the cell as it is.
+            x0: where to start; zeros if None.
+        """
+        return self.equilibrium(u, x0).value
+
+    def equilibrium(self, u: State, x0: State | None = None) -> Solution:
+        """Returns the equilibrium and tells, per sample, how it was reached."""
+        reject_layers(self.cell)
+        inputs, single = _inputs(u), isinstance(u, Tensor)
+        start = self.start(u) if x0 is None else x0
+        masks = [layer for layer in self.cell.modules() if isinstance(layer, VariationalDropout)]
+        rows = [torch.arange(inputs[0].shape[0], device=inputs[0].device)] if masks else []
+
+        def f(x: State, *arguments: Tensor) -> State:
+            if masks:
+                select_rows(masks, arguments[-1])
+                arguments = arguments[:-1]
+            return self.cell(x, arguments[0] if single else arguments)
+
+        with hold_masks(masks), _weights_computed_once(self.cell):
+            found = self._solve(f, start, (*inputs, *rows))
+            self._look_at(f, found, (*inputs, *rows))
+        return found
+
+    def _solve(self, f: Any, start: State, inputs: tuple[Tensor, ...]) -> Solution:
+        options: dict[str, Any] = {
+            name: getattr(self, name) for name in ("solver", "stop", "max_steps", "gradient")
+        }
+        try:
+            return fixed_point(f, start, *inputs, on_failure=self.on_failure, **options)
+        except (MapError, RuntimeError) as error:
+            if self._shape_is_known() or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise MapError(
+                f"{error}. The state was given the shape of u, {_describe(start)}; if the cell's state has "
+                "another one, say DEQ(cell, state_shape=...) or give the cell a method state_shape(u)"
+            ) from error
+
+    def _shape_is_known(self) -> bool:
+        return self.state_shape is not None or hasattr(self.cell, "state_shape")
+
+    def start(self, u: State) -> State:
+        """Returns the zeros from which a solve begins."""
+        inputs, shape = _inputs(u), self.state_shape
+        if shape is None and hasattr(self.cell, "state_shape"):
+            shape = _normalised(self.cell.state_shape(u))  # type: ignore[operator]
+        if shape is None:
+            shape = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else tuple(tuple(p.shape[1:]) for p in inputs)
+        dtype = next((p.dtype for p in self.cell.parameters() if p.is_floating_point()), None)
+        if dtype is None:
+            dtype = inputs[0].dtype if inputs[0].is_floating_point() else torch.get_default_dtype()
+        parts = (shape,) if _is_single(shape) else shape
+        zeros = tuple(torch.zeros(inputs[0].shape[0], *p, dtype=dtype, device=inputs[0].device) for p in parts)
+        return zeros[0] if _is_single(shape) else zeros
+
+    @torch.no_grad()
+    def _look_at(self, f: Any, found: Solution, inputs: tuple[Tensor, ...]) -> None:
+        """Checks once, at the first solve with company, that the first sample is at rest alone too."""
+        if self._looked_at or under_transform() or found.status.shape[0] < 2:
+            return
+        self._looked_at = True
+        if Status(int(found.status[0])) == Status.CONVERGED:
+            value = first(found.value)
+            alone = f(value, *(part[:1] for part in inputs))
+            reject_coupling(value, alone, float(found.residual[0]))
+
+    def extra_repr(self) -> str:
+        shape = "" if self.state_shape is None else f"state_shape={self.state_shape}, "
+        return f"{shape}solver={self.solver}, stop={self.stop}, gradient={self.gradient}"
+
+
+@contextlib.contextmanager
+def _weights_computed_once(cell: nn.Module) -> Iterator[None]:
+    """Holds parametrised weights fixed: spectral norm would otherwise move them at every step.
+
+    They are computed here, in the caller's grad mode, since the steps of a solve run without one.
+    """
+    with parametrize.cached():
+        for layer in cell.modules():
+            if parametrize.is_parametrized(layer):
+                for name in layer.parametrizations:  # type: ignore[union-attr]
+                    getattr(layer, name)
+        yield
+
+
+def _inputs(u: State) -> tuple[Tensor, ...]:
+    parts = (u,) if isinstance(u, Tensor) else u
+    if not isinstance(parts, tuple | list) or not parts or not all(isinstance(part, Tensor) for part in parts):
+        raise InputError(f"u must be a batch-first tensor or a tuple of them; received {type(u).__name__}")
+    if any(part.dim() == 0 for part in parts):
+        raise InputError("u must be batch-first; received a tensor without dimensions")
+    return tuple(parts)
+
+
+def _is_single(shape: Any) -> bool:
+    return all(isinstance(size, int) for size in shape)
+
+
+def _normalised(shape: Any) -> Any:
+    """Returns a shape as a tuple of integers, or a tuple of such tuples."""
+    if shape is None:
+        return None
+    try:
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        parts = (sizes,) if _is_single(sizes) else tuple(tuple(part) for part in sizes)
+    except TypeError:
+        parts = ((-1,),)
+    if any(not isinstance(size, int) or size < 0 for part in parts for size in part):
+        raise InputError(f"state_shape is a tuple of sizes or a tuple of such tuples; received {shape!r}")
+    return parts[0] if _is_single(sizes) else parts
+
+
+def _describe(state: State) -> str:
+    parts = (state,) if isinstance(state, Tensor) else state
+    return ", ".join(str(tuple(part.shape)) for part in parts)

@@ -1,0 +1,165 @@
+"""Fixed-step forms: a known number of plain steps and nothing else, for export."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from wellposed.equilibrium.packing import State
+from wellposed.errors import InputError
+from wellposed.models.deq import DEQ
+from wellposed.models.implicit import ImplicitModel
+from wellposed.models.recurrent import ImplicitRNN
+
+
+def fixed_steps(model: nn.Module, steps: int) -> nn.Module:
+    """Copies a module with every equilibrium in it replaced by `steps` plain steps of its map.
+
+    The copy has no stopping rule, status or branch that depends on values, so that `torch.export.export` and
+    ONNX see an ordinary feed-forward graph. Its weights are constants: the projections and parametrisations
+    that keep a model well-posed are applied here. It is as exact as so many steps of Picard iteration are;
+    compare it with the model on inputs of yours before it is shipped.
+
+    Args:
+        model: an `ImplicitModel`, `ImplicitRNN`, `DEQ`, or a module that contains some.
+        steps: evaluations of the map in every solve.
+
+    Example:
+        >>> model = ImplicitModel(3, 2, 8)
+        >>> program = torch.export.export(fixed_steps(model, 30), (torch.zeros(5, 3),))
+        >>> program.module()(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+    """
+    if not isinstance(steps, int) or steps < 1:
+        raise InputError(f"steps must be a positive integer; received {steps!r}")
+    copied = copy.deepcopy(model).eval()
+    _settle_weights(copied)
+    found = _replaced(copied, steps)
+    if not any(isinstance(part, FixedStep) for part in found.modules()):
+        raise InputError(
+            f"{type(model).__name__} contains no ImplicitModel, ImplicitRNN or DEQ; export it as it is"
+        )
+    return found.requires_grad_(False)
+
+
+def _settle_weights(module: nn.Module) -> None:
+    """Replaces parametrised weights (weight norm, spectral norm) by the values they stand for."""
+    for layer in list(module.modules()):
+        if parametrize.is_parametrized(layer):
+            values = {name: getattr(layer, name).detach() for name in layer.parametrizations}  # type: ignore[union-attr]
+            # remove_parametrizations would change the class, which a copy shares with its original
+            layer.__class__ = type(layer).__bases__[0]
+            del layer.parametrizations
+            for name, value in values.items():
+                layer.register_parameter(name, nn.Parameter(value))
+
+
+def _replaced(module: nn.Module, steps: int) -> nn.Module:
+    for kind, form in FORMS.items():
+        if isinstance(module, kind):
+            return form(module, steps)
+    for name, child in list(module.named_children()):
+        setattr(module, name, _replaced(child, steps))
+    return module
+
+
+class FixedStep(nn.Module):
+    """Marks the fixed-step forms."""
+
+
+class _FixedImplicit(FixedStep):
+    """``x <- (1 - d) x + d phi(Ax + Bu + b)`` from zero, then ``y = Cx + Du``."""
+
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    bias: Tensor | None
+
+    @torch.no_grad()
+    def __init__(self, model: ImplicitModel, steps: int) -> None:
+        super().__init__()
+        system = model.state.system()
+        if system.splitting is not None:
+            raise InputError(
+                "condition 'monotone' is solved by operator splitting, which plain steps are not; use one of the "
+                "conditions 'inf', 'weighted', 'mu' or 'spectral' in a model to export"
+            )
+        self.steps, self.damping, self.activation = steps, system.damping, model.activation
+        factors, bias = system.factors, model.bias
+        scale = torch.ones_like(model.B[:1, :1]) if system.scale is None else system.scale.reshape(-1, 1)
+        matrices: dict[str, Tensor | None] = {
+            "A": factors[0] if len(factors) == 1 else factors[0] @ factors[1].mT,
+            "B": scale * model.B,
+            "C": model.C,
+            "D": model.D,
+            "bias": None if bias is None else scale[:, 0] * bias,
+        }
+        for name, value in matrices.items():
+            self.register_buffer(name, None if value is None else value.detach().clone())
+
+    def states(self, v: Tensor, x: Tensor | None = None) -> Tensor:
+        """Iterates from `x`."""
+        x = torch.zeros_like(v) if x is None else x
+        for _ in range(self.steps):
+            image = self.activation.function(F.linear(x, self.A) + v)
+            x = image if self.damping == 1 else torch.lerp(x, image, self.damping)
+        return x
+
+    def forward(self, u: Tensor) -> Tensor:  # (..., p) -> (..., q)
+        y = F.linear(self.states(F.linear(u, self.B, self.bias)), self.C)
+        return y if self.D is None else y + F.linear(u, self.D)
+
+
+class _FixedDEQ(FixedStep):
+    """``x <- cell(x, u)`` from zero or `x0`."""
+
+    def __init__(self, model: DEQ, steps: int) -> None:
+        super().__init__()
+        self.steps, self.start, self.cell = steps, model.start, model.cell
+
+    def forward(self, u: State, x0: State | None = None) -> State:
+        x = self.start(u) if x0 is None else x0
+        for _ in range(self.steps):
+            x = self.cell(x, u)
+        return x
+
+
+class _FixedRecurrent(FixedStep):
+    """Runs the cells over padded sequences of one length."""
+
+    def __init__(self, model: ImplicitRNN, steps: int) -> None:
+        super().__init__()
+        self.batch_first, self.directions, self.warm_start = model.batch_first, model.directions, model.warm_start
+        self.cells = nn.ModuleList(_FixedImplicit(model.cell(k), steps) for k in range(len(model.cells)))
+        self.hidden_size, self.readout = model.hidden_size, model.readout
+
+    def forward(self, input: Tensor, h0: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        data = input.transpose(0, 1) if self.batch_first else input
+        if h0 is None:
+            h0 = torch.zeros(
+                len(self.cells), data.shape[1], self.hidden_size, dtype=data.dtype, device=data.device
+            )
+        last = []
+        for first in range(0, len(self.cells), self.directions):
+            outputs = [self._walk(k, data, h0[k]) for k in range(first, first + self.directions)]
+            last += [output[0 if k % self.directions else -1] for k, output in enumerate(outputs)]
+            data = torch.cat(outputs, -1)
+        y = data if self.readout is None else self.readout(data)
+        return y.transpose(0, 1) if self.batch_first else y, torch.stack(last)
+
+    def _walk(self, index: int, data: Tensor, h: Tensor) -> Tensor:  # (T, B, h)
+        cell: _FixedImplicit = self.cells[index]  # type: ignore[assignment]
+        backwards, outputs, x = index % self.directions == 1, [], None
+        for s in reversed(data.unbind()) if backwards else data.unbind():
+            u = torch.cat([s, h], -1)
+            x = cell.states(F.linear(u, cell.B, cell.bias), x if self.warm_start else None)
+            h = F.linear(x, cell.C)
+            h = h if cell.D is None else h + F.linear(u, cell.D)
+            outputs.append(h)
+        return torch.stack(outputs[::-1] if backwards else outputs)
+
+
+FORMS: dict[type[nn.Module], type] = {ImplicitModel: _FixedImplicit, ImplicitRNN: _FixedRecurrent, DEQ: _FixedDEQ}

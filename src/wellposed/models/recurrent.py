@@ -1,0 +1,300 @@
+"""ImplicitRNN: a recurrent network whose step is an implicit model."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wellposed.equilibrium.failure import Once
+from wellposed.equilibrium.fixed_point import require_finite
+from wellposed.equilibrium.solution import Status, failed, last_residual
+from wellposed.equilibrium.stopping import ErrorBound
+from wellposed.equilibrium.transform import under_transform
+from wellposed.errors import InputError
+from wellposed.models.implicit import ImplicitModel
+from wellposed.models.sequence import Input, Sequences
+
+
+@dataclass(frozen=True)
+class RecurrentSolution:
+    """All equilibria of a batch of sequences; K counts layers times directions, layer by layer.
+
+    Attributes:
+        output, h_n: what `ImplicitRNN.forward` returns.
+        states: the equilibria, ``(B, T, n)`` for each of the K.
+        status: `Status` codes.
+        steps: evaluations of the map.
+        residual: ``|f(x) - x|_inf`` of the states.
+        present: elements that belong to a sequence; elsewhere the reports are zero.
+    """
+
+    output: Input
+    h_n: Tensor
+    states: tuple[Tensor, ...]
+    status: Tensor  # (B, T, K) int8
+    steps: Tensor  # (B, T, K) int64
+    residual: Tensor  # (B, T, K)
+    present: Tensor  # (B, T) bool
+
+    @property
+    def converged(self) -> Tensor:  # (B, T, K) bool
+        """Time steps whose stopping rule was met; padding counts as converged."""
+        return (self.status == Status.CONVERGED) | ~self.present[..., None]
+
+    @property
+    def failed(self) -> Tensor:  # (B, T, K) bool
+        """Time steps that did not reach an equilibrium. Whatever comes after them rests on a wrong state."""
+        return failed(self.status) & self.present[..., None]
+
+    def __str__(self) -> str:
+        count, solves = int(self.failed.sum()), int(self.present.sum()) * self.status.shape[2]
+        return (
+            f"{self.status.shape[0]} sequences, {solves} equilibria: {count} failed; "
+            f"steps {self.steps[self.present].float().mean():.1f} mean, {int(self.steps.max())} most"
+        )
+
+
+class ImplicitRNN(nn.Module):
+    """Reads a sequence step by step through an implicit model (001 section 2).
+
+    With the input ``u_i = (s_i, h_{i-1})`` of step i,
+
+        ``x_i = phi(A x_i + B u_i + b)``,  ``h_i = C x_i + D u_i``.
+
+    Follows the conventions of `torch.nn.RNN` for shapes, packed sequences, layers and directions. Every
+    equilibrium exists and is unique as in `ImplicitModel`; the solve of a time step starts from the state of
+    the step before.
+
+    Args:
+        input_size, hidden_size, state_features: of s, h and x.
+        out_features: width of a linear readout applied to every output; none if None.
+        batch_first: whether tensors come as ``(B, T, p)`` or ``(T, B, p)``.
+        num_layers: stacked networks, each reading the outputs of the one below.
+        bidirectional: whether every layer also reads backwards.
+        dropout: probability of zeroing outputs between layers.
+        warm_start: whether to start a solve from the state of the step before, else from zero.
+        options: keywords of `ImplicitModel`.
+
+    Example:
+        >>> rnn = ImplicitRNN(3, 5, 8)
+        >>> output, h_n = rnn(torch.zeros(2, 7, 3))
+        >>> output.shape, h_n.shape
+        (torch.Size([2, 7, 5]), torch.Size([1, 2, 5]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        state_features: int,
+        *,
+        out_features: int | None = None,
+        batch_first: bool = True,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        warm_start: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
+        for name, size in {**sizes, "out_features": 1 if out_features is None else out_features}.items():
+            if not isinstance(size, int) or size < 1:
+                raise InputError(f"{name} must be a positive integer; received {size!r}")
+        if not 0 <= dropout < 1:
+            raise InputError(f"dropout must lie in [0, 1); received {dropout}")
+        self.input_size, self.hidden_size, self.out_features = input_size, hidden_size, out_features
+        self.batch_first, self.num_layers, self.bidirectional = batch_first, num_layers, bidirectional
+        self.dropout, self.warm_start = dropout, warm_start
+        width = hidden_size * self.directions
+        widths = [input_size] + [width] * (num_layers - 1)
+        self.cells = nn.ModuleList(
+            ImplicitModel(p + hidden_size, hidden_size, state_features, **options)
+            for p in widths
+            for _ in range(self.directions)
+        )
+        bias = self.cell(0).bias is not None
+        self.readout = None if out_features is None else nn.Linear(width, out_features, bias=bias)
+
+    @property
+    def directions(self) -> int:
+        """One, or two if bidirectional."""
+        return 2 if self.bidirectional else 1
+
+    @property
+    def state_features(self) -> int:
+        """The number of states of every cell."""
+        return self.cell(0).state_features
+
+    def cell(self, index: int) -> ImplicitModel:
+        """Returns the model behind one layer and direction, counted layer by layer."""
+        return self.cells[index]  # type: ignore[return-value]
+
+    @classmethod
+    def from_matrices(
+        cls,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        **options: Any,
+    ) -> "ImplicitRNN":
+        """Builds a one-layer network that evaluates exactly these matrices.
+
+        Args:
+            A, B, C, D: ``(n, n)``, ``(n, p + h)``, ``(h, n)`` and ``(h, p + h)``; the columns that read the input
+                come before those that read the hidden state.
+            bias: ``(n,)``.
+            options: keywords of `ImplicitModel.from_matrices` and ``batch_first``, ``warm_start``.
+
+        Example:
+            >>> h = ImplicitRNN.from_matrices(torch.zeros(1, 1), torch.ones(1, 2), torch.ones(1, 1))
+            >>> h(torch.ones(1, 3, 1))[0].flatten()  # counts
+            tensor([1., 2., 3.], grad_fn=<ViewBackward0>)
+        """
+        own = {name: options.pop(name) for name in ("batch_first", "warm_start") if name in options}
+        cell = ImplicitModel.from_matrices(A, B, C, D, bias=bias, **options)
+        hidden = C.shape[0]
+        if cell.in_features <= hidden:
+            raise InputError(
+                f"B must have more columns than the hidden state has entries, (n, input_size + {hidden}); "
+                f"received {tuple(B.shape)}"
+            )
+        rnn = cls(cell.in_features - hidden, hidden, cell.state_features, **own)
+        rnn.cells[0] = cell
+        return rnn
+
+    def forward(
+        self, input: Input, h0: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Input, Tensor]:
+        """Computes all outputs and the last hidden states.
+
+        Args:
+            input: ``(B, T, p)``, ``(T, B, p)`` without `batch_first`, ``(T, p)``, or a `PackedSequence`.
+            h0: ``(K, B, h)`` with K layers times directions, ``(K, h)`` for a single sequence; zeros if None.
+            lengths: of the sequences in a padded batch; outputs beyond them are zero.
+
+        Returns:
+            the outputs in the layout of the input, and the last hidden states in the shape of `h0`.
+        """
+        sequences, h = self._read(input, h0, lengths)
+        output, h_n, _ = self._run(sequences, h, trace=False)
+        return sequences.give_back(output), sequences.restored(h_n)
+
+    def equilibria(
+        self, input: Input, h0: Tensor | None = None, lengths: Tensor | None = None
+    ) -> RecurrentSolution:
+        """Computes what `forward` does and tells, for every time step of every sequence, how it went."""
+        sequences, h = self._read(input, h0, lengths)
+        output, h_n, walks = self._run(sequences, h, trace=True)
+        status, steps, residual = (
+            sequences.padded(torch.stack([walk.packed(name) for walk in walks], -1))
+            for name in ("status", "steps", "residual")
+        )
+        states = tuple(sequences.padded(walk.packed("states")) for walk in walks)
+        given_back = sequences.give_back(output), sequences.restored(h_n)
+        return RecurrentSolution(*given_back, states, status, steps, residual, sequences.present())
+
+    def _read(self, value: Input, h0: Tensor | None, lengths: Tensor | None) -> tuple[Sequences, Tensor]:
+        sequences = Sequences.of(value, self.input_size, self.batch_first, lengths)
+        data, dtype = sequences.data, self.cell(0).B.dtype
+        if data.dtype != dtype and not torch.is_autocast_enabled(data.device.type):
+            raise InputError(f"input is {data.dtype} and the model {dtype}; convert one of them with .to(...)")
+        if not under_transform() and not math.isfinite(data.detach().sum()):
+            require_finite("input", data)
+        shape = (len(self.cells), sequences.batch, self.hidden_size)
+        if h0 is None:
+            return sequences, torch.zeros(shape, dtype=dtype, device=data.device)
+        expected = (shape[0], shape[2]) if sequences.kind == "single" else shape
+        if not isinstance(h0, Tensor) or tuple(h0.shape) != expected:
+            received = tuple(h0.shape) if isinstance(h0, Tensor) else type(h0).__name__
+            raise InputError(f"h0 must have the shape {expected} (layers x directions, ...); received {received}")
+        require_finite("h0", h0)
+        return sequences, sequences.sorted(h0.to(dtype).reshape(shape))
+
+    def _run(self, sequences: Sequences, h0: Tensor, *, trace: bool) -> tuple[Tensor, Tensor, list["_Walk"]]:
+        walks: list[_Walk] = []
+        once, data = Once(), sequences.data
+        with torch.autocast(data.device.type, enabled=False):
+            data = data.to(self.cell(0).B.dtype)
+            for layer in range(self.num_layers):
+                if layer > 0 and self.dropout > 0:
+                    data = F.dropout(data, self.dropout, self.training)
+                outputs = []
+                for direction in range(self.directions):
+                    place = self._place(layer, direction)
+                    walk = _Walk(self.cell(len(walks)), self.warm_start, trace, place, once)
+                    outputs.append(walk.run(data, sequences.sizes, h0[len(walks)], backwards=direction == 1))
+                    walks.append(walk)
+                data = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+        output = data if self.readout is None else self.readout(data)
+        return output, torch.stack([walk.last for walk in walks]), walks
+
+    def _place(self, layer: int, direction: int) -> str:
+        """Names a pass in messages, where there are several."""
+        named = f" of layer {layer}" if self.num_layers > 1 else ""
+        return f"{named} backwards" if direction else named
+
+    def extra_repr(self) -> str:
+        return (
+            f"input_size={self.input_size}, hidden_size={self.hidden_size}, state_features={self.state_features}, "
+            f"num_layers={self.num_layers}, bidirectional={self.bidirectional}, batch_first={self.batch_first}"
+        )
+
+
+class _Walk:
+    """One pass of one cell over the sequences, forwards or backwards in time."""
+
+    def __init__(self, cell: ImplicitModel, warm_start: bool, trace: bool, place: str, once: Once) -> None:
+        self.cell, self.warm_start, self.trace = cell, warm_start, trace
+        self.place, self.once = place, once
+        self.system = cell.state.system()  # the same A at every time step
+        self.reports: dict[int, dict[str, Tensor]] = {}
+
+    def run(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
+        """Returns the hidden states of all elements and keeps the last ones."""
+        cell, p = self.cell, data.shape[1]
+        v, parts = F.linear(data, cell.B[:, :p], cell.bias).split(sizes), data.split(sizes)
+        y = None if cell.D is None else F.linear(data, cell.D[:, :p]).split(sizes)
+        outputs: dict[int, Tensor] = {}
+        finished: list[Tensor] = []
+        h, x = h0[: sizes[-1]] if backwards else h0, None
+        times = range(len(sizes))
+        for t in reversed(times) if backwards else times:
+            h, x, left = _fit(h, x, sizes[t], h0)
+            finished += left
+            x = self._equilibrium(t, v[t] + F.linear(h, cell.B[:, p:]), parts[t], h, x)
+            feedthrough = None if cell.D is None or y is None else y[t] + F.linear(h, cell.D[:, p:])
+            h = outputs[t] = F.linear(x, cell.C) if feedthrough is None else F.linear(x, cell.C) + feedthrough
+        self.last = torch.cat([h, *reversed(finished)]) if finished else h
+        return torch.cat([outputs[t] for t in times])
+
+    def _equilibrium(self, t: int, v: Tensor, s: Tensor, h: Tensor, x: Tensor | None) -> Tensor:
+        method = self.cell.method(f" at time step {t}{self.place}", self.once)
+        u = torch.cat([s, h], -1) if isinstance(method.stop, ErrorBound) else s
+        start = x.detach() if x is not None and self.warm_start else None
+        state, status, steps, residuals = self.cell.solve(self.system, method, v, u, start, trace=self.trace)
+        if self.trace:
+            residual = last_residual(residuals, steps)
+            self.reports[t] = {"states": state, "status": status, "steps": steps, "residual": residual}
+        return state
+
+    def packed(self, name: str) -> Tensor:  # (N, ...)
+        """Returns one kind of report for all elements."""
+        return torch.cat([self.reports[t][name] for t in sorted(self.reports)])
+
+
+def _fit(h: Tensor, x: Tensor | None, size: int, h0: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """Lets sequences end (they come last) or, backwards in time, begin with their own `h0`."""
+    count = h.shape[0]
+    if size < count:
+        return h[:size], None if x is None else x[:size], [h[size:]]
+    if size > count:
+        h = torch.cat([h, h0[count:size]])
+        x = None if x is None else torch.cat([x, x.new_zeros(size - count, x.shape[1])])
+    return h, x, []
