@@ -1,16 +1,25 @@
 """The `wellposed` command: results go to stdout, progress to stderr."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import click
+import torch
+from click.shell_completion import CompletionItem, get_completion_class
 from rich.console import Console
+from rich.table import Table
 
 from wellposed.errors import WellposedError, unknown_name
+from wellposed.experiments.config import SCALES, Scale
+from wellposed.experiments.console import state_of, status_facts, status_table, suite_facts, suite_table
 from wellposed.experiments.demo import DemoConfig, DemoResult, run_demo, versions
 from wellposed.experiments.demo_page import page
 from wellposed.experiments.demo_text import FINDING, certificates, record, table
+from wellposed.experiments.registry import SUITES, get_suite
+from wellposed.experiments.runner import Order, carry_out, look, orders
+from wellposed.experiments.store import Store
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -45,10 +54,7 @@ def cli() -> None:
 def demo(out: Path, seeds: int, epochs: int, quiet: bool, as_json: bool) -> None:
     """Train an implicit model and its controls, and see who extrapolates."""
     place = out / "demo.html"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise click.ClickException(f"cannot make {out} ({error.strerror}); choose another --out") from error
+    _make(out)
     result = run_demo(DemoConfig(seeds=seeds, epochs=epochs), progress=not quiet)
     place.write_text(page(result), encoding="utf-8")
     if as_json:
@@ -72,6 +78,158 @@ def _show(result: DemoResult) -> None:
     console.print("\nCertificates of the implicit models:")
     for line in certificates(result):
         console.print(f"  {line}", markup=False)
+
+
+class SuiteName(click.ParamType):
+    """The name of a suite, completed by the shell and corrected when mistyped."""
+
+    name = "suite"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Checks the name."""
+        if value not in SUITES:
+            self.fail(str(unknown_name("suite", value, SUITES)), param, ctx)
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Offers the names that begin like this."""
+        return [
+            CompletionItem(name, help=suite.title) for name, suite in SUITES.items() if name.startswith(incomplete)
+        ]
+
+
+OUT = click.option("--out", type=FOLDER, default="wellposed-results", help="Folder of the results.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
+QUIET = click.option("--quiet", is_flag=True, help="Show no progress.")
+JOBS = click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes.")
+
+
+@cli.command("list")
+@JSON
+def list_suites(as_json: bool) -> None:
+    """List the suites of experiments and what they reproduce."""
+    suites = list(SUITES.values())
+    if as_json:
+        click.echo(json.dumps(suite_facts(suites), indent=2))
+    else:
+        _print(suite_table(suites))
+        click.echo("\nrun one with: wellposed run SUITE", err=True)
+
+
+@cli.command()
+@click.argument("suites", nargs=-1, required=True, type=SuiteName(), metavar="SUITE...")
+@click.option("--scale", type=click.Choice(SCALES), default="default", help="tiny: seconds; paper: as published.")
+@click.option("--seeds", type=click.IntRange(min=1), help="How many; the suite's own number if left out.")
+@click.option("--search", is_flag=True, help="Search settings by 5-fold cross-validation first.")
+@click.option("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
+@JOBS
+@OUT
+@QUIET
+@JSON
+def run(
+    suites: tuple[str, ...],
+    scale: Scale,
+    seeds: int | None,
+    search: bool,
+    device: str,
+    jobs: int,
+    out: Path,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run suites; what is finished is skipped, what was interrupted goes on."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise click.BadParameter("no CUDA device is available here", param_hint="--device")
+    _carry_out([Order(name, scale, seeds, search, device) for name in suites], out, jobs, quiet, as_json)
+
+
+@cli.command()
+@JOBS
+@OUT
+@QUIET
+@JSON
+def resume(jobs: int, out: Path, quiet: bool, as_json: bool) -> None:
+    """Go on with everything in a results folder that is not finished."""
+    found = _orders(out)
+    if not found:
+        raise click.ClickException(f"nothing was begun in {out}; start with: wellposed run SUITE")
+    _carry_out(found, out, jobs, quiet, as_json)
+
+
+@cli.command()
+@OUT
+@JSON
+def status(out: Path, as_json: bool) -> None:
+    """Show how far the runs of a results folder are."""
+    states = [look(get_suite(order.suite), order, out) for order in _orders(out)]
+    if as_json:
+        click.echo(json.dumps(status_facts(states), indent=2))
+    elif states:
+        _print(status_table(states))
+        if any(state_of(state) == "unfinished" for state in states):
+            click.echo("\ngo on with: wellposed resume", err=True)
+    else:
+        click.echo(f"nothing was begun in {out}; start with: wellposed run SUITE", err=True)
+    for line in _damage(out):
+        click.echo(f"warning: {line}", err=True)
+
+
+def _orders(out: Path) -> list[Order]:
+    found = orders(out)
+    for order in found:
+        get_suite(order.suite)
+    return found
+
+
+def _damage(out: Path) -> list[str]:
+    store = Store(out)
+    store.records()
+    return store.damaged
+
+
+def _carry_out(wanted: list[Order], out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
+    _make(out)
+    tell = (lambda text: None) if quiet else (lambda text: click.echo(text, err=True))
+    states = []
+    try:
+        for order in wanted:
+            suite = get_suite(order.suite)
+            states.append(carry_out(suite, order, out, jobs=jobs, tell=tell, progress=not quiet))
+    except KeyboardInterrupt:
+        click.echo("finished runs are kept and the current one up to its last epoch: wellposed resume", err=True)
+        raise
+    if as_json:
+        click.echo(json.dumps(status_facts(states), indent=2))
+    else:
+        _print(status_table(states))
+    if not quiet:
+        click.echo("\nnow: wellposed report", err=True)
+    if any(state.failed for state in states):
+        raise click.ClickException("some runs failed; the records and the report say why")
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell, e.g. for eval "$(wellposed completion bash)"."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.ClickException(f"no completion for {shell}")
+    click.echo(kind(cli, {}, "wellposed", "_WELLPOSED_COMPLETE").source())
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"cannot make {out} ({error.strerror}); choose another --out") from error
+
+
+def _print(shown: Table) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 120
+    console.print(shown)
 
 
 def main() -> None:

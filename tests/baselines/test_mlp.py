@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from wellposed.baselines.mlp import MLP, parameter_count
+from wellposed.baselines.mlp import MLP, MLP_ACTIVATIONS, PReLU, parameter_count
 from wellposed.errors import InputError, UnknownNameError
 
 
@@ -51,3 +52,66 @@ def test_activation_by_name():
 def test_wrong_sizes(sizes):
     with pytest.raises(InputError, match="at least two positive integers"):
         MLP(sizes)
+
+
+TORCH = {  # the papers' names, as torch itself has them
+    "hardtanh": F.hardtanh,
+    "sigmoid": torch.sigmoid,
+    "relu6": F.relu6,
+    "tanh": torch.tanh,
+    "tanhshrink": F.tanhshrink,
+    "hardshrink": F.hardshrink,
+    "leaky_relu": F.leaky_relu,
+    "softshrink": F.softshrink,
+    "softsign": F.softsign,
+    "relu": torch.relu,
+    "prelu": nn.PReLU(),
+    "multiprelu": nn.PReLU(6),
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "selu": F.selu,
+    "logsigmoid": F.logsigmoid,
+}
+
+
+def test_the_activations_are_those_of_the_paper():
+    assert len(MLP_ACTIVATIONS) == 16
+    assert set(MLP_ACTIVATIONS) == set(TORCH)
+
+
+@pytest.mark.parametrize("name", MLP_ACTIVATIONS)
+def test_every_activation_is_that_of_torch(name):
+    model, u = MLP([4, 6, 2], activation=name), torch.randn(7, 4)
+    first, last = model.layers
+    assert torch.allclose(model(u), last(TORCH[name](first(u))), atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "slopes"), [("prelu", 2), ("multiprelu", 6 + 5), ("relu", 0)])
+def test_learnable_slopes_are_counted_for_every_layer(name, slopes):
+    sizes = [4, 6, 5, 2]
+    assert parameter_count(MLP(sizes, name)) == parameter_count(MLP(sizes)) + slopes
+
+
+def test_slopes_act_along_the_last_dimension():
+    activation = PReLU(3)
+    with torch.no_grad():
+        activation.slope.copy_(torch.tensor([0.0, 1.0, -2.0]))
+    assert activation(-torch.ones(2, 5, 3))[1, 4].tolist() == [0.0, -1.0, 2.0]
+    assert activation(torch.ones(3)).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_names_beyond_the_registered_ones_are_suggested_too():
+    with pytest.raises(UnknownNameError, match="did you mean 'multiprelu'"):
+        MLP([2, 3, 1], activation="multipreul")
+    with pytest.raises(UnknownNameError, match="did you mean 'prelu'"):
+        MLP([2, 1], activation="preul")  # also where no layer uses it
+    with pytest.raises(InputError, match="refused"):
+        MLP([2, 3, 1], activation="sign")
+
+
+def test_skip_adds_a_linear_map():
+    model, u = MLP([4, 6, 2], skip=True), torch.randn(7, 4)
+    with torch.no_grad():
+        model.layers[-1].weight.zero_()
+    assert torch.allclose(model(u), model.layers[-1].bias + u @ model.skip.weight.mT)
+    assert parameter_count(model) == parameter_count(MLP([4, 6, 2])) + 8

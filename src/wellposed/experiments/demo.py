@@ -1,10 +1,9 @@
 """The demo: who extrapolates on additions, and why."""
 
-import contextlib
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from wellposed.baselines.mlp import MLP, parameter_count
 from wellposed.equilibrium.certificate import Certificate
+from wellposed.experiments.threads import one_thread
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
 from wellposed.tasks.math import addition
@@ -98,7 +98,7 @@ def run_demo(config: DemoConfig, progress: bool = True) -> DemoResult:
         "MLP": lambda: MLP(sizes),
         "bias-free MLP": lambda: MLP(sizes, bias=False),
     }
-    with _one_thread():
+    with one_thread():
         models = [_train(name, kind, config, train, tests, progress) for name, kind in kinds.items()]
         models.append(_regress(train, tests))
     return DemoResult(config, tuple(models), time.perf_counter() - began, versions())
@@ -108,17 +108,6 @@ def versions() -> dict[str, str]:
     """Names what the numbers depend on."""
     own = sys.modules["wellposed"].__version__
     return {"wellposed": own, "torch": torch.__version__, "Python": platform.python_version()}
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keeps tiny matrix products from waiting for other threads, which costs more than it saves."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _draw(config: DemoConfig, samples: int, scale: float, part: int) -> tuple[Tensor, Tensor]:

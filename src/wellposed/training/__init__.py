@@ -1,6 +1,7 @@
 """The one training loop, in plain torch."""
 
+from wellposed.training.checkpoint import Checkpoint
 from wellposed.training.history import History, Interrupted
 from wellposed.training.loop import fit
 
-__all__ = ["History", "Interrupted", "fit"]
+__all__ = ["Checkpoint", "History", "Interrupted", "fit"]

@@ -1,6 +1,7 @@
 """Early stopping, each member of an Ensemble by itself."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,16 @@ class Best:
         """Gives every member its best parameters."""
         for name, value in self._tensors().items():
             value.copy_(self.kept.get(name, value))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint needs."""
+        return {"active": self.active, "loss": self.loss, "epoch": self.epoch, "kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what a checkpoint holds."""
+        self.active, self.loss, self.epoch = state["active"], state["loss"], state["epoch"]
+        device = {name: value.device for name, value in self._tensors().items()}
+        self.kept = {name: value.to(device[name]) for name, value in state["kept"].items()}
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}

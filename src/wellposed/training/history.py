@@ -47,6 +47,15 @@ class History:
             new = columns.get(name, nothing).to("cpu", torch.float64)[None]
             setattr(self, name, torch.cat([getattr(self, name), new]) if len(getattr(self, name)) else new)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the columns."""
+        return {name: getattr(self, name) for name in _COLUMNS}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes over the columns of a checkpoint."""
+        for name in _COLUMNS:
+            setattr(self, name, state[name])
+
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C during `fit`; `history` has the epochs that were finished, the model its parameters."""

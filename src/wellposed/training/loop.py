@@ -1,5 +1,6 @@
 """fit(): the training loop."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -13,9 +14,11 @@ from wellposed.equilibrium.monitor import watch
 from wellposed.training.arguments import make_optimizer, make_schedule, require_sensible, seeds_of
 from wellposed.training.batches import Batches, Data
 from wellposed.training.best import Best
+from wellposed.training.checkpoint import Checkpoint
 from wellposed.training.history import History, Interrupted, solve_counts
 from wellposed.training.progress import progress_bar
 from wellposed.training.run import Loss, Run, shape_of
+from wellposed.training.snapshot import Snapshot
 from wellposed.training.team import Team, bare
 
 
@@ -37,6 +40,7 @@ def fit(
     seed: int | Sequence[int] | None = None,
     per_member: bool = False,
     progress: bool | str = True,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
 ) -> History:
     """Trains a module or an Ensemble in place and returns the numbers of every epoch.
 
@@ -55,6 +59,8 @@ def fit(
         seed: of the data order, or one for each member; 0, or the seeds of the Ensemble, by default.
         per_member: whether the tensors of data and validation hold one data set for each member, (M, N, ...).
         progress: whether to show a bar, or its label.
+        checkpoint: a file that is rewritten after every epoch. If it exists, training goes on from there to the
+            very numbers of a run that was never stopped (an iterable of batches must repeat its own order).
 
     Example:
         >>> u = torch.linspace(-1, 1, 64)[:, None]
@@ -71,43 +77,44 @@ def fit(
     run = Run(team.wrap(model), loss, optimizer, team, scaler, clip, project, autocast)
     batches = Batches(data, batch_size, seeds_of(inner, seed), per_member)
     checks = None if validation is None else Batches(validation, batch_size, (), per_member)
-    label = progress if team.rank == 0 else False
-    with progress_bar(epochs, label) as show:
-        return _train(run, batches, checks, epochs, make_schedule(optimizer, schedule, epochs), patience, show)
+    best = Best(inner, patience, torch.ones(shape_of(model), dtype=torch.bool))
+    whole = Snapshot(run, batches, make_schedule(optimizer, schedule, epochs), best, History())
+    file = whole.resume(checkpoint)
+    with progress_bar(epochs, progress if team.rank == 0 else False) as show:
+        return _train(whole, checks, epochs, file if team.rank == 0 else None, show)
 
 
 def _train(
-    run: Run,
-    batches: Batches,
+    whole: Snapshot,
     checks: Batches | None,
     epochs: int,
-    schedule: LRScheduler | None,
-    patience: int | None,
+    file: Checkpoint | None,
     show: Callable[[History], None],
 ) -> History:
-    history, was_training = History(), run.model.training
-    best = Best(bare(run.model), patience, torch.ones(shape_of(run.model), dtype=torch.bool))
+    run, best, history, was_training = whole.run, whole.best, whole.history, whole.run.model.training
     try:
-        for epoch in range(epochs):
+        for epoch in range(len(history), epochs):
+            if not best.active.any():
+                break
             began, active = time.perf_counter(), best.active
             with watch() as log:
-                columns = {"train_loss": run.train(batches, epoch, active)}
+                columns = {"train_loss": run.train(whole.batches, epoch, active)}
             steps, samples, failures, solves = run.team.sum(solve_counts(log, active.shape))
             columns |= {"steps": steps / samples, "failed_share": failures / solves}
             if checks is not None:
                 columns["validation_loss"] = run.evaluate(checks)
                 best.update(epoch, columns["validation_loss"])
             columns = {name: column.masked_fill(~active, torch.nan) for name, column in columns.items()}
+            if whole.schedule is not None:
+                whole.schedule.step()
             history.append(**columns, seconds=torch.tensor(time.perf_counter() - began))
+            if file is not None:
+                file.save(whole.take())
             show(history)
-            if not best.active.any():
-                break
-            if schedule is not None:
-                schedule.step()
     except KeyboardInterrupt as stop:
         raise Interrupted(history) from stop
     finally:
         best.restore()
-        history.best_epoch = best.epoch if patience is not None else None
+        history.best_epoch = best.epoch if best.patience is not None else None
         run.model.train(was_training)
     return history

@@ -1,0 +1,82 @@
+"""Configurations: frozen dataclasses all the way down, and their identity."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from wellposed.errors import InputError
+
+Scale = Literal["tiny", "default", "paper"]
+SCALES: tuple[Scale, ...] = ("tiny", "default", "paper")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained.
+
+    Example:
+        >>> Training(epochs=60).learning_rate
+        0.01
+    """
+
+    epochs: int
+    batch_size: int = 128
+    learning_rate: float = 1e-2
+    optimizer: Literal["adam", "sgd"] = "adam"
+    schedule: Literal["cosine"] | None = "cosine"
+    clip: float | None = None
+    patience: int | None = None
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model by name, with the size of a paper and options of its own.
+
+    Example:
+        >>> Choice.of("implicit", size="001", state_features=4)
+        Choice(name='implicit', size='001', options=(('state_features', 4),))
+    """
+
+    name: str
+    size: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, size: str | None = None, **options: Any) -> "Choice":
+        """Makes a choice with keyword options."""
+        return cls(name, size, tuple(sorted(options.items())))
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """Returns an option."""
+        return dict(self.options).get(name, default)
+
+
+def describe(config: Any) -> Any:
+    """Turns a configuration into JSON; dataclasses carry their class, so that no two kinds look alike.
+
+    Example:
+        >>> describe(Choice("mlp"))
+        {'type': 'Choice', 'name': 'mlp', 'size': None, 'options': []}
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        fields = {field.name: describe(getattr(config, field.name)) for field in dataclasses.fields(config)}
+        return {"type": type(config).__name__, **fields}
+    if isinstance(config, tuple | list):
+        return [describe(part) for part in config]
+    if config is None or isinstance(config, bool | int | float | str):
+        return config
+    raise InputError(f"a configuration holds numbers, texts, tuples and dataclasses; received {config!r}")
+
+
+def identity(config: Any) -> str:
+    """Returns a short hash that changes with every field.
+
+    Example:
+        >>> identity(Choice("mlp")) == identity(Choice("mlp")), identity(Choice("mlp")) == identity(Choice("nac"))
+        (True, False)
+    """
+    text = json.dumps(describe(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,80 @@
+"""Tables of the lab for the terminal, made to fit 80 columns."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from wellposed.experiments.papers import ROWS
+from wellposed.experiments.runner import Progress
+from wellposed.experiments.suite import Suite
+
+
+def suite_table(suites: Sequence[Suite]) -> Table:
+    """Shows every suite with what it reproduces."""
+    shown = _table("suite", "runs", "claims", "what it reproduces")
+    for suite in suites:
+        claims = sum(row.suite == suite.name for row in ROWS)
+        places = ", ".join(suite.papers)
+        shown.add_row(suite.name, str(len(suite.runs())), str(claims), f"{suite.claim}\n[dim]{places}[/dim]")
+    return shown
+
+
+def suite_facts(suites: Sequence[Suite]) -> list[dict[str, object]]:
+    """Returns the same as data."""
+    return [
+        {
+            "suite": suite.name,
+            "title": suite.title,
+            "claim": suite.claim,
+            "papers": list(suite.papers),
+            "runs": len(suite.runs()),
+            "claims": sum(row.suite == suite.name for row in ROWS),
+        }
+        for suite in suites
+    ]
+
+
+def status_table(states: Sequence[Progress]) -> Table:
+    """Shows how far every order is."""
+    shown = _table("suite", "scale", "finished", "failed", "begun", "state")
+    for state in states:
+        count = f"{state.finished}/{state.planned}"
+        shown.add_row(
+            state.order.suite, state.order.scale, count, str(state.failed), str(state.at_work), state_of(state)
+        )
+    return shown
+
+
+def state_of(state: Progress) -> str:
+    """Says in a word or two where an order stands."""
+    if state.finished == state.planned:
+        return "complete"
+    if state.finished + state.failed == state.planned:
+        return "complete, with failures"
+    return "unfinished"
+
+
+def status_facts(states: Sequence[Progress]) -> list[dict[str, object]]:
+    """Returns the same as data."""
+    return [
+        {
+            "suite": state.order.suite,
+            "scale": state.order.scale,
+            "planned": state.planned,
+            "finished": state.finished,
+            "failed": state.failed,
+            "begun": state.at_work,
+            "state": state_of(state),
+            "command": state.order.command,
+        }
+        for state in states
+    ]
+
+
+def _table(*headings: str) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        numeric = heading in ("runs", "claims", "finished", "failed", "begun")
+        shown.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric or heading == "suite")
+    return shown

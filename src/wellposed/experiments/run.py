@@ -1,0 +1,117 @@
+"""A run: a frozen configuration that knows how to carry itself out."""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from wellposed.experiments.config import describe, identity
+from wellposed.experiments.record import Result
+from wellposed.training.checkpoint import Checkpoint
+
+Role = Literal["ours", "baseline", "control"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a run is carried out; none of it changes a result.
+
+    Args:
+        folder: for checkpoints; None: nothing is kept.
+        device: of the tensors.
+        progress: whether to show a bar.
+    """
+
+    folder: Path | None = None
+    device: str = "cpu"
+    progress: bool = False
+
+    def checkpoint(self, runs: "Sequence[Run]") -> Checkpoint | None:
+        """Returns the file in which runs that are carried out together keep their state."""
+        if self.folder is None:
+            return None
+        key = identity(tuple(run.id for run in runs))
+        return Checkpoint(self.folder / f"{runs[0].suite}-{key}.ckpt", key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(abc.ABC):
+    """One model on one task with one seed; concrete runs are frozen dataclasses that add their settings.
+
+    Args:
+        suite: to which it belongs.
+        seed: of data, initial weights and data order.
+        scale: "tiny", "default" or "paper".
+        role: of the model in the comparison.
+        kind: "run", or "search" for a fold of a search.
+    """
+
+    suite: str
+    seed: int
+    scale: str
+    role: Role = "ours"
+    kind: Literal["run", "search"] = "run"
+    not_identity: ClassVar[tuple[str, ...]] = ("role",)
+
+    @property
+    @abc.abstractmethod
+    def labels(self) -> tuple[str, str, str | None]:
+        """Task, model and size, as tables name them."""
+
+    @property
+    def together(self) -> bool:
+        """Whether runs that differ in their seed only are carried out as one."""
+        return False
+
+    @abc.abstractmethod
+    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+        """Does the work of `runs`, which differ from this one in their seed only."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration as data."""
+        return describe(self)
+
+    @property
+    def id(self) -> str:
+        """A hash of everything that decides the numbers."""
+        plain = dataclasses.replace(self, **{name: _default(self, name) for name in self.not_identity})
+        return identity(plain)
+
+    @property
+    def family(self) -> str:
+        """The same for runs that differ in their seed only."""
+        return dataclasses.replace(self, seed=0).id
+
+    def with_seed(self, seed: int) -> Self:
+        """Returns the same run with another seed."""
+        return dataclasses.replace(self, seed=seed)
+
+
+def _default(run: Run, name: str) -> Any:
+    return next(f.default for f in dataclasses.fields(run) if f.name == name)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that are carried out together."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def label(self) -> str:
+        """What a progress bar says."""
+        task, model, size = self.runs[0].labels
+        seeds = len(self.runs)
+        sized = f" ({size})" if size else ""
+        return f"{task}: {model}{sized}, {seeds} seed{'s' if seeds > 1 else ''}"
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Puts runs that can be carried out together into groups, in the order of their first."""
+    families: dict[str, list[Run]] = {}
+    for run in runs:
+        families.setdefault(run.family if run.together else run.id, []).append(run)
+    return [Group(tuple(members)) for members in families.values()]

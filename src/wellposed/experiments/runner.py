@@ -1,0 +1,222 @@
+"""Plans, skips what is finished, runs and records."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from wellposed.errors import FileFormatError, InputError, WellposedError, require
+from wellposed.experiments.config import Scale
+from wellposed.experiments.environment import environment, now
+from wellposed.experiments.record import Record, Result
+from wellposed.experiments.run import Context, Group, Run, grouped
+from wellposed.experiments.search import chosen, search_runs
+from wellposed.experiments.store import Store
+from wellposed.experiments.suite import Suite
+from wellposed.experiments.threads import one_thread
+
+PLANS, CHECKPOINTS = "plans", "checkpoints"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a user asked for; kept in the results folder so that it can be resumed.
+
+    Args:
+        suite: its name.
+        scale: "tiny", "default" or "paper".
+        seeds: how many; None for what the suite says.
+        search: whether to search settings by cross-validation first.
+        device: of the tensors.
+    """
+
+    suite: str
+    scale: Scale = "default"
+    seeds: int | None = None
+    search: bool = False
+    device: str = "cpu"
+
+    @property
+    def command(self) -> str:
+        """What to type to get the same."""
+        words = ["wellposed", "run", self.suite]
+        words += [] if self.scale == "default" else ["--scale", self.scale]
+        words += [] if self.seeds is None else ["--seeds", str(self.seeds)]
+        words += ["--search"] if self.search else []
+        return " ".join(words + ([] if self.device == "cpu" else ["--device", self.device]))
+
+    def save(self, out: Path) -> None:
+        """Keeps the order in the results folder."""
+        place = out / PLANS / f"{self.suite}-{self.scale}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, place)
+
+
+def orders(out: Path) -> list[Order]:
+    """Reads the orders of a results folder."""
+    found = []
+    for place in sorted((out / PLANS).glob("*.json")):
+        try:
+            found.append(Order(**json.loads(place.read_text(encoding="utf-8"))))
+        except (TypeError, ValueError) as error:
+            raise FileFormatError(f"{place} is not an order of ours ({error}); delete it") from error
+    return found
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an order is."""
+
+    order: Order
+    planned: int
+    finished: int
+    failed: int
+    at_work: int  # groups with a checkpoint
+
+
+def planned(suite: Suite, order: Order, store: Store) -> list[Run]:
+    """Returns the runs of an order that are known now: after a search, with the settings it chose."""
+    runs = suite.runs(order.scale, order.seeds)
+    if not order.search:
+        return runs
+    records = store.finished()
+    folds = search_runs(suite, runs)
+    if any(run.id not in records for run in folds):
+        return [*folds, *runs]
+    return [*folds, *(chosen(suite, run, records) for run in runs)]
+
+
+def look(suite: Suite, order: Order, out: Path) -> Progress:
+    """Counts the runs of an order."""
+    store = Store(out)
+    records = {record.id: record for record in store.records()}
+    runs = planned(suite, order, store)
+    known = [records[run.id] for run in runs if run.id in records]
+    left = [run for run in runs if run.id not in records]
+    context = Context(out / CHECKPOINTS)
+    files = [context.checkpoint(group.runs) for group in grouped(left)]
+    at_work = sum(file is not None and file.path.exists() for file in files)
+    failed = sum(record.error is not None for record in known)
+    return Progress(order, len(runs), len(known) - failed, failed, at_work)
+
+
+def carry_out(
+    suite: Suite,
+    order: Order,
+    out: Path,
+    *,
+    jobs: int = 1,
+    tell: Callable[[str], None] = lambda text: None,
+    progress: bool = False,
+) -> Progress:
+    """Runs what is not finished yet and records it; may be called again after any interruption.
+
+    Args:
+        suite, order: what to run.
+        out: the results folder.
+        jobs: processes.
+        tell: is told what happens, a line at a time.
+        progress: whether to show bars.
+    """
+    if jobs < 1:
+        raise InputError(f"jobs must be at least 1; received {jobs}")
+    order.save(out)
+    store, context = Store(out), Context(out / CHECKPOINTS, order.device, progress and jobs == 1)
+    for kind in ("search", "run") if order.search else ("run",):
+        finished = store.finished()
+        runs = [run for run in planned(suite, order, store) if run.kind == kind]
+        left = grouped([run for run in runs if run.id not in finished])
+        tell(
+            f"{suite.name}: {len(runs)} {kind} runs, {len(runs) - sum(len(g.runs) for g in left)} finished before"
+        )
+        _work_off(left, context, store, jobs, tell)
+    return look(suite, order, out)
+
+
+def _work_off(
+    groups: Sequence[Group], context: Context, store: Store, jobs: int, tell: Callable[[str], None]
+) -> None:
+    total = len(groups)
+    if jobs == 1 or total < 2:
+        for index, group in enumerate(groups, start=1):
+            tell(f"[{index}/{total}] {group.label}")
+            tell(_work(group, context, store))
+        return
+    joblib = require("joblib", extra="lab")
+    work = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
+    for index, done in enumerate(work(joblib.delayed(_apart)(g, context, store) for g in groups), start=1):
+        tell(f"[{index}/{total}] {done}")
+
+
+def _apart(group: Group, context: Context, store: Store) -> str:
+    """Works in a process of its own, which leaves Ctrl-C to its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _work(group, context, store)
+
+
+def _work(group: Group, context: Context, store: Store) -> str:
+    """Carries out a group and records it; one that fails is tried seed by seed."""
+    began, started = time.perf_counter(), now()
+    try:
+        with one_thread():
+            results: list[Result | str] = list(group.runs[0].carry_out(group.runs, context))
+    except WellposedError as error:
+        if isinstance(error, FileFormatError):
+            raise
+        results = _one_by_one(group, context) if len(group.runs) > 1 else [f"{type(error).__name__}: {error}"]
+    seconds = (time.perf_counter() - began) / len(group.runs)
+    where = environment(context.device)
+    store.append(
+        *(_record(run, result, where, started, seconds) for run, result in zip(group.runs, results, strict=True))
+    )
+    file = context.checkpoint(group.runs)
+    if file is not None:
+        file.remove()
+    failures = [result for result in results if isinstance(result, str)]
+    ending = f"; {len(failures)} failed: {failures[0]}" if failures else ""
+    return f"{group.label}: {seconds * len(group.runs):.1f} s{ending}"
+
+
+def _one_by_one(group: Group, context: Context) -> list[Result | str]:
+    results: list[Result | str] = []
+    for run in group.runs:
+        try:
+            with one_thread():
+                results += run.carry_out((run,), context)
+        except WellposedError as error:
+            results.append(f"{type(error).__name__}: {error}")
+        finally:
+            file = context.checkpoint((run,))
+            if file is not None:
+                file.remove()
+    return results
+
+
+def _record(run: Run, result: Result | str, where: dict, started: str, seconds: float) -> Record:
+    task, model, size = run.labels
+    failed = isinstance(result, str)
+    done = Result(()) if isinstance(result, str) else result
+    return Record(
+        id=run.id,
+        suite=run.suite,
+        scale=run.scale,
+        task=task,
+        model=model,
+        size=size,
+        seed=run.seed,
+        role=run.role,
+        kind=run.kind,
+        config=run.config,
+        values=done.values,
+        series=done.series,
+        facts=done.facts,
+        environment=where,
+        started=started,
+        seconds=round(seconds, 3),
+        error=str(result) if failed else None,
+    )

@@ -1,0 +1,132 @@
+"""The store: one record a line in an append-only file, safe with several writers."""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wellposed.errors import FileFormatError
+from wellposed.experiments.record import Record
+
+if sys.platform != "win32":
+    import fcntl
+
+FILE = "records.jsonl"
+
+
+@dataclass
+class Store:
+    """Records of finished runs in a JSON-lines file, which pandas and DuckDB read as it is.
+
+    A record is one line with its own checksum, appended under a lock and flushed to the disk before `append`
+    returns. Reading skips a line that is damaged, such as the last one after a power cut, and says so in
+    `damaged`; of several records of the same run the last one counts.
+
+    Args:
+        path: the file, or a folder in which it is `records.jsonl`.
+
+    Example:
+        >>> import tempfile
+        >>> store = Store(tempfile.mkdtemp())
+        >>> len(store.records())
+        0
+    """
+
+    path: Path
+    damaged: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.path = Path(self.path)
+        if self.path.is_dir() or not self.path.suffix:
+            self.path = self.path / FILE
+
+    def append(self, *records: Record) -> None:
+        """Adds records; they are on the disk when this returns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            with _locked(handle):
+                text = "".join(_line(record) for record in records)
+                _write(handle, _separator(handle) + text.encode())
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def records(self) -> list[Record]:
+        """Reads all records, each run once."""
+        self.damaged.clear()
+        found = {record.id: record for record in self._read()}
+        return list(found.values())
+
+    def finished(self) -> dict[str, Record]:
+        """Returns the runs that ended well, by the hash of their configuration."""
+        return {record.id: record for record in self.records() if record.error is None}
+
+    def _read(self) -> Iterator[Record]:
+        if not self.path.exists():
+            return
+        for number, line in enumerate(self.path.read_bytes().split(b"\n"), start=1):
+            if line.strip():
+                try:
+                    yield _parse(line)
+                except FileFormatError as error:
+                    self.damaged.append(f"{self.path}, line {number}: {error}")
+
+
+def _line(record: Record) -> str:
+    body = record.to_json()
+    return json.dumps({**body, "sha256": _checksum(body)}, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _parse(line: bytes) -> Record:
+    try:
+        body = json.loads(line)
+        checksum = body.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise FileFormatError(f"skipped, not a complete record ({error})") from error
+    if checksum != _checksum(body):
+        raise FileFormatError("skipped, its checksum does not match")
+    return Record.from_json(body)
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _separator(handle: int) -> bytes:
+    """Ends a line that a lost writer has left unfinished."""
+    size = os.fstat(handle).st_size
+    if size == 0:
+        return b""
+    os.lseek(handle, size - 1, os.SEEK_SET)
+    return b"" if os.read(handle, 1) == b"\n" else b"\n"
+
+
+def _write(handle: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+@contextlib.contextmanager
+def _locked(handle: int) -> Iterator[None]:
+    """Keeps other writers out; on Windows an append of one write must do."""
+    if sys.platform != "win32":
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if sys.platform != "win32":
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def read_all(paths: Iterable[str | os.PathLike[str]]) -> list[Record]:
+    """Reads several stores; of a run that is in more than one the last counts."""
+    found: dict[str, Record] = {}
+    for path in paths:
+        found |= {record.id: record for record in Store(Path(path)).records()}
+    return list(found.values())

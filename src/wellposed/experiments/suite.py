@@ -1,0 +1,71 @@
+"""A suite: what a claim is, the runs that test it, and how the results are shown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from wellposed.errors import InputError, unknown_name
+from wellposed.experiments.config import SCALES, Scale
+from wellposed.experiments.record import Record
+from wellposed.experiments.run import Run
+
+Plan = Callable[[Scale], Sequence[Run]]  # one run for every model and task, at seed 0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot of a metric along the axis of some tasks, in the style of a paper's figure.
+
+    Args:
+        title: what is seen.
+        tasks: one panel each.
+        metric: on the vertical axis; one of the values or, with ``over="epoch"``, of the series of a record.
+        axis: label of the horizontal axis.
+        over: what runs along it.
+        paper: the figure that it restates, e.g. ``"001 Figure 4"``.
+        log: which axes are logarithmic.
+    """
+
+    title: str
+    tasks: tuple[str, ...]
+    metric: str
+    axis: str
+    over: Literal["points", "epoch"] = "points"
+    paper: str = ""
+    log: Literal["", "x", "y", "xy"] = "xy"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Experiments that belong together.
+
+    Args:
+        name: as on the command line.
+        title: of its section in the report.
+        claim: what the papers say, in one sentence.
+        papers: the texts with places, e.g. ``"001 Figure 3"``.
+        plan: returns the runs of a scale at seed 0.
+        seeds: how many seeds each scale has.
+        figures: what the report draws.
+        controls: says in sentences what the honest controls show, from the records.
+        grid: settings tried by a search, by field: of the training, or an option of the model.
+    """
+
+    name: str
+    title: str
+    claim: str
+    papers: tuple[str, ...]
+    plan: Plan
+    seeds: dict[str, int]
+    figures: tuple[Figure, ...] = ()
+    controls: Callable[[Sequence[Record]], list[str]] = lambda records: []
+    grid: tuple[tuple[str, tuple[object, ...]], ...] = ()
+
+    def runs(self, scale: Scale = "default", seeds: int | None = None) -> list[Run]:
+        """Returns all runs of a scale, seed by seed."""
+        if scale not in SCALES:
+            raise unknown_name("scale", scale, SCALES)
+        count = self.seeds[scale] if seeds is None else seeds
+        if count < 1:
+            raise InputError(f"seeds must be at least 1; received {seeds}")
+        return [run.with_seed(seed) for run in self.plan(scale) for seed in range(count)]

@@ -1,0 +1,1 @@
+"""The suites: one file for each group of claims."""

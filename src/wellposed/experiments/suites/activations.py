@@ -1,0 +1,80 @@
+"""MLPs of fifteen activations against the implicit model (000 Tables 1-2, 002 Tables 2-3, 003 Tables 5.1-5.2)."""
+
+from collections.abc import Sequence
+
+from wellposed.experiments.config import Choice, Scale, Training
+from wellposed.experiments.findings import median_of, ratio_sentence
+from wellposed.experiments.record import Record
+from wellposed.experiments.run import Role
+from wellposed.experiments.suite import Figure, Suite
+from wellposed.experiments.training_run import TrainingRun, training_runs
+from wellposed.experiments.zoo import ACTIVATED
+from wellposed.tasks.extrapolation import HardAddition, HardSubtraction, Identity
+from wellposed.tasks.task import Task
+
+MODELS: list[tuple[Role, Choice]] = [
+    ("ours", Choice.of("implicit", kappa=0.5, solver="picard")),
+    *(("baseline", Choice(name)) for name in ACTIVATED),
+    ("control", Choice("linear")),
+    ("control", Choice("mlp-bias-free")),
+]
+
+
+def plan(scale: Scale) -> list[TrainingRun]:
+    """Returns every activation on the three tasks of the tables."""
+    return training_runs("activations", scale, tasks(scale), MODELS, training)
+
+
+def tasks(scale: Scale) -> list[Task]:
+    """Returns the identity with one test distribution, and the two operations in R^100."""
+    samples, tests = (300, 200) if scale == "tiny" else (10_000, 3_000)
+    operations = [kind(samples=samples, test_samples=tests) for kind in (HardAddition, HardSubtraction)]
+    return [Identity(samples=samples, test_samples=tests, points=(None,)), *operations]
+
+
+def training(scale: Scale, task: Task, model: Choice) -> Training:
+    """Chooses settings by the validation loss."""
+    if scale == "tiny":
+        return Training(epochs=2, batch_size=100, learning_rate=0.01)
+    if scale == "paper":
+        return Training(epochs=1000, learning_rate=0.01, schedule=None)
+    return Training(epochs=40, batch_size=500 if task.name == "identity" else 100, learning_rate=0.01)
+
+
+def controls(records: Sequence[Record]) -> list[str]:
+    """Says what the controls show."""
+    sentences = []
+    for task in ("identity", "hard-addition", "hard-subtraction"):
+        errors = {name: median_of(records, task, name, "test_mse") for name in ACTIVATED}
+        known = {name: error for name, error in errors.items() if error is not None}
+        if known:
+            best = min(known, key=lambda name: known[name])
+            sentences.append(
+                f"On {task} the best of {len(known)} activations is {best}, {known[best]:.2g} (median)."
+            )
+        sentences += ratio_sentence(records, task, None, "mlp-bias-free", "implicit", "an MLP without biases")
+        sentences += ratio_sentence(records, task, None, "linear", "implicit", "a linear regression")
+    return sentences
+
+
+SUITE = Suite(
+    name="activations",
+    title="Fifteen activations",
+    claim="No activation lets an MLP extrapolate as the implicit model does, on the identity and on arithmetic "
+    "from U(1, 2) to U(2, 5) in R^100.",
+    papers=("000 Tables 1-2", "002 Tables 2-3", "003 Tables 5.1-5.2"),
+    plan=plan,
+    seeds={"tiny": 2, "default": 5, "paper": 5},
+    figures=(
+        Figure(
+            "Training error",
+            ("identity", "hard-addition", "hard-subtraction"),
+            "train_loss",
+            "epoch",
+            over="epoch",
+            log="y",
+        ),
+    ),
+    controls=controls,
+    grid=(("learning_rate", (0.003, 0.01, 0.03)),),
+)

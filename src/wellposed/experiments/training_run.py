@@ -1,0 +1,187 @@
+"""Runs that train a model on a task and test it along the task's axis."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.baselines.linear import LinearRegression
+from wellposed.baselines.mlp import parameter_count
+from wellposed.equilibrium.conditions import certificate
+from wellposed.equilibrium.monitor import watch
+from wellposed.errors import InputError
+from wellposed.experiments.config import Choice, Scale, Training
+from wellposed.experiments.record import Result, Value
+from wellposed.experiments.run import Context, Role, Run
+from wellposed.experiments.zoo import build, entry
+from wellposed.models.ensemble import Ensemble
+from wellposed.models.implicit import ImplicitModel
+from wellposed.tasks.task import Pair, Task
+from wellposed.training import History, fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun(Run):
+    """Trains one model on one task.
+
+    Args:
+        task: what to learn; its own configuration.
+        model: by name, with options.
+        training: epochs, batch size, optimiser.
+        fold: in a search, which part of the training samples is held out.
+        folds: in how many parts they are cut.
+    """
+
+    task: Task
+    model: Choice
+    training: Training
+    fold: int | None = None
+    folds: int = 5
+
+    @property
+    def labels(self) -> tuple[str, str, str | None]:
+        return self.task.name, self.model.name, self.model.size
+
+    @property
+    def together(self) -> bool:
+        return entry(self.model.name).together
+
+    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+        seeds = [run.seed for run in runs]
+        data = [self._split(seed) for seed in seeds]
+        with _random_numbers(seeds[0]):
+            if self.model.name == "linear":
+                return [self._closed_form(data[0], seeds[0])]
+            model: nn.Module = Ensemble.of(lambda: self._build(data[0][0]), seeds)
+            if len(seeds) == 1 or not self.together:
+                model = model.member(0)  # type: ignore[operator]
+            history = self._fit(model, data, runs, context)
+        models = [model.member(k) for k in range(len(seeds))] if isinstance(model, Ensemble) else [model]
+        return [
+            self._result(one.to("cpu").eval(), pair, seed, history, k if isinstance(model, Ensemble) else None)
+            for k, (one, pair, seed) in enumerate(zip(models, data, seeds, strict=True))
+        ]
+
+    def _build(self, train: Pair) -> nn.Module:
+        return build(self.task.name, (train[0].shape[-1], train[1].shape[-1]), self.model)
+
+    def _split(self, seed: int) -> tuple[Pair, Pair]:
+        """Returns training and validation samples; in a search both come from the training samples."""
+        train = self.task.train(seed)
+        if self.fold is None:
+            return train, self.task.validation(seed)
+        if not 0 <= self.fold < self.folds:
+            raise InputError(f"fold must lie in 0..{self.folds - 1}; received {self.fold}")
+        held = torch.arange(len(train[0])) % self.folds == self.fold
+        return (train[0][~held], train[1][~held]), (train[0][held], train[1][held])
+
+    def _fit(
+        self, model: nn.Module, data: list[tuple[Pair, Pair]], runs: Sequence[Self], context: Context
+    ) -> History:
+        settings, several = self.training, isinstance(model, Ensemble)
+        train, validation = (_joined([pair[part] for pair in data], several) for part in (0, 1))
+        return fit(
+            model,
+            train,
+            self.task.loss,
+            epochs=settings.epochs,
+            optimizer=self._optimizer,
+            schedule=settings.schedule,
+            batch_size=settings.batch_size,
+            validation=validation,
+            patience=settings.patience,
+            clip=settings.clip,
+            device=context.device,
+            seed=None if several else runs[0].seed,
+            per_member=several,
+            progress=context.progress and f"{self.task.name}: {self.model.name}",
+            checkpoint=context.checkpoint(runs),
+        )
+
+    def _optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.training.optimizer]
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        options = {"lr": self.training.learning_rate, "weight_decay": self.training.weight_decay}
+        return kind(wanted, **options)
+
+    def _closed_form(self, pair: tuple[Pair, Pair], seed: int) -> Result:
+        model = LinearRegression(pair[0][0].shape[-1], pair[0][1].shape[-1]).fit(*pair[0])
+        return self._result(model.double(), pair, seed, None, None)
+
+    def _result(
+        self, model: nn.Module, pair: tuple[Pair, Pair], seed: int, history: History | None, member: int | None
+    ) -> Result:
+        values = [Value("parameters", float(parameter_count(model)))]
+        values += self._scores(model, "train", pair[0]) + self._scores(model, "validation", pair[1])
+        for at in self.task.points if self.fold is None else ():
+            scored = self._scores(model, "test", self.task.test(seed, at))
+            values += [dataclasses.replace(value, at=at) for value in scored]
+        facts = {"certificate": str(certificate(model))} if isinstance(model, ImplicitModel) else {}
+        return Result(tuple(values), {} if history is None else _series(history, member), facts)
+
+    @torch.no_grad()
+    def _scores(self, model: nn.Module, split: str, pair: Pair) -> list[Value]:
+        """Scores a model on a split; of an implicit model the mean steps and failures of the test too."""
+        u, y = pair
+        with watch() as log:
+            predictions = torch.cat([model(part.to(_dtype(model))) for part in u.split(1000)])
+        scores = self.task.score(predictions, y)
+        values = [Value(name.replace("test", split, 1), score) for name, score in scores.items()]
+        if split == "test" and log.forward:
+            values += [Value("steps", log.mean_steps), Value("failed_share", log.failed_share)]
+        return values
+
+
+def training_runs(
+    suite: str,
+    scale: Scale,
+    tasks: Sequence[Task],
+    models: Sequence[tuple[Role, Choice]],
+    training: Callable[[Scale, Task, Choice], Training],
+) -> list[TrainingRun]:
+    """Returns every model on every task at seed 0, the body of a suite's plan."""
+    return [
+        TrainingRun(
+            suite=suite,
+            seed=0,
+            scale=scale,
+            role=role,
+            task=task,
+            model=model,
+            training=training(scale, task, model),
+        )
+        for task in tasks
+        for role, model in models
+    ]
+
+
+def _joined(pairs: list[Pair], several: bool) -> Pair:
+    if not several:
+        return pairs[0]
+    return torch.stack([u for u, _ in pairs]), torch.stack([y for _, y in pairs])
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
+def _series(history: History, member: int | None) -> dict[str, list[float]]:
+    def column(values: Tensor) -> list[float]:
+        return (values if member is None else values[:, member]).tolist()
+
+    names = ("train_loss", "validation_loss", "steps", "failed_share")
+    series = {name: column(getattr(history, name)) for name in names}
+    return {name: values for name, values in series.items() if any(value == value for value in values)}
+
+
+@contextlib.contextmanager
+def _random_numbers(seed: int) -> Iterator[None]:
+    """Gives a run random numbers of its own, whatever ran before it."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield

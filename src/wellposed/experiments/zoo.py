@@ -1,0 +1,125 @@
+"""The models of the experiments by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from wellposed.baselines.linear import LinearRegression
+from wellposed.baselines.mlp import MLP, MLP_ACTIVATIONS
+from wellposed.baselines.published import build as build_published
+from wellposed.errors import InputError, unknown_name
+from wellposed.experiments.config import Choice
+from wellposed.models.implicit import ImplicitModel
+
+Shape = tuple[int, int]  # widths of input and output
+STATES = {"identity": 4, "addition": 20, "subtraction": 20, "hard-addition": 50, "hard-subtraction": 50}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a model of one name is made.
+
+    Args:
+        make: from the task's name, its widths and the choice.
+        together: whether several seeds can be trained as one `Ensemble`.
+    """
+
+    make: Callable[[str, Shape, Choice], nn.Module]
+    together: bool = True
+
+
+def build(task: str, shape: Shape, choice: Choice) -> nn.Module:
+    """Builds the model of a run.
+
+    Example:
+        >>> build("identity", (10, 10), Choice.of("implicit")).state_features
+        4
+    """
+    return entry(choice.name).make(task, shape, choice)
+
+
+def entry(name: str) -> Entry:
+    """Returns how a model is made; names that are not special here are those of the published comparators."""
+    if name in ZOO:
+        return ZOO[name]
+    if name in PUBLISHED_NAMES:
+        return Entry(_published, together=PUBLISHED_NAMES[name])
+    if name in ACTIVATED:
+        return Entry(_activated)
+    raise unknown_name("model", name, [*ZOO, *PUBLISHED_NAMES, *ACTIVATED])
+
+
+def _implicit(task: str, shape: Shape, choice: Choice, **forced: Any) -> ImplicitModel:
+    """Builds an implicit model that starts near zero: B and C have a tenth of their usual size."""
+    options = {**dict(choice.options), **forced}
+    states = options.pop("state_features", None) or STATES.get(task)
+    if states is None:
+        raise InputError(f"say how many states an implicit model has on {task!r}: state_features=...")
+    scale = options.pop("initial_scale", 0.1)
+    model = ImplicitModel(shape[0], shape[1], states, **options)
+    with torch.no_grad():
+        model.B.mul_(scale)
+        model.C.mul_(scale)
+    return model
+
+
+def _no_feedback(task: str, shape: Shape, choice: Choice) -> ImplicitModel:
+    """Builds ``y = C phi(Bu) + Du``: the implicit model with A = 0, held there."""
+    model = _implicit(task, shape, choice)
+    with torch.no_grad():
+        model.state.raw.requires_grad_(False).zero_()
+    return model
+
+
+def _published(task: str, shape: Shape, choice: Choice) -> nn.Module:
+    """Builds the comparator of a paper; in R^100, where none is published, one as large as our model."""
+    if not task.startswith("hard-"):
+        return build_published(task, choice.name, choice.size or "001")
+    if choice.name not in _WIDE:
+        raise unknown_name(f"model of the task {task!r}", choice.name, [*_WIDE, *ZOO])
+    return _WIDE[choice.name]((shape[0], STATES[task], STATES[task], shape[1]))
+
+
+def _activated(task: str, shape: Shape, choice: Choice) -> nn.Module:
+    """Builds the MLP with another activation: that of 000 on the identity, in R^100 one as large as our model."""
+    hidden = (10,) if task == "identity" else (STATES[task], STATES[task])
+    return MLP((shape[0], *hidden, shape[1]), ACTIVATED[choice.name])
+
+
+_WIDE: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
+    "mlp-bias-free": lambda widths: MLP(widths, bias=False),
+    "linear": lambda widths: LinearRegression(widths[0], widths[-1]),
+}
+
+ZOO: dict[str, Entry] = {
+    "implicit": Entry(_implicit),
+    "implicit-bias": Entry(lambda task, shape, choice: _implicit(task, shape, choice, bias=True)),
+    "implicit-no-feedthrough": Entry(
+        lambda task, shape, choice: _implicit(task, shape, choice, feedthrough=False)
+    ),
+    "implicit-no-feedback": Entry(_no_feedback),
+}
+
+ACTIVATED = {
+    "mlp-log-sigmoid" if name == "logsigmoid" else f"mlp-{name.replace('_', '-')}": name
+    for name in MLP_ACTIVATIONS
+}
+
+# Names of published comparators, and whether their seeds can be stacked.
+PUBLISHED_NAMES = {
+    "mlp": True,
+    "mlp-wide": True,
+    "mlp-bias-free": True,
+    "mlp-skip": True,
+    "nac": True,
+    "nalu": True,
+    "inalu": True,
+    "linear": False,
+    "transformer-encoder-single-head": False,
+    "transformer-encoder-sequential": False,
+    "transformer-encoder-depthwise": False,
+    "transformer-5-heads": False,
+}

@@ -1,0 +1,137 @@
+"""Checkpoints: a nested state in one safetensors file, written atomically and checked when read."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from wellposed.errors import FileFormatError, InputError
+
+FORMAT = "wellposed-checkpoint-1"
+
+
+class Checkpoint:
+    """A file in which `fit` keeps everything that it needs to go on, epoch by epoch.
+
+    A new state replaces the old one only when it is completely on the disk, so that whatever happens one of
+    the two is there. Reading verifies a checksum and that the file belongs to the same run. Nothing is pickled.
+
+    Args:
+        path: the file.
+        key: names the run; a file with another key is refused.
+
+    Example:
+        >>> import tempfile
+        >>> file = Checkpoint(tempfile.mkdtemp() + "/run.ckpt", key="run 7")
+        >>> file.load() is None
+        True
+        >>> file.save({"epoch": 3, "weights": (torch.ones(2), None)})
+        >>> file.load()
+        {'epoch': 3, 'weights': (tensor([1., 1.]), None)}
+    """
+
+    def __init__(self, path: str | os.PathLike[str], key: str = "") -> None:
+        self.path, self.key = Path(path), key
+
+    def save(self, state: Any) -> None:
+        """Replaces what the file holds; a full disk or a lost process leaves the old state."""
+        tensors: dict[str, Tensor] = {}
+        skeleton = json.dumps(_take_apart(state, tensors))
+        metadata = {"format": FORMAT, "key": self.key, "skeleton": skeleton, "sha256": _digest(skeleton, tensors)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        os.close(handle)
+        try:
+            save_file(tensors, temporary, metadata=metadata)
+            _flush(temporary)
+            os.replace(temporary, self.path)
+            _flush(self.path.parent)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def load(self) -> Any:
+        """Returns the state that was saved last; None if there is no file."""
+        if not self.path.exists():
+            return None
+        metadata, tensors = self._read()
+        if metadata.get("format") != FORMAT:
+            raise self._refuse(f"its format is {metadata.get('format')!r}, expected {FORMAT!r}")
+        if metadata.get("key") != self.key:
+            raise self._refuse(f"it belongs to another run ({metadata.get('key')!r}, expected {self.key!r})")
+        if metadata.get("sha256") != _digest(metadata.get("skeleton", ""), tensors):
+            raise self._refuse("its checksum does not match: the file is damaged")
+        try:
+            return _put_together(json.loads(metadata["skeleton"]), tensors)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._refuse(f"its content makes no sense ({error})") from error
+
+    def remove(self) -> None:
+        """Deletes the file, if there is one."""
+        self.path.unlink(missing_ok=True)
+
+    def _read(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise self._refuse(f"it is not a checkpoint or is damaged ({error})") from error
+
+    def _refuse(self, reason: str) -> FileFormatError:
+        return FileFormatError(
+            f"the checkpoint {str(self.path)!r} cannot be used: {reason}. Delete it to begin this run anew"
+        )
+
+
+def _flush(path: str | Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(skeleton: str, tensors: dict[str, Tensor]) -> str:
+    total = hashlib.sha256(skeleton.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        total.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _take_apart(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Writes a nested state as JSON and moves its tensors aside."""
+    if isinstance(value, Tensor):
+        name = f"t{len(tensors)}"
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": [[_take_apart(part, tensors) for part in pair] for pair in value.items()]}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [_take_apart(part, tensors) for part in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise InputError(
+        f"a checkpoint holds tensors, numbers, texts, lists and dicts; received {type(value).__name__}"
+    )
+
+
+def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
+    ((kind, content),) = node.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "value":
+        return content
+    if kind == "dict":
+        return {_put_together(key, tensors): _put_together(part, tensors) for key, part in content}
+    parts = [_put_together(part, tensors) for part in content]
+    return tuple(parts) if kind == "tuple" else parts
