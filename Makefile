@@ -1,7 +1,7 @@
 # Every target sets up what it needs: `make demo` and `make test` work on a fresh checkout.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test lint bench rivals memory docs clean
 
 VENV := .venv
 BENCH_VENV := .venv-bench
@@ -12,6 +12,9 @@ MANIFESTS := pyproject.toml constraints.txt
 RIVALS := torchidl==0.0.4 torchdeq==0.1.0
 # What the rivals import. Their own requirements would bring another torch, so they come without them.
 RIVALS_NEED := cvxpy tqdm matplotlib scikit-learn scipy
+# The libraries for JAX, with all that they bring.
+JAX_RIVALS := jax==0.10.2 jaxlib==0.10.2 jaxopt==0.8.5 optimistix==0.1.0 equinox==0.13.8 lineax==0.1.1 \
+  jaxtyping==0.3.11 ml_dtypes==0.6.0 opt_einsum==3.4.0 wadler_lindig==0.1.8
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +37,12 @@ docs: $(VENV)/.installed-docs ## build the documentation; a warning is an error
 bench: $(BENCH_VENV)/.installed ## compare with torchidl and torchdeq, in an environment of its own
 	$(BENCH_VENV)/bin/python -m benchmarks.reference $(BENCH_ARGS)
 
+rivals: $(BENCH_VENV)/.installed ## the same with jaxopt and optimistix: errors, gradients, steps, memory (RIVALS_ARGS=--quick)
+	$(BENCH_VENV)/bin/python -m benchmarks.rivals $(RIVALS_ARGS)
+
+memory: $(BENCH_VENV)/.installed ## memory of a training step against the number of solver steps
+	$(BENCH_VENV)/bin/python -m benchmarks.memory $(MEMORY_ARGS)
+
 clean: ## remove what was built, not the environments
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests docs benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
@@ -47,9 +56,9 @@ $(VENV)/.installed-%: $(MANIFESTS) | $(VENV)/bin/pip
 	@touch $@
 
 $(BENCH_VENV)/.installed: $(MANIFESTS) Makefile | $(BENCH_VENV)/bin/pip
-	$(BENCH_INSTALL) -e . $(RIVALS_NEED)
+	$(BENCH_INSTALL) -e . $(RIVALS_NEED) $(JAX_RIVALS)
 	$(BENCH_INSTALL) --no-deps $(RIVALS)
-	$(BENCH_VENV)/bin/python -W ignore -c 'import torchdeq, torchidl'
+	$(BENCH_VENV)/bin/python -W ignore -c 'import jaxopt, optimistix, torchdeq, torchidl'
 	@touch $@
 
 # pip is the last thing venv writes, so a half-made environment is made again.

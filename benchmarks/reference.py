@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.problems import state_matrix
-from benchmarks.rivals import TOLERANCE, ours, torchdeq_model, torchidl_model
+from benchmarks.rivals.libraries import TOLERANCE, ours, torchdeq_model, torchidl_model
 from benchmarks.timing import best_times
 from wellposed import Absolute
 

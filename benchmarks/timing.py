@@ -1,7 +1,19 @@
 """Timing that is fair to all: in turns, the best of each, CPU time of this one-thread process."""
 
+import os
 import time
 from collections.abc import Callable
+
+import torch
+
+
+def one_thread() -> None:
+    """Confines the process to one processor and every library in it to one thread; before JAX is imported."""
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
 
 
 def _seconds(run: Callable[[], object], budget: float) -> float:

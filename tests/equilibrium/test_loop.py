@@ -3,7 +3,7 @@ import torch
 from problems import state_matrix
 
 from wellposed.activations import get_activation
-from wellposed.equilibrium import Anderson, Newton, Picard, Relative, fixed_point
+from wellposed.equilibrium import Absolute, Anderson, Newton, Picard, Relative, fixed_point
 from wellposed.equilibrium.affine import AffineMap
 from wellposed.equilibrium.loop import iterate
 
@@ -106,3 +106,24 @@ def test_gradient_flows_through_dropped_rows(monkeypatch):
         )
         (grad,) = torch.autograd.grad(found.value.sum(), rate)
         torch.testing.assert_close(grad, 1 / (1 - rate.detach()) ** 2, rtol=1e-6, atol=1e-8)
+
+
+def test_a_slow_solve_in_float32_is_not_taken_for_one_that_stands_still():
+    generator = torch.Generator().manual_seed(0)
+    A, u = 0.99 * torch.eye(20).roll(1, 0), torch.randn(128, 20, generator=generator)
+    found = fixed_point(
+        lambda x, u: torch.relu(x @ A.mT + u),
+        torch.zeros_like(u),
+        u,
+        solver="picard",
+        stop=Absolute(3e-6),
+        max_steps=4000,
+    )
+    assert found.converged.all() and int(found.steps.max()) > 1000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_leaving_an_unstable_state_is_no_run_off(dtype):
+    u = torch.tensor([[1e-4], [1e-3], [1e-1]], dtype=dtype)
+    found = fixed_point(lambda x, u: torch.tanh(3 * x + u), torch.zeros_like(u), u, solver="picard")
+    assert found.converged.all() and (found.value > 0.99).all()

@@ -176,7 +176,7 @@ class Phantom(Gradient):
         x = found.value
         if torch.is_grad_enabled():
             for _ in range(self.steps):
-                x = torch.lerp(x, f(x), self.damping)
+                x = f(x) if self.damping == 1 else torch.lerp(x, f(x), self.damping)
         return x, found
 
 

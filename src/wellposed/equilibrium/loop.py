@@ -1,7 +1,7 @@
 """The only loop: evaluate, measure, stop, drop finished rows, step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -13,6 +13,7 @@ from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Step, Stopping
 
 PERIOD = 8  # stagnation is looked for every so many steps
+RUN_OFF = 1e4  # growth of a state that makes a small relative residual suspicious
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class _Block:
     event: Tensor  # (K, B): accepted or not finite
     residual: Tensor  # (K, B)
     last: Step  # the last of them
+    x: Tensor  # (B, n): where it stands, with its history for differentiation
 
 
 @dataclass
@@ -56,7 +58,9 @@ class _Work:
     state: tuple[Tensor, ...]
     memo: tuple[Tensor, ...]
     finished: Tensor  # (B,)
-    trace: list[Tensor] = field(default_factory=list)  # residuals, (K, B) a block
+    trace: list[Tensor] = field(default_factory=list)  # residuals since the last look, (K, B) a block
+    minima: list[Tensor] = field(default_factory=list)  # least residuals, (B,) a period
+    reach: tuple[Tensor, ...] = ()  # size of the start and largest residual while the state was of its kind, (B,)
 
     def advance(self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool) -> _Block:
         """Takes `size` steps and evaluates the map after each (before the first step of all, at the start)."""
@@ -68,7 +72,8 @@ class _Work:
             xs.append(self.x)
             fxs.append(self.fx)
             if not stop.stateless:
-                step, _ = _measure(self.f, self.x, self.fx, index + k, masked)
+                residual = _measure(self.f, self.x, self.fx, index + k, masked)[0].residual
+                step = Step(self.x, self.fx, self.f, residual, index + k)
                 accepted, self.memo = stop.check(step, self.memo)
                 verdicts.append(accepted)
                 values.append(stop.accept(step, self.memo))
@@ -79,7 +84,19 @@ class _Work:
             event = event | ~stacked.residual.isfinite()
         self.trace.append(stacked.residual)
         last = Step(stacked.x[-1], stacked.fx[-1], self.f, stacked.residual[-1], index + size - 1)
-        return _Block(index, _stack(values) if values else x, event, stacked.residual, last)
+        return _Block(index, _stack(values) if values else x, event, stacked.residual, last, self.x)
+
+    def runs_off(self, step: Step) -> Tensor:  # (B,)
+        """Marks iterates whose residual is small only beside a state that has grown beyond all measure.
+
+        Without it an accelerated solver "finds" the equilibrium of x + 1 near infinity.
+        """
+        size, finite = max_norm(step.x), step.residual.isfinite()
+        start, largest = self.reach or (size, step.residual)
+        ordinary = size <= RUN_OFF * (start + largest)
+        self.reach = start, torch.where(ordinary & finite, torch.maximum(largest, step.residual), largest)
+        resolved = torch.maximum(step.residual, self.f.unit(step.x) * size)
+        return ~ordinary & finite & (resolved > 0.1 * largest)
 
     def narrow(self) -> bool:
         """Drops finished rows, if the map can be restricted to the others."""
@@ -89,18 +106,27 @@ class _Work:
             return False
         self.f, self.x, self.fx, self.finished = narrowed, self.x[keep], self.fx[keep], self.finished[keep]
         self.state, self.memo = tuple(s[keep] for s in self.state), tuple(s[keep] for s in self.memo)
-        self.trace = [residual[:, keep] for residual in self.trace[-2 * PERIOD :]]
+        self.trace = [residual[:, keep] for residual in self.trace]
+        self.minima = [least[keep] for least in self.minima]
+        self.reach = tuple(part[keep] for part in self.reach)
         return True
 
     def stagnated(self, step: Step, masked: bool) -> Tensor | None:
         """Marks rows whose residual stopped falling at the rounding level of the map.
 
-        Looked for at fixed step numbers, so that the verdict does not depend on batch companions.
+        Looked for at fixed step numbers, so that the verdict does not depend on batch companions. The longer
+        a solve takes, the slower its residual falls and the longer it must have stood still: a quarter of
+        all steps so far.
         """
-        if (step.index + 1) % PERIOD or step.index + 1 < 2 * PERIOD:
+        if (step.index + 1) % PERIOD:
             return None
-        recent = torch.cat(self.trace[-2 * PERIOD :])[-2 * PERIOD :]
-        flat = (recent[PERIOD:].amin(0) >= recent[:PERIOD].amin(0)) & ~self.finished
+        self.minima.append(torch.cat(self.trace).amin(0))
+        self.trace.clear()
+        window = max(1, len(self.minima) // 4)
+        if len(self.minima) < 2 * window or len(self.minima) < 2:
+            return None
+        recent = torch.stack(self.minima[-2 * window :])
+        flat = (recent[window:].amin(0) >= recent[:window].amin(0)) & ~self.finished
         if not masked and not bool(flat.any()):
             return None
         return flat & (step.residual <= 4 * step.f.rounding(step.x, step.fx))
@@ -142,8 +168,7 @@ class _Board:
     def close(self, rows: Tensor, block: _Block, status: Tensor) -> None:
         """Ends rows that no stopping rule has accepted, after the last step of a block."""
         steps = torch.full_like(self.rows, block.last.index + 1)
-        value = block.value[-1] if block.value.requires_grad else block.last.x
-        self.put(rows, value, status, steps)
+        self.put(rows, block.x, status, steps)
 
     def put(self, newly: Tensor, value: Tensor, status: Tensor, steps: Tensor) -> None:
         """Writes results of rows at work that have none yet."""
@@ -200,7 +225,6 @@ def iterate(
     board = _Board(x, masked)
     if x.shape[0] == 0:
         return Iterates(x, board.status, board.steps, lambda: x.new_zeros(0, 0))
-    accepted = Status.CONVERGED if stop.certifies else Status.STEPS_DONE
     work = _Work(f, x, None, solver.init(x), stop.begin(x), torch.zeros_like(board.rows, dtype=torch.bool))
     index, largest = 0, 1 if masked else min(f.block, solver.block, _block_size(x.numel()))
     while index < max_steps:
@@ -208,7 +232,7 @@ def iterate(
         block = work.advance(solver, stop, index, size, masked)
         board.segments[-1][1].append(block.residual)
         index += size
-        left = _settle(board, work, block, accepted, masked)
+        left = _settle(board, work, block, stop.certifies, masked)
         if left == 0:
             break
         thin = 2 * left <= work.x.shape[0] and work.x.numel() >= work.f.bulk and index < max_steps
@@ -226,14 +250,18 @@ def _block_size(numbers: int) -> int:
     return 12 if numbers < 1 << 14 else 4 if numbers < 1 << 16 else 1
 
 
-def _settle(board: _Board, work: _Work, block: _Block, accepted: Status, masked: bool) -> int:
+def _settle(board: _Board, work: _Work, block: _Block, certifies: bool, masked: bool) -> int:
     """Writes what has finished in a block; returns how many rows are left."""
+    astray = work.runs_off(block.last) if certifies and work.f.block == 1 else None
+    if astray is not None:  # the map is one of unknown nature, and every step is a block of its own
+        block = replace(block, event=block.event & ~astray)
     hit = block.event[0] if len(block.event) == 1 else block.event.any(0)
     if masked or bool(hit.any()):
-        board.write(block, accepted)
+        board.write(block, Status.CONVERGED if certifies else Status.STEPS_DONE)
         work.finished = work.finished | hit
-    stuck = work.stagnated(block.last, masked)
+    stuck = work.stagnated(block.last, masked) if certifies else None
     if stuck is not None:
+        stuck = stuck if astray is None else stuck & ~astray
         board.close(stuck, block, torch.full_like(board.rows, Status.STAGNATED))
         work.finished = work.finished | stuck
     return work.x.shape[0] if masked else work.x.shape[0] - int(work.finished.sum())

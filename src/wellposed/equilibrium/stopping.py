@@ -167,14 +167,15 @@ class MeanRelative(Stopping):
         return (x0.new_full((x0.shape[0], self.window, x0.shape[1]), torch.nan),)
 
     def check(self, step: Step, state: State) -> tuple[Tensor, State]:
-        window = torch.cat([state[0][:, 1:], step.x.detach()[:, None]], dim=1)
+        window = torch.cat([state[0][:, 1:], step.x[:, None]], dim=1)
         if step.index + 1 < self.window:
             return torch.zeros_like(step.residual, dtype=torch.bool), (window,)
-        mean = window.mean(1)
-        f_mean = step.f(mean)
-        rtol = default_tolerance(mean.dtype) if self.rtol is None else self.rtol
-        residual = torch.linalg.vector_norm(f_mean - mean, dim=1)
-        return residual <= rtol * torch.linalg.vector_norm(f_mean, dim=1), (window,)
+        with torch.no_grad():
+            mean = window.mean(1)
+            f_mean = step.f(mean)
+            rtol = default_tolerance(mean.dtype) if self.rtol is None else self.rtol
+            residual = torch.linalg.vector_norm(f_mean - mean, dim=1)
+            return residual <= rtol * torch.linalg.vector_norm(f_mean, dim=1), (window,)
 
     def accept(self, step: Step, state: State) -> Tensor:
         return state[0].mean(1)

@@ -1,0 +1,1 @@
+"""Ours and other libraries on the same equilibria: accuracy, gradients, steps, time and memory."""

@@ -1,0 +1,253 @@
+"""The same equilibrium model in each library, ready to be measured."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.meter import peak_bytes
+from benchmarks.problems import Problem
+from benchmarks.rivals.oracle import PHI, SLOPE
+from wellposed import Absolute, ImplicitModel, Solution, Status, fixed_point
+from wellposed.errors import IllPosedError
+
+TOLERANCE = 3e-6  # of the largest entry of f(x) - x
+MAX_STEPS = 3000
+
+
+class NotRunError(Exception):
+    """A library cannot run a problem; the message says why."""
+
+
+def rival(package: str) -> Any:
+    """Imports a package of the benchmark environment."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise NotRunError(f"{package} is not installed here; `make rivals` installs it") from error
+
+
+@dataclass(frozen=True)
+class Run:
+    """One library on one problem.
+
+    Attributes:
+        forward: computes the output and nothing else.
+        step: computes the output and the gradients of the loss.
+        output, gradients: what they computed.
+        steps: evaluations of the map in the forward solve, per sample.
+        memory: peak bytes of one `step`, beyond parameters and inputs.
+        complaint: what the library itself says went wrong; empty if nothing did.
+        compile_seconds: spent before the first run.
+    """
+
+    forward: Callable[[], object]
+    step: Callable[[], object]
+    output: Callable[[], Tensor]
+    gradients: Callable[[], dict[str, Tensor]]
+    steps: Callable[[], Tensor]
+    memory: Callable[[], int]
+    complaint: Callable[[], str]
+    compile_seconds: float = 0.0
+
+
+def torch_run(
+    problem: Problem,
+    model: nn.Module,
+    parameters: Mapping[str, Tensor],
+    steps: Callable[[], Tensor],
+    complaint: Callable[[], str],
+) -> Run:
+    """Measures a torch module."""
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return model(problem.u)
+
+    def step() -> None:
+        model.zero_grad()
+        (model(problem.u) * problem.weights).sum().backward()
+
+    def gradients() -> dict[str, Tensor]:
+        step()
+        return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+
+    def memory() -> int:
+        model.zero_grad()
+        return peak_bytes(step)
+
+    return Run(forward, step, forward, gradients, steps, memory, complaint)
+
+
+def _failures(solution: Solution) -> str:
+    """Says how many samples ended without meeting the tolerance."""
+    stuck = solution.status == Status.STAGNATED
+    counts = {"out of steps": int(solution.failed.sum()), "stagnated": int(stuck.sum())}
+    said = [f"{count} of {stuck.numel()} {name}" for name, count in counts.items() if count]
+    if bool(stuck.any()):
+        said.append(f"residual up to {float(solution.residual.max()):.0e}")
+    return ", ".join(said)
+
+
+def ours(A: Tensor, B: Tensor, C: Tensor, **options: Any) -> ImplicitModel:
+    """Returns our model with the given matrices."""
+    defaults: dict[str, Any] = {"max_steps": MAX_STEPS, "executor": "reference"}
+    return ImplicitModel.from_matrices(A, B, C, **defaults | options)
+
+
+def wellposed_model(problem: Problem) -> Run:
+    """Runs `ImplicitModel` with its own solver."""
+    if problem.cap is not None:
+        raise NotRunError("caps rows one by one instead of scaling the whole matrix: another model")
+    try:
+        model = ours(
+            problem.A,
+            problem.B,
+            problem.C,
+            activation=problem.activation,
+            stop=Absolute(TOLERANCE),
+            executor="auto",
+        )
+    except IllPosedError:
+        raise NotRunError("takes only matrices proven well-posed, and this one is not") from None
+    parameters = {"A": model.state.raw, "B": model.B, "C": model.C}
+    with torch.no_grad():
+        found = model.equilibrium(problem.u)
+    return torch_run(problem, model, parameters, lambda: found.steps, lambda: _failures(found))
+
+
+class _Cell(nn.Module):
+    """The parameters and the map of a problem, for libraries that solve any map."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.problem = problem
+        self.A, self.B, self.C = (nn.Parameter(m.clone()) for m in (problem.A, problem.B, problem.C))
+
+    def map(self) -> Callable[[Tensor, Tensor], Tensor]:
+        A, phi = self.problem.capped(self.A), PHI[self.problem.activation]
+        return lambda x, v: phi(torch.addmm(v, x, A.mT))
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        return {"A": self.A, "B": self.B, "C": self.C}
+
+
+class _FixedPointModel(_Cell):
+    """The model on our `fixed_point`, which knows nothing of the map."""
+
+    def forward(self, u: Tensor) -> Tensor:
+        value: Any = self.solve(u).value
+        return value @ self.C.mT
+
+    def solve(self, u: Tensor) -> Solution:
+        v = u @ self.B.mT
+        return fixed_point(self.map(), torch.zeros_like(v), v, stop=Absolute(TOLERANCE), max_steps=MAX_STEPS)
+
+
+def wellposed_fixed_point(problem: Problem) -> Run:
+    """Runs `fixed_point` on the map as a function."""
+    model = _FixedPointModel(problem)
+    with torch.no_grad():
+        found = model.solve(problem.u)
+    return torch_run(problem, model, model.named, lambda: found.steps, lambda: _failures(found))
+
+
+def torchidl_model(A: Tensor, B: Tensor, C: Tensor, kappa: float = 0.9999, function: type | None = None) -> Any:
+    """Returns torchidl's ImplicitModel with the given matrices and its own solver."""
+    torchidl = rival("torchidl")
+    chosen = {} if function is None else {"f": function}
+    model = torchidl.ImplicitModel(
+        B.shape[1], C.shape[0], A.shape[0], no_D=True, mitr=MAX_STEPS, grad_mitr=MAX_STEPS, kappa=kappa, **chosen
+    )
+    with torch.no_grad():
+        model.A.copy_(A)
+        model.B.copy_(B)
+        model.C.copy_(C)
+    return model
+
+
+def _torchidl_function(problem: Problem, count: list[int] | None = None) -> type:
+    """Returns its implicit function with another activation, as its documentation suggests."""
+    base = rival("torchidl.implicit_function").ImplicitFunctionInf
+    phi = PHI[problem.activation]
+
+    def counting(z: Tensor) -> Tensor:
+        assert count is not None
+        count[0] += 1
+        return phi(z)
+
+    plain = phi if count is None else counting
+    return type("Chosen", (base,), {"phi": staticmethod(plain), "dphi": staticmethod(SLOPE[problem.activation])})
+
+
+def torchidl(problem: Problem) -> Run:
+    """Runs torchidl's plain iteration, which stops when the whole batch has converged."""
+    norm = float(torch.linalg.matrix_norm(problem.A, torch.inf))
+    if problem.cap is None and norm >= 1:
+        raise NotRunError(f"would scale A from |A|_inf = {norm:.1f} to below one: another problem")
+    kappa = 0.9999 if problem.cap is None else problem.cap
+    function = None if problem.activation == "relu" else _torchidl_function(problem)
+    model = torchidl_model(problem.A, problem.B, problem.C, kappa, function)
+    count = [0]
+    counter = torchidl_model(problem.A, problem.B, problem.C, kappa, _torchidl_function(problem, count))
+    with torch.no_grad():
+        counter(problem.u)
+    steps = torch.full((problem.batch,), count[0])
+    parameters: dict[str, Tensor] = {"A": model.A, "B": model.B, "C": model.C}
+    return torch_run(
+        problem, model, parameters, lambda: steps, lambda: "out of steps" if count[0] >= MAX_STEPS else ""
+    )
+
+
+class _TorchdeqModel(_Cell):
+    def __init__(self, problem: Problem, solver: str, tolerance: float, max_steps: int) -> None:
+        super().__init__(problem)
+        self.deq = rival("torchdeq").get_deq(
+            f_solver=solver, f_max_iter=max_steps, f_tol=tolerance, f_stop_mode="abs",
+            b_solver=solver, b_max_iter=max_steps, b_tol=tolerance, b_stop_mode="abs", ift=True,
+        )  # fmt: skip
+
+    def forward(self, u: Tensor) -> Tensor:
+        return self.solve(u)[0] @ self.C.mT
+
+    def solve(self, u: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        v, f = u @ self.B.mT, self.map()
+        z, report = self.deq(lambda x: f(x, v), torch.zeros_like(v))
+        return z[-1], report
+
+
+def torchdeq_model(A: Tensor, B: Tensor, C: Tensor) -> nn.Module:
+    """Returns the ReLU model written for torchdeq, with Anderson acceleration and implicit differentiation."""
+    nothing = torch.empty(0)
+    return _TorchdeqModel(Problem("", A, B, C, nothing, nothing), "anderson", TOLERANCE, 200)
+
+
+def _torchdeq(problem: Problem, solver: str, max_steps: int) -> Run:
+    # Its residual is the 2-norm over a sample; in this unit the tolerance is that of the others on average.
+    tolerance = TOLERANCE * problem.states**0.5
+    model = _TorchdeqModel(problem, solver, tolerance, max_steps)
+    with torch.no_grad():
+        report = model.solve(problem.u)[1]
+    worst = float(report["abs_lowest"].max())
+    complaint = "" if worst < tolerance else f"stalls at {worst / problem.states**0.5:.0e}"
+    return torch_run(problem, model, model.named, lambda: report["nstep"], lambda: complaint)
+
+
+def torchdeq_anderson(problem: Problem) -> Run:
+    """Runs torchdeq's Anderson acceleration, 200 steps at most: it stalls before it needs more."""
+    return _torchdeq(problem, "anderson", 200)
+
+
+def torchdeq_plain(problem: Problem) -> Run:
+    """Runs torchdeq's plain iteration, its default."""
+    return _torchdeq(problem, "fixed_point_iter", MAX_STEPS)
+
+
+def versions(names: tuple[str, ...]) -> dict[str, str]:
+    """Returns the versions of packages that are installed."""
+    installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
+    return {name: installed[name] for name in names if name in installed}
