@@ -12,12 +12,24 @@ from rich.console import Console
 from rich.table import Table
 
 from wellposed.errors import WellposedError, unknown_name
+from wellposed.experiments.compare import verdicts
 from wellposed.experiments.config import SCALES, Scale
-from wellposed.experiments.console import state_of, status_facts, status_table, suite_facts, suite_table
+from wellposed.experiments.console import (
+    state_of,
+    status_facts,
+    status_table,
+    suite_facts,
+    suite_table,
+    verdict_facts,
+    verdict_table,
+)
 from wellposed.experiments.demo import DemoConfig, DemoResult, run_demo, versions
 from wellposed.experiments.demo_page import page
 from wellposed.experiments.demo_text import FINDING, certificates, record, table
+from wellposed.experiments.plots import draw
+from wellposed.experiments.record import Record
 from wellposed.experiments.registry import SUITES, get_suite
+from wellposed.experiments.report import write_report
 from wellposed.experiments.runner import Order, carry_out, look, orders
 from wellposed.experiments.store import Store
 
@@ -206,6 +218,56 @@ def _carry_out(wanted: list[Order], out: Path, jobs: int, quiet: bool, as_json: 
         click.echo("\nnow: wellposed report", err=True)
     if any(state.failed for state in states):
         raise click.ClickException("some runs failed; the records and the report say why")
+
+
+@cli.command()
+@OUT
+@click.option(
+    "--also",
+    "others",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Further record files or folders, e.g. results/.",
+)
+@click.option("--figures", is_flag=True, help="Draw the figures as PNG and PDF files too.")
+@QUIET
+@JSON
+def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_json: bool) -> None:
+    """Write one page with plots, our numbers beside the published ones, and verdicts."""
+    stores = [Store(place) for other in (out, *others) for place in _files(other)]
+    records = list({record.id: record for store in stores for record in store.records()}.values())
+    for line in (line for store in stores for line in store.damaged):
+        click.echo(f"warning: {line}", err=True)
+    if not records:
+        raise click.ClickException(f"no records in {out}; start with: wellposed run SUITE")
+    _make(out)
+    place = write_report(records, out / "report.html")
+    drawn = _draw_figures(records, out / "figures") if figures else []
+    judged = [verdict for verdict in verdicts(records) if verdict.verdict != "not run"]
+    if as_json:
+        pages = {"page": str(place), "figures": [str(path) for path in drawn]}
+        click.echo(json.dumps({**pages, "verdicts": verdict_facts(judged)}, indent=2))
+    else:
+        _print(verdict_table(judged))
+    if not quiet:
+        click.echo(f"\nnow open {place}", err=True)
+
+
+def _files(place: Path) -> list[Path]:
+    """Returns the record files of a folder, or the file itself."""
+    return sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+
+
+def _draw_figures(records: list[Record], folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for suite in SUITES.values():
+        own = [record for record in records if record.suite == suite.name]
+        for index, figure in enumerate(suite.figures if own else (), start=1):
+            for ending in ("png", "pdf"):
+                drawn.append(folder / f"{suite.name}-{index}.{ending}")
+                draw(figure, own, drawn[-1])
+    return drawn
 
 
 @cli.command()

@@ -25,6 +25,7 @@ TIGHT = {"stop": Relative(1e-14), "max_steps": 3000}
 LAYOUTS = {
     "plain": {},
     "readout": {"out_features": 3, "bias": True},
+    "readout with a bias": {"out_features": 3, "readout_bias": True},
     "stacked": {"num_layers": 3},
     "bidirectional": {"bidirectional": True},
     "all": {"num_layers": 2, "bidirectional": True, "out_features": 3, "bias": True},

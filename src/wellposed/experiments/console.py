@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from wellposed.experiments.compare import Judgement, Verdict
 from wellposed.experiments.papers import ROWS
 from wellposed.experiments.runner import Progress
 from wellposed.experiments.suite import Suite
@@ -72,9 +73,37 @@ def status_facts(states: Sequence[Progress]) -> list[dict[str, object]]:
     ]
 
 
+def verdict_table(judged: Sequence[Verdict]) -> Table:
+    """Counts the verdicts of every suite that was run."""
+    kinds: tuple[Judgement, ...] = ("reproduced", "better", "worse", "claim does not hold")
+    shown = _table("suite", *kinds)
+    for suite in dict.fromkeys(verdict.row.suite for verdict in judged):
+        own = [verdict.verdict for verdict in judged if verdict.row.suite == suite]
+        shown.add_row(suite, *(str(own.count(kind)) for kind in kinds))
+    return shown
+
+
+def verdict_facts(judged: Sequence[Verdict]) -> list[dict[str, object]]:
+    """Returns every verdict as data."""
+    return [
+        {
+            "paper": verdict.row.paper,
+            "place": verdict.row.place,
+            "suite": verdict.row.suite,
+            "claim": verdict.row.claim,
+            "published": verdict.row.value,
+            "ours": verdict.ours,
+            "verdict": verdict.verdict,
+            "why": verdict.why,
+            "records": list(verdict.record_ids),
+        }
+        for verdict in judged
+    ]
+
+
 def _table(*headings: str) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
-        numeric = heading in ("runs", "claims", "finished", "failed", "begun")
+        numeric = heading not in ("suite", "scale", "state", "what it reproduces")
         shown.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric or heading == "suite")
     return shown

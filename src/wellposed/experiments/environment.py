@@ -6,12 +6,13 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PACKAGES = ("wellposed", "torch", "numpy", "numba")
+PACKAGES = ("torch", "numpy", "numba")
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -19,6 +20,7 @@ def environment(device: str) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
+        "wellposed": sys.modules["wellposed"].__version__,
         **{package: _version(package) for package in PACKAGES},
         "commit": commit(),
         "device": _device(device),

@@ -2,9 +2,11 @@
 
 from wellposed.errors import unknown_name
 from wellposed.experiments.suite import Suite
-from wellposed.experiments.suites import activations, arithmetic, identity
+from wellposed.experiments.suites import activations, arithmetic, identity, parameters
 
-SUITES: dict[str, Suite] = {module.SUITE.name: module.SUITE for module in (identity, arithmetic, activations)}
+SUITES: dict[str, Suite] = {
+    module.SUITE.name: module.SUITE for module in (identity, arithmetic, activations, parameters)
+}
 
 
 def get_suite(name: str) -> Suite:

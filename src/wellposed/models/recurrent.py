@@ -71,6 +71,7 @@ class ImplicitRNN(nn.Module):
     Args:
         input_size, hidden_size, state_features: of s, h and x.
         out_features: width of a linear readout applied to every output; none if None.
+        readout_bias: whether the readout has a bias; None: if the states have one (`bias` of the options).
         batch_first: whether tensors come as ``(B, T, p)`` or ``(T, B, p)``.
         num_layers: stacked networks, each reading the outputs of the one below.
         bidirectional: whether every layer also reads backwards.
@@ -92,6 +93,7 @@ class ImplicitRNN(nn.Module):
         state_features: int,
         *,
         out_features: int | None = None,
+        readout_bias: bool | None = None,
         batch_first: bool = True,
         num_layers: int = 1,
         bidirectional: bool = False,
@@ -116,7 +118,7 @@ class ImplicitRNN(nn.Module):
             for p in widths
             for _ in range(self.directions)
         )
-        bias = self.cell(0).bias is not None
+        bias = self.cell(0).bias is not None if readout_bias is None else readout_bias
         self.readout = None if out_features is None else nn.Linear(width, out_features, bias=bias)
 
     @property

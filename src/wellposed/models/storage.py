@@ -102,6 +102,7 @@ def _configuration(model: Model) -> dict[str, Any]:
     if isinstance(model, ImplicitModel):
         return _options(model)
     own = {name: getattr(model, name) for name in _OWN}
+    own["readout_bias"] = model.readout is not None and model.readout.bias is not None
     return {"kind": "ImplicitRNN", **own, "cells": [_options(model.cell(k)) for k in range(len(model.cells))]}
 
 
@@ -183,7 +184,8 @@ def _empty(config: dict[str, Any]) -> ImplicitModel:
 
 def _empty_recurrent(config: dict[str, Any]) -> ImplicitRNN:
     cells = [_empty(cell) for cell in config.pop("cells")]
-    model = ImplicitRNN(state_features=cells[0].state_features, bias=cells[0].bias is not None, **config)
+    options = {**config, "state_features": cells[0].state_features, "bias": cells[0].bias is not None}
+    model = ImplicitRNN(**options)
     if len(cells) != len(model.cells):
         raise KeyError(f"{len(model.cells)} cells expected, {len(cells)} found")
     for index, cell in enumerate(cells):
