@@ -223,7 +223,8 @@ class _TorchdeqModel(_Cell):
 def torchdeq_model(A: Tensor, B: Tensor, C: Tensor) -> nn.Module:
     """Returns the ReLU model written for torchdeq, with Anderson acceleration and implicit differentiation."""
     nothing = torch.empty(0)
-    return _TorchdeqModel(Problem("", A, B, C, nothing, nothing), "anderson", TOLERANCE, 200)
+    tolerance = TOLERANCE * A.shape[0] ** 0.5  # it measures 2-norms
+    return _TorchdeqModel(Problem("", A, B, C, nothing, nothing), "anderson", tolerance, 200)
 
 
 def _torchdeq(problem: Problem, solver: str, max_steps: int) -> Run:
