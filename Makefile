@@ -1,7 +1,7 @@
 # Every target sets up what it needs: `make demo` and `make test` work on a fresh checkout.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint bench rivals memory docs clean
+.PHONY: help demo lab test lint bench rivals memory docs clean
 
 VENV := .venv
 BENCH_VENV := .venv-bench
@@ -21,6 +21,9 @@ help: ## show this list
 
 demo: $(VENV)/.installed-core ## train a small implicit model and show its equilibria
 	$(VENV)/bin/wellposed demo $(DEMO_ARGS)
+
+lab: $(VENV)/.installed-lab ## set up the experiments: wellposed run, wellposed report
+	@echo "now: $(VENV)/bin/wellposed list"
 
 test: $(VENV)/.installed-test ## run the tests and doctests (PYTEST_ARGS="-k solver" is passed on)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -q $(PYTEST_ARGS)

@@ -5,12 +5,15 @@ import signal
 import sys
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import wellposed
 from wellposed import cli
 from wellposed.errors import InputError
 from wellposed.experiments.demo import DemoConfig, run_demo
+from wellposed.experiments.registry import SUITES
+from wellposed.experiments.suites.parameters import CountRun
 
 
 @pytest.fixture
@@ -107,3 +110,100 @@ def test_a_failed_certificate_fails_the_command(tmp_path, monkeypatch, capsys, s
     assert leave(monkeypatch, "demo", "--out", str(tmp_path), "--seeds", "1", "--epochs", "1") == 1
     assert "certificate" in capsys.readouterr().err
     assert "NOT all" in (tmp_path / "demo.html").read_text()
+
+
+@pytest.fixture
+def records(tmp_path):
+    """A results folder with one finished suite."""
+    invoke("run", "parameters", "--scale", "tiny", "--out", str(tmp_path), "--quiet")
+    return tmp_path
+
+
+def invoke(*arguments, width=80):
+    return CliRunner(env={"COLUMNS": str(width)}).invoke(cli.cli, list(arguments))
+
+
+def test_list_names_every_suite_and_fits_the_terminal():
+    result = invoke("list")
+    assert result.exit_code == 0 and all(name in result.stdout for name in SUITES)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    facts = json.loads(invoke("list", "--json").stdout)
+    assert {fact["suite"] for fact in facts} == set(SUITES) and all(fact["claims"] > 0 for fact in facts)
+
+
+def test_run_status_and_resume(records):
+    result = invoke("status", "--out", str(records))
+    assert "complete" in result.stdout and max(map(len, result.stdout.splitlines())) <= 80
+    (fact,) = json.loads(invoke("status", "--out", str(records), "--json").stdout)
+    assert fact["state"] == "complete" and fact["command"] == "wellposed run parameters --scale tiny"
+    again = invoke("resume", "--out", str(records), "--json")
+    assert json.loads(again.stdout)[0]["finished"] == fact["planned"]
+    assert f"{fact['planned']} finished before" in again.stderr
+
+
+def test_report_writes_a_page_and_prints_verdicts(records):
+    invoke("run", "parameters", "--out", str(records), "--quiet")
+    result = invoke("report", "--out", str(records))
+    assert result.exit_code == 0, result.output
+    assert "parameters" in result.stdout and "report.html" in result.stderr
+    assert (records / "report.html").stat().st_size > 1e6
+    found = json.loads(invoke("report", "--out", str(records), "--json", "--quiet").stdout)
+    assert found["verdicts"] and {v["verdict"] for v in found["verdicts"]} <= {"reproduced", "worse"}
+    assert all(v["records"] for v in found["verdicts"])
+
+
+def test_report_reads_further_records(records, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    result = invoke("report", "--out", str(other), "--also", str(records), "--quiet")
+    assert result.exit_code == 0 and (other / "report.html").exists()
+
+
+def test_nothing_to_do_is_said(tmp_path):
+    for command in ("resume", "report"):
+        result = invoke(command, "--out", str(tmp_path / "none"))
+        assert result.exit_code == 1 and "start with: wellposed run SUITE" in result.stderr
+    result = invoke("status", "--out", str(tmp_path / "none"))
+    assert result.exit_code == 0 and result.stdout == "" and "nothing was begun" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "identty"], "did you mean 'identity'"),
+        (["run"], "Missing argument"),
+        (["run", "identity", "--scale", "huge"], "'tiny', 'default', 'paper'"),
+        (["run", "identity", "--seeds", "0"], "x>=1"),
+        (["run", "identity", "--device", "cuda"], "no CUDA device"),
+        (["report", "--also", "/nowhere/at/all"], "does not exist"),
+        (["statsu"], "did you mean 'status'"),
+    ],
+)
+def test_mistakes_are_usage_errors(arguments, message):
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    result = invoke(*arguments)
+    assert result.exit_code == 2 and message in result.stderr
+
+
+def test_a_damaged_record_is_named(records):
+    with (records / "records.jsonl").open("a") as file:
+        file.write('{"id": "torn')
+    result = invoke("status", "--out", str(records))
+    assert result.exit_code == 0 and "warning" in result.stderr and "line" in result.stderr
+
+
+def test_a_failed_run_fails_the_command(tmp_path, monkeypatch):
+    def broken(*arguments):
+        raise InputError("no such thing")
+
+    monkeypatch.setattr(CountRun, "carry_out", broken)
+    result = invoke("run", "parameters", "--scale", "tiny", "--out", str(tmp_path), "--quiet")
+    assert result.exit_code == 1 and "some runs failed" in result.stderr
+    assert "complete, with failures" in result.stdout
+
+
+def test_completion_offers_suites():
+    assert "_WELLPOSED_COMPLETE=bash_complete" in invoke("completion", "bash").stdout
+    environment = {"_WELLPOSED_COMPLETE": "bash_complete", "COMP_WORDS": "wellposed run ari", "COMP_CWORD": "2"}
+    result = CliRunner(env=environment).invoke(cli.cli, [], prog_name="wellposed")
+    assert "plain,arithmetic" in result.stdout

@@ -32,7 +32,17 @@ if TYPE_CHECKING:
         fixed_point,
         watch,
     )
-    from wellposed.models import DEQ, Ensemble, ImplicitForm, ImplicitModel, ImplicitRNN, fixed_steps, load, save
+    from wellposed.models import (
+        DEQ,
+        Ensemble,
+        ImplicitForm,
+        ImplicitModel,
+        ImplicitRNN,
+        MultiscaleDEQ,
+        fixed_steps,
+        load,
+        save,
+    )
     from wellposed.training import fit
 
 __version__ = "0.1.0"
@@ -53,6 +63,7 @@ __all__ = [
     "ImplicitModel",
     "ImplicitRNN",
     "MeanRelative",
+    "MultiscaleDEQ",
     "Newton",
     "Phantom",
     "Picard",
@@ -99,6 +110,7 @@ _HOME = {
     "ImplicitModel": "wellposed.models",
     "ImplicitRNN": "wellposed.models",
     "MeanRelative": "wellposed.equilibrium",
+    "MultiscaleDEQ": "wellposed.models",
     "Newton": "wellposed.equilibrium",
     "Phantom": "wellposed.equilibrium",
     "Picard": "wellposed.equilibrium",
