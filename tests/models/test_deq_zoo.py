@@ -205,7 +205,8 @@ def test_norms_inside_a_solve(name, apply):
     u, models = inputs(name), [build(name, gradient=rule, **TIGHT) for rule in (Implicit(), Unrolled())]
     for model in models:
         apply(model.cell)
-    layer = next(layer for layer in models[0].cell.modules() if nn.utils.parametrize.is_parametrized(layer))
+    layers = [layer for layer in models[0].cell.modules() if nn.utils.parametrize.is_parametrized(layer)]
+    layer = layers[-1]  # of the state; those of the input are evaluated once
     counter, seen = Counted(), []
     nn.utils.parametrize.register_parametrization(layer, "weight", counter)
     layer.register_forward_hook(lambda module, arguments, output: seen.append(module.weight))
@@ -220,6 +221,19 @@ def test_norms_inside_a_solve(name, apply):
     plain = build(name, **TIGHT)
     plain.load_state_dict(remove_norms(models[1]).state_dict())
     torch.testing.assert_close(flat(plain(u)), flat(found.value), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_the_input_half_is_computed_once_unless_a_hook_wants_every_call(name):
+    model, u, calls = build(name), inputs(name), []
+    inject = model.cell.inject
+    model.cell.inject = lambda u: calls.append(1) or inject(u)
+    plain = flat(model(u))
+    assert len(calls) == 1
+    handle = model.cell.register_forward_hook(lambda module, arguments, output: None)
+    torch.testing.assert_close(flat(model(u)), plain, rtol=1e-8, atol=1e-8)
+    assert len(calls) > 3
+    handle.remove()
 
 
 @pytest.mark.parametrize("name", EVERYTHING)

@@ -80,6 +80,21 @@ def test_start_at_another_samples_equilibrium():
     assert path_independence(DEQ(Scalar(3.0), solver="picard"), u[:1], starts=1, scale=1e-6).independent.all()
 
 
+def test_starts_have_the_size_of_the_equilibrium():
+    inner, starts = DEQ(DenseCell(3, 400, projection="identity")), []
+
+    def equilibrium(u, x0=None):
+        starts.append(x0)
+        return inner.equilibrium(u, x0)
+
+    u = torch.randn(2, 3)
+    path_independence(SimpleNamespace(equilibrium=equilibrium), u, starts=1, scale=3.0)
+    reference = inner(u)
+    size = reference.square().mean(1).sqrt()
+    assert starts[0] is None and torch.equal(starts[2], reference.roll(1, 0))
+    torch.testing.assert_close(starts[1].std(1), 3 * size, rtol=0.15, atol=0)
+
+
 def test_failure_is_data():
     model = DEQ(Rotation(), solver=Picard(), max_steps=30, on_failure="raise")
     with warnings.catch_warnings():

@@ -80,11 +80,32 @@ def test_bound_of_a_convolution(name):
     assert torch.linalg.matrix_norm(dense_matrix(layer, 7 if layer.weight.dim() < 5 else 4), 2) <= 0.7
 
 
-def test_bound_of_a_convolution_can_be_sharp():
-    layer = nn.Conv2d(1, 1, 3, padding=1, bias=False, padding_mode="circular").double()
-    nn.init.ones_(layer.weight)  # adds up nine neighbours: the norm is nine
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (nn.Conv1d(1, 1, 3, padding=1, stride=3, padding_mode="circular"), 4),  # windows meet at the seam
+        (nn.Conv1d(1, 1, 3, dilation=2, stride=2), 31),  # all taps fall on the stride
+    ],
+)
+def test_stride_is_counted_on_only_where_windows_part(layer, size):
+    nn.init.ones_(layer.double().weight)
+    exact = torch.linalg.matrix_norm(dense_matrix(layer, size), 2)
+    assert exact <= stabilisers.SpectralNorm(layer, 1.0).operator_bound(layer.weight)
+
+
+@pytest.mark.parametrize(
+    ("layer", "norm"),
+    [
+        (nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), 9.0),  # adds up nine neighbours
+        (nn.Conv1d(1, 1, 4, stride=4), 2.0),  # windows without overlap
+        (nn.Conv1d(3, 5, 1), 15**0.5),
+    ],
+)
+def test_bound_of_a_convolution_can_be_sharp(layer, norm):
+    nn.init.ones_(layer.double().weight)
+    exact = torch.linalg.matrix_norm(dense_matrix(layer, 8), 2)
     bound = stabilisers.SpectralNorm(layer, 1.0).operator_bound(layer.weight)
-    torch.testing.assert_close(bound, torch.tensor(9.0, dtype=torch.float64))
+    torch.testing.assert_close((exact.item(), bound.item()), (norm, norm))
 
 
 def test_spectral_norm_scales_only_what_exceeds():

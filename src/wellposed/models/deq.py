@@ -1,7 +1,7 @@
 """DEQ: a deep equilibrium model, the fixed point of any cell."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.equilibrium.transform import under_transform
-from wellposed.errors import InputError, MapError
+from wellposed.errors import ConvergenceError, InputError, MapError
+from wellposed.models.cell_parts import Cell
 from wellposed.models.dropout import VariationalDropout, hold_masks, select_rows
 from wellposed.models.inspection import first, reject_coupling, reject_layers
 
@@ -28,8 +29,8 @@ class DEQ(nn.Module):
 
     Unlike `ImplicitModel` it promises no well-posedness: that is up to the cell. What it does promise is that
     the answer says for every sample whether an equilibrium was reached, and that a sample's answer does not
-    depend on its companions. Weights under a parametrisation (weight norm, spectral norm) are computed once a
-    solve; `VariationalDropout` holds its masks over the solve.
+    depend on its companions. Weights under a parametrisation (weight norm, spectral norm) and the input half of
+    a ready cell are computed once a solve; `VariationalDropout` holds its masks over the solve.
 
     Args:
         cell: a module with ``cell(x, u) -> x``; ``x`` is a batch-first tensor or a tuple of them, ``u`` what
@@ -85,20 +86,21 @@ class DEQ(nn.Module):
     def equilibrium(self, u: State, x0: State | None = None) -> Solution:
         """Returns the equilibrium and tells, per sample, how it was reached."""
         reject_layers(self.cell)
-        inputs, single = _inputs(u), isinstance(u, Tensor)
-        start = self.start(u) if x0 is None else x0
+        batch, start = _inputs(u)[0], self.start(u) if x0 is None else x0
         masks = [layer for layer in self.cell.modules() if isinstance(layer, VariationalDropout)]
-        rows = [torch.arange(inputs[0].shape[0], device=inputs[0].device)] if masks else []
-
-        def f(x: State, *arguments: Tensor) -> State:
-            if masks:
-                select_rows(masks, arguments[-1])
-                arguments = arguments[:-1]
-            return self.cell(x, arguments[0] if single else arguments)
-
+        rows = [torch.arange(batch.shape[0], device=batch.device)] if masks else []
         with hold_masks(masks), _weights_computed_once(self.cell):
-            found = self._solve(f, start, (*inputs, *rows))
-            self._look_at(f, found, (*inputs, *rows))
+            step, given = halves(self.cell, u)
+            single = isinstance(given, Tensor)
+
+            def f(x: State, *arguments: Tensor) -> State:
+                if masks:
+                    select_rows(masks, arguments[-1])
+                    arguments = arguments[:-1]
+                return step(x, arguments[0] if single else arguments)
+
+            found = self._solve(f, start, (*_inputs(given), *rows))
+            self._look_at(f, found, (*_inputs(given), *rows))
         return found
 
     def _solve(self, f: Any, start: State, inputs: tuple[Tensor, ...]) -> Solution:
@@ -107,8 +109,8 @@ class DEQ(nn.Module):
         }
         try:
             return fixed_point(f, start, *inputs, on_failure=self.on_failure, **options)
-        except (MapError, RuntimeError) as error:
-            if self._shape_is_known() or isinstance(error, torch.OutOfMemoryError):
+        except (RuntimeError, AttributeError, TypeError) as error:
+            if self._shape_is_known() or isinstance(error, torch.OutOfMemoryError | ConvergenceError):
                 raise
             raise MapError(
                 f"{error}. The state was given the shape of u, {_describe(start)}; if the cell's state has "
@@ -146,6 +148,13 @@ class DEQ(nn.Module):
     def extra_repr(self) -> str:
         shape = "" if self.state_shape is None else f"state_shape={self.state_shape}, "
         return f"{shape}solver={self.solver}, stop={self.stop}, gradient={self.gradient}"
+
+
+def halves(cell: nn.Module, u: State) -> tuple[Callable[[Any, Any], State], State]:
+    """Returns the map and its input; of a `Cell`, a step and what the input adds to it, computed once."""
+    if not isinstance(cell, Cell) or cell._forward_hooks or cell._forward_pre_hooks:
+        return cell, u
+    return cell.step, cell.inject(u)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from wellposed.equilibrium.packing import State
 from wellposed.errors import InputError
-from wellposed.models.deq import DEQ
+from wellposed.models.deq import DEQ, halves
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.recurrent import ImplicitRNN
 
@@ -122,8 +122,9 @@ class _FixedDEQ(FixedStep):
 
     def forward(self, u: State, x0: State | None = None) -> State:
         x = self.start(u) if x0 is None else x0
+        step, given = halves(self.cell, u)
         for _ in range(self.steps):
-            x = self.cell(x, u)
+            x = step(x, given)
         return x
 
 

@@ -67,6 +67,14 @@ SUITE = Suite(
     seeds={"tiny": 2, "default": 5, "paper": 5},
     figures=(
         Figure(
+            "Test error",
+            ("identity", "hard-addition", "hard-subtraction"),
+            "test_mse",
+            "test error",
+            log="y",
+            paper="000 Tables 1-2",
+        ),
+        Figure(
             "Training error",
             ("identity", "hard-addition", "hard-subtraction"),
             "train_loss",
