@@ -35,7 +35,7 @@ class Broyden(Solver):
         return Safeguard(growth=2.0, pause=2)
 
     def init(self, x: Tensor) -> SolverState:
-        terms = x.new_zeros(x.shape[0], self.memory, x.shape[1])
+        terms = x.new_zeros(x.shape[0], 0, x.shape[1])  # grows by one a step up to the memory
         unknown = torch.full_like(x, torch.nan)
         return (terms, terms, unknown, unknown, *self.guard.init(x))
 
@@ -45,8 +45,10 @@ class Broyden(Solver):
         g = fx - x
         known = old_g.isfinite().all(1, keepdim=True)
         dx, dg = torch.where(known, x - old_x, 0), torch.where(known, g - old_g, 0)
-        full = (left[:, :1] != 0).any(2, keepdim=True)
-        left, right = _update(torch.where(full, 0, left), right, dx, dg)
+        if left.shape[1] == self.memory:
+            full = (left[:, :1] != 0).any(2, keepdim=True)
+            left, right = torch.where(full, 0, left)[:, 1:], right[:, 1:]
+        left, right = _update(left, right, dx, dg)
         trial = x - _apply(left, right, g)
         new_x, guard = self.guard.choose(trial, rejected, fx, guard)
         return new_x, (left, right, x, g, *guard)
@@ -64,4 +66,4 @@ def _update(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor
     sizes = [torch.linalg.vector_norm(part.detach(), dim=1, keepdim=True) for part in (dx, image)]
     sound = denominator.abs() > 1e-8 * sizes[0] * sizes[1]
     column = torch.where(sound, (dx - image) / torch.where(sound, denominator, 1), 0)
-    return torch.cat([left[:, 1:], column[:, None]], dim=1), torch.cat([right[:, 1:], term[:, None]], dim=1)
+    return torch.cat([left, column[:, None]], dim=1), torch.cat([right, term[:, None]], dim=1)
