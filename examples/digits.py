@@ -4,7 +4,7 @@
     python examples/digits.py --quick    # a short run, to see that it works
 
 Prints how the loss fell, how well unseen digits are told apart and how hard the equilibria were to find, and draws
-the losses if matplotlib is installed. Needs scikit-learn for the data: pip install 'wellposed[sklearn,plots]'.
+the losses if matplotlib is installed. Needs scikit-learn for the data: pip install 'wellposed[lab]'.
 """
 
 import argparse
@@ -167,7 +167,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("digits.png"), help="picture of the losses (digits.png)")
     options = parser.parse_args()
     steps = 40 if options.quick else options.steps
-    train_data, test_data = digits()
+    try:
+        train_data, test_data = digits()
+    except MissingExtraError as error:
+        raise SystemExit(str(error)) from None
     torch.manual_seed(0)
     models = {"DEQ transformer": PatchTransformer(), "multiscale DEQ": multiscale()}
     results = [train(name, model, train_data, test_data, steps) for name, model in models.items()]

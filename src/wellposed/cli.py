@@ -247,8 +247,10 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
     if as_json:
         pages = {"page": str(place), "figures": [str(path) for path in drawn]}
         click.echo(json.dumps({**pages, "verdicts": verdict_facts(judged)}, indent=2))
-    else:
+    elif judged:
         _print(verdict_table(judged))
+    else:
+        click.echo("no verdicts: only runs at scale default or paper are judged", err=True)
     if not quiet:
         click.echo(f"\nnow open {place}", err=True)
 

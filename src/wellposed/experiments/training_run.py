@@ -171,7 +171,8 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 def _series(history: History, member: int | None) -> dict[str, list[float]]:
     def column(values: Tensor) -> list[float]:
-        return (values if member is None else values[:, member]).tolist()
+        own = values if member is None else values[:, member]
+        return [float(f"{value:.6g}") for value in own.tolist()]  # for curves; six digits are plenty
 
     names = ("train_loss", "validation_loss", "steps", "failed_share")
     series = {name: column(getattr(history, name)) for name in names}
