@@ -96,17 +96,20 @@ class MultiscaleDEQ(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> (B, final_channels)
         """Computes what the classifier sees."""
-        return self.head(self.equilibrium(images).value)
+        return self.head(self.deq(self._inject(images)))
 
     def equilibrium(self, images: Tensor, x0: States | None = None) -> Solution:
         """Computes the states, one tensor a scale, and tells per sample how they were reached."""
-        injection = self.stem(require_grid(images, self.in_channels, 2, name="images"))
+        injection = self._inject(images)
         if x0 is not None:
             expected = [(len(images), *shape) for shape in self.deq.cell.state_shape(injection)]  # type: ignore[operator]
             if [tuple(part.shape) for part in x0] != expected:
                 received = [tuple(part.shape) for part in x0]
                 raise InputError(f"x0 must be a tuple of tensors with the shapes {expected}; received {received}")
         return self.deq.equilibrium(injection, x0)
+
+    def _inject(self, images: Tensor) -> Tensor:
+        return self.stem(require_grid(images, self.in_channels, 2, name="images"))
 
 
 def _stem(in_channels: int, channels: int, kernel_size: int, downsample: int) -> nn.Sequential:
