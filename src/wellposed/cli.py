@@ -31,7 +31,7 @@ from wellposed.experiments.record import Record
 from wellposed.experiments.registry import SUITES, get_suite
 from wellposed.experiments.report import write_report
 from wellposed.experiments.runner import Order, carry_out, look, orders
-from wellposed.experiments.store import Store
+from wellposed.experiments.store import Store, merged
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -235,7 +235,7 @@ def _carry_out(wanted: list[Order], out: Path, jobs: int, quiet: bool, as_json: 
 def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_json: bool) -> None:
     """Write one page with plots, our numbers beside the published ones, and verdicts."""
     stores = [Store(place) for other in (out, *others) for place in _files(other)]
-    records = list({record.id: record for store in stores for record in store.records()}.values())
+    records = merged(stores)
     for line in (line for store in stores for line in store.damaged):
         click.echo(f"warning: {line}", err=True)
     if not records:

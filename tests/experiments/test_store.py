@@ -8,7 +8,7 @@ import pytest
 
 from wellposed.errors import FileFormatError
 from wellposed.experiments.record import Record, Value
-from wellposed.experiments.store import Store, read_all
+from wellposed.experiments.store import Store, merged
 
 
 def record(name="a", **changes):
@@ -46,8 +46,8 @@ def test_the_last_record_of_a_run_counts(tmp_path):
     store.append(record(seconds=9.0))
     (only,) = store.records()
     assert only.error is None and only.seconds == 9.0
-    assert [r.seconds for r in read_all([tmp_path, tmp_path])] == [9.0]
-    assert read_all([tmp_path / "nothing"]) == []
+    assert [r.seconds for r in merged([Store(tmp_path), Store(tmp_path)])] == [9.0]
+    assert merged([Store(tmp_path / "nothing")]) == []
 
 
 def test_a_torn_or_flipped_line_is_skipped_and_named(tmp_path):

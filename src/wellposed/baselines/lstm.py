@@ -13,8 +13,8 @@ from wellposed.baselines.sequence import (
     as_sequence,
     normalised,
     require_choice,
-    under_vmap,
 )
+from wellposed.equilibrium.transform import under_functorch
 from wellposed.errors import InputError
 
 
@@ -74,7 +74,7 @@ class LSTM(nn.Module):
     def states(self, sequence: Tensor) -> Tensor:  # (B, T, p) -> (B, T, h)
         """Computes the hidden state after every step, from zero."""
         start = sequence.new_zeros(len(sequence), self.cell.hidden_size)
-        if under_vmap():
+        if under_functorch():
             return self._steps(sequence, start)
         weights = tuple(self.cell.parameters())
         begin = (start[None], start[None])

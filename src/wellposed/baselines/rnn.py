@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.baselines.sequence import OUTPUTS, Output, arrange, as_sequence, require_choice, under_vmap
+from wellposed.baselines.sequence import OUTPUTS, Output, arrange, as_sequence, require_choice
+from wellposed.equilibrium.transform import under_functorch
 
 
 class ReLURNN(nn.Module):
@@ -45,7 +46,7 @@ class ReLURNN(nn.Module):
     def states(self, sequence: Tensor) -> Tensor:  # (B, T, p) -> (B, T, h)
         """Computes the hidden state after every step, from zero."""
         start = sequence.new_zeros(len(sequence), self.cell.hidden_size)
-        if under_vmap():
+        if under_functorch():
             return self._steps(sequence, start)
         weights = tuple(self.cell.parameters())
         states, _ = torch.rnn_relu(

@@ -73,8 +73,3 @@ def require_choice(kind: str, value: str | None, valid: tuple[str, ...]) -> None
     """
     if value not in valid:
         raise unknown_name(kind, value, valid)
-
-
-def under_vmap() -> bool:
-    """Tells whether a function transform is active, for which fused recurrent kernels have no rule."""
-    return torch._C._functorch.maybe_current_level() is not None

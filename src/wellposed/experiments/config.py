@@ -49,10 +49,6 @@ class Choice:
         """Makes a choice with keyword options."""
         return cls(name, size, tuple(sorted(options.items())))
 
-    def option(self, name: str, default: Any = None) -> Any:
-        """Returns an option."""
-        return dict(self.options).get(name, default)
-
 
 def describe(config: Any) -> Any:
     """Turns a configuration into JSON; dataclasses carry their class, so that no two kinds look alike.

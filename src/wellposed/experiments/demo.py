@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from wellposed.baselines.mlp import MLP, parameter_count
 from wellposed.equilibrium.certificate import Certificate
+from wellposed.experiments.config import Choice
 from wellposed.experiments.threads import one_thread
+from wellposed.experiments.zoo import build
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
 from wellposed.tasks.math import addition
@@ -120,13 +122,8 @@ def _draw(config: DemoConfig, samples: int, scale: float, part: int) -> tuple[Te
     return torch.stack(u), torch.stack(y)  # (M, N, p), (M, N, 1)
 
 
-def _implicit() -> ImplicitModel:
-    """Starts with a small nonlinear part, so that D finds the linear one first."""
-    model = ImplicitModel(FEATURES, 1, STATES, kappa=0.5, solver="picard")
-    with torch.no_grad():
-        model.B.mul_(0.1)
-        model.C.mul_(0.1)
-    return model
+def _implicit() -> nn.Module:
+    return build("addition", (FEATURES, 1), Choice.of("implicit", kappa=0.5, solver="picard"))
 
 
 def _train(

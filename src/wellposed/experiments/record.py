@@ -73,8 +73,11 @@ class Record:
     def from_json(cls, data: dict[str, Any]) -> "Record":
         """Reads what `to_json` wrote."""
         try:
-            data = {**data, "values": tuple(Value(**_numbers(value)) for value in data["values"])}
-            data["series"] = {name: [_number(x) for x in column] for name, column in data["series"].items()}
+            data = {
+                **data,
+                "values": tuple(Value(**{**value, "value": float(value["value"])}) for value in data["values"]),
+            }
+            data["series"] = {name: [float(x) for x in column] for name, column in data["series"].items()}
             return cls(**data)
         except (KeyError, TypeError, ValueError) as error:
             raise FileFormatError(f"not a record of a run: {error}") from error
@@ -94,11 +97,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-def _number(value: Any) -> float:
-    return float(value)
-
-
-def _numbers(value: dict[str, Any]) -> dict[str, Any]:
-    return {**value, "value": _number(value["value"])}

@@ -144,9 +144,28 @@ class Beats(Rule):
         return self.factor * ours < rival if self.better == "lower" else ours > self.factor * rival
 
 
+@dataclass(frozen=True)
+class Limit(Rule):
+    """The measure keeps to one side of a limit."""
+
+    measure: Measure
+    limit: float
+
+    def __post_init__(self) -> None:
+        _require_finite("limit", self.limit)
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        return (self.measure,)
+
+    @abstractmethod
+    def holds(self, ours: float) -> bool:
+        """Whether the claim holds for one value of ours."""
+
+
 @final
 @dataclass(frozen=True)
-class AtMost(Rule):
+class AtMost(Limit):
     """The measure does not exceed a limit.
 
     Example:
@@ -154,24 +173,13 @@ class AtMost(Rule):
         True
     """
 
-    measure: Measure
-    limit: float
-
-    def __post_init__(self) -> None:
-        _require_finite("limit", self.limit)
-
-    @property
-    def measures(self) -> tuple[Measure, ...]:
-        return (self.measure,)
-
     def holds(self, ours: float) -> bool:
-        """Whether the claim holds for one value of ours."""
         return ours <= self.limit
 
 
 @final
 @dataclass(frozen=True)
-class AtLeast(Rule):
+class AtLeast(Limit):
     """The measure reaches a limit.
 
     Example:
@@ -179,18 +187,7 @@ class AtLeast(Rule):
         False
     """
 
-    measure: Measure
-    limit: float
-
-    def __post_init__(self) -> None:
-        _require_finite("limit", self.limit)
-
-    @property
-    def measures(self) -> tuple[Measure, ...]:
-        return (self.measure,)
-
     def holds(self, ours: float) -> bool:
-        """Whether the claim holds for one value of ours."""
         return ours >= self.limit
 
 

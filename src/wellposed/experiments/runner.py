@@ -1,7 +1,6 @@
 """Plans, skips what is finished, runs and records."""
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from wellposed.experiments.search import chosen, search_runs
 from wellposed.experiments.store import Store
 from wellposed.experiments.suite import Suite
 from wellposed.experiments.threads import one_thread
+from wellposed.models.atomic import written_whole
 
 PLANS, CHECKPOINTS = "plans", "checkpoints"
 
@@ -52,9 +52,8 @@ class Order:
         """Keeps the order in the results folder."""
         place = out / PLANS / f"{self.suite}-{self.scale}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = place.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, place)
+        with written_whole(place) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 def orders(out: Path) -> list[Order]:

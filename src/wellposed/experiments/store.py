@@ -124,9 +124,6 @@ def _locked(handle: int) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_UN)
 
 
-def read_all(paths: Iterable[str | os.PathLike[str]]) -> list[Record]:
+def merged(stores: Iterable[Store]) -> list[Record]:
     """Reads several stores; of a run that is in more than one the last counts."""
-    found: dict[str, Record] = {}
-    for path in paths:
-        found |= {record.id: record for record in Store(Path(path)).records()}
-    return list(found.values())
+    return list({record.id: record for store in stores for record in store.records()}.values())

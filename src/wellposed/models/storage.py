@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from wellposed.activations import Activation, get_activation
 from wellposed.equilibrium import anderson, broyden, gradient, newton, picard, stopping
 from wellposed.equilibrium.one_sided import Triangular
 from wellposed.errors import FileFormatError, InputError, unknown_name
+from wellposed.models.atomic import written_whole
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.matrix import StateMatrix
 from wellposed.models.recurrent import ImplicitRNN
@@ -59,15 +59,8 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
         )
     tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
     metadata = {"format": FORMAT, "config": json.dumps(_configuration(model))}
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata=metadata)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with written_whole(path) as place:
+        save_file(tensors, place, metadata=metadata)
 
 
 def load(path: str | os.PathLike[str]) -> Model:

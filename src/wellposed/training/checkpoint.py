@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from wellposed.errors import FileFormatError, InputError
+from wellposed.models.atomic import written_whole
 
 FORMAT = "wellposed-checkpoint-1"
 
@@ -46,16 +46,8 @@ class Checkpoint:
         skeleton = json.dumps(_take_apart(state, tensors))
         metadata = {"format": FORMAT, "key": self.key, "skeleton": skeleton, "sha256": _digest(skeleton, tensors)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-        os.close(handle)
-        try:
-            save_file(tensors, temporary, metadata=metadata)
-            _flush(temporary)
-            os.replace(temporary, self.path)
-            _flush(self.path.parent)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with written_whole(self.path) as place:
+            save_file(tensors, place, metadata=metadata)
 
     def load(self) -> Any:
         """Returns the state that was saved last; None if there is no file."""
@@ -88,15 +80,6 @@ class Checkpoint:
         return FileFormatError(
             f"the checkpoint {str(self.path)!r} cannot be used: {reason}. Delete it to begin this run anew"
         )
-
-
-def _flush(path: str | Path) -> None:
-    """Waits until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(skeleton: str, tensors: dict[str, Tensor]) -> str:

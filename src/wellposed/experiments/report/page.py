@@ -16,6 +16,7 @@ from wellposed.experiments.report.plotting import library
 from wellposed.experiments.report.section import Part, duration, environments, section
 from wellposed.experiments.report.tables import badge, bar, count_cells, verdict_table
 from wellposed.experiments.suite import Suite
+from wellposed.models.atomic import written_whole
 
 TITLE = "What the papers claim and what we measured"
 PAPERS = {
@@ -60,7 +61,8 @@ def write_report(
     text = page(list(records), SUITES if suites is None else suites)
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text, encoding="utf-8")
+    with written_whole(place) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return place
 
 
