@@ -105,14 +105,15 @@ def test_packed_padded_and_single_runs_agree(layout):
     rnn = build(layout)
     first = rnn.batch_first
     s = sequences(batch_first=first)
-    output, h_n = rnn(s, lengths=LENGTHS)
+    h0 = torch.randn(len(rnn.cells), 5, 4, dtype=torch.float64)
+    output, h_n = rnn(s, h0, lengths=LENGTHS)
     packed = pack_padded_sequence(s, LENGTHS, batch_first=first, enforce_sorted=False)
-    packed_output, packed_h = rnn(packed)
+    packed_output, packed_h = rnn(packed, h0)
     assert torch.equal(pad_packed_sequence(packed_output, batch_first=first)[0], output)
     assert torch.equal(packed_h, h_n)
     for i, length in enumerate(LENGTHS):
         one = s[i, :length] if first else s[:length, i]
-        alone, alone_h = rnn(one)
+        alone, alone_h = rnn(one, h0[:, i])
         together = output[i] if first else output[:, i]
         torch.testing.assert_close(together[:length], alone, rtol=1e-10, atol=1e-11)
         torch.testing.assert_close(h_n[:, i], alone_h, rtol=1e-10, atol=1e-11)
