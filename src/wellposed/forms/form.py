@@ -1,7 +1,7 @@
 """ImplicitForm: the matrices of an implicit model, evaluating themselves."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -10,29 +10,36 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, get_activation
-from wellposed.equilibrium.bounds import AffineBound
 from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.conditions import certify, get_condition
-from wellposed.equilibrium.fixed_point import fixed_point, require_finite
-from wellposed.equilibrium.picard import Picard
+from wellposed.equilibrium.failure import OnFailure, report
+from wellposed.equilibrium.fixed_point import MAX_STEPS, require_finite
+from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.rescaling import apply_rescaling, rescaling
-from wellposed.equilibrium.rounding import double, reciprocal_gap, upward
 from wellposed.equilibrium.solution import Solution
-from wellposed.equilibrium.stopping import Settled
 from wellposed.errors import InputError, MissingExtraError
-from wellposed.forms.operators import Dense, Operator, Zero, as_operator
+from wellposed.forms.block import Block, combine, partitioned
+from wellposed.forms.evaluation import Evaluation, Plan
+from wellposed.forms.operator import Operator
+from wellposed.forms.operators import Zero, as_operator
+from wellposed.forms.piecewise import piecewise
+from wellposed.forms.rescaling import rescaled_blocks
 
-MODEL_BUILDERS: list[Callable[["ImplicitForm"], Any]] = []  # filled by wellposed.models
+MODEL_BUILDERS: list[Callable[..., Any]] = []  # filled by wellposed.models
 
 
 class ImplicitForm:
-    """The prediction rule ``x = phi(Ax + Bu + b)``, ``y = Cx + Du`` (003 eq. 2.1) with operators as blocks.
+    """The prediction rule ``x = phi(Ax + Bu + b)``, ``y = Cx + Du + c`` (003 eq. 2.1) with operators as blocks.
+
+    Where A is a `Block`, its blocks are the layers of the form, and each may have its own phi. Blocks that do
+    not depend on themselves are computed by substitution, in one pass; loops are solved as fixed points.
 
     Args:
         A, B, C, D: operators or tensors, dense or sparse; D None is zero.
         bias: b, zero if None.
-        activation: phi, by name or object.
+        activation: phi, by name or object; a sequence of them gives every block of A its own.
         input_shape: the shape of one input; ``(p,)`` if None.
+        output_bias: c, zero if None.
+        labels: a name for every block of A.
 
     Example:
         >>> form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), torch.ones(1, 2))
@@ -47,94 +54,145 @@ class ImplicitForm:
         C: Operator | Tensor,
         D: Operator | Tensor | None = None,
         bias: Tensor | None = None,
-        activation: Activation | str = "relu",
+        activation: Activation | str | Sequence[Activation | str] = "relu",
         input_shape: tuple[int, ...] | None = None,
+        *,
+        output_bias: Tensor | None = None,
+        labels: Sequence[str] | None = None,
     ) -> None:
         self.A, self.B, self.C = as_operator(A), as_operator(B), as_operator(C)
-        n, p, q = self.sizes
+        _, p, q = self.sizes
         self.D = Zero((q, p), self.A.dtype, self.A.device) if D is None else as_operator(D)
-        self.bias, self.activation = bias, get_activation(activation)
+        self.bias, self.output_bias = bias, output_bias
         self.input_shape = (p,) if input_shape is None else tuple(input_shape)
+        self._check()
+        self.activations = self._given(activation)
+        self.activation = piecewise(self.activations, self.partition)
+        self.labels = tuple(labels or ())
+        if self.labels and len(self.labels) != len(self.partition):
+            raise InputError(f"{len(self.partition)} blocks need as many labels; received {len(self.labels)}")
+
+    def _check(self) -> None:
+        n, p, q = self.sizes
         for name, shape in {"A": (n, n), "B": (n, p), "C": (q, n), "D": (q, p)}.items():
             if (received := getattr(self, name).shape) != shape:
                 raise InputError(f"{name} must have the shape {shape} to fit; received {received}")
-        if bias is not None and tuple(bias.shape) != (n,):
-            raise InputError(f"bias must have the shape {(n,)}; received {tuple(bias.shape)}")
+        for name, value, size in (("bias", self.bias, n), ("output_bias", self.output_bias, q)):
+            if value is not None and tuple(value.shape) != (size,):
+                raise InputError(f"{name} must have the shape {(size,)}; received {tuple(value.shape)}")
         if math.prod(self.input_shape) != p:
             raise InputError(f"input_shape {self.input_shape} has not the {p} entries that B takes")
+
+    def _given(self, activation: Activation | str | Sequence[Activation | str]) -> tuple[Activation, ...]:
+        if isinstance(activation, str | Activation):
+            single = get_activation(activation)
+            self.partition = _natural(self.A) if single.block != 0 else (self.A.shape[0],)
+            return (single,) * len(self.partition)
+        self.partition = _natural(self.A)
+        if len(activation) != len(self.partition):
+            raise InputError(
+                f"A has {len(self.partition)} blocks; received {len(activation)} activations, give one for each"
+            )
+        return tuple(get_activation(part) for part in activation)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """The numbers n of states, p of inputs and q of outputs."""
         return self.A.shape[0], self.B.shape[1], self.C.shape[0]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the entries."""
+        return self.A.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the entries are."""
+        return self.A.device
+
     def __repr__(self) -> str:
         n, p, q = self.sizes
         return f"ImplicitForm({n} states, {p} inputs, {q} outputs, {self.activation.name})"
 
+    @cached_property
+    def blocks(self) -> tuple[Block, Block, Block]:
+        """A, B and C as block matrices along the blocks of the state."""
+        A = partitioned(self.A, self.partition, self.partition)
+        B = partitioned(self.B, self.partition, _widths(self.B))
+        return A, B, partitioned(self.C, _heights(self.C), self.partition)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The order in which the blocks are computed, with the loops among them."""
+        return Plan(self.blocks[0], self.activations)
+
     def __call__(self, u: Tensor) -> Tensor:  # (B, *input_shape) or (B, p) -> (B, q)
         """Evaluates the rule."""
-        flat = self._flat(u)
-        x = self._solve(flat, {}).value
-        assert isinstance(x, Tensor)
-        return (self.C @ x) + (self.D @ flat)
+        flat, C = self._flat(u), self.blocks[2]
+        kept = frozenset(j for _, j in C.parts)
+        found = Evaluation(self.plan, self._offset(flat), kept=kept).run()
+        y = self._output(C, found.states, flat)
+        if not math.isfinite(y.detach().sum()):
+            _warn(Evaluation(self.plan, self._offset(flat)).run().solution(), "warn")
+        return y
+
+    def _output(self, C: Block, states: Sequence[Tensor | None], flat: Tensor) -> Tensor:
+        start = self.D @ flat
+        if self.output_bias is not None:
+            start = start + self.output_bias
+        pieces = start.split(C.heights, dim=1)
+        return torch.cat([combine(row, states, part) for row, part in zip(C.rows(), pieces, strict=True)], dim=1)
 
     def equilibrium(self, u: Tensor, **options: Any) -> Solution:
-        """Computes the states and tells how they were reached; `options` are those of `fixed_point`."""
+        """Computes the states and tells how they were reached.
+
+        `options` are those of `fixed_point` and concern the loops; blocks without one are substituted.
+        """
         flat = self._flat(u)
-        solution = self._solve(flat, options)
-        assert isinstance(solution.value, Tensor)
-        x, inputs = solution.value.detach(), flat.detach()
-        return replace(solution, bound=lambda: self._bound(x, inputs))
+        offset = self._offset(flat)
+        found = Evaluation(self.plan, offset, options).run()
+        if len(self.plan.stages) == 1 and found.solutions:
+            whole = found.solutions[0]
+            assert isinstance(whole.value, Tensor)
+            x, inputs, v = whole.value.detach(), flat.detach(), torch.cat(list(offset), dim=1).detach()
+            return replace(whole, bound=lambda: self._bound(x, inputs, v))
+        solution = found.solution()
+        if not found.solutions:
+            _warn(solution, options.get("on_failure", "warn"))
+        return solution
 
     def certificate(self) -> Certificate:
-        """Proves that every input has exactly one equilibrium, or raises `IllPosedError`."""
-        return self._certified
+        """Proves that every input has exactly one equilibrium, or raises `IllPosedError`.
 
-    @cached_property
-    def _feedforward(self) -> bool:
-        return self.activation.componentwise and self.A.is_strictly_triangular()
+        A form is well-posed if each of its loops is (003, Theorems 2 and 3), so the big matrix is not formed.
+        """
+        loops = self.plan.systems
+        if len(self.plan.stages) == 1 and loops:
+            return loops[0].certificate
+        if not loops:
+            note = f"{len(self.partition)} blocks and no loop: the Perron-Frobenius eigenvalue is 0"
+            return Certificate.of("triangular", 0.0, note=note)
+        proofs = [loop.certificate for loop in loops]
+        worst = max(proofs, key=lambda proof: proof.value)
+        kinds = ", ".join(sorted({proof.condition for proof in proofs}))
+        note = f"{len(loops)} of {len(self.plan.stages)} parts have a loop, proven by {kinds}"
+        return Certificate.of("components", worst.value, note=note)
 
-    @cached_property
-    def _certified(self) -> Certificate:
-        if self.activation.componentwise:
-            sums = upward(double(self.A.abs().row_sums()), self.A.shape[1])
-            rounding = 1 + 2 * self.A.shape[1] * torch.finfo(self.A.dtype).eps
-            value = float(sums.max()) * rounding * self.activation.lipschitz()
-            if value < 1:
-                return Certificate.of("inf", value, gain=reciprocal_gap(value))
-            if self._feedforward:
-                return get_condition("triangular").certify(self.A.to_dense(), self.activation)
-        return certify(self.A.to_dense(), self.activation)
+    def _offset(self, flat: Tensor) -> Sequence[Tensor]:
+        """Returns ``Bu + b``, block by block."""
+        B = self.blocks[1]
+        pieces = flat.split(B.widths, dim=1)
+        empty = [flat.new_zeros(flat.shape[0], size) for size in self.partition]
+        if self.bias is not None:
+            empty = [b.expand(flat.shape[0], -1) for b in self.bias.split(self.partition)]
+        return [combine(row, pieces, start) for row, start in zip(B.rows(), empty, strict=True)]
 
-    def _offset(self, flat: Tensor) -> Tensor:  # (B, n)
-        v = self.B @ flat
-        return v if self.bias is None else v + self.bias
-
-    def _solve(self, flat: Tensor, options: dict[str, Any]) -> Solution:
-        A, v, damping = self.A, self._offset(flat), 1.0
-        condition = get_condition(self._certified.condition)
-        if condition.name in ("mu", "monotone", "triangular"):
-            system = condition.equivalent(A.to_dense(), self.activation)
-            A, v, damping = Dense(system.A), v * system.scale, system.damping
-        if self._feedforward:
-            options = {"solver": Picard(), "stop": Settled(A.shape[0]), **options}
-        phi = self.activation.function
-
-        def f(x: Tensor, offset: Tensor) -> Tensor:
-            image = phi((A @ x) + offset)
-            return image if damping == 1 else torch.lerp(x, image, damping)
-
-        start = options.pop("x0", None)
-        return fixed_point(f, torch.zeros_like(v) if start is None else start, v, **options)
-
-    def _bound(self, x: Tensor, u: Tensor) -> Tensor:
+    def _bound(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor | None:
         size = self.B.abs() @ u.abs()
         if self.bias is not None:
             size = size + self.bias.abs()
         n, p, _ = self.sizes
-        bound = AffineBound(self._certified, self.A.to_dense(), self.activation, n + p + 2)
-        return bound(x, torch.cat([self._offset(u), size], dim=1).detach())
+        return self.plan.systems[0].bound(x, v, size, n + p + 2)
 
     def _flat(self, u: Tensor) -> Tensor:
         _, p, _ = self.sizes
@@ -147,20 +205,63 @@ class ImplicitForm:
         require_finite("u", u)
         return u.reshape(u.shape[0], p)
 
+    def replaced(self, **changes: Any) -> "ImplicitForm":
+        """Copies the form with some of its constructor's arguments changed."""
+        same = {name: getattr(self, name) for name in ("A", "B", "C", "D", "bias", "input_shape", "output_bias")}
+        return ImplicitForm(**{**same, "activation": self._own_activation(), "labels": self.labels, **changes})
+
+    def _own_activation(self) -> Activation | Sequence[Activation]:
+        whole = len(self.partition) == 1
+        return self.activations[0] if whole else self.activations
+
+    def to(self, *args: Any, **kwargs: Any) -> "ImplicitForm":
+        """Converts all entries, as `torch.Tensor.to` does."""
+        blocks = {name: getattr(self, name).to(*args, **kwargs) for name in "ABCD"}
+        values = {"bias": self.bias, "output_bias": self.output_bias}
+        moved = {name: None if v is None else v.to(*args, **kwargs) for name, v in values.items()}
+        return self.replaced(**blocks, **moved)
+
     def to_dense(self) -> "ImplicitForm":
-        """Forms all blocks."""
-        A, B, C, D = (block.to_dense() for block in (self.A, self.B, self.C, self.D))
-        return ImplicitForm(A, B, C, D, self.bias, self.activation, self.input_shape)
+        """Forms all blocks; those of different activations stay apart."""
+        if len(set(self.activations)) == 1 and self.activations[0].block != 0:
+            blocks = {name: getattr(self, name).to_dense() for name in "ABCD"}
+            return self.replaced(**blocks, activation=self.activations[0], labels=None)
+        A = partitioned(as_operator(self.A.to_dense()), self.partition, self.partition)
+        return self.replaced(A=A, B=self.B.to_dense(), C=self.C.to_dense(), D=self.D.to_dense())
 
     def rescale(self, kappa: float) -> "ImplicitForm":
-        """Changes the units of the states so that ``|A|_inf < kappa``; outputs stay the same."""
+        """Changes the units of the states so that ``|A|_inf < kappa``; outputs stay the same.
+
+        Every block gets one power of two where A has several, so operators keep their kind; else every state.
+        """
+        if len(self.partition) > 1:
+            return self.replaced(**rescaled_blocks(self.blocks, self.bias, self.activations, kappa)._asdict())
         A, B, C = (block.to_dense() for block in (self.A, self.B, self.C))
         scale = rescaling(A, kappa, blocks=self.activation.block)
         new = apply_rescaling(A, B, C, self.bias, scale, self.activation)
-        return ImplicitForm(new.A, new.B, new.C, self.D, new.bias, new.activation, self.input_shape)
+        return self.replaced(A=new.A, B=new.B, C=new.C, bias=new.bias, activation=new.activation)
 
-    def to_model(self) -> Any:
-        """Returns an `ImplicitModel` with these matrices, to go on training."""
+    def to_model(self, **options: Any) -> Any:
+        """Returns an `ImplicitModel` with these matrices, to go on training; `options` are its keywords."""
         if not MODEL_BUILDERS:
             raise MissingExtraError("import wellposed.models before calling to_model()")
-        return MODEL_BUILDERS[-1](self)
+        return MODEL_BUILDERS[-1](self, **options)
+
+
+def _natural(A: Operator) -> tuple[int, ...]:
+    return A.heights if isinstance(A, Block) and A.heights == A.widths else (A.shape[0],)
+
+
+def _widths(operator: Operator) -> tuple[int, ...]:
+    return operator.widths if isinstance(operator, Block) else (operator.shape[1],)
+
+
+def _heights(operator: Operator) -> tuple[int, ...]:
+    return operator.heights if isinstance(operator, Block) else (operator.shape[0],)
+
+
+def _warn(solution: Solution, on_failure: OnFailure) -> None:
+    """Reports states that are not finite."""
+    assert isinstance(solution.value, Tensor)
+    found = Iterates(solution.value, solution.status, solution.steps, lambda: solution.residuals)
+    report(found, on_failure, solve="evaluation of a form", max_steps=MAX_STEPS)

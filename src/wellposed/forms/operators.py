@@ -1,58 +1,15 @@
-"""Linear operators as the blocks of a form: dense, sparse, low-rank or zero."""
+"""The plain operators: dense, low-rank, diagonal, identity and zero."""
 
-import abc
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wellposed.errors import InputError
+from wellposed.forms.operator import Operator, Sparse
 
 
-class Operator(abc.ABC):
-    """A matrix that knows how to be multiplied without being formed."""
-
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.dtype, self.device = shape, dtype, device
-
-    @abc.abstractmethod
-    def __matmul__(self, x: Tensor) -> Tensor:  # (B, columns) -> (B, rows)
-        """Multiplies every row of a batch."""
-
-    @property
-    @abc.abstractmethod
-    def T(self) -> "Operator":
-        """The transpose."""
-
-    @abc.abstractmethod
-    def abs(self) -> "Operator":
-        """The entrywise absolute value."""
-
-    @abc.abstractmethod
-    def to_dense(self) -> Tensor:
-        """Forms the matrix."""
-
-    def to_sparse(self) -> Tensor:
-        """Forms the matrix in compressed rows."""
-        return self.to_dense().to_sparse_csr()
-
-    def is_strictly_triangular(self) -> bool:
-        """Tells whether all entries lie on one side of the diagonal."""
-        rows, columns = self.to_dense().nonzero(as_tuple=True)
-        return bool((rows < columns).all() or (rows > columns).all())
-
-    def row_sums(self) -> Tensor:  # (rows,)
-        """Adds up the entries of every row."""
-        one = torch.ones(1, self.shape[1], dtype=self.dtype, device=self.device)
-        return (self @ one)[0]
-
-    def _check(self, x: Tensor) -> None:
-        if x.dim() != 2 or x.shape[1] != self.shape[1]:
-            raise InputError(
-                f"an operator of shape {self.shape} takes a batch of width {self.shape[1]}; "
-                f"received {tuple(x.shape)}"
-            )
-
-
+@dataclass(frozen=True, eq=False)
 class Dense(Operator):
     """A matrix stored in full.
 
@@ -61,14 +18,25 @@ class Dense(Operator):
         tensor([[11.]])
     """
 
-    def __init__(self, matrix: Tensor) -> None:
-        if matrix.dim() != 2:
-            raise InputError(f"a matrix has two dimensions; received the shape {tuple(matrix.shape)}")
-        super().__init__((matrix.shape[0], matrix.shape[1]), matrix.dtype, matrix.device)
-        self.matrix = matrix
+    matrix: Tensor
 
-    def __matmul__(self, x: Tensor) -> Tensor:
-        self._check(x)
+    def __post_init__(self) -> None:
+        if self.matrix.dim() != 2:
+            raise InputError(f"a matrix has two dimensions; received the shape {tuple(self.matrix.shape)}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.matrix.shape[0], self.matrix.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    def apply(self, x: Tensor) -> Tensor:
         return x @ self.matrix.mT
 
     @property
@@ -78,45 +46,27 @@ class Dense(Operator):
     def abs(self) -> "Dense":
         return Dense(self.matrix.abs())
 
+    def scaled(self, factor: float) -> "Dense":
+        return Dense(self.matrix * factor)
+
     def to_dense(self) -> Tensor:
         return self.matrix
 
+    def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
+        rows, columns = self.matrix.nonzero(as_tuple=True)
+        return rows, columns, self.matrix[rows, columns]
 
-class Sparse(Operator):
-    """A matrix stored by its non-zero entries.
+    def merged(self, right: Operator) -> Operator | None:
+        if not isinstance(right, Dense):
+            return None
+        small = self.matrix.shape[0] * right.matrix.shape[1] <= self.matrix.numel() + right.matrix.numel()
+        return Dense(self.matrix @ right.matrix) if small else None
 
-    Example:
-        >>> Sparse(torch.eye(2).to_sparse()) @ torch.tensor([[3.0, 4.0]])
-        tensor([[3., 4.]])
-    """
-
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__((matrix.shape[0], matrix.shape[1]), matrix.dtype, matrix.device)
-        self.matrix = matrix.to_sparse().coalesce()
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        self._check(x)
-        return torch.sparse.mm(self.matrix, x.mT).mT
-
-    @property
-    def T(self) -> "Sparse":
-        return Sparse(self.matrix.t())
-
-    def abs(self) -> "Sparse":
-        values = self.matrix.values().abs()
-        return Sparse(torch.sparse_coo_tensor(self.matrix.indices(), values, self.shape, check_invariants=False))
-
-    def to_dense(self) -> Tensor:
-        return self.matrix.to_dense()
-
-    def to_sparse(self) -> Tensor:
-        return self.matrix.to_sparse_csr()
-
-    def is_strictly_triangular(self) -> bool:
-        rows, columns = self.matrix.indices()
-        return bool((rows < columns).all() or (rows > columns).all())
+    def plus(self, other: Operator) -> Operator | None:
+        return Dense(self.matrix + other.matrix) if isinstance(other, Dense) else None
 
 
+@dataclass(frozen=True, eq=False)
 class LowRank(Operator):
     """A matrix L R' given by its factors.
 
@@ -125,16 +75,29 @@ class LowRank(Operator):
         (3, 2)
     """
 
-    def __init__(self, left: Tensor, right: Tensor) -> None:
+    left: Tensor
+    right: Tensor
+
+    def __post_init__(self) -> None:
+        left, right = self.left, self.right
         if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[1]:
             raise InputError(
                 f"factors have the shapes (n, r) and (m, r); received {tuple(left.shape)}, {tuple(right.shape)}"
             )
-        super().__init__((left.shape[0], right.shape[0]), left.dtype, left.device)
-        self.left, self.right = left, right
 
-    def __matmul__(self, x: Tensor) -> Tensor:
-        self._check(x)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.left.shape[0], self.right.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.left.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.left.device
+
+    def apply(self, x: Tensor) -> Tensor:
         return (x @ self.right) @ self.left.mT
 
     @property
@@ -144,10 +107,17 @@ class LowRank(Operator):
     def abs(self) -> Dense:
         return Dense(self.to_dense().abs())
 
+    def scaled(self, factor: float) -> "LowRank":
+        return LowRank(self.left * factor, self.right)
+
     def to_dense(self) -> Tensor:
         return self.left @ self.right.mT
 
+    def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
+        return Dense(self.to_dense()).coordinates()
 
+
+@dataclass(frozen=True, eq=False)
 class Zero(Operator):
     """A matrix of zeros, of which nothing is stored.
 
@@ -156,24 +126,167 @@ class Zero(Operator):
         tensor([[0., 0.]])
     """
 
-    def __init__(
-        self, shape: tuple[int, int], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> None:
-        super().__init__(shape, dtype, torch.device(device))
+    size: tuple[int, int]
+    kind: torch.dtype = torch.float32
+    place: torch.device | str = "cpu"
 
-    def __matmul__(self, x: Tensor) -> Tensor:
-        self._check(x)
-        return x.new_zeros(x.shape[0], self.shape[0])
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.kind
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.place)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x.new_zeros(x.shape[0], self.size[0])
 
     @property
     def T(self) -> "Zero":
-        return Zero((self.shape[1], self.shape[0]), self.dtype, self.device)
+        return Zero((self.size[1], self.size[0]), self.kind, self.place)
 
     def abs(self) -> "Zero":
         return self
 
-    def to_dense(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+    def scaled(self, factor: float) -> "Zero":
+        return self
+
+    def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
+        none = torch.zeros(0, dtype=torch.int64, device=self.place)
+        return none, none, torch.zeros(0, dtype=self.kind, device=self.place)
+
+    def nonnegative(self) -> bool:
+        return True
+
+    def merged(self, right: Operator) -> "Zero":
+        return Zero((self.size[0], right.shape[1]), self.kind, self.place)
+
+    def absorbed(self, left: Operator) -> "Zero":
+        return Zero((left.shape[0], self.size[1]), self.kind, self.place)
+
+    def plus(self, other: Operator) -> Operator:
+        return other
+
+
+@dataclass(frozen=True, eq=False)
+class Identity(Operator):
+    """The identity, of which nothing is stored.
+
+    Example:
+        >>> Identity(2) @ torch.tensor([[3.0, 4.0]])
+        tensor([[3., 4.]])
+    """
+
+    size: int
+    kind: torch.dtype = torch.float32
+    place: torch.device | str = "cpu"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.size, self.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.kind
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.place)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x
+
+    @property
+    def T(self) -> "Identity":
+        return self
+
+    def abs(self) -> "Identity":
+        return self
+
+    def scaled(self, factor: float) -> "Diagonal":
+        return Diagonal(torch.full((self.size,), factor, dtype=self.kind, device=self.place))
+
+    def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
+        index = torch.arange(self.size, device=self.place)
+        return index, index, torch.ones(self.size, dtype=self.kind, device=self.place)
+
+    def nonnegative(self) -> bool:
+        return True
+
+    def monomial(self) -> tuple[bool, bool]:
+        return True, True
+
+    def merged(self, right: Operator) -> Operator:
+        return right
+
+    def absorbed(self, left: Operator) -> Operator:
+        return left
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Operator):
+    """A diagonal matrix.
+
+    Example:
+        >>> Diagonal(torch.tensor([2.0, -1.0])) @ torch.tensor([[3.0, 4.0]])
+        tensor([[ 6., -4.]])
+    """
+
+    values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.values), len(self.values)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def apply(self, x: Tensor) -> Tensor:
+        return x * self.values
+
+    @property
+    def T(self) -> "Diagonal":
+        return self
+
+    def abs(self) -> "Diagonal":
+        return Diagonal(self.values.abs())
+
+    def scaled(self, factor: float) -> "Diagonal":
+        return Diagonal(self.values * factor)
+
+    def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
+        index = torch.arange(len(self.values), device=self.device)
+        return index, index, self.values
+
+    def nonnegative(self) -> bool:
+        return bool((self.values >= 0).all())
+
+    def monomial(self) -> tuple[bool, bool]:
+        return True, True
+
+    def merged(self, right: Operator) -> Operator | None:
+        if isinstance(right, Diagonal):
+            return Diagonal(self.values * right.values)
+        if isinstance(right, Dense):
+            return Dense(self.values[:, None] * right.matrix)
+        return None
+
+    def absorbed(self, left: Operator) -> Operator | None:
+        return Dense(left.matrix * self.values) if isinstance(left, Dense) else None
+
+    def plus(self, other: Operator) -> Operator | None:
+        if isinstance(other, Identity):
+            return Diagonal(self.values + 1)
+        return Diagonal(self.values + other.values) if isinstance(other, Diagonal) else None
 
 
 def as_operator(matrix: Operator | Tensor) -> Operator:

@@ -1,0 +1,29 @@
+"""Activation maps with the constants that well-posedness rests on."""
+
+from wellposed.activations.activation import NORMS, Activation, block_view
+from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
+from wellposed.activations.check import check_constants
+from wellposed.activations.family import elu, hardtanh, leaky_relu, softplus, softshrink
+from wellposed.activations.registry import activation_names, get_activation, register_activation, rescaled
+
+__all__ = [
+    "NORMS",
+    "Activation",
+    "activation_names",
+    "block_view",
+    "check_constants",
+    "elu",
+    "get_activation",
+    "group_sort",
+    "hardtanh",
+    "leaky_relu",
+    "matrix_product",
+    "max_pool",
+    "multiply",
+    "normalise",
+    "register_activation",
+    "rescaled",
+    "softmax",
+    "softplus",
+    "softshrink",
+]

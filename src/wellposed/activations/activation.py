@@ -1,0 +1,118 @@
+"""What well-posedness needs to know about an activation map."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.errors import InputError
+
+Map = Callable[[Tensor], Tensor]
+NORMS = ("1", "2", "inf")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Describes phi in x = phi(Ax + Bu) as a BLIP map.
+
+    Blockwise Lipschitz: ``|phi_l(a) - phi_l(b)|_p <= gamma_p |a - b|_p`` on every block l
+    (003, Definition 1); a componentwise map has blocks of one entry.
+
+    Args:
+        function: phi, applied along the last dimension.
+        slope: range of the difference quotients of a componentwise map.
+        derivative: phi'(z) in differentiable torch operations; None falls back to autograd.
+        homogeneous: whether phi(a z) = a phi(z) for every a > 0.
+        projection: whether phi is the projection on an interval, phi(phi(z)) = phi(z).
+        block: None acts componentwise, k on consecutive blocks of k entries, 0 on the whole vector.
+        constants: Lipschitz constant per norm "1", "2", "inf"; derived from `slope` if componentwise.
+        image: an interval that holds every value of phi.
+        rounding: the computed phi(z) is off by at most this many unit roundoffs of ``|phi(0)| + gamma |z|``.
+
+    Example:
+        >>> Activation("quarter", lambda z: z / 4, (0.25, 0.25)).lipschitz()
+        0.25
+        >>> Activation("relu", torch.relu)(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
+
+    name: str
+    function: Map
+    slope: tuple[float, float] = (0.0, 1.0)
+    derivative: Map | None = None
+    homogeneous: bool = False
+    projection: bool = False
+    block: int | None = None
+    constants: Mapping[str, float] = field(default_factory=dict, hash=False)
+    rounding: float = 8.0
+    image: tuple[float, float] = (-math.inf, math.inf)
+
+    def __post_init__(self) -> None:
+        if not self.constants:
+            if not self.componentwise:
+                raise InputError(
+                    f"{self.name!r} acts on blocks and declares no constants; pass constants={{'inf': ...}}"
+                )
+            steepest = max(abs(self.slope[0]), abs(self.slope[1]))
+            object.__setattr__(self, "constants", dict.fromkeys(NORMS, steepest))
+        if unknown := set(self.constants) - set(NORMS):
+            raise InputError(
+                f"constants of {self.name!r} name the norms {sorted(unknown)}; use {', '.join(NORMS)}"
+            )
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.function(z)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Activation":
+        return self  # nothing in it can change
+
+    @property
+    def componentwise(self) -> bool:
+        """Whether every output entry depends on its own input entry alone."""
+        return self.block is None
+
+    def lipschitz(self, norm: str = "inf") -> float:
+        """Returns gamma in ``|phi(a) - phi(b)|_p <= gamma |a - b|_p`` on a block.
+
+        Example:
+            >>> Activation("relu", torch.relu).lipschitz("1")
+            1.0
+        """
+        if norm not in self.constants:
+            raise InputError(
+                f"{self.name!r} declares no Lipschitz constant in the norm {norm!r}; "
+                f"it has them in {', '.join(sorted(self.constants))}"
+            )
+        return self.constants[norm]
+
+    def slope_at(self, z: Tensor) -> Tensor:
+        """Returns phi'(z) of a componentwise map.
+
+        Example:
+            >>> Activation("relu", torch.relu).slope_at(torch.tensor([-1.0, 2.0]))
+            tensor([0., 1.])
+        """
+        if not self.componentwise:
+            raise InputError(
+                f"{self.name!r} acts on blocks, so it has a Jacobian and no slope; use torch.func.jvp"
+            )
+        if self.derivative is not None:
+            return self.derivative(z)
+        slope: Tensor = torch.func.vjp(self.function, z)[1](torch.ones_like(z))[0]
+        return slope
+
+
+def block_view(z: Tensor, size: int) -> Tensor:
+    """Splits the last dimension in blocks, (..., n) -> (..., n / k, k); size 0 is one block.
+
+    Example:
+        >>> block_view(torch.zeros(3, 6), 2).shape
+        torch.Size([3, 3, 2])
+    """
+    width = size or z.shape[-1]
+    if z.shape[-1] % width:
+        raise InputError(f"a map on blocks of {width} got {z.shape[-1]} entries; pad to a multiple of {width}")
+    return z.reshape(*z.shape[:-1], -1, width)

@@ -1,0 +1,151 @@
+"""Activation maps that act on blocks of states: pooling, sorting, softmax, normalisation and products.
+
+A map whose result is shorter than its argument is filled up with zeros, so that it takes R^n to R^n
+(003, section 2.5).
+"""
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wellposed.activations.activation import NORMS, Activation, Map, block_view
+from wellposed.errors import InputError
+
+
+def max_pool(size: int) -> Activation:
+    """Builds the pooling map: the first entry of each block carries its maximum, the rest is zero.
+
+    1-Lipschitz and not componentwise; the padded zeros of 003 (section 2.5) are dead states.
+
+    Example:
+        >>> max_pool(2)(torch.tensor([1.0, 3.0, -2.0, -5.0]))
+        tensor([ 3.,  0., -2.,  0.])
+    """
+    return _selection(f"max_pool({size})", partial(_pool, size=size), size)
+
+
+def group_sort(size: int) -> Activation:
+    """Builds the map that sorts every block in ascending order, non-expansive in every l_p norm.
+
+    Example:
+        >>> group_sort(2)(torch.tensor([3.0, 1.0, -5.0, -2.0]))
+        tensor([ 1.,  3., -5., -2.])
+    """
+    return _selection(f"group_sort({size})", partial(_sort, size=size), size)
+
+
+def _selection(name: str, function: Map, size: int) -> Activation:
+    if size < 1:
+        raise InputError(f"{name} needs blocks of at least one entry; pass size >= 1")
+    ones = dict.fromkeys(NORMS, 1.0)
+    return Activation(name, function, homogeneous=True, block=size, constants=ones, rounding=0.0)
+
+
+def _pool(z: Tensor, size: int) -> Tensor:
+    return F.pad(block_view(z, size).amax(-1, keepdim=True), (0, size - 1)).flatten(-2)
+
+
+def _sort(z: Tensor, size: int) -> Tensor:
+    return block_view(z, size).sort(-1).values.flatten(-2)
+
+
+def softmax(size: int) -> Activation:
+    """Builds the softmax of every block, 1/2-Lipschitz in the l1, l2 and inf norms.
+
+    Example:
+        >>> softmax(2)(torch.zeros(4))
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    halves = dict.fromkeys(NORMS, 0.5)
+    function = partial(_softmax, size=size)
+    return Activation(f"softmax({size})", function, block=size, constants=halves, image=(0.0, 1.0))
+
+
+def normalise(size: int, eps: float = 1e-5) -> Activation:
+    """Builds z -> (z - mean) / sqrt(variance + eps) on every block, the core of layer normalisation.
+
+    Its Lipschitz constant 1 / sqrt(eps) in the l2 norm (sqrt(k) times that in the others) bounds next to nothing:
+    fine in a network without loops, and no basis for a certificate in one with loops.
+
+    Example:
+        >>> normalise(2, 0.0)(torch.tensor([1.0, 3.0, 5.0, 5.5]))
+        tensor([-1.,  1., -1.,  1.])
+    """
+    steepest = math.inf if eps == 0 else 1 / math.sqrt(eps)
+    limit = math.sqrt(size)
+    constants = {"1": steepest * limit, "2": steepest, "inf": steepest * limit}
+    function = partial(_normalise, size=size, eps=eps)
+    return Activation(
+        f"normalise({size}, {eps!r})", function, block=size, constants=constants, image=(-limit, limit)
+    )
+
+
+def multiply(first: float | None = None, second: float | None = None) -> Activation:
+    """Builds the product of pairs, (a, b) -> (ab, 0).
+
+    With bounds |a| <= c1 and |b| <= c2 (each factor is clipped to its own) the map is Lipschitz with
+    max(c1, c2) in the l1 norm, sqrt(c1^2 + c2^2) in l2 and c1 + c2 in the inf norm (003, section 2.4, where
+    the factors are phi_i with constants gamma_i); without them it has no Lipschitz constant.
+
+    Example:
+        >>> multiply()(torch.tensor([2.0, 3.0, 4.0, -1.0]))
+        tensor([ 6.,  0., -4.,  0.])
+        >>> multiply(1.0, 2.0).lipschitz("1")
+        2.0
+    """
+    if first is None or second is None:
+        return _product("multiply()", partial(_multiply, bounds=None), 2, dict.fromkeys(NORMS, math.inf))
+    c1, c2 = float(first), float(second)
+    constants = {"1": max(c1, c2), "2": math.hypot(c1, c2), "inf": c1 + c2}
+    name = f"multiply({c1!r}, {c2!r})"
+    return _product(name, partial(_multiply, bounds=(c1, c2)), 2, constants, (-c1 * c2, c1 * c2))
+
+
+def matrix_product(rows: int, inner: int, columns: int) -> Activation:
+    """Builds the product of two matrices a block, (P, Q) -> (PQ, 0), row by row, as attention needs it.
+
+    Without bounds on the factors it has no Lipschitz constant.
+
+    Example:
+        >>> matrix_product(1, 2, 1)(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        tensor([11.,  0.,  0.,  0.])
+    """
+    size = max(rows * inner + inner * columns, rows * columns)
+    function = partial(_matrix_product, rows=rows, inner=inner, columns=columns, size=size)
+    constants = dict.fromkeys(NORMS, math.inf)
+    return _product(f"matrix_product({rows}, {inner}, {columns})", function, size, constants)
+
+
+def _product(
+    name: str,
+    function: Map,
+    size: int,
+    constants: dict[str, float],
+    image: tuple[float, float] = (-math.inf, math.inf),
+) -> Activation:
+    return Activation(name, function, block=size, constants=constants, image=image)
+
+
+def _softmax(z: Tensor, size: int) -> Tensor:
+    return block_view(z, size).softmax(-1).flatten(-2)
+
+
+def _normalise(z: Tensor, size: int, eps: float) -> Tensor:
+    return F.layer_norm(block_view(z, size), (size,), eps=eps).flatten(-2)
+
+
+def _multiply(z: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    a, b = block_view(z, 2).unbind(-1)
+    if bounds is not None:
+        a, b = a.clamp(-bounds[0], bounds[0]), b.clamp(-bounds[1], bounds[1])
+    return torch.stack([a * b, torch.zeros_like(a)], dim=-1).flatten(-2)
+
+
+def _matrix_product(z: Tensor, rows: int, inner: int, columns: int, size: int) -> Tensor:
+    blocks, first, second = block_view(z, size), rows * inner, inner * columns
+    left = blocks[..., :first].unflatten(-1, (rows, inner))
+    right = blocks[..., first : first + second].unflatten(-1, (inner, columns))
+    return F.pad((left @ right).flatten(-2), (0, size - rows * columns)).flatten(-2)

@@ -1,0 +1,154 @@
+"""Convolutions in one, two or three dimensions as matrices."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wellposed.errors import InputError
+from wellposed.forms.operator import Operator
+from wellposed.forms.operators import Diagonal
+
+_FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_BACKWARD = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution(Operator):
+    """The matrix of a convolution over images ``(C, *size)``, laid out row by row (003, section 2.5).
+
+    Args:
+        weight: ``(out channels, in channels / groups, *kernel)``.
+        input_shape: ``(C, *size)`` with one, two or three dimensions after the channels.
+        stride, padding, dilation: one number per dimension; zeros are padded on both sides.
+        groups: as in `torch.nn.Conv2d`.
+        transposed: whether this is the transposed matrix.
+
+    Example:
+        >>> kernel = torch.tensor([[[1.0, 2.0]]])
+        >>> Convolution(kernel, (1, 3), (1,), (0,), (1,)).to_dense()
+        tensor([[1., 2., 0.],
+                [0., 1., 2.]])
+    """
+
+    weight: Tensor
+    input_shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    transposed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dimensions not in _FORWARD or self.weight.dim() != self.dimensions + 2:
+            raise InputError(
+                f"a convolution has a weight (out, in, *kernel) and an input (channels, *size) of one to three "
+                f"dimensions; received {tuple(self.weight.shape)} and {self.input_shape}"
+            )
+        if self.weight.shape[1] * self.groups != self.input_shape[0]:
+            raise InputError(
+                f"a weight {tuple(self.weight.shape)} in {self.groups} groups takes "
+                f"{self.weight.shape[1] * self.groups} channels; received {self.input_shape[0]}"
+            )
+        if min(self.output_shape) < 1:
+            raise InputError(f"an input of shape {self.input_shape} is smaller than the kernel")
+
+    @property
+    def dimensions(self) -> int:
+        """How many dimensions an image has besides its channels."""
+        return len(self.input_shape) - 1
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the image that the (not transposed) convolution returns."""
+        sizes = zip(
+            self.input_shape[1:], self.weight.shape[2:], self.stride, self.padding, self.dilation, strict=True
+        )
+        return self.weight.shape[0], *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = math.prod(self.output_shape), math.prod(self.input_shape)
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def apply(self, x: Tensor) -> Tensor:
+        if not self.transposed:
+            image = x.reshape(x.shape[0], *self.input_shape)
+            found = _FORWARD[self.dimensions](
+                image, self.weight, None, self.stride, self.padding, self.dilation, self.groups
+            )
+            return found.flatten(1)
+        image = x.reshape(x.shape[0], *self.output_shape)
+        found = _BACKWARD[self.dimensions](
+            image, self.weight, None, self.stride, self.padding, self._left_over(), self.groups, self.dilation
+        )
+        return found.flatten(1)
+
+    def _left_over(self) -> list[int]:
+        """Counts the rows and columns at the far end that no window reaches."""
+        sizes = zip(
+            self.input_shape[1:], self.weight.shape[2:], self.stride, self.padding, self.dilation, strict=True
+        )
+        return [(n + 2 * p - d * (k - 1) - 1) % s for n, k, s, p, d in sizes]
+
+    @property
+    def T(self) -> "Convolution":
+        return replace(self, transposed=not self.transposed)
+
+    def abs(self) -> "Convolution":
+        return replace(self, weight=self.weight.abs())
+
+    def scaled(self, factor: float) -> "Convolution":
+        return replace(self, weight=self.weight * factor)
+
+    def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
+        channels, positions = self._windows()  # (groups, in/groups), (windows, kernel), -1 in the padding
+        out = self.weight.shape[0]
+        windows, kernel = positions.shape
+        within = math.prod(self.input_shape[1:])
+        per_group = out // self.groups
+        # every output channel and window reads every input channel of its group at every place of the kernel
+        columns = channels.repeat_interleave(per_group, 0)[:, None, :, None] * within + positions[None, :, None, :]
+        rows = torch.arange(out * windows, device=self.device).view(out, windows, 1, 1).expand_as(columns)
+        values = self.weight.reshape(out, 1, -1, kernel).expand(columns.shape)
+        inside = (positions >= 0)[None, :, None, :].expand_as(columns)
+        found = rows[inside], columns[inside], values[inside]
+        return (found[1], found[0], found[2]) if self.transposed else found
+
+    def _windows(self) -> tuple[Tensor, Tensor]:
+        """Returns the channels of each group and the flat places that each window reads."""
+        size = self.input_shape[1:]
+        places = torch.arange(math.prod(size), device=self.device).view(size)
+        pad = [width for p in reversed(self.padding) for width in (p, p)]
+        places = F.pad(places, pad, value=-1)
+        for k, (extent, s, d) in enumerate(zip(self.weight.shape[2:], self.stride, self.dilation, strict=True)):
+            places = places.unfold(k, d * (extent - 1) + 1, s)[..., ::d]
+        windows = math.prod(self.output_shape[1:])
+        channels = torch.arange(self.input_shape[0], device=self.device).view(self.groups, -1)
+        return channels, places.reshape(windows, -1)
+
+    def nonzeros(self) -> int:
+        used = replace(self, weight=(self.weight != 0).to(torch.float64), transposed=False)
+        return int(used.row_sums().sum())
+
+    def nonnegative(self) -> bool:
+        return bool((self.weight >= 0).all())
+
+    def absorbed(self, left: Operator) -> Operator | None:
+        """Takes a factor per output channel into the weight, as batch normalisation has it."""
+        if not isinstance(left, Diagonal) or self.transposed:
+            return None
+        factors = left.values.view(self.weight.shape[0], -1)
+        if not torch.equal(factors, factors[:, :1].expand_as(factors)):
+            return None
+        return replace(self, weight=self.weight * factors[:, 0].view(-1, *(1,) * (self.weight.dim() - 1)))

@@ -1,0 +1,71 @@
+"""Other units for the blocks of a state, so that |A|_inf shrinks and nothing else changes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wellposed.activations import Activation, rescaled
+from wellposed.equilibrium.rescaling import rescaling
+from wellposed.errors import InputError
+from wellposed.forms.block import Block
+from wellposed.forms.operator import Operator, tensors
+from wellposed.forms.system import block_norms
+
+
+class RescaledBlocks(NamedTuple):
+    """The operators and activations in the new units."""
+
+    A: Block
+    B: Block
+    C: Block
+    bias: Tensor | None
+    activation: tuple[Activation, ...]
+
+
+def rescaled_blocks(
+    blocks: tuple[Block, Block, Block], bias: Tensor | None, activations: tuple[Activation, ...], kappa: float
+) -> RescaledBlocks:
+    """Rescales x_k <- d_k x_k with one d_k a block so that ``|A|_inf < kappa``, forming nothing.
+
+    The d_k come from the norms of the blocks, N(A) of 003 eq. (2.6): if ``|D N D^-1|_inf < kappa`` then
+    ``|D A D^-1|_inf < kappa``. They are powers of two, so that every bit of the outputs stays, wherever a
+    power of two fits, which is always the case without loops.
+    """
+    A, B, C = blocks
+    scale = rescaling(block_norms(A), kappa)
+    power = [float(value) for value in scale.log2]
+    new_A = {(i, j): _times(part, power[i] - power[j]) for (i, j), part in A.parts.items()}
+    new_B = {(i, j): _times(part, power[i]) for (i, j), part in B.parts.items()}
+    new_C = {(i, j): _times(part, -power[j]) for (i, j), part in C.parts.items()}
+    return RescaledBlocks(
+        Block(A.heights, A.widths, new_A, A.dtype, A.device),
+        Block(B.heights, B.widths, new_B, B.dtype, B.device),
+        Block(C.heights, C.widths, new_C, C.dtype, C.device),
+        None if bias is None else _scaled_bias(bias, A.heights, power),
+        tuple(rescaled(phi, value) for phi, value in zip(activations, power, strict=True)),
+    )
+
+
+def _scaled_bias(bias: Tensor, sizes: tuple[int, ...], power: list[float]) -> Tensor:
+    factors = torch.tensor([2.0**value for value in power], dtype=torch.float64, device=bias.device)
+    wide = factors.repeat_interleave(torch.tensor(sizes, device=bias.device))
+    scaled = (bias.double() * wide).to(bias.dtype)
+    _require_kept(bias, scaled)
+    return scaled
+
+
+def _times(operator: Operator, power: float) -> Operator:
+    if power == 0:
+        return operator
+    scaled = operator.scaled(2.0**power)
+    for old, new in zip(tensors(operator), tensors(scaled), strict=False):
+        _require_kept(old, new)
+    return scaled
+
+
+def _require_kept(old: Tensor, new: Tensor) -> None:
+    """Raises where a weight became infinite or was lost below the smallest number of its type."""
+    lost = int(old.count_nonzero()) != int(new.count_nonzero()) if old.shape == new.shape else False
+    if lost or not bool(new.isfinite().all()):
+        raise InputError(f"the rescaled weights leave the range of {new.dtype}; convert the form to float64 first")
