@@ -5,6 +5,7 @@ from wellposed.forms.convolution import Convolution
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operator import Operator, Product, Sparse, Sum
 from wellposed.forms.operators import Dense, Diagonal, Identity, LowRank, Zero
+from wellposed.forms.repeated import Repeated
 from wellposed.forms.selection import Selection
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "LowRank",
     "Operator",
     "Product",
+    "Repeated",
     "Selection",
     "Sparse",
     "Sum",

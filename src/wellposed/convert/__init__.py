@@ -1,0 +1,18 @@
+"""Networks as implicit models: ``to_implicit(module, input_shape)``."""
+
+from wellposed.convert import activation, linear, shape
+from wellposed.convert.convert import Conversion, to_implicit
+from wellposed.convert.dispatch import UnsupportedError
+from wellposed.convert.signal import Network, Signal, stacked
+
+__all__ = [
+    "Conversion",
+    "Network",
+    "Signal",
+    "UnsupportedError",
+    "activation",
+    "linear",
+    "shape",
+    "stacked",
+    "to_implicit",
+]

@@ -1,0 +1,212 @@
+"""Signals: what flows through a network while it is converted, as an affine function of input and states."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.activations import Activation, get_activation
+from wellposed.errors import InputError
+from wellposed.forms import Block, Diagonal, Identity, ImplicitForm, Operator, Selection, Zero
+
+INPUT = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """An affine function ``sum_k M_k x_k + offset`` of the input and of states, for one sample.
+
+    Args:
+        network: where new states are registered.
+        shape: of the tensor that the network sees, a batch of one sample included.
+        terms: M by the number of the state, `INPUT` for the input.
+        offset: ``(prod(shape),)``, zero if None.
+    """
+
+    network: "Network"
+    shape: tuple[int, ...]
+    terms: Mapping[int, Operator]
+    offset: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the numbers."""
+        return self.network.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the numbers are."""
+        return self.network.device
+
+    def linear(self, operator: Operator, shape: Sequence[int], offset: Tensor | None = None) -> "Signal":
+        """Multiplies by an operator and adds an offset."""
+        moved = None if self.offset is None else (operator @ self.offset[None])[0]
+        if offset is not None:
+            flat = offset.detach().to(self.dtype).reshape(-1)
+            moved = flat if moved is None else moved + flat
+        terms = {k: operator @ part for k, part in self.terms.items()}
+        kept = {k: part for k, part in terms.items() if not isinstance(part, Zero)}
+        return Signal(self.network, tuple(shape), kept, moved)
+
+    def reshape(self, shape: Sequence[int]) -> "Signal":
+        """Reads the numbers in another shape."""
+        if math.prod(shape) != self.size:
+            raise InputError(f"a signal of shape {self.shape} cannot be read as {tuple(shape)}")
+        return Signal(self.network, tuple(shape), self.terms, self.offset)
+
+    def select(self, index: Tensor) -> "Signal":
+        """Picks entries by their flat places, in the shape of `index`; -1 gives zero."""
+        flat = index.reshape(-1)
+        if len(flat) == self.size and torch.equal(flat, torch.arange(self.size, device=flat.device)):
+            return self.reshape(tuple(index.shape))
+        return self.linear(Selection(flat.to(self.device), self.size, self.dtype), tuple(index.shape))
+
+    def places(self) -> Tensor:
+        """Returns the flat place of every entry, in the shape of the signal."""
+        return torch.arange(self.size, device=self.device).reshape(self.shape)
+
+    def scaled(self, factors: Tensor | float) -> "Signal":
+        """Multiplies every entry by its own factor."""
+        wide = torch.as_tensor(factors, dtype=self.dtype, device=self.device).detach()
+        values = wide.broadcast_to(self.shape).reshape(-1)
+        return self.linear(Diagonal(values), self.shape)
+
+    def shifted(self, offset: Tensor | float) -> "Signal":
+        """Adds a constant to every entry."""
+        wide = torch.as_tensor(offset, dtype=self.dtype, device=self.device).detach().broadcast_to(self.shape)
+        return self.linear(Identity(self.size, self.dtype, self.device), self.shape, wide)
+
+    def plus(self, other: "Signal") -> "Signal":
+        """Adds two signals of the same shape."""
+        terms = dict(self.terms)
+        for k, part in other.terms.items():
+            terms[k] = terms[k] + part if k in terms else part
+        offsets = [offset for offset in (self.offset, other.offset) if offset is not None]
+        return Signal(self.network, self.shape, terms, reduce(add, offsets) if offsets else None)
+
+    def activate(self, activation: Activation | str, name: str = "") -> "Signal":
+        """Makes a new block of states, phi of this signal."""
+        return self.network.state(self, get_activation(activation), name)
+
+
+def stacked(signals: Sequence[Signal]) -> Signal:
+    """Lays the entries of several signals one after the other, in one flat signal.
+
+    Example:
+        >>> network = Network((2,), torch.float32, torch.device("cpu"))
+        >>> stacked([network.input, network.input]).shape
+        (4,)
+    """
+    network, sizes = signals[0].network, tuple(signal.size for signal in signals)
+    sources = sorted({k for signal in signals for k in signal.terms})
+    terms: dict[int, Operator] = {}
+    for k in sources:
+        parts = {(i, 0): signal.terms[k] for i, signal in enumerate(signals) if k in signal.terms}
+        terms[k] = Block(sizes, (network.width(k),), parts, network.dtype, network.device)
+    offset = None
+    if any(signal.offset is not None for signal in signals):
+        zero = torch.zeros(max(sizes), dtype=network.dtype, device=network.device)
+        pieces = [zero[: signal.size] if signal.offset is None else signal.offset for signal in signals]
+        offset = torch.cat(pieces)
+    return Signal(network, (sum(sizes),), terms, offset)
+
+
+@dataclass
+class Network:
+    """The states that a conversion has found so far.
+
+    Args:
+        input_shape: of one sample.
+        dtype, device: of the weights.
+    """
+
+    input_shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    sources: list[Signal] = field(default_factory=list)
+    activations: list[Activation] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    place: str = ""  # of the module at work, for labels and errors
+
+    @property
+    def input(self) -> Signal:
+        """The input as a signal, a batch of one."""
+        p = math.prod(self.input_shape)
+        return Signal(self, (1, *self.input_shape), {INPUT: Identity(p, self.dtype, self.device)})
+
+    def width(self, k: int) -> int:
+        """The size of a state, or of the input."""
+        return math.prod(self.input_shape) if k == INPUT else self.sources[k].size
+
+    def constant(self, value: Any) -> Signal:
+        """A signal that depends on nothing."""
+        tensor = torch.as_tensor(value, dtype=self.dtype, device=self.device).detach()
+        return Signal(self, tuple(tensor.shape), {}, tensor.reshape(-1).clone())
+
+    def state(self, source: Signal, activation: Activation, name: str = "") -> Signal:
+        """Registers ``x_k = phi(source)`` and returns x_k."""
+        if activation.block and source.size % activation.block:
+            raise InputError(f"{activation.name} acts on blocks of {activation.block}; got {source.size} entries")
+        k = len(self.sources)
+        self.sources.append(source)
+        self.activations.append(activation)
+        self.labels.append(name or self.place or activation.name)
+        return Signal(self, source.shape, {k: Identity(source.size, self.dtype, self.device)})
+
+    def form(self, output: Signal) -> ImplicitForm:
+        """Puts the form together, last layer first (003 eq. 2.10)."""
+        last, home = len(self.sources) - 1, (self.dtype, self.device)
+        sizes = tuple(signal.size for signal in reversed(self.sources)) or (0,)
+        p, q = math.prod(self.input_shape), output.size
+        A: dict[tuple[int, int], Operator] = {}
+        B: dict[tuple[int, int], Operator] = {}
+        for k, source in enumerate(self.sources):
+            for j, part in source.terms.items():
+                if j == INPUT:
+                    B[last - k, 0] = part
+                else:
+                    A[last - k, last - j] = part
+        C = {(0, last - j): part for j, part in output.terms.items() if j != INPUT}
+        D = output.terms.get(INPUT)
+        return ImplicitForm(
+            Block(sizes, sizes, A, *home),
+            Block(sizes, (p,), B, *home),
+            Block((q,), sizes, C, *home),
+            D,
+            self._bias(),
+            tuple(reversed(self.activations)) or (get_activation("identity"),),
+            self.input_shape,
+            output_bias=output.offset,
+            labels=_distinct(list(reversed(self.labels))) or ("nothing",),
+        )
+
+    def _bias(self) -> Tensor | None:
+        if all(source.offset is None for source in self.sources):
+            return None
+        pieces = [
+            torch.zeros(source.size, dtype=self.dtype, device=self.device)
+            if source.offset is None
+            else source.offset
+            for source in reversed(self.sources)
+        ]
+        return torch.cat(pieces)
+
+
+def _distinct(labels: list[str]) -> tuple[str, ...]:
+    """Numbers labels that occur more than once."""
+    seen: dict[str, int] = {}
+    found = []
+    for label in reversed(labels):
+        seen[label] = seen.get(label, 0) + 1
+        found.append(label if labels.count(label) == 1 else f"{label} ({seen[label]})")
+    return tuple(reversed(found))
