@@ -1,18 +1,8 @@
 """Networks as implicit models: ``to_implicit(module, input_shape)``."""
 
-from wellposed.convert import activation, linear, shape
+from wellposed.convert import activation, linear, shape  # noqa: F401  they register their rules
 from wellposed.convert.convert import Conversion, to_implicit
 from wellposed.convert.dispatch import UnsupportedError
 from wellposed.convert.signal import Network, Signal, stacked
 
-__all__ = [
-    "Conversion",
-    "Network",
-    "Signal",
-    "UnsupportedError",
-    "activation",
-    "linear",
-    "shape",
-    "stacked",
-    "to_implicit",
-]
+__all__ = ["Conversion", "Network", "Signal", "UnsupportedError", "stacked", "to_implicit"]

@@ -50,7 +50,7 @@ class Conversion:
                     output = convert_module(module, "", (network.input,), {})
             else:
                 raise InputError(
-                    f"to_implicit takes a module or an exported program; received {type(module).__name__}"
+                    f"to_implicit takes a module or exported program; received {type(module).__name__}"
                 )
             return network.form(_single(output))
 
@@ -78,9 +78,7 @@ to_implicit = Conversion()
 def _shape(input_shape: Sequence[int] | int) -> tuple[int, ...]:
     shape = (input_shape,) if isinstance(input_shape, int) else tuple(input_shape)
     if not all(isinstance(size, int) and size > 0 for size in shape):
-        raise InputError(
-            f"input_shape holds the positive sizes of one sample, without the batch; received {shape}"
-        )
+        raise InputError(f"input_shape holds positive sizes of one sample, without the batch; received {shape}")
     return shape
 
 
@@ -100,7 +98,7 @@ def _single(output: Any) -> Signal:
     if isinstance(output, tuple | list) and output and isinstance(output[0], Signal):
         return output[0]
     raise UnsupportedError(
-        f"the network must return a tensor that depends on its input; got {type(output).__name__}"
+        f"a network must return a tensor that depends on its input; got {type(output).__name__}"
     )
 
 

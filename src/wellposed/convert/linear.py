@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from wellposed.convert.dispatch import RULES
 from wellposed.convert.signal import Signal
-from wellposed.forms import Block, Dense, Operator
+from wellposed.forms import Dense, Operator, Repeated
 
 
 @RULES.function(F.linear, torch.ops.aten.linear)

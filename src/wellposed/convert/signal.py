@@ -193,13 +193,9 @@ class Network:
     def _bias(self) -> Tensor | None:
         if all(source.offset is None for source in self.sources):
             return None
-        pieces = [
-            torch.zeros(source.size, dtype=self.dtype, device=self.device)
-            if source.offset is None
-            else source.offset
-            for source in reversed(self.sources)
-        ]
-        return torch.cat(pieces)
+        home = {"dtype": self.dtype, "device": self.device}
+        pairs = [(source.offset, source.size) for source in reversed(self.sources)]
+        return torch.cat([torch.zeros(size, **home) if value is None else value for value, size in pairs])
 
 
 def _distinct(labels: list[str]) -> tuple[str, ...]:

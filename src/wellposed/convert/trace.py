@@ -98,9 +98,7 @@ def convert_program(program: ExportedProgram, signal: Signal) -> Signal:
     inputs = [value for value in (examples[0] if examples else ()) if isinstance(value, Tensor)]
     if inputs and (len(inputs) != 1 or tuple(inputs[0].shape[1:]) != signal.shape[1:]):
         shapes = ", ".join(str(tuple(value.shape)) for value in inputs)
-        raise InputError(
-            f"the program takes inputs of shapes {shapes}; expected one of (batch, *{signal.shape[1:]})"
-        )
+        raise InputError(f"the program takes inputs {shapes}; expected one of (batch, *{signal.shape[1:]})")
     batch = inputs[0].shape[0] if inputs else 1
     graph = program.module()
     found = Converter(graph, signal.network, batch).run(signal)
