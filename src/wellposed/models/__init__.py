@@ -3,6 +3,7 @@
 from wellposed.forms import ImplicitForm
 from wellposed.models.attention import TransformerCell
 from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell
+from wellposed.models.continuation import continued
 from wellposed.models.deq import DEQ
 from wellposed.models.dropout import VariationalDropout
 from wellposed.models.ensemble import Ensemble
@@ -29,6 +30,7 @@ __all__ = [
     "RecurrentSolution",
     "TransformerCell",
     "VariationalDropout",
+    "continued",
     "fixed_steps",
     "jacobian_penalty",
     "load",
