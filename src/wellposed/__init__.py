@@ -5,8 +5,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wellposed import activations, baselines, equilibrium, errors, experiments, forms, models, tasks, training
+    from wellposed import (
+        activations,
+        baselines,
+        convert,
+        equilibrium,
+        errors,
+        experiments,
+        forms,
+        models,
+        tasks,
+        training,
+    )
     from wellposed.activations import Activation, register_activation
+    from wellposed.convert import to_implicit
     from wellposed.equilibrium import (
         Absolute,
         Anderson,
@@ -32,6 +44,7 @@ if TYPE_CHECKING:
         fixed_point,
         watch,
     )
+    from wellposed.forms import add, feedback, graph, parallel, product, series, spy
     from wellposed.models import (
         DEQ,
         Ensemble,
@@ -76,20 +89,29 @@ __all__ = [
     "Stopping",
     "Unrolled",
     "activations",
+    "add",
     "baselines",
     "certificate",
+    "convert",
     "equilibrium",
     "errors",
     "experiments",
+    "feedback",
     "fit",
     "fixed_point",
     "fixed_steps",
     "forms",
+    "graph",
     "load",
     "models",
+    "parallel",
+    "product",
     "register_activation",
     "save",
+    "series",
+    "spy",
     "tasks",
+    "to_implicit",
     "training",
     "watch",
 ]
@@ -123,20 +145,29 @@ _HOME = {
     "Stopping": "wellposed.equilibrium",
     "Unrolled": "wellposed.equilibrium",
     "activations": "wellposed",
+    "add": "wellposed.forms",
     "baselines": "wellposed",
     "certificate": "wellposed.equilibrium",
+    "convert": "wellposed",
     "equilibrium": "wellposed",
     "errors": "wellposed",
     "experiments": "wellposed",
+    "feedback": "wellposed.forms",
     "fit": "wellposed.training",
     "fixed_point": "wellposed.equilibrium",
     "fixed_steps": "wellposed.models",
     "forms": "wellposed",
+    "graph": "wellposed.forms",
     "load": "wellposed.models",
     "models": "wellposed",
+    "parallel": "wellposed.forms",
+    "product": "wellposed.forms",
     "register_activation": "wellposed.activations",
     "save": "wellposed.models",
+    "series": "wellposed.forms",
+    "spy": "wellposed.forms",
     "tasks": "wellposed",
+    "to_implicit": "wellposed.convert",
     "training": "wellposed",
     "watch": "wellposed.equilibrium",
 }

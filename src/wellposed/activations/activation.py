@@ -113,6 +113,6 @@ def block_view(z: Tensor, size: int) -> Tensor:
         torch.Size([3, 3, 2])
     """
     width = size or z.shape[-1]
-    if z.shape[-1] % width:
+    if width and z.shape[-1] % width:
         raise InputError(f"a map on blocks of {width} got {z.shape[-1]} entries; pad to a multiple of {width}")
-    return z.reshape(*z.shape[:-1], -1, width)
+    return z.reshape(*z.shape[:-1], z.shape[-1] // width if width else 1, width)

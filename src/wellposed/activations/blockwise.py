@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wellposed.activations.activation import NORMS, Activation, Map, block_view
+from wellposed.activations.parameter import real, whole
 from wellposed.errors import InputError
 
 
@@ -24,6 +25,7 @@ def max_pool(size: int) -> Activation:
         >>> max_pool(2)(torch.tensor([1.0, 3.0, -2.0, -5.0]))
         tensor([ 3.,  0., -2.,  0.])
     """
+    size = whole("size of max_pool", size)
     return _selection(f"max_pool({size})", partial(_pool, size=size), size)
 
 
@@ -34,12 +36,11 @@ def group_sort(size: int) -> Activation:
         >>> group_sort(2)(torch.tensor([3.0, 1.0, -5.0, -2.0]))
         tensor([ 1.,  3., -5., -2.])
     """
+    size = whole("size of group_sort", size)
     return _selection(f"group_sort({size})", partial(_sort, size=size), size)
 
 
 def _selection(name: str, function: Map, size: int) -> Activation:
-    if size < 1:
-        raise InputError(f"{name} needs blocks of at least one entry; pass size >= 1")
     ones = dict.fromkeys(NORMS, 1.0)
     return Activation(name, function, homogeneous=True, block=size, constants=ones, rounding=0.0)
 
@@ -59,6 +60,7 @@ def softmax(size: int) -> Activation:
         >>> softmax(2)(torch.zeros(4))
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
+    size = whole("size of softmax", size)
     halves = dict.fromkeys(NORMS, 0.5)
     function = partial(_softmax, size=size)
     return Activation(f"softmax({size})", function, block=size, constants=halves, image=(0.0, 1.0))
@@ -74,6 +76,7 @@ def normalise(size: int, eps: float = 1e-5) -> Activation:
         >>> normalise(2, 0.0)(torch.tensor([1.0, 3.0, 5.0, 5.5]))
         tensor([-1.,  1., -1.,  1.])
     """
+    size, eps = whole("size of normalise", size), real("eps of normalise", eps, 0.0)
     steepest = math.inf if eps == 0 else 1 / math.sqrt(eps)
     limit = math.sqrt(size)
     constants = {"1": steepest * limit, "2": steepest, "inf": steepest * limit}
@@ -96,27 +99,54 @@ def multiply(first: float | None = None, second: float | None = None) -> Activat
         >>> multiply(1.0, 2.0).lipschitz("1")
         2.0
     """
-    if first is None or second is None:
+    bounds = _bounds("multiply", first, second)
+    if bounds is None:
         return _product("multiply()", partial(_multiply, bounds=None), 2, dict.fromkeys(NORMS, math.inf))
-    c1, c2 = float(first), float(second)
+    c1, c2 = bounds
     constants = {"1": max(c1, c2), "2": math.hypot(c1, c2), "inf": c1 + c2}
     name = f"multiply({c1!r}, {c2!r})"
     return _product(name, partial(_multiply, bounds=(c1, c2)), 2, constants, (-c1 * c2, c1 * c2))
 
 
-def matrix_product(rows: int, inner: int, columns: int) -> Activation:
+def matrix_product(
+    rows: int, inner: int, columns: int, first: float | None = None, second: float | None = None
+) -> Activation:
     """Builds the product of two matrices a block, (P, Q) -> (PQ, 0), row by row, as attention needs it.
 
-    Without bounds on the factors it has no Lipschitz constant.
+    With bounds |P_ij| <= c1 and |Q_jk| <= c2 (each entry is clipped to its own) the map is Lipschitz, since
+    PQ - P'Q' = (P - P') Q + P' (Q - Q'): with max(columns c2, rows c1) in the l1 norm of all entries,
+    sqrt(inner (columns c2^2 + rows c1^2)) in l2 and inner (c1 + c2) in the inf norm; without them it has no
+    Lipschitz constant.
 
     Example:
         >>> matrix_product(1, 2, 1)(torch.tensor([1.0, 2.0, 3.0, 4.0]))
         tensor([11.,  0.,  0.,  0.])
+        >>> matrix_product(3, 2, 5, 1.0, 1.0).lipschitz("1")
+        5.0
     """
-    size = max(rows * inner + inner * columns, rows * columns)
+    sizes = {"rows": rows, "inner": inner, "columns": columns}
+    rows, inner, columns = (whole(f"{name} of matrix_product", value) for name, value in sizes.items())
+    size, given = max(rows * inner + inner * columns, rows * columns), f"{rows}, {inner}, {columns}"
     function = partial(_matrix_product, rows=rows, inner=inner, columns=columns, size=size)
-    constants = dict.fromkeys(NORMS, math.inf)
-    return _product(f"matrix_product({rows}, {inner}, {columns})", function, size, constants)
+    bounds = _bounds("matrix_product", first, second)
+    if bounds is None:
+        return _product(f"matrix_product({given})", function, size, dict.fromkeys(NORMS, math.inf))
+    c1, c2 = bounds
+    constants = {
+        "1": max(columns * c2, rows * c1),
+        "2": math.sqrt(inner) * math.hypot(math.sqrt(columns) * c2, math.sqrt(rows) * c1),
+        "inf": inner * (c1 + c2),
+    }
+    name, largest = f"matrix_product({given}, {c1!r}, {c2!r})", inner * c1 * c2
+    return _product(name, partial(function, bounds=(c1, c2)), size, constants, (-largest, largest))
+
+
+def _bounds(name: str, first: float | None, second: float | None) -> tuple[float, float] | None:
+    if first is None and second is None:
+        return None
+    if first is None or second is None:
+        raise InputError(f"{name} takes bounds of both factors or of none; received {first} and {second}")
+    return real(f"first bound of {name}", first, 0.0), real(f"second bound of {name}", second, 0.0)
 
 
 def _product(
@@ -144,8 +174,12 @@ def _multiply(z: Tensor, bounds: tuple[float, float] | None) -> Tensor:
     return torch.stack([a * b, torch.zeros_like(a)], dim=-1).flatten(-2)
 
 
-def _matrix_product(z: Tensor, rows: int, inner: int, columns: int, size: int) -> Tensor:
+def _matrix_product(
+    z: Tensor, rows: int, inner: int, columns: int, size: int, bounds: tuple[float, float] | None = None
+) -> Tensor:
     blocks, first, second = block_view(z, size), rows * inner, inner * columns
     left = blocks[..., :first].unflatten(-1, (rows, inner))
     right = blocks[..., first : first + second].unflatten(-1, (inner, columns))
+    if bounds is not None:
+        left, right = left.clamp(-bounds[0], bounds[0]), right.clamp(-bounds[1], bounds[1])
     return F.pad((left @ right).flatten(-2), (0, size - rows * columns)).flatten(-2)

@@ -100,7 +100,7 @@ def catalogue() -> list[Activation]:
         ("tanhshrink", F.tanhshrink, unit, _tanhshrink_slope, {}),
         ("sin", torch.sin, (-1.0, 1.0), torch.cos, ball),
         ("mish", F.mish, (-0.1125262, 1.0884982), _mish_slope, {"image": (-0.3088435, math.inf)}),
-        ("hardswish", _hardswish, (-0.5, 1.5), _hardswish_slope, {"image": (-0.375, math.inf)}),
+        ("hardswish", _hardswish, (-0.5, 1.5), _hardswish_slope, {"image": (-0.3750001, math.inf)}),
         ("logsigmoid", F.logsigmoid, unit, _logsigmoid_slope, {"image": (-math.inf, 0.0)}),
         ("gelu_tanh", _gelu_tanh, (1.0 - _GELU_TANH, _GELU_TANH), None, {"image": (-0.1700408, math.inf)}),
     ]

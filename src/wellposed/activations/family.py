@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wellposed.activations.activation import Activation
+from wellposed.activations.parameter import real
 from wellposed.errors import InputError
 
 
@@ -18,9 +19,12 @@ def leaky_relu(slope: float = 0.01) -> Activation:
         >>> leaky_relu(0.5)(torch.tensor([-1.0, 2.0]))
         tensor([-0.5000,  2.0000])
     """
+    slope = real("slope of leaky_relu", slope)
     bounds = (min(slope, 1.0), max(slope, 1.0))
     function, derivative = partial(F.leaky_relu, negative_slope=slope), partial(step, left=slope, right=1.0)
-    return Activation(f"leaky_relu({slope!r})", function, bounds, derivative, homogeneous=True, rounding=2.0)
+    image = (-math.inf if slope > 0 else 0.0, math.inf)
+    name = f"leaky_relu({slope!r})"
+    return Activation(name, function, bounds, derivative, homogeneous=True, rounding=2.0, image=image)
 
 
 def elu(alpha: float = 1.0) -> Activation:
@@ -30,8 +34,7 @@ def elu(alpha: float = 1.0) -> Activation:
         >>> elu(2.0).lipschitz()
         2.0
     """
-    if alpha < 0:
-        raise InputError(f"elu needs alpha >= 0; received {alpha}")
+    alpha = real("alpha of elu", alpha, 0.0)
     function, derivative = partial(F.elu, alpha=alpha), partial(elu_slope, alpha=alpha)
     return Activation(
         f"elu({alpha!r})", function, (0.0, max(1.0, alpha)), derivative, image=(-alpha, math.inf), rounding=8.0
@@ -45,6 +48,7 @@ def hardtanh(low: float = -1.0, high: float = 1.0) -> Activation:
         >>> hardtanh(0.0, 3.0)(torch.tensor([-1.0, 2.0, 5.0]))
         tensor([0., 2., 3.])
     """
+    low, high = real("low of hardtanh", low), real("high of hardtanh", high)
     if not low < high:
         raise InputError(f"hardtanh needs low < high; received {low} and {high}")
     function, derivative = partial(torch.clamp, min=low, max=high), partial(window, low=low, high=high)
@@ -66,8 +70,7 @@ def softplus(beta: float = 1.0) -> Activation:
         >>> softplus(2.0)(torch.zeros(1))
         tensor([0.3466])
     """
-    if beta <= 0:
-        raise InputError(f"softplus needs beta > 0; received {beta}")
+    beta = real("beta of softplus", beta, 0.0, above=True)
     function, derivative = partial(_softplus, beta=beta), partial(_softplus_slope, beta=beta)
     return Activation(f"softplus({beta!r})", function, (0.0, 1.0), derivative, image=(0.0, math.inf))
 
@@ -79,6 +82,7 @@ def softshrink(margin: float = 0.5) -> Activation:
         >>> softshrink(1.0)(torch.tensor([0.5, -3.0]))
         tensor([ 0., -2.])
     """
+    margin = real("margin of softshrink", margin, 0.0)
     function, derivative = partial(F.softshrink, lambd=margin), partial(_softshrink_slope, margin=margin)
     return Activation(f"softshrink({margin!r})", function, (0.0, 1.0), derivative, rounding=2.0)
 

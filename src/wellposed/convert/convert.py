@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from wellposed.convert.dispatch import RULES, FunctionRule, ModuleRule, UnsupportedError
@@ -24,11 +24,16 @@ class Conversion:
         The network is taken in evaluation mode: batch normalisation is folded into the weights, dropout is left
         out. Weights are copied. Nothing is densified; states come last layer first (003 eq. 2.10), so A is
         strictly block upper-triangular unless the network has a loop of its own, and `form(u)` computes it in
-        one pass.
+        one pass. A sum that several layers read becomes a block with phi = identity, so that it is computed
+        once. The output is flattened, ``(B, q)``; of several outputs it is the first.
 
         Args:
             module: any module that torch.fx or torch.export can trace, or an exported program.
             input_shape: the shape of one sample, without the batch.
+
+        Raises:
+            UnsupportedError: names the module or function without a rule, its place in the network and how to
+                register a rule.
 
         Example:
             >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -52,7 +57,7 @@ class Conversion:
                 raise InputError(
                     f"to_implicit takes a module or exported program; received {type(module).__name__}"
                 )
-            return network.form(_single(output))
+            return network.form(_single(output, network))
 
     def register(self, *kinds: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
         """Registers the rule of module types: ``rule(module, *signals) -> signal``.
@@ -92,14 +97,14 @@ def _home(values: list[torch.Tensor]) -> tuple[torch.dtype, torch.device]:
     return floating[0].dtype, floating[0].device
 
 
-def _single(output: Any) -> Signal:
-    if isinstance(output, Signal):
-        return output
-    if isinstance(output, tuple | list) and output and isinstance(output[0], Signal):
-        return output[0]
-    raise UnsupportedError(
-        f"a network must return a tensor that depends on its input; got {type(output).__name__}"
-    )
+def _single(output: Any, network: Network) -> Signal:
+    """Takes the first of several outputs, as recurrent layers have them; a constant one is an output too."""
+    first = output[0] if isinstance(output, tuple | list) and output else output
+    if isinstance(first, Signal):
+        return first
+    if isinstance(first, Tensor):
+        return network.constant(first)
+    raise UnsupportedError(f"a network must return a tensor, or several of them; got {type(output).__name__}")
 
 
 @contextmanager

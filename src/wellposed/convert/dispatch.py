@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from wellposed.convert.signal import Signal
@@ -43,6 +44,10 @@ class Rules:
 
         return register
 
+    def named(self, *names: str) -> Callable[[FunctionRule], FunctionRule]:
+        """Registers the rule of everything that torch calls by these names; see `everywhere`."""
+        return self.function(*(function for name in names for function in everywhere(name)))
+
     def of_module(self, module: nn.Module) -> ModuleRule | None:
         """Finds the rule of a module by its type or the nearest base class that has one."""
         return next((self.modules[kind] for kind in type(module).__mro__ if kind in self.modules), None)
@@ -60,7 +65,29 @@ RULES = Rules()
 
 
 class UnsupportedError(InputError):
-    """A module or function that no rule converts."""
+    """A module or function that no rule converts.
+
+    Args:
+        placed: whether the message says where in the network it is.
+    """
+
+    def __init__(self, message: str, placed: bool = False) -> None:
+        super().__init__(message)
+        self.placed = placed
+
+
+def everywhere(name: str) -> list[Any]:
+    """Lists the function, the functional, the ATen operator and the method of a name, in-place variants too.
+
+    Example:
+        >>> torch.relu in everywhere("relu") and "relu_" in everywhere("relu")
+        True
+    """
+    found: list[Any] = []
+    for variant in (name, f"{name}_"):
+        homes = [home for home in (torch, F, torch.special, torch.ops.aten) if hasattr(home, variant)]
+        found += [*(getattr(home, variant) for home in homes), variant]
+    return found
 
 
 def signals_in(value: Any) -> Iterable[Signal]:

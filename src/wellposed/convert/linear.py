@@ -1,26 +1,145 @@
-"""Linear layers, convolutions and what is folded into them."""
+"""Linear layers, and products with constant matrices."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.convert.dispatch import RULES
+from wellposed.convert.arithmetic import expanded, plus, times, total
+from wellposed.convert.dispatch import RULES, UnsupportedError, everywhere
+from wellposed.convert.multiply import matrix_multiplied
 from wellposed.convert.signal import Signal
-from wellposed.forms import Dense, Operator, Repeated
+from wellposed.forms import Block, Dense, Operator, Repeated
 
 
-@RULES.function(F.linear, torch.ops.aten.linear)
+@RULES.named("linear")
 def linear(signal: Signal, weight: Tensor, bias: Tensor | None = None) -> Signal:
-    """Converts ``y = W x + b`` along the last dimension."""
+    """Converts ``y = W x + b`` along the last dimension.
+
+    Example:
+        >>> from wellposed.convert.signal import Network
+        >>> network = Network((5, 2), torch.float32, torch.device("cpu"))
+        >>> linear(network.input, torch.ones(3, 2)).shape
+        (1, 5, 3)
+    """
+    if not isinstance(weight, Tensor) or not isinstance(signal, Signal):
+        raise UnsupportedError("a linear layer needs constant weights; multiply two signals by torch.matmul")
     *lead, width = signal.shape
     count = signal.size // width
     matrix: Operator = Dense(weight.detach().clone())
-    if count > 1:
-        matrix = Repeated(matrix, count)
     offset = None if bias is None else bias.detach().repeat(count)
-    return signal.linear(matrix, (*lead, weight.shape[0]), offset)
+    return signal.gathered().linear(
+        matrix if count == 1 else Repeated(matrix, count), (*lead, weight.shape[0]), offset
+    )
 
 
 @RULES.module(nn.Linear)
 def _linear_layer(module: nn.Linear, signal: Signal) -> Signal:
     return linear(signal, module.weight, module.bias)
+
+
+def _turned(signal: Signal) -> Signal:
+    return signal.select(signal.places().mT)
+
+
+@RULES.function(*everywhere("matmul"), operator.matmul, *everywhere("mm"), *everywhere("bmm"), *everywhere("mv"))
+@RULES.named("dot")
+def product(a: Any, b: Any) -> Signal:
+    """Converts a matrix product, with a constant on either side or of two signals."""
+    if isinstance(a, Signal) and isinstance(b, Signal):
+        return matrix_multiplied(a, b)
+    if isinstance(a, Signal):
+        if b.dim() == 1:
+            found = linear(a, b[None])
+            return found.reshape(found.shape[:-1])
+        return linear(a, b.mT) if b.dim() == 2 else _batched(a, b)
+    if a.dim() == 1:
+        found = linear(_turned(b) if len(b.shape) > 1 else b, a[None])
+        return found.reshape(found.shape[:-1])
+    if len(b.shape) == 1:
+        return linear(b, a) if a.dim() == 2 else _batched(b.reshape((1, *b.shape)), a.mT)
+    return _turned(linear(_turned(b), a)) if a.dim() == 2 else _turned(_batched(_turned(b), a.mT))
+
+
+def _batched(signal: Signal, matrices: Tensor) -> Signal:
+    """Multiplies a signal ``(..., m, k)`` by constant matrices ``(..., k, n)``, one each."""
+    lead = torch.broadcast_shapes(signal.shape[:-2], matrices.shape[:-2])
+    count, (m, k), n = math.prod(lead), signal.shape[-2:], matrices.shape[-1]
+    wide = matrices.detach().broadcast_to((*lead, k, n)).reshape(count, k, n)
+    parts: dict[tuple[int, int], Operator] = {
+        (i, i): Repeated(Dense(matrix.mT.contiguous()), m) for i, matrix in enumerate(wide)
+    }
+    block = Block((m * n,) * count, (m * k,) * count, parts, signal.dtype, signal.device)
+    return expanded(signal, (*lead, m, k)).gathered().linear(block, (*lead, m, n))
+
+
+@RULES.named("addmm", "baddbmm", "addmv", "addbmm")
+def _add_product(bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Signal:
+    return plus(times(product(a, b), alpha), times(bias, beta))
+
+
+@RULES.function(torch.einsum, torch.ops.aten.einsum)
+def einsum(equation: str, *operands: Any, **kwargs: Any) -> Signal:
+    """Converts an Einstein sum of signals and constants, two at most.
+
+    Example:
+        >>> from wellposed.convert.signal import Network
+        >>> network = Network((5, 2), torch.float32, torch.device("cpu"))
+        >>> einsum("btc,dc->bdt", network.input, torch.ones(3, 2)).shape
+        (1, 3, 5)
+    """
+    given = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+    left, arrow, output = equation.replace(" ", "").partition("->")
+    inputs = left.split(",")
+    repeated = any(len(set(names)) < len(names) for names in inputs)
+    if not arrow or "." in equation or repeated or len(inputs) > 2:
+        raise UnsupportedError(
+            f"einsum({equation!r}) has no implicit form; write it with '->', without '...', with at most two "
+            "operands and no letter twice in one of them"
+        )
+    if len(inputs) == 1:
+        return _ordered(_summed(given[0], inputs[0], output), output)
+    return _pair(inputs, output, given)
+
+
+def _summed(value: Any, names: str, kept: str) -> tuple[Any, str]:
+    """Adds up over letters that nobody else needs."""
+    gone = [k for k, name in enumerate(names) if name not in kept]
+    rest = "".join(name for name in names if name in kept)
+    if not gone:
+        return value, rest
+    return (total(value, gone) if isinstance(value, Signal) else value.sum(gone)), rest
+
+
+def _ordered(found: tuple[Any, str], names: str) -> Any:
+    """Brings dimensions in an order."""
+    value, own = found
+    order = [own.index(name) for name in names]
+    return value.select(value.places().permute(order)) if isinstance(value, Signal) else value.permute(order)
+
+
+def _pair(inputs: Sequence[str], output: str, given: Sequence[Any]) -> Signal:
+    """Multiplies two operands as matrices ``(both, first, contracted) (both, contracted, second)``."""
+    a, first = _summed(given[0], inputs[0], output + inputs[1])
+    b, second = _summed(given[1], inputs[1], output + inputs[0])
+    both = "".join(name for name in first if name in second and name in output)
+    inner = "".join(name for name in first if name in second and name not in output)
+    rows = "".join(name for name in first if name not in second)
+    columns = "".join(name for name in second if name not in first)
+    sizes = dict(zip(first, a.shape, strict=True)) | dict(zip(second, b.shape, strict=True))
+    left = _merged(_ordered((a, first), both + rows + inner), [both, rows, inner], sizes)
+    right = _merged(_ordered((b, second), both + inner + columns), [both, inner, columns], sizes)
+    found = product(left, right) if both else product(_flat(left), _flat(right))
+    names = both + rows + columns
+    return _ordered((found.reshape([sizes[name] for name in names]), names), output)
+
+
+def _merged(value: Any, groups: Sequence[str], sizes: dict[str, int]) -> Any:
+    return value.reshape([math.prod(sizes[name] for name in group) for group in groups])
+
+
+def _flat(value: Any) -> Any:
+    return value.reshape(value.shape[1:])

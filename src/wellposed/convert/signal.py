@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from wellposed.activations import Activation, get_activation
 from wellposed.errors import InputError
-from wellposed.forms import Block, Diagonal, Identity, ImplicitForm, Operator, Selection, Zero
+from wellposed.forms import Block, Diagonal, Identity, ImplicitForm, Operator, Product, Selection, Zero
 
 INPUT = -1
+_LIGHT = (Identity, Selection, Diagonal)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +27,14 @@ class Signal:
         shape: of the tensor that the network sees, a batch of one sample included.
         terms: M by the number of the state, `INPUT` for the input.
         offset: ``(prod(shape),)``, zero if None.
+        multiple_of: another signal and the factors that make this one of it, where that is known.
     """
 
     network: "Network"
     shape: tuple[int, ...]
     terms: Mapping[int, Operator]
     offset: Tensor | None = None
+    multiple_of: "tuple[Signal, Tensor] | None" = None
 
     @property
     def size(self) -> int:
@@ -79,7 +82,8 @@ class Signal:
         """Multiplies every entry by its own factor."""
         wide = torch.as_tensor(factors, dtype=self.dtype, device=self.device).detach()
         values = wide.broadcast_to(self.shape).reshape(-1)
-        return self.linear(Diagonal(values), self.shape)
+        origin, before = self.multiple_of or (self, torch.ones_like(values))
+        return replace(self.linear(Diagonal(values), self.shape), multiple_of=(origin, values * before))
 
     def shifted(self, offset: Tensor | float) -> "Signal":
         """Adds a constant to every entry."""
@@ -94,9 +98,38 @@ class Signal:
         offsets = [offset for offset in (self.offset, other.offset) if offset is not None]
         return Signal(self.network, self.shape, terms, reduce(add, offsets) if offsets else None)
 
+    @property
+    def costly(self) -> bool:
+        """Whether computing it takes more than picking and scaling entries of one source."""
+        parts = [factor for part in self.terms.values() for factor in factors(part)]
+        return len(self.terms) > 1 or not all(isinstance(part, _LIGHT) for part in parts)
+
+    def gathered(self) -> "Signal":
+        """Makes a block of states with phi = identity of a sum, so that what follows is applied to it once.
+
+        Terms that fill different entries, as concatenation makes them, stay apart.
+        """
+        filled = sum(_filled(part) for part in self.terms.values())
+        return self.kept() if len(self.terms) > 1 and filled > self.size else self
+
+    def kept(self) -> "Signal":
+        """Makes a block of states with phi = identity, so that the signal is computed once."""
+        return self.activate("identity")
+
     def activate(self, activation: Activation | str, name: str = "") -> "Signal":
         """Makes a new block of states, phi of this signal."""
         return self.network.state(self, get_activation(activation), name)
+
+
+def factors(operator: Operator) -> tuple[Operator, ...]:
+    """Lists what an operator is a product of."""
+    return operator.factors if isinstance(operator, Product) else (operator,)
+
+
+def _filled(operator: Operator) -> int:
+    """Counts the rows that are not known to be zero."""
+    first = factors(operator)[0]
+    return int((first.index >= 0).sum()) if isinstance(first, Selection) else operator.shape[0]
 
 
 def stacked(signals: Sequence[Signal]) -> Signal:
@@ -112,13 +145,23 @@ def stacked(signals: Sequence[Signal]) -> Signal:
     terms: dict[int, Operator] = {}
     for k in sources:
         parts = {(i, 0): signal.terms[k] for i, signal in enumerate(signals) if k in signal.terms}
-        terms[k] = Block(sizes, (network.width(k),), parts, network.dtype, network.device)
+        whole = Block(sizes, (network.width(k),), parts, network.dtype, network.device)
+        terms[k] = _placed(sizes, *next(iter(parts.items()))) if len(parts) == 1 else whole
     offset = None
     if any(signal.offset is not None for signal in signals):
         zero = torch.zeros(max(sizes), dtype=network.dtype, device=network.device)
         pieces = [zero[: signal.size] if signal.offset is None else signal.offset for signal in signals]
         offset = torch.cat(pieces)
     return Signal(network, (sum(sizes),), terms, offset)
+
+
+def _placed(sizes: tuple[int, ...], place: tuple[int, int], part: Operator) -> Operator:
+    """Puts one part in its place and zeros around it."""
+    index = torch.full((sum(sizes),), -1, device=part.device)
+    start, size = sum(sizes[: place[0]]), sizes[place[0]]
+    index[start : start + size] = torch.arange(size, device=part.device)
+    placed: Operator = Selection(index, size, part.dtype) @ part
+    return placed
 
 
 @dataclass
@@ -163,6 +206,13 @@ class Network:
         self.labels.append(name or self.place or activation.name)
         return Signal(self, source.shape, {k: Identity(source.size, self.dtype, self.device)})
 
+    def loop(self, source: Signal, feedback: Operator, activation: Activation, name: str = "") -> Signal:
+        """Registers ``x_k = phi(feedback x_k + source)`` and returns x_k."""
+        state = self.state(source, activation, name)
+        k = len(self.sources) - 1
+        self.sources[k] = replace(source, terms={**source.terms, k: feedback})
+        return state
+
     def form(self, output: Signal) -> ImplicitForm:
         """Puts the form together, last layer first (003 eq. 2.10)."""
         last, home = len(self.sources) - 1, (self.dtype, self.device)
@@ -193,7 +243,7 @@ class Network:
     def _bias(self) -> Tensor | None:
         if all(source.offset is None for source in self.sources):
             return None
-        home = {"dtype": self.dtype, "device": self.device}
+        home: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         pairs = [(source.offset, source.size) for source in reversed(self.sources)]
         return torch.cat([torch.zeros(size, **home) if value is None else value for value, size in pairs])
 

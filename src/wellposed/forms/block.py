@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from wellposed.errors import InputError
-from wellposed.forms.operator import Operator
-from wellposed.forms.operators import Zero
-from wellposed.forms.selection import Selection
+from wellposed.forms.operator import Operator, Sparse
+from wellposed.forms.operators import Dense, Diagonal, Identity, Zero
+from wellposed.forms.selection import Accumulation, Selection
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Block(Operator):
     """A matrix of operators; what is not given is zero.
 
@@ -36,14 +37,17 @@ class Block(Operator):
     place: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
+        for (i, j), part in self.parts.items():
+            if not (0 <= i < len(self.heights) and 0 <= j < len(self.widths)):
+                raise InputError(f"{len(self.heights)} x {len(self.widths)} blocks have no block {i, j}")
+            if part.shape != (expected := (self.heights[i], self.widths[j])):
+                raise InputError(f"block {i, j} must have the shape {expected}; received {part.shape}")
         kept = {key: part for key, part in self.parts.items() if not isinstance(part, Zero)}
         object.__setattr__(self, "parts", kept)
         for part in kept.values():
             object.__setattr__(self, "kind", part.dtype)
             object.__setattr__(self, "place", part.device)
-        for (i, j), part in kept.items():
-            if part.shape != (expected := (self.heights[i], self.widths[j])):
-                raise InputError(f"block {i, j} must have the shape {expected}; received {part.shape}")
+        object.__setattr__(self, "place", torch.device(self.place))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -64,6 +68,10 @@ class Block(Operator):
 
     def rows(self) -> list[dict[int, Operator]]:
         """Lists the non-zero blocks of every block row by their block column."""
+        return self._rows
+
+    @cached_property
+    def _rows(self) -> list[dict[int, Operator]]:
         found: list[dict[int, Operator]] = [{} for _ in self.heights]
         for (i, j), part in sorted(self.parts.items(), key=lambda item: item[0]):
             found[i][j] = part
@@ -106,13 +114,13 @@ class Block(Operator):
     def nonnegative(self) -> bool:
         return all(part.nonnegative() for part in self.parts.values())
 
-    def is_strictly_triangular(self) -> bool:
-        if self.heights != self.widths:
-            return super().is_strictly_triangular()
-        sides = {(j > i) - (j < i) for i, j in self.parts}
-        if 0 not in sides:
-            return len(sides) <= 1
-        return super().is_strictly_triangular()
+    def band(self) -> tuple[int, int] | None:
+        down, across = _starts(self.heights), _starts(self.widths)
+        bands = {(i, j): part.band() for (i, j), part in self.parts.items()}
+        shifted = [(across[j] - down[i], band) for (i, j), band in bands.items() if band is not None]
+        if not shifted:
+            return None
+        return min(shift + band[0] for shift, band in shifted), max(shift + band[1] for shift, band in shifted)
 
     def chosen(self, rows: Sequence[int], columns: Sequence[int]) -> "Block":
         """Keeps some block rows and columns, in the given order."""
@@ -128,8 +136,7 @@ def combine(row: Mapping[int, Operator], pieces: Sequence[Tensor | None], start:
     for j, part in row.items():
         piece = pieces[j]
         assert piece is not None
-        term = part.apply(piece)
-        total = term if total is None else total + term
+        total = part.apply(piece) if total is None else part.onto(total, piece)
     assert total is not None
     return total
 
@@ -153,14 +160,34 @@ def partitioned(operator: Operator, heights: Sequence[int], widths: Sequence[int
     if len(heights) == len(widths) == 1:
         return Block(heights, widths, {(0, 0): operator}, *home)
     down, across = _starts(heights), _starts(widths)
-    parts = {}
-    for i, height in enumerate(heights):
-        row = Selection(torch.arange(down[i], down[i] + height, device=operator.device), down[-1], operator.dtype)
-        for j, width in enumerate(widths):
-            place = torch.arange(across[j], across[j] + width, device=operator.device)
-            column = Selection(place, across[-1], operator.dtype).T
-            parts[i, j] = row @ operator @ column
-    return Block(heights, widths, parts, *home)
+    cuts = {
+        (i, j): _cut(operator, range(down[i], down[i + 1]), range(across[j], across[j + 1]))
+        for i in range(len(heights))
+        for j in range(len(widths))
+    }
+    if isinstance(operator, Dense | Sparse | Diagonal | Selection | Accumulation):  # whose entries are at hand
+        cuts = {key: part for key, part in cuts.items() if part.nonzeros()}
+    return Block(heights, widths, cuts, *home)
+
+
+def _cut(operator: Operator, rows: range, columns: range) -> Operator:
+    """Keeps some consecutive rows and columns."""
+    if isinstance(operator, Dense):
+        return Dense(operator.matrix[rows.start : rows.stop, columns.start : columns.stop])
+    if isinstance(operator, Sparse):
+        i, j, values = operator.coordinates()
+        kept = (i >= rows.start) & (i < rows.stop) & (j >= columns.start) & (j < columns.stop)
+        index = torch.stack([i[kept] - rows.start, j[kept] - columns.start])
+        size = (len(rows), len(columns))
+        return Sparse(torch.sparse_coo_tensor(index, values[kept], size, check_invariants=False))
+    return _run(rows, operator.shape[0], operator) @ operator @ _run(columns, operator.shape[1], operator).T
+
+
+def _run(places: range, size: int, like: Operator) -> Operator:
+    """Selects consecutive entries of a vector."""
+    if len(places) == size:
+        return Identity(size, like.dtype, like.device)
+    return Selection(torch.arange(places.start, places.stop, device=like.device), size, like.dtype)
 
 
 def _starts(sizes: tuple[int, ...]) -> list[int]:

@@ -15,7 +15,7 @@ _FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _BACKWARD = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Convolution(Operator):
     """The matrix of a convolution over images ``(C, *size)``, laid out row by row (003, section 2.5).
 
@@ -47,6 +47,15 @@ class Convolution(Operator):
                 f"a convolution has a weight (out, in, *kernel) and an input (channels, *size) of one to three "
                 f"dimensions; received {tuple(self.weight.shape)} and {self.input_shape}"
             )
+        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+            given = getattr(self, name)
+            if len(given) != self.dimensions or min(given) < least:
+                kind = "positive number" if least else "number that is not negative"
+                raise InputError(
+                    f"{name} has one {kind} for each of {self.dimensions} dimensions; received {given}"
+                )
+        if self.groups < 1 or self.weight.shape[0] % self.groups:
+            raise InputError(f"{self.weight.shape[0]} output channels do not split in {self.groups} groups")
         if self.weight.shape[1] * self.groups != self.input_shape[0]:
             raise InputError(
                 f"a weight {tuple(self.weight.shape)} in {self.groups} groups takes "
@@ -141,6 +150,22 @@ class Convolution(Operator):
         used = replace(self, weight=(self.weight != 0).to(torch.float64), transposed=False)
         return int(used.row_sums().sum())
 
+    def band(self) -> tuple[int, int] | None:
+        channels, positions = self._windows()
+        windows, kernel = positions.shape
+        shift = positions - torch.arange(windows, device=self.device)[:, None]  # of one channel to another
+        far = math.prod(self.shape)
+        low = shift.masked_fill(positions < 0, far).amin(0)  # (kernel,)
+        high = shift.masked_fill(positions < 0, -far).amax(0)
+        out = torch.arange(self.weight.shape[0], device=self.device) * windows
+        into = channels.repeat_interleave(len(out) // self.groups, 0) * math.prod(self.input_shape[1:])
+        offset = (into - out[:, None])[:, :, None].expand(*into.shape, kernel)
+        used = (self.weight != 0).reshape(*into.shape, kernel) & (low <= high)
+        if not bool(used.any()):
+            return None
+        band = int((offset + low)[used].min()), int((offset + high)[used].max())
+        return (-band[1], -band[0]) if self.transposed else band
+
     def nonnegative(self) -> bool:
         return bool((self.weight >= 0).all())
 
@@ -148,7 +173,7 @@ class Convolution(Operator):
         """Takes a factor per output channel into the weight, as batch normalisation has it."""
         if not isinstance(left, Diagonal) or self.transposed:
             return None
-        factors = left.values.view(self.weight.shape[0], -1)
+        factors = left.values.reshape(self.weight.shape[0], -1)
         if not torch.equal(factors, factors[:, :1].expand_as(factors)):
             return None
         return replace(self, weight=self.weight * factors[:, 0].view(-1, *(1,) * (self.weight.dim() - 1)))

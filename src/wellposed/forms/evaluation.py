@@ -1,7 +1,7 @@
 """The states of a form, block by block: substitution where nothing loops, a fixed point where it does."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wellposed.activations import Activation
 from wellposed.equilibrium.solution import Solution, Status
+from wellposed.equilibrium.transform import under_transform
 from wellposed.forms.block import Block, combine
 from wellposed.forms.loop import strong_components
 from wellposed.forms.piecewise import piecewise
@@ -38,8 +39,8 @@ class Plan:
 
     @cached_property
     def rows(self) -> list[dict[int, Any]]:
-        """The operators of every block row by block column."""
-        return self.A.rows()
+        """The operators of every block row by block column, without those that have no entry."""
+        return [{j: part for j, part in row.items() if min(part.shape)} for row in self.A.rows()]
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -48,7 +49,7 @@ class Plan:
         return tuple(Stage(blocks, self._system(blocks)) for blocks in order)
 
     def _system(self, blocks: tuple[int, ...]) -> System | None:
-        if len(blocks) == 1 and (blocks[0], blocks[0]) not in self.A.parts:
+        if len(blocks) == 1 and blocks[0] not in self.rows[blocks[0]]:
             return None
         parts = tuple(self.activations[k] for k in blocks)
         sizes = tuple(self.A.heights[k] for k in blocks)
@@ -61,12 +62,20 @@ class Plan:
         return tuple(stage.system for stage in self.stages if stage.system is not None)
 
     @cached_property
+    def last_read(self) -> list[list[int]]:
+        """The blocks that every stage is the last to read."""
+        found: list[list[int]] = [[] for _ in self.stages]
+        for k, number in self.last_use.items():
+            found[number].append(k)
+        return found
+
+    @cached_property
     def last_use(self) -> dict[int, int]:
-        """The last stage that reads a block."""
+        """The last stage that reads a block; its own if none does."""
         place = {k: number for number, stage in enumerate(self.stages) for k in stage.blocks}
-        found: dict[int, int] = {}
+        found = dict(place)
         for i, j in self.A.parts:
-            found[j] = max(found.get(j, 0), place[i])
+            found[j] = max(found[j], place[i])
         return found
 
 
@@ -80,6 +89,7 @@ class Evaluation:
     kept: frozenset[int] | None = None  # blocks that are needed at the end; None keeps all
     states: list[Tensor | None] = field(default_factory=list)
     solutions: list[Solution] = field(default_factory=list)
+    total: Tensor | float = 0.0  # (B,) of all entries, so that it is not finite if one of them is not
 
     def run(self) -> "Evaluation":
         """Computes every block, and forgets those that nobody needs any more."""
@@ -87,7 +97,10 @@ class Evaluation:
         for number, stage in enumerate(self.plan.stages):
             if stage.system is None:
                 (k,) = stage.blocks
-                self.states[k] = self.plan.activations[k].function(self._driven(k, stage.blocks))
+                row = self.plan.rows[k]
+                driven = combine(row, self.states, self.offset[k]) if row else self.offset[k]
+                state = self.plan.activations[k].function(driven)
+                self.states[k], self.total = state, self.total + state.detach().sum(1)
             else:
                 self._close(stage.system, stage.blocks)
             self._forget(number)
@@ -101,22 +114,28 @@ class Evaluation:
 
     def _close(self, system: System, blocks: tuple[int, ...]) -> None:
         v = torch.cat([self._driven(k, blocks) for k in blocks], dim=1)
+        lost = ~v.detach().isfinite().all(1, keepdim=True)  # overflow on the way is no fault of the other samples
+        overflow = not under_transform() and bool(lost.any())
+        v = v.masked_fill(lost, 0.0) if overflow else v
         options = dict(self.options)
         if (start := options.get("x0")) is not None:
             pieces = start.split(self.plan.A.heights, dim=1)
             options["x0"] = torch.cat([pieces[k] for k in blocks], dim=1)
         solution = system.solve(v, options)
+        if overflow:
+            solution = _without(solution, lost)
         assert isinstance(solution.value, Tensor)
         sizes = [self.plan.A.heights[k] for k in blocks]
         for k, piece in zip(blocks, solution.value.split(sizes, dim=1), strict=True):
             self.states[k] = piece
+        self.total = self.total + solution.value.detach().sum(1)
         self.solutions.append(solution)
 
     def _forget(self, number: int) -> None:
         if self.kept is None:
             return
-        for k, last in self.plan.last_use.items():
-            if last == number and k not in self.kept:
+        for k in self.plan.last_read[number]:
+            if k not in self.kept:
                 self.states[k] = None
 
     def solution(self) -> Solution:
@@ -133,3 +152,10 @@ class Evaluation:
         steps = steps.clamp(min=1)
         trace = value.new_full((len(steps), int(steps.max()) if len(steps) else 0), torch.nan)
         return Solution(value, status, steps, trace.scatter(1, steps[:, None] - 1, residual.detach()[:, None]))
+
+
+def _without(solution: Solution, lost: Tensor) -> Solution:  # (B, 1)
+    """Takes the value from samples that have none."""
+    assert isinstance(solution.value, Tensor)
+    status = solution.status.masked_fill(lost[:, 0], Status.NONFINITE)
+    return replace(solution, value=solution.value.masked_fill(lost, torch.nan), status=status)

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from wellposed.activations import Activation, get_activation
 from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.failure import OnFailure, report
-from wellposed.equilibrium.fixed_point import MAX_STEPS, require_finite
-from wellposed.equilibrium.loop import Iterates
+from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.rescaling import apply_rescaling, rescaling
 from wellposed.equilibrium.solution import Solution
+from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError, MissingExtraError
 from wellposed.forms.block import Block, combine, partitioned
 from wellposed.forms.evaluation import Evaluation, Plan
 from wellposed.forms.operator import Operator
 from wellposed.forms.operators import Zero, as_operator
+from wellposed.forms.options import check_options, report_overflow
 from wellposed.forms.piecewise import piecewise
 from wellposed.forms.rescaling import rescaled_blocks
 
@@ -80,20 +80,31 @@ class ImplicitForm:
         for name, value, size in (("bias", self.bias, n), ("output_bias", self.output_bias, q)):
             if value is not None and tuple(value.shape) != (size,):
                 raise InputError(f"{name} must have the shape {(size,)}; received {tuple(value.shape)}")
+        kinds = {name: part.dtype for name in "BCD" if (part := getattr(self, name)).stored()}
+        kinds |= {name: v.dtype for name in ("bias", "output_bias") if (v := getattr(self, name)) is not None}
+        for name, kind in kinds.items():
+            if kind != self.dtype:
+                raise InputError(f"{name} is {kind} and A {self.dtype}; convert one of them")
         if math.prod(self.input_shape) != p:
             raise InputError(f"input_shape {self.input_shape} has not the {p} entries that B takes")
 
     def _given(self, activation: Activation | str | Sequence[Activation | str]) -> tuple[Activation, ...]:
         if isinstance(activation, str | Activation):
             single = get_activation(activation)
-            self.partition = _natural(self.A) if single.block != 0 else (self.A.shape[0],)
+            natural = _natural(self.A)
+            fits = single.componentwise or (single.block and not any(size % single.block for size in natural))
+            self.partition = natural if fits else (self.A.shape[0],)
             return (single,) * len(self.partition)
         self.partition = _natural(self.A)
         if len(activation) != len(self.partition):
             raise InputError(
                 f"A has {len(self.partition)} blocks; received {len(activation)} activations, give one for each"
             )
-        return tuple(get_activation(part) for part in activation)
+        given = tuple(get_activation(part) for part in activation)
+        for phi, size in zip(given, self.partition, strict=True):
+            if phi.block and size % phi.block:
+                raise InputError(f"{phi.name} acts on blocks of {phi.block}; received a block of {size} states")
+        return given
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -132,9 +143,16 @@ class ImplicitForm:
         kept = frozenset(j for _, j in C.parts)
         found = Evaluation(self.plan, self._offset(flat), kept=kept).run()
         y = self._output(C, found.states, flat)
-        if not math.isfinite(y.detach().sum()):
-            _warn(Evaluation(self.plan, self._offset(flat)).run().solution(), "warn")
+        if not under_transform() and not bool((found.total + y.detach().sum(1)).isfinite().all()):
+            self._check_finite(flat, y)
         return y
+
+    @torch.no_grad()
+    def _check_finite(self, flat: Tensor, y: Tensor) -> None:
+        """Warns of states or outputs that are not finite; their total may have been too large as well."""
+        found = Evaluation(self.plan, self._offset(flat), {"on_failure": "ignore"}).run().solution()
+        assert isinstance(found.value, Tensor)
+        report_overflow(torch.cat([found.value, y.detach()], dim=1), "warn")
 
     def _output(self, C: Block, states: Sequence[Tensor | None], flat: Tensor) -> Tensor:
         start = self.D @ flat
@@ -150,15 +168,17 @@ class ImplicitForm:
         """
         flat = self._flat(u)
         offset = self._offset(flat)
+        check_options(options, (flat.shape[0], self.sizes[0]), self.dtype)
         found = Evaluation(self.plan, offset, options).run()
+        solution = found.solution()
+        if not under_transform():
+            assert isinstance(solution.value, Tensor)
+            report_overflow(solution.value.detach(), options.get("on_failure", "warn"))
         if len(self.plan.stages) == 1 and found.solutions:
             whole = found.solutions[0]
             assert isinstance(whole.value, Tensor)
             x, inputs, v = whole.value.detach(), flat.detach(), torch.cat(list(offset), dim=1).detach()
             return replace(whole, bound=lambda: self._bound(x, inputs, v))
-        solution = found.solution()
-        if not found.solutions:
-            _warn(solution, options.get("on_failure", "warn"))
         return solution
 
     def certificate(self) -> Certificate:
@@ -182,10 +202,12 @@ class ImplicitForm:
         """Returns ``Bu + b``, block by block."""
         B = self.blocks[1]
         pieces = flat.split(B.widths, dim=1)
-        empty = [flat.new_zeros(flat.shape[0], size) for size in self.partition]
-        if self.bias is not None:
-            empty = [b.expand(flat.shape[0], -1) for b in self.bias.split(self.partition)]
-        return [combine(row, pieces, start) for row, start in zip(B.rows(), empty, strict=True)]
+        if self.bias is None:
+            zero = flat.new_zeros(1, 1)
+            starts = [zero.expand(flat.shape[0], size) for size in self.partition]
+        else:
+            starts = list(self.bias.expand(flat.shape[0], -1).split(self.partition, dim=1))
+        return [combine(row, pieces, start) for row, start in zip(B.rows(), starts, strict=True)]
 
     def _bound(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor | None:
         size = self.B.abs() @ u.abs()
@@ -249,7 +271,7 @@ class ImplicitForm:
 
 
 def _natural(A: Operator) -> tuple[int, ...]:
-    return A.heights if isinstance(A, Block) and A.heights == A.widths else (A.shape[0],)
+    return A.heights if isinstance(A, Block) and A.heights == A.widths and A.heights else (A.shape[0],)
 
 
 def _widths(operator: Operator) -> tuple[int, ...]:
@@ -258,10 +280,3 @@ def _widths(operator: Operator) -> tuple[int, ...]:
 
 def _heights(operator: Operator) -> tuple[int, ...]:
     return operator.heights if isinstance(operator, Block) else (operator.shape[0],)
-
-
-def _warn(solution: Solution, on_failure: OnFailure) -> None:
-    """Reports states that are not finite."""
-    assert isinstance(solution.value, Tensor)
-    found = Iterates(solution.value, solution.status, solution.steps, lambda: solution.residuals)
-    report(found, on_failure, solve="evaluation of a form", max_steps=MAX_STEPS)

@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,10 @@ class Operator(abc.ABC):
     def apply(self, x: Tensor) -> Tensor:  # (B, columns) -> (B, rows)
         """Multiplies every row of a batch of the right width."""
 
+    def onto(self, start: Tensor, x: Tensor) -> Tensor:  # (B, rows), (B, columns) -> (B, rows)
+        """Adds the product to what is there, in one operation where there is one."""
+        return start + self.apply(x)
+
     @property
     @abc.abstractmethod
     def T(self) -> "Operator":
@@ -52,6 +57,9 @@ class Operator(abc.ABC):
     @abc.abstractmethod
     def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:  # (k,), (k,), (k,)
         """Lists rows, columns and values of the entries that may differ from zero; none twice."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shape[0]} x {self.shape[1]})"
 
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, Operator):
@@ -82,8 +90,7 @@ class Operator(abc.ABC):
 
     def to_sparse(self) -> Tensor:
         """Forms the matrix in compressed rows, with its non-zero entries only."""
-        with warnings.catch_warnings():  # torch calls the layout "beta" once in a process
-            warnings.simplefilter("ignore", UserWarning)
+        with _quiet():
             return _coo(self).to_sparse_csr()
 
     def to(self, *args: Any, **kwargs: Any) -> "Operator":
@@ -103,11 +110,16 @@ class Operator(abc.ABC):
         """Counts the numbers that are kept in memory."""
         return sum(part.numel() for part in tensors(self))
 
+    def band(self) -> tuple[int, int] | None:
+        """Returns the lowest and the highest diagonal with an entry, 0 the main one; None if all is zero."""
+        rows, columns, values = self.coordinates()
+        diagonals = (columns - rows)[values != 0]
+        return (int(diagonals.min()), int(diagonals.max())) if len(diagonals) else None
+
     def is_strictly_triangular(self) -> bool:
         """Tells whether all entries lie on one side of the diagonal."""
-        rows, columns, values = self.coordinates()
-        side = (columns - rows)[values != 0]
-        return bool((side > 0).all() or (side < 0).all())
+        band = self.band()
+        return band is None or band[0] > 0 or band[1] < 0
 
     def nonnegative(self) -> bool:
         """Tells whether no entry is negative, as far as that is known without forming the matrix."""
@@ -135,7 +147,7 @@ def _fields(operator: Operator) -> tuple[dataclasses.Field, ...]:
 
 
 def _moved(value: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    if isinstance(value, Tensor) and value.dtype != torch.int64:
+    if isinstance(value, Tensor) and value.is_floating_point():
         return value.to(*args, **kwargs)
     if isinstance(value, Tensor):
         return value.to(value.new_empty(0).to(*args, **kwargs).device)
@@ -166,6 +178,14 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from calling compressed rows "beta", which it does once in a process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
 def _coo(operator: Operator) -> Tensor:
     rows, columns, values = operator.coordinates()
     kept = (values != 0).nonzero()[:, 0]
@@ -173,7 +193,7 @@ def _coo(operator: Operator) -> Tensor:
     return torch.sparse_coo_tensor(index, values[kept], operator.shape, check_invariants=False).coalesce()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sparse(Operator):
     """A matrix stored by its non-zero entries.
 
@@ -185,6 +205,8 @@ class Sparse(Operator):
     matrix: Tensor
 
     def __post_init__(self) -> None:
+        if self.matrix.dim() != 2:
+            raise InputError(f"a matrix has two dimensions; received the shape {tuple(self.matrix.shape)}")
         object.__setattr__(self, "matrix", self.matrix.to_sparse().coalesce())
 
     @property
@@ -249,7 +271,7 @@ def _terms(operator: Operator) -> tuple[Operator, ...]:
     return operator.terms if isinstance(operator, Sum) else (operator,)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Product(Operator):
     """A product of operators, applied one after the other, the last one first."""
 
@@ -292,7 +314,8 @@ class Product(Operator):
     def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
         matrix = _coo(self.factors[0])
         for factor in self.factors[1:]:
-            matrix = torch.sparse.mm(matrix, _coo(factor)).coalesce()
+            with _quiet():
+                matrix = torch.sparse.mm(matrix, _coo(factor)).coalesce()
         rows, columns = matrix.indices()
         return rows, columns, matrix.values()
 
@@ -304,7 +327,7 @@ class Product(Operator):
         return all(row for row, _ in each), all(column for _, column in each)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sum(Operator):
     """A sum of operators."""
 

@@ -9,7 +9,7 @@ from wellposed.errors import InputError
 from wellposed.forms.operator import Operator, Sparse
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dense(Operator):
     """A matrix stored in full.
 
@@ -39,6 +39,9 @@ class Dense(Operator):
     def apply(self, x: Tensor) -> Tensor:
         return x @ self.matrix.mT
 
+    def onto(self, start: Tensor, x: Tensor) -> Tensor:
+        return torch.addmm(start, x, self.matrix.mT)
+
     @property
     def T(self) -> "Dense":
         return Dense(self.matrix.mT)
@@ -66,7 +69,7 @@ class Dense(Operator):
         return Dense(self.matrix + other.matrix) if isinstance(other, Dense) else None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LowRank(Operator):
     """A matrix L R' given by its factors.
 
@@ -117,7 +120,7 @@ class LowRank(Operator):
         return Dense(self.to_dense()).coordinates()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Zero(Operator):
     """A matrix of zeros, of which nothing is stored.
 
@@ -129,6 +132,9 @@ class Zero(Operator):
     size: tuple[int, int]
     kind: torch.dtype = torch.float32
     place: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", torch.device(self.place))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -172,7 +178,7 @@ class Zero(Operator):
         return other
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Identity(Operator):
     """The identity, of which nothing is stored.
 
@@ -184,6 +190,9 @@ class Identity(Operator):
     size: int
     kind: torch.dtype = torch.float32
     place: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", torch.device(self.place))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -227,7 +236,7 @@ class Identity(Operator):
         return left
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Diagonal(Operator):
     """A diagonal matrix.
 
@@ -237,6 +246,10 @@ class Diagonal(Operator):
     """
 
     values: Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.dim() != 1:
+            raise InputError(f"a diagonal has one value a row; received the shape {tuple(self.values.shape)}")
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Activation maps that differ from block to block of the state."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -25,7 +26,8 @@ def piecewise(activations: Sequence[Activation], sizes: Sequence[int]) -> Activa
     if len(activations) == 1 or (first.block != 0 and all(part.name == first.name for part in activations)):
         return first
     whole = all(part.componentwise for part in activations)
-    norms = [norm for norm in NORMS if all(norm in part.constants for part in activations)]
+    shared = [norm for norm in NORMS if all(norm in part.constants for part in activations)]
+    constants = {norm: max(part.constants[norm] for part in activations) for norm in shared}
     functions = tuple(part.function for part in activations)
     derivative = partial(_slopes, parts=tuple(activations), sizes=tuple(sizes)) if whole else None
     return Activation(
@@ -36,7 +38,7 @@ def piecewise(activations: Sequence[Activation], sizes: Sequence[int]) -> Activa
         homogeneous=all(part.homogeneous for part in activations),
         projection=all(part.projection for part in activations),
         block=None if whole else 0,
-        constants={norm: max(part.constants[norm] for part in activations) for norm in norms},
+        constants=constants or dict.fromkeys(NORMS, math.inf),
         rounding=max(part.rounding for part in activations),
         image=(min(part.image[0] for part in activations), max(part.image[1] for part in activations)),
     )

@@ -8,7 +8,7 @@ from torch import Tensor
 from wellposed.forms.operator import Operator
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Repeated(Operator):
     """The block-diagonal matrix of `count` copies of one operator.
 

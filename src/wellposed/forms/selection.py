@@ -8,10 +8,10 @@ from torch import Tensor
 
 from wellposed.errors import InputError
 from wellposed.forms.operator import Operator, Product
-from wellposed.forms.operators import Dense, Diagonal
+from wellposed.forms.operators import Dense, Diagonal, Identity, Zero
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Selection(Operator):
     """The matrix whose row i has a one in the column ``index[i]``, and no entry where that is -1.
 
@@ -27,6 +27,12 @@ class Selection(Operator):
     kind: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
+        if self.index.dim() != 1 or self.index.is_floating_point():
+            raise InputError(
+                f"a selection has one index a row, whole numbers; received {self.index.dtype} of shape "
+                f"{tuple(self.index.shape)}"
+            )
+        object.__setattr__(self, "index", self.index.long())
         if len(self.index) and not -1 <= int(self.index.min()) <= int(self.index.max()) < self.columns:
             raise InputError(
                 f"a selection from {self.columns} columns has indices from -1 to {self.columns - 1}; received "
@@ -61,10 +67,11 @@ class Selection(Operator):
     def apply(self, x: Tensor) -> Tensor:
         if self._start is not None:
             return x.narrow(1, self._start, len(self.index))
-        picked = (
-            x.index_select(1, self.index.clamp(min=0)) if self.columns else x.new_zeros(len(x), len(self.index))
-        )
-        return picked.masked_fill(self.index < 0, 0) if self._holes else picked
+        if not self._holes:
+            return x.index_select(1, self.index)
+        if not self.columns:
+            return x.new_zeros(len(x), len(self.index))
+        return x.index_select(1, self.index.clamp(min=0)).masked_fill_(self.index < 0, 0)
 
     @property
     def T(self) -> "Accumulation":
@@ -94,11 +101,29 @@ class Selection(Operator):
 
     def merged(self, right: Operator) -> Operator | None:
         if isinstance(right, Selection):
-            index = right.index[self.index.clamp(min=0)] if len(right.index) else self.index
-            return Selection(torch.where(self.index < 0, -1, index), right.columns, self.kind)
+            return self._then(right.index, right.columns)
+        if isinstance(right, Accumulation) and right.selection._distinct:
+            return self._then(right.selection._inverse(), right.shape[1])
+        if isinstance(right, Diagonal) and len(self.index) <= self.columns:
+            return Product((Diagonal(self.apply(right.values[None])[0]), self))
         if isinstance(right, Dense) and len(self.index) <= right.shape[0]:
             return Dense(self.apply(right.matrix.mT).mT)
         return None
+
+    def _then(self, index: Tensor, columns: int) -> Operator:
+        """Selects from what a selection with that index has picked."""
+        found = index[self.index.clamp(min=0)] if len(index) else self.index
+        found = torch.where(self.index < 0, -1, found)
+        if not bool((found >= 0).any()):
+            return Zero((len(found), columns), self.kind, self.device)
+        picked = Selection(found, columns, self.kind)
+        whole = picked._start == 0 and len(found) == columns
+        return Identity(columns, self.kind, self.device) if whole else picked
+
+    def _inverse(self) -> Tensor:
+        """Returns the row that picks each column, -1 where none does."""
+        rows = (self.index >= 0).nonzero()[:, 0]
+        return self.index.new_full((self.columns,), -1).index_put((self.index[rows],), rows)
 
     def absorbed(self, left: Operator) -> Operator | None:
         if isinstance(left, Dense) and self.columns <= len(self.index):
@@ -106,7 +131,7 @@ class Selection(Operator):
         return None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Accumulation(Operator):
     """The transpose of a selection: adds entry i to position ``index[i]``.
 
@@ -156,6 +181,12 @@ class Accumulation(Operator):
     def monomial(self) -> tuple[bool, bool]:
         rows, columns = self.selection.monomial()
         return columns, rows
+
+    def merged(self, right: Operator) -> Operator | None:
+        if not isinstance(right, Accumulation):
+            return None
+        found = right.selection.merged(self.selection)
+        return None if found is None else found.T
 
     def absorbed(self, left: Operator) -> Operator | None:
         if isinstance(left, Dense) and self.shape[1] <= left.shape[1]:

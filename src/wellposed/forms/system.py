@@ -13,13 +13,14 @@ from wellposed.equilibrium.conditions import certify, get_condition
 from wellposed.equilibrium.fixed_point import fixed_point
 from wellposed.equilibrium.perron import perron_weights
 from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.rounding import double, reciprocal_gap, upward
+from wellposed.equilibrium.rounding import reciprocal_gap, upward
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.stopping import Settled
 from wellposed.errors import IllPosedError
 from wellposed.forms.block import Block
-from wellposed.forms.operator import Operator
+from wellposed.forms.operator import Operator, Sparse
 from wellposed.forms.operators import Dense
+from wellposed.forms.selection import Selection
 
 LARGEST_DENSE = 8192  # states up to which a matrix is formed for a finer proof
 
@@ -39,7 +40,8 @@ class System:
     @cached_property
     def feedforward(self) -> bool:
         """Whether the states can be put in an order in which none depends on a later one."""
-        return self.activation.componentwise and self.A.is_strictly_triangular()
+        listed = self.A.shape[0] <= LARGEST_DENSE or isinstance(self.A, Dense | Sparse | Selection)
+        return self.activation.componentwise and listed and self.A.is_strictly_triangular()
 
     @cached_property
     def certificate(self) -> Certificate:
@@ -52,19 +54,20 @@ class System:
             found = block_certificate(self.A, self.parts)
             if found.holds:
                 return found
+        if self.feedforward:
+            return Certificate.of("triangular", 0.0, note="strictly triangular")
         if self.A.shape[0] > LARGEST_DENSE:
             raise IllPosedError(
                 f"norms of blocks do not prove that the loop of {self.A.shape[0]} states has one solution, and "
                 f"finer conditions are tried up to {LARGEST_DENSE} states only; rescale or shrink its gains"
             )
-        condition = "triangular" if self.feedforward else None
-        return certify(self.A.to_dense(), self.activation, condition)
+        return certify(self.A.to_dense(), self.activation)
 
     def solve(self, v: Tensor, options: dict[str, Any]) -> Solution:
         """Solves for every row of ``v (B, n)``; `options` are those of `fixed_point`."""
         A, damping, options = self.A, 1.0, dict(options)
         condition = self.certificate.condition
-        if condition in ("mu", "monotone", "triangular"):
+        if condition in ("mu", "monotone", "triangular") and not self.feedforward:
             system = get_condition(condition).equivalent(A.to_dense(), self.activation)
             A, v, damping = Dense(system.A), v * system.scale, system.damping
         if self.feedforward:
@@ -87,9 +90,10 @@ class System:
 
 
 def _row_norm(A: Operator) -> float:
-    """Returns ``|A|_inf``, rounded up."""
-    sums = upward(double(A.abs().row_sums()), A.shape[1])
-    return float(sums.max()) * (1 + 2 * A.shape[1] * torch.finfo(A.dtype).eps)
+    """Returns ``|A|_inf``, rounded up; formed in float64, which costs less than what float32 would have to add."""
+    place = "cpu" if A.device.type == "mps" else A.device
+    with torch.no_grad():
+        return float(upward(A.to(device=place, dtype=torch.float64).abs().row_sums(), A.shape[1]).max())
 
 
 def block_norms(A: Block) -> Tensor:  # (L, L)

@@ -1,4 +1,4 @@
-"""Saving and loading models: safetensors with the configuration inside."""
+"""Saving and loading models and forms: safetensors with the configuration inside."""
 
 import dataclasses
 import json
@@ -10,10 +10,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from wellposed.activations import Activation, get_activation
 from wellposed.equilibrium import anderson, broyden, gradient, newton, picard, stopping
 from wellposed.equilibrium.one_sided import Triangular
 from wellposed.errors import FileFormatError, InputError, unknown_name
+from wellposed.forms import ImplicitForm
+from wellposed.forms.storage import FORM_FORMAT, pack_form, registered_name, unpack_form
 from wellposed.models.atomic import written_whole
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.matrix import StateMatrix
@@ -44,27 +45,30 @@ _PARTS: dict[str, type] = {
 Model = ImplicitModel | ImplicitRNN
 
 
-def save(model: Model, path: str | os.PathLike[str]) -> None:
-    """Writes a model to one safetensors file, atomically.
+def save(model: Model | ImplicitForm, path: str | os.PathLike[str]) -> None:
+    """Writes a model or a form to one safetensors file, atomically.
 
     Args:
-        model: an `ImplicitModel` or `ImplicitRNN`; a custom activation must be registered where the file is
-            loaded.
+        model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`; a custom activation must be registered where
+            the file is loaded.
         path: the file to write.
     """
-    if not isinstance(model, Model):
+    if isinstance(model, ImplicitForm):
+        tensors, metadata = pack_form(model)
+    elif isinstance(model, Model):
+        tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+        metadata = {"format": FORMAT, "config": json.dumps(_configuration(model))}
+    else:
         raise InputError(
-            f"save takes an ImplicitModel or ImplicitRNN; received {type(model).__name__}. Of other modules save "
-            "the state_dict(): their code is not part of it"
+            f"save takes an ImplicitModel, ImplicitRNN or ImplicitForm; received {type(model).__name__}. Of other "
+            "modules save the state_dict(): their code is not part of it"
         )
-    tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-    metadata = {"format": FORMAT, "config": json.dumps(_configuration(model))}
     with written_whole(path) as place:
         save_file(tensors, place, metadata=metadata)
 
 
-def load(path: str | os.PathLike[str]) -> Model:
-    """Reads a model that `save` has written.
+def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
+    """Reads a model or a form that `save` has written, on the CPU.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -78,13 +82,17 @@ def load(path: str | os.PathLike[str]) -> Model:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise FileFormatError(f"{os.fspath(path)!r} is not a safetensors file or is damaged: {error}") from error
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, FORM_FORMAT):
         raise FileFormatError(
             f"{os.fspath(path)!r} was not written by wellposed.save: its format is {metadata.get('format')!r}, "
-            f"expected {FORMAT!r}"
+            f"expected {FORMAT!r} or {FORM_FORMAT!r}"
         )
     try:
+        if metadata["format"] == FORM_FORMAT:
+            return unpack_form(metadata, tensors)
         return _build(json.loads(metadata["config"]), tensors)
+    except FileFormatError as error:
+        raise FileFormatError(f"{os.fspath(path)!r} is damaged: {error}") from error
     except (KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
         raise FileFormatError(
             f"the configuration in {os.fspath(path)!r} does not fit its tensors: {error}"
@@ -105,7 +113,7 @@ def _options(model: ImplicitModel) -> dict[str, Any]:
         "in_features": model.in_features,
         "out_features": model.out_features,
         "state_features": model.state_features,
-        "activation": _registered(model.activation),
+        "activation": registered_name(model.activation),
         "kappa": model.kappa,
         "condition": condition.name,
         "triangle": [condition.lower, condition.diagonal] if isinstance(condition, Triangular) else None,
@@ -119,14 +127,6 @@ def _options(model: ImplicitModel) -> dict[str, Any]:
         "on_failure": model.on_failure,
         "executor": model.executor,
     }
-
-
-def _registered(activation: Activation) -> str:
-    """Returns the name under which an activation can be found again."""
-    known = get_activation(activation.name)
-    if (known.slope, known.constants, known.block) != (activation.slope, activation.constants, activation.block):
-        raise InputError(f"{activation.name!r} is not the registered activation of that name; register it to save")
-    return activation.name
 
 
 def _encode(part: Any) -> Any:

@@ -1,7 +1,6 @@
 """The `wellposed` command: results go to stdout, progress to stderr."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -9,8 +8,9 @@ import click
 import torch
 from click.shell_completion import CompletionItem, get_completion_class
 from rich.console import Console
-from rich.table import Table
 
+from wellposed.cli.forms import convert, show
+from wellposed.cli.terminal import print_table
 from wellposed.errors import WellposedError, unknown_name
 from wellposed.experiments.compare import verdicts
 from wellposed.experiments.config import SCALES, Scale
@@ -55,6 +55,10 @@ class SuggestingGroup(click.Group):
 @click.version_option(versions()["wellposed"], prog_name="wellposed", message="%(prog)s %(version)s")
 def cli() -> None:
     """Implicit deep learning: x = f(x, u) is the model."""
+
+
+cli.add_command(convert)
+cli.add_command(show)
 
 
 @cli.command()
@@ -124,7 +128,7 @@ def list_suites(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(suite_facts(suites), indent=2))
     else:
-        _print(suite_table(suites))
+        print_table(suite_table(suites))
         click.echo("\nrun one with: wellposed run SUITE", err=True)
 
 
@@ -177,7 +181,7 @@ def status(out: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status_facts(states), indent=2))
     elif states:
-        _print(status_table(states))
+        print_table(status_table(states))
         if any(state_of(state) == "unfinished" for state in states):
             click.echo("\ngo on with: wellposed resume", err=True)
     else:
@@ -213,7 +217,7 @@ def _carry_out(wanted: list[Order], out: Path, jobs: int, quiet: bool, as_json: 
     if as_json:
         click.echo(json.dumps(status_facts(states), indent=2))
     else:
-        _print(status_table(states))
+        print_table(status_table(states))
     if not quiet:
         click.echo("\nnow: wellposed report", err=True)
     if any(state.failed for state in states):
@@ -248,7 +252,7 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
         pages = {"page": str(place), "figures": [str(path) for path in drawn]}
         click.echo(json.dumps({**pages, "verdicts": verdict_facts(judged)}, indent=2))
     elif judged:
-        _print(verdict_table(judged))
+        print_table(verdict_table(judged))
     else:
         click.echo("no verdicts: only runs at scale default or paper are judged", err=True)
     if not quiet:
@@ -287,13 +291,6 @@ def _make(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.ClickException(f"cannot make {out} ({error.strerror}); choose another --out") from error
-
-
-def _print(shown: Table) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120
-    console.print(shown)
 
 
 def main() -> None:

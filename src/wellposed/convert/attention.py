@@ -1,0 +1,237 @@
+"""Attention: products of matrices, and a softmax for every query."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wellposed.activations import softmax
+from wellposed.convert.arithmetic import average
+from wellposed.convert.dispatch import RULES, UnsupportedError
+from wellposed.convert.linear import linear
+from wellposed.convert.multiply import matrix_multiplied
+from wellposed.convert.sequence import Layout
+from wellposed.convert.shape import concatenated
+from wellposed.convert.signal import Signal
+from wellposed.convert.softmax import softmax as plain_softmax
+from wellposed.errors import InputError
+
+HIDDEN = -1e9  # a score whose weight is exactly zero, and that stays finite in every operation
+
+
+def finite(signal: Signal) -> Signal:
+    """Replaces offsets of minus infinity, as masks add them, by `HIDDEN`."""
+    if signal.offset is None or bool(signal.offset.isfinite().all()):
+        return signal
+    offset = torch.where(signal.offset == -math.inf, _hidden(signal.dtype), signal.offset)
+    return Signal(signal.network, signal.shape, signal.terms, offset)
+
+
+@RULES.named("softmax", "_softmax", "_safe_softmax")
+def _masked_softmax(signal: Signal, dim: int | None = None, *rest: Any, **others: Any) -> Signal:
+    """Converts the softmax of scores some of which a mask may have hidden."""
+    return plain_softmax(finite(signal), dim)
+
+
+@RULES.module(nn.Softmax)
+def _masked_softmax_layer(module: nn.Softmax, signal: Signal) -> Signal:
+    return plain_softmax(finite(signal), module.dim)
+
+
+RULES.function(torch.ops.aten.mT)(lambda signal: signal.select(signal.places().mT))
+
+
+def _hidden(dtype: torch.dtype) -> float:
+    return max(HIDDEN, torch.finfo(dtype).min / 4)
+
+
+def masked(scores: Signal, mask: Any) -> Signal:
+    """Adds a mask to scores: True lets a query see a key, numbers are added, minus infinity hides.
+
+    Hidden scores are replaced and not added to, so that their weight is zero whatever they were.
+    """
+    if isinstance(mask, Signal):
+        return scores.plus(mask.select(mask.places().broadcast_to(scores.shape)))
+    wide = mask.broadcast_to(scores.shape)
+    hidden = ~wide if wide.dtype == torch.bool else wide == -math.inf
+    seen = scores.select(scores.places().masked_fill(hidden, -1)) if bool(hidden.any()) else scores
+    added = torch.zeros(wide.shape, dtype=scores.dtype, device=wide.device) if wide.dtype == torch.bool else wide
+    return seen.shifted(added.masked_fill(hidden, _hidden(scores.dtype)))
+
+
+def _unseeing(mask: Any, shape: tuple[int, ...]) -> Tensor | None:
+    """Marks queries that see no key; None if every one sees some."""
+    if mask is None or isinstance(mask, Signal):
+        return None
+    wide = mask.broadcast_to(shape)
+    blind = (~wide if wide.dtype == torch.bool else wide == -math.inf).all(-1)
+    return blind if bool(blind.any()) else None
+
+
+@RULES.named("scaled_dot_product_attention")
+def attention(
+    query: Signal,
+    key: Signal,
+    value: Signal,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    name: str = "",
+) -> Signal:  # (..., L, e), (..., S, e), (..., S, v) -> (..., L, v)
+    """Converts ``softmax(Q K' scale + mask) V``: products of matrices, a softmax a query, products again.
+
+    The products have a Lipschitz constant where their factors are bounded, for instance by tanh (003,
+    section 2.4); queries that see no key return zero, as in torch.
+
+    Example:
+        >>> from wellposed.convert.signal import Network
+        >>> network = Network((5, 4), torch.float32, torch.device("cpu"))
+        >>> x = network.input
+        >>> attention(x, x, x).shape, [activation.name for activation in network.activations]
+        ((1, 5, 4), ['matrix_product(5, 4, 5)', 'softmax(5)', 'matrix_product(5, 5, 4)'])
+    """
+    if dropout_p > 0:
+        raise UnsupportedError(f"attention with dropout_p={dropout_p} is random; pass 0.0 in evaluation")
+    if enable_gqa:
+        raise UnsupportedError("attention with enable_gqa has no implicit form; repeat keys and values instead")
+    mask = _causal(query, key) if is_causal else attn_mask
+    return _attended(query, key, value, mask, scale, name)[0]
+
+
+def _causal(query: Signal, key: Signal) -> Tensor:  # (L, S)
+    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+
+
+def _attended(
+    query: Signal, key: Signal, value: Signal, mask: Any, scale: float | None, name: str
+) -> tuple[Signal, Signal]:
+    """Returns the mixed values and the weights."""
+    label = name or query.network.place
+    scores = matrix_multiplied(query, key.select(key.places().mT), f"{label} scores".strip())
+    scores = scores.scaled(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    blind = _unseeing(mask, scores.shape)
+    seen = scores if mask is None else masked(scores, mask)
+    weights = seen.activate(softmax(seen.shape[-1]), f"{label} weights".strip())
+    if blind is not None:
+        weights = weights.select(weights.places().masked_fill(blind[..., None], -1))
+    return matrix_multiplied(weights, value, f"{label} values".strip()), weights
+
+
+def multihead(
+    module: nn.MultiheadAttention, query: Signal, key: Signal, value: Signal, mask: Tensor | None, place: str
+) -> tuple[Signal, Signal]:  # (N, L, E), (N, S, kdim), (N, S, vdim), (N or 1, heads or 1, L, S) of numbers
+    """Converts the heads of a layer with the batch first; returns the outputs and the weights of every head."""
+    query, key, value = _projected(module, query, key, value)
+    if module.bias_k is not None and module.bias_v is not None:
+        key, value = _appended(key, module.bias_k), _appended(value, module.bias_v)
+    if module.add_zero_attn:
+        zero = torch.zeros(1, 1, module.embed_dim, dtype=query.dtype, device=query.device)
+        key, value = _appended(key, zero), _appended(value, zero)
+    if mask is not None:  # what was appended is seen by all
+        mask = F.pad(mask, (0, key.shape[1] - mask.shape[-1]))
+        if _unseeing(mask, (key.shape[0], module.num_heads, query.shape[1], key.shape[1])) is not None:
+            raise InputError(
+                f"the mask of {place or 'the attention'} hides all keys from a query; torch gives NaN"
+            )
+    query, key, value = (_split(part, module.num_heads) for part in (query, key, value))
+    mixed, weights = _attended(query, key, value, mask, None, place)
+    joined = mixed.select(mixed.places().transpose(1, 2).flatten(2))
+    return linear(joined, module.out_proj.weight, module.out_proj.bias), weights
+
+
+def _projected(module: nn.MultiheadAttention, *signals: Signal) -> list[Signal]:
+    """Applies the matrices of query, key and value."""
+    once = {id(signal): signal.gathered() for signal in signals}
+    joint: Tensor | None = module.in_proj_weight
+    separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    weights = separate if joint is None else joint.chunk(3)
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    return [linear(once[id(s)], w, b) for s, w, b in zip(signals, weights, biases, strict=True)]
+
+
+def _appended(signal: Signal, row: Tensor) -> Signal:  # (N, S, E), (1, 1, E) -> (N, S + 1, E)
+    return concatenated([signal, row.detach().expand(signal.shape[0], 1, -1)], 1)
+
+
+def _split(signal: Signal, heads: int) -> Signal:  # (N, S, E) -> (N, heads, S, E / heads)
+    return signal.select(signal.places().unflatten(-1, (heads, -1)).transpose(1, 2))
+
+
+def additive(attn_mask: Any, padding: Any, shape: tuple[int, int, int, int]) -> Tensor | None:
+    """Joins the masks of torch's layers, where True hides, in one that is added: ``(N or 1, heads or 1, L, S)``.
+
+    Args:
+        attn_mask: ``(L, S)`` or ``(N heads, L, S)``.
+        padding: ``(N, S)``.
+        shape: N, heads, L and S.
+    """
+    count, heads, queries, keys = shape
+    found = None
+    if attn_mask is not None:
+        mask = _constant_mask(attn_mask)
+        _require_shape(mask, ((queries, keys), (count * heads, queries, keys)))
+        found = mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (count, heads))
+    if padding is not None:
+        mask = _constant_mask(padding)
+        _require_shape(mask, ((count, keys),))
+        found = mask[:, None, None] if found is None else found + mask[:, None, None]
+    return found
+
+
+def _require_shape(mask: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:
+    if tuple(mask.shape) not in shapes:
+        wanted = " or ".join(map(str, shapes))
+        raise InputError(f"a mask of one sample has the shape {wanted} here; received {tuple(mask.shape)}")
+
+
+def _constant_mask(mask: Any) -> Tensor:
+    if not isinstance(mask, Tensor):
+        raise UnsupportedError("a mask that depends on the input has no implicit form; masks must be constant")
+    if mask.dtype != torch.bool:
+        return mask.detach()
+    return torch.zeros(mask.shape, dtype=torch.get_default_dtype(), device=mask.device).masked_fill(
+        mask, -math.inf
+    )
+
+
+@RULES.module(nn.MultiheadAttention)
+def _layer(
+    module: nn.MultiheadAttention,
+    query: Signal,
+    key: Signal | None = None,
+    value: Signal | None = None,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Signal, Signal | None]:
+    if key is None or value is None:
+        raise InputError(
+            "MultiheadAttention takes query, key and value, a network one input; convert a module that calls it"
+        )
+    if is_causal and attn_mask is None:
+        raise InputError("is_causal is only a hint; give the mask too, as torch demands: attn_mask")
+    place = query.network.place
+    layouts = {id(s): Layout.of(s, module.batch_first, "MultiheadAttention") for s in (query, key, value)}
+    rows = {which: layout.rows() for which, layout in layouts.items()}
+    q, k, v = (rows[id(s)] for s in (query, key, value))
+    mask = additive(attn_mask, key_padding_mask, (q.shape[0], module.num_heads, q.shape[1], k.shape[1]))
+    output, weights = multihead(module, q, k, v, mask, place)
+    found = layouts[id(query)].restored(output)
+    if not need_weights:
+        return found, None
+    return found, average(weights, 1) if average_attn_weights else weights
+
+
+@RULES.module(nn.Embedding, nn.EmbeddingBag)
+def _embedding(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    raise UnsupportedError(
+        f"{type(module).__name__} reads whole numbers, and a form real ones; convert the network behind the "
+        "embedding, with the embedded tokens as its input"
+    )

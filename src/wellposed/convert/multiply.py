@@ -1,0 +1,290 @@
+"""Products of two signals, entry by entry and of matrices, as blocks of states (003, section 2.4)."""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from wellposed.activations import matrix_product, multiply
+from wellposed.convert.signal import INPUT, Network, Signal
+from wellposed.errors import InputError
+from wellposed.forms import Block, Dense, Identity, Operator, Repeated, Selection
+from wellposed.forms.cover import cover, sum_length
+from wellposed.forms.operator import tensors
+
+EXACT = 256.0  # whole numbers up to here, and their sums, are exact in every type
+COARSE = 2.0**-6  # relative rounding of operands where matrices are multiplied in bfloat16, and more
+UNIT = 2.0**-23  # of float32, in which a form may come to be evaluated whatever its weights are now
+
+
+def multiplied(
+    a: Signal, b: Signal, name: str = "", limits: tuple[float | None, float | None] | None = None
+) -> Signal:
+    """Multiplies two signals entry by entry, with broadcasting, as pairs of states ``(a, b) -> (ab, 0)``.
+
+    Where both factors are bounded, such as gates or values of tanh, the block is Lipschitz with
+    ``max(c2 g1, c1 g2)`` in the l1 norm (003, section 2.4); otherwise it has no Lipschitz constant,
+    which does no harm in a network without loops. A constant factor makes no states.
+
+    Args:
+        a, b: signals of shapes that broadcast.
+        name: the label of the block.
+        limits: proven bounds on ``|a|`` and ``|b|``; None finds them by `bounds`.
+
+    Example:
+        >>> network = Network((2,), torch.float32, torch.device("cpu"))
+        >>> gate, value = network.input.activate("sigmoid"), network.input.activate("tanh")
+        >>> product = multiplied(gate, value)
+        >>> network.activations[-1].name, product.shape
+        ('multiply(1.0, 1.0)', (1, 2))
+        >>> multiplied(product, network.input) and network.activations[-1].lipschitz("1")
+        inf
+    """
+    shape = _broadcast(a, b)
+    if not a.terms or not b.terms:
+        constant, other = (a, b) if not a.terms else (b, a)
+        return _scaled(_expanded(other, shape), constant, shape)
+    first, second = a.places().broadcast_to(shape), b.places().broadcast_to(shape) + a.size
+    pairs = picked([a, b], torch.stack([first, second], dim=-1).reshape(-1))
+    c1, c2 = (limit(a), limit(b)) if limits is None else limits
+    product = pairs.activate(multiply(*_both(c1, c2)), name)
+    return product.select(2 * torch.arange(math.prod(shape), device=a.device).reshape(shape))
+
+
+def matrix_multiplied(a: Signal, b: Signal, name: str = "") -> Signal:
+    """Multiplies two signals as matrices in their last two dimensions, as `torch.matmul` does.
+
+    Every entry of the batch is a block ``(P, Q) -> (PQ, 0)``; entries of the state that no product fills are
+    dead, and nothing reads them. Bounds of the factors are found as in `multiplied`; a constant factor makes no
+    states.
+
+    Example:
+        >>> network = Network((2, 3), torch.float32, torch.device("cpu"))
+        >>> x = network.input
+        >>> matrix_multiplied(x, x.select(x.places().mT)).shape, network.activations[-1].name
+        ((1, 2, 2), 'matrix_product(2, 3, 2)')
+    """
+    left, right = _matrices(a, b)
+    rows, inner, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    batch = _batch(left, right)
+    shape = (*batch, *((rows,) if len(a.shape) > 1 else ()), *((columns,) if len(b.shape) > 1 else ()))
+    if not a.terms or not b.terms:
+        return _constant_product(left, right, batch).reshape(shape)
+    activation = matrix_product(rows, inner, columns, *_both(limit(a), limit(b)))
+    count, size = math.prod(batch), activation.block or 0
+    first = left.places().broadcast_to((*batch, rows, inner)).reshape(count, -1)
+    second = right.places().broadcast_to((*batch, inner, columns)).reshape(count, -1) + a.size
+    empty = first.new_full((count, size - first.shape[1] - second.shape[1]), -1)
+    blocks = picked([a, b], torch.cat([first, second, empty], dim=1).reshape(-1)).activate(activation, name)
+    places = torch.arange(count * size, device=a.device).reshape(count, size)[:, : rows * columns]
+    return blocks.select(places.reshape(shape))
+
+
+def bounds(signal: Signal) -> tuple[Tensor, Tensor] | None:
+    """Encloses every entry of a signal, from the values that the activations before it can take.
+
+    The interval ``M c -+ |M| r`` of an affine map of states in ``[c - r, c + r]``, widened by all rounding that
+    its evaluation may do, so that clipping at the bounds changes nothing; None where a state or the input that
+    it depends on has no bounds.
+
+    Returns:
+        the lowest and the highest values in the shape of the signal, in float64.
+
+    Example:
+        >>> network = Network((2,), torch.float32, torch.device("cpu"))
+        >>> low, high = bounds(network.input.activate("sigmoid").scaled(-2.0))
+        >>> low.tolist(), high.tolist()
+        ([[-2.0, -2.0]], [[0.0, 0.0]])
+        >>> bounds(network.input) is None
+        True
+    """
+    zero = torch.zeros(signal.size, dtype=torch.float64, device=signal.device)
+    middle, radius, size, length, exact = zero, zero, zero, 1, True
+    if signal.offset is not None:
+        middle, size = signal.offset.to(torch.float64), signal.offset.to(torch.float64).abs()
+        exact = _whole(middle)
+    for k, part in signal.terms.items():
+        low, high = (-math.inf, math.inf) if k == INPUT else signal.network.activations[k].image
+        if not math.isfinite(low) or not math.isfinite(high):
+            return None
+        double = part.to(torch.float64)
+        reach = cover(double, formed=False).row_sums()
+        middle = middle + double.row_sums() * ((low + high) / 2)
+        radius = radius + reach * ((high - low) / 2)
+        size = size + reach * max(abs(low), abs(high))
+        length += sum_length(part) + 1
+        exact = exact and low.is_integer() and high.is_integer() and _whole(*tensors(part))
+    if not exact or float(size.max()) > EXACT:
+        radius = radius + size * (COARSE + length * UNIT)
+    return (middle - radius).reshape(signal.shape), (middle + radius).reshape(signal.shape)
+
+
+def limit(signal: Signal) -> float | None:
+    """Returns a number that no entry exceeds in magnitude, rounded up to few digits; None if there is none.
+
+    Example:
+        >>> network = Network((2,), torch.float32, torch.device("cpu"))
+        >>> limit(network.input.activate("tanh").shifted(2.0))
+        3.0
+    """
+    found = bounds(signal)
+    largest = math.inf if found is None else float(torch.maximum(-found[0], found[1]).max())
+    return rounded_up(largest) if math.isfinite(largest) else None
+
+
+def rounded_up(value: float) -> float:
+    """Returns the next number of at most ten binary digits.
+
+    Example:
+        >>> rounded_up(3.0), rounded_up(3.0000001), rounded_up(0.0)
+        (3.0, 3.00390625, 0.0)
+    """
+    if value <= 0:
+        return 0.0
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(math.ceil(mantissa * 1024) / 1024, exponent)
+
+
+def picked(signals: Sequence[Signal], index: Tensor) -> Signal:
+    """Picks entries from several signals laid one after the other; -1 gives zero.
+
+    Does what selecting from `stacked` does, and leaves out every part of the signals that is not picked.
+
+    Args:
+        index: flat places, ``(n,)``.
+
+    Example:
+        >>> network = Network((2,), torch.float32, torch.device("cpu"))
+        >>> x, y = network.input, network.input.activate("relu")
+        >>> both = picked([x, y], torch.tensor([0, 2, -1]))
+        >>> both.shape, both.terms[-1].to_dense().tolist()
+        ((3,), [[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    """
+    network = signals[0].network
+    starts = [0, *accumulate(signal.size for signal in signals)]
+    local = [_inside(index, start, stop) for start, stop in pairwise(starts)]
+    terms: dict[int, Operator] = {}
+    for k in sorted({k for signal in signals for k in signal.terms}):
+        owners = [
+            (signal.terms[k], places) for signal, places in zip(signals, local, strict=True) if k in signal.terms
+        ]
+        used = [(part, places) for part, places in owners if bool((places >= 0).any())]
+        if used:
+            terms[k] = _rows(network, used)
+    return Signal(network, (len(index),), terms, _offset(signals, local))
+
+
+def _inside(index: Tensor, start: int, stop: int) -> Tensor:
+    return torch.where((index >= start) & (index < stop), index - start, -1)
+
+
+def _rows(network: Network, used: Sequence[tuple[Operator, Tensor]]) -> Operator:
+    """Joins the rows that are picked from operators with the same columns; no row is picked twice."""
+    narrow = [_narrowed(part, places) for part, places in used]
+    if len(narrow) == 1:
+        part, places = narrow[0]
+        return Selection(places, part.shape[0], network.dtype) @ part
+    direct = [_composed(part, places) for part, places in narrow]
+    if all(index is not None for index in direct):
+        joined = torch.stack([index for index in direct if index is not None]).amax(0)
+        return Selection(joined, narrow[0][0].shape[1], network.dtype)
+    heights = tuple(part.shape[0] for part, _ in narrow)
+    starts = [0, *accumulate(heights)]
+    places = torch.stack(
+        [torch.where(p >= 0, p + start, -1) for (_, p), start in zip(narrow, starts, strict=False)]
+    )
+    parts = {(i, 0): part for i, (part, _) in enumerate(narrow)}
+    whole = Block(heights, (narrow[0][0].shape[1],), parts, network.dtype, network.device)
+    return Selection(places.amax(0), sum(heights), network.dtype) @ whole
+
+
+def _narrowed(part: Operator, places: Tensor) -> tuple[Operator, Tensor]:
+    """Looks into a column of blocks where all rows are picked from one of them."""
+    if not isinstance(part, Block) or len(part.widths) != 1:
+        return part, places
+    starts = [0, *accumulate(part.heights)]
+    for i, (start, stop) in enumerate(pairwise(starts)):
+        within = _inside(places, start, stop)
+        if torch.equal(within >= 0, places >= 0):
+            return _narrowed(part.part(i, 0), within)
+    return part, places
+
+
+def _composed(part: Operator, places: Tensor) -> Tensor | None:
+    """Returns which columns are picked, if the operator only picks."""
+    if isinstance(part, Identity):
+        return places
+    if isinstance(part, Selection):
+        return torch.where(places >= 0, part.index[places.clamp(min=0)], -1)
+    return None
+
+
+def _offset(signals: Sequence[Signal], local: Sequence[Tensor]) -> Tensor | None:
+    found = [
+        torch.where(places >= 0, signal.offset[places.clamp(min=0)], 0)
+        for signal, places in zip(signals, local, strict=True)
+        if signal.offset is not None and signal.size
+    ]
+    return torch.stack(found).sum(0) if found else None
+
+
+def _broadcast(a: Signal, b: Signal) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(a.shape, b.shape))
+    except RuntimeError as error:
+        raise InputError(
+            f"signals of shapes {a.shape} and {b.shape} cannot be multiplied entry by entry"
+        ) from error
+
+
+def _expanded(signal: Signal, shape: tuple[int, ...]) -> Signal:
+    return signal if signal.shape == shape else signal.select(signal.places().broadcast_to(shape))
+
+
+def _scaled(signal: Signal, constant: Signal, shape: tuple[int, ...]) -> Signal:
+    if constant.offset is None or not bool(constant.offset.any()):
+        return Signal(signal.network, shape, {})
+    return signal.scaled(constant.offset.reshape(constant.shape))
+
+
+def _matrices(a: Signal, b: Signal) -> tuple[Signal, Signal]:
+    """Gives vectors their second dimension, a row on the left and a column on the right."""
+    if not a.shape or not b.shape or a.shape[-1] != b.shape[-2 if len(b.shape) > 1 else 0]:
+        raise InputError(f"signals of shapes {a.shape} and {b.shape} cannot be multiplied as matrices")
+    left = a.reshape((1, *a.shape)) if len(a.shape) == 1 else a
+    return left, b.reshape((*b.shape, 1)) if len(b.shape) == 1 else b
+
+
+def _batch(left: Signal, right: Signal) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]))
+    except RuntimeError as error:
+        raise InputError(f"batches of matrices {left.shape} and {right.shape} do not fit together") from error
+
+
+def _constant_product(left: Signal, right: Signal, batch: tuple[int, ...]) -> Signal:
+    """Multiplies by matrices that depend on nothing, a linear map; transposed where they stand on the left."""
+    if right.terms:
+        turned = [side.select(side.places().mT) for side in (right, left)]
+        found = _constant_product(turned[0], turned[1], batch)
+        return found.select(found.places().mT)
+    (rows, inner), columns, count = left.shape[-2:], right.shape[-1], math.prod(batch)
+    zero = torch.zeros(right.size, dtype=left.dtype, device=left.device)
+    matrices = (zero if right.offset is None else right.offset).reshape(right.shape)
+    each = matrices.broadcast_to((*batch, inner, columns)).reshape(count, inner, columns)
+    parts: dict[tuple[int, int], Operator] = {
+        (i, i): Repeated(Dense(matrix.mT.contiguous()), rows) for i, matrix in enumerate(each)
+    }
+    operator = Block((rows * columns,) * count, (rows * inner,) * count, parts, left.dtype, left.device)
+    return _expanded(left, (*batch, rows, inner)).linear(operator, (*batch, rows, columns))
+
+
+def _both(c1: float | None, c2: float | None) -> tuple[float, ...]:
+    return () if c1 is None or c2 is None else (c1, c2)
+
+
+def _whole(*values: Tensor) -> bool:
+    """Tells whether all numbers are whole."""
+    return all(bool((value == value.round()).all()) for value in values if value.is_floating_point())

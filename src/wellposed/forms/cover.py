@@ -1,0 +1,74 @@
+"""Operators that bound the absolute value of others, entry by entry, rounding included."""
+
+import math
+
+import torch
+
+from wellposed.equilibrium.rounding import EPS
+from wellposed.forms.block import Block
+from wellposed.forms.operator import Operator, Product, Sum, chain
+from wellposed.forms.operators import LowRank
+from wellposed.forms.repeated import Repeated
+from wellposed.forms.system import LARGEST_DENSE
+
+
+def cover(operator: Operator, formed: bool = True) -> Operator:
+    """Returns a float64 operator that is nowhere below the absolute value of the exact one.
+
+    The absolute value of a product is formed if that is asked for and affordable, and what its rounding may have
+    lost through cancellation is added; else it is bounded by the product of absolute values, which forms nothing.
+
+    Example:
+        >>> one = torch.ones(2, 1, dtype=torch.float64)
+        >>> cover(LowRank(one, -one)).to_dense().round()
+        tensor([[1., 1.],
+                [1., 1.]], dtype=torch.float64)
+    """
+    if isinstance(operator, Block):
+        return cover_block(operator, operator.device, formed)
+    if isinstance(operator, Repeated):
+        return Repeated(cover(operator.inner, formed), operator.count)
+    if isinstance(operator, Product | Sum | LowRank):
+        return _cover_compound(operator, formed)
+    return operator.abs()
+
+
+def _cover_compound(operator: Product | Sum | LowRank, formed: bool) -> Operator:
+    if isinstance(operator, Product):
+        parts = [cover(factor, formed) for factor in operator.factors]
+        outer, length = parts[0], sum(part.shape[1] for part in parts)
+        for part in parts[1:]:
+            outer = chain(outer, part)
+    elif isinstance(operator, Sum):
+        terms = [cover(term, formed) for term in operator.terms]
+        outer, length = terms[0], len(terms) + max(sum_length(term) for term in terms)
+        for term in terms[1:]:
+            outer = outer + term
+    else:
+        outer, length = LowRank(operator.left.abs(), operator.right.abs()), operator.left.shape[1]
+        formed = True
+    if operator.nonnegative() or not formed or math.prod(operator.shape) > LARGEST_DENSE**2:
+        return outer
+    return operator.abs() + outer.scaled(2 * (length + 2) * EPS)
+
+
+def cover_block(block: Block, device: torch.device, formed: bool) -> Block:
+    """Covers every block of a matrix, in float64 on the given device."""
+    exact = {key: part.to(device=device, dtype=torch.float64) for key, part in block.parts.items()}
+    parts = {key: cover(part, formed) for key, part in exact.items()}
+    return Block(block.heights, block.widths, parts, torch.float64, device)
+
+
+def sum_length(operator: Operator) -> int:
+    """Bounds how many roundings an entry of a product with the operator passes through."""
+    if isinstance(operator, Product):
+        return sum(sum_length(factor) for factor in operator.factors)
+    if isinstance(operator, Sum):
+        return len(operator.terms) + max(sum_length(term) for term in operator.terms)
+    if isinstance(operator, Block):
+        return max((sum(sum_length(part) for part in row.values()) for row in operator.rows()), default=0)
+    if isinstance(operator, Repeated):
+        return sum_length(operator.inner)
+    if isinstance(operator, LowRank):
+        return operator.shape[1] + operator.left.shape[1]
+    return operator.shape[1] + 1

@@ -1,0 +1,205 @@
+"""The non-zero blocks of a form, and which of them feed back: what pictures and summaries are made from."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from wellposed.forms.block import Block, partitioned
+from wellposed.forms.convolution import Convolution
+from wellposed.forms.entries import entries
+from wellposed.forms.form import ImplicitForm
+from wellposed.forms.loop import strong_components
+from wellposed.forms.operator import Operator, Product, Sum
+from wellposed.forms.operators import Diagonal, Identity
+from wellposed.forms.repeated import Repeated
+from wellposed.forms.selection import Accumulation, Selection
+
+Role = Literal["weights", "wiring", "input", "output", "through", "feedback"]
+Side = Literal["none", "all", "upper", "lower"]  # which entries of a block feed back
+COLOURS: dict[Role, str] = {
+    "weights": "#b7790b",  # ochre, and red for feedback, as in 003 Figure 5.14
+    "wiring": "#3d4a5c",
+    "input": "#1f5fd0",
+    "output": "#00795a",
+    "through": "#8a4fb5",
+    "feedback": "#d1242f",
+}
+MEANING: dict[Role, str] = {
+    "weights": "A: weights",
+    "wiring": "A: identity or selection",
+    "input": "B: from the input",
+    "output": "C: to the output",
+    "through": "D: input to output",
+    "feedback": "A: feedback",
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """One non-zero block: what block `row` reads from block `column` of the matrix `name`."""
+
+    name: Literal["A", "B", "C", "D"]
+    row: int
+    column: int
+    operator: Operator
+    feedback: Side = "none"
+
+    @property
+    def role(self) -> Role:
+        """How it is coloured, its feedback apart."""
+        if self.name != "A":
+            return {"B": "input", "C": "output", "D": "through"}[self.name]  # type: ignore[return-value]
+        return "feedback" if self.feedback == "all" else "wiring" if _is_wiring(self.operator) else "weights"
+
+    @property
+    def kind(self) -> str:
+        """Names the operator."""
+        return kind_of(self.operator)
+
+    @cached_property
+    def norm(self) -> float:
+        """The inf norm of the block."""
+        return float(self.operator.abs().row_sums().max()) if min(self.operator.shape) else 0.0
+
+    @cached_property
+    def extent(self) -> tuple[float, float]:
+        """The smallest and the largest entry that differs from zero."""
+        if isinstance(self.operator, Convolution):
+            weight = self.operator.weight[self.operator.weight != 0]
+            return float(weight.min()), float(weight.max())
+        pairs = [(float(v.min()), float(v.max())) for _, _, v in entries(self.operator) if len(v)]
+        return min(low for low, _ in pairs), max(high for _, high in pairs)
+
+
+def kind_of(operator: Operator) -> str:
+    """Names an operator in a few words.
+
+    Example:
+        >>> kind_of(Product((Identity(3), Identity(3))))
+        'identity * identity'
+    """
+    if isinstance(operator, Product | Sum):
+        sign = " * " if isinstance(operator, Product) else " + "
+        names = [kind_of(part) for part in _parts(operator)]
+        return sign.join(names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"])
+    if isinstance(operator, Convolution):
+        size = "x".join(map(str, operator.weight.shape[2:]))
+        stride = "" if set(operator.stride) == {1} else f" /{'x'.join(map(str, sorted(set(operator.stride))))}"
+        return f"{'transposed ' if operator.transposed else ''}convolution {size}{stride}"
+    if isinstance(operator, Repeated):
+        return f"{kind_of(operator.inner)}, {operator.count} times"
+    if isinstance(operator, Block):
+        kinds = list(dict.fromkeys(kind_of(part) for part in operator.parts.values()))
+        return "stack of " + ", ".join(kinds if len(kinds) <= 3 else [*kinds[:2], f"{len(kinds) - 2} more"])
+    return {"LowRank": "low rank"}.get(type(operator).__name__, type(operator).__name__.lower())
+
+
+def _parts(operator: Product | Sum) -> tuple[Operator, ...]:
+    return operator.factors if isinstance(operator, Product) else operator.terms
+
+
+def _is_wiring(operator: Operator) -> bool:
+    if isinstance(operator, Product | Sum):
+        return all(_is_wiring(part) for part in _parts(operator))
+    if isinstance(operator, Block):
+        return all(_is_wiring(part) for part in operator.parts.values())
+    if isinstance(operator, Repeated):
+        return _is_wiring(operator.inner)
+    return isinstance(operator, Identity | Selection | Accumulation | Diagonal)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """A form as blocks of states with the links between them.
+
+    Example:
+        >>> import torch
+        >>> wiring = Wiring(ImplicitForm(torch.ones(2, 2) / 4, torch.eye(2), torch.ones(1, 2)))
+        >>> [(link.name, link.kind, link.feedback) for link in wiring.links]
+        [('A', 'dense', 'lower'), ('B', 'dense', 'none'), ('C', 'dense', 'none')]
+    """
+
+    form: ImplicitForm
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The sizes of the blocks of states, inputs and outputs."""
+        _, B, C = self.form.blocks
+        return self.form.partition, B.widths, C.heights
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """The names of the same; states without a name are numbered from the first layer, which is last."""
+        states, inputs, outputs = self.sizes
+        own = self.form.labels or tuple(_numbered("x", len(states)))[::-1]
+        return own, tuple(_numbered("u", len(inputs))), tuple(_numbered("y", len(outputs)))
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """The non-zero blocks of A, B, C and D."""
+        A, B, C = self.form.blocks
+        D = partitioned(self.form.D, C.heights, B.widths)
+        inner = _present(A)
+        sides = _sides(inner, len(A.heights))
+        found = [Link("A", i, j, part, sides[i, j]) for (i, j), part in inner.items()]
+        for name, block in (("B", B), ("C", C), ("D", D)):
+            found += [Link(name, i, j, part) for (i, j), part in _present(block).items()]  # type: ignore[arg-type]
+        return tuple(found)
+
+    def about(self, link: Link) -> list[str]:
+        """Describes a link in a few lines: what reads what, by which operator, how large."""
+        states, inputs, outputs = self.labels
+        reader = (states if link.name in "AB" else outputs)[link.row]
+        source = (states if link.name in "AC" else inputs)[link.column]
+        rows, columns = link.operator.shape
+        low, high = link.extent
+        lines = [
+            f"{reader} reads {source}",
+            f"{link.name}: {link.kind}, {rows:,} x {columns:,}",
+            f"{link.operator.nonzeros():,} non-zero entries from {low:.3g} to {high:.3g}",
+            f"largest row sum {link.norm:.4g}",
+        ]
+        return lines if link.feedback == "none" else [*lines, "feeds back"]
+
+
+def _numbered(letter: str, count: int) -> Iterable[str]:
+    return [letter] if count == 1 else [f"{letter}{index + 1}" for index in range(count)]
+
+
+def _present(block: Block) -> dict[tuple[int, int], Operator]:
+    return {key: part for key, part in sorted(block.parts.items()) if min(part.shape) and part.nonzeros()}
+
+
+def _sides(parts: dict[tuple[int, int], Operator], count: int) -> dict[tuple[int, int], Side]:
+    """Says which entries feed back: those of a loop on the wrong side of its diagonal (003, section 5.4).
+
+    Last layer first, a feed-forward network has its blocks above the diagonal; a loop with most of its blocks
+    below is taken to be written first layer first.
+    """
+    reads = {k: [j for i, j in parts if i == k] for k in range(count)}
+    loop = {k: number for number, found in enumerate(strong_components(reads)) for k in found}
+    inside = [(i, j) for i, j in parts if loop[i] == loop[j] and i != j]
+    below = [loop[i] for i, j in inside if i > j]
+    above = [loop[i] for i, j in inside if i < j]
+    sides: dict[tuple[int, int], Side] = {}
+    for (i, j), part in parts.items():
+        if i == j:
+            sides[i, j] = _own_side(part)
+        elif loop[i] != loop[j]:
+            sides[i, j] = "none"
+        else:
+            wrong = i > j if above.count(loop[i]) >= below.count(loop[i]) else i < j
+            sides[i, j] = "all" if wrong else "none"
+    return sides
+
+
+def _own_side(part: Operator) -> Side:
+    """Says which side of a block on the diagonal feeds back; the diagonal belongs to that side."""
+    over = under = on = 0
+    for rows, columns, _ in entries(part):
+        over, under = over + int((columns > rows).sum()), under + int((columns < rows).sum())
+        on += int((columns == rows).sum())
+    if not on and not (over and under):
+        return "none"
+    return "lower" if over or not under else "upper"

@@ -1,0 +1,1 @@
+"""How forms are drawn."""
