@@ -69,9 +69,20 @@ class Selection(Operator):
             return x.narrow(1, self._start, len(self.index))
         if not self._holes:
             return x.index_select(1, self.index)
-        if not self.columns:
-            return x.new_zeros(len(x), len(self.index))
-        return x.index_select(1, self.index.clamp(min=0)).masked_fill_(self.index < 0, 0)
+        rows, columns = self._pairs
+        return x.new_zeros(len(x), len(self.index)).index_copy(1, rows, x.index_select(1, columns))
+
+    def onto(self, start: Tensor, x: Tensor) -> Tensor:
+        if not self._holes:
+            return start + self.apply(x)
+        rows, columns = self._pairs
+        return start.index_add(1, rows, x.index_select(1, columns))
+
+    @cached_property
+    def _pairs(self) -> tuple[Tensor, Tensor]:
+        """The rows that hold an entry, and where."""
+        rows = (self.index >= 0).nonzero()[:, 0]
+        return rows, self.index[rows]
 
     @property
     def T(self) -> "Accumulation":
@@ -85,8 +96,8 @@ class Selection(Operator):
         return Product((Diagonal(values), self))
 
     def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
-        rows = (self.index >= 0).nonzero()[:, 0]
-        return rows, self.index[rows], torch.ones(len(rows), dtype=self.kind, device=self.device)
+        rows, columns = self._pairs
+        return rows, columns, torch.ones(len(rows), dtype=self.kind, device=self.device)
 
     def nonnegative(self) -> bool:
         return True
