@@ -205,3 +205,51 @@ OPERATORS: dict[str, Case] = {
     ),
     "sum that cancels": Case(((2, 3),), lambda a: Sum((Dense(a), Dense(half(-a)))), lambda a: a - half(a)),
 }
+
+
+def close(found: Tensor, expected: Tensor, **tolerance: float) -> None:
+    torch.testing.assert_close(found, expected, **(tolerance or {"rtol": 1e-12, "atol": 1e-12}))
+
+
+def check_pattern(operator: Operator, dense: Tensor) -> None:
+    """Rows, columns and values: each place once, and the matrix itself."""
+    rows, columns, values = operator.coordinates()
+    assert rows.shape == columns.shape == values.shape
+    assert rows.dtype == columns.dtype == torch.int64
+    assert len(set(zip(rows.tolist(), columns.tolist(), strict=True))) == len(rows)
+    found = torch.zeros(dense.shape, dtype=F64)
+    found[rows, columns] = values.detach()
+    close(found, dense.detach())
+
+
+def check_claims(operator: Operator, dense: Tensor) -> None:
+    """What an operator says about its entries is true; it may know less than is true."""
+    if operator.nonnegative():
+        assert (dense >= 0).all()
+    rows, columns = operator.monomial()
+    assert not rows or bool(((dense != 0).sum(1) <= 1).all())
+    assert not columns or bool(((dense != 0).sum(0) <= 1).all())
+
+
+def one_sided(dense: Tensor) -> bool:
+    return bool((dense.tril() == 0).all() or (dense.triu() == 0).all())
+
+
+def image(out: int = 2, groups: int = 1) -> Convolution:
+    return Convolution(torch.randn(out, 2 // groups, 3, 3, dtype=F64), (2, 4, 4), (1, 1), (1, 1), (1, 1), groups)
+
+
+def dense(rows: int, columns: int) -> Dense:
+    return Dense(torch.randn(rows, columns, dtype=F64))
+
+
+def diagonal(size: int) -> Diagonal:
+    return Diagonal(torch.randn(size, dtype=F64))
+
+
+def per_channel(channels: int, size: int) -> Diagonal:
+    return Diagonal(torch.randn(channels, 1, dtype=F64).expand(channels, size).reshape(-1))
+
+
+def repeated(rows: int, columns: int, count: int = 2) -> Repeated:
+    return Repeated(dense(rows, columns), count)

@@ -77,7 +77,7 @@ def test_takes_the_worst_of_each_constant():
     assert phi.slope == (-0.5, parts[0].slope[1])
     assert phi.constants == {norm: parts[0].slope[1] for norm in ("1", "2", "inf")}
     assert phi.rounding == max(part.rounding for part in parts)
-    assert phi.image == (-math.inf, math.inf) and not phi.homogeneous and not phi.projection
+    assert phi.image == (parts[0].image[0], math.inf) and not phi.homogeneous and not phi.projection
     assert piecewise([get_activation("sigmoid"), get_activation("tanh")], [1, 1]).image == (-1.0, 1.0)
     both = piecewise([get_activation("relu"), get_activation("identity")], [1, 1])
     assert both.homogeneous and both.projection

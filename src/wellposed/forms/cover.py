@@ -9,7 +9,8 @@ from wellposed.forms.block import Block
 from wellposed.forms.operator import Operator, Product, Sum, chain
 from wellposed.forms.operators import LowRank
 from wellposed.forms.repeated import Repeated
-from wellposed.forms.system import LARGEST_DENSE
+
+LARGEST_DENSE = 8192  # states up to which a matrix is formed for a finer proof
 
 
 def cover(operator: Operator, formed: bool = True) -> Operator:

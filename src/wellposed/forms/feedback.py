@@ -74,7 +74,7 @@ def small_gain(f: ImplicitForm, g: ImplicitForm) -> Certificate:
     """Bounds lambda_PF(S_f S_g), rounded outward: below one, ``y = f(u + g(y))`` has one solution for every u.
 
     ``|f(u + g(y)) - f(u + g(y'))| <= S_f S_g |y - y'|`` entry by entry with the gains S, a contraction in the norm
-    ``max_i |y_i| / w_i`` if ``S_f S_g w < w`` for some w > 0. The condition implies that I - D_f D_g is invertible.
+    ``max_i |y_i| / w_i`` if ``S_f S_g w < w`` for some w > 0. It implies that I - D_f D_g is invertible.
 
     Example:
         >>> small_gain(linear(torch.tensor([[0.5]])), linear(torch.tensor([[-0.5]]))).value < 0.26

@@ -10,7 +10,7 @@ from wellposed.activations import Activation, block_view
 from wellposed.equilibrium.rounding import EPS, upward
 from wellposed.errors import IllPosedError
 from wellposed.forms.block import Block
-from wellposed.forms.system import LARGEST_DENSE
+from wellposed.forms.cover import LARGEST_DENSE
 
 FLOOR = 1e-250  # makes every component of w positive and pays for underflow
 SLACKS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2)

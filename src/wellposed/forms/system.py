@@ -18,11 +18,10 @@ from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.stopping import Settled
 from wellposed.errors import IllPosedError
 from wellposed.forms.block import Block
+from wellposed.forms.cover import LARGEST_DENSE, cover, sum_length
 from wellposed.forms.operator import Operator, Sparse
 from wellposed.forms.operators import Dense
 from wellposed.forms.selection import Selection
-
-LARGEST_DENSE = 8192  # states up to which a matrix is formed for a finer proof
 
 
 class System:
@@ -93,7 +92,8 @@ def _row_norm(A: Operator) -> float:
     """Returns ``|A|_inf``, rounded up; formed in float64, which costs less than what float32 would have to add."""
     place = "cpu" if A.device.type == "mps" else A.device
     with torch.no_grad():
-        return float(upward(A.to(device=place, dtype=torch.float64).abs().row_sums(), A.shape[1]).max())
+        exact = A.to(device=place, dtype=torch.float64)
+        return float(upward(cover(exact).row_sums(), sum_length(A)).max())
 
 
 def block_norms(A: Block) -> Tensor:  # (L, L)
