@@ -88,7 +88,7 @@ class AffineMap(Map):
 
 
 @dataclass(frozen=True)
-class _TransposedMap(Map):
+class TransposedMap(Map):
     """The map ``y -> d (A' y + g)`` of the backward pass."""
 
     factors: Factors  # of A'
@@ -110,7 +110,7 @@ class _TransposedMap(Map):
         image = self._linear(x) + self.offset
         return image if self.damping == 1 else torch.lerp(x, image, self.damping)
 
-    def rows(self, keep: Tensor) -> "_TransposedMap | None":
+    def rows(self, keep: Tensor) -> "TransposedMap | None":
         if self.factors[0].dim() != 2:
             return None
         return replace(self, slope=self.slope[keep], offset=self.offset[keep])
@@ -131,6 +131,8 @@ class AffineProblem:
     bound: Bound | None = None
     splitting: float | None = None  # step of the operator splitting that solves a monotone system
     trace: bool = True  # whether residuals are wanted
+    easy: int = 16  # steps after which factorising a small system is cheaper than iterating on
+    shortcut: "Shortcut | None" = None  # to the backward solution
 
     def solve(self, v: Tensor, x0: Tensor, context: Tensor, factors: Factors) -> Iterates:
         """Solves the forward equation on flat rows."""
@@ -141,6 +143,9 @@ class AffineProblem:
         split = SplittingMap.of(factors[0], v, self.activation, self.splitting, self.bound, known)
         found = self.forward.solve(split, x0)
         return replace(found, value=self.activation.function(found.value))
+
+
+Shortcut = Callable[[AffineProblem, Tensor, Tensor, Tensor, Factors], Tensor | None]
 
 
 @eager
@@ -154,8 +159,10 @@ def affine_equilibrium(problem: AffineProblem, v: Tensor, x0: Tensor, context: T
         context: what `problem.bound` needs, row by row; anything in the shape of `v` without a bound.
         factors: of A.
     """
-    if torch.is_grad_enabled() or under_transform():
+    if under_transform():
         return _Equilibrium.apply(problem, v, x0, context, *factors)
+    if torch.is_grad_enabled():
+        return _EagerEquilibrium.apply(problem, v, x0, context, *factors)
     return _Equilibrium.forward(problem, v, x0, context, *factors)
 
 
@@ -181,14 +188,49 @@ class _Equilibrium(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, v, *factors = ctx.saved_tensors
-        factors = tuple(factors)
-        slope = ctx.problem.activation.slope_at(v + product(factors, x))
-        y = _Transposed.apply(ctx.problem, slope, gradients[0], *transposed(factors))
-        return None, y, None, None, *pullback(factors, y, x)
+        y = differentiable_adjoint(ctx.problem, x, v, gradients[0], tuple(factors))
+        return None, y, None, None, *pullback(tuple(factors), y, x)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, problem: AffineProblem, *tensors: Tensor) -> Any:
         return _vmapped(_Equilibrium, info.batch_size, in_dims[1:], problem, tensors, vectors=3)
+
+
+class _EagerEquilibrium(torch.autograd.Function):
+    """The same without functorch, whose preparations cost as much as a small solve."""
+
+    @staticmethod
+    def forward(ctx: Any, problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
+        output = _Equilibrium.forward(problem, v, x0, context, *factors)
+        _Equilibrium.setup_context(ctx, (problem, v, x0, context, *factors), output)
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if gradients[0] is None:
+            return (None,) * len(ctx.needs_input_grad)
+        if torch.is_grad_enabled() or under_transform():
+            return _Equilibrium.backward(ctx, *gradients)
+        x, v, *factors = ctx.saved_tensors
+        y = eager_adjoint(ctx.problem, x, v, gradients[0], tuple(factors))
+        return None, y, None, None, *pullback(tuple(factors), y, x)
+
+
+def differentiable_adjoint(problem: AffineProblem, x: Tensor, v: Tensor, g: Tensor, factors: Factors) -> Tensor:
+    """Solves ``y = d (A' y + g)`` with ``d = phi'(Ax + v)`` so that y can be differentiated."""
+    slope = problem.activation.slope_at(v + product(factors, x))
+    y: Tensor = _Transposed.apply(problem, slope, g, *transposed(factors))
+    return y
+
+
+def eager_adjoint(problem: AffineProblem, x: Tensor, v: Tensor, g: Tensor, factors: Factors) -> Tensor:
+    """Solves the same equation as quickly as possible."""
+    y = None if problem.shortcut is None else problem.shortcut(problem, x, v, g, factors)
+    if y is not None:
+        return y
+    slope = problem.activation.slope_at(v + product(factors, x))
+    return _Transposed.forward(problem, slope, g, *transposed(factors))
 
 
 class _Transposed(torch.autograd.Function):
@@ -199,10 +241,10 @@ class _Transposed(torch.autograd.Function):
         n = slope.shape[-1]
         flat, g = slope.reshape(-1, n), gradient.reshape(-1, n)
         scale = row_scale(g)
-        f = _TransposedMap(factors, flat, flat * g / scale, problem.damping)
+        f = TransposedMap(factors, flat, flat * g / scale, problem.damping)
         method = problem.backward
         small = n <= problem.direct and factors[0].dim() == 2 and len(factors) == 1
-        found = _finish_directly(f, method) if small else method.run(f, torch.zeros_like(flat))
+        found = _finish_directly(f, method, problem.easy) if small else method.run(f, torch.zeros_like(flat))
         method.note_adjoint(found)
         return (found.value * scale).reshape(slope.shape)
 
@@ -230,12 +272,9 @@ for _forward in (_Equilibrium.forward, _Transposed.forward):
     setattr(_forward, "__signature__", inspect.signature(_forward))  # noqa: B010
 
 
-EASY = 16  # steps after which factorising a small system is cheaper than iterating on
-
-
-def _finish_directly(f: _TransposedMap, method: Method) -> Iterates:
+def _finish_directly(f: TransposedMap, method: Method, easy: int) -> Iterates:
     """Iterates a few steps and factorises ``I - d M`` for the samples that need more."""
-    found = replace(method, max_steps=min(EASY, method.max_steps)).run(f, torch.zeros_like(f.slope))
+    found = replace(method, max_steps=min(easy, method.max_steps)).run(f, torch.zeros_like(f.slope))
     rest = failed(found.status)
     if not bool(rest.any()):
         return found

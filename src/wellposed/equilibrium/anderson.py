@@ -31,7 +31,8 @@ class Anderson(Solver):
         damping: ``(1 - damping) x + damping f(x)`` takes the place of ``f(x)``.
         worth: plain steps that a jump must be worth.
         patience: samples that need no more plain steps than this to the accuracy of the dtype are left alone.
-        ridge: regularisation of the least squares problem, relative to its trace.
+        ridge: regularisation of the least squares problem, relative to its trace; None means 1e-12, or the
+            rounding unit of the dtype if that is larger.
     """
 
     memory: int = 5
@@ -78,9 +79,10 @@ class Anderson(Solver):
         target = rate**self.worth * norms[:, 1]
         if not under_transform() and not bool(jumps.any()):
             return last, (rest - 1, failures, last, target, jumps)
-        ridge = torch.finfo(points.dtype).eps if self.ridge is None else self.ridge
-        gamma = _least_squares(residuals.diff(dim=1), residuals[:, -1], ridge)
-        images = points[:, 1:].diff(dim=1)  # (B, memory, n)
+        ridge = default_ridge(points.dtype) if self.ridge is None else self.ridge
+        latest = -min(self.memory, points.shape[2])  # more differences than states determine nothing
+        gamma = _least_squares(residuals.diff(dim=1)[:, latest:], residuals[:, -1], ridge)
+        images = points[:, 1:].diff(dim=1)[:, latest:]  # (B, m, n)
         jump = last - (images * gamma[:, :, None]).sum(1)
         jumps = jumps & jump.detach().isfinite().all(1)
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
@@ -95,6 +97,11 @@ class Anderson(Solver):
         failures = torch.where(jumped, torch.where(failed, failures + 1, 0), failures)
         rest = torch.where(failed, 2 ** (failures - 1).clamp_max(3) - 1, rest)
         return torch.where(failed[:, None], safe, fx), (rest, failures)
+
+
+def default_ridge(dtype: torch.dtype) -> float:
+    """Returns a ridge that leaves differences of use alone and keeps rounding out of the others."""
+    return max(1e-12, torch.finfo(dtype).eps)
 
 
 def _least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, m)

@@ -120,7 +120,9 @@ class _Work:
         """
         if (step.index + 1) % PERIOD:
             return None
-        self.minima.append(torch.cat(self.trace).amin(0))
+        self.minima += [
+            part.amin(0) for part in torch.cat(self.trace).split(PERIOD)
+        ]  # the first block may be longer
         self.trace.clear()
         window = max(1, len(self.minima) // 4)
         if len(self.minima) < 2 * window or len(self.minima) < 2:

@@ -1,5 +1,6 @@
 """A fixed-point problem: the map, where to start, and how to solve it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -12,6 +13,8 @@ from wellposed.equilibrium.solution import Adjoint
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.equilibrium.transform import under_transform
+
+Loop = Callable[[Map, Tensor, Solver, Stopping, int], Iterates]
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,15 @@ class Method:
     adjoint: Adjoint = field(default_factory=Adjoint)
     place: str = ""  # of the solve in a sequence, for messages
     once: Once | None = None
+    loop: Loop = iterate  # or a faster one that does the same
 
     def solve(self, f: Map, x0: Tensor) -> Iterates:
         """Solves the forward equation, logs it and applies the failure policy."""
         masked = under_transform()
-        found = iterate(f, x0, self.solver, self.stop, self.max_steps, masked=masked)
-        if not masked:
+        if masked:
+            found = iterate(f, x0, self.solver, self.stop, self.max_steps, masked=True)
+        else:
+            found = self.run(f, x0)
             for log in self.logs:
                 log.forward.append((found.status, found.steps))
             self._report(found, "equilibrium")
@@ -42,7 +48,7 @@ class Method:
 
     def run(self, f: Map, x0: Tensor) -> Iterates:
         """Solves an equation and says nothing about it."""
-        return iterate(f, x0, self.solver, self.stop, self.max_steps)
+        return self.loop(f, x0, self.solver, self.stop, self.max_steps)
 
     def solve_adjoint(self, f: Map, x0: Tensor) -> Tensor:
         """Solves the equation of the backward pass and leaves a report."""

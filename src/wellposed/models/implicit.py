@@ -17,6 +17,7 @@ from wellposed.equilibrium.conditions import certify, get_condition
 from wellposed.equilibrium.failure import Once, OnFailure
 from wellposed.equilibrium.fixed_point import make_method, require_finite
 from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
+from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.newton import Newton
 from wellposed.equilibrium.one_sided import Triangular
@@ -30,10 +31,15 @@ from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
 from wellposed.forms.form import MODEL_BUILDERS, ImplicitForm
 from wellposed.forms.operators import Dense, LowRank, Zero
+from wellposed.kernels.dispatch import check_executor, choose_loop
+from wellposed.kernels.executor import solve_adjoint
+from wellposed.kernels.operators import describe
+from wellposed.kernels.operators import equilibrium as equilibrium_operator
+from wellposed.kernels.support import tensor_problem
 from wellposed.models.matrix import StateMatrix, System
 
-EXECUTORS = ("auto", "reference")
-DIRECT = 20
+DIRECT = 20  # states up to which a slow backward system is factorised,
+COMPILED_EASY = 64  # after so many steps of a kernel
 
 
 class ImplicitModel(nn.Module):
@@ -54,7 +60,8 @@ class ImplicitModel(nn.Module):
         bias: whether there is a b.
         triangular: A strictly upper triangular, that is, no feedback.
         solver, stop, max_steps, gradient, on_failure: as in `fixed_point`.
-        executor: ``"auto"`` or ``"reference"``, which forces the plain loop.
+        executor: ``"auto"``, ``"numba"`` (compiled kernels or an error) or ``"reference"``, which forces the plain
+            loop; `wellposed.kernels.explain` tells what ``"auto"`` does.
 
     Example:
         >>> model = ImplicitModel(3, 2, 8)
@@ -80,15 +87,14 @@ class ImplicitModel(nn.Module):
         max_steps: int | None = None,
         gradient: Gradient | str | None = None,
         on_failure: OnFailure = "warn",
-        executor: Literal["auto", "reference"] = "auto",
+        executor: Literal["auto", "numba", "reference"] = "auto",
     ) -> None:
         super().__init__()
         sizes = {"in_features": in_features, "out_features": out_features, "state_features": state_features}
         for name, size in sizes.items():
             if not isinstance(size, int) or size < 1:
                 raise InputError(f"{name} must be a positive integer; received {size!r}")
-        if executor not in EXECUTORS:
-            raise InputError(f"executor must be one of {', '.join(EXECUTORS)}; received {executor!r}")
+        check_executor(executor)
         self.in_features, self.out_features, self.state_features = in_features, out_features, state_features
         self.activation = get_activation(activation)
         self.solver, self.stop, self.max_steps = solver, stop, max_steps
@@ -131,7 +137,9 @@ class ImplicitModel(nn.Module):
         """Computes the outputs."""
         self._check(u)
         flat = u.reshape(-1, self.in_features)
-        x = self._solve(flat, None, trace=False)[0]
+        compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        text = _describe(self) if compiling else None
+        x = self._solve(flat, None, trace=False)[0] if text is None else self._operator(flat, text)
         y = F.linear(x, self.C)
         if self.D is not None:
             y = y + F.linear(flat, self.D)
@@ -158,7 +166,8 @@ class ImplicitModel(nn.Module):
         if solver is None and stop is None and self.max_steps is None and self.state.nilpotent:
             # A small residual would prove little: without a cap, later states may amplify it at will.
             solver, stop = Picard(), Settled(self.state_features)
-        return replace(make_method(solver, stop, self.max_steps, self.on_failure), place=place, once=once)
+        method = make_method(solver, stop, self.max_steps, self.on_failure)
+        return method if once is None else replace(method, place=place, once=once)
 
     def _solve(
         self, u: Tensor, x0: Tensor | None, *, trace: bool
@@ -191,21 +200,50 @@ class ImplicitModel(nn.Module):
         if isinstance(method.stop, ErrorBound):
             bound, context = self._bound(), self._context(u.detach())
         if isinstance(self.gradient, Implicit) and self.activation.componentwise:
-            problem = replace(self._problem(system, method, self.gradient, bound), trace=trace)
+            method = replace(method, loop=choose_loop(self.executor, trace=trace))
+            problem = self._problem(system, method, self.gradient, bound, trace)
             return affine_equilibrium(problem, v, start, context, *system.factors)
         return self._solve_generally(system, method, v, start, bound, context)
 
-    def _problem(self, system: System, method: Method, gradient: Implicit, bound: Bound | None) -> AffineProblem:
+    def _problem(
+        self, system: System, method: Method, gradient: Implicit, bound: Bound | None, trace: bool
+    ) -> AffineProblem:
         backward = gradient.adjoint_method(method)
         direct = DIRECT if gradient.solver is None else 0
         if system.splitting is not None and gradient.solver is None:
             backward, direct = replace(backward, solver=Newton()), Newton().dense
-        return AffineProblem(self.activation, method, backward, system.damping, direct, bound, system.splitting)
+        compiled = method.loop is not iterate
+        easy, shortcut = (COMPILED_EASY, solve_adjoint) if compiled else (AffineProblem.easy, None)
+        parts = system.damping, direct, bound, system.splitting, trace, easy, shortcut
+        return AffineProblem(self.activation, method, backward, *parts)
+
+    def description(self) -> str | None:
+        """Returns how the model solves, for the operator ``wellposed::equilibrium``; None without a kernel."""
+        with torch.no_grad():
+            system = self.state.system()
+        if not isinstance(self.gradient, Implicit) or system.scale is not None or len(system.factors) != 1:
+            return None
+        if self.executor == "reference" or tensor_problem(self.B):
+            return None
+        method = replace(self.method(), loop=choose_loop(self.executor, trace=False))
+        return describe(self._problem(system, method, self.gradient, None, False), self.executor)
+
+    def _operator(self, u: Tensor, description: str) -> Tensor:
+        """Computes the states by one operator, which a compiled graph takes in as it is."""
+        with torch.autocast(u.device.type, enabled=False):
+            v = F.linear(u.to(self.B.dtype), self.B, self.bias)
+            states: Tensor = equilibrium_operator(v, torch.zeros_like(v), self.state.dense(), description)[0]
+            return states
 
     def _solve_generally(
         self, system: System, method: Method, v: Tensor, start: Tensor, bound: Bound | None, context: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Solves with a gradient that has no closed form here."""
+        if self.executor == "numba":
+            raise InputError(
+                f'executor="numba" needs gradient=Implicit() and a componentwise activation; received '
+                f'{type(self.gradient).__name__} and {self.activation.name}; use executor="auto"'
+            )
         f: Map
         if system.splitting is None:
             f = AffineMap(system.factors, v, self.activation, system.damping, bound, context)
@@ -276,6 +314,7 @@ class ImplicitModel(nn.Module):
             C.shape[0],
             A.shape[0],
             activation=activation,
+            kappa=0.95 / max(1.0, activation.constants.get("inf", 1.0)),  # of a matrix that is replaced below
             feedthrough=D is not None,
             bias=bias is not None,
             **options,
@@ -311,6 +350,12 @@ class ImplicitModel(nn.Module):
 
 
 MODEL_BUILDERS.append(ImplicitModel.from_form)
+
+
+@torch.compiler.assume_constant_result
+def _describe(model: ImplicitModel) -> str | None:
+    """Writes down how a model solves, for a graph that is being compiled."""
+    return model.description()
 
 
 def _choose_condition(condition: str | Condition, kappa: float | None, triangular: bool) -> Condition:

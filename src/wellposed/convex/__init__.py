@@ -1,0 +1,54 @@
+"""Fits implicit models to recorded states, row by row, each row with a duality gap (003 chapter 3)."""
+
+from collections.abc import Callable
+
+from wellposed.convex.automatic import Automatic
+from wellposed.convex.bisection import Bisection
+from wellposed.convex.conic import Conic, Modelled
+from wellposed.convex.design import Design
+from wellposed.convex.homotopy import Homotopy
+from wellposed.convex.problem import RowProblem, capped_norm, duality_gap, feasible, objective, row_problem
+from wellposed.convex.projected import Projected
+from wellposed.convex.rows import RowFit, RowGroup, row_groups
+from wellposed.convex.schur import Schur
+from wellposed.convex.screening import certified_zeros
+from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
+from wellposed.convex.states import States, record_states
+
+_SOLVERS: dict[str, Callable[[], RowSolver]] = {
+    "automatic": Automatic,
+    "homotopy": lambda: Schur(Homotopy()),
+    "projected": Projected,
+    "bisection": lambda: Schur(Bisection()),
+    "bisection-literal": lambda: Schur(Bisection(eps=0.01, literal=True)),
+    "conic": Conic,
+    "cvxpy": Modelled,
+}
+for _name, _factory in _SOLVERS.items():
+    ROW_SOLVERS.register(_name, _factory)
+
+__all__ = [
+    "ROW_SOLVERS",
+    "Automatic",
+    "Bisection",
+    "Conic",
+    "Design",
+    "Homotopy",
+    "Modelled",
+    "Projected",
+    "RowFit",
+    "RowGroup",
+    "RowProblem",
+    "RowSolution",
+    "RowSolver",
+    "Schur",
+    "States",
+    "capped_norm",
+    "certified_zeros",
+    "duality_gap",
+    "feasible",
+    "objective",
+    "record_states",
+    "row_groups",
+    "row_problem",
+]

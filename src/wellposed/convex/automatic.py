@@ -1,0 +1,67 @@
+"""The choice of a row solver, and what to do when one falls short."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wellposed.convex.conic import Conic
+from wellposed.convex.homotopy import Homotopy
+from wellposed.convex.problem import RowProblem
+from wellposed.convex.projected import Projected
+from wellposed.convex.schur import Schur
+from wellposed.convex.solver import RowSolution, RowSolver, merged, unfinished
+from wellposed.errors import MissingExtraError
+
+LARGEST_PATH = 20_000  # columns; wider rows go to the projected gradient
+
+
+@dataclass(frozen=True)
+class Automatic(RowSolver):
+    """Chooses a solver by the problem, and tries others on rows whose gap stays too large.
+
+    The exact path where it applies (after eliminating b if that is not capped), the projected gradient for a
+    lasso beside a cap on a alone, on a GPU and for very wide rows. Rows that miss `tol` are solved again: with
+    gradients from the data, then by the projected gradient, then by Clarabel if it is installed; the best point
+    wins.
+
+    Args:
+        tol: relative gap.
+
+    Example:
+        >>> import torch
+        >>> from wellposed.convex import Design, row_problem
+        >>> z = torch.tensor([[3.0], [2.0], [0.5]])
+        >>> problem = row_problem(Design.of(torch.eye(3)), z, kappa=2.0, capped=3)
+        >>> Automatic().solve(problem).weights
+        tensor([[1.5000, 0.5000, 0.0000]], dtype=torch.float64)
+    """
+
+    tol: float = 1e-9
+
+    def solve(self, problem: RowProblem) -> RowSolution:
+        first, *others = self.sequence(problem)
+        found = first.solve(problem)
+        for solver in others:
+            rest = unfinished(problem, found, self.tol)
+            if len(rest) == 0:
+                break
+            try:
+                found = merged(found, solver.solve(problem.chosen(rest)), rest)
+            except MissingExtraError:
+                break
+        return found
+
+    def sequence(self, problem: RowProblem) -> Sequence[RowSolver]:
+        """Lists the solvers in the order in which they are tried."""
+        gradient = Projected(tol=self.tol / 2)
+        if problem.lasso and problem.free and problem.capped:
+            return gradient, Conic()
+        if problem.lasso:
+            return (gradient, Conic()) if self._large(problem) else (Homotopy(), gradient, Conic())
+        if self._large(problem):
+            return Schur(gradient), Conic()
+        refined = [Schur(refine=2)] if problem.free and problem.design is not None else []
+        return Schur(Homotopy()), *refined, Schur(gradient), Conic()
+
+    @staticmethod
+    def _large(problem: RowProblem) -> bool:
+        return problem.cross.device.type != "cpu" or problem.columns > LARGEST_PATH

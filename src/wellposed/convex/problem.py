@@ -1,0 +1,291 @@
+"""The row problem of state matching, its dual and its duality gap.
+
+For one row (a, b) of (A, B) and the pre-activations z of its state over all samples, with M = (X, U) and
+w = (a, b), 003 eq. (3.4) asks for
+
+    minimise  1/2 |Mw - z|^2 + 1/2 sum_j r_j w_j^2 + lasso |w|_1   subject to  |capped part of w|_1 <= kappa,
+
+where entries outside a support are zero. The capped part is a (the well-posedness condition of (3.4)), or the
+whole row ("a := (a, b)" in P(kappa)). All rows share M, hence one Gram matrix G = M'M + diag(r).
+
+Duality. Let nu = Mw - z (with the ridge as further samples) and g = M'nu = Gw - c, c = M'z. The dual of the form
+with everything capped is max_nu -1/2 |nu|^2 - z'nu - kappa (|M'nu|_inf - lasso)_+ (002 eq. 5 for lasso = 0), and
+at the residual of any feasible w the gap is
+
+    gap = g'w + lasso |w|_1 + kappa (|g|_inf - lasso)_+ >= F(w) - F(w*).
+
+Columns that are not capped ask of a dual point that M_b'nu = 0, or |M_b'nu|_inf <= lasso.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from wellposed.convex.design import Design
+from wellposed.convex.factor import Factor
+from wellposed.equilibrium.projection import project_rows
+from wellposed.errors import InputError
+
+T = TypeVar("T")
+Bound = Literal["state", "row"]
+SMALLEST_RIDGE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class RowProblem:
+    """Many rows that share their columns.
+
+    Args:
+        gram: ``G = M'M + diag(ridge)``, ``(d, d)``.
+        cross: c = M'z of every row, ``(r, d)``.
+        power: |z|^2 of every row, ``(r,)``.
+        kappa: the cap; infinite for none.
+        capped: how many columns, from the first, the cap counts.
+        lasso: weight of |w|_1.
+        ridge: r_j, already part of `gram`, ``(d,)``.
+        support: which entries may differ from zero, ``(r, d)``; None is all.
+        reference: what relative gaps refer to, ``(r,)``; |z|^2 / 2 if None.
+        design, targets: M and the z of every row ``(m, r)``, where more digits are wanted than G keeps.
+
+    Example:
+        >>> X, U, z = torch.eye(2), torch.zeros(2, 1), torch.tensor([[3.0], [1.0]])
+        >>> problem = row_problem(Design.of(X, U), z, kappa=1.0, capped=2)
+        >>> float(duality_gap(problem, torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)))
+        0.0
+    """
+
+    gram: Tensor
+    cross: Tensor
+    power: Tensor
+    kappa: float
+    capped: int
+    lasso: float = 0.0
+    ridge: Tensor | None = None
+    support: Tensor | None = None
+    reference: Tensor | None = None
+    design: Design | None = None
+    targets: Tensor | None = None
+    shared: dict[Any, Any] = field(
+        default_factory=dict, repr=False
+    )  # what only G decides, for all parts of a problem
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self.cross.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """How many columns M has."""
+        return self.cross.shape[1]
+
+    @property
+    def free(self) -> int:
+        """How many columns the cap does not count."""
+        return self.columns - self.capped
+
+    @property
+    def scale(self) -> Tensor:  # (r,)
+        """What relative gaps refer to."""
+        return self.power / 2 if self.reference is None else self.reference
+
+    @property
+    def factor(self) -> Factor:
+        """The factorised Gram matrix of the columns that are not capped."""
+        return self.once("free", lambda: Factor.of(self.gram[self.capped :, self.capped :]))
+
+    def once(self, name: Any, compute: Callable[[], T]) -> T:
+        """Computes what depends on the Gram matrix alone, once for all rows and chosen parts."""
+        if name not in self.shared:
+            self.shared[name] = compute()
+        found: T = self.shared[name]
+        return found
+
+    def chosen(self, rows: Tensor | slice) -> "RowProblem":
+        """Keeps some of the rows."""
+        return replace(
+            self,
+            cross=self.cross[rows],
+            power=self.power[rows],
+            support=None if self.support is None else self.support[rows],
+            reference=None if self.reference is None else self.reference[rows],
+            targets=None if self.targets is None else self.targets[:, rows],
+        )
+
+
+def row_problem(
+    design: Design,
+    targets: Tensor,  # (m, r)
+    *,
+    kappa: float,
+    capped: int,
+    ridge: float = 0.0,
+    lasso: float = 0.0,
+    support: Tensor | None = None,
+) -> RowProblem:
+    """Builds the problem of some rows from data.
+
+    Columns that are not capped get a ridge of at least 1e-12 of their own square norm where there is no lasso, so
+    that dependent ones (dead pixels, fewer samples than columns) have one answer; the gap includes it.
+    """
+    _check(design, targets, kappa, capped, ridge, lasso, support)
+    gram, cross, power = design.moments(targets)
+    if math.isinf(kappa):
+        capped = 0
+    added = torch.full_like(gram.diagonal(), ridge)
+    if lasso == 0:
+        added[capped:] = added[capped:].maximum(SMALLEST_RIDGE * gram.diagonal()[capped:])
+    gram = gram + torch.diag(added)
+    if support is not None:
+        support = support.to(gram.device).expand_as(cross)
+    return RowProblem(gram, cross, power, kappa, capped, lasso, added, support, None, design, targets)
+
+
+def _check(
+    design: Design, targets: Tensor, kappa: float, capped: int, ridge: float, lasso: float, support: Tensor | None
+) -> None:
+    samples, columns = design.shape
+    if targets.dim() != 2 or targets.shape[0] != samples:
+        raise InputError(f"targets need {samples} samples, one a row; received {tuple(targets.shape)}")
+    if samples == 0:
+        raise InputError("there are no samples; record some states first")
+    if not kappa > 0:
+        raise InputError(f"kappa must be positive; received {kappa!r}")
+    if not 0 <= capped <= columns:
+        raise InputError(f"capped must be from 0 to {columns}, the number of columns; received {capped!r}")
+    for name, value in (("ridge", ridge), ("lasso", lasso)):
+        if not (value >= 0 and math.isfinite(value)):
+            raise InputError(f"{name} must be a finite number that is not negative; received {value!r}")
+    if support is not None and (support.dtype != torch.bool or support.shape[-1] != columns):
+        raise InputError(
+            f"support must be bool with {columns} columns; received {support.dtype} {tuple(support.shape)}"
+        )
+    for name, part in (("the states or inputs", design.parts), ("the targets", (targets,))):
+        if not all(bool(piece.isfinite().all()) for piece in part):
+            raise InputError(f"{name} contain NaN or infinity; fix the recording first")
+
+
+def gradient(problem: RowProblem, weights: Tensor, *, exact: bool = False) -> Tensor:  # (r, d)
+    """Computes g = Gw - c of every row, by way of the residuals if `exact`."""
+    if exact and problem.design is not None and problem.targets is not None:
+        smooth = problem.design.gradient(weights, problem.targets)
+        return smooth if problem.ridge is None else smooth + problem.ridge * weights
+    return weights @ problem.gram - problem.cross
+
+
+def objective(problem: RowProblem, weights: Tensor) -> Tensor:  # (r,)
+    """Computes F(w) = 1/2 (w'Gw - 2c'w + |z|^2) + lasso |w|_1 of every row."""
+    slope = gradient(problem, weights) - problem.cross
+    return ((weights * slope).sum(1) + problem.power) / 2 + problem.lasso * weights.abs().sum(1)
+
+
+def capped_norm(problem: RowProblem, weights: Tensor) -> Tensor:  # (r,)
+    """Computes what the cap counts: |a|_1, or |(a, b)|_1."""
+    return weights[:, : problem.capped].abs().sum(1)
+
+
+def feasible(problem: RowProblem, weights: Tensor) -> Tensor:  # (r, d)
+    """Moves rows to the nearest point that satisfies support and cap; rows that do stay bit for bit."""
+    if problem.support is not None:
+        weights = weights * problem.support
+    if problem.capped == 0:
+        return weights
+    head = project_rows(weights[:, : problem.capped].contiguous(), problem.kappa)
+    return torch.cat([head, weights[:, problem.capped :]], dim=1)
+
+
+def duality_gap(problem: RowProblem, weights: Tensor, *, exact: bool = False) -> Tensor:  # (r,)
+    """Bounds F(w) - F(w*) of every row; infinite where w violates the cap by more than rounding."""
+    slope = gradient(problem, weights, exact=exact)
+    if problem.support is not None:
+        slope = slope * problem.support
+    if problem.free == 0:
+        gap = capped_gap(slope, weights, problem.kappa, problem.lasso)
+    elif problem.lasso == 0:
+        gap = _gap_with_free_columns(problem, slope, weights)
+    else:
+        gap = _gap_with_sparse_free_columns(problem, slope, weights)
+    excess = capped_norm(problem, weights) > problem.kappa * (1 + 1e-12)
+    return torch.where(excess, torch.inf, gap.clamp(min=0))
+
+
+def capped_gap(slope: Tensor, weights: Tensor, kappa: float, lasso: float = 0.0) -> Tensor:  # (r,)
+    """Computes g'w + lasso |w|_1 + kappa (|g|_inf - lasso)_+, the gap where everything is capped.
+
+    Example:
+        >>> capped_gap(torch.tensor([[-2.0, 1.0]]), torch.tensor([[1.0, 0.0]]), kappa=1.0)
+        tensor([0.])
+    """
+    if slope.shape[1] == 0:
+        return slope.new_zeros(len(slope))
+    excess = (slope.abs().amax(1) - lasso).clamp(min=0)
+    bound = kappa * excess if math.isfinite(kappa) else torch.where(excess > 0, torch.inf, 0.0)
+    return (slope * weights).sum(1) + lasso * weights.abs().sum(1) + bound
+
+
+def _gap_with_free_columns(problem: RowProblem, slope: Tensor, weights: Tensor) -> Tensor:
+    """Moves b to its best value for this a, which costs e/2 = g_b'K^-1 g_b / 2, and takes the gap there.
+
+    With d = K^-1 g_b the point (a, b - d) has M_b'nu = 0, so its residual is dual feasible.
+    """
+    cut = problem.capped
+    head, tail = slope[:, :cut], slope[:, cut:]
+    if problem.support is None:
+        moved = problem.factor.solve(tail)
+    else:
+        moved = torch.zeros_like(tail)
+        for rows, columns in common_support(problem.support[:, cut:]):
+            factor = Factor.of(problem.gram[cut + columns][:, cut + columns])
+            moved[rows[:, None], columns] = factor.solve(tail[rows][:, columns])
+    excess = (tail * moved).sum(1).clamp(min=0) / 2
+    reduced = head - moved @ problem.gram[cut:, :cut]
+    if problem.support is not None:
+        reduced = reduced * problem.support[:, :cut]
+    return excess + capped_gap(reduced, weights[:, :cut], problem.kappa)
+
+
+def _gap_with_sparse_free_columns(problem: RowProblem, slope: Tensor, weights: Tensor) -> Tensor:
+    """Shrinks the residual by s = min(1, lasso / |g_b|_inf), which makes it dual feasible.
+
+    The gap at s nu is that at nu plus (s - 1) ((1 + s) / 2 |nu|^2 + z'nu).
+    """
+    cut, lasso = problem.capped, problem.lasso
+    head, tail = slope[:, :cut], slope[:, cut:].abs().amax(1)
+    s = torch.where(tail > lasso, lasso / tail, 1.0)
+    across = (problem.cross * weights).sum(1) - problem.power  # z'nu
+    square = (slope * weights).sum(1) - across  # |nu|^2
+    top = head.abs().amax(1) if cut else torch.zeros_like(s)
+    bound = problem.kappa * (s * top - lasso).clamp(min=0) if cut else 0.0
+    gap = (slope * weights).sum(1) + lasso * weights.abs().sum(1) + bound
+    return gap + (s - 1) * ((1 + s) / 2 * square + across)
+
+
+def rounding(problem: RowProblem, weights: Tensor) -> Tensor:  # (r, d)
+    """Bounds the rounding error of Gw - c by way of |G_jk| <= |M_j| |M_k|."""
+    norms = problem.gram.diagonal().clamp(min=0).sqrt()
+    terms = problem.columns if problem.design is None else problem.columns + problem.design.shape[0]
+    unit = 4 * terms * torch.finfo(weights.dtype).eps
+    size = weights.abs() @ norms + (2 * problem.scale).maximum(problem.power).sqrt()
+    return unit * size[:, None] * norms
+
+
+def rounding_of_gap(problem: RowProblem, weights: Tensor) -> Tensor:  # (r,)
+    """Bounds the rounding error of the gap: below it a smaller gap cannot be told from a larger one."""
+    error = rounding(problem, weights)
+    slack = (error * weights.abs()).sum(1)
+    return slack + problem.kappa * error[:, : problem.capped].amax(1) if problem.capped else slack
+
+
+def common_support(support: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Groups rows of a bool matrix that are equal: their numbers, and the columns that are set.
+
+    Example:
+        >>> common_support(torch.tensor([[True, False], [True, True], [True, False]]))
+        [(tensor([0, 2]), tensor([0])), (tensor([1]), tensor([0, 1]))]
+    """
+    kinds, member = torch.unique(support, dim=0, return_inverse=True)
+    return [(torch.nonzero(member == k)[:, 0], torch.nonzero(kind)[:, 0]) for k, kind in enumerate(kinds)]

@@ -1,0 +1,172 @@
+"""Accelerated projected gradient for all rows at once, on a CPU or a GPU."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from wellposed.convex.polish import polished
+from wellposed.convex.problem import RowProblem, duality_gap, feasible, gradient, rounding_of_gap
+from wellposed.convex.screening import certified_zeros
+from wellposed.convex.solver import RowSolution, RowSolver, finished
+from wellposed.equilibrium.projection import project_rows
+
+POWER_STEPS, MARGIN = 40, 1.02
+
+
+@dataclass(frozen=True)
+class Projected(RowSolver):
+    """Takes accelerated gradient steps, each followed by the exact projection on the l1 ball.
+
+    The momentum of a row starts anew when it points uphill (adaptive restart). After `period` steps, and then ever
+    more rarely, gaps are computed, finished rows leave, columns that no remaining row can need (Gap-Safe
+    screening) are dropped from the Gram matrix, and the equations of the entries that are not zero are solved in
+    closed form, which ends most rows. For very many rows or very wide ones; a lasso beside a cap on a alone is
+    solved here only.
+
+    Args:
+        tol: relative gap.
+        max_steps: of a row; what is not done then is returned with the gap it has.
+        period: steps before the first look.
+        screen: whether columns are dropped.
+        polish: whether the entries that are not zero are solved for.
+
+    Example:
+        >>> from wellposed.convex import Design, row_problem
+        >>> z = torch.tensor([[3.0], [2.0], [0.5]])
+        >>> problem = row_problem(Design.of(torch.eye(3)), z, kappa=2.0, capped=3)
+        >>> Projected().solve(problem).weights.round(decimals=9)
+        tensor([[1.5000, 0.5000, 0.0000]], dtype=torch.float64)
+    """
+
+    tol: float = 1e-10
+    max_steps: int = 20_000
+    period: int = 20
+    screen: bool = True
+    polish: bool = True
+
+    def solve(self, problem: RowProblem) -> RowSolution:
+        best = torch.zeros_like(problem.cross)
+        state = _Rows(problem, self)
+        while state.left and state.steps < self.max_steps:
+            # Ever rarer looks: they cost as much as several steps.
+            state.advance(min(max(self.period, state.steps // 2), self.max_steps - state.steps))
+            state.check()
+            state.write(best)
+        return finished(problem, best, state.taken)
+
+
+class _Rows:
+    """The rows that are not finished, on the columns that are not dropped."""
+
+    def __init__(self, problem: RowProblem, solver: Projected) -> None:
+        self.problem, self.solver, self.steps = problem, solver, 0
+        self.rows = torch.arange(problem.rows, device=problem.cross.device)
+        self.columns = torch.arange(problem.columns, device=problem.cross.device)
+        self.taken = torch.zeros_like(self.rows)
+        self.best = torch.zeros_like(problem.cross)
+        self.gap = duality_gap(problem, self.best)
+        self.x, self.y = self.best.clone(), self.best.clone()
+        self.momentum = torch.ones_like(problem.power)
+        self.bound = _largest_eigenvalue(problem.gram)
+
+    @property
+    def left(self) -> int:
+        return len(self.rows)
+
+    def advance(self, count: int) -> None:
+        """Takes some steps."""
+        problem, step = self.problem, 1 / self.bound if self.bound > 0 else 0.0
+        for _ in range(count):
+            new = nearest(problem, self.y - step * gradient(problem, self.y), step)
+            uphill = ((self.y - new) * (new - self.x)).sum(1) > 0
+            momentum = torch.where(uphill, 1.0, (1 + (1 + 4 * self.momentum.square()).sqrt()) / 2)
+            factor = torch.where(uphill, 0.0, (self.momentum - 1) / momentum)
+            self.y = new + factor[:, None] * (new - self.x)
+            self.x, self.momentum = new, momentum
+        self.steps += count
+        self.taken[self.rows] = self.steps
+
+    def check(self) -> None:
+        """Looks at the gaps, keeps the best points and drops what is not needed."""
+        self._keep(feasible(self.problem, self.x))
+        if self.solver.polish:
+            self._keep(feasible(self.problem, polished(self.problem, self.best)))
+
+    def _keep(self, candidate: Tensor) -> None:
+        gap = duality_gap(self.problem, candidate)
+        better = gap < self.gap
+        self.gap = torch.where(better, gap, self.gap)
+        self.best = torch.where(better[:, None], candidate, self.best)
+
+    def write(self, target: Tensor) -> None:
+        """Copies the points to where they belong and goes on with the rest."""
+        target[self.rows[:, None], self.columns] = self.best
+        allowed = (self.solver.tol * self.problem.scale).maximum(rounding_of_gap(self.problem, self.best))
+        going = self.gap > allowed
+        if not bool(going.all()):
+            self._select(going, torch.ones_like(self.columns, dtype=torch.bool))
+        if self.solver.screen and self.left and self.problem.free == 0:
+            zeros = certified_zeros(self.problem, self.best)
+            barred = zeros if self.problem.support is None else zeros | ~self.problem.support
+            if bool(barred.any()):
+                self._drop(target, barred)
+
+    def _drop(self, target: Tensor, barred: Tensor) -> None:
+        """Bars entries that are certainly zero, and drops columns that no row needs."""
+        self.problem = replace(self.problem, support=~barred)
+        keep = ~barred.all(0)
+        target[self.rows[:, None], self.columns] = target[self.rows[:, None], self.columns] * ~barred
+        for name in ("x", "y", "best"):
+            setattr(self, name, getattr(self, name) * ~barred)
+        self.gap = duality_gap(self.problem, self.best)
+        if bool((~keep).any()):
+            self._select(torch.ones_like(self.rows, dtype=torch.bool), keep)
+            self.bound = _largest_eigenvalue(self.problem.gram)
+            self.momentum = torch.ones_like(self.momentum)
+
+    def _select(self, rows: Tensor, columns: Tensor) -> None:
+        problem = self.problem.chosen(rows)
+        support = None if problem.support is None else problem.support[:, columns]
+        self.problem = replace(
+            problem,
+            gram=problem.gram[columns][:, columns],
+            cross=problem.cross[:, columns],
+            capped=int(columns[: problem.capped].sum()),
+            ridge=None,
+            design=None,
+            targets=None,
+            support=support,
+            shared={},
+        )
+        for name in ("x", "y", "best"):
+            setattr(self, name, getattr(self, name)[rows][:, columns])
+        self.gap, self.momentum = self.gap[rows], self.momentum[rows]
+        self.rows, self.columns = self.rows[rows], self.columns[columns]
+
+
+def nearest(problem: RowProblem, point: Tensor, step: float) -> Tensor:
+    """Solves min 1/2 |w - point|^2 + step lasso |w|_1 under cap and support.
+
+    Thresholding by step lasso and then projecting on the ball is the same as thresholding once by more.
+    """
+    if problem.lasso:
+        point = point.sign() * (point.abs() - step * problem.lasso).clamp(min=0)
+    if problem.support is not None:
+        point = point * problem.support
+    if problem.capped == 0:
+        return point
+    head = project_rows(point[:, : problem.capped].contiguous(), problem.kappa)
+    return head if problem.free == 0 else torch.cat([head, point[:, problem.capped :]], dim=1)
+
+
+def _largest_eigenvalue(gram: Tensor) -> float:
+    """Estimates |G|_2 from above: power steps and a margin, at most the largest row sum."""
+    if gram.shape[0] == 0:
+        return 0.0
+    v = gram.abs().sum(1, keepdim=True)
+    limit = float(v.max())
+    for _ in range(POWER_STEPS):
+        v = gram @ v
+        v = v / v.norm().clamp(min=torch.finfo(v.dtype).tiny)
+    return min(limit, MARGIN * float((gram @ v).norm()))

@@ -1,0 +1,246 @@
+"""All rows of a fit: grouped by what they may use, solved in parallel, kept on disk as they finish."""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wellposed.convex.design import WIDE, Design
+from wellposed.convex.problem import Bound, RowProblem, row_problem
+from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
+from wellposed.errors import InputError, require
+from wellposed.models.atomic import written_whole
+
+Progress = Callable[[int, int], object]
+_SHARED = ("gram", "cross", "power", "ridge", "support", "reference")
+
+
+@dataclass(frozen=True, eq=False)
+class RowGroup:
+    """Rows that share their columns.
+
+    Args:
+        rows: their numbers, ``(r,)``.
+        columns: the columns of (X, U) that they use, in ascending order.
+        support: which of these each row may use, ``(r, len(columns))``; None is all.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    support: Tensor | None = None
+
+
+def row_groups(support: Tensor, capped: int) -> list[RowGroup]:
+    """Groups rows by their support: by all of it where many rows agree, else by that in the columns not capped.
+
+    Example:
+        >>> mask = torch.tensor([[True, False, True]] * 4 + [[False, True, True]] * 4)
+        >>> [(group.rows.tolist(), group.columns.tolist()) for group in row_groups(mask, capped=2)]
+        [([4, 5, 6, 7], [1, 2]), ([0, 1, 2, 3], [0, 2])]
+    """
+    kinds = torch.unique(support, dim=0)
+    key = support if 4 * len(kinds) <= len(support) else support[:, capped:]
+    _, member = torch.unique(key, dim=0, return_inverse=True)
+    groups = []
+    for k in range(int(member.max()) + 1):
+        rows = torch.nonzero(member == k)[:, 0]
+        columns = torch.nonzero(support[rows].any(0))[:, 0]
+        mask = support[rows][:, columns]
+        groups.append(RowGroup(rows, columns, None if bool(mask.all()) else mask))
+    return groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFit:
+    """How rows are fitted: the problem, the solver and where the work is done.
+
+    Memory, in bytes, for a group of r rows with d columns, whose data are read c = 4096 samples at a time, with
+    `jobs` workers on `chunk` rows each:
+
+        8 (d^2 + r d) + 8 c d + jobs 8 (2 d^2 + 4 chunk d)
+
+    (Gram matrix and correlations; a piece of the data; factors and work space). With processes in place of threads
+    the Gram matrix is shared through a mapped file. The weights take 8 r d more.
+
+    Args:
+        kappa: the cap; infinite for none.
+        bound: "state" caps the row of A (P2, 003 eq. 3.4), "row" all of (a, b) (P1, P(kappa) of 003 section 3.3).
+        ridge, lasso: weights of |w|_2^2 / 2 and |w|_1.
+        solver: by name or object.
+        jobs, backend: workers, and joblib's name for their kind.
+        chunk: rows that are solved, and kept on disk, together.
+        folder: where finished rows are kept; a later call with the same data and settings goes on from there.
+        progress: called with the number of rows done and their total.
+
+    Example:
+        >>> X, U = torch.eye(3), torch.zeros(3, 1)
+        >>> fit = RowFit(kappa=2.0)
+        >>> fit.solve(X, U, torch.tensor([[3.0], [2.0], [0.5]])).weights
+        tensor([[1.5000, 0.5000, 0.0000, 0.0000]], dtype=torch.float64)
+    """
+
+    kappa: float = 0.99
+    bound: Bound = "state"
+    ridge: float = 0.0
+    lasso: float = 0.0
+    solver: RowSolver | str = "automatic"
+    jobs: int = 1
+    backend: str = "threading"
+    chunk: int = 64
+    folder: str | os.PathLike[str] | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.bound not in ("state", "row"):
+            raise InputError(f"bound must be 'state' (the row of A) or 'row' (all of it); received {self.bound!r}")
+        if self.jobs == 0 or self.chunk < 1:
+            raise InputError(f"jobs must not be zero and chunk be positive; received {self.jobs}, {self.chunk}")
+
+    def solve(
+        self,
+        X: Tensor,  # (m, n)
+        U: Tensor,  # (m, p)
+        Z: Tensor,  # (m, r)
+        groups: Sequence[RowGroup] | None = None,
+    ) -> RowSolution:
+        """Solves for all columns of Z; rows that no group names stay zero."""
+        width, count = X.shape[1] + U.shape[1], Z.shape[1]
+        weights = torch.zeros(count, width, dtype=WIDE, device=X.device)
+        gap, scale = torch.zeros(count).to(weights), torch.zeros(count).to(weights)
+        steps = torch.zeros_like(gap, dtype=torch.int64)
+        for group, found in self.groups(X, U, Z, groups):
+            weights[group.rows[:, None], group.columns] = found.weights
+            gap[group.rows], scale[group.rows], steps[group.rows] = found.gap, found.scale, found.steps.to(steps)
+        return RowSolution(weights, gap, scale, steps)
+
+    def groups(
+        self, X: Tensor, U: Tensor, Z: Tensor, groups: Sequence[RowGroup] | None = None
+    ) -> Iterator[tuple[RowGroup, RowSolution]]:
+        """Yields the solution of one group after the other, on its own columns."""
+        design = Design.of(X, U)
+        if groups is None:
+            everything = torch.arange(Z.shape[1]), torch.arange(design.shape[1])
+            groups = [RowGroup(*(part.to(X.device) for part in everything))]
+        done, total = 0, sum(len(group.rows) for group in groups)
+        for group in groups:
+            problem = self.problem(design, Z, group, X.shape[1])
+            yield group, self._solve_group(problem, done, total)
+            done += len(group.rows)
+
+    def problem(self, design: Design, Z: Tensor, group: RowGroup, states: int) -> RowProblem:
+        """Builds the problem of one group."""
+        part = design.restricted(group.columns)
+        capped = int((group.columns < states).sum()) if self.bound == "state" else part.shape[1]
+        return row_problem(
+            part,
+            Z[:, group.rows],
+            kappa=self.kappa,
+            capped=capped,
+            ridge=self.ridge,
+            lasso=self.lasso,
+            support=group.support,
+        )
+
+    def _solve_group(self, problem: RowProblem, done: int, total: int) -> RowSolution:
+        solver = ROW_SOLVERS.get(self.solver)
+        starts = range(0, problem.rows, self.chunk)
+        parts = [problem.chosen(slice(start, start + self.chunk)) for start in starts]
+        found: dict[int, RowSolution] = {}
+        for k, solution in self._run(solver, parts):
+            found[k] = solution
+            done += len(solution.gap)
+            if self.progress is not None:
+                self.progress(done, total)
+        return joined([found[k] for k in range(len(parts))], problem)
+
+    def _run(self, solver: RowSolver, parts: Sequence[RowProblem]) -> Iterator[tuple[int, RowSolution]]:
+        keepers = [_Keeper.of(self.folder, solver, part) for part in parts]
+        waiting = []
+        for k, keeper in enumerate(keepers):
+            if (known := keeper.load(parts[k])) is not None:
+                yield k, known
+            else:
+                waiting.append(k)
+        for k, solution in self._fresh(solver, parts, waiting):
+            keepers[k].save(solution)
+            yield k, solution
+
+    def _fresh(
+        self, solver: RowSolver, parts: Sequence[RowProblem], waiting: Sequence[int]
+    ) -> Iterator[tuple[int, RowSolution]]:
+        if self.jobs == 1 or len(waiting) < 2:
+            yield from ((k, solver.solve(parts[k])) for k in waiting)
+            return
+        joblib = require("joblib", extra="convex")
+        parallel = joblib.Parallel(n_jobs=self.jobs, backend=self.backend, return_as="generator_unordered")
+        apart = self.backend not in ("threading", "sequential")
+        work = [(k, _packed(parts[k]) if apart else parts[k]) for k in waiting]
+        yield from parallel(joblib.delayed(_work)(solver, k, part) for k, part in work)
+
+
+def _packed(problem: RowProblem) -> dict[str, Any]:
+    """Turns a problem into arrays, which joblib shares between processes without copies; the data stay behind."""
+    arrays = {name: getattr(problem, name) for name in _SHARED}
+    plain = {name: getattr(problem, name) for name in ("kappa", "capped", "lasso")}
+    return plain | {name: None if part is None else part.cpu().numpy() for name, part in arrays.items()}
+
+
+def _work(solver: RowSolver, k: int, part: RowProblem | dict[str, Any]) -> tuple[int, RowSolution]:
+    if isinstance(part, dict):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a mapped array is read-only; nothing writes to it
+            arrays: dict[str, Any] = {
+                n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in part.items()
+            }
+        part = RowProblem(**arrays)
+    return k, solver.solve(part)
+
+
+def joined(parts: Sequence[RowSolution], problem: RowProblem) -> RowSolution:
+    """Puts solutions of consecutive rows together."""
+    if not parts:
+        empty = problem.power.new_zeros(0)
+        return RowSolution(problem.cross, empty, empty, empty.long())
+    columns = zip(*((p.weights, p.gap, p.scale, p.steps) for p in parts), strict=True)
+    return RowSolution(*(torch.cat([piece.to(problem.cross.device) for piece in column]) for column in columns))
+
+
+@dataclass(frozen=True)
+class _Keeper:
+    """Keeps finished rows in a file whose name tells data and settings."""
+
+    path: Path | None
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str] | None, solver: RowSolver, problem: RowProblem) -> "_Keeper":
+        if folder is None:
+            return cls(None)
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr((solver, problem.kappa, problem.capped, problem.lasso)).encode())
+        for name in _SHARED:
+            if (part := getattr(problem, name)) is not None:
+                digest.update(np.ascontiguousarray(part.cpu().numpy()).data)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return cls(Path(folder) / f"rows-{digest.hexdigest()}.npz")
+
+    def load(self, problem: RowProblem) -> RowSolution | None:
+        if self.path is None or not self.path.exists():
+            return None
+        with np.load(self.path) as file:
+            weights, gap, steps = (torch.from_numpy(file[name]) for name in ("weights", "gap", "steps"))
+        home = problem.cross.device
+        return RowSolution(weights.to(home), gap.to(home), problem.scale, steps.to(home))
+
+    def save(self, solution: RowSolution) -> None:
+        if self.path is None:
+            return
+        parts = {name: getattr(solution, name).cpu().numpy() for name in ("weights", "gap", "steps")}
+        with written_whole(self.path) as place, open(place, "wb") as file:
+            np.savez(file, **parts)

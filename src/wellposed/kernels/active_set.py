@@ -1,0 +1,372 @@
+"""Semismooth Newton for ``x = phi(Ax + v)``; samples, steps and the backward pass share factorisations."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from wellposed.activations import Activation
+from wellposed.equilibrium.affine import AffineMap, TransposedMap
+from wellposed.equilibrium.anderson import Anderson
+from wellposed.equilibrium.linear import solve_rows
+from wellposed.equilibrium.loop import PERIOD, Iterates
+from wellposed.equilibrium.map import max_norm
+from wellposed.equilibrium.solution import Status, failed
+from wellposed.equilibrium.stopping import Relative, Step, Stopping
+from wellposed.errors import InputError
+from wellposed.kernels.executor import CompiledLoop
+from wellposed.kernels.systems import KEPT, Reference, Systems, choose_references
+
+TRIALS = 64  # Newton steps within which the residual must have fallen; for A >= 0 the iterates rise until it does
+WARM = 16  # steps after which active patterns are nearly right
+DENSE = 1 << 24  # numbers of dense systems at once
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An equation solved for every sample."""
+
+    value: Tensor  # (B, n)
+    status: Tensor  # (B,)
+    steps: Tensor  # (B,) evaluations of the map
+    residual: Tensor  # (B,) of `value`
+
+
+@dataclass(frozen=True)
+class ActiveSetAnswer(Answer):
+    """The equilibrium, with what the backward pass can reuse of its solve."""
+
+    A: Tensor
+    slope: Tensor  # (B, n) phi'(Ax + v)
+    solved: "tuple[_Solved, ...]" = field(repr=False)
+
+    def adjoint(self, gradient: Tensor, stop: Stopping | None = None, max_steps: int = 200) -> Answer:
+        """Solves ``y = d (A' y + g)``, directly where a factorisation is at hand.
+
+        Args:
+            gradient: ``(B, n)`` g.
+            stop: None means `Relative()`.
+            max_steps: the most evaluations.
+        """
+        return _Adjoint(self, gradient, stop or Relative(), max_steps).solve()
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """Systems of one Newton step and the samples they belong to."""
+
+    systems: Systems
+    samples: Tensor  # (K,)
+
+
+def solve_active_set(
+    A: Tensor,
+    v: Tensor,
+    activation: Activation,
+    x0: Tensor | None = None,
+    stop: Stopping | None = None,
+    max_steps: int = 200,
+    warm: int = WARM,
+) -> ActiveSetAnswer:
+    """Solves ``x = phi(Ax + v)`` by semismooth Newton, the active-set method for ReLU.
+
+    A few accelerated steps come first: they finish easy samples and settle most of the active patterns. A Newton
+    step is kept if the residual falls, else a plain step takes its place. A sample is `CONVERGED` only where the
+    stopping rule accepts it at the map itself.
+
+    Args:
+        A: ``(n, n)`` in float32 or float64 on the CPU.
+        v: ``(B, n)``.
+        activation: componentwise; piecewise linear ones end after finitely many steps.
+        x0: start; None means zero.
+        stop: a rule without memory; None means `Relative()`.
+        max_steps: the most evaluations of the map for one sample.
+        warm: evaluations before the first Newton step.
+
+    Example:
+        >>> from wellposed.activations import get_activation
+        >>> A = torch.tensor([[0.0, 0.9], [-0.9, 0.0]], dtype=torch.float64)
+        >>> found = solve_active_set(A, torch.ones(1, 2, dtype=torch.float64), get_activation("relu"))
+        >>> found.value, found.adjoint(torch.ones(1, 2, dtype=torch.float64)).value
+        (tensor([[1.0497, 0.0552]], dtype=torch.float64), tensor([[0.0552, 1.0497]], dtype=torch.float64))
+    """
+    _check(A, v, activation, stop)
+    f, start = AffineMap((A,), v, activation), torch.zeros_like(v) if x0 is None else x0
+    with torch.no_grad():
+        solve = _Newton(f, stop or Relative(), max_steps)
+        return solve.run(start, min(warm, max_steps))
+
+
+def _check(A: Tensor, v: Tensor, activation: Activation, stop: Stopping | None) -> None:
+    if A.dim() != 2 or v.dim() != 2 or v.shape[1] != A.shape[0] or A.shape[0] != A.shape[1]:
+        raise InputError(
+            f"the active-set solve takes A (n, n) and v (B, n); received {tuple(A.shape)}, {tuple(v.shape)}"
+        )
+    if A.dtype not in (torch.float32, torch.float64) or A.dtype != v.dtype:
+        raise InputError(
+            f"A and v must both be float32 or float64; received {A.dtype} and {v.dtype}; convert them, or use "
+            "the reference loop"
+        )
+    if not activation.componentwise:
+        raise InputError(f"{activation.name!r} acts on blocks, not on single states; use the reference loop")
+    if stop is not None and not (stop.stateless and stop.certifies):
+        raise InputError(f"{stop} keeps a state or counts steps; use Relative or Absolute, or the reference loop")
+
+
+def _few_steps(f: AffineMap | TransposedMap, x0: Tensor, stop: Stopping, steps: int) -> Iterates:
+    return CompiledLoop(trace=True)(f, x0, Anderson(), stop, steps)
+
+
+@dataclass
+class _Rows:
+    """The samples at work; all fields are narrowed together."""
+
+    samples: Tensor
+    x: Tensor  # (K, n)
+    safe: Tensor  # (K, n) where to go if the trials fail
+    best: Tensor  # (K,) residual to beat; infinite where the last step was plain
+    trials: Tensor  # (K,) since the residual fell
+    failures: Tensor  # (K,) times that trials were taken back
+    wait: Tensor  # (K,) plain steps before the next trial
+    least: Tensor  # (K,) least residual so far
+    idle: Tensor  # (K,) evaluations since it fell
+
+    @staticmethod
+    def begin(samples: Tensor, x: Tensor) -> "_Rows":
+        none = torch.zeros_like(samples)
+        infinite = x.new_full(samples.shape, torch.inf)
+        return _Rows(samples, x, x, infinite, none, none, none, infinite, none)
+
+    def narrow(self, keep: Tensor) -> "_Rows":
+        return _Rows(*(value[keep] for value in vars(self).values()))
+
+
+class _Newton:
+    """One solve: warm start, then trial steps until every sample has a status."""
+
+    def __init__(self, f: AffineMap, stop: Stopping, max_steps: int) -> None:
+        self.f, self.stop, self.max_steps = f, stop, max_steps
+        self.A = f.factors[0]
+        low, high = f.activation.slope
+        self.linear = f.activation.homogeneous  # componentwise and homogeneous: linear on either side of zero
+        self.constant = low == high
+        self.references: list[Reference] = []
+        self.nearest = torch.zeros(0, dtype=torch.int64)  # (B,) number of every sample's reference
+        self.solved: list[_Solved] = []
+
+    def run(self, x0: Tensor, warm: int) -> ActiveSetAnswer:
+        """Solves for all samples."""
+        self._begin(_few_steps(self.f, x0, self.stop, warm) if warm else None, x0)
+        rows = _Rows.begin(
+            (self.status == Status.RUNNING).nonzero()[:, 0], self.value[self.status == Status.RUNNING]
+        )
+        index = max(warm, 1)  # evaluations, the one about to be made included
+        while len(rows.samples):
+            rows = self._step(rows, index)
+            index += 1
+        z = torch.addmm(self.f.v, self.value, self.A.mT)
+        slope = self.f.activation.slope_at(z)
+        return ActiveSetAnswer(
+            self.value, self.status, self.steps, self.residual, self.A, slope, tuple(self.solved)
+        )
+
+    def _begin(self, found: Iterates | None, x0: Tensor) -> None:
+        """Starts with the samples that the first steps have solved; the others are still running."""
+        if found is None:
+            self.value, size = x0.clone(), len(x0)
+            self.status = torch.zeros(size, dtype=torch.int8)
+            self.steps, self.residual = torch.zeros(size, dtype=torch.int64), x0.new_full((size,), torch.nan)
+            self.first = x0.new_full((size,), torch.inf)
+            return
+        self.value, self.status, self.steps = found.value, found.status.clone(), found.steps.clone()
+        self.residual = found.last_residual.clone()
+        self.first = found.residuals[:, 0] if found.residuals.numel() else self.residual
+        unfinished = (self.status == Status.MAX_STEPS) | (self.status == Status.DIVERGED)
+        if int(self.steps.max() if len(self.steps) else 0) < self.max_steps:
+            self.status[unfinished] = Status.RUNNING
+
+    def _step(self, rows: _Rows, index: int) -> _Rows:
+        """Evaluates the map, settles what is finished and moves the others."""
+        f = replace(self.f, v=self.f.v[rows.samples])
+        z = torch.addmm(f.v, rows.x, self.A.mT)
+        fx = f.activation.function(z)
+        residual = max_norm(fx - rows.x)
+        ended = self._settle(rows, Step(rows.x, fx, f, residual, index), index)
+        fallen = (residual < rows.best) | rows.best.isinf()
+        rows.trials = torch.where(fallen, 0, rows.trials + 1)
+        rejected = ~fallen & ((rows.trials >= TRIALS) | ~residual.isfinite())
+        rows.failures = rows.failures + rejected
+        rows.wait = torch.where(rejected, 2 ** rows.failures.clamp_max(4) - 1, rows.wait - 1).clamp_min(0)
+        rows.safe = torch.where(fallen[:, None], fx, rows.safe)
+        rows.best = torch.where(fallen, residual, rows.best)
+        going = (ended == 0).nonzero()[:, 0]
+        return self._move(rows.narrow(going), z[going], fx[going], rejected[going])
+
+    def _settle(self, rows: _Rows, step: Step, index: int) -> Tensor:
+        """Writes the samples that are finished; returns the statuses, zero for the others."""
+        status = torch.zeros_like(rows.samples, dtype=torch.int8)
+        lower = step.residual < rows.least
+        rows.idle, rows.least = torch.where(lower, 0, rows.idle + 1), torch.minimum(rows.least, step.residual)
+        floor = 4 * step.f.rounding(step.x, step.fx)
+        status[(rows.idle >= PERIOD) & (step.residual <= floor)] = Status.STAGNATED
+        if index >= self.max_steps:
+            grown = step.residual > 1e3 * self.first[rows.samples]
+            status = torch.where(grown, Status.DIVERGED, Status.MAX_STEPS).to(torch.int8)
+        # A trial that is not finite is taken back; a plain step that is not, ends the solve.
+        status[~step.residual.isfinite() & rows.best.isinf()] = Status.NONFINITE
+        status[self.stop.check(step, ())[0] & step.residual.isfinite()] = Status.CONVERGED
+        if index == 1:
+            self.first[rows.samples] = step.residual
+        self._write(rows, step.residual, status, index)
+        return status
+
+    def _write(self, rows: _Rows, residual: Tensor, status: Tensor, index: int) -> None:
+        ended = (status != 0).nonzero()[:, 0]
+        samples = rows.samples[ended]
+        self.value[samples], self.status[samples] = rows.x[ended], status[ended]
+        self.steps[samples], self.residual[samples] = index, residual[ended]
+
+    def _move(self, rows: _Rows, z: Tensor, fx: Tensor, rejected: Tensor) -> _Rows:
+        """Takes trials back where they failed, waits where one must, and tries Newton's step elsewhere."""
+        trying = (~rejected & (rows.wait == 0)).nonzero()[:, 0]
+        x = torch.where(rejected[:, None], rows.safe, fx)
+        best = torch.full_like(rows.best, torch.inf)
+        if len(trying):
+            y = self._direction(
+                rows.samples[trying], self.f.activation.slope_at(z[trying]), fx[trying] - rows.x[trying]
+            )
+            finite = y.isfinite().all(1)
+            trying, y = trying[finite], y[finite]
+            x[trying] = rows.x[trying] + y
+            best[trying] = rows.best[trying]
+        rows.x, rows.best = x, best
+        return rows
+
+    def _direction(self, samples: Tensor, slope: Tensor, r: Tensor) -> Tensor:
+        """Solves ``(I - D A) y = r``; with pivoting where the short way has lost accuracy."""
+        if not self.references:
+            self._choose(samples, slope)
+        y = torch.empty_like(r)
+        least = 0.0 if self.linear else torch.finfo(r.dtype).eps
+        for number, reference in enumerate(self.references):
+            rows = (self.nearest[samples] == number).nonzero()[:, 0]
+            if len(rows):
+                systems = Systems(reference, slope[rows] - reference.slope, least)
+                y[rows] = systems.solve(r[rows], keep=self._room() > 0)
+                self.solved.append(_Solved(systems, samples[rows]))
+        defect = max_norm(r - y + slope * (y @ self.A.mT))
+        bad = (~(defect <= 0.1 * max_norm(r))).nonzero()[:, 0]
+        if len(bad):
+            y[bad] = _pivoted(self.A, slope[bad], r[bad])
+        return y
+
+    def _room(self) -> int:
+        return KEPT - sum(part.systems.numbers for part in self.solved)
+
+    def _choose(self, samples: Tensor, slope: Tensor) -> None:
+        self.nearest = torch.zeros(len(self.f.v), dtype=torch.int64)
+        if self.constant:
+            self.references = [Reference.at(self.A, slope[0])]
+        elif self.linear:
+            self.references, self.nearest[samples] = choose_references(self.A, slope)
+        else:
+            self.references = [Reference.at(self.A, None)]
+
+
+def _pivoted(A: Tensor, slope: Tensor, right: Tensor, transpose: bool = False) -> Tensor:
+    """Solves ``(I - D A) y = right`` or its transpose from dense systems, some samples at a time."""
+    identity = torch.eye(len(A), dtype=A.dtype)
+    parts = []
+    for begin in range(0, len(slope), max(1, DENSE // A.numel())):
+        rows = slice(begin, begin + max(1, DENSE // A.numel()))
+        system = identity - slope[rows, :, None] * A
+        parts.append(solve_rows(system.mT if transpose else system, right[rows]))
+    return torch.cat(parts)
+
+
+class _Adjoint:
+    """The backward solve: factorisations where there are some, else a few steps and then factorisations."""
+
+    def __init__(self, found: ActiveSetAnswer, gradient: Tensor, stop: Stopping, max_steps: int) -> None:
+        self.found, self.stop, self.max_steps = found, stop, max_steps
+        self.f = TransposedMap((found.A.mT,), found.slope, found.slope * gradient, 1.0)
+        self.owner = _owners(found)
+
+    def solve(self) -> Answer:
+        """Solves for all samples; a solution is refined until the stopping rule accepts it at the map."""
+        with torch.no_grad():
+            y, steps = self._first()
+            for _ in range(3):
+                residual, accepted = self._judge(y, steps)
+                rest = (~accepted & y.isfinite().all(1) & (steps < self.max_steps)).nonzero()[:, 0]
+                if not len(rest):
+                    break
+                f = self._at(rest)
+                correction = self._direct(rest, f(y[rest]) - y[rest])
+                y = y.index_add(0, rest, correction)
+                steps[rest] += 1
+            residual, accepted = self._judge(y, steps)
+            return Answer(y, self._status(y, residual, accepted), steps, residual)
+
+    def _first(self) -> tuple[Tensor, Tensor]:
+        """Takes a few steps for samples without a factorisation and solves the others."""
+        y, steps = torch.zeros_like(self.f.slope), torch.ones(len(self.owner), dtype=torch.int64)
+        loose = self.owner < 0
+        if bool(loose.any()):
+            short = _few_steps(self._at(loose), y[loose], self.stop, min(WARM, self.max_steps))
+            y[loose], steps[loose] = short.value, short.steps
+            loose = loose.masked_scatter(loose, ~failed(short.status))
+        rest = (~loose).nonzero()[:, 0]
+        if len(rest):
+            f = self._at(rest)
+            y[rest] += self._direct(rest, f(y[rest]) - y[rest])
+        return y, steps
+
+    def _at(self, rows: Tensor) -> TransposedMap:
+        return replace(self.f, slope=self.f.slope[rows], offset=self.f.offset[rows])
+
+    def _judge(self, y: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        fy = self.f(y)
+        residual = max_norm(fy - y)
+        accepted = self.stop.check(Step(y, fy, self.f, residual, 0), ())[0]
+        return residual, accepted & residual.isfinite()
+
+    def _status(self, y: Tensor, residual: Tensor, accepted: Tensor) -> Tensor:
+        floor = 4 * self.f.rounding(y, y)
+        status = torch.where(residual <= floor, Status.STAGNATED, Status.MAX_STEPS)
+        status = torch.where(residual.isfinite(), status, Status.NONFINITE)
+        return torch.where(accepted, Status.CONVERGED, status).to(torch.int8)
+
+    def _direct(self, samples: Tensor, right: Tensor) -> Tensor:
+        """Solves ``(I - D A') y = right``."""
+        w, found = torch.empty_like(right), self.found
+        place = torch.full((len(self.owner),), -1).index_copy_(0, samples, torch.arange(len(samples)))
+        for number, part in enumerate(found.solved):
+            mine = (self.owner[part.samples] == number) & (place[part.samples] >= 0)
+            if bool(mine.any()):
+                # (I - D A') y = b has y = b + D J'^-1 A' b
+                whole = right.new_zeros(len(part.samples), right.shape[1])
+                whole[mine] = (right @ found.A)[place[part.samples[mine]]]
+                w[place[part.samples[mine]]] = part.systems.solve_transposed(whole)[mine]
+        fresh = (self.owner[samples] < 0).nonzero()[:, 0]
+        slope = found.slope[samples]
+        if len(fresh):
+            systems = Systems(Reference.at(found.A, None), slope[fresh])
+            w[fresh] = systems.solve_transposed((right @ found.A)[fresh])
+        y = right + slope * w
+        defect = max_norm(right - y + slope * (y @ found.A))
+        bad = (~(defect <= 0.1 * max_norm(right))).nonzero()[:, 0]
+        if len(bad):
+            turned = _pivoted(found.A, slope[bad], (right @ found.A)[bad], transpose=True)
+            y[bad] = right[bad] + slope[bad] * turned
+        return y
+
+
+def _owners(found: ActiveSetAnswer) -> Tensor:  # (B,)
+    """Returns for every sample the latest systems that were made at its final slopes, -1 without any."""
+    owner = torch.full((len(found.slope),), -1)
+    for number, part in enumerate(found.solved):
+        delta = found.slope[part.samples] - part.systems.reference.slope
+        same = (delta == part.systems.delta).all(1)
+        owner[part.samples[same]] = number
+    return owner

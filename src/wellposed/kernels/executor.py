@@ -1,0 +1,185 @@
+"""Runs the compiled loop on tensors: memory, threads and results."""
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.affine import AffineMap, AffineProblem, Factors, TransposedMap
+from wellposed.equilibrium.loop import PERIOD, Iterates, iterate
+from wellposed.equilibrium.map import Map
+from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.stopping import Stopping
+from wellposed.errors import InputError, require
+from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
+from wellposed.kernels.support import map_problem, solver_problem, stop_problem
+
+MEMORY = 5  # of the buffer where a solver needs none
+SPLIT = 1 << 22  # multiplications of a step below which threads are not worth their start
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """Imports what needs numba, on first use."""
+    require("numba", extra="fast")
+    return require("wellposed.kernels.cpu", extra="fast")
+
+
+@functools.cache
+def _threads(process: int, count: int) -> ThreadPoolExecutor:
+    """Returns the helpers of the calling thread; a forked process has its own."""
+    return ThreadPoolExecutor(count, thread_name_prefix="wellposed")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything lies in the buffer of a group; see `kernels.lanes`."""
+
+    slots: tuple[int, ...]
+    at: tuple[int, ...]
+    size: int
+    width: int
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(n: int, memory: int, max_steps: int, item: int) -> Layout:
+    lanes = kernels()
+    width = lanes.VECTORS * lanes.VECTOR_BYTES // item
+    slots = tuple(point * n * width for point in range(memory + 2))
+    v = (memory + 2) * n * width
+    single = v + 2 * n * width
+    solution = single + (lanes.PROBLEM + memory * (memory + 3) // 2 + 1) * width
+    minima = solution + (memory + 1) * width
+    size = minima + (max_steps // PERIOD + 1) * width
+    return Layout(slots, (v, v + n * width, single, solution, minima), size, width)
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(recipe: Recipe, dtype: torch.dtype) -> tuple[tuple[int, ...], Any]:
+    """Returns the recipe as the kernel takes it."""
+    counts = recipe.kind, recipe.memory, recipe.rule, recipe.limit, recipe.max_steps
+    numbers = recipe.slope, recipe.worth, recipe.patience, recipe.ridge, recipe.atol, recipe.rtol
+    return counts, torch.tensor([*numbers, torch.finfo(dtype).eps], dtype=dtype).numpy()
+
+
+def run_kernel(
+    A: Tensor, v: Tensor, d: Tensor | None, x0: Tensor | None, recipe: Recipe, *, trace: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v`` where `d` is given, from `x0` or from zero.
+
+    Returns:
+        states, statuses, steps, and residuals ``(B, K)``, without columns unless a trace is wanted.
+    """
+    batch, n = v.shape
+    value = torch.empty(batch, n, dtype=v.dtype)
+    status, steps = torch.empty(batch, dtype=torch.int8), torch.empty(batch, dtype=torch.int64)
+    residuals = torch.empty(recipe.max_steps if trace else 0, batch, dtype=v.dtype)
+    cpu, layout = kernels(), _layout(n, recipe.memory or MEMORY, recipe.max_steps, v.element_size())
+    packed = _packed(A, cpu)
+    none = packed[:0].reshape(0, n)
+    inputs = [none if t is None else t.detach().contiguous().numpy() for t in (v, d, x0)]
+    outputs = [t.numpy() for t in (value, status, steps, residuals)]
+    counts, numbers = _numbers(recipe, v.dtype)
+
+    def part(begin: int, end: int) -> None:
+        work = torch.empty(layout.size, dtype=v.dtype).numpy()  # torch aligns it to vectors
+        lanes = np.empty(3 * layout.width, np.int64)
+        cpu.solve(packed, *inputs, *outputs, work, lanes, layout.slots, layout.at, counts, numbers, begin, end)
+
+    _share(part, batch, layout.width, batch * n * n)
+    return value, status, steps, _finished(residuals, steps) if trace else residuals.mT
+
+
+def _packed(A: Tensor, cpu: ModuleType) -> Any:
+    """Copies A in tiles; a transposed matrix is read as it lies."""
+    n = A.shape[0]
+    flipped = n > 1 and A.stride() == (1, n)
+    matrix = (A.mT if flipped else A.contiguous()).detach().numpy()
+    packed = np.empty((n + cpu.ROWS - 1) // cpu.ROWS * cpu.ROWS * n, matrix.dtype)
+    cpu.pack(matrix, flipped, packed)
+    return packed
+
+
+def _share(part: Callable[[int, int], None], batch: int, width: int, work: int) -> None:
+    """Gives every thread some samples, in whole groups where there is enough to do."""
+    count = min(torch.get_num_threads(), batch // width) if work > SPLIT else 1
+    if count <= 1:
+        part(0, batch)
+        return
+    ends = [batch * place // count for place in range(count + 1)]
+    pool = _threads(os.getpid(), count - 1)
+    others = [pool.submit(part, *ends[place : place + 2]) for place in range(1, count)]
+    part(*ends[:2])
+    for other in others:
+        other.result()
+
+
+def _finished(residuals: Tensor, steps: Tensor) -> Tensor:  # (B, K)
+    """Returns the trace, NaN after a sample has finished."""
+    kept = residuals[: int(steps.max()) if steps.numel() else 0].mT
+    after = torch.arange(kept.shape[1]) >= steps[:, None]
+    return kept.masked_fill(after, torch.nan)
+
+
+@dataclass(frozen=True)
+class CompiledLoop:
+    """Takes the place of `iterate` for affine maps; whatever has no kernel is iterated as ever.
+
+    Args:
+        trace: whether to keep residuals from the start; else they are found by a second solve when asked for.
+        strict: raise where there is no kernel.
+    """
+
+    trace: bool = False
+    strict: bool = False
+
+    def __call__(self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> Iterates:
+        problem = map_problem(f, x) or solver_problem(solver) or stop_problem(stop)
+        if problem and self.strict:
+            raise InputError(f'executor="numba" cannot compute this: {problem}; use executor="auto"')
+        if problem:
+            return iterate(f, x, solver, stop, max_steps)
+        if isinstance(f, AffineMap):
+            kind, v, d = kind_of(f.activation), f.v, None
+        else:
+            assert isinstance(f, TransposedMap)
+            kind, v, d = (LINEAR, 0.0), f.offset, f.slope
+        assert kind is not None
+        recipe = make_recipe(*kind, solver, stop, max_steps, x.dtype)
+        value, status, steps, residuals = run_kernel(f.factors[0], v, d, x, recipe, trace=self.trace)
+        if self.trace:
+            return Iterates(value, status, steps, lambda: residuals)
+        return Iterates(value, status, steps, lambda: run_kernel(f.factors[0], v, d, x, recipe, trace=True)[3])
+
+
+def solve_adjoint(problem: AffineProblem, x: Tensor, v: Tensor, g: Tensor, factors: Factors) -> Tensor | None:
+    """Solves ``y = d (A'y + g)`` with ``d = phi'(Ax + v)`` in one call; None where that has no kernel.
+
+    Also None where a small system is slow and had better be factorised.
+    """
+    method, kind = problem.backward, kind_of(problem.activation)
+    f = TransposedMap(factors, x, x, problem.damping)
+    if kind is None or map_problem(f, v) or solver_problem(method.solver) or stop_problem(method.stop):
+        return None
+    d, offset, scale = torch.empty_like(x), torch.empty_like(x), torch.empty(x.shape[0], 1, dtype=x.dtype)
+    z = torch.addmm(v, x, factors[0].mT)
+    arrays = (t.numpy() for t in (d, offset, scale))
+    kernels().prepare_adjoint(z.numpy(), g.contiguous().numpy(), *kind, *arrays)
+    direct = x.shape[1] <= problem.direct
+    limit = min(problem.easy, method.max_steps) if direct else method.max_steps
+    recipe = make_recipe(LINEAR, 0.0, method.solver, method.stop, limit, x.dtype)
+    A = factors[0].mT
+    value, status, steps, residuals = run_kernel(A, offset, d, None, recipe, trace=problem.trace)
+    if direct and bool((status >= Status.MAX_STEPS).any()):
+        return None
+    again = lambda: run_kernel(A, offset, d, None, recipe, trace=True)[3]  # noqa: E731
+    method.note_adjoint(Iterates(value, status, steps, (lambda: residuals) if problem.trace else again))
+    return value.mul_(scale) if not problem.trace else value * scale

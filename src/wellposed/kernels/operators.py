@@ -1,0 +1,139 @@
+"""The equilibrium as operators of torch, for everything that looks at graphs: torch.compile, autocast, profilers.
+
+In eager mode models call the kernels through their own autograd function instead: a custom operator passes twice
+through the dispatcher and through Python for every call, which costs as much as a small solve.
+"""
+
+import functools
+import json
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.activations import Activation, get_activation, leaky_relu
+from wellposed.equilibrium.affine import AffineProblem, differentiable_adjoint, eager_adjoint
+from wellposed.equilibrium.anderson import Anderson
+from wellposed.equilibrium.failure import OnFailure
+from wellposed.equilibrium.picard import Picard
+from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps
+from wellposed.kernels.dispatch import choose_loop
+from wellposed.kernels.executor import solve_adjoint
+from wellposed.kernels.recipe import kind_of
+from wellposed.kernels.support import solver_problem, stop_problem
+
+PARTS: dict[str, Any] = {part.__name__: part for part in (Anderson, Picard, Absolute, Relative, Settled, Steps)}
+
+
+@dataclass(frozen=True)
+class Description:
+    """How an equation is solved, as a text that an operator can take."""
+
+    activation: str
+    slope: float
+    forward: tuple[Any, ...]  # solver, stopping rule, the most steps
+    backward: tuple[Any, ...]
+    on_failure: OnFailure
+    direct: int
+    easy: int
+    executor: str
+
+
+def describe(problem: AffineProblem, executor: str) -> str | None:
+    """Writes a problem down; None if there is no kernel for it."""
+    kind = kind_of(problem.activation)
+    methods = problem.forward, problem.backward
+    if kind is None or problem.damping != 1 or problem.bound is not None or problem.splitting is not None:
+        return None
+    if any(solver_problem(method.solver) or stop_problem(method.stop) for method in methods):
+        return None
+    name = problem.activation.name.partition("(")[0]
+    forward, backward = ((_written(m.solver), _written(m.stop), m.max_steps) for m in methods)
+    policy = problem.forward.on_failure
+    found = Description(name, kind[1], forward, backward, policy, problem.direct, problem.easy, executor)
+    return json.dumps(asdict(found))
+
+
+def _written(part: Any) -> list[Any]:
+    assert is_dataclass(part) and not isinstance(part, type)
+    return [type(part).__name__, asdict(part)]
+
+
+@functools.lru_cache(maxsize=256)
+def _read(text: str) -> tuple[Description, Activation, list[tuple[Any, Any, int]]]:
+    found = Description(**json.loads(text))
+    methods = [(_part(solver), _part(stop), steps) for solver, stop, steps in (found.forward, found.backward)]
+    leaky = found.activation == "leaky_relu"
+    return found, leaky_relu(found.slope) if leaky else get_activation(found.activation), methods
+
+
+def _part(written: list[Any]) -> Any:
+    name, fields = written
+    return PARTS[name](**fields)
+
+
+def _problem(text: str) -> AffineProblem:
+    """Returns the problem behind a text; like every method, it serves one solve."""
+    found, activation, methods = _read(text)
+    loop = choose_loop(found.executor, trace=False)
+    forward, backward = (
+        Method(solver, stop, steps, found.on_failure, loop=loop) for solver, stop, steps in methods
+    )
+    return AffineProblem(
+        activation, forward, backward, direct=found.direct, trace=False, easy=found.easy, shortcut=solve_adjoint
+    )
+
+
+@torch.library.custom_op("wellposed::equilibrium", mutates_args=())
+def equilibrium(v: Tensor, x0: Tensor, A: Tensor, problem: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Solves ``x = phi(Ax + v)``; returns states, statuses and steps."""
+    found = _problem(problem).solve(v.contiguous(), x0, v, (A,))
+    return found.value.contiguous().clone(), found.status, found.steps
+
+
+@equilibrium.register_fake
+def _(v: Tensor, x0: Tensor, A: Tensor, problem: str) -> tuple[Tensor, Tensor, Tensor]:
+    rows = v.shape[:1]
+    return v.new_empty(v.shape), v.new_empty(rows, dtype=torch.int8), v.new_empty(rows, dtype=torch.int64)
+
+
+@torch.library.custom_op("wellposed::adjoint", mutates_args=())
+def adjoint(x: Tensor, v: Tensor, gradient: Tensor, A: Tensor, problem: str) -> Tensor:
+    """Solves ``y = d (A'y + g)`` with ``d = phi'(Ax + v)``."""
+    return eager_adjoint(_problem(problem), x, v, gradient, (A,)).contiguous()
+
+
+@adjoint.register_fake
+def _(x: Tensor, v: Tensor, gradient: Tensor, A: Tensor, problem: str) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    v, _, A, ctx.problem = inputs
+    ctx.save_for_backward(output[0], v, A)
+
+
+def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    x, v, A = ctx.saved_tensors
+    y = adjoint(x, v, gradient, A, ctx.problem)
+    return y, None, y.mT @ x, None
+
+
+def _keep_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.problem = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _second_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """Differentiates the adjoint by the differentiable path."""
+    with torch.enable_grad():
+        leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        x, v, g, A = leaves
+        y = differentiable_adjoint(_problem(ctx.problem), x, v, g, (A,))
+    return *torch.autograd.grad(y, leaves, gradient, allow_unused=True, materialize_grads=True), None
+
+
+equilibrium.register_autograd(_backward, setup_context=_keep)
+adjoint.register_autograd(_second_backward, setup_context=_keep_all)

@@ -1,0 +1,161 @@
+"""What runs where, and what is said about it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import wellposed.kernels.executor as executor_module
+from wellposed import Absolute, ErrorBound, ImplicitModel, Phantom, Relative
+from wellposed.equilibrium import Anderson, Picard
+from wellposed.errors import InputError, MissingExtraError
+from wellposed.kernels import explain
+from wellposed.kernels.operators import adjoint, equilibrium
+from wellposed.kernels.support import installation_problem
+
+REASONS = [
+    ({"executor": "reference"}, 'reference: executor="reference" was asked for'),
+    ({"solver": "broyden"}, "reference: solver Broyden has no kernel"),
+    ({"solver": Picard(0.5)}, "reference: damped steps have no kernel"),
+    ({"solver": Anderson(damping=0.9)}, "reference: damped steps have no kernel"),
+    ({"stop": ErrorBound(1e-3)}, "reference: stopping rule ErrorBound has no kernel"),
+    ({"stop": Relative(norm="2")}, "reference: stopping rule Relative in the norm '2' has no kernel"),
+    ({"activation": "gelu", "kappa": 0.8}, "reference: activation gelu has no kernel"),
+    (
+        {"activation": "softmax", "condition": "block"},
+        "reference: activation softmax acts on blocks and has no kernel",
+    ),
+    ({"rank": 2}, "reference: low-rank matrices have no kernel"),
+    ({"condition": "monotone"}, "reference: operator splitting (condition 'monotone') has no kernel"),
+    ({"gradient": Phantom(9)}, "reference: gradient Phantom has no kernel"),
+]
+
+
+def model(dtype=torch.float64, seed=1, **options):
+    torch.manual_seed(seed)
+    return ImplicitModel(3, 2, 6, **options).to(dtype)
+
+
+def inputs(batch=5, dtype=torch.float64):
+    return torch.randn(batch, 3, dtype=dtype, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(("options", "reason"), REASONS)
+def test_falls_back_with_a_reason(options, reason, monkeypatch):
+    implicit, u = model(**options), inputs()
+    assert explain(implicit, u) == reason
+    monkeypatch.setattr(executor_module, "run_kernel", lambda *args, **kwargs: pytest.fail("a kernel ran"))
+    implicit(u)
+
+
+def test_half_precision_falls_back():
+    assert explain(model(torch.bfloat16), inputs(dtype=torch.bfloat16)) == "reference: bfloat16 has no kernel"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "numba: relu, float64, 6 states, batch 5, Anderson"),
+        ({"solver": "picard", "activation": "tanh"}, "numba: tanh, float64, 6 states, batch 5, Picard"),
+        ({"triangular": True}, "numba: relu, float64, 6 states, batch 5, Picard"),
+    ],
+)
+def test_explains_the_kernel_and_runs_it(options, text, monkeypatch):
+    implicit, u, ran = model(**options), inputs(), []
+    assert explain(implicit, u) == text
+    run = executor_module.run_kernel
+    monkeypatch.setattr(executor_module, "run_kernel", lambda *args, **kw: ran.append(1) or run(*args, **kw))
+    implicit(u).sum().backward()
+    assert len(ran) == 2
+
+
+def test_without_numba(monkeypatch):
+    installation_problem.cache_clear()
+    executor_module.kernels.cache_clear()
+    monkeypatch.setitem(sys.modules, "numba", None)
+    try:
+        text = explain(model(), inputs())
+        assert text == "reference: numba is not installed; pip install 'wellposed[fast]'"
+        assert model()(inputs()).shape == (5, 2)
+        with pytest.raises(MissingExtraError, match=r"wellposed\[fast\]"):
+            model(executor="numba")
+    finally:
+        installation_problem.cache_clear()
+        executor_module.kernels.cache_clear()
+
+
+def test_the_package_does_not_import_numba():
+    code = "import sys, wellposed.models.implicit, wellposed.kernels; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_forced_kernel_raises_where_there_is_none():
+    u = inputs()
+    assert torch.equal(model(executor="numba")(u), model()(u))
+    with pytest.raises(InputError, match="solver Broyden has no kernel"):
+        model(executor="numba", solver="broyden")(u)
+    with pytest.raises(InputError, match="needs gradient=Implicit"):
+        model(executor="numba", gradient=Phantom(3))(u)
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
+def test_gradients_of_both_orders(activation):
+    implicit, u = model(activation=activation, stop=Absolute(1e-13), max_steps=2000), inputs(3).requires_grad_()
+    assert torch.autograd.gradcheck(implicit, (u,))
+    assert torch.autograd.gradgradcheck(implicit, (u,))
+
+
+@pytest.mark.parametrize("n", [6, 30])  # below and above what is factorised
+def test_gradients_agree_with_the_reference(n):
+    results = []
+    for executor in ("numba", "reference"):
+        torch.manual_seed(0)
+        implicit = ImplicitModel(3, 2, n, bias=True, executor=executor, stop=Relative(1e-12)).double()
+        with torch.no_grad():
+            implicit.state.raw.abs_().mul_(50)
+        solution = implicit.equilibrium(inputs(40))
+        (solution.value * torch.linspace(-1, 1, n)).sum().backward()
+        results.append([solution.value, *[p.grad for p in implicit.parameters() if p.grad is not None]])
+        assert solution.adjoint is not None and solution.adjoint.converged.all()
+    for fast, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-8, atol=1e-9)
+
+
+def test_rows_without_gradient_stay_zero():
+    implicit, u = model(), inputs().requires_grad_()
+    implicit(u)[1].sum().backward()
+    assert u.grad[0].eq(0).all() and u.grad[1].ne(0).any()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_operator_in_a_compiled_graph(backend):
+    torch._dynamo.reset()
+    implicit, u = model(), inputs()
+    compiled = torch.compile(implicit, backend=backend, fullgraph=True)
+    (compiled(u) ** 2).sum().backward()
+    found = [p.grad.clone() for p in implicit.parameters()]
+    implicit.zero_grad()
+    (implicit(u) ** 2).sum().backward()
+    for fast, plain in zip(found, (p.grad for p in implicit.parameters()), strict=True):
+        torch.testing.assert_close(fast, plain)
+
+
+def test_operators_keep_their_contracts():
+    text, A = model(activation="tanh").description(), torch.rand(4, 4, dtype=torch.float64) / 5
+    v = torch.randn(3, 4, dtype=torch.float64).requires_grad_()
+    torch.library.opcheck(equilibrium, (v, torch.zeros_like(v), A.requires_grad_(), text))
+    x = equilibrium(v, torch.zeros_like(v), A, text)[0].detach()
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(adjoint, (x, v, torch.ones_like(x), A, text), test_utils=checks)
+    assert model(solver="broyden").description() is None
+
+
+def test_transforms_use_the_reference():
+    implicit, u = model(), inputs()
+    each = torch.func.vmap(lambda row: implicit(row[None])[0])(u)
+    torch.testing.assert_close(each, implicit(u), rtol=1e-6, atol=1e-8)
+    jacobian = torch.func.jacrev(lambda row: implicit(row[None])[0])(u[0])
+    torch.testing.assert_close(
+        jacobian, torch.autograd.functional.jacobian(lambda row: implicit(row[None])[0], u[0])
+    )
