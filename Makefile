@@ -51,7 +51,7 @@ clean: ## remove what was built, not the environments
 	find src tests docs benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV)/.installed-core: $(MANIFESTS) | $(VENV)/bin/pip
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[fast]'
 	@touch $@
 
 $(VENV)/.installed-%: $(MANIFESTS) | $(VENV)/bin/pip
@@ -59,7 +59,7 @@ $(VENV)/.installed-%: $(MANIFESTS) | $(VENV)/bin/pip
 	@touch $@
 
 $(BENCH_VENV)/.installed: $(MANIFESTS) Makefile | $(BENCH_VENV)/bin/pip
-	$(BENCH_INSTALL) -e . $(RIVALS_NEED) $(JAX_RIVALS)
+	$(BENCH_INSTALL) -e '.[fast]' $(RIVALS_NEED) $(JAX_RIVALS)
 	$(BENCH_INSTALL) --no-deps $(RIVALS)
 	$(BENCH_VENV)/bin/python -W ignore -c 'import jaxopt, optimistix, torchdeq, torchidl'
 	@touch $@

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,12 +84,8 @@ class Convolution(Operator):
         return (columns, rows) if self.transposed else (rows, columns)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.weight.device
+    def home(self) -> Any:
+        return self.weight
 
     def apply(self, x: Tensor) -> Tensor:
         if not self.transposed:

@@ -28,14 +28,21 @@ class Operator(abc.ABC):
         """The numbers of rows and columns."""
 
     @property
-    @abc.abstractmethod
-    def dtype(self) -> torch.dtype:
-        """The type of the entries."""
+    def home(self) -> Any:
+        """The tensor or operator in it whose type and device it has."""
+        raise NotImplementedError
 
     @property
-    @abc.abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The type of the entries."""
+        kind: torch.dtype = self.home.dtype
+        return kind
+
+    @property
     def device(self) -> torch.device:
         """Where the entries are."""
+        place: torch.device = self.home.device
+        return place
 
     @abc.abstractmethod
     def apply(self, x: Tensor) -> Tensor:  # (B, columns) -> (B, rows)
@@ -214,12 +221,8 @@ class Sparse(Operator):
         return self.matrix.shape[0], self.matrix.shape[1]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
+    def home(self) -> Any:
+        return self.matrix
 
     def apply(self, x: Tensor) -> Tensor:
         return torch.sparse.mm(self.matrix, x.mT).mT
@@ -282,12 +285,8 @@ class Product(Operator):
         return self.factors[0].shape[0], self.factors[-1].shape[1]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.factors[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.factors[0].device
+    def home(self) -> Any:
+        return self.factors[0]
 
     def apply(self, x: Tensor) -> Tensor:
         for factor in reversed(self.factors):
@@ -338,12 +337,8 @@ class Sum(Operator):
         return self.terms[0].shape
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.terms[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.terms[0].device
+    def home(self) -> Any:
+        return self.terms[0]
 
     def apply(self, x: Tensor) -> Tensor:
         total = self.terms[0].apply(x)

@@ -1,6 +1,7 @@
 """The plain operators: dense, low-rank, diagonal, identity and zero."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,12 +30,8 @@ class Dense(Operator):
         return self.matrix.shape[0], self.matrix.shape[1]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
+    def home(self) -> Any:
+        return self.matrix
 
     def apply(self, x: Tensor) -> Tensor:
         return x @ self.matrix.mT
@@ -93,12 +90,8 @@ class LowRank(Operator):
         return self.left.shape[0], self.right.shape[0]
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.left.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.left.device
+    def home(self) -> Any:
+        return self.left
 
     def apply(self, x: Tensor) -> Tensor:
         return (x @ self.right) @ self.left.mT
@@ -256,12 +249,8 @@ class Diagonal(Operator):
         return len(self.values), len(self.values)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
+    def home(self) -> Any:
+        return self.values
 
     def apply(self, x: Tensor) -> Tensor:
         return x * self.values

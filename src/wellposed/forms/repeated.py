@@ -1,6 +1,7 @@
 """One operator applied to every piece of a vector, such as a linear layer to every token."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +28,8 @@ class Repeated(Operator):
         return self.count * rows, self.count * columns
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
+    def home(self) -> Any:
+        return self.inner
 
     def apply(self, x: Tensor) -> Tensor:
         pieces = x.reshape(x.shape[0] * self.count, self.inner.shape[1])

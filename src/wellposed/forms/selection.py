@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -159,12 +160,8 @@ class Accumulation(Operator):
         return columns, rows
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.selection.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.selection.device
+    def home(self) -> Any:
+        return self.selection
 
     def apply(self, x: Tensor) -> Tensor:
         rows = (self.selection.index >= 0).nonzero()[:, 0]
