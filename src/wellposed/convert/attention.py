@@ -16,36 +16,8 @@ from wellposed.convert.multiply import matrix_multiplied
 from wellposed.convert.sequence import Layout
 from wellposed.convert.shape import concatenated
 from wellposed.convert.signal import Signal
-from wellposed.convert.softmax import softmax as plain_softmax
+from wellposed.convert.softmax import hidden_score
 from wellposed.errors import InputError
-
-HIDDEN = -1e9  # a score whose weight is exactly zero, and that stays finite in every operation
-
-
-def finite(signal: Signal) -> Signal:
-    """Replaces offsets of minus infinity, as masks add them, by `HIDDEN`."""
-    if signal.offset is None or bool(signal.offset.isfinite().all()):
-        return signal
-    offset = torch.where(signal.offset == -math.inf, _hidden(signal.dtype), signal.offset)
-    return Signal(signal.network, signal.shape, signal.terms, offset)
-
-
-@RULES.named("softmax", "_softmax", "_safe_softmax")
-def _masked_softmax(signal: Signal, dim: int | None = None, *rest: Any, **others: Any) -> Signal:
-    """Converts the softmax of scores some of which a mask may have hidden."""
-    return plain_softmax(finite(signal), dim)
-
-
-@RULES.module(nn.Softmax)
-def _masked_softmax_layer(module: nn.Softmax, signal: Signal) -> Signal:
-    return plain_softmax(finite(signal), module.dim)
-
-
-RULES.function(torch.ops.aten.mT)(lambda signal: signal.select(signal.places().mT))
-
-
-def _hidden(dtype: torch.dtype) -> float:
-    return max(HIDDEN, torch.finfo(dtype).min / 4)
 
 
 def masked(scores: Signal, mask: Any) -> Signal:
@@ -59,7 +31,7 @@ def masked(scores: Signal, mask: Any) -> Signal:
     hidden = ~wide if wide.dtype == torch.bool else wide == -math.inf
     seen = scores.select(scores.places().masked_fill(hidden, -1)) if bool(hidden.any()) else scores
     added = torch.zeros(wide.shape, dtype=scores.dtype, device=wide.device) if wide.dtype == torch.bool else wide
-    return seen.shifted(added.masked_fill(hidden, _hidden(scores.dtype)))
+    return seen.shifted(added.masked_fill(hidden, hidden_score(scores.dtype)))
 
 
 def _unseeing(mask: Any, shape: tuple[int, ...]) -> Tensor | None:

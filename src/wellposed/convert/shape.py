@@ -62,6 +62,7 @@ RULES.named("split_with_sizes")(rearranged(_method("split")))
 RULES.named("broadcast_to")(rearranged(_method("expand")))
 RULES.named("channel_shuffle", "native_channel_shuffle")(rearranged(torch.channel_shuffle))
 RULES.named("adjoint")(rearranged(lambda places: places.mT))
+RULES.function(torch.ops.aten.mT)(rearranged(lambda places: places.mT))
 
 
 @RULES.named("squeeze")

@@ -1,5 +1,6 @@
 """Softmax along any dimension, and the logarithms of sums that go with it."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,21 @@ from wellposed.activations import softplus
 from wellposed.convert.dispatch import RULES, UnsupportedError
 from wellposed.convert.shape import joined
 from wellposed.convert.signal import Signal
+
+HIDDEN = -1e9  # a score whose weight is exactly zero, and that stays finite in every operation
+
+
+def hidden_score(dtype: torch.dtype) -> float:
+    """Returns what stands for a score of minus infinity."""
+    return max(HIDDEN, torch.finfo(dtype).min / 4)
+
+
+def finite(signal: Signal) -> Signal:
+    """Replaces offsets of minus infinity, as masks add them, by `HIDDEN`."""
+    if signal.offset is None or bool(signal.offset.isfinite().all()):
+        return signal
+    offset = torch.where(signal.offset == -math.inf, hidden_score(signal.dtype), signal.offset)
+    return Signal(signal.network, signal.shape, signal.terms, offset)
 
 
 def _dimension(signal: Signal, dim: int | None) -> int:
@@ -35,6 +51,7 @@ def softmax(signal: Signal, dim: int | None = None, *rest: Any, **others: Any) -
         ((1, 3, 4), 'softmax(3)')
     """
     k = _dimension(signal, dim)
+    signal = finite(signal)
     moved = signal.select(signal.places().movedim(k, -1))
     found = moved.activate(softmax_map(signal.shape[k]))
     return found.select(found.places().movedim(-1, k))
@@ -50,7 +67,7 @@ def log_sum_exp(signal: Signal, dim: Any, keepdim: bool = False) -> Signal:
     """Converts ``log(sum(exp(z)))`` by halving: ``log(e^a + e^b) = b + softplus(a - b)``, in log2(k) blocks."""
     if not isinstance(dim, int):
         (dim,) = dim
-    k = _dimension(signal, dim)
+    k, signal = _dimension(signal, dim), finite(signal)
     rows = signal.select(signal.places().movedim(k, -1))
     while rows.shape[-1] > 1:
         rows = _halved(rows.kept() if rows.costly else rows)
@@ -69,6 +86,7 @@ def _halved(rows: Signal) -> Signal:
 @RULES.named("log_softmax", "_log_softmax")
 def log_softmax(signal: Signal, dim: int | None = None, *rest: Any, **others: Any) -> Signal:
     """Converts ``z - log(sum(exp(z)))``."""
+    signal = finite(signal)
     whole = signal.kept() if signal.costly else signal
     k = _dimension(signal, dim)
     total = log_sum_exp(whole, k, keepdim=True)
