@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from wellposed.errors import InputError, unknown_name
 from wellposed.models.ensemble import Ensemble
+from wellposed.models.warm_start import WarmStart
 
 
 def make_optimizer(model: nn.Module, wanted: Optimizer | Callable[[Any], Optimizer] | None) -> Optimizer:
@@ -28,6 +29,23 @@ def make_schedule(optimizer: Optimizer, wanted: Any, epochs: int) -> LRScheduler
     if wanted != "cosine":
         raise unknown_name("schedule", wanted, ["cosine"])
     return CosineAnnealingLR(optimizer, epochs)
+
+
+def make_starts(model: nn.Module, wanted: bool | WarmStart, samples: int) -> WarmStart | None:
+    """Returns where the starts of all training samples are kept, if that is wanted.
+
+    Args:
+        samples: of the data; 0 if they have no fixed places.
+    """
+    if wanted is False:
+        return None
+    if samples == 0:
+        raise InputError("warm_start needs samples that can be told apart: a pair of tensors or a Dataset")
+    starts = WarmStart() if wanted is True else wanted
+    if not isinstance(starts, WarmStart):
+        raise InputError(f"warm_start must be True, False or a WarmStart; received {wanted!r}")
+    starts.prepare(model, samples)
+    return starts
 
 
 def seeds_of(model: nn.Module, seed: int | Sequence[int] | None) -> tuple[int, ...]:

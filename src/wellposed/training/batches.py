@@ -22,6 +22,7 @@ class Batch:
     shared: bool  # by all members of an Ensemble
     size: int  # of the joined batch
     weight: float = 1.0
+    rows: Tensor | None = None  # (B,) or (M, B) places in the data; None where samples have no place
 
     def shard(self, rank: int, world: int) -> "Batch":
         """Takes the rows of one process; one without any computes a row that weighs nothing.
@@ -33,11 +34,12 @@ class Batch:
         if world == 1:
             return self
         dim = 0 if self.shared else 1
-        rows = torch.arange(rank, self.size, world)
-        weight = len(rows) / self.size
-        rows = rows if len(rows) else torch.zeros(1, dtype=torch.int64)
-        u, y = (t.index_select(dim, rows.to(t.device)) for t in (self.u, self.y))
-        return Batch(u, y, self.shared, self.size, weight)
+        mine = torch.arange(rank, self.size, world)
+        weight = len(mine) / self.size
+        mine = mine if len(mine) else torch.zeros(1, dtype=torch.int64)
+        u, y = (t.index_select(dim, mine.to(t.device)) for t in (self.u, self.y))
+        rows = None if self.rows is None else self.rows[..., mine]
+        return Batch(u, y, self.shared, self.size, weight, rows)
 
 
 class Batches:
@@ -108,7 +110,7 @@ class Batches:
         if self.per_member:
             place = torch.arange(self.data[0].shape[0])[:, None] if rows.dim() == 2 else slice(None)
             u, y = (part[place, rows] for part in self.data)
-            return Batch(u, y, False, size)
+            return Batch(u, y, False, size, rows=rows)
         if self.tensors:
             u, y = (part[rows] for part in self.data)
         elif rows.dim() == 1:
@@ -116,7 +118,7 @@ class Batches:
         else:
             parts = [default_collate([self.data[row] for row in member]) for member in rows.tolist()]
             u, y = (torch.stack(part) for part in zip(*parts, strict=True))
-        return Batch(u, y, rows.dim() == 1, size)
+        return Batch(u, y, rows.dim() == 1, size, rows=rows)
 
 
 def _rows(part: Tensor, batches: Batches) -> tuple[int, ...]:

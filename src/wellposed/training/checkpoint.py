@@ -20,6 +20,10 @@ FORMAT = "wellposed-checkpoint-1"
 class Checkpoint:
     """A file in which `fit` keeps everything that it needs to go on, epoch by epoch.
 
+    If the file exists, training goes on from there to the very numbers of a run that was never stopped. For that,
+    an iterable of batches must repeat its own order; and several processes with warm starts all go on with those
+    of the first one, so that their numbers agree within the tolerance of the solves.
+
     A new state replaces the old one only when it is completely on the disk, so that whatever happens one of
     the two is there. Reading verifies a checksum and that the file belongs to the same run. Nothing is pickled.
 

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from wellposed.equilibrium.monitor import watch
-from wellposed.training.arguments import make_optimizer, make_schedule, require_sensible, seeds_of
+from wellposed.models.warm_start import WarmStart
+from wellposed.training.arguments import make_optimizer, make_schedule, make_starts, require_sensible, seeds_of
 from wellposed.training.batches import Batches, Data
 from wellposed.training.best import Best
 from wellposed.training.checkpoint import Checkpoint
@@ -41,11 +42,11 @@ def fit(
     per_member: bool = False,
     progress: bool | str = True,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    warm_start: bool | WarmStart = False,
 ) -> History:
     """Trains a module or an Ensemble in place and returns the numbers of every epoch.
 
-    Under torchrun the processes share every batch, with the result of one process that has it all. Ctrl-C
-    raises `Interrupted`, a KeyboardInterrupt that carries the history; the model keeps what it has learnt.
+    Under torchrun processes share every batch, as if one had it all. Ctrl-C raises `Interrupted` with the history.
 
     Args:
         data, validation: ``(inputs, targets)``, a Dataset of such pairs, or an iterable of batches.
@@ -59,8 +60,8 @@ def fit(
         seed: of the data order, or one for each member; 0, or the seeds of the Ensemble, by default.
         per_member: whether the tensors of data and validation hold one data set for each member, (M, N, ...).
         progress: whether to show a bar, or its label.
-        checkpoint: a file that is rewritten after every epoch. If it exists, training goes on from there to the
-            very numbers of a run that was never stopped (an iterable of batches must repeat its own order).
+        checkpoint: a file, rewritten after every epoch, from which a stopped run goes on; see `Checkpoint`.
+        warm_start: whether every training sample begins its solve at its last equilibrium; see `WarmStart`.
 
     Example:
         >>> u = torch.linspace(-1, 1, 64)[:, None]
@@ -71,11 +72,11 @@ def fit(
     team, inner = Team.join(model, device), bare(model)
     given = {"epochs": epochs, "batch_size": batch_size, "patience": patience, "clip": clip}
     require_sensible(inner, given, validation is not None, project, per_member)
-    model.to(team.device)
-    optimizer = make_optimizer(inner, optimizer)
+    optimizer = make_optimizer(bare(model.to(team.device)), optimizer)
     scaler = torch.amp.GradScaler(team.device.type, enabled=autocast is torch.float16)
-    run = Run(team.wrap(model), loss, optimizer, team, scaler, clip, project, autocast)
     batches = Batches(data, batch_size, seeds_of(inner, seed), per_member)
+    starts = make_starts(inner, warm_start, batches.length)
+    run = Run(team.wrap(model), loss, optimizer, team, scaler, clip, project, autocast, starts)
     checks = None if validation is None else Batches(validation, batch_size, (), per_member)
     best = Best(inner, patience, torch.ones(shape_of(model), dtype=torch.bool))
     whole = Snapshot(run, batches, make_schedule(optimizer, schedule, epochs), best, History())

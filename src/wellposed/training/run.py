@@ -1,5 +1,6 @@
 """One pass over the data, and one step of it."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 
 from wellposed.errors import InputError, NonFiniteLossError
 from wellposed.models.ensemble import Ensemble
+from wellposed.models.warm_start import WarmStart
 from wellposed.training.batches import Batch, Batches
 from wellposed.training.team import Team, bare
 
@@ -28,6 +30,7 @@ class Run:
     clip: float | None
     project: bool
     autocast: torch.dtype | None
+    starts: WarmStart | None = None
 
     def train(self, batches: Batches, epoch: int, active: Tensor) -> Tensor:  # () or (M,)
         """Takes a step for every batch and returns the mean loss."""
@@ -35,7 +38,8 @@ class Run:
         total, count = torch.zeros(active.shape, dtype=torch.float64), 0
         for index, whole in enumerate(batches):
             batch = whole.shard(self.team.rank, self.team.size)
-            losses, known = self._losses(batch)
+            with self._started(batch):
+                losses, known = self._losses(batch)
             if not known[active].isfinite().all():
                 raise NonFiniteLossError(
                     f"the loss is {known.tolist()} in epoch {epoch}, batch {index} (counted from 0); the "
@@ -54,6 +58,12 @@ class Run:
             known = self._losses(whole.shard(self.team.rank, self.team.size))[1]
             total, count = total + known * whole.size, count + whole.size
         return total / _nonzero(count)
+
+    def _started(self, batch: Batch) -> contextlib.AbstractContextManager[None]:
+        """Lets the samples of a batch begin where they ended, if that is wanted."""
+        if self.starts is None or batch.rows is None:
+            return contextlib.nullcontext()
+        return self.starts.of(batch.rows)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Computes the losses of this process and those of the joined batch."""

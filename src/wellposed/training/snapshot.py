@@ -47,6 +47,7 @@ class Snapshot:
             "order": [generator.get_state() for generator in self.batches.generators],
             "best": self.best.state_dict(),
             "history": self.history.state_dict(),
+            "starts": None if self.run.starts is None else self.run.starts.state_dict(),
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         }
@@ -61,6 +62,8 @@ class Snapshot:
                 self.schedule.load_state_dict(state["schedule"])
             for generator, value in zip(self.batches.generators, state["order"], strict=True):
                 generator.set_state(value)
+            if self.run.starts is not None:
+                self.run.starts.load_state_dict(state.get("starts") or {})
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise FileFormatError(
                 f"the checkpoint does not fit this run: {error}. Delete it, or call fit as it was called before"

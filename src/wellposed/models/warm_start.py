@@ -1,0 +1,291 @@
+"""WarmStart: every sample of a training set begins its solve where its last one ended."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.equilibrium.affine import AffineProblem
+from wellposed.equilibrium.fixed_point import make_method
+from wellposed.equilibrium.gradient import Gradient, Implicit, Unrolled
+from wellposed.equilibrium.loop import Iterates
+from wellposed.equilibrium.packing import Packing, State
+from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.solution import Solution, failed
+from wellposed.equilibrium.transform import under_transform
+from wellposed.errors import InputError
+from wellposed.models.deq import DEQ
+from wellposed.models.ensemble import Ensemble
+from wellposed.models.implicit import ImplicitModel
+from wellposed.models.recurrent import ImplicitRNN
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+class WarmStart:
+    """Keeps the last equilibrium of every training sample as the start of its next solve.
+
+    A start changes the number of steps and, within the tolerance of the stopping rule, nothing else: the rule
+    is the same. A sample that failed, or whose state does not fit `dtype`, starts from zero the next time.
+
+    Memory is ``samples * n * itemsize`` bytes for every solve in the model, n being the numbers in a sample's
+    state, and twice that with `adjoint`; it is taken at the first solve, and `nbytes` tells.
+
+    Args:
+        dtype: in which states are kept; that of the states if None. A short one saves memory and costs steps.
+        device: where they are kept; that of the states if None.
+        adjoint: whether to keep and use the solutions of the backward solves as well.
+
+    Example:
+        >>> from wellposed import ImplicitModel
+        >>> u, model, starts = torch.randn(10, 3), ImplicitModel(3, 2, 8), WarmStart()
+        >>> starts.prepare(model, samples=10)
+        >>> for rows in torch.randperm(10).split(5):
+        ...     with starts.of(rows):
+        ...         y = model(u[rows])
+        >>> starts.nbytes
+        320
+    """
+
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        adjoint: bool = False,
+    ) -> None:
+        if dtype is not None and dtype not in DTYPES:
+            raise InputError(f"dtype must be one of {', '.join(map(str, DTYPES))}; received {dtype}")
+        self.dtype, self.device, self.adjoint = dtype, device, adjoint
+        self.samples = 0
+        self.states: dict[str, Tensor] = {}  # (N, n) for every solve of a forward pass, and of a backward pass
+        self._solvers: dict[str, ImplicitModel | DEQ] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that is taken; 0 before the first solve."""
+        return sum(kept.numel() * kept.element_size() for kept in self.states.values())
+
+    def prepare(self, model: nn.Module, samples: int) -> None:
+        """Finds the solves of a model and checks that their starts may be chosen.
+
+        States that are kept from the same model and as many samples stay; others must be left to another object.
+        """
+        if self.samples and self.samples != samples:
+            raise InputError(f"this WarmStart keeps {self.samples} samples; received {samples}; make another one")
+        self._solvers, self.samples = _solvers_of(model), samples
+
+    @contextlib.contextmanager
+    def of(self, rows: Tensor) -> Iterator[None]:  # (B,)
+        """Lets the model begin at what is kept for the samples `rows`, and keeps what it finds."""
+        with contextlib.ExitStack() as stack:
+            visits = [_Visit(self, name, rows) for name in self._solvers]
+            for visit, solver in zip(visits, self._solvers.values(), strict=True):
+                stack.enter_context(_shadowed(solver, _own_methods(solver, visit)))
+            yield
+            if not any(visit.seen for visit in visits):
+                raise InputError("no solve was seen; call the model that was prepared inside this block")
+
+    def read(self, name: str, rows: Tensor, like: Tensor) -> Tensor:  # (R, n)
+        """Returns the starts of a solve; zeros for samples that are not known."""
+        kept = self.states.get(name)
+        if kept is None:
+            return torch.zeros_like(like)
+        _require_shape(name, kept.shape[1], rows, like)
+        return kept[rows.to(kept.device)].reshape(like.shape).to(like)
+
+    def write(self, name: str, rows: Tensor, value: Tensor, status: Tensor) -> None:  # (B,), (R, n), (R,)
+        """Keeps what a solve found, zeros where it found nothing."""
+        width = self.states[name].shape[1] if name in self.states else value.numel() // len(rows)
+        _require_shape(name, width, rows, value)
+        if name not in self.states:
+            dtype, device = self.dtype or value.dtype, self.device or value.device
+            self.states[name] = torch.zeros(self.samples, width, dtype=dtype, device=device)
+        kept = self.states[name]
+        short = value.detach().to(kept.dtype)
+        # A row with NaN or infinity has no finite sum; a wide sum, as many numbers of a short dtype may exceed it.
+        good = ~failed(status) & short.sum(1, dtype=torch.promote_types(short.dtype, torch.float32)).isfinite()
+        if not bool(good.all()):
+            short = short.masked_fill(~good[:, None], 0)
+        kept[rows.to(kept.device)] = short.reshape(len(rows), width).to(kept.device)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns what is kept."""
+        return dict(self.states)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Takes over what was kept by another process, in the dtype and on the device of this object."""
+        for name, kept in state.items():
+            if kept.shape[0] != self.samples:
+                raise ValueError(f"starts of {kept.shape[0]} samples, expected {self.samples}")
+            dtype, device = self.dtype or kept.dtype, self.device or self._device(name)
+            self.states[name] = kept.to(device, dtype, copy=True)
+
+    def _device(self, name: str) -> torch.device:
+        parameter = next(self._solvers[name.partition("#")[0]].parameters(), torch.empty(0))
+        return parameter.device
+
+
+@dataclass
+class _Visit:
+    """The solves of one module for one batch, which may be several."""
+
+    starts: WarmStart
+    name: str
+    rows: Tensor
+    count: int = 0
+    current: str | None = None  # name of the solve that is under way
+    seen: bool = False  # whether the module was called at all
+
+    def solve(self, like: Tensor, begin: Callable[[Tensor], tuple[Any, Tensor, Tensor]]) -> Any:
+        """Begins a solve at the starts of the samples and keeps what it finds."""
+        self.current, self.count = f"{self.name}#{self.count}", self.count + 1
+        found, value, status = begin(self.starts.read(self.current, self.rows, like))
+        self.starts.write(self.current, self.rows, value, status)
+        self.current = None
+        return found
+
+    def warm(self, method: Method) -> Method:
+        """Lets the backward solve of the solve under way begin where that of the same samples ended."""
+        if self.current is None:
+            return method
+        name, pending = f"{self.current}#adjoint", [True]
+
+        def loop(f: Any, x0: Tensor, *options: Any) -> Iterates:
+            if under_transform() or not pending:
+                return method.loop(f, x0, *options)
+            pending.clear()  # a second derivative has another equation
+            found = method.loop(f, self.starts.read(name, self.rows, x0), *options)
+            self.starts.write(name, self.rows, found.value, found.status)
+            return found
+
+        return replace(method, loop=loop)
+
+
+def _own_methods(solver: ImplicitModel | DEQ, visit: _Visit) -> dict[str, Any]:
+    return _model_methods(solver, visit) if isinstance(solver, ImplicitModel) else _deq_methods(solver, visit)
+
+
+def _model_methods(model: ImplicitModel, visit: _Visit) -> dict[str, Any]:
+    original, problem = model.solve, model._problem
+
+    @functools.wraps(original)
+    def solve(system: Any, method: Method, v: Tensor, u: Tensor, x0: Tensor | None = None, **options: Any) -> Any:
+        def begin(start: Tensor) -> tuple[Any, Tensor, Tensor]:
+            found = original(system, method, v, u, start, **options)
+            return found, found[0], found[1]
+
+        visit.seen = True
+        if x0 is not None or under_transform():
+            return original(system, method, v, u, x0, **options)
+        return visit.solve(v.detach(), begin)
+
+    @functools.wraps(problem)
+    def warm_problem(*arguments: Any, **options: Any) -> AffineProblem:
+        cold = problem(*arguments, **options)
+        return replace(cold, backward=visit.warm(cold.backward), shortcut=None)  # which would begin at zero
+
+    own = {"solve": solve, "_fast_plan": lambda u: None}  # a plan computes the whole model, from zero
+    if not visit.starts.adjoint:
+        return own
+    if model.activation.componentwise:
+        return own | {"_problem": warm_problem}
+    return own | {"gradient": _warm(model.gradient, visit)}
+
+
+def _deq_methods(deq: DEQ, visit: _Visit) -> dict[str, Any]:
+    original = deq.equilibrium
+
+    @functools.wraps(original)
+    def equilibrium(u: State, x0: State | None = None) -> Solution:
+        visit.seen = True
+        if x0 is not None or under_transform():
+            return original(u, x0)
+        zeros = deq.start(u)
+        packing = Packing.of(zeros)
+
+        def begin(start: Tensor) -> tuple[Any, Tensor, Tensor]:
+            found = original(u, packing.unpack(start))
+            return found, packing.pack(found.value), found.status
+
+        return visit.solve(packing.pack(zeros), begin)
+
+    if not visit.starts.adjoint:
+        return {"equilibrium": equilibrium}
+    return {"equilibrium": equilibrium, "gradient": _warm(deq.gradient, visit)}
+
+
+@dataclass(frozen=True)
+class _WarmImplicit(Implicit):
+    """Implicit(), with backward solves that begin where those of the same samples ended."""
+
+    wrap: Callable[[Method], Method] = field(default=lambda method: method, compare=False)
+
+    def adjoint_method(self, method: Method) -> Method:
+        return self.wrap(super().adjoint_method(method))
+
+
+def _warm(gradient: Gradient, visit: _Visit) -> Gradient:
+    if not isinstance(gradient, Implicit):
+        return gradient
+    return _WarmImplicit(gradient.solver, gradient.stop, gradient.max_steps, visit.warm)
+
+
+@contextlib.contextmanager
+def _shadowed(module: nn.Module, own: dict[str, Any]) -> Iterator[None]:
+    """Puts attributes of one object in front of those it has."""
+    mine = vars(module)
+    before = {name: mine[name] for name in own if name in mine}
+    mine.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            del mine[name]
+        mine.update(before)
+
+
+def _solvers_of(model: nn.Module) -> dict[str, ImplicitModel | DEQ]:
+    if isinstance(model, Ensemble):
+        raise InputError("warm starts need values, which an Ensemble under vmap has not; train its members apart")
+    if any(hasattr(part, "_orig_mod") for part in model.modules()):
+        raise InputError("warm starts do not reach a compiled model; pass the module itself, not torch.compile's")
+    recurrent = [part for part in model.modules() if isinstance(part, ImplicitRNN)]
+    inner = {id(part) for rnn in recurrent for part in rnn.modules()}
+    found = {
+        name: part
+        for name, part in model.named_modules()
+        if isinstance(part, ImplicitModel | DEQ) and id(part) not in inner
+    }
+    if not found:
+        hint = "; an ImplicitRNN begins every step at the one before as it is" if recurrent else ""
+        raise InputError(f"{type(model).__name__} has no ImplicitModel or DEQ whose solves could be warm{hint}")
+    for name, part in found.items():
+        _require_independence(name, part)
+    return found
+
+
+def _require_independence(name: str, part: ImplicitModel | DEQ) -> None:
+    """Raises where the result depends on the start by more than a tolerance."""
+    where = f"{type(part).__name__} {name!r}" if name else type(part).__name__
+    stop = make_method(part.solver, part.stop, part.max_steps, part.on_failure).stop
+    if not stop.certifies:
+        raise InputError(
+            f"warm starts would change the answers of {where}, which counts steps ({stop}); use Relative()"
+        )
+    if isinstance(part.gradient, Unrolled):
+        raise InputError(
+            f"warm starts would cut the gradient of {where} short, as Unrolled() follows the steps; use Implicit()"
+        )
+
+
+def _require_shape(name: str, width: int, rows: Tensor, value: Tensor) -> None:
+    if len(value) % len(rows) or width * len(rows) != value.numel():
+        raise InputError(
+            f"warm starts need states of one shape and as many for each sample; the solve {name!r} has "
+            f"{tuple(value.shape)} for {len(rows)} samples and {width} numbers kept for each; leave warm_start out"
+        )
