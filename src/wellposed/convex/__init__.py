@@ -6,14 +6,20 @@ from wellposed.convex.automatic import Automatic
 from wellposed.convex.bisection import Bisection
 from wellposed.convex.conic import Conic, Modelled
 from wellposed.convex.design import Design
+from wellposed.convex.eliminate import EliminationPath, EliminationStep, eliminate_features
+from wellposed.convex.fit import StateFit, fit_states
+from wellposed.convex.group import GroupLasso
 from wellposed.convex.homotopy import Homotopy
+from wellposed.convex.objective import Objective
 from wellposed.convex.problem import RowProblem, capped_norm, duality_gap, feasible, objective, row_problem
 from wellposed.convex.projected import Projected
+from wellposed.convex.report import FitReport
 from wellposed.convex.rows import RowFit, RowGroup, row_groups
 from wellposed.convex.schur import Schur
 from wellposed.convex.screening import certified_zeros
 from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
 from wellposed.convex.states import States, record_states
+from wellposed.convex.support import support_mask
 
 _SOLVERS: dict[str, Callable[[], RowSolver]] = {
     "automatic": Automatic,
@@ -33,8 +39,13 @@ __all__ = [
     "Bisection",
     "Conic",
     "Design",
+    "EliminationPath",
+    "EliminationStep",
+    "FitReport",
+    "GroupLasso",
     "Homotopy",
     "Modelled",
+    "Objective",
     "Projected",
     "RowFit",
     "RowGroup",
@@ -42,13 +53,17 @@ __all__ = [
     "RowSolution",
     "RowSolver",
     "Schur",
+    "StateFit",
     "States",
     "capped_norm",
     "certified_zeros",
     "duality_gap",
+    "eliminate_features",
     "feasible",
+    "fit_states",
     "objective",
     "record_states",
     "row_groups",
     "row_problem",
+    "support_mask",
 ]

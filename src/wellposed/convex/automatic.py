@@ -1,14 +1,15 @@
 """The choice of a row solver, and what to do when one falls short."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wellposed.convex.conic import Conic
 from wellposed.convex.homotopy import Homotopy
 from wellposed.convex.problem import RowProblem
 from wellposed.convex.projected import Projected
 from wellposed.convex.schur import Schur
-from wellposed.convex.solver import RowSolution, RowSolver, merged, unfinished
+from wellposed.convex.solver import RowSolution, RowSolver, finished, merged, unfinished
 from wellposed.errors import MissingExtraError
 
 LARGEST_PATH = 20_000  # columns; wider rows go to the projected gradient
@@ -18,10 +19,10 @@ LARGEST_PATH = 20_000  # columns; wider rows go to the projected gradient
 class Automatic(RowSolver):
     """Chooses a solver by the problem, and tries others on rows whose gap stays too large.
 
-    The exact path where it applies (after eliminating b if that is not capped), the projected gradient for a
-    lasso beside a cap on a alone, on a GPU and for very wide rows. Rows that miss `tol` are solved again: with
-    gradients from the data, then by the projected gradient, then by Clarabel if it is installed; the best point
-    wins.
+    The exact path where it applies (after eliminating b if that is not capped; without the cap for a lasso beside
+    a cap on a alone), the projected gradient on a GPU and for very wide rows. Rows that miss `tol` are solved
+    again: with gradients from the data, then by the projected gradient, then by Clarabel if it is installed; the
+    best point wins.
 
     Args:
         tol: relative gap.
@@ -54,7 +55,7 @@ class Automatic(RowSolver):
         """Lists the solvers in the order in which they are tried."""
         gradient = Projected(tol=self.tol / 2)
         if problem.lasso and problem.free and problem.capped:
-            return gradient, Conic()
+            return (gradient, Conic()) if self._large(problem) else (Uncapped(), gradient, Conic())
         if problem.lasso:
             return (gradient, Conic()) if self._large(problem) else (Homotopy(), gradient, Conic())
         if self._large(problem):
@@ -65,3 +66,25 @@ class Automatic(RowSolver):
     @staticmethod
     def _large(problem: RowProblem) -> bool:
         return problem.cross.device.type != "cpu" or problem.columns > LARGEST_PATH
+
+
+@dataclass(frozen=True)
+class Uncapped(RowSolver):
+    """Solves a lasso beside a cap as if there were no cap: exact on the rows whose solution satisfies it anyway.
+
+    Example:
+        >>> import torch
+        >>> from wellposed.convex import Design, row_problem
+        >>> z = torch.tensor([[0.5], [3.0]])
+        >>> problem = row_problem(Design.of(torch.eye(2)), z, kappa=1.0, capped=1, lasso=0.25)
+        >>> Uncapped().solve(problem).weights
+        tensor([[0.2500, 2.7500]], dtype=torch.float64)
+    """
+
+    def refusal(self, problem: RowProblem) -> str | None:
+        return None if problem.lasso else "needs a lasso; use Schur()"
+
+    def solve(self, problem: RowProblem) -> RowSolution:
+        self.accept(problem)
+        found = Homotopy().solve(replace(problem, kappa=math.inf, capped=0, shared={}))
+        return finished(problem, found.weights, found.steps)

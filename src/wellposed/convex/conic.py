@@ -47,10 +47,19 @@ def _one_row(
     problem: RowProblem, i: int, tol: float, clarabel: ModuleType, sparse: ModuleType
 ) -> tuple[np.ndarray, int]:
     """Solves one row in units in which |z| = 1; returns the weights and the iterations."""
-    size = math.sqrt(float(problem.power[i])) or 1.0
     kept, weights = _columns(problem, i), np.zeros(problem.columns)
     if len(kept) == 0 or not bool((problem.cross[i] != 0).any()):
         return weights, 0
+    size = math.sqrt(float(problem.power[i])) or 1.0
+    solution = _program(problem, i, kept, size, tol, clarabel, sparse)
+    weights[kept.cpu().numpy()] = np.asarray(solution.x)[: len(kept)] * size
+    return weights, int(solution.iterations)
+
+
+def _program(
+    problem: RowProblem, i: int, kept: Tensor, size: float, tol: float, clarabel: ModuleType, sparse: ModuleType
+) -> Any:
+    """Solves the quadratic program of one row on some columns, with z divided by `size`."""
     gram = problem.gram[kept][:, kept].cpu().numpy()
     cross, k = problem.cross[i, kept].cpu().numpy() / size, len(kept)
     P = sparse.block_diag([sparse.csc_matrix(np.triu(gram)), sparse.csc_matrix((k, k))], format="csc")
@@ -67,9 +76,30 @@ def _one_row(
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tol
     settings.max_iter = 500
-    solution = clarabel.DefaultSolver(P, linear, A, b, [clarabel.NonnegativeConeT(len(b))], settings).solve()
-    weights[kept.cpu().numpy()] = np.asarray(solution.x)[:k] * size
-    return weights, int(solution.iterations)
+    return clarabel.DefaultSolver(P, linear, A, b, [clarabel.NonnegativeConeT(len(b))], settings).solve()
+
+
+def interior_multipliers(problem: RowProblem, tol: float = 1e-8) -> tuple[Tensor, Tensor]:  # (r, d) each
+    """Computes mu_1 of a <= t and mu_2 of -a <= t (002 eq. 4) as an interior-point method leaves them: positive.
+
+    At an exact optimum both are positive only where a = 0; an iterate is off by a little, and then both are
+    positive everywhere. Columns that a row may not use get NaN.
+
+    Example:
+        >>> from wellposed.convex import Design, row_problem
+        >>> problem = row_problem(Design.of(torch.eye(2)), torch.tensor([[3.0], [1.0]]), kappa=1.0, capped=2)
+        >>> all(bool((mu > 0).all()) for mu in interior_multipliers(problem))
+        True
+    """
+    clarabel, sparse = require("clarabel", EXTRA), require("scipy.sparse", EXTRA)
+    upper, lower = torch.full_like(problem.cross, math.nan), torch.full_like(problem.cross, math.nan)
+    for i in range(problem.rows):
+        kept, size = _columns(problem, i), math.sqrt(float(problem.power[i])) or 1.0
+        if len(kept):
+            found = _program(problem, i, kept, size, tol, clarabel, sparse)
+            multipliers = torch.tensor(np.asarray(found.z)).to(upper) * size
+            upper[i, kept], lower[i, kept] = multipliers[: len(kept)], multipliers[len(kept) : 2 * len(kept)]
+    return upper, lower
 
 
 def _columns(problem: RowProblem, i: int) -> Tensor:

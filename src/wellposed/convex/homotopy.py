@@ -1,5 +1,6 @@
 """The exact LASSO path, all rows on one Gram matrix."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -76,7 +77,8 @@ class Homotopy(RowSolver):
         limit = 10 * problem.columns if self.max_steps is None else self.max_steps
         gram, cross = (np.ascontiguousarray(part.cpu().numpy()) for part in (problem.gram, problem.cross))
         targets = (self.tol * problem.scale).cpu().numpy()
-        found = follow_all(gram, cross, float(problem.kappa), float(problem.lasso), targets, allowed, limit)
+        kappa = float(problem.kappa) if problem.capped else math.inf
+        found = follow_all(gram, cross, kappa, float(problem.lasso), targets, allowed, limit)
         return torch.from_numpy(found[0]).to(problem.cross), torch.from_numpy(found[2])
 
 

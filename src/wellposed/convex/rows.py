@@ -131,7 +131,7 @@ class RowFit:
         done, total = 0, sum(len(group.rows) for group in groups)
         for group in groups:
             problem = self.problem(design, Z, group, X.shape[1])
-            yield group, self._solve_group(problem, done, total)
+            yield group, self.solve_problem(problem, done, total)
             done += len(group.rows)
 
     def problem(self, design: Design, Z: Tensor, group: RowGroup, states: int) -> RowProblem:
@@ -148,7 +148,8 @@ class RowFit:
             support=group.support,
         )
 
-    def _solve_group(self, problem: RowProblem, done: int, total: int) -> RowSolution:
+    def solve_problem(self, problem: RowProblem, done: int = 0, total: int = 0) -> RowSolution:
+        """Solves the rows of one problem; `done` and `total` are for the progress."""
         solver = ROW_SOLVERS.get(self.solver)
         starts = range(0, problem.rows, self.chunk)
         parts = [problem.chosen(slice(start, start + self.chunk)) for start in starts]
@@ -157,7 +158,7 @@ class RowFit:
             found[k] = solution
             done += len(solution.gap)
             if self.progress is not None:
-                self.progress(done, total)
+                self.progress(done, max(done, total))
         return joined([found[k] for k in range(len(parts))], problem)
 
     def _run(self, solver: RowSolver, parts: Sequence[RowProblem]) -> Iterator[tuple[int, RowSolution]]:

@@ -1,0 +1,103 @@
+"""From fitted rows to a model."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from wellposed.activations import Activation, get_activation
+from wellposed.convex.refit import Output
+from wellposed.convex.rescale import Units
+from wellposed.equilibrium.rounding import double, upward
+from wellposed.errors import IllPosedError
+from wellposed.forms.piecewise import piecewise
+from wellposed.models.implicit import ImplicitModel
+
+BATCH = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A, B and b in double precision, and what a model needs beside them.
+
+    Args:
+        A, B, bias: fitted; no bias if None.
+        activations, sizes: of the blocks, in the units of the fit.
+        cap: on |A|_inf.
+        dtype: of the model.
+    """
+
+    A: Tensor
+    B: Tensor
+    bias: Tensor | None
+    activations: tuple[Activation, ...]
+    sizes: tuple[int, ...]
+    cap: float
+    dtype: torch.dtype
+
+    def cast(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Converts to the type of the model, and proves that |A|_inf stayed within the cap."""
+        A, B = self.A.to(self.dtype), self.B.to(self.dtype)
+        norm = float(upward(double(A).abs().sum(1), len(A)).amax()) if len(A) else 0.0
+        if not norm <= self.cap:
+            raise IllPosedError(f"the fitted A has the norm {norm!r}, above {self.cap!r}; fit in float64")
+        return A, B, None if self.bias is None else self.bias.to(self.dtype)
+
+
+def own_states(parts: Parts, U: Tensor) -> Tensor:  # (m, n), double
+    """Computes the equilibria of fitted rows, on the processor where U is."""
+    A, B, bias = (None if part is None else part.cpu() for part in parts.cast())
+    assert A is not None and B is not None
+    phi = piecewise(parts.activations, parts.sizes)
+    C = A.new_zeros(1, len(A))
+    model = ImplicitModel.from_matrices(A, B, C, bias=bias, activation=phi, kappa=parts.cap, condition="inf")
+    with torch.no_grad():
+        found = [model.equilibrium(u.cpu().to(A)).value for u in U.split(BATCH)]
+    return torch.cat([x for x in found if isinstance(x, Tensor)]).double()
+
+
+def assembled(parts: Parts, output: Output, undo: Units | None, given: tuple[Activation, ...]) -> ImplicitModel:
+    """Builds the model; a bias of the output becomes one state of constant value.
+
+    Args:
+        parts: in the units of the fit.
+        output: in the same units.
+        undo: units to leave again; then A is proven well-posed by a weighted norm.
+        given: phi of the blocks in the units of the recording.
+    """
+    A, B, bias = (None if part is None else part.cpu() for part in parts.cast())
+    assert A is not None and B is not None
+    C, D = output.C.cpu(), output.D
+    phis, options = parts.activations, {"kappa": parts.cap, "condition": "inf"}
+    if undo is not None:
+        factors = undo.factors
+        A = (A.double() * factors / factors[:, None]).to(A)
+        B, C = (B.double() / factors[:, None]).to(B), C * factors
+        bias = None if bias is None else (bias.double() / factors).to(bias)
+        phis, options = given, {}
+    phi = piecewise(phis, parts.sizes)
+    if output.bias is not None:
+        A, B, C, bias, phi = _with_constant(A, B, C, bias, output.bias.cpu(), phi, phis, parts.sizes)
+    D = None if D is None else D.cpu().to(parts.dtype)
+    return ImplicitModel.from_matrices(A, B, C.to(parts.dtype), D, bias=bias, activation=phi, **options)
+
+
+def _with_constant(
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    bias: Tensor | None,
+    constant: Tensor,
+    phi: Activation,
+    phis: tuple[Activation, ...],
+    sizes: tuple[int, ...],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Activation]:
+    """Adds a state that is always phi(1), or 1, and multiplies it by the output's bias."""
+    one = torch.ones(1, dtype=A.dtype)
+    value = double(phi(one)) if phi.componentwise and len({part.name for part in phis}) == 1 else one.double()
+    if not phi.componentwise or len({part.name for part in phis}) > 1 or float(value) == 0:
+        phi, value = piecewise((*phis, get_activation("identity")), (*sizes, 1)), one.double()
+    bias = A.new_zeros(len(A)) if bias is None else bias
+    C = torch.cat([C, (constant / value)[:, None]], dim=1)
+    return pad(A, (0, 1, 0, 1)), pad(B, (0, 0, 0, 1)), C, torch.cat([bias, one]), phi

@@ -1,0 +1,303 @@
+"""fit_states: from recorded states to a certified implicit model."""
+
+import math
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from wellposed.convex.assemble import Parts, assembled, own_states
+from wellposed.convex.conic import Penalty
+from wellposed.convex.design import WIDE
+from wellposed.convex.findings import checked, findings
+from wellposed.convex.matching import Matched, Matching, Samples
+from wellposed.convex.objective import Objective
+from wellposed.convex.problem import Bound, RowProblem
+from wellposed.convex.refit import Output, fitted_output, own_output, reads_input
+from wellposed.convex.report import FitReport, relative_errors, scored
+from wellposed.convex.rescale import Units, fitting_units, unchanged
+from wellposed.convex.rows import Progress, RowFit
+from wellposed.convex.solver import RowSolver
+from wellposed.convex.states import States
+from wellposed.convex.support import is_feedforward, support_mask
+from wellposed.equilibrium.rounding import double, upward
+from wellposed.errors import InputError
+from wellposed.models.implicit import ImplicitModel
+
+
+class Details(TypedDict, total=False):
+    """Options of `StateFit` that are seldom needed."""
+
+    bias: bool | None
+    feedthrough: bool | None
+    output_bias: bool | None
+    equality: bool
+    mix: float
+    debias: bool | None
+    sequential: bool | None
+    targets: Tensor | None
+    folder: str | os.PathLike[str] | None
+    progress: Progress | None
+
+
+SEARCH = 14  # fits of a search over strengths
+CLOSE = 0.002  # sparsity that is near enough
+WEAKEST = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFit:
+    """How a model is fitted to states; `fit_states` takes the same options.
+
+    Args:
+        kappa: the contraction factor to stay within, between 0 and 1. The rows of A stay within kappa, or within
+            kappa over the Lipschitz constant of phi if that is above one.
+        bound: "state" caps the row of A, "row" all of (a, b), as P(kappa) of 003 section 3.3 is printed.
+        objective: "none", "lasso", "ridge", "elastic-net", "group" (a layer uses a feature in all rows or in
+            none), "robust" (003 eq. 4.9), or a function of a and b that returns a convex CVXPY expression.
+        strength: its weight, without units; see `Objective`.
+        target_sparsity: fraction of zeros in (A, B), among the entries of the support. With objective "none" the
+            entries whose loss costs least misfit go, in rounds (see `surviving_entries`); with a sparse objective
+            its strength is searched.
+        support: which entries may be used; see `support_mask`.
+        rescale: fits in units in which the network's own rows satisfy the cap, and returns the model in these
+            units; "undo" returns it in those of the recording, where a weighted norm of A is below one; False fits
+            in the units of the recording.
+        refit_output: True fits C, D and c on the model's own equilibria, "sparse" with a lasso of the same
+            strength, False takes the network's.
+        bias: whether rows have a bias; by default if the network has one, or is not known.
+        feedthrough, output_bias: whether there are D and c; by default if the network has them. c takes one more
+            state, whose value is constant.
+        equality: asks for the states exactly (003 eq. 3.2), by CVXPY.
+        mix: share of the lasso in "elastic-net".
+        debias: fits the chosen entries once more without the penalty; by default with `target_sparsity`.
+        sequential: fits a layer on the states that the fitted layers before it give; for supports without loops;
+            by default with `target_sparsity`.
+        targets: of the samples, for the score in the report: classes as whole numbers, or real values.
+        solver, jobs, folder, progress: as in `RowFit`.
+        device: where rows are solved; None is where the states are.
+    """
+
+    kappa: float = 0.99
+    bound: Bound = "state"
+    objective: str | Penalty = "none"
+    strength: float = 0.0
+    target_sparsity: float | None = None
+    support: str | Tensor = "layered"
+    rescale: bool | Literal["undo"] = True
+    refit_output: bool | Literal["sparse"] = True
+    bias: bool | None = None
+    feedthrough: bool | None = None
+    output_bias: bool | None = None
+    equality: bool = False
+    mix: float = 0.5
+    debias: bool | None = None
+    sequential: bool | None = None
+    targets: Tensor | None = None
+    solver: RowSolver | str | None = None
+    jobs: int = 1
+    device: torch.device | str | None = None
+    folder: str | os.PathLike[str] | None = None
+    progress: Progress | None = None
+
+    def fit(self, states: States) -> tuple[ImplicitModel, FitReport]:
+        """Fits a model."""
+        cap = self.kappa / max(1.0, self._checked(states))
+        mask = support_mask(states, self.support).to(states.X.device)
+        units = fitting_units(states, cap, mask.cpu()) if self.rescale else unchanged(states)
+        matching = self._matching(states, mask, cap)
+        home = states.X.device if self.device is None else torch.device(self.device)
+        work = _Work.of(self, states, mask, units, cap, home)
+        if self.target_sparsity is None:
+            return work.finished(matching, work.matched(matching))
+        if matching.objective.name == "none":
+            return work.finished(matching, work.pruned(matching, self.target_sparsity))
+        return work.finished(*work.searched(matching, self.target_sparsity))
+
+    def _checked(self, states: States) -> float:
+        gamma = checked(states, self.kappa, self.rescale, self.refit_output, self.target_sparsity)
+        goal = self._goal()
+        if self.target_sparsity is not None and goal.name != "none" and not goal.sparse:
+            raise InputError(
+                "target_sparsity needs a sparse objective (lasso, elastic-net, group) or none; "
+                f"received {self.objective!r}"
+            )
+        if self.targets is not None and len(self.targets) != states.samples:
+            raise InputError(f"{states.samples} samples need as many targets; received {len(self.targets)}")
+        return gamma
+
+    def _goal(self) -> Objective:
+        return Objective.of(self.objective, self.strength, self.mix, self.equality)
+
+    def _matching(self, states: States, mask: Tensor, cap: float) -> Matching:
+        chain, own = is_feedforward(mask, states.blocks), self.target_sparsity is not None
+        if self.sequential and not chain:
+            raise InputError("sequential=True needs a support without loops, such as 'triangular'")
+        rows = RowFit(
+            kappa=cap * (1 - 8 * torch.finfo(states.X.dtype).eps),
+            bound=self.bound,
+            solver="automatic" if self.solver is None else self.solver,
+            jobs=self.jobs,
+            folder=self.folder,
+            progress=self.progress,
+        )
+        known = states.form is not None and states.form.bias is None
+        return Matching(
+            fit=rows,
+            objective=self._goal(),
+            bias=not known if self.bias is None else self.bias,
+            debias=own if self.debias is None else self.debias,
+            sequential=(own and chain) if self.sequential is None else self.sequential,
+        )
+
+
+def fit_states(
+    states: States,
+    *,
+    kappa: float = 0.99,
+    bound: Bound = "state",
+    objective: str | Penalty = "none",
+    strength: float = 0.0,
+    target_sparsity: float | None = None,
+    support: str | Tensor = "layered",
+    rescale: bool | Literal["undo"] = True,
+    refit_output: bool | Literal["sparse"] = True,
+    solver: RowSolver | str | None = None,
+    jobs: int = 1,
+    device: torch.device | str | None = None,
+    **details: Unpack[Details],
+) -> tuple[ImplicitModel, FitReport]:
+    """Fits an implicit model to the states of a network, every row with a certificate (003 chapter 3).
+
+    The rows of (A, B) solve 003 eq. (3.4) with a cap on the row of A, which makes the model well-posed; C, D and
+    the output's bias are then fitted on the states that the model computes itself. Memory, beside that of
+    `RowFit`: 8 m (2 n + p) bytes for m samples, n states and p inputs in double precision.
+
+    Args:
+        states: from `record_states`.
+        kappa: cap, below one.
+        bound, objective, strength, target_sparsity, support, rescale, refit_output: see `StateFit`, as for the
+            details `bias`, `feedthrough`, `output_bias`, `equality`, `mix`, `debias`, `sequential`, `targets`,
+            `folder` and `progress`.
+        solver, jobs, device: how and where rows are solved.
+
+    Example:
+        >>> from torch import nn
+        >>> from wellposed.convex import record_states
+        >>> layers = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2)
+        >>> network, u = nn.Sequential(*layers).double(), torch.randn(60, 4, dtype=torch.float64)
+        >>> model, report = fit_states(record_states(network, [u]), kappa=0.5)
+        >>> torch.allclose(model(u), network(u), atol=1e-6), bool(report.norm.max() <= 0.5)
+        (True, True)
+    """
+    return StateFit(
+        kappa=kappa, bound=bound, objective=objective, strength=strength, target_sparsity=target_sparsity,
+        support=support, rescale=rescale, refit_output=refit_output, solver=solver, jobs=jobs, device=device,
+        **details,
+    ).fit(states)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """The data of one fit and what is done with it."""
+
+    options: StateFit
+    states: States
+    mask: Tensor
+    units: Units
+    cap: float
+    device: torch.device
+    data: Samples
+    cache: dict[int, RowProblem]
+
+    @classmethod
+    def of(
+        cls, options: StateFit, states: States, mask: Tensor, units: Units, cap: float, device: torch.device
+    ) -> "_Work":
+        factors = units.factors.to(device)
+        X, U, Z = (part.to(device, WIDE) for part in (states.X, states.U, states.Z))
+        data = Samples(X * factors, U, Z * factors, states.blocks, units.activations(states.activations))
+        return cls(options, states, mask, units, cap, device, data, {})
+
+    def matched(self, matching: Matching) -> Matched:
+        return matching.rows(self.data, self.mask.to(self.device), self.cache)
+
+    def pruned(self, matching: Matching, target: float) -> Matched:
+        """Fits the entries whose loss would cost most."""
+        kept = matching.survivors(self.data, self.mask.to(self.device), target)
+        return matching.rows(self.data, kept)
+
+    def searched(self, given: Matching, target: float) -> tuple[Matching, Matched]:
+        """Halves an interval of log(strength) until the sparsity is near the target; problems are built once."""
+        low, high = math.log(WEAKEST), 0.0
+        best: tuple[float, Matching, Matched] | None = None
+        for _ in range(SEARCH):
+            objective = replace(given.objective, strength=math.exp((low + high) / 2))
+            matching = replace(given, objective=objective)
+            found = self.matched(matching)
+            zeros = 1 - int((found.weights != 0).sum()) / max(1, int(self.mask.sum()))
+            if best is None or abs(zeros - target) < best[0]:
+                best = abs(zeros - target), matching, found
+            if best[0] < CLOSE:
+                break
+            low, high = (low, (low + high) / 2) if zeros > target else ((low + high) / 2, high)
+        assert best is not None
+        return best[1:]
+
+    def finished(self, matching: Matching, found: Matched) -> tuple[ImplicitModel, FitReport]:
+        """Adds the output, builds the model and writes the report."""
+        states, n = self.states, self.states.X.shape[1]
+        parts = Parts(found.weights[:, :n], found.weights[:, n:], found.bias if matching.bias else None,
+                      self.data.activations, states.blocks, self.cap, states.X.dtype)  # fmt: skip
+        X = own_states(parts, states.U)
+        undo = self.units if self.options.rescale == "undo" else None
+        model = assembled(parts, self._output(matching, X), undo, states.activations)
+        return model, self._report(model, matching, found, parts, X)
+
+    def _output(self, matching: Matching, X: Tensor) -> Output:
+        options, form = self.options, self.states.form
+        if not options.refit_output:
+            return own_output(self.states, self.units.factors)
+        sparse = Objective("lasso", matching.objective.strength) if options.refit_output == "sparse" else None
+        known = form is not None and form.output_bias is None
+        constant = not known if options.output_bias is None else options.output_bias
+        through = reads_input(self.states) if options.feedthrough is None else options.feedthrough
+        return fitted_output(self.states, X, feedthrough=through, bias=constant, sparse=sparse)
+
+    def _report(
+        self, model: ImplicitModel, matching: Matching, found: Matched, parts: Parts, X: Tensor
+    ) -> FitReport:
+        states, sizes = self.states, self.states.blocks
+        with torch.no_grad():
+            y = torch.cat([model(u.to(model.B)) for u in states.U.split(4096)])
+        named: dict[str, Any] = {}
+        targets = self.options.targets
+        if targets is not None:
+            named["score"], named["before"] = scored(states.Y, targets)
+            named["after"] = scored(y, targets)[1]
+        power = torch.stack([part.square().sum() for part in self.data.Z.split(list(sizes), dim=1)]).clamp(1e-300)
+        residual = torch.stack([part.sum() for part in found.residual.split(list(sizes))])
+        A, B, _ = parts.cast()
+        return FitReport(
+            blocks=sizes,
+            activations=tuple(phi.name for phi in states.activations),
+            kappa=self.cap,
+            bound=matching.fit.bound,
+            objective=matching.objective.name,
+            strength=matching.objective.strength,
+            exponents=self.units.exponents,
+            units=self.units.source,
+            gap=found.gap.cpu(),
+            relative_gap=found.relative_gap.cpu(),
+            norm=upward(double(A).abs().sum(1), len(A)),
+            nonzeros=((A != 0).sum(1) + (B != 0).sum(1)).cpu(),
+            allowed=int(self.mask.sum()),
+            certificate=model.certificate(),
+            state_residual=(residual / power).sqrt().cpu(),
+            state_error=relative_errors(X, self.data.X.cpu(), sizes),
+            output_error=float(relative_errors(y.cpu(), states.Y, (states.Y.shape[1],))[0]),
+            notes=findings(states, self.mask, matching),
+            **named,
+        )

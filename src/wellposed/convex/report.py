@@ -1,0 +1,129 @@
+"""What a fit has achieved, row by row and at the model's own equilibrium."""
+
+from dataclasses import dataclass
+from io import StringIO
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from wellposed.convex.support import block_starts
+from wellposed.equilibrium.certificate import Certificate
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FitReport:
+    """Describes a fitted model.
+
+    Args:
+        blocks: sizes of the layers, in the order of the states.
+        activations: their names.
+        kappa: the cap on the rows of A (or of (A, B)) in the units of the fit.
+        bound: what it caps.
+        objective, strength: what was minimised beside the misfit.
+        exponents: the states of block k are in units of 2^-e_k.
+        units: where these come from: "form", "data" or "none".
+        gap, relative_gap: duality gap of every row; the relative one refers to |z|^2 / 2.
+        norm: |a|_1 of every row as returned, rounded up.
+        nonzeros: entries of (A, B) that are not zero, in every row.
+        allowed: entries of (A, B) that the support allows.
+        certificate: of the returned model.
+        state_residual: |AX + BU + b - Z| / |Z| of every block, on the states that the fit saw.
+        state_error: |x - X| / |X| of every block, x the model's own equilibrium.
+        output_error: |y - Y| / |Y|, y the model's own output.
+        score: "accuracy" or "mean squared error" against targets; None without targets.
+        before, after: the score of the network and of the model.
+        notes: what a reader should know: dead units, few samples and the like.
+    """
+
+    blocks: tuple[int, ...]
+    activations: tuple[str, ...]
+    kappa: float
+    bound: str
+    objective: str
+    strength: float
+    exponents: tuple[float, ...]
+    units: str
+    gap: Tensor
+    relative_gap: Tensor
+    norm: Tensor
+    nonzeros: Tensor
+    allowed: int
+    certificate: Certificate
+    state_residual: Tensor
+    state_error: Tensor
+    output_error: float
+    score: str | None = None
+    before: float | None = None
+    after: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of zeros among the entries of (A, B) that the support allows."""
+        return 1.0 - int(self.nonzeros.sum()) / max(1, self.allowed)
+
+    def table(self) -> Table:
+        """Lays the report out, one line a layer."""
+        table = Table(title=self._title(), box=box.SIMPLE, caption=self._caption(), caption_justify="left")
+        for name in ("layer", "phi", "rows", "units", "largest |a|_1", "largest gap", "non-zeros", "residual",
+                     "own error"):  # fmt: skip
+            table.add_column(name, justify="left" if name in ("layer", "phi") else "right")
+        starts = block_starts(self.blocks)
+        for k, size in enumerate(self.blocks):
+            rows = slice(starts[k], starts[k + 1])
+            table.add_row(
+                str(k),
+                self.activations[k],
+                str(size),
+                f"2^{self.exponents[k]:g}",
+                f"{float(self.norm[rows].max()):.4g}",
+                f"{float(self.relative_gap[rows].max()):.1e}",
+                str(int(self.nonzeros[rows].sum())),
+                f"{float(self.state_residual[k]):.2e}",
+                f"{float(self.state_error[k]):.2e}",
+            )
+        return table
+
+    def _title(self) -> str:
+        which = "rows of A" if self.bound == "state" else "rows of (A, B)"
+        goal = "" if self.objective == "none" else f", {self.objective} {self.strength:.3g}"
+        return f"{which} within {self.kappa:g}{goal}; {100 * self.sparsity:.1f} % zeros"
+
+    def _caption(self) -> str:
+        lines = [f"well-posed: {self.certificate}", f"output at the own equilibrium: {self.output_error:.2e} off"]
+        if self.score == "accuracy" and self.before is not None and self.after is not None:
+            lines.append(f"accuracy: {100 * self.before:.2f} % before, {100 * self.after:.2f} % after")
+        elif self.score is not None:
+            lines.append(f"{self.score}: {self.before:.4g} before, {self.after:.4g} after")
+        return "\n".join([*lines, *self.notes])
+
+    def __str__(self) -> str:
+        page = StringIO()
+        Console(file=page, width=110).print(self.table())
+        return page.getvalue().rstrip()
+
+
+def scored(outputs: Tensor, targets: Tensor) -> tuple[str, float]:
+    """Returns the accuracy for whole-number targets, else the mean squared error.
+
+    Example:
+        >>> scored(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1, 1]))
+        ('accuracy', 0.5)
+    """
+    targets = targets.to(outputs.device)
+    if not targets.is_floating_point():
+        return "accuracy", float((outputs.argmax(1) == targets.flatten()).double().mean())
+    return "mean squared error", float((outputs - targets.reshape(outputs.shape)).square().mean())
+
+
+def relative_errors(found: Tensor, wanted: Tensor, sizes: tuple[int, ...]) -> Tensor:  # (L,)
+    """Computes |found - wanted| / |wanted| block by block; the plain error where wanted is zero."""
+    pairs = zip(found.split(list(sizes), dim=1), wanted.split(list(sizes), dim=1), strict=True)
+    ratios = []
+    for one, other in pairs:
+        size = other.double().norm()
+        ratios.append((one.double() - other.double()).norm() / (size if size > 0 else torch.ones_like(size)))
+    return torch.stack(ratios).cpu()
