@@ -1,7 +1,7 @@
 # Every target sets up what it needs: `make demo` and `make test` work on a fresh checkout.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo lab test lint bench rivals memory docs clean
+.PHONY: help demo lab test lint bench kernels rivals memory docs clean
 
 VENV := .venv
 BENCH_VENV := .venv-bench
@@ -39,6 +39,9 @@ docs: $(VENV)/.installed-docs ## build the documentation; a warning is an error
 
 bench: $(BENCH_VENV)/.installed ## compare with torchidl and torchdeq, in an environment of its own
 	$(BENCH_VENV)/bin/python -m benchmarks.reference $(BENCH_ARGS)
+
+kernels: $(BENCH_VENV)/.installed ## the compiled kernels against both at equal true error (KERNELS_ARGS=--quick)
+	OMP_NUM_THREADS=1 $(BENCH_VENV)/bin/python -m benchmarks.kernels $(KERNELS_ARGS)
 
 rivals: $(BENCH_VENV)/.installed ## the same with jaxopt and optimistix: errors, gradients, steps, memory (RIVALS_ARGS=--quick)
 	$(BENCH_VENV)/bin/python -m benchmarks.rivals $(RIVALS_ARGS)

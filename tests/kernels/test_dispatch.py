@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import wellposed.kernels.executor as executor_module
+import wellposed.kernels.layer as layer_module
 from wellposed import Absolute, ErrorBound, ImplicitModel, Phantom, Relative
 from wellposed.equilibrium import Anderson, Picard
 from wellposed.errors import InputError, MissingExtraError
@@ -14,6 +15,7 @@ from wellposed.kernels import explain
 from wellposed.kernels.operators import adjoint, equilibrium
 from wellposed.kernels.support import installation_problem
 
+NEWTON = ", after 152 steps Newton for samples that are not finished"
 REASONS = [
     ({"executor": "reference"}, 'reference: executor="reference" was asked for'),
     ({"solver": "broyden"}, "reference: solver Broyden has no kernel"),
@@ -45,7 +47,8 @@ def inputs(batch=5, dtype=torch.float64):
 def test_falls_back_with_a_reason(options, reason, monkeypatch):
     implicit, u = model(**options), inputs()
     assert explain(implicit, u) == reason
-    monkeypatch.setattr(executor_module, "run_kernel", lambda *args, **kwargs: pytest.fail("a kernel ran"))
+    for module in (executor_module, layer_module):
+        monkeypatch.setattr(module, "run_kernel", lambda *args, **kwargs: pytest.fail("a kernel ran"))
     implicit(u)
 
 
@@ -56,7 +59,9 @@ def test_half_precision_falls_back():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "numba: relu, float64, 6 states, batch 5, Anderson"),
+        ({}, f"numba: relu, float64, 6 states, batch 5, Anderson{NEWTON}"),
+        ({"solver": "anderson"}, "numba: relu, float64, 6 states, batch 5, Anderson"),
+        ({"max_steps": 95}, "numba: relu, float64, 6 states, batch 5, Anderson"),
         ({"solver": "picard", "activation": "tanh"}, "numba: tanh, float64, 6 states, batch 5, Picard"),
         ({"triangular": True}, "numba: relu, float64, 6 states, batch 5, Picard"),
     ],
@@ -65,7 +70,8 @@ def test_explains_the_kernel_and_runs_it(options, text, monkeypatch):
     implicit, u, ran = model(**options), inputs(), []
     assert explain(implicit, u) == text
     run = executor_module.run_kernel
-    monkeypatch.setattr(executor_module, "run_kernel", lambda *args, **kw: ran.append(1) or run(*args, **kw))
+    for module in (executor_module, layer_module):
+        monkeypatch.setattr(module, "run_kernel", lambda *args, **kw: ran.append(1) or run(*args, **kw))
     implicit(u).sum().backward()
     assert len(ran) == 2
 

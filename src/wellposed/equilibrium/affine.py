@@ -133,6 +133,7 @@ class AffineProblem:
     trace: bool = True  # whether residuals are wanted
     easy: int = 16  # steps after which factorising a small system is cheaper than iterating on
     shortcut: "Shortcut | None" = None  # to the backward solution
+    patience: int = 0  # steps after which the shortcut factorises what is not finished; 0: never
 
     def solve(self, v: Tensor, x0: Tensor, context: Tensor, factors: Factors) -> Iterates:
         """Solves the forward equation on flat rows."""

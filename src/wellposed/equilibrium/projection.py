@@ -51,6 +51,10 @@ def project_rows_one_sided(W: Tensor, radius: float) -> Tensor:
 def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
     wide, eps = _wide(W), torch.finfo(W.dtype).eps
     with torch.no_grad():
+        if diagonal is None and _may_branch(W) and W.numel():
+            largest = float(torch.linalg.vector_norm(W, 1, -1, dtype=wide).max())
+            if largest * (1 + (W.shape[-1] + 4) * torch.finfo(wide).eps) <= radius:
+                return W
         load, sign = W.abs(), W.sign()  # (..., n, m)
         size = total = load.sum(-1, keepdim=True, dtype=wide)
         if diagonal is not None:

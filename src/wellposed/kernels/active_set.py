@@ -48,7 +48,7 @@ class ActiveSetAnswer(Answer):
             stop: None means `Relative()`.
             max_steps: the most evaluations.
         """
-        return _Adjoint(self, gradient, stop or Relative(), max_steps).solve()
+        return _Adjoint(self, self.slope * gradient, stop or Relative(), max_steps).solve()
 
 
 @dataclass(frozen=True)
@@ -284,18 +284,42 @@ def _pivoted(A: Tensor, slope: Tensor, right: Tensor, transpose: bool = False) -
     return torch.cat(parts)
 
 
+def finish_adjoint(A: Tensor, f: TransposedMap, y: Tensor, stop: Stopping, max_steps: int) -> Answer:
+    """Solves ``y = d (A' y) + offset`` by factorisations, from where an iteration has left it.
+
+    Args:
+        A: ``(n, n)`` of the forward equation.
+        f: the map of the backward pass.
+        y: ``(B, n)`` start.
+        stop: a rule without memory.
+        max_steps: the most evaluations.
+    """
+    references, nearest = choose_references(A, f.slope)
+    solved = []
+    for number, reference in enumerate(references):
+        rows = (nearest == number).nonzero()[:, 0]
+        if len(rows):
+            solved.append(_Solved(Systems(reference, f.slope[rows] - reference.slope), rows))
+    none = torch.empty(0)
+    found = ActiveSetAnswer(none, none, none, none, A, f.slope, tuple(solved))
+    return _Adjoint(found, f.offset, stop, max_steps).solve(y)
+
+
 class _Adjoint:
     """The backward solve: factorisations where there are some, else a few steps and then factorisations."""
 
-    def __init__(self, found: ActiveSetAnswer, gradient: Tensor, stop: Stopping, max_steps: int) -> None:
+    def __init__(self, found: ActiveSetAnswer, offset: Tensor, stop: Stopping, max_steps: int) -> None:
         self.found, self.stop, self.max_steps = found, stop, max_steps
-        self.f = TransposedMap((found.A.mT,), found.slope, found.slope * gradient, 1.0)
+        self.f = TransposedMap((found.A.mT,), found.slope, offset, 1.0)
         self.owner = _owners(found)
 
-    def solve(self) -> Answer:
+    def solve(self, start: Tensor | None = None) -> Answer:
         """Solves for all samples; a solution is refined until the stopping rule accepts it at the map."""
         with torch.no_grad():
-            y, steps = self._first()
+            if start is None:
+                y, steps = self._first()
+            else:
+                y, steps = start, torch.zeros(len(start), dtype=torch.int64)
             for _ in range(3):
                 residual, accepted = self._judge(y, steps)
                 rest = (~accepted & y.isfinite().all(1) & (steps < self.max_steps)).nonzero()[:, 0]

@@ -41,6 +41,20 @@ def newton_cost(states: int, batch: int) -> float:
     return 150 + 2.7e5 / (batch**0.5 * states)
 
 
+def patience(states: int) -> int:
+    """Returns after how many steps a sample that is still not finished goes to Newton's method.
+
+    About the steps that Newton's forward pass costs at a usual batch, so that a sample takes at most about twice
+    as long as it would have with the better of the two, whatever its rate (the ski-rental argument). It looks at
+    nothing but the number of states: a sample's way does not depend on its batch companions.
+
+    Example:
+        >>> patience(20), patience(64), patience(300)
+        (675, 262, 115)
+    """
+    return 75 + 12000 // states
+
+
 def steps_to_go(residual: Tensor, goal: Tensor, rate: Tensor) -> Tensor:  # (B,)
     """Returns after how many steps a residual that falls by `rate` a step reaches its goal.
 

@@ -1,5 +1,6 @@
 """Chooses how ``x = phi(Ax + v)`` is computed, and says why."""
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from wellposed.equilibrium.gradient import Implicit
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.problem import Loop, Method
 from wellposed.errors import InputError
+from wellposed.kernels.automatic import handover_step
 from wellposed.kernels.executor import CompiledLoop, kernels
 from wellposed.kernels.support import installation_problem, map_problem, solver_problem, stop_problem
 
@@ -29,17 +31,20 @@ def check_executor(executor: str) -> None:
         kernels()
 
 
-def choose_loop(executor: str, *, trace: bool) -> Loop:
+def choose_loop(executor: str, *, trace: bool, automatic: bool = False) -> Loop:
     """Returns what runs a solve.
 
     ``"auto"`` compiles whatever has a kernel and iterates the rest, ``"numba"`` raises where there is no kernel.
+    With `automatic` nobody has asked for a solver, and slow samples may go to Newton's method.
     """
     if executor == "reference":
         return iterate
-    return _LOOPS[executor == "numba", trace]
+    return _LOOPS[executor == "numba", trace, automatic]
 
 
-_LOOPS = {(strict, trace): CompiledLoop(trace, strict) for strict in (False, True) for trace in (False, True)}
+_LOOPS = {
+    choices: CompiledLoop(choices[1], choices[0], choices[2]) for choices in product((False, True), repeat=3)
+}
 
 
 def explain(model: Any, u: Tensor) -> str:
@@ -61,12 +66,22 @@ def explain(model: Any, u: Tensor) -> str:
         system = model.state.system()
     v = torch.empty(u.shape[:-1].numel(), model.state_features, dtype=model.B.dtype, device=u.device)
     problem = _model_problem(model, system) or solver_problem(method.solver) or stop_problem(method.stop)
-    problem = problem or map_problem(AffineMap(system.factors, v, model.activation, system.damping), v)
+    f = AffineMap(system.factors, v, model.activation, system.damping)
+    problem = problem or map_problem(f, v)
     if problem:
         return f"reference: {problem}"
-    solver = "Anderson" if isinstance(method.solver, Anderson) else "Picard"
     dtype = str(v.dtype).removeprefix("torch.")
-    return f"numba: {model.activation.name}, {dtype}, {v.shape[1]} states, batch {v.shape[0]}, {solver}"
+    size = f"{v.shape[1]} states, batch {v.shape[0]}"
+    return f"numba: {model.activation.name}, {dtype}, {size}, {_plan(model, method, f)}"
+
+
+def _plan(model: Any, method: Method, f: AffineMap) -> str:
+    """Says which solvers take part."""
+    solver = "Anderson" if isinstance(method.solver, Anderson) else "Picard"
+    limit = handover_step(f, method.stop, method.max_steps)
+    if model.solver is not None or limit == method.max_steps:
+        return solver
+    return f"{solver}, after {limit} steps Newton for samples that are not finished"
 
 
 def _model_problem(model: Any, system: Any) -> str:

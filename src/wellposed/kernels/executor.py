@@ -15,10 +15,10 @@ from torch import Tensor
 from wellposed.equilibrium.affine import AffineMap, AffineProblem, Factors, TransposedMap
 from wellposed.equilibrium.loop import PERIOD, Iterates, iterate
 from wellposed.equilibrium.map import Map
-from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import InputError, require
+from wellposed.kernels.automatic import hand_over, handover_step, stop_is_plain
 from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
 from wellposed.kernels.support import map_problem, solver_problem, stop_problem
 
@@ -79,14 +79,14 @@ def run_kernel(
         states, statuses, steps, and residuals ``(B, K)``, without columns unless a trace is wanted.
     """
     batch, n = v.shape
-    value = torch.empty(batch, n, dtype=v.dtype)
-    status, steps = torch.empty(batch, dtype=torch.int8), torch.empty(batch, dtype=torch.int64)
-    residuals = torch.empty(recipe.max_steps if trace else 0, batch, dtype=v.dtype)
     cpu, layout = kernels(), _layout(n, recipe.memory or MEMORY, recipe.max_steps, v.element_size())
     packed = _packed(A, cpu)
+    value = torch.empty(batch, n, dtype=v.dtype)
+    status, steps = np.empty(batch, np.int8), np.empty(batch, np.int64)
+    residuals = np.empty((recipe.max_steps if trace else 0, batch), packed.dtype)
     none = packed[:0].reshape(0, n)
     inputs = [none if t is None else t.detach().contiguous().numpy() for t in (v, d, x0)]
-    outputs = [t.numpy() for t in (value, status, steps, residuals)]
+    outputs = value.numpy(), status, steps, residuals
     counts, numbers = _numbers(recipe, v.dtype)
 
     def part(begin: int, end: int) -> None:
@@ -95,7 +95,8 @@ def run_kernel(
         cpu.solve(packed, *inputs, *outputs, work, lanes, layout.slots, layout.at, counts, numbers, begin, end)
 
     _share(part, batch, layout.width, batch * n * n)
-    return value, status, steps, _finished(residuals, steps) if trace else residuals.mT
+    reports = torch.from_numpy(status), torch.from_numpy(steps), torch.from_numpy(residuals)
+    return value, *reports[:2], _finished(reports[2], reports[1]) if trace else reports[2].mT
 
 
 def _packed(A: Tensor, cpu: ModuleType) -> Any:
@@ -136,10 +137,12 @@ class CompiledLoop:
     Args:
         trace: whether to keep residuals from the start; else they are found by a second solve when asked for.
         strict: raise where there is no kernel.
+        automatic: hand samples that are slow over to Newton's method; see `kernels.automatic`.
     """
 
     trace: bool = False
     strict: bool = False
+    automatic: bool = False
 
     def __call__(self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> Iterates:
         problem = map_problem(f, x) or solver_problem(solver) or stop_problem(stop)
@@ -147,39 +150,53 @@ class CompiledLoop:
             raise InputError(f'executor="numba" cannot compute this: {problem}; use executor="auto"')
         if problem:
             return iterate(f, x, solver, stop, max_steps)
-        if isinstance(f, AffineMap):
-            kind, v, d = kind_of(f.activation), f.v, None
-        else:
-            assert isinstance(f, TransposedMap)
-            kind, v, d = (LINEAR, 0.0), f.offset, f.slope
-        assert kind is not None
-        recipe = make_recipe(*kind, solver, stop, max_steps, x.dtype)
-        value, status, steps, residuals = run_kernel(f.factors[0], v, d, x, recipe, trace=self.trace)
-        if self.trace:
-            return Iterates(value, status, steps, lambda: residuals)
-        return Iterates(value, status, steps, lambda: run_kernel(f.factors[0], v, d, x, recipe, trace=True)[3])
+        limit = handover_step(f, stop, max_steps) if self.automatic else max_steps
+        found = _run_map(f, x, solver, stop, limit, trace=self.trace)
+        if limit == max_steps:
+            return found
+        assert isinstance(f, AffineMap | TransposedMap)
+        return hand_over(f, found, stop, limit, max_steps)
+
+
+def _run_map(f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, *, trace: bool) -> Iterates:
+    """Solves an equation that has a kernel."""
+    if isinstance(f, AffineMap):
+        kind, v, d = kind_of(f.activation), f.v, None
+    else:
+        assert isinstance(f, TransposedMap)
+        kind, v, d = (LINEAR, 0.0), f.offset, f.slope
+    assert kind is not None
+    recipe = make_recipe(*kind, solver, stop, max_steps, x.dtype)
+    value, status, steps, residuals = run_kernel(f.factors[0], v, d, x, recipe, trace=trace)
+    if trace:
+        return Iterates(value, status, steps, lambda: residuals)
+    return Iterates(value, status, steps, lambda: run_kernel(f.factors[0], v, d, x, recipe, trace=True)[3])
+
+
+def prepare_adjoint(kind: tuple[int, float], z: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the slopes d = phi'(z), ``d g / scale`` and the scale ``(B, 1)``, the largest entry of rows of g."""
+    d, offset, scale = torch.empty_like(z), torch.empty_like(z), z.new_empty(z.shape[0], 1)
+    kernels().prepare_adjoint(z.numpy(), g.contiguous().numpy(), *kind, d.numpy(), offset.numpy(), scale.numpy())
+    return d, offset, scale
 
 
 def solve_adjoint(problem: AffineProblem, x: Tensor, v: Tensor, g: Tensor, factors: Factors) -> Tensor | None:
     """Solves ``y = d (A'y + g)`` with ``d = phi'(Ax + v)`` in one call; None where that has no kernel.
 
-    Also None where a small system is slow and had better be factorised.
+    Samples that are not finished after `problem.patience` steps are factorised.
     """
     method, kind = problem.backward, kind_of(problem.activation)
     f = TransposedMap(factors, x, x, problem.damping)
     if kind is None or map_problem(f, v) or solver_problem(method.solver) or stop_problem(method.stop):
         return None
-    d, offset, scale = torch.empty_like(x), torch.empty_like(x), torch.empty(x.shape[0], 1, dtype=x.dtype)
-    z = torch.addmm(v, x, factors[0].mT)
-    arrays = (t.numpy() for t in (d, offset, scale))
-    kernels().prepare_adjoint(z.numpy(), g.contiguous().numpy(), *kind, *arrays)
-    direct = x.shape[1] <= problem.direct
-    limit = min(problem.easy, method.max_steps) if direct else method.max_steps
-    recipe = make_recipe(LINEAR, 0.0, method.solver, method.stop, limit, x.dtype)
+    d, offset, scale = prepare_adjoint(kind, torch.addmm(v, x, factors[0].mT), g)
     A = factors[0].mT
+    limit = min(problem.patience or method.max_steps, method.max_steps)
+    recipe = make_recipe(LINEAR, 0.0, method.solver, method.stop, limit, x.dtype)
     value, status, steps, residuals = run_kernel(A, offset, d, None, recipe, trace=problem.trace)
-    if direct and bool((status >= Status.MAX_STEPS).any()):
-        return None
     again = lambda: run_kernel(A, offset, d, None, recipe, trace=True)[3]  # noqa: E731
-    method.note_adjoint(Iterates(value, status, steps, (lambda: residuals) if problem.trace else again))
-    return value.mul_(scale) if not problem.trace else value * scale
+    found = Iterates(value, status, steps, (lambda: residuals) if problem.trace else again)
+    if problem.patience and stop_is_plain(method.stop):
+        found = hand_over(TransposedMap((A,), d, offset, 1.0), found, method.stop, limit, method.max_steps)
+    method.note_adjoint(found)
+    return found.value.mul_(scale) if not problem.trace else found.value * scale

@@ -38,6 +38,8 @@ class Description:
     on_failure: OnFailure
     direct: int
     easy: int
+    patience: int
+    automatic: bool
     executor: str
 
 
@@ -52,7 +54,9 @@ def describe(problem: AffineProblem, executor: str) -> str | None:
     name = problem.activation.name.partition("(")[0]
     forward, backward = ((_written(m.solver), _written(m.stop), m.max_steps) for m in methods)
     policy = problem.forward.on_failure
-    found = Description(name, kind[1], forward, backward, policy, problem.direct, problem.easy, executor)
+    counts = problem.direct, problem.easy, problem.patience
+    automatic = getattr(problem.forward.loop, "automatic", False)
+    found = Description(name, kind[1], forward, backward, policy, *counts, automatic, executor)
     return json.dumps(asdict(found))
 
 
@@ -77,13 +81,14 @@ def _part(written: list[Any]) -> Any:
 def _problem(text: str) -> AffineProblem:
     """Returns the problem behind a text; like every method, it serves one solve."""
     found, activation, methods = _read(text)
-    loop = choose_loop(found.executor, trace=False)
+    loop = choose_loop(found.executor, trace=False, automatic=found.automatic)
     forward, backward = (
         Method(solver, stop, steps, found.on_failure, loop=loop) for solver, stop, steps in methods
     )
     return AffineProblem(
-        activation, forward, backward, direct=found.direct, trace=False, easy=found.easy, shortcut=solve_adjoint
-    )
+        activation, forward, backward, direct=found.direct, trace=False, easy=found.easy,
+        shortcut=solve_adjoint, patience=found.patience,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("wellposed::equilibrium", mutates_args=())

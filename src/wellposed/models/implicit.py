@@ -19,10 +19,11 @@ from wellposed.equilibrium.fixed_point import make_method, require_finite
 from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.map import Map
+from wellposed.equilibrium.monitor import active_logs
 from wellposed.equilibrium.newton import Newton
 from wellposed.equilibrium.one_sided import Triangular
 from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.problem import Loop, Method
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.splitting import SplittingMap
@@ -31,11 +32,14 @@ from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
 from wellposed.forms.form import MODEL_BUILDERS, ImplicitForm
 from wellposed.forms.operators import Dense, LowRank, Zero
+from wellposed.kernels.automatic import adjoint_patience
 from wellposed.kernels.dispatch import check_executor, choose_loop
 from wellposed.kernels.executor import solve_adjoint
+from wellposed.kernels.layer import Plan, make_plan, run_layer
 from wellposed.kernels.operators import describe
 from wellposed.kernels.operators import equilibrium as equilibrium_operator
-from wellposed.kernels.support import tensor_problem
+from wellposed.kernels.support import DTYPES, tensor_problem
+from wellposed.models.checks import check_matrices, choose_condition
 from wellposed.models.matrix import StateMatrix, System
 
 DIRECT = 20  # states up to which a slow backward system is factorised,
@@ -100,7 +104,7 @@ class ImplicitModel(nn.Module):
         self.solver, self.stop, self.max_steps = solver, stop, max_steps
         self.gradient = GRADIENTS.get(Implicit() if gradient is None else gradient)
         self.on_failure, self.executor = on_failure, executor
-        rule = _choose_condition(condition, kappa, triangular)
+        rule = choose_condition(condition, kappa, triangular)
         self.state = StateMatrix(state_features, self.activation, rule, kappa, rank)
         self.method()
         self.B = nn.Parameter(torch.randn(state_features, in_features) / math.sqrt(in_features))
@@ -139,6 +143,11 @@ class ImplicitModel(nn.Module):
         flat = u.reshape(-1, self.in_features)
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
         text = _describe(self) if compiling else None
+        plan = None if under_transform() else self._fast_plan(u)
+        if plan is not None:
+            factors = self.state.factors()
+            y = run_layer(plan, flat, factors[0], self.B, self.C, self.D, self.bias)
+            return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
         x = self._solve(flat, None, trace=False)[0] if text is None else self._operator(flat, text)
         y = F.linear(x, self.C)
         if self.D is not None:
@@ -200,7 +209,7 @@ class ImplicitModel(nn.Module):
         if isinstance(method.stop, ErrorBound):
             bound, context = self._bound(), self._context(u.detach())
         if isinstance(self.gradient, Implicit) and self.activation.componentwise:
-            method = replace(method, loop=choose_loop(self.executor, trace=trace))
+            method = replace(method, loop=self._loop(trace))
             problem = self._problem(system, method, self.gradient, bound, trace)
             return affine_equilibrium(problem, v, start, context, *system.factors)
         return self._solve_generally(system, method, v, start, bound, context)
@@ -212,10 +221,42 @@ class ImplicitModel(nn.Module):
         direct = DIRECT if gradient.solver is None else 0
         if system.splitting is not None and gradient.solver is None:
             backward, direct = replace(backward, solver=Newton()), Newton().dense
+        if gradient.solver is not None:
+            backward = replace(backward, loop=choose_loop(self.executor, trace=trace))
         compiled = method.loop is not iterate
         easy, shortcut = (COMPILED_EASY, solve_adjoint) if compiled else (AffineProblem.easy, None)
-        parts = system.damping, direct, bound, system.splitting, trace, easy, shortcut
+        patience = 0
+        if compiled and direct:
+            small = COMPILED_EASY if self.state_features <= direct else 0
+            patience = adjoint_patience(self.state_features, backward, small, automatic=self.solver is None)
+        parts = system.damping, direct, bound, system.splitting, trace, easy, shortcut, patience
         return AffineProblem(self.activation, method, backward, *parts)
+
+    def _fast_plan(self, u: Tensor) -> Plan | None:
+        """Returns how the whole model is one node of the graph; None if it is several."""
+        state, dtype = self.state, self.B.dtype
+        if active_logs() or u.dtype != dtype or u.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return None
+        options = self.solver, self.stop, self.max_steps, self.gradient, self.on_failure, self.executor
+        key = (*options, self.activation, state.condition, state.kappa, dtype)
+        known = self.__dict__.get("_plan")
+        if known is None or known[0] != key:
+            known = self._plan = key, self._make_plan(dtype)
+        return known[1]
+
+    def _make_plan(self, dtype: torch.dtype) -> Plan | None:
+        rule = self.condition
+        shifted = rule.name in ("mu", "monotone") or (isinstance(rule, Triangular) and rule.diagonal)
+        if shifted or not hasattr(self.state, "raw") or not isinstance(self.gradient, Implicit):
+            return None
+        if self.executor == "reference" or dtype not in DTYPES or not self.activation.componentwise:
+            return None
+        method = replace(self.method(), loop=self._loop(False))
+        problem = self._problem(System(()), method, self.gradient, None, False)
+        return make_plan(problem, self.state_features, dtype)
+
+    def _loop(self, trace: bool) -> Loop:
+        return choose_loop(self.executor, trace=trace, automatic=self.solver is None)
 
     def description(self) -> str | None:
         """Returns how the model solves, for the operator ``wellposed::equilibrium``; None without a kernel."""
@@ -225,7 +266,7 @@ class ImplicitModel(nn.Module):
             return None
         if self.executor == "reference" or tensor_problem(self.B):
             return None
-        method = replace(self.method(), loop=choose_loop(self.executor, trace=False))
+        method = replace(self.method(), loop=self._loop(False))
         return describe(self._problem(system, method, self.gradient, None, False), self.executor)
 
     def _operator(self, u: Tensor, description: str) -> Tensor:
@@ -298,10 +339,10 @@ class ImplicitModel(nn.Module):
 
         Example:
             >>> model = ImplicitModel.from_matrices(0.5 * torch.eye(2), torch.ones(2, 1), torch.ones(1, 2))
-            >>> model(torch.ones(1, 1))
-            tensor([[4.]], grad_fn=<ViewBackward0>)
+            >>> model(torch.ones(1, 1)).detach()
+            tensor([[4.]])
         """
-        _check_matrices(A, B, C, D, bias)
+        check_matrices(A, B, C, D, bias)
         if options.get("rank") is not None:
             raise InputError("from_matrices keeps A as it is, in full; leave rank out")
         activation = get_activation(options.pop("activation", "relu"))
@@ -356,33 +397,3 @@ MODEL_BUILDERS.append(ImplicitModel.from_form)
 def _describe(model: ImplicitModel) -> str | None:
     """Writes down how a model solves, for a graph that is being compiled."""
     return model.description()
-
-
-def _choose_condition(condition: str | Condition, kappa: float | None, triangular: bool) -> Condition:
-    rule = get_condition(condition)
-    if triangular:
-        if rule.name not in ("inf", "triangular"):
-            raise InputError(
-                f"triangular=True caps rows of A and cannot be combined with condition={rule.name!r}; drop one"
-            )
-        return Triangular()
-    if kappa is None:
-        raise InputError("kappa=None (no cap on A) is possible only with triangular=True; give kappa below one")
-    return rule
-
-
-def _check_matrices(A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None) -> None:
-    if A.dim() != 2 or B.dim() != 2 or C.dim() != 2 or A.shape[0] != A.shape[1]:
-        raise InputError(
-            f"A is (n, n), B (n, p) and C (q, n); received {tuple(A.shape)}, {tuple(B.shape)}, {tuple(C.shape)}"
-        )
-    n, p, q = A.shape[0], B.shape[1], C.shape[0]
-    expected = {"B": (B, (n, p)), "C": (C, (q, n)), "D": (D, (q, p)), "bias": (bias, (n,))}
-    for name, (value, shape) in expected.items():
-        if value is None:
-            continue
-        if tuple(value.shape) != shape:
-            raise InputError(f"{name} must have the shape {shape} to fit A; received {tuple(value.shape)}")
-        if value.dtype != A.dtype:
-            raise InputError(f"all matrices share one dtype; A is {A.dtype} and {name} {value.dtype}")
-        require_finite(name, value)

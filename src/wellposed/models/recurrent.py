@@ -1,20 +1,25 @@
 """ImplicitRNN: a recurrent network whose step is an implicit model."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wellposed.equilibrium.affine import AffineProblem
 from wellposed.equilibrium.failure import Once
 from wellposed.equilibrium.fixed_point import require_finite
+from wellposed.equilibrium.gradient import Implicit
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound
 from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
-from wellposed.models.implicit import ImplicitModel
+from wellposed.kernels.dispatch import choose_loop
+from wellposed.kernels.sequence import sequence_problem, walk
+from wellposed.kernels.sequence_runs import Course, Parts
+from wellposed.models.implicit import COMPILED_EASY, DIRECT, ImplicitModel
 from wellposed.models.sequence import Input, Sequences
 
 
@@ -237,6 +242,23 @@ class ImplicitRNN(nn.Module):
         output = data if self.readout is None else self.readout(data)
         return output, torch.stack([walk.last for walk in walks]), walks
 
+    def explain(self) -> str:
+        """Says whether sequences are computed in one compiled call each way, and if not, why.
+
+        Example:
+            >>> ImplicitRNN(3, 5, 8, gradient="phantom").explain()
+            'time by time: gradient Phantom has no kernel'
+        """
+        for index in range(len(self.cells)):
+            with torch.no_grad():
+                course = _Walk(self.cell(index), self.warm_start, False, "", Once()).course([1])
+            if isinstance(course, str):
+                return f"time by time: {course}"
+        cell = self.cell(0)
+        dtype = str(cell.B.dtype).removeprefix("torch.")
+        solver = type(cell.method().solver).__name__
+        return f"whole sequences: {cell.activation.name}, {dtype}, {cell.state_features} states, {solver}"
+
     def _place(self, layer: int, direction: int) -> str:
         """Names a pass in messages, where there are several."""
         named = f" of layer {layer}" if self.num_layers > 1 else ""
@@ -260,6 +282,34 @@ class _Walk:
 
     def run(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
         """Returns the hidden states of all elements and keeps the last ones."""
+        course = self.course(sizes, backwards=backwards)
+        if isinstance(course, str):
+            return self._run_by_time(data, sizes, h0, backwards=backwards)
+        cell, (A,) = self.cell, self.system.factors
+        found = walk(course, data, h0, Parts(A, cell.B, cell.C, cell.D, cell.bias))
+        if self.trace:
+            self.reports = {0: {name: getattr(found, name) for name in ("states", "status", "steps", "residual")}}
+        self.last = found.last
+        return found.hidden
+
+    def course(self, sizes: list[int], *, backwards: bool = False) -> Course | str:
+        """Returns how to walk through sequences in one call, or why they must be walked through time by time."""
+        cell, gradient, system = self.cell, self.cell.gradient, self.system
+        if cell.executor == "reference":
+            return 'executor="reference" was asked for'
+        if not isinstance(gradient, Implicit):
+            return f"gradient {type(gradient).__name__} has no kernel"
+        if system.scale is not None or system.splitting is not None:
+            return f"the iteration of condition {cell.condition.name!r} has no kernel"
+        method = replace(cell.method("", self.once), loop=choose_loop(cell.executor, trace=False))
+        direct = DIRECT if gradient.solver is None else 0
+        problem = AffineProblem(
+            cell.activation, method, gradient.adjoint_method(method), system.damping, direct, easy=COMPILED_EASY
+        )
+        reason = sequence_problem(problem, system.factors, sizes[0])
+        return reason or Course(problem, tuple(sizes), backwards, self.warm_start, self.trace, self.place)
+
+    def _run_by_time(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
         cell, p = self.cell, data.shape[1]
         v, parts = F.linear(data, cell.B[:, :p], cell.bias).split(sizes), data.split(sizes)
         y = None if cell.D is None else F.linear(data, cell.D[:, :p]).split(sizes)

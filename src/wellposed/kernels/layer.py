@@ -1,0 +1,173 @@
+"""A whole model ``x = phi(Ax + Bu + b)``, ``y = Cx + Du`` as one node of the graph, for small solves.
+
+What torch does around a solve (a node for every product, a report for every solve) costs more than it takes to
+solve a hundred samples of twenty states. Here the forward and the backward pass are one function each. Whatever
+is not a first derivative goes the general way, through `affine_equilibrium`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wellposed.activations import Activation
+from wellposed.equilibrium.affine import AffineMap, AffineProblem, TransposedMap, affine_equilibrium
+from wellposed.equilibrium.failure import OnFailure, report
+from wellposed.equilibrium.loop import Iterates
+from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.stopping import Stopping
+from wellposed.kernels.automatic import adjoint_step, hand_over, stop_is_plain
+from wellposed.kernels.executor import CompiledLoop, prepare_adjoint, run_kernel
+from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
+from wellposed.kernels.support import installation_problem, solver_problem, stop_problem
+
+Matrix = Tensor | None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One of the two solves."""
+
+    solver: Solver
+    stop: Stopping
+    max_steps: int
+    recipe: Recipe
+    hands_over: bool
+
+    def finish(self, found: Iterates, f: AffineMap | TransposedMap, policy: OnFailure, name: str) -> Tensor:
+        """Sees to samples that are not finished and reports those that remain so."""
+        if self.hands_over:
+            found = hand_over(f, found, self.stop, self.recipe.max_steps, self.max_steps)
+        report(found, policy, solve=name, max_steps=self.max_steps)
+        return found.value
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the equations of a model are solved, in the terms of the kernels."""
+
+    activation: Activation
+    kind: tuple[int, float]
+    forward: Pass
+    backward: Pass
+    on_failure: OnFailure
+    general: AffineProblem  # a template: its methods serve one solve
+
+    def problem(self) -> AffineProblem:
+        """Returns the same for the general way, with methods of its own."""
+        forward, backward = (
+            Method(old.solver, old.stop, old.max_steps, old.on_failure, loop=old.loop)
+            for old in (self.general.forward, self.general.backward)
+        )
+        return replace(self.general, forward=forward, backward=backward)
+
+
+def make_plan(problem: AffineProblem, states: int, dtype: torch.dtype) -> Plan | None:
+    """Turns a problem into a plan; None where some part has no kernel."""
+    kind, loop = kind_of(problem.activation), problem.forward.loop
+    methods = problem.forward, problem.backward
+    if kind is None or installation_problem() or not isinstance(loop, CompiledLoop) or problem.bound is not None:
+        return None
+    if problem.damping != 1 or problem.splitting is not None or problem.forward.logs:
+        return None
+    if any(solver_problem(m.solver) or stop_problem(m.stop) or m.logs for m in methods):
+        return None
+    first, second = methods
+    limit, automatic = first.max_steps, loop.automatic and problem.activation.homogeneous
+    if automatic:
+        limit = adjoint_step(states, first.stop, first.max_steps)
+    forward = _pass(first, *kind, limit, limit < first.max_steps, dtype)
+    patience = problem.patience or second.max_steps
+    turns = problem.patience > 0 and stop_is_plain(second.stop)
+    backward = _pass(second, LINEAR, 0.0, min(patience, second.max_steps), turns, dtype)
+    return Plan(problem.activation, kind, forward, backward, first.on_failure, problem)
+
+
+def _pass(method: Method, kind: int, slope: float, limit: int, hands_over: bool, dtype: torch.dtype) -> Pass:
+    recipe = make_recipe(kind, slope, method.solver, method.stop, limit, dtype)
+    return Pass(method.solver, method.stop, method.max_steps, recipe, hands_over)
+
+
+def run_layer(plan: Plan, u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Matrix, bias: Matrix) -> Tensor:
+    """Computes the outputs ``(B, q)`` of a model."""
+    if torch.is_grad_enabled():
+        output: Tensor = _Layer.apply(plan, u, A, B, C, D, bias)
+        return output
+    return _forward(plan, u, A, B, C, D, bias)[0]
+
+
+def _forward(
+    plan: Plan, u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Matrix, bias: Matrix
+) -> tuple[Tensor, Tensor, Tensor]:
+    v = F.linear(u, B, bias)
+    x, status, steps, _ = run_kernel(A, v, None, None, plan.forward.recipe, trace=False)
+    if int(status.numpy().max(initial=0)) >= Status.MAX_STEPS:
+        again = lambda: run_kernel(A, v, None, None, plan.forward.recipe, trace=True)[3]  # noqa: E731
+        f = AffineMap((A,), v, plan.activation)
+        x = plan.forward.finish(Iterates(x, status, steps, again), f, plan.on_failure, "equilibrium")
+    y = F.linear(x, C)
+    return (y if D is None else torch.addmm(y, u, D.mT)), x, v
+
+
+class _Layer(torch.autograd.Function):
+    """The outputs of a model; the backward pass is that of `_Equilibrium` between those of two products."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, *tensors: Any) -> Tensor:
+        y, x, v = _forward(plan, *tensors)
+        ctx.plan = plan
+        ctx.save_for_backward(x, v, *tensors)
+        ctx.set_materialize_grads(False)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if gradients[0] is None:
+            return (None,) * len(ctx.needs_input_grad)
+        x, v, *tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, *_differentiable(ctx.plan, tensors, gradients[0], ctx.needs_input_grad[1:])
+        return None, *_backward(ctx.plan, x, v, tensors, gradients[0], ctx.needs_input_grad[1:])
+
+
+def _backward(
+    plan: Plan, x: Tensor, v: Tensor, tensors: list[Any], g: Tensor, needs: tuple[bool, ...]
+) -> list[Any]:
+    u, A, B, C, D, _ = tensors
+    du, dA, dB, dC, dD, db = needs
+    across = g.mT
+    found: list[Any] = [None, None, None, across @ x if dC else None, across @ u if dD else None, None]
+    if dA or dB or db or du:
+        y = _adjoint(plan, x, v, g @ C, A)
+        turned = y.mT
+        found[1], found[2] = turned @ x if dA else None, turned @ u if dB else None
+        found[5] = y.sum(0) if db else None
+        if du:
+            found[0] = y @ B if D is None else torch.addmm(g @ D, y, B)
+    return found
+
+
+def _adjoint(plan: Plan, x: Tensor, v: Tensor, g: Tensor, A: Tensor) -> Tensor:
+    d, offset, scale = prepare_adjoint(plan.kind, torch.addmm(v, x, A.mT), g)
+    recipe, turned = plan.backward.recipe, A.mT
+    y, status, steps, _ = run_kernel(turned, offset, d, None, recipe, trace=False)
+    if int(status.numpy().max(initial=0)) >= Status.MAX_STEPS:
+        again = lambda: run_kernel(turned, offset, d, None, recipe, trace=True)[3]  # noqa: E731
+        f = TransposedMap((turned,), d, offset, 1.0)
+        y = plan.backward.finish(Iterates(y, status, steps, again), f, plan.on_failure, "adjoint solve")
+    return y.mul_(scale)
+
+
+def _differentiable(plan: Plan, tensors: list[Any], g: Tensor, needs: tuple[bool, ...]) -> list[Any]:
+    """Computes gradients that can be differentiated, by solving once more."""
+    u, A, B, C, D, bias = tensors
+    v = F.linear(u, B, bias)
+    x = affine_equilibrium(plan.problem(), v, torch.zeros_like(v), v.detach(), A)[0]
+    y = F.linear(x, C) if D is None else F.linear(x, C) + F.linear(u, D)
+    wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
+    found = iter(torch.autograd.grad(y, wanted, g, create_graph=True, allow_unused=True))
+    return [next(found) if need else None for need in needs]
