@@ -1,9 +1,11 @@
 """ImplicitRNN over whole sequences against torchidl's, and the training time of the rolling argmax.
 
 Both libraries evaluate the same matrices in float32 on one thread, from the same inputs to the last hidden state.
-torchidl stops at a residual of 3e-6, ours where its true error is no larger. Errors are measured against our plain
-loop in float64. Training is that of 001 (Tables 3 and 4): 10 000 sequences of ten numbers, A 21 x 21, B 21 x 23,
-C 22 x 21, D 22 x 23 and a linear layer to ten classes.
+torchidl stops at a residual of 3e-6, ours where its true error is no larger; where no tolerance down to 1e-8 gets
+there (positive 0.99: ours stagnates in float32 at an error several times larger), the ratio is not one at equal
+error, and the columns of errors say so. Errors are measured against our plain loop in float64.
+Training is that of 001 (Tables 3 and 4): 10 000 sequences of ten numbers, A 21 x 21, B 21 x 23, C 22 x 21,
+D 22 x 23 and a linear layer to ten classes.
 
 Run: python -m benchmarks.sequences [--quick] in an environment that has torchidl.
 """
@@ -33,8 +35,8 @@ from wellposed import Absolute, ImplicitRNN
 RESULT = Path(__file__).parent / "results" / "sequences.json"
 SIZES = ((20, 20, 128), (37, 40, 128))  # states, hidden states, batch
 FLOOR = 1e-6  # relative errors below this are the rounding of float32
-LENGTHS = (10, 60)
-KINDS = (("positive", 0.9), ("positive", 0.99), ("random", 0.9))
+# Family, norm and lengths; at 0.99 a long sequence takes the plain iterations seconds.
+KINDS = (("positive", 0.9, (10, 60)), ("random", 0.9, (10, 60)), ("positive", 0.99, (10,)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _error(found: Tensor, wanted: Tensor) -> float:
 
 
 def as_accurate(case: Case, last: Tensor, goal: float) -> float:
-    """Returns the largest tolerance with which our error does not exceed the goal."""
+    """Returns the largest tolerance with which our error does not exceed the goal; about 1e-8 if none does."""
     tolerance = TOLERANCE
     while tolerance > 1e-8 and _error(ours(case, "auto", tolerance).forward(case), last) > max(goal, FLOOR):
         tolerance /= 2
@@ -241,13 +243,13 @@ def main(arguments: list[str] | None = None) -> None:
     quick = parser.parse_args(arguments).quick
     one_thread()
     warnings.simplefilter("ignore")
-    sizes, timing = (SIZES[:1], (3, 0.05)) if quick else (SIZES, (3, 0.1))
+    sizes, timing = (SIZES[:1], (3, 0.05)) if quick else (SIZES, (3, 0.05))
     rows = [
         row
         for size in sizes
-        for kind in KINDS
-        for length in LENGTHS
-        for row in measure(Case.draw(*kind, *size, length), *timing)
+        for family, norm, lengths in KINDS
+        for length in lengths
+        for row in measure(Case.draw(family, norm, *size, length), *timing)
     ]
     show(rows, "forward and backward over sequences")
     trained = trainings(quick)

@@ -25,14 +25,14 @@ class FitReport:
         objective, strength: what was minimised beside the misfit.
         exponents: the states of block k are in units of 2^-e_k.
         units: where these come from: "form", "data" or "none".
-        gap, relative_gap: duality gap of every row; the relative one refers to |z|^2 / 2.
-        norm: |a|_1 of every row as returned, rounded up.
+        gap, relative_gap: duality gap of every row; the relative one refers to ``|z|^2 / 2``.
+        norm: ``|a|_1`` of every row as returned, rounded up.
         nonzeros: entries of (A, B) that are not zero, in every row.
         allowed: entries of (A, B) that the support allows.
         certificate: of the returned model.
-        state_residual: |AX + BU + b - Z| / |Z| of every block, on the states that the fit saw.
-        state_error: |x - X| / |X| of every block, x the model's own equilibrium.
-        output_error: |y - Y| / |Y|, y the model's own output.
+        state_residual: ``|AX + BU + b - Z| / |Z|`` of every block, on the states that the fit saw.
+        state_error: ``|x - X| / |X|`` of every block, x the model's own equilibrium.
+        output_error: ``|y - Y| / |Y|``, y the model's own output.
         score: "accuracy" or "mean squared error" against targets; None without targets.
         before, after: the score of the network and of the model.
         notes: what a reader should know: dead units, few samples and the like.

@@ -50,7 +50,8 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def _layout(n: int, memory: int, max_steps: int, item: int) -> Layout:
+def lay_out(n: int, memory: int, max_steps: int, item: int) -> Layout:
+    """Plans the memory of one group of samples."""
     lanes = kernels()
     width = lanes.VECTORS * lanes.VECTOR_BYTES // item
     slots = tuple(point * n * width for point in range(memory + 2))
@@ -63,7 +64,7 @@ def _layout(n: int, memory: int, max_steps: int, item: int) -> Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def _numbers(recipe: Recipe, dtype: torch.dtype) -> tuple[tuple[int, ...], Any]:
+def encode(recipe: Recipe, dtype: torch.dtype) -> tuple[tuple[int, ...], Any]:
     """Returns the recipe as the kernel takes it."""
     counts = recipe.kind, recipe.memory, recipe.rule, recipe.limit, recipe.max_steps
     numbers = recipe.slope, recipe.worth, recipe.patience, recipe.ridge, recipe.atol, recipe.rtol
@@ -79,27 +80,27 @@ def run_kernel(
         states, statuses, steps, and residuals ``(B, K)``, without columns unless a trace is wanted.
     """
     batch, n = v.shape
-    cpu, layout = kernels(), _layout(n, recipe.memory or MEMORY, recipe.max_steps, v.element_size())
-    packed = _packed(A, cpu)
+    cpu, layout = kernels(), lay_out(n, recipe.memory or MEMORY, recipe.max_steps, v.element_size())
+    packed = pack_matrix(A, cpu)
     value = torch.empty(batch, n, dtype=v.dtype)
     status, steps = np.empty(batch, np.int8), np.empty(batch, np.int64)
     residuals = np.empty((recipe.max_steps if trace else 0, batch), packed.dtype)
     none = packed[:0].reshape(0, n)
     inputs = [none if t is None else t.detach().contiguous().numpy() for t in (v, d, x0)]
     outputs = value.numpy(), status, steps, residuals
-    counts, numbers = _numbers(recipe, v.dtype)
+    counts, numbers = encode(recipe, v.dtype)
 
     def part(begin: int, end: int) -> None:
         work = torch.empty(layout.size, dtype=v.dtype).numpy()  # torch aligns it to vectors
         lanes = np.empty(3 * layout.width, np.int64)
         cpu.solve(packed, *inputs, *outputs, work, lanes, layout.slots, layout.at, counts, numbers, begin, end)
 
-    _share(part, batch, layout.width, batch * n * n)
+    share_out(part, batch, layout.width, batch * n * n)
     reports = torch.from_numpy(status), torch.from_numpy(steps), torch.from_numpy(residuals)
     return value, *reports[:2], _finished(reports[2], reports[1]) if trace else reports[2].mT
 
 
-def _packed(A: Tensor, cpu: ModuleType) -> Any:
+def pack_matrix(A: Tensor, cpu: ModuleType) -> Any:
     """Copies A in tiles; a transposed matrix is read as it lies."""
     n = A.shape[0]
     flipped = n > 1 and A.stride() == (1, n)
@@ -109,7 +110,7 @@ def _packed(A: Tensor, cpu: ModuleType) -> Any:
     return packed
 
 
-def _share(part: Callable[[int, int], None], batch: int, width: int, work: int) -> None:
+def share_out(part: Callable[[int, int], None], batch: int, width: int, work: int) -> None:
     """Gives every thread some samples, in whole groups where there is enough to do."""
     count = min(torch.get_num_threads(), batch // width) if work > SPLIT else 1
     if count <= 1:

@@ -17,7 +17,7 @@ from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.problem import Method
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
-from wellposed.kernels.executor import MEMORY, _layout, _numbers, _packed, _share, kernels, run_kernel
+from wellposed.kernels.executor import MEMORY, encode, kernels, lay_out, pack_matrix, run_kernel, share_out
 from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
 
 
@@ -186,8 +186,8 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     """Runs a loop over all times, sequences shared out to threads; returns statuses and steps."""
     n, elements = A.shape[0], int(course.offsets[-1])
-    layout = _layout(n, recipe.memory or MEMORY, recipe.max_steps, A.element_size())
-    packed, (counts, numbers) = _packed(A, kernels()), _numbers(recipe, A.dtype)
+    layout = lay_out(n, recipe.memory or MEMORY, recipe.max_steps, A.element_size())
+    packed, (counts, numbers) = pack_matrix(A, kernels()), encode(recipe, A.dtype)
     status, steps = torch.empty(elements, dtype=torch.int8), torch.empty(elements, dtype=torch.int64)
     fixed = *arguments, packed[:0].reshape(0, n), status.numpy(), steps.numpy()
 
@@ -197,7 +197,7 @@ def _run(
         buffers = work, lanes, layout.slots, layout.at, counts, numbers
         loop(packed, *fixed, *buffers, course.offsets, course.backwards, low, high)
 
-    _share(part, course.sizes[0], layout.width, elements * n * n)
+    share_out(part, course.sizes[0], layout.width, elements * n * n)
     return status, steps
 
 
