@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from wellposed import Absolute, ErrorBound, Implicit, ImplicitRNN, Phantom, Relative, Status, Unrolled, watch
 from wellposed.activations import leaky_relu
 from wellposed.errors import ConvergenceError, ConvergenceWarning
+from wellposed.kernels import explain
 
 pytest.importorskip("numba")
 
@@ -244,3 +245,9 @@ def test_without_gradients_nothing_is_kept():
     assert (
         output.grad_fn is None and torch.equal(output, rnn(sequences())[0]) and torch.equal(h_n[0], output[:, -1])
     )
+
+
+def test_explain_knows_sequences():
+    rnn = ImplicitRNN(3, 4, 5)
+    assert explain(rnn, torch.zeros(2, 6, 3)) == rnn.explain()
+    assert rnn.explain().startswith("whole sequences: relu, float32, 5 states")

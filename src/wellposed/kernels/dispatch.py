@@ -51,7 +51,7 @@ def explain(model: Any, u: Tensor) -> str:
     """Says which executor computes ``model(u)`` and why.
 
     Args:
-        model: an `ImplicitModel`.
+        model: an `ImplicitModel` or `ImplicitRNN`.
         u: inputs, of which only shape, dtype and device count.
 
     Example:
@@ -59,6 +59,8 @@ def explain(model: Any, u: Tensor) -> str:
         >>> explain(ImplicitModel(3, 2, 8, executor="reference"), torch.zeros(5, 3))
         'reference: executor="reference" was asked for'
     """
+    if hasattr(model, "cells"):
+        return str(model.explain())
     if model.executor == "reference":
         return 'reference: executor="reference" was asked for'
     method: Method = model.method()
