@@ -3,7 +3,8 @@
 Both libraries evaluate the same matrices in float32 on one thread, from the same inputs to the last hidden state.
 torchidl stops at a residual of 3e-6, ours where its true error is no larger; where no tolerance down to 1e-8 gets
 there (positive 0.99), the ratio is not one at equal error, and the columns of errors say so. In training, float32
-rounding grows from step to step until losses differ; in float64 both of our paths agree. Errors are measured against our plain loop in float64.
+rounding grows from step to step until losses differ; in float64 both of our paths agree. Errors are measured
+against our plain loop in float64.
 Training is that of 001 (Tables 3 and 4): 10 000 sequences of ten numbers, A 21 x 21, B 21 x 23, C 22 x 21,
 D 22 x 23 and a linear layer to ten classes.
 

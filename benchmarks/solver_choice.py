@@ -20,9 +20,10 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
+from benchmarks.kernels_problems import trained
 from benchmarks.problems import FAMILIES, state_matrix
 from benchmarks.timing import one_thread
-from wellposed import ImplicitModel, Relative
+from wellposed import Relative
 from wellposed.activations import get_activation
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.anderson import Anderson
@@ -62,20 +63,10 @@ class Case:
         return float((max_norm(x.double() - self.exact) / max_norm(self.exact).clamp_min(1e-3)).max())
 
 
-def trained(n: int, batch: int) -> tuple[Tensor, Tensor]:
-    """Trains a model on products of sums for a moment; returns A with norm one at most and the offsets v."""
-    torch.manual_seed(n)
-    model = ImplicitModel(16, 4, n, kappa=0.99)
-    u = torch.randn(max(batch, 64), 16)
-    target = (u[:, :4] * u[:, 4:8]).cumsum(1)
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(60):
-        rows = torch.randint(len(u), (64,))
-        optimiser.zero_grad()
-        torch.nn.functional.mse_loss(model(u[rows]), target[rows]).backward()
-        optimiser.step()
-    A = model.A.detach()
-    return A / torch.linalg.matrix_norm(A, torch.inf), (u[:batch] @ model.B.detach().mT)
+def _trained(n: int, batch: int) -> tuple[Tensor, Tensor]:
+    """Returns a trained A with norm one and the offsets v."""
+    A, B, u = trained(n, batch)
+    return A, u @ B.mT
 
 
 def cases() -> list[tuple[str, float, Tensor, Tensor]]:
@@ -83,7 +74,7 @@ def cases() -> list[tuple[str, float, Tensor, Tensor]]:
     found = []
     for sizes, norms in ((SIZES, NORMS), HELD_OUT):
         for (n, batch), family in itertools.product(sizes, (*FAMILIES, "trained")):
-            known = trained(n, batch) if family == "trained" else None
+            known = _trained(n, batch) if family == "trained" else None
             for norm in norms:
                 generator = torch.Generator().manual_seed(0)
                 if known is None:
