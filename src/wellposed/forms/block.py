@@ -54,12 +54,8 @@ class Block(Operator):
         return sum(self.heights), sum(self.widths)
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.kind
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.place)
+    def home(self) -> Tensor:
+        return torch.empty(0, dtype=self.kind, device=self.place)
 
     def part(self, i: int, j: int) -> Operator:
         """Returns one block."""

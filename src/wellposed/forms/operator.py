@@ -28,9 +28,9 @@ class Operator(abc.ABC):
         """The numbers of rows and columns."""
 
     @property
+    @abc.abstractmethod
     def home(self) -> Any:
-        """The tensor or operator in it whose type and device it has."""
-        raise NotImplementedError
+        """A tensor or operator whose type and device it has."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -134,12 +134,8 @@ class Zero(Operator):
         return self.size
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.kind
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.place)
+    def home(self) -> Tensor:
+        return torch.empty(0, dtype=self.kind, device=self.place)
 
     def apply(self, x: Tensor) -> Tensor:
         return x.new_zeros(x.shape[0], self.size[0])
@@ -192,12 +188,8 @@ class Identity(Operator):
         return self.size, self.size
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.kind
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.place)
+    def home(self) -> Tensor:
+        return torch.empty(0, dtype=self.kind, device=self.place)
 
     def apply(self, x: Tensor) -> Tensor:
         return x

@@ -45,12 +45,8 @@ class Selection(Operator):
         return len(self.index), self.columns
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.kind
-
-    @property
-    def device(self) -> torch.device:
-        return self.index.device
+    def home(self) -> Tensor:
+        return torch.empty(0, dtype=self.kind, device=self.index.device)
 
     @cached_property
     def _holes(self) -> bool:

@@ -30,8 +30,8 @@ from wellposed.equilibrium.splitting import SplittingMap
 from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
 from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
-from wellposed.forms.form import MODEL_BUILDERS, ImplicitForm
-from wellposed.forms.operators import Dense, LowRank, Zero
+from wellposed.forms.form import ImplicitForm
+from wellposed.forms.operators import Dense, LowRank
 from wellposed.kernels.automatic import adjoint_patience
 from wellposed.kernels.dispatch import check_executor, choose_loop
 from wellposed.kernels.executor import solve_adjoint
@@ -375,22 +375,12 @@ class ImplicitModel(nn.Module):
         D, bias = (None if value is None else value.detach() for value in (self.D, self.bias))
         return ImplicitForm(A, self.B.detach(), self.C.detach(), D, bias, self.activation)
 
-    @classmethod
-    def from_form(cls, form: ImplicitForm, **options: Any) -> "ImplicitModel":
-        """Builds a model with the matrices of a form; see `from_matrices`."""
-        A, B, C = (block.to_dense() for block in (form.A, form.B, form.C))
-        D = None if isinstance(form.D, Zero) else form.D.to_dense()
-        return cls.from_matrices(A, B, C, D, bias=form.bias, activation=form.activation, **options)
-
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"state_features={self.state_features}, activation={self.activation.name}, "
             f"condition={self.condition.name}, kappa={self.kappa}"
         )
-
-
-MODEL_BUILDERS.append(ImplicitModel.from_form)
 
 
 @torch.compiler.assume_constant_result
