@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from comparison import Using, equal_form
 from torch import nn
 
 from wellposed.activations import get_activation
@@ -17,30 +18,13 @@ CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
 BIAS = torch.linspace(-2, 2, 25, dtype=torch.float64).reshape(5, 5)
 
 
-class Using(nn.Module):
-    """A network that calls its parts by a function."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
 def tokens(length=5, width=8, count=3, dtype=torch.float64):
     generator = torch.Generator().manual_seed(length)
     return torch.randn(count, length, width, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def assert_same(network, u, expected=None, tolerance=1e-10):
-    network = network.to(u.dtype).eval()
-    form = to_implicit(network, tuple(u.shape[1:]))
-    with torch.no_grad():
-        y = network(u) if expected is None else expected(u)
-    torch.testing.assert_close(form(u), y.reshape(len(u), -1), rtol=0, atol=tolerance)
+    form = equal_form(network, u, expected, tolerance)
     assert all(i < j for i, j in form.blocks[0].parts)
     assert form.bias is None or form.bias.isfinite().all()
     return form

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from comparison import Using, equal_form
 from torch import nn
 
 from wellposed import ImplicitRNN
@@ -24,32 +25,9 @@ LAYERS = {
 }
 
 
-class Using(nn.Module):
-    """A network that calls its parts by a function."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
 def sequences(length, width, count=4, scale=3.0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(length)
     return scale * torch.randn(count, length, width, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def assert_same(network, u, expected=None, tolerance=1e-10):
-    network = network.to(u.dtype).eval()
-    form = to_implicit(network, tuple(u.shape[1:]))
-    with torch.no_grad():
-        y = network(u) if expected is None else expected(u)
-    y = y[0] if isinstance(y, tuple) else y
-    torch.testing.assert_close(form(u), y.reshape(len(u), -1), rtol=0, atol=tolerance)
-    return form
 
 
 def looping(form):
@@ -63,18 +41,18 @@ def looping(form):
 def test_layers_equal_torch(kind, layers, bidirectional, length, bias):
     torch.manual_seed(0)
     u, options = sequences(length, 2), {"bidirectional": bidirectional, "bias": bias}
-    form = assert_same(LAYERS[kind](2, 4, layers, batch_first=True, **options), u)
+    form = equal_form(LAYERS[kind](2, 4, layers, batch_first=True, **options), u)
     assert not looping(form) and form.certificate().value == 0.0
     if length == 2:
         layer = LAYERS[kind](2, 4, layers, **options)
-        assert_same(layer, u, lambda u: layer(u.transpose(0, 1))[0].transpose(0, 1))
+        equal_form(layer, u, lambda u: layer(u.transpose(0, 1))[0].transpose(0, 1))
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layers_in_float32(kind):
     torch.manual_seed(0)
     layer = LAYERS[kind](3, 8, 2, bidirectional=True, batch_first=True, dropout=0.5)
-    assert_same(layer, sequences(12, 3, dtype=torch.float32), tolerance=1e-5)
+    equal_form(layer, sequences(12, 3, dtype=torch.float32), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -86,8 +64,8 @@ def test_last_states_are_those_of_torch(kind):
         parts = [states[0], states[1]] if isinstance(layer, nn.LSTM) else [states]
         return torch.cat([part.transpose(0, 1).flatten(1) for part in parts], 1)
 
-    assert_same(Using(last, layer=layer), sequences(5, 2))
-    assert_same(
+    equal_form(Using(last, layer=layer), sequences(5, 2))
+    equal_form(
         Using(lambda network, x: network.layer(x)[0][:, -1], layer=LAYERS[kind](2, 4, batch_first=True)),
         sequences(5, 2),
     )
@@ -111,10 +89,10 @@ def test_initial_states_that_are_constants_or_depend_on_the_input(kind):
         return network.layer(x, start if isinstance(layer, nn.LSTM) else start[0])[0]
 
     u = sequences(3, 2)
-    form = assert_same(Using(constant, layer=layer), u)
+    form = equal_form(Using(constant, layer=layer), u)
     constants = [a.lipschitz("1") for a in form.activations]
     assert max(constants) < math.inf
-    form = assert_same(Using(dependent, layer=layer, first=nn.Linear(2, 4)), u)
+    form = equal_form(Using(dependent, layer=layer, first=nn.Linear(2, 4)), u)
     if isinstance(layer, nn.LSTM):
         assert max(a.lipschitz("1") for a in form.activations) == math.inf
 
@@ -135,7 +113,7 @@ def test_cells_in_a_loop_of_ones_own(kind, bias):
             state = network.cell(x[:, t], state)
         return state[0] if kind == "lstm" else state
 
-    form = assert_same(Using(run, cell=cell), sequences(4, 2))
+    form = equal_form(Using(run, cell=cell), sequences(4, 2))
     assert not looping(form) and all("cell" in label for label in form.labels)
 
 
@@ -150,10 +128,10 @@ def test_several_sequences_of_one_sample():
         return torch.cat([outputs, last.reshape(-1, 12)], 1)
 
     for kind in ("lstm", "gru", "relu"):
-        assert_same(
+        equal_form(
             Using(lambda n, x: rows(n, x).flatten(1), layer=LAYERS[kind](2, 2, batch_first=True)), sequences(6, 2)
         )
-    assert_same(Using(columns, layer=nn.GRU(2, 4)), sequences(6, 2))
+    equal_form(Using(columns, layer=nn.GRU(2, 4)), sequences(6, 2))
 
 
 def test_a_layer_in_a_network_and_two_in_a_row():
@@ -164,7 +142,7 @@ def test_a_layer_in_a_network_and_two_in_a_row():
         second=nn.GRU(8, 5, batch_first=True),
         out=nn.Linear(5, 2),
     )
-    form = assert_same(network, sequences(6, 2))
+    form = equal_form(network, sequences(6, 2))
     assert not looping(form)
     blocks = form.blocks[0].parts
     place = {label: index for index, label in enumerate(form.labels)}
@@ -206,7 +184,7 @@ def test_clipping_never_changes_a_recurrent_network(kind, dtype):
         with torch.no_grad():
             for p in layer.parameters():
                 p.copy_(50 * p.abs() * sign if p.dim() == 1 else 50 * p)
-        form = assert_same(layer, u, tolerance=1e-10 if dtype == torch.float64 else 1e-5)
+        form = equal_form(layer, u, tolerance=1e-10 if dtype == torch.float64 else 1e-5)
         free = [get_activation("multiply()") if a.name.startswith("multiply") else a for a in form.activations]
         assert torch.equal(form(u), form.replaced(activation=free)(u))
 
@@ -246,7 +224,7 @@ def test_exported_cells(cell):
 )
 def test_recurrent_baselines(baseline, shape):
     u = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert not looping(assert_same(baseline, u))
+    assert not looping(equal_form(baseline, u))
 
 
 def test_shapes_that_would_mix_samples_or_miss_time():
@@ -283,7 +261,7 @@ def test_implicit_rnn_is_unrolled_with_one_loop_a_step(case):
                 cell.D.copy_(0.3 * torch.randn_like(cell.D))
     u = sequences(4, 2)
     timewise = None if rnn.batch_first else lambda u: rnn(u.transpose(0, 1))[0].transpose(0, 1)
-    form = assert_same(rnn, u, timewise, tolerance=1e-5)
+    form = equal_form(rnn, u, timewise, tolerance=1e-5)
     certificate = form.certificate()
     assert certificate.holds
     count = 4 * len(rnn.cells)
@@ -295,7 +273,7 @@ def test_implicit_rnn_is_unrolled_with_one_loop_a_step(case):
 
 def test_implicit_rnn_in_a_network():
     network = Using(lambda n, x: n.rnn(n.embed(x))[1][0], embed=nn.Linear(3, 2), rnn=ImplicitRNN(2, 3, 5))
-    assert_same(network, sequences(4, 3), tolerance=1e-5)
+    equal_form(network, sequences(4, 3), tolerance=1e-5)
     lengths = Using(lambda n, x: n.rnn(x, None, torch.tensor([2]))[0], rnn=ImplicitRNN(2, 3, 5))
     with pytest.raises(UnsupportedError, match="lengths"):
         to_implicit(lengths, (4, 2))
@@ -306,7 +284,7 @@ def test_long_lstm_keeps_its_weights_once():
     form = to_implicit(layer, (20, 16))
     kept = {t.data_ptr() for part in (form.A, form.B) for t in weights_of(part)}
     assert len(kept) == 4  # gates and candidates, of input and hidden state
-    assert_same(layer, sequences(20, 16, dtype=torch.float32), tolerance=1e-5)
+    equal_form(layer, sequences(20, 16, dtype=torch.float32), tolerance=1e-5)
 
 
 def weights_of(operator):
