@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineMap, AffineProblem, Factors, differentiable_adjoint
-from wellposed.kernels.sequence_runs import Course, Parts, Walked, run_backward, run_forward
+from wellposed.kernels.sequence_runs import Course, Parts, Walked, columns, run_backward, run_forward
 from wellposed.kernels.support import map_problem, solver_problem, stop_problem
 
 
@@ -43,10 +43,10 @@ def walk(course: Course, data: Tensor, h0: Tensor, parts: Parts) -> Walked:
         h0: ``(B, h)`` hidden states before the first elements.
         parts: the matrices.
     """
-    if torch.is_grad_enabled():
-        tensors = data, h0, parts.A, parts.B, parts.C, parts.D, parts.bias
+    tensors = data, h0, parts.A, parts.B, parts.C, parts.D, parts.bias
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return Walked(*_Sequence.apply(course, *tensors))
-    return run_forward(course, data, h0, parts)
+    return run_forward(course, data, h0, parts, keep=False)[0]
 
 
 class _Sequence(torch.autograd.Function):
@@ -54,9 +54,9 @@ class _Sequence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, course: Course, data: Tensor, h0: Tensor, *matrices: Any) -> Any:
-        found = run_forward(course, data, h0, Parts(*matrices))
+        found, known, images = run_forward(course, data, h0, Parts(*matrices), keep=True)
         ctx.course = course
-        ctx.save_for_backward(found.hidden, found.states, found.u, found.v, data, h0, *matrices)
+        ctx.save_for_backward(found.hidden, found.states, known, images, data, h0, *matrices)
         outputs = tuple(getattr(found, field.name) for field in fields(found))
         ctx.mark_non_differentiable(*outputs[3:])
         ctx.set_materialize_grads(False)
@@ -66,26 +66,28 @@ class _Sequence(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         if all(gradient is None for gradient in gradients):
             return (None,) * len(ctx.needs_input_grad)
-        hidden, states, u, v, data, h0, *matrices = ctx.saved_tensors
-        course, parts = ctx.course, Parts(*matrices)
-        total = _total(course, gradients[0], gradients[1], hidden)
+        hidden, states, known, images, data, h0, *matrices = ctx.saved_tensors
+        course, parts, n = ctx.course, Parts(*matrices), states.shape[1]
         if torch.is_grad_enabled():
             u = torch.cat([data, _previous(course, hidden, h0)], -1)
+            total = _total(course, gradients[0], gradients[1], torch.empty_like(hidden))
             outer = torch.zeros_like(states) if gradients[2] is None else gradients[2]
-            found = _differentiable_backward(course, states, F.linear(u, parts.B, parts.bias), total, outer, parts)
+            y, total, first = _differentiable_backward(
+                course, states, F.linear(u, parts.B, parts.bias), total, outer, parts
+            )
+            known, found = torch.cat([states, u], 1).mT, torch.cat([y, total], 1).mT
         else:
-            outer = None if gradients[2] is None else gradients[2].clone(memory_format=torch.contiguous_format)
-            found = run_backward(course, torch.addmm(v, states, parts.A.mT), total, outer, parts)
-        return None, *_collect(found, u, states, parts, ctx.needs_input_grad[1:])
+            found = columns(n + hidden.shape[1], len(hidden), known)
+            _total(course, gradients[0], gradients[1], found[n:].mT)
+            first = run_backward(course, images, found, None if gradients[2] is None else gradients[2].mT, parts)
+        return None, *_collect(found, first, known, parts, ctx.needs_input_grad[1:])
 
 
-def _total(course: Course, every: Tensor | None, last: Tensor | None, hidden: Tensor) -> Tensor:
-    """Returns the gradient of the hidden states from that of all and of the last ones, in memory of its own."""
-    total = torch.zeros_like(hidden) if every is None else every.clone(memory_format=torch.contiguous_format)
-    if last is None:
-        return total
-    rows = course.last_rows()
-    total[rows] += last  # every row at most once
+def _total(course: Course, every: Tensor | None, last: Tensor | None, out: Tensor) -> Tensor:
+    """Writes the gradient of the hidden states from that of all and of the last ones."""
+    total = out.zero_() if every is None else out.copy_(every)
+    if last is not None:
+        total[course.last_rows()] += last  # every row at most once
     return total
 
 
@@ -122,22 +124,32 @@ def _differentiable_backward(
 
 
 def _collect(
-    found: tuple[Tensor, Tensor, Tensor], u: Tensor, states: Tensor, parts: Parts, needed: tuple[bool, ...]
+    found: Tensor, first: Tensor, known: Tensor, parts: Parts, needed: tuple[bool, ...]
 ) -> list[Tensor | None]:
-    """Returns the gradients of inputs, first hidden states, A, B, C, D and bias, as far as they are needed."""
-    (y, total, first), p = found, parts.inputs
+    """Returns the gradients of inputs, first hidden states, A, B, C, D and bias, as far as they are needed.
+
+    Args:
+        found: ``(n + h, N)`` y and the total gradients of the hidden states.
+        first: ``(B, h)`` gradients of the first hidden states.
+        known: ``(n + p + h, N)`` states, inputs and hidden states before.
+        parts: the matrices.
+        needed: which gradients are wanted.
+    """
+    n, p = len(parts.A), parts.inputs
+    y = found[:n]
+    product = found @ known.mT if any(needed[2:6]) else found[:0]  # all matrices at once
 
     def inputs() -> Tensor:
-        back = y @ parts.B[:, :p]
-        return back if parts.D is None else back + total @ parts.D[:, :p]
+        back = y.mT @ parts.B[:, :p]
+        return back if parts.D is None else back + found[n:].mT @ parts.D[:, :p]
 
     rules = (
         inputs,
         lambda: first,
-        lambda: y.mT @ states,
-        lambda: y.mT @ u,
-        lambda: total.mT @ states,
-        lambda: total.mT @ u,
-        lambda: y.sum(0),
+        lambda: product[:n, :n],
+        lambda: product[:n, n:],
+        lambda: product[n:, :n],
+        lambda: product[n:, n:],
+        lambda: y.sum(1),
     )
     return [rule() if want else None for rule, want in zip(rules, needed, strict=True)]

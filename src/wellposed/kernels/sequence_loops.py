@@ -1,116 +1,87 @@
 """The loops over time of a recurrent implicit model, compiled: a whole sequence in one call, there and back.
 
 Elements lie time after time, the longest sequences first (the layout of a packed sequence): the element of
-sequence i at time t is row ``offsets[t] + i``. Sequences do not look at each other, so any range of them can be
-computed by itself.
+sequence i at time t is column ``offsets[t] + i``. Sequences do not look at each other, so any range of them can be
+computed by itself: group by group, each from its first time to its last. Between two times a group does not leave
+its lanes; hidden states, equilibria and what goes back in time stay where they are.
 """
 
-import math
 import zlib
 from pathlib import Path
 from typing import Any
 
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
-from wellposed.kernels.cpu import solve
-from wellposed.kernels.recipe import RELU, SLOPED, TANH
-from wellposed.kernels.vectors import borrow
+from wellposed.kernels.lanes import D, V
+from wellposed.kernels.sequence_lanes import (
+    IMAGE,
+    OUT,
+    POINT,
+    SCALE,
+    load,
+    multiply,
+    pack_block,
+    solve_group,
+    store,
+)
+from wellposed.kernels.sequence_vectors import add, move, prepare, stretch, wipe
+from wellposed.kernels.vectors import ROWS, VECTORS, borrow
 
 numba = require("numba", extra="fast")
-compiled = numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})
+compiled = numba.njit(nogil=True, error_model="numpy")
 kept = numba.njit(cache=True, nogil=True, error_model="numpy")
 
 CONVERGED, MAX_STEPS, NONFINITE = int(Status.CONVERGED), int(Status.MAX_STEPS), int(Status.NONFINITE)
 
 
 @compiled
-def clear(out: Any, begin: int, end: int) -> None:
-    """Sets rows to zero."""
+def lanes_at(offsets: Any, turn: int, backwards: bool, low: int, high: int) -> Any:
+    """Returns the first element of a group at a turn and its number of sequences."""
+    t = len(offsets) - 2 - turn if backwards else turn
+    if turn < 0:
+        return 0, 0
+    return offsets[t] + low, max(0, min(high, offsets[t + 1] - offsets[t]) - low)
+
+
+@compiled
+def padded(rows: int) -> int:
+    """Returns the number of rows of a packed matrix."""
+    return (rows + ROWS - 1) // ROWS * ROWS
+
+
+@compiled
+def enter(work: Any, x: int, n: int, hidden: int, width: int, h0: Any, low: int, begin: int, end: int) -> None:
+    """Begins sequences: zeros as states, and their own hidden states."""
     for i in range(begin, end):
-        for j in range(out.shape[1]):
-            out[i, j] = 0
+        for k in range(n):
+            work[x + k * width + i] = 0
+        for j in range(h0.shape[1]):
+            work[hidden + j * width + i] = h0[low + i, j]
 
 
 @compiled
-def add_product(out: Any, shift: int, x: Any, skip: int, M: Any, begin: int, end: int) -> None:
-    """Adds ``x M`` to the rows from `begin - shift` to `end - shift` of `out`, without `skip` columns of x."""
-    inner, columns = M.shape
+def leave(work: Any, carry: int, width: int, first: Any, low: int, begin: int, end: int) -> None:
+    """Writes the gradients of first hidden states where sequences begin; nothing goes back farther."""
     for i in range(begin, end):
-        o, k = i - shift, 0
-        while k + 4 <= inner:
-            at = skip + k
-            a, b, c, d = x[i, at], x[i, at + 1], x[i, at + 2], x[i, at + 3]
-            for j in range(columns):
-                out[o, j] += a * M[k, j] + b * M[k + 1, j] + c * M[k + 2, j] + d * M[k + 3, j]
-            k += 4
-        while k < inner:
-            a = x[i, skip + k]
-            for j in range(columns):
-                out[o, j] += a * M[k, j]
-            k += 1
+        for j in range(first.shape[1]):
+            first[low + i, j] = work[carry + j * width + i]
+            work[carry + j * width + i] = 0
 
 
 @compiled
-def rows_of(offsets: Any, turn: int, backwards: bool, high: int) -> Any:
-    """Returns the first row and the number of sequences of the time whose turn it is, and of the time before it.
-
-    Only sequences below `high` count; at the first turn there are none before.
-    """
-    last = len(offsets) - 2
-    t = last - turn if backwards else turn
-    first, count = offsets[t], min(high, offsets[t + 1] - offsets[t])
-    if turn == 0:
-        return first, count, 0, 0
-    before = t + 1 if backwards else t - 1
-    return first, count, offsets[before], min(count, offsets[before + 1] - offsets[before])
+def add_bias(work: Any, v: int, width: int, bias: Any) -> None:
+    """Adds a bias to the rows at `v`."""
+    for k in range(len(bias)):
+        for i in range(width):
+            work[v + k * width + i] += bias[k]
 
 
 @compiled
-def take_over(u: Any, H: Any, X: Any, h0: Any, rows: Any, low: int, warm: bool) -> None:
-    """Hands hidden states and equilibria on; a sequence that begins has its own hidden state and zeros."""
-    first, count, before, known = rows
-    p = u.shape[1] - H.shape[1]
-    for i in range(low, count):
-        for j in range(H.shape[1]):
-            u[first + i, p + j] = H[before + i, j] if i < known else h0[i, j]
-        for k in range(X.shape[1]):
-            X[first + i, k] = X[before + i, k] if warm and i < known else 0
-
-
-@compiled
-def hand_back(G: Any, carry: Any, rows: Any, low: int) -> None:
-    """Adds gradients of the hidden states before to where these come from; what stays are those of the first."""
-    _, count, before, known = rows
-    for i in range(low, min(count, known)):
-        for j in range(G.shape[1]):
-            G[before + i, j] += carry[i, j]
-
-
-@compiled
-def differentiate(z: Any, kind: int, slope: float, begin: int, end: int) -> None:
-    """Replaces z by the slopes phi'(z)."""
-    one, zero, below = z.dtype.type(1), z.dtype.type(0), z.dtype.type(slope)
-    for s in range(begin, end):
-        if kind in (RELU, SLOPED):
-            for k in range(z.shape[1]):
-                z[s, k] = one if z[s, k] > zero else below
-            continue
-        for k in range(z.shape[1]):
-            gate = math.tanh(z[s, k]) if kind == TANH else one / (one + math.exp(-z[s, k]))
-            z[s, k] = one - gate * gate if kind == TANH else gate * (one - gate)
-
-
-@compiled
-def scale_down(g: Any, d: Any, scale: Any, begin: int, end: int) -> None:
-    """Replaces g by ``d g`` divided by the largest entry of its row (one for zeros)."""
-    one = g.dtype.type(1)
-    for s in range(begin, end):
-        size = g.dtype.type(0)
-        for k in range(g.shape[1]):
-            size = size if size > abs(g[s, k]) else abs(g[s, k])  # NaN stays
-        scale[s] = size = size if size != 0 else one
-        for k in range(g.shape[1]):
-            g[s, k] = d[s, k] * g[s, k] / size
+def add_rows(work: Any, at: int, width: int, matrix: Any, column: int, count: int) -> None:
+    """Adds `count` elements of every row from `column` on."""
+    for row in range(matrix.shape[0]):
+        for i in range(count):
+            work[at + row * width + i] += matrix[row, column + i]
 
 
 @compiled
@@ -137,34 +108,101 @@ def eliminate(system: Any, y: Any) -> None:
 
 
 @compiled
-def finish_directly(A: Any, d: Any, offset: Any, y: Any, status: Any, system: Any, begin: int, end: int) -> None:
-    """Factorises ``I - d A'`` for samples that were too slow."""
+def finish_directly(
+    work: Any, A: Any, d: int, offset: int, y: int, width: int, system: Any, status: Any, column: int, count: int
+) -> None:
+    """Factorises ``I - d A'`` for samples that were too slow; the last row of `system` is room for a solution."""
     n = A.shape[0]
-    for s in range(begin, end):
-        if status[s] < MAX_STEPS:
+    for s in range(count):
+        if status[column + s] < MAX_STEPS:
             continue
-        finite = True
+        right = system[n]
         for i in range(n):
             for j in range(n):
-                system[i, j] = (1 if i == j else 0) - d[s, i] * A[j, i]
-            y[s, i] = offset[s, i]
-        eliminate(system, y[s])
+                system[i, j] = (1 if i == j else 0) - work[d + i * width + s] * A[j, i]
+            right[i] = work[offset + i * width + s]
+        eliminate(system[:n], right)
+        finite = True
         for i in range(n):
-            finite &= abs(y[s, i]) < numba.float64(1e308)
-        status[s] = CONVERGED if finite else NONFINITE
+            work[y + i * width + s] = right[i]
+            finite &= abs(right[i]) < numba.float64(1e308)
+        status[column + s] = CONVERGED if finite else NONFINITE
 
 
 @compiled
-def scale_up(y: Any, scale: Any, begin: int, end: int) -> None:
-    """Gives rows their size back."""
-    for s in range(begin, end):
-        for k in range(y.shape[1]):
-            y[s, k] *= scale[s]
+def walk_group(
+    work: Any, packed: Any, parts: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any, warm: bool,
+    status: Any, steps: Any, lanes: Any, slots: Any, at: Any, room: Any, counts: Any, numbers: Any, offsets: Any,
+    backwards: bool, width: int, low: int, high: int,
+) -> None:  # fmt: skip
+    """Computes the sequences from `low` to `high`, no more than there are lanes."""
+    of_B, of_C, inner = parts
+    h, n = H.shape[0], slots[1] // width
+    both = known.shape[0] - n  # inputs and hidden states
+    x, u, hidden = room[POINT], room[POINT] + n * width, room[POINT] + (n + both - h) * width
+    wipe(work, 0, len(work) // width)
+    before = 0
+    for turn in range(len(offsets) - 1):
+        column, count = lanes_at(offsets, turn, backwards, low, high)
+        if count == 0:
+            continue
+        vectors = 1 if count * VECTORS <= width else VECTORS
+        enter(work, x, n, hidden, width, h0, low, before, count)
+        before = count
+        load(work, u, width, known, n, both - h, column, count)
+        store(work, hidden, width, known, n + both - h, h, column, count)
+        multiply(work, packed, of_B, u, at[V], both, n, width, vectors)
+        add_bias(work, at[V], width, bias)
+        if warm:
+            move(work, x, width, work, slots[0], width, n, VECTORS)
+        else:
+            wipe(work, slots[0], n)
+        solve_group(work, packed, slots, at, room, lanes, width, n, count, counts, numbers, status, steps, column)
+        multiply(work, packed, of_C, x, room[OUT], inner, h, width, vectors)
+        store(work, x, width, known, 0, n, column, count)
+        store(work, room[IMAGE], width, images, 0, images.shape[0], column, count)
+        store(work, room[OUT], width, H, 0, h, column, count)
+        move(work, room[OUT], width, work, hidden, width, h, VECTORS)
+
+
+@compiled
+def unwind_group(
+    work: Any, packed: Any, parts: Any, A: Any, images: Any, outer: Any, found: Any, first: Any, kind: int,
+    slope: float, system: Any, status: Any, steps: Any, lanes: Any, slots: Any, at: Any, room: Any, counts: Any,
+    numbers: Any, offsets: Any, backwards: bool, width: int, low: int, high: int,
+) -> None:  # fmt: skip
+    """Goes back through the sequences from `low` to `high`, no more than there are lanes."""
+    of_B, of_C, inner = parts
+    n, h = A.shape[0], first.shape[1]
+    y, gradient, carry, scale = room[POINT], room[POINT] + n * width, room[OUT], room[SCALE]
+    wipe(work, 0, len(work) // width)
+    for turn in range(len(offsets) - 2, -1, -1):
+        column, count = lanes_at(offsets, turn, backwards, low, high)
+        if count == 0:
+            continue
+        vectors = 1 if count * VECTORS <= width else VECTORS
+        load(work, gradient, width, found, n, h, column, count)
+        add(work, gradient, carry, h, vectors)
+        store(work, gradient, width, found, n, h, column, count)
+        multiply(work, packed, of_C, gradient, at[V], h, n, width, vectors)
+        add_rows(work, at[V], width, outer, column, count)
+        load(work, at[D], width, images, 0, n, column, count)
+        prepare(work, at[V], at[D], scale, n, vectors, kind, slope)
+        wipe(work, slots[0], n)
+        solve_group(work, packed, slots, at, room, lanes, width, n, count, counts, numbers, status, steps, column)
+        if system.shape[0] > 0:
+            finish_directly(work, A, at[D], at[V], y, width, system, status, column, count)
+        stretch(work, y, scale, n, vectors)
+        store(work, y, width, found, 0, n, column, count)
+        multiply(work, packed, of_B, y, carry, inner, h, width, vectors)
+        before = min(count, lanes_at(offsets, turn - 1, backwards, low, high)[1])
+        leave(work, carry, width, first, low, before, count)
 
 
 def _stamp() -> int:
     """Returns a number that changes with the files of the kernels; see `kernels.cpu`."""
-    names = "combination", "cpu", "elementary", "extrapolation", "lanes", "recipe", "sequence_loops", "vectors"
+    own = "sequence_lanes", "sequence_loops", "sequence_vectors"
+    names = "combination", "elementary", "extrapolation", "lanes", "recipe", "vectors", *own
     files = [Path(__file__).with_name(f"{name}.py") for name in names]
     texts = (f"{file.name} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files)
     return zlib.crc32("\n".join(texts).encode()) + 1
@@ -175,29 +213,30 @@ def _make_walk(stamp: int) -> Any:
 
     @kept
     def walk(
-        packed: Any, v: Any, X: Any, H: Any, u: Any, h0: Any, recurrent: Any, readout: Any, feedthrough: Any,
-        warm: bool, none: Any, status: Any, steps: Any, work: Any, lanes: Any, slots: Any, at: Any, counts: Any,
-        numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
+        A: Any, B: Any, C: Any, feedthrough: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any,
+        warm: bool, status: Any, steps: Any, work: Any, packed: Any, lanes: Any, slots: Any, at: Any,
+        room: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
     ) -> None:  # fmt: skip
         """Computes the sequences from `low` to `high`.
 
-        On entry `v` is what the inputs add to the states, H what they add to the hidden states, and the first
-        columns of `u` are the inputs; the others become the hidden states before. Matrices are transposed.
+        The rows of `known` are states, inputs (given) and hidden states before; `images` may be empty.
         """
-        v, X, H, u, h0 = borrow(v), borrow(X), borrow(H), borrow(u), borrow(h0)
-        p = u.shape[1] - H.shape[1]
-        for turn in range(len(offsets) - 1 if stamp else 0):
-            rows = rows_of(offsets, turn, backwards, high)
-            begin, end = rows[0] + low, rows[0] + rows[1]
-            if begin >= end:
-                continue
-            take_over(u, H, X, h0, rows, low, warm)
-            add_product(v, 0, u, p, recurrent, begin, end)
-            # A sample's start is read before its equilibrium is written to the same place.
-            solve(packed, v, none, X, X, status, steps, none, work, lanes, slots, at, counts, numbers, begin, end)
-            add_product(H, 0, X, 0, readout, begin, end)
-            if feedthrough.shape[0] > 0:
-                add_product(H, 0, u, p, feedthrough, begin, end)
+        work, packed, lanes, numbers = borrow(work), borrow(packed), borrow(lanes), borrow(numbers)
+        known, images, H, status, steps = borrow(known), borrow(images), borrow(H), borrow(status), borrow(steps)
+        n, both, width = A.shape[0], B.shape[1], lanes.shape[0] // 3 if stamp else 0
+        inner = n + both if feedthrough.shape[0] > 0 else n
+        of_B = padded(n) * n
+        of_C = of_B + padded(n) * both
+        pack_block(packed, 0, n, 0, A, False, 0)
+        pack_block(packed, of_B, both, 0, B, False, 0)
+        pack_block(packed, of_C, inner, 0, C, False, 0)
+        if inner > n:
+            pack_block(packed, of_C, inner, n, feedthrough, False, 0)
+        for begin in range(low, high, width):
+            walk_group(
+                work, packed, (of_B, of_C, inner), bias, h0, known, images, H, warm, status, steps, lanes, slots,
+                at, room, counts, numbers, offsets, backwards, width, begin, min(high, begin + width),
+            )  # fmt: skip
 
     return walk
 
@@ -207,37 +246,34 @@ def _make_unwind(stamp: int) -> Any:
 
     @kept
     def unwind(
-        packed: Any, A: Any, z: Any, g: Any, Y: Any, G: Any, carry: Any, scale: Any, recurrent: Any, readout: Any,
-        feedthrough: Any, system: Any, blank: bool, kind: int, slope: float, none: Any, status: Any, steps: Any,
-        work: Any, lanes: Any, slots: Any, at: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool,
-        low: int, high: int,
+        A: Any, B: Any, C: Any, feedthrough: Any, images: Any, outer: Any, found: Any, first: Any, kind: int,
+        slope: float, system: Any, status: Any, steps: Any, work: Any, packed: Any, lanes: Any, slots: Any,
+        at: Any, room: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
     ) -> None:  # fmt: skip
         """Solves ``y = d (A'y + g)`` from the last time to the first, for the sequences from `low` to `high`.
 
-        On entry `z` is ``Ax + v``, and `g` (unless it is `blank`) and G are the gradients of the states and hidden
-        states as outputs; on return `z` is d, G the total gradient of the hidden states and `carry` that of the
-        first ones.
+        The rows of `found` are y and the gradients of the hidden states (given: those as outputs); `outer` are
+        the gradients of the states as outputs, or empty; `first` become those of the first hidden states.
         """
-        z, g, Y, G, carry, scale = borrow(z), borrow(g), borrow(Y), borrow(G), borrow(carry), borrow(scale)
-        for turn in range(len(offsets) - 2 if stamp else 0, -1, -1):
-            rows = rows_of(offsets, turn, backwards, high)
-            begin, end = rows[0] + low, rows[0] + rows[1]
-            if begin >= end:
-                continue
-            if blank:
-                clear(g, begin, end)
-            add_product(g, 0, G, 0, readout, begin, end)
-            differentiate(z, kind, slope, begin, end)
-            scale_down(g, z, scale, begin, end)
-            solve(packed, g, z, none, Y, status, steps, none, work, lanes, slots, at, counts, numbers, begin, end)
-            if system.shape[0] > 0:
-                finish_directly(A, z, g, Y, status, system, begin, end)
-            scale_up(Y, scale, begin, end)
-            clear(carry, low, rows[1])
-            add_product(carry, rows[0], Y, 0, recurrent, begin, end)
-            if feedthrough.shape[0] > 0:
-                add_product(carry, rows[0], G, 0, feedthrough, begin, end)
-            hand_back(G, carry, rows, low)
+        work, packed, lanes, numbers = borrow(work), borrow(packed), borrow(lanes), borrow(numbers)
+        found, images, outer, status, steps = (
+            borrow(found), borrow(images), borrow(outer), borrow(status), borrow(steps),
+        )  # fmt: skip
+        n, h, width = A.shape[0], C.shape[0], lanes.shape[0] // 3 if stamp else 0
+        inputs, inner = B.shape[1] - h, n + h if feedthrough.shape[0] > 0 else n
+        of_C = padded(n) * n
+        of_B = of_C + padded(n) * h
+        pack_block(packed, 0, n, 0, A, True, 0)
+        pack_block(packed, of_C, h, 0, C, True, 0)
+        pack_block(packed, of_B, inner, 0, B, True, inputs)
+        if inner > n:
+            pack_block(packed, of_B, inner, n, feedthrough, True, inputs)
+        for begin in range(low, high, width):
+            unwind_group(
+                work, packed, (of_B, of_C, inner), A, images, outer, found, first, kind, slope, system, status,
+                steps, lanes, slots, at, room, counts, numbers, offsets, backwards, width, begin,
+                min(high, begin + width),
+            )  # fmt: skip
 
     return unwind
 

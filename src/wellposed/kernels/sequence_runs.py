@@ -17,8 +17,8 @@ from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.problem import Method
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
-from wellposed.kernels.executor import MEMORY, encode, kernels, lay_out, pack_matrix, run_kernel, share_out
-from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
+from wellposed.kernels.executor import MEMORY, Layout, encode, kernels, lay_out, run_kernel, share_out
+from wellposed.kernels.recipe import LINEAR, SIGMOID, TANH, Recipe, kind_of, make_recipe
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,10 @@ class Parts:
         p = self.inputs
         return self.B[:, p:], self.C, self.C[:0] if self.D is None else self.D[:, p:]
 
+    def whole(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns A, B, C and D, which has no rows if there is none."""
+        return self.A, self.B, self.C, self.B[:0] if self.D is None else self.D
+
 
 @functools.cache
 def loops() -> ModuleType:
@@ -104,77 +108,118 @@ class Walked:
     status: Tensor  # (N,)
     steps: Tensor  # (N,)
     residual: Tensor  # (N,), or nothing where it is not wanted
-    u: Tensor  # (N, p + h): inputs and hidden states before
-    v: Tensor  # (N, n): Bu + b
 
 
-def run_forward(course: Course, data: Tensor, h0: Tensor, parts: Parts) -> Walked:
-    """Walks through the sequences."""
-    p, method, kind = parts.inputs, course.problem.forward, kind_of(course.problem.activation)
+def run_forward(
+    course: Course, data: Tensor, h0: Tensor, parts: Parts, *, keep: bool
+) -> tuple[Walked, Tensor, Tensor]:
+    """Walks through the sequences.
+
+    Returns:
+        what was found, ``(n + p + h, N)`` states, inputs and hidden states before, and ``(n, N)`` images
+        phi(Ax + v), which are nothing unless they are to `keep` for the backward pass.
+    """
+    (n, both), (h, elements), method = parts.B.shape, (parts.C.shape[0], data.shape[0]), course.problem.forward
+    kind = kind_of(course.problem.activation)
     assert kind is not None
-    v = F.linear(data, parts.B[:, :p], parts.bias)
-    hidden = F.linear(data, parts.D[:, :p]) if parts.D is not None else v.new_zeros(v.shape[0], parts.C.shape[0])
-    states, u = torch.empty_like(v), v.new_empty(v.shape[0], parts.B.shape[1])
-    u[:, :p] = data
-    matrices = [matrix.mT for matrix in parts.hidden()]
-    recipe = make_recipe(*kind, method.solver, method.stop, method.max_steps, v.dtype)
-    arrays = _arrays(v, states, hidden, u, h0, *matrices)
-    status, steps = _run(loops().walk, course, parts.A, recipe, (*arrays, course.warm_start))
+    sizes = n + both, h, n if keep or course.trace else 0
+    known, H, images = (columns(rows, elements, data) for rows in sizes)
+    known[n : n + both - h] = data.detach().mT
+    recipe = make_recipe(*kind, method.solver, method.stop, method.max_steps, data.dtype)
+    arrays = (
+        *_arrays(*parts.whole(), data.new_empty(0) if parts.bias is None else parts.bias, h0),
+        *_grids(known, images, H),
+    )
+    status, steps = _run(loops().walk, course, parts, recipe, (*arrays, course.warm_start))
+    states = known[:n].mT
 
     def again(turn: int) -> Tensor:
         rows = course.rows(course.times[turn])
-        start = torch.zeros_like(v[rows])
+        v = F.linear(known[n:, rows].mT, parts.B, parts.bias)
+        start = torch.zeros_like(v)
         if turn > 0 and course.warm_start:
             before = states[course.rows(course.times[turn - 1])][: len(start)]
             start[: len(before)] = before
-        return run_kernel(parts.A, v[rows], None, start, recipe, trace=True)[3]
+        return run_kernel(parts.A, v, None, start, recipe, trace=True)[3]
 
     turns = range(len(course.sizes))
-    _tell(course, turns, method, "equilibrium", Iterates(states, status, steps, v.new_zeros), again)
-    residual = v.new_empty(0)
-    if course.trace:
-        image = course.problem.activation.function(torch.addmm(v, states, parts.A.mT))
-        residual = (image - states).abs().amax(1)
-    return Walked(hidden, hidden[course.last_rows()].clone(), states, status, steps, residual, u, v)
+    _tell(course, turns, method, "equilibrium", Iterates(states, status, steps, data.new_zeros), again)
+    residual = (images - known[:n]).abs().amax(0) if course.trace else data.new_empty(0)
+    hidden = H.mT.contiguous()
+    last = hidden[course.last_rows()].clone()
+    return Walked(hidden, last, states, status, steps, residual), known, images
 
 
 def run_backward(
-    course: Course, z: Tensor, hidden: Tensor, outer: Tensor | None, parts: Parts
-) -> tuple[Tensor, Tensor, Tensor]:
+    course: Course, images: Tensor, found: Tensor, outer: Tensor | None, parts: Parts
+) -> Tensor:  # (B, h)
     """Solves ``y = d (A'y + g)`` from the last time to the first.
 
     Args:
         course: of the forward pass.
-        z: ``(N, n)`` Ax + v; overwritten.
-        hidden: ``(N, h)`` gradients of the hidden states as outputs; overwritten.
-        outer: ``(N, n)`` gradients of the states as outputs; overwritten.
+        images: ``(n, N)`` phi(Ax + v).
+        found: ``(n + h, N)`` of `columns`; its last rows are the gradients of the hidden states as outputs.
+            Overwritten by y and the total gradients of the hidden states.
+        outer: ``(n, N)`` gradients of the states as outputs.
         parts: the matrices.
 
     Returns:
-        y, the total gradients of the hidden states, and those of the first ones.
+        the gradients of the first hidden states.
     """
-    problem, method, n = course.problem, course.problem.backward, z.shape[1]
+    problem, method, n = course.problem, course.problem.backward, images.shape[0]
     kind, direct = kind_of(problem.activation), n <= problem.direct
     assert kind is not None
     limit = min(problem.easy, method.max_steps) if direct else method.max_steps
-    y, offset, scale = (
-        torch.empty_like(z),
-        torch.empty_like(z) if outer is None else outer,
-        z.new_empty(z.shape[0]),
-    )
-    first, system = hidden.new_empty(course.sizes[0], hidden.shape[1]), z.new_empty((n, n) if direct else (0, 0))
-    recipe = make_recipe(LINEAR, 0.0, method.solver, method.stop, limit, z.dtype)
-    arrays = _arrays(parts.A, z, offset, y, hidden, first, scale, *parts.hidden(), system)
-    A = parts.A.mT
-    status, steps = _run(loops().unwind, course, A, recipe, (*arrays, outer is None, *kind))
+    first = found.new_empty(course.sizes[0], found.shape[0] - n)
+    outer = found.new_empty(0, 0) if outer is None else outer
+    recipe = make_recipe(LINEAR, 0.0, method.solver, method.stop, limit, found.dtype)
+    system = found.new_empty((n + 1, n) if direct else (0, 0))
+    arrays = *_arrays(*parts.whole()), *_grids(images), *_arrays(outer), *_grids(found), *_arrays(first)
+    status, steps = _run(loops().unwind, course, parts, recipe, (*arrays, *kind, *_arrays(system)))
 
     def again(turn: int) -> Tensor:
         rows = course.rows(course.times[turn])
-        return run_kernel(A, offset[rows], z[rows], None, recipe, trace=True)[3]
+        g = found[n:, rows].mT @ parts.C + (outer[:, rows].mT if len(outer) else 0)
+        d = slopes(*kind, images[:, rows].mT)
+        scale = g.abs().amax(1, keepdim=True)
+        return run_kernel(parts.A.mT, d * g / scale.masked_fill(scale == 0, 1), d, None, recipe, trace=True)[3]
 
     turns = range(len(course.sizes) - 1, -1, -1)
-    _tell(course, turns, method, "adjoint solve", Iterates(y, status, steps, z.new_zeros), again)
-    return y, hidden, first
+    _tell(course, turns, method, "adjoint solve", Iterates(found[:n].mT, status, steps, found.new_zeros), again)
+    return first
+
+
+def slopes(kind: int, slope: float, image: Tensor) -> Tensor:
+    """Returns phi'(z) where `image` is phi(z).
+
+    Example:
+        >>> slopes(TANH, 0.0, torch.tensor([0.0, 0.5]))
+        tensor([1.0000, 0.7500])
+    """
+    if kind == TANH:
+        return 1 - image * image
+    if kind == SIGMOID:
+        return image * (1 - image)
+    return torch.where(image > 0, 1.0, slope).to(image.dtype)
+
+
+def columns(rows: int, elements: int, like: Tensor) -> Tensor:
+    """Returns room for rows with one column an element.
+
+    Rows are an odd number of cache lines apart: at powers of two they would drive each other out of the cache.
+
+    Example:
+        >>> columns(3, 32, torch.zeros(1)).stride()
+        (48, 1)
+    """
+    line = 64 // like.element_size()
+    return like.new_empty(rows, ((elements + line - 1) // line | 1) * line)[:, :elements]
+
+
+def _grids(*tensors: Tensor) -> list[Any]:
+    """Returns what `columns` made, with the unused ends of its rows."""
+    shapes = ((tensor, tensor.shape[0], tensor.stride(0)) for tensor in tensors)
+    return [tensor.as_strided((rows, stride), (stride, 1)).numpy() for tensor, rows, stride in shapes]
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:
@@ -182,23 +227,32 @@ def _arrays(*tensors: Tensor) -> list[Any]:
 
 
 def _run(
-    loop: Callable[..., None], course: Course, A: Tensor, recipe: Recipe, arguments: tuple[Any, ...]
+    loop: Callable[..., None], course: Course, parts: Parts, recipe: Recipe, arguments: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
     """Runs a loop over all times, sequences shared out to threads; returns statuses and steps."""
-    n, elements = A.shape[0], int(course.offsets[-1])
-    layout = lay_out(n, recipe.memory or MEMORY, recipe.max_steps, A.element_size())
-    packed, (counts, numbers) = pack_matrix(A, kernels()), encode(recipe, A.dtype)
-    status, steps = torch.empty(elements, dtype=torch.int8), torch.empty(elements, dtype=torch.int64)
-    fixed = *arguments, packed[:0].reshape(0, n), status.numpy(), steps.numpy()
+    (n, both), h, elements = parts.B.shape, parts.C.shape[0], int(course.offsets[-1])
+    dtype, memory = parts.B.dtype, recipe.memory or MEMORY
+    layout = lay_out(n, memory, recipe.max_steps, dtype.itemsize)
+    room, size, matrices = _plan(n, both, h, layout)
+    counts, numbers = encode(recipe, dtype)
+    status, steps = np.empty(elements, np.int8), np.empty(elements, np.int64)
 
     def part(low: int, high: int) -> None:
-        work = torch.empty(layout.size, dtype=A.dtype).numpy()  # torch aligns it to vectors
+        work = torch.empty(size + matrices, dtype=dtype).numpy()  # torch aligns it to vectors
         lanes = np.empty(3 * layout.width, np.int64)
-        buffers = work, lanes, layout.slots, layout.at, counts, numbers
-        loop(packed, *fixed, *buffers, course.offsets, course.backwards, low, high)
+        buffers = work[:size], work[size:], lanes, layout.slots, layout.at, room, counts, numbers
+        loop(*arguments, status, steps, *buffers, course.offsets, course.backwards, low, high)
 
     share_out(part, course.sizes[0], layout.width, elements * n * n)
-    return status, steps
+    return torch.from_numpy(status), torch.from_numpy(steps)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(n: int, both: int, h: int, layout: Layout) -> tuple[tuple[int, ...], int, int]:
+    """Returns where the rows of `kernels.sequence_lanes` lie, where they end, and the size of packed matrices."""
+    ends = np.cumsum([layout.size, *(rows * layout.width for rows in (n + both, n, h, 1, 1))]).tolist()
+    rows = kernels().ROWS
+    return tuple(ends[:-1]), ends[-1], (n + h + 2 * rows) * (n + both)
 
 
 def _tell(
@@ -211,7 +265,7 @@ def _tell(
 ) -> None:
     """Logs the solves of all times and reports the first that failed."""
     kept = [log.forward if solve == "equilibrium" else log.adjoint for log in method.logs]
-    bad = method.on_failure != "ignore" and bool((found.status >= Status.MAX_STEPS).any())
+    bad = method.on_failure != "ignore" and int(found.status.max()) >= Status.MAX_STEPS
     if not kept and not bad:
         return
     for turn in turns:
