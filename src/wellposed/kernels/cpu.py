@@ -31,10 +31,23 @@ from wellposed.kernels.lanes import (
     refill,
     settle,
 )
+from wellposed.kernels.product import multiply_rows, rows_alone
+from wellposed.kernels.substitution import substitute
 from wellposed.kernels.vectors import ROWS, VECTOR_BYTES, VECTORS, borrow
 
-__all__ = ["PROBLEM", "ROWS", "VECTORS", "VECTOR_BYTES", "pack", "prepare_adjoint", "solve"]
+__all__ = ["PROBLEM", "ROWS", "VECTORS", "VECTOR_BYTES", "pack", "prepare_adjoint", "solve", "spread"]
 
+PARTS = (
+    "combination",
+    "cpu",
+    "elementary",
+    "extrapolation",
+    "lanes",
+    "product",
+    "recipe",
+    "substitution",
+    "vectors",
+)
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
 kept = numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -51,13 +64,33 @@ def clear(work: Any, lanes: Any, width: int, slots: Any, at: Any) -> None:
         work[i] = 0
 
 
+@compiled
+def enter(work: Any, u: Any, first: int, size: int, width: int) -> None:
+    """Brings samples to lanes."""
+    for k in range(u.shape[1]):
+        for i in range(size):
+            work[k * width + i] = u[first + i, k]
+        for i in range(size, width):
+            work[k * width + i] = 0
+
+
+@compiled
+def leave(work: Any, out: int, bias: Any, y: Any, first: int, size: int, width: int) -> None:
+    """Brings lanes back to samples, and adds the bias if there is one."""
+    for i in range(size):
+        for k in range(y.shape[1]):
+            y[first + i, k] = work[out + k * width + i]
+        if len(bias) > 0:
+            for k in range(y.shape[1]):
+                y[first + i, k] += bias[k]
+
+
 def _stamp() -> int:
     """Returns a number that changes with the files of the kernels.
 
     numba looks for changes only in the file of the function that it has cached, not in those of what it calls.
     """
-    names = ("combination", "cpu", "elementary", "extrapolation", "lanes", "recipe", "vectors")
-    files = [Path(__file__).with_name(f"{name}.py") for name in names]
+    files = [Path(__file__).with_name(f"{name}.py") for name in PARTS]
     texts = (f"{file.name} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files)
     return zlib.crc32("\n".join(texts).encode()) + 1
 
@@ -76,7 +109,7 @@ def _make_solve(stamp: int) -> Any:
         value, status, steps = borrow(value), borrow(status), borrow(steps)
         n, width = v.shape[1], lanes.shape[0] // 3 if stamp else 0
         memory, plain, half = len(slots) - 2, counts[MEMORY] == 0, width // VECTORS
-        vectors = 1 if end - begin <= half else VECTORS
+        vectors, alone = 1 if end - begin <= half else VECTORS, end - begin == 1
         clear(work, lanes, width, slots, at)
         zero = begin - begin  # not a constant, for which numba would compile everything once more
         now, phase, origin, left, waiting = zero, zero, zero, zero, begin
@@ -86,6 +119,10 @@ def _make_solve(stamp: int) -> Any:
                     known = waiting
                     waiting = refill(work, slots[origin], at, lanes, width, v, d, x0, now, waiting, end)
                     left += waiting - known
+                    scratch = slots[1 - origin]
+                    substitute(
+                        work, packed, slots[origin], scratch, at, lanes, width, now, n, counts, numbers, vectors
+                    )
                 if left == 0:
                     return now
                 if vectors > 1 and waiting >= end and left <= half:
@@ -93,8 +130,9 @@ def _make_solve(stamp: int) -> Any:
                     vectors = 1
             target = 1 - origin if plain else 1 if phase > memory else origin + 1
             evaluate(
-                work, packed, slots[origin], slots[target], at, n, width, counts[KIND], numbers[SLOPE], vectors
-            )
+                work, packed, slots[origin], slots[target], at, n, width, counts[KIND], numbers[SLOPE], vectors,
+                alone,
+            )  # fmt: skip
             if trace.shape[0] > 0:
                 note(work, at, lanes, width, now, trace)
             left -= settle(work, slots[origin], at, lanes, width, now, counts, numbers, value, status, steps)
@@ -109,4 +147,27 @@ def _make_solve(stamp: int) -> Any:
     return solve
 
 
-solve = _make_solve(_stamp())
+def _make_spread(stamp: int) -> Any:
+    """Returns the product of a sparse matrix with samples, outside of a solve."""
+
+    @kept
+    def spread(matrix: Any, u: Any, bias: Any, y: Any, work: Any, width: int, begin: int, end: int) -> None:
+        """Writes ``Wu + b`` for the samples from `begin` to `end`, a group at a time."""
+        matrix, u, bias, y, work = borrow(matrix), borrow(u), borrow(bias), borrow(y), borrow(work)
+        rows, half = y.shape[1] if stamp else 0, width // VECTORS
+        out = u.shape[1] * width
+        for first in range(begin, end, width):
+            size = min(width, end - first)
+            if end - begin == 1:
+                for k in range(u.shape[1]):
+                    work[k] = u[first, k]
+                rows_alone(work, matrix[0], matrix[1], matrix[2], 0, out, 0, rows)
+            else:
+                enter(work, u, first, size, width)
+                multiply_rows(work, matrix, 0, out, 0, rows, 1 if size <= half else VECTORS)
+            leave(work, out, bias, y, first, size, width)
+
+    return spread
+
+
+solve, spread = _make_solve(_stamp()), _make_spread(_stamp())

@@ -14,6 +14,8 @@ from wellposed.equilibrium.problem import Loop, Method
 from wellposed.errors import InputError
 from wellposed.kernels.automatic import handover_step
 from wellposed.kernels.executor import CompiledLoop, kernels
+from wellposed.kernels.inference import explain_parts
+from wellposed.kernels.sparse import SparseRows
 from wellposed.kernels.support import installation_problem, map_problem, solver_problem, stop_problem
 
 EXECUTORS = ("auto", "numba", "reference")
@@ -31,14 +33,17 @@ def check_executor(executor: str) -> None:
         kernels()
 
 
-def choose_loop(executor: str, *, trace: bool, automatic: bool = False) -> Loop:
+def choose_loop(executor: str, *, trace: bool, automatic: bool = False, sparse: SparseRows | None = None) -> Loop:
     """Returns what runs a solve.
 
     ``"auto"`` compiles whatever has a kernel and iterates the rest, ``"numba"`` raises where there is no kernel.
-    With `automatic` nobody has asked for a solver, and slow samples may go to Newton's method.
+    With `automatic` nobody has asked for a solver, and slow samples may go to Newton's method; `sparse` is the
+    matrix of the maps to be solved, if it is known and sparse.
     """
     if executor == "reference":
         return iterate
+    if sparse is not None:
+        return CompiledLoop(trace, executor == "numba", automatic, sparse)
     return _LOOPS[executor == "numba", trace, automatic]
 
 
@@ -52,7 +57,8 @@ def explain(model: Any, u: Tensor) -> str:
 
     Args:
         model: an `ImplicitModel` or `ImplicitRNN`.
-        u: inputs, of which only shape, dtype and device count.
+        u: inputs, of which only shape, dtype, device and whether they require gradients count. The answer is for
+            now: under ``torch.no_grad()`` sparse products may be taken that have no derivatives.
 
     Example:
         >>> from wellposed import ImplicitModel
@@ -74,7 +80,9 @@ def explain(model: Any, u: Tensor) -> str:
         return f"reference: {problem}"
     dtype = str(v.dtype).removeprefix("torch.")
     size = f"{v.shape[1]} states, batch {v.shape[0]}"
-    return f"numba: {model.activation.name}, {dtype}, {size}, {_plan(model, method, f)}"
+    parts = explain_parts(model, u)
+    plan = f"{_plan(model, method, f)}{parts and f', {parts}'}"
+    return f"numba: {model.activation.name}, {dtype}, {size}, {plan}"
 
 
 def _plan(model: Any, method: Method, f: AffineMap) -> str:

@@ -20,6 +20,7 @@ from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import InputError, require
 from wellposed.kernels.automatic import hand_over, handover_step, stop_is_plain
 from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
+from wellposed.kernels.sparse import SparseRows
 from wellposed.kernels.support import map_problem, solver_problem, stop_problem
 
 MEMORY = 5  # of the buffer where a solver needs none
@@ -72,20 +73,26 @@ def encode(recipe: Recipe, dtype: torch.dtype) -> tuple[tuple[int, ...], Any]:
 
 
 def run_kernel(
-    A: Tensor, v: Tensor, d: Tensor | None, x0: Tensor | None, recipe: Recipe, *, trace: bool
+    A: Tensor | SparseRows, v: Tensor, d: Tensor | None, x0: Tensor | None, recipe: Recipe, *, trace: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v`` where `d` is given, from `x0` or from zero.
+
+    Args:
+        A: dense or, without `d`, sparse.
+        v, d, x0: ``(B, n)``.
+        recipe: how.
+        trace: whether residuals are wanted.
 
     Returns:
         states, statuses, steps, and residuals ``(B, K)``, without columns unless a trace is wanted.
     """
     batch, n = v.shape
     cpu, layout = kernels(), lay_out(n, recipe.memory or MEMORY, recipe.max_steps, v.element_size())
-    packed = pack_matrix(A, cpu)
+    packed, entries = (A.arrays, A.stored) if isinstance(A, SparseRows) else (pack_matrix(A, cpu), n * n)
     value = torch.empty(batch, n, dtype=v.dtype)
     status, steps = np.empty(batch, np.int8), np.empty(batch, np.int64)
-    residuals = np.empty((recipe.max_steps if trace else 0, batch), packed.dtype)
-    none = packed[:0].reshape(0, n)
+    none = torch.empty(0, n, dtype=v.dtype).numpy()
+    residuals = np.empty((recipe.max_steps if trace else 0, batch), none.dtype)
     inputs = [none if t is None else t.detach().contiguous().numpy() for t in (v, d, x0)]
     outputs = value.numpy(), status, steps, residuals
     counts, numbers = encode(recipe, v.dtype)
@@ -95,9 +102,25 @@ def run_kernel(
         lanes = np.empty(3 * layout.width, np.int64)
         cpu.solve(packed, *inputs, *outputs, work, lanes, layout.slots, layout.at, counts, numbers, begin, end)
 
-    share_out(part, batch, layout.width, batch * n * n)
+    share_out(part, batch, layout.width, batch * entries)
     reports = torch.from_numpy(status), torch.from_numpy(steps), torch.from_numpy(residuals)
     return value, *reports[:2], _finished(reports[2], reports[1]) if trace else reports[2].mT
+
+
+def multiply_sparse(u: Tensor, W: SparseRows, bias: Tensor | None) -> Tensor:  # (B, columns) -> (B, rows)
+    """Computes ``Wu + b`` for every row of a batch."""
+    cpu, batch = kernels(), u.shape[0]
+    width = cpu.VECTORS * cpu.VECTOR_BYTES // u.element_size()
+    y = torch.empty(batch, W.shape[0], dtype=u.dtype)
+    added = y.new_empty(0) if bias is None else bias.detach().contiguous()
+    arrays = [part.numpy() for part in (u.detach().contiguous(), added, y)]
+
+    def part(begin: int, end: int) -> None:
+        work = torch.empty(sum(W.shape) * width, dtype=u.dtype).numpy()
+        cpu.spread(W.arrays, *arrays, work, width, begin, end)
+
+    share_out(part, batch, width, batch * W.stored)
+    return y
 
 
 def pack_matrix(A: Tensor, cpu: ModuleType) -> Any:
@@ -139,11 +162,13 @@ class CompiledLoop:
         trace: whether to keep residuals from the start; else they are found by a second solve when asked for.
         strict: raise where there is no kernel.
         automatic: hand samples that are slow over to Newton's method; see `kernels.automatic`.
+        sparse: the matrix of the maps that it will meet, as sparse rows, where these are faster.
     """
 
     trace: bool = False
     strict: bool = False
     automatic: bool = False
+    sparse: SparseRows | None = None
 
     def __call__(self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> Iterates:
         problem = map_problem(f, x) or solver_problem(solver) or stop_problem(stop)
@@ -152,14 +177,22 @@ class CompiledLoop:
         if problem:
             return iterate(f, x, solver, stop, max_steps)
         limit = handover_step(f, stop, max_steps) if self.automatic else max_steps
-        found = _run_map(f, x, solver, stop, limit, trace=self.trace)
+        found = _run_map(f, self._matrix(f), x, solver, stop, limit, trace=self.trace)
         if limit == max_steps:
             return found
         assert isinstance(f, AffineMap | TransposedMap)
         return hand_over(f, found, stop, limit, max_steps)
 
+    def _matrix(self, f: Map) -> Tensor | SparseRows:
+        assert isinstance(f, AffineMap | TransposedMap)
+        if self.sparse is None or isinstance(f, TransposedMap):
+            return f.factors[0]
+        return self.sparse if self.automatic else self.sparse.plain
 
-def _run_map(f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, *, trace: bool) -> Iterates:
+
+def _run_map(
+    f: Map, A: Tensor | SparseRows, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, *, trace: bool
+) -> Iterates:
     """Solves an equation that has a kernel."""
     if isinstance(f, AffineMap):
         kind, v, d = kind_of(f.activation), f.v, None
@@ -168,10 +201,10 @@ def _run_map(f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, 
         kind, v, d = (LINEAR, 0.0), f.offset, f.slope
     assert kind is not None
     recipe = make_recipe(*kind, solver, stop, max_steps, x.dtype)
-    value, status, steps, residuals = run_kernel(f.factors[0], v, d, x, recipe, trace=trace)
+    value, status, steps, residuals = run_kernel(A, v, d, x, recipe, trace=trace)
     if trace:
         return Iterates(value, status, steps, lambda: residuals)
-    return Iterates(value, status, steps, lambda: run_kernel(f.factors[0], v, d, x, recipe, trace=True)[3])
+    return Iterates(value, status, steps, lambda: run_kernel(A, v, d, x, recipe, trace=True)[3])
 
 
 def prepare_adjoint(kind: tuple[int, float], z: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,8 +13,9 @@ import numpy as np
 from wellposed.equilibrium.loop import PERIOD
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
+from wellposed.kernels.product import multiply
 from wellposed.kernels.recipe import COUNTED, RELU, SETTLED, SLOPED, TANH, TOLERANCE
-from wellposed.kernels.vectors import DOUBLE, ROWS, activate, tile_one, tile_one_narrow, tile_two, tile_two_narrow
+from wellposed.kernels.vectors import ROWS, activate
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
@@ -78,23 +79,12 @@ def prepare_adjoint(z: Any, g: Any, kind: int, slope: float, d: Any, offset: Any
 
 @compiled
 def evaluate(
-    work: Any, packed: Any, x: int, y: int, at: Any, n: int, width: int, kind: int, slope: float, vectors: int
-) -> None:
+    work: Any, matrix: Any, x: int, y: int, at: Any, n: int, width: int, kind: int, slope: float, vectors: int,
+    alone: bool,
+) -> None:  # fmt: skip
     """Evaluates the map for a group, from the point at `x` to the one at `y`, and measures the residual."""
-    row = 0
-    while row < n:
-        here, left = y + row * width, n - row
-        if DOUBLE and left > ROWS:
-            if vectors == 1:
-                tile_two_narrow(work, packed, row * n, x, here, n, left)
-            else:
-                tile_two(work, packed, row * n, x, here, n, left)
-            row += ROWS
-        elif vectors == 1:
-            tile_one_narrow(work, packed, row * n, x, here, n, left)
-        else:
-            tile_one(work, packed, row * n, x, here, n, left)
-        row += ROWS
+    # Only adjoints look at d, and they have no sparse product: there is room.
+    multiply(work, matrix, x, y, at[D], n, width, vectors, alone)
     activate(work, y, x, at[V], at[D], at[SINGLE], n, vectors, kind, slope)
 
 

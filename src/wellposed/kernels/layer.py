@@ -5,6 +5,7 @@ solve a hundred samples of twenty states. Here the forward and the backward pass
 is not a first derivative goes the general way, through `affine_equilibrium`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +22,9 @@ from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.kernels.automatic import adjoint_step, hand_over, stop_is_plain
-from wellposed.kernels.executor import CompiledLoop, prepare_adjoint, run_kernel
+from wellposed.kernels.executor import CompiledLoop, multiply_sparse, prepare_adjoint, run_kernel
 from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
+from wellposed.kernels.sparse import SparseModel, SparseRows
 from wellposed.kernels.support import installation_problem, solver_problem, stop_problem
 
 Matrix = Tensor | None
@@ -56,6 +58,7 @@ class Plan:
     backward: Pass
     on_failure: OnFailure
     general: AffineProblem  # a template: its methods serve one solve
+    automatic: bool = False  # whether nobody has asked for a solver
 
     def problem(self) -> AffineProblem:
         """Returns the same for the general way, with methods of its own."""
@@ -77,14 +80,14 @@ def make_plan(problem: AffineProblem, states: int, dtype: torch.dtype) -> Plan |
     if any(solver_problem(m.solver) or stop_problem(m.stop) or m.logs for m in methods):
         return None
     first, second = methods
-    limit, automatic = first.max_steps, loop.automatic and problem.activation.homogeneous
-    if automatic:
+    limit = first.max_steps
+    if loop.automatic and problem.activation.homogeneous:
         limit = adjoint_step(states, first.stop, first.max_steps)
     forward = _pass(first, *kind, limit, limit < first.max_steps, dtype)
     patience = problem.patience or second.max_steps
     turns = problem.patience > 0 and stop_is_plain(second.stop)
     backward = _pass(second, LINEAR, 0.0, min(patience, second.max_steps), turns, dtype)
-    return Plan(problem.activation, kind, forward, backward, first.on_failure, problem)
+    return Plan(problem.activation, kind, forward, backward, first.on_failure, problem, loop.automatic)
 
 
 def _pass(method: Method, kind: int, slope: float, limit: int, hands_over: bool, dtype: torch.dtype) -> Pass:
@@ -104,13 +107,45 @@ def _forward(
     plan: Plan, u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Matrix, bias: Matrix
 ) -> tuple[Tensor, Tensor, Tensor]:
     v = F.linear(u, B, bias)
+    x = _states(plan, v, A, lambda: A)
+    y = F.linear(x, C)
+    return (y if D is None else torch.addmm(y, u, D.mT)), x, v
+
+
+def _states(plan: Plan, v: Tensor, A: Tensor | SparseRows, dense: Callable[[], Tensor]) -> Tensor:
+    """Solves the equation; the dense A is asked for only where samples are not finished."""
     x, status, steps, _ = run_kernel(A, v, None, None, plan.forward.recipe, trace=False)
     if int(status.numpy().max(initial=0)) >= Status.MAX_STEPS:
         again = lambda: run_kernel(A, v, None, None, plan.forward.recipe, trace=True)[3]  # noqa: E731
-        f = AffineMap((A,), v, plan.activation)
+        f = AffineMap((dense(),), v, plan.activation)
         x = plan.forward.finish(Iterates(x, status, steps, again), f, plan.on_failure, "equilibrium")
-    y = F.linear(x, C)
-    return (y if D is None else torch.addmm(y, u, D.mT)), x, v
+    return x
+
+
+def run_sparse_layer(
+    plan: Plan, u: Tensor, sparse: SparseModel, dense: Callable[[], Tensor], others: tuple[Matrix, ...]
+) -> Tensor:
+    """Computes the outputs ``(B, q)`` of a model without derivatives, with sparse products where they pay.
+
+    Args:
+        plan: how.
+        u: inputs ``(B, p)``.
+        sparse: the matrices whose sparse products pay for this batch.
+        dense: computes A.
+        others: B, C, D and the bias.
+    """
+    B, C, D, bias = others
+    v = _product(u, sparse.B, B, bias)
+    A = dense() if sparse.A is None else sparse.A if plan.automatic else sparse.A.plain
+    y = _product(_states(plan, v, A, dense), sparse.C, C, None)
+    return y if D is None else y.add_(_product(u, sparse.D, D, None))
+
+
+def _product(u: Tensor, sparse: SparseRows | None, dense: Matrix, bias: Matrix) -> Tensor:
+    if sparse is not None:
+        return multiply_sparse(u, sparse, bias)
+    assert dense is not None
+    return F.linear(u, dense, bias)
 
 
 class _Layer(torch.autograd.Function):

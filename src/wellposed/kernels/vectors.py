@@ -60,7 +60,8 @@ class Memory:
         return self.lanes.splat(self.builder, self.builder.load(self.builder.gep(self.pointer, [index])))
 
 
-def _shifted(builder: Any, base: Any, by: int) -> Any:
+def shifted(builder: Any, base: Any, by: int) -> Any:
+    """Adds a constant to an index."""
     return builder.add(base, INDEX(by)) if by else base
 
 
@@ -87,7 +88,7 @@ class _Stats:
         self.builder, self.lanes, self.memory = builder, lanes, memory
         width = VECTORS * lanes.count
         offsets = [kind * width + vector * lanes.count for vector in range(vectors) for kind in range(3)]
-        self.places = [_shifted(builder, at, offset) for offset in offsets]
+        self.places = [shifted(builder, at, offset) for offset in offsets]
         self.sums = Sums(builder, lanes, len(self.places))
 
     def add(self, x: Any, image: Any, vector: int) -> None:
@@ -117,11 +118,11 @@ def _tile(tiles: int, vectors: int) -> Any:
         sums = Sums(builder, lanes, tiles * ROWS * vectors)
         with _cgutils.for_range(builder, n) as loop:
             base = builder.add(x, builder.mul(loop.index, INDEX(width)))
-            entries = [memory.load(_shifted(builder, base, vector * lanes.count)) for vector in range(vectors)]
+            entries = [memory.load(shifted(builder, base, vector * lanes.count)) for vector in range(vectors)]
             column = builder.add(at, builder.mul(loop.index, INDEX(ROWS)))
             for row in range(tiles * ROWS):
                 tile = builder.add(column, builder.mul(n, INDEX(row // ROWS * ROWS)))
-                entry = packed.spread(_shifted(builder, tile, row % ROWS))
+                entry = packed.spread(shifted(builder, tile, row % ROWS))
                 for vector in range(vectors):
                     place = row * vectors + vector
                     sums[place] = lanes.call(builder, "fma", entry, entries[vector], sums[place])
@@ -129,7 +130,7 @@ def _tile(tiles: int, vectors: int) -> Any:
             with builder.if_then(builder.icmp_signed(">", left, INDEX(row)), likely=True):
                 for vector in range(vectors):
                     memory.store(
-                        sums[row * vectors + vector], _shifted(builder, y, row * width + vector * lanes.count)
+                        sums[row * vectors + vector], shifted(builder, y, row * width + vector * lanes.count)
                     )
         return context.get_dummy_value()
 
@@ -206,16 +207,22 @@ def activate(
 
 @_extending.intrinsic
 def borrow(typing: Any, array: Any) -> Any:
-    """Returns an array without its reference count, whose upkeep would cost more than a step of a small model.
+    """Returns an array, or a tuple of arrays, without its reference count.
 
-    The caller keeps the array alive.
+    The upkeep of counts would cost more than a step of a small model. The caller keeps the array alive.
     """
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        make = context.make_array(signature.args[0])
-        found = make(context, builder, arguments[0])
+    def bare(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+        found = context.make_array(kind)(context, builder, value)
         found.meminfo = _cgutils.get_null_value(found.meminfo.type)
         found.parent = _cgutils.get_null_value(found.parent.type)
         return found._getvalue()
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind, value = signature.args[0], arguments[0]
+        if not isinstance(kind, _types.BaseTuple):
+            return bare(context, builder, kind, value)
+        parts = zip(kind.types, _cgutils.unpack_tuple(builder, value), strict=True)
+        return context.make_tuple(builder, kind, [bare(context, builder, *part) for part in parts])
 
     return array(array), code

@@ -35,9 +35,11 @@ from wellposed.forms.operators import Dense, LowRank
 from wellposed.kernels.automatic import adjoint_patience
 from wellposed.kernels.dispatch import check_executor, choose_loop
 from wellposed.kernels.executor import solve_adjoint
-from wellposed.kernels.layer import Plan, make_plan, run_layer
+from wellposed.kernels.inference import NOTHING, sparse_parts
+from wellposed.kernels.layer import Plan, make_plan, run_layer, run_sparse_layer
 from wellposed.kernels.operators import describe
 from wellposed.kernels.operators import equilibrium as equilibrium_operator
+from wellposed.kernels.sparse import Cache
 from wellposed.kernels.support import DTYPES, tensor_problem
 from wellposed.models.checks import check_matrices, choose_condition
 from wellposed.models.matrix import StateMatrix, System
@@ -107,6 +109,7 @@ class ImplicitModel(nn.Module):
         rule = choose_condition(condition, kappa, triangular)
         self.state = StateMatrix(state_features, self.activation, rule, kappa, rank)
         self.method()
+        self.plan_cache, self.sparse_cache = Cache(), Cache()
         self.B = nn.Parameter(torch.randn(state_features, in_features) / math.sqrt(in_features))
         self.C = nn.Parameter(torch.randn(out_features, state_features) / math.sqrt(state_features))
         self.D = nn.Parameter(torch.zeros(out_features, in_features)) if feedthrough else None
@@ -145,8 +148,11 @@ class ImplicitModel(nn.Module):
         text = _describe(self) if compiling else None
         plan = None if under_transform() else self._fast_plan(u)
         if plan is not None:
-            factors = self.state.factors()
-            y = run_layer(plan, flat, factors[0], self.B, self.C, self.D, self.bias)
+            others, sparse = (self.B, self.C, self.D, self.bias), sparse_parts(self, u)
+            if sparse is NOTHING:
+                y = run_layer(plan, flat, self.state.factors()[0], *others)
+            else:
+                y = run_sparse_layer(plan, flat, sparse, self.state.dense, others)
             return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
         x = self._solve(flat, None, trace=False)[0] if text is None else self._operator(flat, text)
         y = F.linear(x, self.C)
@@ -184,7 +190,10 @@ class ImplicitModel(nn.Module):
         with torch.autocast(u.device.type, enabled=False):
             u = u.to(self.B.dtype)
             v = F.linear(u, self.B, self.bias)
-            method = self.method()
+            method, A = self.method(), sparse_parts(self, u).A
+            if A is not None:
+                loop = choose_loop(self.executor, trace=trace, automatic=self.solver is None, sparse=A)
+                method = replace(method, loop=loop)
             return (*self.solve(self.state.system(), method, v, u, x0, trace=trace), method)
 
     def solve(
@@ -209,7 +218,8 @@ class ImplicitModel(nn.Module):
         if isinstance(method.stop, ErrorBound):
             bound, context = self._bound(), self._context(u.detach())
         if isinstance(self.gradient, Implicit) and self.activation.componentwise:
-            method = replace(method, loop=self._loop(trace))
+            if method.loop is iterate:
+                method = replace(method, loop=self._loop(trace))
             problem = self._problem(system, method, self.gradient, bound, trace)
             return affine_equilibrium(problem, v, start, context, *system.factors)
         return self._solve_generally(system, method, v, start, bound, context)
@@ -239,10 +249,8 @@ class ImplicitModel(nn.Module):
             return None
         options = self.solver, self.stop, self.max_steps, self.gradient, self.on_failure, self.executor
         key = (*options, self.activation, state.condition, state.kappa, dtype)
-        known = self.__dict__.get("_plan")
-        if known is None or known[0] != key:
-            known = self._plan = key, self._make_plan(dtype)
-        return known[1]
+        plan: Plan | None = self.plan_cache.get((), key, lambda: self._make_plan(dtype))
+        return plan
 
     def _make_plan(self, dtype: torch.dtype) -> Plan | None:
         rule = self.condition

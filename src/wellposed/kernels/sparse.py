@@ -1,0 +1,175 @@
+"""Sparse matrices at inference: their layout, when they pay, and how long they are kept.
+
+A matrix is kept as compressed rows, ``itemsize + 4`` bytes for every entry (rows are padded to four) and 8 for
+every row: a fifth of the dense matrix at 90 % sparsity in float32. The share of entries up to which the sparse
+product is taken was measured (`benchmarks.sparse_inference`): one thread, float32, 128 to 2048 states.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wellposed.errors import require
+
+LEAST = 64  # states below which the dense kernel is not looked past
+ALONE = 0.45  # of the entries of A, for one sample
+COMPACT, NEAR, SPREAD = 512, 0.4, 0.33  # for more: up to so many states their points lie in the fastest memory
+# B, C and D meet a sample once: a sparse product brings every number to lanes or back, or must at least be called.
+ONCE, ONCE_ALONE, CROSSING, START = 0.28, 0.15, 50.0, 1e5
+
+
+@functools.cache
+def _layout() -> ModuleType:
+    """Imports what needs numba, on first use."""
+    return require("wellposed.kernels.sparse_layout", extra="fast")
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """A matrix as compressed rows.
+
+    Attributes:
+        shape: rows and columns.
+        entries: how many differ from zero.
+        arrays: values and columns of the padded rows, where rows begin, and the runs of rows in an order in which
+            substitution may take them, two numbers a run; no runs where that is not possible or does not pay.
+        levels: length of the longest chain of states, 0 if there are cycles.
+    """
+
+    shape: tuple[int, int]
+    entries: int
+    arrays: tuple[Any, Any, Any, Any]
+    levels: int = 0
+
+    @property
+    def stored(self) -> int:
+        """Entries with the padding."""
+        return len(self.arrays[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that is taken."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def plain(self) -> "SparseRows":
+        """The same matrix, never substituted."""
+        return SparseRows(self.shape, self.entries, (*self.arrays[:3], self.arrays[3][:0]))
+
+    def pays(self, batch: int) -> bool:
+        """Tells whether this A, in a solve, is faster than a dense one."""
+        return self.stored <= largest_share(self.shape[0], batch) * self.shape[0] ** 2
+
+    def pays_once(self, batch: int) -> bool:
+        """Tells whether one product with rows of samples is faster than a dense one."""
+        rows, columns = self.shape
+        if batch == 1:
+            return self.stored <= ONCE_ALONE * rows * columns - START
+        return self.stored <= ONCE * rows * columns - CROSSING * (rows + columns)
+
+
+def largest_share(states: int, batch: int) -> float:
+    """Returns up to which share of entries a solve is faster with a sparse A.
+
+    Example:
+        >>> largest_share(2048, 1), largest_share(512, 32), largest_share(2048, 32)
+        (0.45, 0.4, 0.33)
+    """
+    return ALONE if batch == 1 else NEAR if states <= COMPACT else SPREAD
+
+
+def compress(A: Tensor, *, square: bool = False) -> SparseRows:
+    """Lays a matrix out as sparse rows.
+
+    Args:
+        A: any matrix on the processor.
+        square: whether to look for an order of substitution, in which every state depends on earlier ones.
+
+    Example:
+        >>> rows = compress(torch.tensor([[0.0, 0.5], [0.0, 0.0]]), square=True)
+        >>> rows.entries, rows.levels
+        (1, 2)
+    """
+    layout, matrix = _layout(), A.detach().contiguous().numpy()
+    starts = np.zeros(len(matrix) + 1, np.int64)
+    entries = layout.count(matrix, starts)
+    values, columns = np.empty(starts[-1], matrix.dtype), np.empty(starts[-1], np.int32)
+    layout.fill(matrix, starts, values, columns)
+    levels, runs = _runs(layout, columns, starts) if square else (0, np.empty(0, np.int64))
+    return SparseRows((A.shape[0], A.shape[1]), int(entries), (values, columns, starts, runs), levels)
+
+
+def _runs(layout: ModuleType, columns: Any, starts: Any) -> tuple[int, Any]:
+    """Returns the number of levels and the runs of neighbouring rows of a level; no runs for less than two."""
+    level = np.empty(len(starts) - 1, np.int64)
+    levels = layout.find_levels(columns, starts, level)
+    if levels < 2:  # a step that changes nothing more is all there is to save
+        return levels, np.empty(0, np.int64)
+    order = np.argsort(level, kind="stable")
+    breaks = np.flatnonzero((np.diff(order) != 1) | (np.diff(level[order]) != 0)) + 1
+    first = order[np.concatenate([[0], breaks])]
+    last = order[np.concatenate([breaks, [len(order)]]) - 1] + 1
+    return levels, np.stack([first, last], axis=1).reshape(-1)
+
+
+def sparse_or_none(A: Tensor, *, square: bool = False) -> SparseRows | None:
+    """Lays a matrix out if that can pay for some batch."""
+    if A.numel() == 0 or int(A.count_nonzero()) > ALONE * A.numel():
+        return None
+    return compress(A, square=square)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseModel:
+    """The matrices of a model ``x = phi(Ax + Bu + b)``, ``y = Cx + Du`` that are sparse; None for the others."""
+
+    A: SparseRows | None
+    B: SparseRows | None
+    C: SparseRows | None
+    D: SparseRows | None
+
+
+def _mark(tensor: Tensor) -> tuple[Any, ...]:
+    """Returns what changes when a tensor does."""
+    flat = tensor.detach().reshape(-1)
+    whole = flat.element_size() == 8 or (flat.numel() % 2 == 0 and flat.storage_offset() % 2 == 0)
+    bits = int(flat.view(torch.int64 if whole else torch.int32).sum())
+    return tensor.data_ptr(), tensor._version, tensor.shape, tensor.stride(), bits
+
+
+class Cache:
+    """Keeps what was made from tensors until one of them changes.
+
+    Changes are known by where the numbers of a tensor lie, by the version that torch counts and by a sum over all
+    bits, since fused optimisers and writes to ``tensor.data`` do not count. The sum reads every tensor once, which
+    is noticed for one sample of a large model. An entry keeps the memory of its tensors, so that no other tensor
+    can come to lie there, and is replaced as a whole: threads may make it twice, but never see half of it. Copies
+    of a cache are empty.
+    """
+
+    def __init__(self) -> None:
+        self._entry: tuple[Any, Any] | None = None
+
+    def get(self, tensors: tuple[Tensor | None, ...], settings: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Returns what `make` returned when tensors and settings were those of now."""
+        key = settings, *[None if t is None else _mark(t) for t in tensors]
+        entry = self._entry
+        if entry is None or entry[0] != key:
+            alive = [None if t is None else t.detach() for t in tensors]
+            entry = self._entry = key, (make(), alive)
+        return entry[1][0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cache, ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cache)
+
+    def __hash__(self) -> int:
+        return hash(Cache)
