@@ -44,7 +44,7 @@ def test_every_paper_covers_its_subjects():
         "000": {*mathematics, "activations"},
         "001": extrapolation,
         "002": {*mathematics, "activations", *elimination},
-        "003": {*extrapolation, *robustness},
+        "003": {*extrapolation, *robustness, "sparsify-fashion"},
         "004": {*noise, "prefix-sums", "mazes", "matrix-addition", "parameters"},
     }
     assert {paper: {row.suite for row in ROWS if row.paper == paper} for paper in PAPERS} == subjects

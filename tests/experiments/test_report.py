@@ -210,7 +210,7 @@ def test_figures_hold_their_numbers(text):
     }
     assert shown.pop("linear (001)") == {False}
     assert len(shown) == 5 and all(visible == {True} for visible in shown.values())
-    assert "In the style of 001 Figure 3." in text and "because far below: linear (001)" in text
+    assert "In the style of 000 Figure 1, 001 Figure 3." in text and "because far below: linear (001)" in text
 
 
 def models_of(panel):

@@ -8,7 +8,9 @@ from rich.table import Table
 from wellposed.experiments.compare import Judgement, Verdict
 from wellposed.experiments.papers import ROWS
 from wellposed.experiments.runner import Progress
+from wellposed.experiments.statistics import number
 from wellposed.experiments.suite import Suite
+from wellposed.experiments.thresholds import Check
 
 
 def suite_table(suites: Sequence[Suite]) -> Table:
@@ -101,9 +103,33 @@ def verdict_facts(judged: Sequence[Verdict]) -> list[dict[str, object]]:
     ]
 
 
+def threshold_table(checks: Sequence[tuple[str, Check]]) -> Table:
+    """Shows every threshold of the suites that were run, with the records of the seeds that are beyond it."""
+    shown = _table("suite", "threshold", "worst", "state")
+    for suite, one in checks:
+        beyond = f"\n[dim]{' '.join(one.failing_ids)}[/dim]" if one.failing_ids else ""
+        shown.add_row(suite, f"{one.threshold.text}{beyond}", number(one.judged), one.state)
+    return shown
+
+
+def threshold_facts(checks: Sequence[tuple[str, Check]]) -> list[dict[str, object]]:
+    """Returns the same as data."""
+    return [
+        {
+            "suite": suite,
+            "claim": one.threshold.claim,
+            "threshold": one.threshold.text,
+            "state": one.state,
+            "values": {str(seed): value for seed, value in one.values.items()},
+            "beyond": one.failing_ids,
+        }
+        for suite, one in checks
+    ]
+
+
 def _table(*headings: str) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
-        numeric = heading not in ("suite", "scale", "state", "what it reproduces")
+        numeric = heading not in ("suite", "scale", "state", "threshold", "what it reproduces")
         shown.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric or heading == "suite")
     return shown

@@ -15,6 +15,7 @@ from wellposed.experiments.record import Record
 from wellposed.experiments.suite import Figure
 
 PALETTE = ("#1f5fd0", "#c2410c", "#00795a", "#b0508a", "#a86a00", "#2b7fb8", "#4b5563")  # the first is ours
+DATA = "data"  # the data themselves, where they are drawn beside predictions
 CROWD = 8  # models in one panel, above which only ours has a band
 Dash = Literal["solid", "dash", "dot", "dashdot", "longdashdot"]
 LOOKS: dict[str, tuple[tuple[Dash, ...], float]] = {  # dashes and width of the lines by role
@@ -102,8 +103,8 @@ def _one_setting(records: list[Record]) -> list[Record]:
 
 def _column(figure: Figure, record: Record) -> dict[float | str | None, float]:
     """Returns the numbers of one seed by their place on the axis."""
-    if figure.over == "epoch":
-        return {float(epoch): value for epoch, value in enumerate(record.series.get(figure.metric, ()), start=1)}
+    if figure.over != "points":
+        return {float(place): value for place, value in enumerate(record.series.get(figure.metric, ()), start=1)}
     return {entry.at: entry.value for entry in record.values if entry.metric == figure.metric}
 
 
@@ -149,6 +150,8 @@ def styles(records: Iterable[Record]) -> dict[str, Style]:
         for index, name in enumerate(name for name, known in roles.items() if known == role):
             dash = dashes[index // len(colours) % len(dashes)]
             chosen[name] = Style(colours[index % len(colours)], dash, len(chosen) % len(_MARKERS), width)
+    if DATA in chosen:
+        chosen[DATA] = Style(len(PALETTE) - 1, "solid", 0, 2.2)
     return chosen
 
 

@@ -45,7 +45,7 @@ def search_runs(suite: Suite, runs: Sequence[Run]) -> list[Run]:
     return [
         dataclasses.replace(candidate, fold=fold, folds=FOLDS, kind="search")
         for run in reversed(first.values())
-        if run.model.name != "linear"
+        if run.trained
         for candidate in candidates(run, suite)
         for fold in range(FOLDS)
     ]
@@ -58,7 +58,7 @@ def chosen(suite: Suite, run: Run, records: dict[str, Record]) -> Run:
         run: one of the suite's.
         records: of finished folds, by id.
     """
-    if not isinstance(run, TrainingRun) or run.model.name == "linear":
+    if not isinstance(run, TrainingRun) or not run.trained:
         return run
     scores = {}
     for candidate in candidates(run.with_seed(0), suite):

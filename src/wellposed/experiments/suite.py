@@ -8,6 +8,7 @@ from wellposed.errors import InputError, unknown_name
 from wellposed.experiments.config import SCALES, Scale
 from wellposed.experiments.record import Record
 from wellposed.experiments.run import Run
+from wellposed.experiments.thresholds import Threshold
 
 Plan = Callable[[Scale], Sequence[Run]]  # one run for every model and task, at seed 0
 
@@ -19,7 +20,7 @@ class Figure:
     Args:
         title: what is seen.
         tasks: one panel each.
-        metric: on the vertical axis; one of the values or, with ``over="epoch"``, of the series of a record.
+        metric: on the vertical axis; one of the values or, along epochs or time, of the series of a record.
         axis: label of the horizontal axis.
         over: what runs along it.
         paper: the figure that it restates, e.g. ``"001 Figure 4"``.
@@ -30,7 +31,7 @@ class Figure:
     tasks: tuple[str, ...]
     metric: str
     axis: str
-    over: Literal["points", "epoch"] = "points"
+    over: Literal["points", "epoch", "time"] = "points"
     paper: str = ""
     log: Literal["", "x", "y", "xy"] = "xy"
 
@@ -49,6 +50,7 @@ class Suite:
         figures: what the report draws.
         controls: says in sentences what the honest controls show, from the records.
         grid: settings tried by a search, by field: of the training, or an option of the model.
+        thresholds: what every seed has to reach.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Suite:
     figures: tuple[Figure, ...] = ()
     controls: Callable[[Sequence[Record]], list[str]] = lambda records: []
     grid: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    thresholds: tuple[Threshold, ...] = ()
 
     def runs(self, scale: Scale = "default", seeds: int | None = None) -> list[Run]:
         """Returns all runs of a scale, seed by seed."""

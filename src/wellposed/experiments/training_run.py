@@ -1,7 +1,6 @@
 """Runs that train a model on a task and test it along the task's axis."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -9,18 +8,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from wellposed.baselines.linear import LinearRegression
 from wellposed.baselines.mlp import parameter_count
 from wellposed.equilibrium.conditions import certificate
 from wellposed.equilibrium.monitor import watch
 from wellposed.errors import InputError
 from wellposed.experiments.config import Choice, Scale, Training
-from wellposed.experiments.record import Result, Value
+from wellposed.experiments.record import Result, Series, Value
 from wellposed.experiments.run import Context, Role, Run
+from wellposed.experiments.sequence_zoo import SeriesRNN
 from wellposed.experiments.zoo import build, entry
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
-from wellposed.tasks.task import Pair, Task
+from wellposed.tasks.task import Pair, Point, Task
 from wellposed.training import History, fit
 
 
@@ -50,11 +49,16 @@ class TrainingRun(Run):
     def together(self) -> bool:
         return entry(self.model.name).together
 
+    @property
+    def trained(self) -> bool:
+        """Whether the model is trained; else it has a closed form, and no setting of training matters."""
+        return not entry(self.model.name).closed_form
+
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         seeds = [run.seed for run in runs]
         data = [self._split(seed) for seed in seeds]
         with _random_numbers(seeds[0]):
-            if self.model.name == "linear":
+            if not self.trained:
                 return [self._closed_form(data[0], seeds[0])]
             model: nn.Module = Ensemble.of(lambda: self._build(data[0][0]), seeds)
             if len(seeds) == 1 or not self.together:
@@ -109,7 +113,8 @@ class TrainingRun(Run):
         return kind(wanted, **options)
 
     def _closed_form(self, pair: tuple[Pair, Pair], seed: int) -> Result:
-        model = LinearRegression(pair[0][0].shape[-1], pair[0][1].shape[-1]).fit(*pair[0])
+        model = self._build(pair[0])
+        model.fit(*pair[0])  # type: ignore[operator]
         return self._result(model.double(), pair, seed, None, None)
 
     def _result(
@@ -118,22 +123,32 @@ class TrainingRun(Run):
         values = [Value("parameters", float(parameter_count(model)))]
         values += self._scores(model, "train", pair[0]) + self._scores(model, "validation", pair[1])
         for at in self.task.points if self.fold is None else ():
-            scored = self._scores(model, "test", self.task.test(seed, at))
-            values += [dataclasses.replace(value, at=at) for value in scored]
-        facts = {"certificate": str(certificate(model))} if isinstance(model, ImplicitModel) else {}
-        return Result(tuple(values), {} if history is None else _series(history, member), facts)
+            values += self._tested(model, seed, at)
+        series = {} if history is None else _series(history, member)
+        return Result((*values, *_changes(values)), series | self._picture(model, seed), _facts(model))
 
-    @torch.no_grad()
-    def _scores(self, model: nn.Module, split: str, pair: Pair) -> list[Value]:
-        """Scores a model on a split; of an implicit model the mean steps and failures of the test too."""
-        u, y = pair
+    def _tested(self, model: nn.Module, seed: int, at: Point) -> list[Value]:
+        """Scores a model at a point of the axis; of an implicit model the mean steps and failures too."""
+        u, y = self.task.test(seed, at)
         with watch() as log:
-            predictions = torch.cat([model(part.to(_dtype(model))) for part in u.split(1000)])
-        scores = self.task.score(predictions, y)
-        values = [Value(name.replace("test", split, 1), score) for name, score in scores.items()]
-        if split == "test" and log.forward:
-            values += [Value("steps", log.mean_steps), Value("failed_share", log.failed_share)]
-        return values
+            prediction = _predict(model, u)
+        scores = self.task.score(prediction, y) | self.task.details(prediction, y, seed, at)
+        if log.forward:
+            scores |= {"steps": log.mean_steps, "failed_share": log.failed_share}
+        return [Value(name, score, at) for name, score in scores.items()]
+
+    def _scores(self, model: nn.Module, split: str, pair: Pair) -> list[Value]:
+        """Scores a model on training or validation samples."""
+        scores = self.task.score(_predict(model, pair[0]), pair[1])
+        return [Value(f"{split}_{name.removeprefix('test_')}", score) for name, score in scores.items()]
+
+    def _picture(self, model: nn.Module, seed: int) -> Series:
+        """Returns predictions in a row for a picture, of the first seed only: it shows one series."""
+        shown = self.task.excerpt(seed)
+        if shown is None or seed != 0 or self.fold is not None:
+            return {}
+        u = self.task.test(seed, self.task.points[0])[0][shown]
+        return {"prediction": [float(f"{value:.4g}") for value in _predict(model, u)[:, -1].tolist()]}
 
 
 def training_runs(
@@ -165,8 +180,27 @@ def _joined(pairs: list[Pair], several: bool) -> Pair:
     return torch.stack([u for u, _ in pairs]), torch.stack([y for _, y in pairs])
 
 
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next(model.parameters()).dtype
+@torch.no_grad()
+def _predict(model: nn.Module, u: Tensor) -> Tensor:
+    dtype = next((parameter.dtype for parameter in model.parameters()), u.dtype)
+    return torch.cat([model(part.to(dtype)) for part in u.split(1000)])
+
+
+def _facts(model: nn.Module) -> dict[str, Any]:
+    inner = model.rnn.cell(0) if isinstance(model, SeriesRNN) else model
+    return {"certificate": str(certificate(inner))} if isinstance(inner, ImplicitModel) else {}
+
+
+def _changes(values: Sequence[Value]) -> list[Value]:
+    """Compares every point of the axis with the one in distribution, where there is one."""
+    inside = {value.metric: value.value for value in values if value.at is None}
+    changes = []
+    for value in values:
+        if value.at is not None and value.metric == "accuracy" and "accuracy" in inside:
+            changes.append(Value("accuracy_drop", inside["accuracy"] - value.value, value.at))
+        if value.at is not None and value.metric == "test_mse" and inside.get("test_mse", 0.0) > 0:
+            changes.append(Value("test_mse_growth", value.value / inside["test_mse"], value.at))
+    return changes
 
 
 def _series(history: History, member: int | None) -> dict[str, list[float]]:

@@ -7,15 +7,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from wellposed.baselines.linear import LinearRegression
 from wellposed.baselines.mlp import MLP, MLP_ACTIVATIONS
 from wellposed.baselines.published import build as build_published
 from wellposed.errors import InputError, unknown_name
 from wellposed.experiments.config import Choice
+from wellposed.experiments.sequence_zoo import CLOSED_FORM, RECURRENT_MODELS, Shape, logistic
 from wellposed.models.implicit import ImplicitModel
 
-Shape = tuple[int, int]  # widths of input and output
+# States of implicit models by task, or by task and the paper whose size is meant.
 STATES = {"identity": 4, "addition": 20, "subtraction": 20, "hard-addition": 50, "hard-subtraction": 50}
+SIZED_STATES = {
+    ("rolling-average", "000"): 200,
+    ("rolling-average", "001"): 32,
+    ("rolling-argmax", "000"): 33,
+    ("rolling-argmax", "001"): 36,
+    ("spiky", "001"): 20,
+}
 
 
 @dataclass(frozen=True)
@@ -24,11 +31,13 @@ class Entry:
 
     Args:
         make: from the task's name, its widths and the choice.
-        together: whether several seeds can be trained as one `Ensemble`.
+        together: whether several seeds are trained as one `Ensemble`.
+        closed_form: whether the model has a method ``fit(u, y)`` that takes the place of training.
     """
 
     make: Callable[[str, Shape, Choice], nn.Module]
     together: bool = True
+    closed_form: bool = False
 
 
 def build(task: str, shape: Shape, choice: Choice) -> nn.Module:
@@ -55,7 +64,8 @@ def entry(name: str) -> Entry:
 def _implicit(task: str, shape: Shape, choice: Choice, **forced: Any) -> ImplicitModel:
     """Builds an implicit model that starts near zero: B and C have a tenth of their usual size."""
     options = {**dict(choice.options), **forced}
-    states = options.pop("state_features", None) or STATES.get(task)
+    sized = SIZED_STATES.get((task, choice.size or "001"))
+    states = options.pop("state_features", None) or sized or STATES.get(task)
     if states is None:
         raise InputError(f"say how many states an implicit model has on {task!r}: state_features=...")
     scale = options.pop("initial_scale", 0.1)
@@ -91,7 +101,6 @@ def _activated(task: str, shape: Shape, choice: Choice) -> nn.Module:
 
 _WIDE: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
     "mlp-bias-free": lambda widths: MLP(widths, bias=False),
-    "linear": lambda widths: LinearRegression(widths[0], widths[-1]),
 }
 
 ZOO: dict[str, Entry] = {
@@ -101,6 +110,17 @@ ZOO: dict[str, Entry] = {
         lambda task, shape, choice: _implicit(task, shape, choice, feedthrough=False)
     ),
     "implicit-no-feedback": Entry(_no_feedback),
+    "implicit-triangular": Entry(
+        lambda task, shape, choice: _implicit(task, shape, choice, triangular=True, kappa=None), together=False
+    ),
+    "implicit-triangular-capped": Entry(
+        lambda task, shape, choice: _implicit(task, shape, choice, triangular=True), together=False
+    ),
+    "implicit-absolute": Entry(_implicit),  # with the rule of 001 among its options,
+    "implicit-absolute-half": Entry(_implicit),  # and with a cap of one half
+    "logistic": Entry(logistic),
+    **{name: Entry(make, together=False) for name, make in RECURRENT_MODELS.items()},
+    **{name: Entry(make, together=False, closed_form=True) for name, make in CLOSED_FORM.items()},
 }
 
 ACTIVATED = {
@@ -117,9 +137,16 @@ PUBLISHED_NAMES = {
     "nac": True,
     "nalu": True,
     "inalu": True,
-    "linear": False,
+    "lstm": False,
+    "lstm-normalised": False,
+    "rnn-relu": False,
+    "transformer-encoder": False,
     "transformer-encoder-single-head": False,
     "transformer-encoder-sequential": False,
     "transformer-encoder-depthwise": False,
     "transformer-5-heads": False,
+    "transformer-decoder-masked": False,
+    "transformer-decoder-unmasked": False,
+    "transformer-no-position": False,
+    "transformer-spiky": False,
 }

@@ -49,6 +49,14 @@ class Task(abc.ABC):
         """Computes what is reported, in float64."""
         return {"test_mse": float(F.mse_loss(prediction.double(), target.double()))}
 
+    def details(self, prediction: Tensor, target: Tensor, seed: int, at: Point) -> dict[str, float]:
+        """Computes what is reported of a test beside the score, where it depends on which samples those are."""
+        return {}
+
+    def excerpt(self, seed: int) -> slice | None:
+        """Returns which test samples in a row make a picture of a series; None where there is no series."""
+        return None
+
     def generator(self, seed: int, *split: object) -> torch.Generator:
         """Returns the random numbers of one split of one seed."""
         name = " ".join(map(str, (self.name, seed, *split)))

@@ -308,7 +308,7 @@ def location_rows(sheet: Sheet, place: str, parts: str) -> Iterator[Row]:
 
 def depth(sheet: Sheet, places: Places) -> Iterator[Row]:
     model = "implicit-absolute"
-    level = "The level is set by the cap on A and by the absolute tolerance (3e-6), not by the task's difficulty."
+    level = "The level is set by the local rate, which the cap on A bounds, and by the absolute tolerance (3e-6)."
     unclear = "000 counts iterations on the test data and 001 in training."
     cases = (
         ("identity", 4, places.mathematics, unclear),

@@ -56,6 +56,8 @@ def _caption(figure: Figure, drawn: dict[str, list[Curve]], hidden: set[str], li
     restated = f"In the style of {figure.paper}. " if figure.paper else ""
     bands = "bands" if max(map(len, drawn.values())) <= CROWD else "band of ours"
     how = f"Line: median of the seeds; {bands}: lowest to highest."
+    if figure.over == "time":
+        how = "One seed, and the first only: its predictions step by step beside the data."
     if not lines:
         how = "Dot: median of the seeds; whiskers: lowest to highest; controls are hollow."
     absent = "Hidden at first" if lines else "Left out"

@@ -11,9 +11,10 @@ from wellposed.experiments.plots import best_scale, label
 from wellposed.experiments.record import Record
 from wellposed.experiments.report.markup import Html, element, join, plural, prose
 from wellposed.experiments.report.plotting import figure_html
-from wellposed.experiments.report.tables import parameter_table, run_table, verdict_table
+from wellposed.experiments.report.tables import parameter_table, run_table, threshold_table, verdict_table
 from wellposed.experiments.runner import Order
 from wellposed.experiments.suite import Suite
+from wellposed.experiments.thresholds import Check, check
 
 TINY = "These are tiny runs, which only test that everything works; no claim is judged by them."
 
@@ -67,6 +68,7 @@ def section(part: Part) -> Html:
         element("h3", "Claims and verdicts"),
         element("p", _counts(part.verdicts), class_="quiet"),
         verdict_table(part.verdicts, f"Claims: {part.title}") if part.verdicts else None,
+        _thresholds(part),
         _again(part),
         _controls(part, runs),
         _details(part, runs),
@@ -121,6 +123,24 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
         if verdicts
         else "No claim of a paper belongs to this suite."
     )
+
+
+def _thresholds(part: Part) -> Html:
+    """Shows what every seed has to reach; not for tiny runs, which are not judged."""
+    found = check(part.suite.thresholds, part.records) if part.suite and part.records else []
+    if not found:
+        return Html("")
+    return join(
+        element("h3", "Thresholds"),
+        element("p", _met(found), class_="quiet"),
+        threshold_table(found, f"Thresholds: {part.title}"),
+    )
+
+
+def _met(found: Sequence[Check]) -> str:
+    counts = Counter(one.state for one in found)
+    listed = ", ".join(f"{counts[state]} {state}" for state in ("met", "not met", "not run") if counts[state])
+    return f"What the numbers of every seed have to reach here, whatever the papers say: {listed}."
 
 
 def _again(part: Part) -> Html:

@@ -11,8 +11,10 @@ from wellposed.experiments.record import Record
 from wellposed.experiments.report.markup import Child, Html, element, plural, prose
 from wellposed.experiments.rules import AtLeast, AtMost, Beats, NotATarget
 from wellposed.experiments.statistics import number
+from wellposed.experiments.thresholds import Check
 
 SIGNS = {"reproduced": "✓", "better": "▲", "worse": "▼", "claim does not hold": "✗", "not run": "○"}
+STATES = {"met": "reproduced", "not met": "claim-does-not-hold", "not run": "not-run"}  # classes of their badges
 HIDDEN_SETTINGS = ("suite", "seed", "scale", "role", "kind", "type", "name", "size", "fold", "folds")
 
 
@@ -89,6 +91,20 @@ def _published(verdict: Verdict) -> str:
         return "difference > 0" if verdict.kind == "difference" else f"ratio > {number(row.rule.factor)}"
     sign = "≤ " if isinstance(row.rule, AtMost) else "≥ " if isinstance(row.rule, AtLeast) else ""
     return f"{sign}{number(row.value)} {row.unit}".strip()
+
+
+def threshold_table(checks: Sequence[Check], label: str) -> Html:
+    """Writes the thresholds with the value that decides and the records of the seeds beyond them."""
+    rows = []
+    for one in checks:
+        badge = element("span", one.state, class_=f"badge {STATES[one.state]}")
+        shown = number(one.judged) if one.values else "-"
+        seeds = f"{len(one.values) - len(one.failing)} of {plural(len(one.values), 'seed')}" if one.values else "-"
+        small = element("small", one.threshold.text)
+        cells = ([prose(one.threshold.claim), small], shown, seeds, badge, ", ".join(one.failing_ids) or "-")
+        rows.append(element("tr", [element("td", cell) for cell in cells]))
+    heads = ("threshold", "worst or median", "kept by", "state", "records beyond it")
+    return table(heads, rows, label, "thresholds")
 
 
 def count_cells(verdicts: Sequence[Verdict], target: str | None = None) -> list[Html]:

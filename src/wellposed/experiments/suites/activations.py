@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 from wellposed.experiments.config import Choice, Scale, Training
 from wellposed.experiments.findings import median_of, ratio_sentence
+from wellposed.experiments.observed_run import ObservedRun
 from wellposed.experiments.record import Record
+from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
 from wellposed.experiments.suite import Figure, Suite
+from wellposed.experiments.thresholds import Threshold
 from wellposed.experiments.training_run import TrainingRun, training_runs
 from wellposed.experiments.zoo import ACTIVATED
 from wellposed.tasks.extrapolation import HardAddition, HardSubtraction, Identity
@@ -20,9 +23,25 @@ MODELS: list[tuple[Role, Choice]] = [
 ]
 
 
+OBSERVED = ("implicit", "mlp-relu", "mlp-relu6", "mlp-bias-free")  # tested after every epoch in R^100
+
+
 def plan(scale: Scale) -> list[TrainingRun]:
-    """Returns every activation on the three tasks of the tables."""
-    return training_runs("activations", scale, tasks(scale), MODELS, training)
+    """Returns every activation on the three tasks of the tables, some of them observed during training."""
+    runs = training_runs("activations", scale, tasks(scale), MODELS, training)
+    return [_observed(run) if run.task.name != "identity" and run.model.name in OBSERVED else run for run in runs]
+
+
+def _observed(run: TrainingRun) -> ObservedRun:
+    return ObservedRun(
+        suite=run.suite,
+        seed=run.seed,
+        scale=run.scale,
+        role=run.role,
+        task=run.task,
+        model=run.model,
+        training=run.training,
+    )
 
 
 def tasks(scale: Scale) -> list[Task]:
@@ -62,7 +81,7 @@ SUITE = Suite(
     title="Fifteen activations",
     claim="No activation lets an MLP extrapolate as the implicit model does, on the identity and on arithmetic "
     "from U(1, 2) to U(2, 5) in R^100.",
-    papers=("000 Tables 1-2", "002 Tables 2-3", "003 Tables 5.1-5.2"),
+    papers=("000 Tables 1-2", "000 Figure 6", "001 Figure 11", "002 Tables 2-3", "003 Tables 5.1-5.2"),
     plan=plan,
     seeds={"tiny": 2, "default": 5, "paper": 5},
     figures=(
@@ -82,7 +101,21 @@ SUITE = Suite(
             over="epoch",
             log="y",
         ),
+        Figure(
+            "Test error during training",
+            ("hard-addition", "hard-subtraction"),
+            "test_mse",
+            "epoch",
+            over="epoch",
+            log="y",
+            paper="000 Figure 6, 001 Figure 11",
+        ),
     ),
     controls=controls,
     grid=(("learning_rate", (0.003, 0.01, 0.03)),),
+    thresholds=tuple(
+        Threshold(f"On {name} the implicit model errs by 0.1 at most.", measure, "at most", 0.1)
+        for name in ("hard-addition", "hard-subtraction")
+        for measure in (Measure("test_mse", "implicit", name),)
+    ),
 )

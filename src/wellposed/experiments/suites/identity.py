@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from wellposed.experiments.config import Choice, Scale, Training
 from wellposed.experiments.findings import ratio_sentence
 from wellposed.experiments.record import Record
+from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
 from wellposed.experiments.suite import Figure, Suite
+from wellposed.experiments.thresholds import Threshold
 from wellposed.experiments.training_run import TrainingRun, training_runs
 from wellposed.tasks.extrapolation import Identity
 from wellposed.tasks.task import Task
@@ -64,6 +66,10 @@ def controls(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _error(model: str, at: float, size: str | None = None) -> Measure:
+    return Measure("test_mse", model, "identity", at, size)
+
+
 SUITE = Suite(
     name="identity",
     title="The identity function",
@@ -78,10 +84,21 @@ SUITE = Suite(
             ("identity",),
             "test_mse",
             "k, test inputs from U(-k, k)",
-            paper="001 Figure 3",
+            paper="000 Figure 1, 001 Figure 3",
         ),
         Figure("Training error", ("identity",), "train_loss", "epoch", over="epoch", log="y"),
     ),
     controls=controls,
     grid=(("learning_rate", (0.003, 0.01, 0.03)), ("batch_size", (100, 500))),
+    thresholds=(
+        Threshold("The implicit model errs by 0.05 at most at k = 30.", _error("implicit", 30), "at most", 0.05),
+        Threshold("The implicit model errs by 1 at most at k = 205.", _error("implicit", 205), "at most", 1.0),
+        Threshold(
+            "At k = 205 the MLP of 001 errs 1,000 times as much as the implicit model at least.",
+            _error("mlp", 205, "001"),
+            "at least",
+            1e3,
+            rival=_error("implicit", 205),
+        ),
+    ),
 )
