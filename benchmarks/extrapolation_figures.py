@@ -56,6 +56,18 @@ ARGMAX_MODELS = {
     "logistic": "logistic regression without bias",
 }
 
+BEYOND_MODELS = {
+    "equilibrium": "trained at its equilibrium",
+    "tied": "12 tied steps",
+    "tied-deep": "48 tied steps",
+    "untied": "12 layers",
+    "equilibrium-uncapped": "equilibrium, no cap",
+    "equilibrium-linear": "equilibrium, linear cell",
+    "mlp": "MLP",
+    "linear": "linear regression",
+}
+BEYOND_POINTS = {"linear-system": 20.0, "quadratic-program": 20.0, "shortest-path": 40.0}
+
 
 def load(*suites: str) -> Records:
     """Reads the records of some suites; nothing where one was not run."""
@@ -228,6 +240,25 @@ def _spreads(records: Sequence[Record]) -> list[str]:
     return lines
 
 
+def beyond() -> list[str]:
+    """Writes the section on tasks for which an equilibrium matters."""
+    records = load("beyond")
+    if not records:
+        return missing("beyond")
+    columns: list[Column] = [
+        (f"{task} at {number(at)}{end}", task, metric, at)
+        for task, at in BEYOND_POINTS.items()
+        for metric, end in (("test_accuracy", ""), ("rest_accuracy", ", at rest"))
+    ]
+    figure = Figure(
+        "Right answers against steps at test time", tuple(BEYOND_POINTS), "steps_accuracy", "steps", log="x"
+    )
+    return [
+        *table(records, BEYOND_MODELS, columns),
+        *picture(figure, records, BEYOND_MODELS, "extrapolation-beyond"),
+    ]
+
+
 def missing(*suites: str) -> list[str]:
     """Says how to make records that are not there."""
     commands = ", ".join(f"`wellposed run {suite}`" for suite in suites)
@@ -240,6 +271,7 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     "translation": translation,
     "feedback": feedback,
     "depth": depth,
+    "beyond": beyond,
 }
 
 

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from rich.console import Console
 
 from wellposed.cli.forms import convert, show
+from wellposed.cli.sparsify import sparsify
 from wellposed.cli.terminal import print_table
 from wellposed.errors import WellposedError, unknown_name
 from wellposed.experiments.compare import verdicts
@@ -20,6 +21,8 @@ from wellposed.experiments.console import (
     status_table,
     suite_facts,
     suite_table,
+    threshold_facts,
+    threshold_table,
     verdict_facts,
     verdict_table,
 )
@@ -32,6 +35,7 @@ from wellposed.experiments.registry import SUITES, get_suite
 from wellposed.experiments.report import write_report
 from wellposed.experiments.runner import Order, carry_out, look, orders
 from wellposed.experiments.store import Store, merged
+from wellposed.experiments.thresholds import checks_of
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -59,6 +63,7 @@ def cli() -> None:
 
 cli.add_command(convert)
 cli.add_command(show)
+cli.add_command(sparsify)
 
 
 @cli.command()
@@ -248,11 +253,15 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
     place = write_report(records, out / "report.html")
     drawn = _draw_figures(records, out / "figures") if figures else []
     judged = [verdict for verdict in verdicts(records) if verdict.verdict != "not run"]
+    reached = checks_of(SUITES.values(), records)
     if as_json:
         pages = {"page": str(place), "figures": [str(path) for path in drawn]}
-        click.echo(json.dumps({**pages, "verdicts": verdict_facts(judged)}, indent=2))
+        facts = {"verdicts": verdict_facts(judged), "thresholds": threshold_facts(reached)}
+        click.echo(json.dumps({**pages, **facts}, indent=2))
     elif judged:
         print_table(verdict_table(judged))
+        if reached:
+            print_table(threshold_table(reached))
     else:
         click.echo("no verdicts: only runs at scale default or paper are judged", err=True)
     if not quiet:

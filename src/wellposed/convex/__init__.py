@@ -16,6 +16,7 @@ from wellposed.convex.projected import Projected
 from wellposed.convex.report import FitReport
 from wellposed.convex.rows import RowFit, RowGroup, row_groups
 from wellposed.convex.schur import Schur
+from wellposed.convex.screened import Screened
 from wellposed.convex.screening import certified_zeros
 from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
 from wellposed.convex.states import States, record_states
@@ -24,10 +25,12 @@ from wellposed.convex.support import support_mask
 _SOLVERS: dict[str, Callable[[], RowSolver]] = {
     "automatic": Automatic,
     "homotopy": lambda: Schur(Homotopy()),
+    "refined": lambda: Schur(Homotopy(), tol=1e-9),
     "projected": Projected,
     "bisection": lambda: Schur(Bisection()),
     "bisection-literal": lambda: Schur(Bisection(eps=0.01, literal=True)),
     "conic": Conic,
+    "screened": Screened,
     "cvxpy": Modelled,
 }
 for _name, _factory in _SOLVERS.items():
@@ -53,6 +56,7 @@ __all__ = [
     "RowSolution",
     "RowSolver",
     "Schur",
+    "Screened",
     "StateFit",
     "States",
     "capped_norm",

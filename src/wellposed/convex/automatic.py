@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from wellposed.convex.conic import Conic
@@ -22,7 +23,7 @@ class Automatic(RowSolver):
     The exact path where it applies (after eliminating b if that is not capped; without the cap for a lasso beside
     a cap on a alone), the projected gradient on a GPU and for very wide rows. Rows that miss `tol` are solved
     again: with gradients from the data, then by the projected gradient, then by Clarabel if it is installed; the
-    best point wins.
+    best point wins. Where numba is not installed the projected gradient takes the place of the path.
 
     Args:
         tol: relative gap.
@@ -39,16 +40,15 @@ class Automatic(RowSolver):
     tol: float = 1e-9
 
     def solve(self, problem: RowProblem) -> RowSolution:
-        first, *others = self.sequence(problem)
-        found = first.solve(problem)
-        for solver in others:
-            rest = unfinished(problem, found, self.tol)
-            if len(rest) == 0:
+        found: RowSolution | None = None
+        for solver in self.sequence(problem):
+            rest = None if found is None else unfinished(problem, found, self.tol)
+            if rest is not None and len(rest) == 0:
                 break
-            try:
-                found = merged(found, solver.solve(problem.chosen(rest)), rest)
-            except MissingExtraError:
-                break
+            with suppress(MissingExtraError):  # without numba or Clarabel the others do it
+                again = solver.solve(problem if rest is None else problem.chosen(rest))
+                found = again if found is None or rest is None else merged(found, again, rest)
+        assert found is not None  # the projected gradient is always among them
         return found
 
     def sequence(self, problem: RowProblem) -> Sequence[RowSolver]:

@@ -132,7 +132,7 @@ class Columns:
         certified = kept & zeros[matter].all(0)
         return Screened(certified, slack[matter].amin(0), share[matter].amax(0), zeros, weights)
 
-    def fewer(self, kept: Tensor, count: int) -> Tensor:  # (n + p,) bool
+    def by_share(self, kept: Tensor, count: int) -> Tensor:  # (n + p,) bool
         """Keeps the `count` features with the largest share in any row, ties by the margin of the proof."""
         found = self.screened(kept)
         margin = found.slack.clamp(-1.0, 1.0)

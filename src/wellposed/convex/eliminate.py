@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from wellposed.convex.backward import removal_order
 from wellposed.convex.columns import Columns
 from wellposed.convex.findings import check_data, lipschitz_constant
 from wellposed.convex.fit import fit_states
@@ -21,11 +22,12 @@ from wellposed.convex.refit import reads_input
 from wellposed.convex.report import FitReport
 from wellposed.convex.rescale import fitting_units, unchanged
 from wellposed.convex.states import States
-from wellposed.convex.support import block_starts, support_mask
+from wellposed.convex.support import block_starts, is_feedforward, support_mask
 from wellposed.errors import InputError, unknown_name
 from wellposed.models.implicit import ImplicitModel
 
 METHODS = ("certified", "ranked", "dual-literal")
+ORDERS = ("misfit", "share", "random")
 FRACTIONS = (0.5, 0.25, 0.1, 0.05)
 Keep = int | float | Sequence[int | float]
 
@@ -92,10 +94,12 @@ def eliminate_features(
     gamma: float = 0.0,
     method: Literal["certified", "ranked", "dual-literal"] = "certified",
     keep: Keep | None = None,
+    order: Literal["misfit", "share", "random"] = "misfit",
     bound: Bound = "row",
     support: str | Tensor = "layered",
     rescale: bool = True,
     retrain: bool = True,
+    ridge: float = 0.0,
     targets: Tensor | None = None,
     evaluate: Callable[[ImplicitModel], float] | None = None,
 ) -> EliminationPath:
@@ -103,7 +107,7 @@ def eliminate_features(
 
     A column can go if its entry is zero in every row; a state goes with its row if the output does not read it.
     "certified" removes what Gap-Safe screening proves, which changes no row's solution. "ranked" goes on by a
-    heuristic: features with the smallest share in any row go first, those without one by the margin of the proof.
+    heuristic: those features go first whose loss raises the misfit of the rows least (`removal_order`).
     "dual-literal" is the rule of 002 section 5.1 on the multipliers of an interior-point method, down to two
     columns: it removes features that are needed, and is here for comparison.
 
@@ -111,9 +115,12 @@ def eliminate_features(
         states: from `record_states`.
         kappa, gamma: of the row problem, 002 eq. (2); gamma > 0 is its elastic form.
         keep: how many features (whole numbers) or which fraction of them to keep, step by step.
+        order: of "ranked", for comparison: "share" ranks by the largest share of a feature in any row of the
+            problem with a cap, ties by the margin of the proof; "random" draws with seed 0.
         bound: "row" caps (a, b), so that inputs can go too; "state" caps a, and then only states can.
         support, rescale: as in `fit_states`.
         retrain: whether a model is fitted on what is left, by `fit_states` with its bound on the row of A.
+        ridge: strength of a ridge on these fits; worthwhile where columns are about as many as samples.
         targets: of the samples, for a score; `evaluate` scores a model otherwise, on other samples for instance.
 
     Example:
@@ -124,16 +131,17 @@ def eliminate_features(
         >>> eliminate_features(relu, kappa=0.5, retrain=False, support="triangular").certified
         tensor([False, False,  True,  True])
     """
-    _check(states, kappa, gamma, method)
+    _check(states, kappa, gamma, method, order)
     mask = support_mask(states, support)
     units = fitting_units(states, kappa, mask) if rescale else unchanged(states)
     work = Columns.of(states, kappa, gamma, bound, mask, units.factors)
-    retraining = _Retraining(kappa, rescale, retrain, targets, evaluate)
-    return _path(states, work, method, keep, retraining)
+    retraining = _Retraining(kappa, rescale, retrain, ridge, targets, evaluate)
+    counts = _counts(keep, int(work.features.sum()), method)
+    return _path(states, work, method, _ranked(states, work, counts, order), retraining)
 
 
 def _path(
-    states: States, work: Columns, method: str, keep: Keep | None, retraining: "_Retraining"
+    states: States, work: Columns, method: str, ranked: list[Tensor], retraining: "_Retraining"
 ) -> EliminationPath:
     first = work.screened(work.features)
     steps = [work.features]
@@ -141,15 +149,35 @@ def _path(
         steps.append(work.features & ~first.certified)
     elif method == "dual-literal":
         steps.append(work.literal())
-    for count in _counts(keep, int(work.features.sum()), method):
-        steps.append(work.fewer(steps[-1], count))
-    found = tuple(retraining.step(states, work, kept) for kept in steps)
+    found = tuple(retraining.step(states, work, kept) for kept in [*steps, *ranked])
     return EliminationPath(method, work.features, first.certified, first.slack, found)
 
 
-def _check(states: States, kappa: float, gamma: float, method: str) -> None:
+def _ranked(states: States, work: Columns, counts: list[int], order: str) -> list[Tensor]:
+    """Returns the features that are kept at each step."""
+    kept, found = work.features, []
+    if order == "share":
+        for count in counts:
+            kept = work.by_share(kept, count)
+            found.append(kept)
+        return found
+    if counts and order == "misfit":
+        gone = torch.tensor(removal_order(work, states.blocks, min(counts)), dtype=torch.long)
+    else:
+        places = torch.nonzero(kept)[:, 0]
+        gone = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(0))]
+    for count in counts:
+        chosen = kept.clone()
+        chosen[gone[: int(kept.sum()) - count]] = False
+        found.append(chosen)
+    return found
+
+
+def _check(states: States, kappa: float, gamma: float, method: str, order: str) -> None:
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
+    if order not in ORDERS:
+        raise unknown_name("order", order, ORDERS)
     if not 0 < kappa < 1:
         raise InputError(f"kappa must lie strictly between 0 and 1; received {kappa!r}")
     if not 0 <= gamma < math.inf:
@@ -182,6 +210,7 @@ class _Retraining:
     kappa: float
     rescale: bool
     retrain: bool
+    ridge: float
     targets: Tensor | None
     evaluate: Callable[[ImplicitModel], float] | None
 
@@ -201,6 +230,9 @@ class _Retraining:
             bias=given,
             feedthrough=reads_input(states),
             output_bias=states.form is None or states.form.output_bias is not None,
+            objective="ridge" if self.ridge else "none",
+            strength=self.ridge,
+            sequential=is_feedforward(mask, smaller.blocks),
             targets=self.targets,
         )
         score = self.evaluate(model) if self.evaluate is not None else report.after

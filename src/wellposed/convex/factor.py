@@ -31,10 +31,10 @@ class Factor:
         """Factorises a positive semi-definite matrix, adding to `level` where it has to."""
         diagonal = gram.diagonal().clamp(min=0)
         scale = torch.where(diagonal > 0, diagonal.rsqrt(), 0.0)
-        unit = scale[:, None] * gram * scale
-        unit.diagonal().copy_(torch.ones_like(diagonal))
+        unit = (scale[:, None] * gram).mul_(scale)
         while True:
-            lower, info = torch.linalg.cholesky_ex(unit + level * torch.eye(len(unit)).to(unit))
+            unit.diagonal().fill_(1.0 + level)
+            lower, info = torch.linalg.cholesky_ex(unit)
             if int(info) == 0:
                 return cls(lower, scale, level)
             level = max(GROWTH * level, len(unit) * torch.finfo(unit.dtype).eps)

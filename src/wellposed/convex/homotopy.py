@@ -2,21 +2,29 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wellposed.convex.factor import Factor
-from wellposed.convex.path import follow_all
 from wellposed.convex.polish import polished
 from wellposed.convex.problem import RowProblem, duality_gap, gradient
 from wellposed.convex.solver import RowSolution, RowSolver, finished, merged, unfinished
+from wellposed.errors import require
 
 LEVELS = (1e-13, 1e-9)
 ROUNDS = 3
 TIED, NUDGE = 1e-10, 1e-9
+
+
+@cache
+def compiled(name: str) -> ModuleType:
+    """Imports a file of this package that needs numba, on first use."""
+    require("numba", extra="convex")
+    return require(f"wellposed.convex.{name}", extra="convex")
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Homotopy(RowSolver):
         gram, cross = (np.ascontiguousarray(part.cpu().numpy()) for part in (problem.gram, problem.cross))
         targets = (self.tol * problem.scale).cpu().numpy()
         kappa = float(problem.kappa) if problem.capped else math.inf
-        found = follow_all(gram, cross, kappa, float(problem.lasso), targets, allowed, limit)
+        found = compiled("path").follow_all(gram, cross, kappa, float(problem.lasso), targets, allowed, limit)
         return torch.from_numpy(found[0]).to(problem.cross), torch.from_numpy(found[2])
 
 

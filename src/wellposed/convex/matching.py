@@ -96,11 +96,12 @@ class Matching:
         X, U, Z = (part.to(WIDE) for part in (data.X, data.U, data.Z))
         X = X.clone() if self.sequential else X
         found = _empty(mask, X)
-        starts = block_starts(data.sizes)
+        starts, done = block_starts(data.sizes), 0
         for k in reversed(range(len(data.sizes))):
             rows = torch.arange(starts[k], starts[k + 1], device=X.device)
             for group in _groups_of(mask, rows, n):
-                self._group(found, X, U, Z, group, cache)
+                self._group(found, X, U, Z, group, cache, done)
+                done += len(group.rows)
             if self.sequential:
                 z = torch.cat([X, U], dim=1) @ found.weights[rows].mT + found.bias[rows]
                 X[:, rows] = data.activations[k](z)
@@ -122,11 +123,18 @@ class Matching:
         count, width = Y.shape[1], X.shape[1] + U.shape[1]
         found = _empty(torch.ones(count, width, dtype=torch.bool), X)
         group = RowGroup(torch.arange(count, device=X.device), torch.arange(width, device=X.device))
-        self._group(found, X, U, Y, group, {})
+        self._group(found, X, U, Y, group, {}, 0)
         return found
 
     def _group(
-        self, found: Matched, X: Tensor, U: Tensor, Z: Tensor, group: RowGroup, cache: dict[int, RowProblem]
+        self,
+        found: Matched,
+        X: Tensor,
+        U: Tensor,
+        Z: Tensor,
+        group: RowGroup,
+        cache: dict[int, RowProblem],
+        done: int,
     ) -> None:
         rows, n = group.rows, X.shape[1]
         fixed = not self.sequential or bool((group.columns >= n).all())
@@ -136,7 +144,7 @@ class Matching:
             problem = self._problem(X, U, Z, group)
         if fixed:
             cache[key] = problem
-        solution = self._solve(problem, len(Z[0]))
+        solution = self._solve(problem, done, Z.shape[1])
         found.weights[rows[:, None], group.columns] = solution.weights
         found.gap[rows], found.scale[rows] = solution.gap, solution.scale
         assert problem.design is not None and problem.targets is not None
@@ -155,7 +163,7 @@ class Matching:
         whole = torch.arange(len(group.columns), device=X.device), torch.arange(len(group.rows), device=X.device)
         return self.fit.problem(Design.of(x, u), z, RowGroup(whole[1], whole[0], group.support), len(states))
 
-    def _solve(self, problem: RowProblem, total: int) -> RowSolution:
+    def _solve(self, problem: RowProblem, done: int, total: int) -> RowSolution:
         objective = self.objective
         if objective.name == "group" and objective.strength:
             weight = objective.strength * float(problem.cross.norm(dim=0).max())
@@ -164,7 +172,7 @@ class Matching:
             problem = objective.applied(problem)
             modelled = objective.modelled(problem)
             fit = self.fit if modelled is None else replace(self.fit, solver=modelled)
-            solution = fit.solve_problem(problem, 0, total)
+            solution = fit.solve_problem(problem, done, total)
         return self._debiased(problem, solution) if self.debias and objective.sparse else solution
 
     def _debiased(self, problem: RowProblem, solution: RowSolution) -> RowSolution:

@@ -20,6 +20,7 @@ Columns that are not capped ask of a dual point that M_b'nu = 0, or |M_b'nu|_inf
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -99,10 +100,11 @@ class RowProblem:
         return self.once("free", lambda: Factor.of(self.gram[self.capped :, self.capped :]))
 
     def once(self, name: Any, compute: Callable[[], T]) -> T:
-        """Computes what depends on the Gram matrix alone, once for all rows and chosen parts."""
-        if name not in self.shared:
-            self.shared[name] = compute()
-        found: T = self.shared[name]
+        """Computes what depends on the Gram matrix alone, once for all rows and chosen parts, in any thread."""
+        with self.shared.setdefault(RLock, RLock()):
+            if name not in self.shared:
+                self.shared[name] = compute()
+            found: T = self.shared[name]
         return found
 
     def chosen(self, rows: Tensor | slice) -> "RowProblem":
@@ -139,7 +141,7 @@ def row_problem(
     added = torch.full_like(gram.diagonal(), ridge)
     if lasso == 0:
         added[capped:] = added[capped:].maximum(SMALLEST_RIDGE * gram.diagonal()[capped:])
-    gram = gram + torch.diag(added)
+    gram.diagonal().add_(added)
     if support is not None:
         support = support.to(gram.device).expand_as(cross)
     return RowProblem(gram, cross, power, kappa, capped, lasso, added, support, None, design, targets)

@@ -12,6 +12,7 @@ from wellposed.convex.solver import RowSolution, RowSolver, finished
 from wellposed.equilibrium.projection import project_rows
 
 POWER_STEPS, MARGIN = 40, 1.02
+WORTH = 0.9  # of the columns: what may be left for it to be worth while to drop the others
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class _Rows:
         if self.solver.screen and self.left and self.problem.free == 0:
             zeros = certified_zeros(self.problem, self.best)
             barred = zeros if self.problem.support is None else zeros | ~self.problem.support
-            if bool(barred.any()):
+            # A mask costs more in every step than it saves, unless columns go that no row needs.
+            if int((~barred.all(0)).sum()) <= WORTH * len(self.columns):
                 self._drop(target, barred)
 
     def _drop(self, target: Tensor, barred: Tensor) -> None:

@@ -36,9 +36,9 @@ def own_output(states: States, factors: Tensor) -> Output:
     form = states.form
     if form is None:
         raise InputError("refit_output=False keeps the network's own output, which is not known; use True")
-    C = form.C.to_dense().to(WIDE) / factors
-    D = form.D.to_dense().to(WIDE) if reads_input(states) else None
-    return Output(C, D, None if form.output_bias is None else form.output_bias.to(WIDE))
+    C = form.C.to_dense().cpu().to(WIDE) / factors
+    D = form.D.to_dense().cpu().to(WIDE) if reads_input(states) else None
+    return Output(C, D, None if form.output_bias is None else form.output_bias.cpu().to(WIDE))
 
 
 def fitted_output(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from io import StringIO
+from typing import Any
 
 import torch
 from rich import box
@@ -64,6 +65,28 @@ class FitReport:
     def sparsity(self) -> float:
         """The fraction of zeros among the entries of (A, B) that the support allows."""
         return 1.0 - int(self.nonzeros.sum()) / max(1, self.allowed)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the report as plain numbers and texts, for a JSON file."""
+        starts = block_starts(self.blocks)
+        layers = [
+            {
+                "activation": self.activations[k],
+                "rows": size,
+                "exponent": self.exponents[k],
+                "largest_norm": float(self.norm[starts[k] : starts[k + 1]].max()),
+                "largest_relative_gap": float(self.relative_gap[starts[k] : starts[k + 1]].max()),
+                "nonzeros": int(self.nonzeros[starts[k] : starts[k + 1]].sum()),
+                "residual": float(self.state_residual[k]),
+                "own_error": float(self.state_error[k]),
+            }
+            for k, size in enumerate(self.blocks)
+        ]
+        names = ("kappa", "bound", "objective", "strength", "units", "sparsity", "output_error", "score", "before",
+                 "after")  # fmt: skip
+        plain = {name: getattr(self, name) for name in names}
+        holds, text = self.certificate.holds, str(self.certificate)
+        return {**plain, "well_posed": holds, "certificate": text, "layers": layers, "notes": list(self.notes)}
 
     def table(self) -> Table:
         """Lays the report out, one line a layer."""

@@ -64,7 +64,7 @@ def fitting_units(states: States, kappa: float, mask: Tensor) -> Units:
         mask: the support of the fit, ``(n, n + p)``.
     """
     if states.form is not None:
-        norms, source = block_norms(states.form.blocks[0]), "form"
+        norms, source = block_norms(states.form.blocks[0]).cpu(), "form"
     else:
         norms, source = _norms_from_data(states, mask), "data"
     try:

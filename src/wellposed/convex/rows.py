@@ -61,13 +61,14 @@ def row_groups(support: Tensor, capped: int) -> list[RowGroup]:
 class RowFit:
     """How rows are fitted: the problem, the solver and where the work is done.
 
-    Memory, in bytes, for a group of r rows with d columns, whose data are read c = 4096 samples at a time, with
-    `jobs` workers on `chunk` rows each:
+    Memory, in bytes, for r rows with d columns, whose data are read c = 4096 samples at a time, with `jobs`
+    threads on `chunk` rows each and s entries of a row that are not zero:
 
-        8 (d^2 + r d) + 8 c d + jobs 8 (2 d^2 + 4 chunk d)
+        8 (6 d^2 + 3 r d + c d) + jobs 8 d (8 chunk + s)
 
-    (Gram matrix and correlations; a piece of the data; factors and work space). With processes in place of threads
-    the Gram matrix is shared through a mapped file. The weights take 8 r d more.
+    (Gram matrix, what is left of it without b, two factors and one at work; correlations and weights, those of a
+    group and those of all; a piece of the data; work space). All threads share the matrices. Processes in place of
+    threads share the Gram matrix through a mapped file, and have factors of their own.
 
     Args:
         kappa: the cap; infinite for none.
@@ -151,15 +152,16 @@ class RowFit:
     def solve_problem(self, problem: RowProblem, done: int = 0, total: int = 0) -> RowSolution:
         """Solves the rows of one problem; `done` and `total` are for the progress."""
         solver = ROW_SOLVERS.get(self.solver)
-        starts = range(0, problem.rows, self.chunk)
-        parts = [problem.chosen(slice(start, start + self.chunk)) for start in starts]
-        found: dict[int, RowSolution] = {}
-        for k, solution in self._run(solver, parts):
-            found[k] = solution
-            done += len(solution.gap)
+        places = [slice(start, start + self.chunk) for start in range(0, problem.rows, self.chunk)]
+        result = _empty(problem)
+        for k, found in self._run(solver, [problem.chosen(place) for place in places]):
+            for name in ("weights", "gap", "steps"):
+                part = getattr(result, name)
+                part[places[k]] = getattr(found, name).to(part)
+            done += len(found.gap)
             if self.progress is not None:
                 self.progress(done, max(done, total))
-        return joined([found[k] for k in range(len(parts))], problem)
+        return result
 
     def _run(self, solver: RowSolver, parts: Sequence[RowProblem]) -> Iterator[tuple[int, RowSolution]]:
         keepers = [_Keeper.of(self.folder, solver, part) for part in parts]
@@ -204,13 +206,18 @@ def _work(solver: RowSolver, k: int, part: RowProblem | dict[str, Any]) -> tuple
     return k, solver.solve(part)
 
 
-def joined(parts: Sequence[RowSolution], problem: RowProblem) -> RowSolution:
-    """Puts solutions of consecutive rows together."""
-    if not parts:
-        empty = problem.power.new_zeros(0)
-        return RowSolution(problem.cross, empty, empty, empty.long())
-    columns = zip(*((p.weights, p.gap, p.scale, p.steps) for p in parts), strict=True)
-    return RowSolution(*(torch.cat([piece.to(problem.cross.device) for piece in column]) for column in columns))
+def _empty(problem: RowProblem) -> RowSolution:
+    """Makes room for a solution, so that parts need not be put together later."""
+    steps = torch.zeros(problem.rows, dtype=torch.int64, device=problem.cross.device)
+    return RowSolution(torch.zeros_like(problem.cross), torch.zeros_like(problem.power), problem.scale, steps)
+
+
+def _digest(settings: bytes, *parts: Tensor | None) -> "hashlib.blake2b":
+    """Tells data apart: the same bytes give the same digest."""
+    digest = hashlib.blake2b(settings, digest_size=16)
+    for part in parts:
+        digest.update(b"none" if part is None else np.ascontiguousarray(part.cpu().numpy()).data)
+    return digest
 
 
 @dataclass(frozen=True)
@@ -223,11 +230,11 @@ class _Keeper:
     def of(cls, folder: str | os.PathLike[str] | None, solver: RowSolver, problem: RowProblem) -> "_Keeper":
         if folder is None:
             return cls(None)
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(repr((solver, problem.kappa, problem.capped, problem.lasso)).encode())
-        for name in _SHARED:
-            if (part := getattr(problem, name)) is not None:
-                digest.update(np.ascontiguousarray(part.cpu().numpy()).data)
+        matrix = problem.once("digest", lambda: _digest(b"", problem.gram, problem.ridge))
+        settings = repr((solver, problem.kappa, problem.capped, problem.lasso)).encode()
+        digest = _digest(
+            matrix.digest() + settings, problem.cross, problem.power, problem.support, problem.reference
+        )
         Path(folder).mkdir(parents=True, exist_ok=True)
         return cls(Path(folder) / f"rows-{digest.hexdigest()}.npz")
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from wellposed.convex.factor import Factor
 from wellposed.convex.homotopy import Homotopy
 from wellposed.convex.problem import RowProblem, common_support, gradient
-from wellposed.convex.solver import RowSolution, RowSolver, finished
+from wellposed.convex.solver import RowSolution, RowSolver, finished, merged
 
-ABSENT = 1e-13
+ABSENT, PASSES = 1e-13, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +79,14 @@ class Schur(RowSolver):
     """Eliminates b and hands the problem in a to another solver.
 
     The complement cancels digits where b alone explains most of z. Each pass of `refine` computes gradients from
-    the data again and solves once more, which brings them back; it takes ``8 m d r`` operations.
+    the data again and solves once more, which brings them back; it takes ``8 m d r`` operations. With a `tol` the
+    gap itself is computed from the data, and the passes end as soon as it is reached: ``Schur(tol=1e-9)``, or
+    "refined" by name, proves a relative gap of 1e-9 that no rounding of the Gram matrix can fake.
 
     Args:
         inner: for the problem in a, where everything is capped.
-        refine: passes over the data.
+        refine: passes over the data; with a `tol` at most this many, 4 if zero.
+        tol: relative gap to reach, judged from the data; None makes all passes of `refine`.
 
     Example:
         >>> from wellposed.convex import Design, row_problem
@@ -95,12 +98,18 @@ class Schur(RowSolver):
 
     inner: RowSolver = field(default_factory=Homotopy)
     refine: int = 0
+    tol: float | None = None
+
+    @property
+    def passes(self) -> int:
+        """How many passes over the data there may be."""
+        return self.refine if self.refine or self.tol is None else PASSES
 
     def refusal(self, problem: RowProblem) -> str | None:
         if problem.lasso > 0:
             return "eliminates b only where it has no lasso; use Projected()"
-        if self.refine and problem.design is None:
-            return "refines by way of the data, which this problem has not kept; set refine=0"
+        if self.passes and problem.design is None:
+            return "refines by way of the data, which this problem has not kept; set refine=0 and tol=None"
         return None
 
     def solve(self, problem: RowProblem) -> RowSolution:
@@ -113,17 +122,34 @@ class Schur(RowSolver):
 
     def _solve(self, problem: RowProblem) -> RowSolution:
         reduction = Reduction.of(problem)
-        found = self.inner.solve(reduction.reduced)
-        weights, steps = reduction.completed(found.weights), found.steps
-        for _ in range(self.refine):
-            weights, reduced = reduction.corrected(weights)
-            again = self.inner.solve(reduced)
-            moved = again.weights - weights[:, : problem.capped]
-            b = weights[:, problem.capped :] - reduction.factor.solve(
-                moved @ problem.gram[: problem.capped, problem.capped :]
-            )
-            weights, steps = torch.cat([again.weights, b], dim=1), steps + again.steps
-        return finished(problem, weights, steps, exact=self.refine > 0)
+        first = self.inner.solve(reduction.reduced)
+        found = finished(problem, reduction.completed(first.weights), first.steps, exact=self.passes > 0)
+        for _ in range(self.passes):
+            rest = self._unfinished(problem, found)
+            if len(rest) == 0:
+                break
+            part = problem if len(rest) == problem.rows else problem.chosen(rest)
+            found = self._kept(found, self._pass(part, found.weights[rest]), rest)
+        return found
+
+    def _unfinished(self, problem: RowProblem, found: RowSolution) -> Tensor:
+        if self.tol is None:
+            return torch.arange(problem.rows, device=problem.cross.device)
+        return torch.nonzero(found.gap > self.tol * problem.scale)[:, 0]
+
+    def _kept(self, found: RowSolution, again: RowSolution, rest: Tensor) -> RowSolution:
+        if self.tol is None:  # a pass may seem worse by the Gram matrix alone; all of them count
+            return replace(again, steps=found.steps + again.steps)
+        return merged(found, again, rest)
+
+    def _pass(self, problem: RowProblem, weights: Tensor) -> RowSolution:
+        """Solves once more with gradients from the data."""
+        reduction, cut = Reduction.of(problem), problem.capped
+        weights, reduced = reduction.corrected(weights)
+        again = self.inner.solve(reduced)
+        moved = again.weights - weights[:, :cut]
+        b = weights[:, cut:] - reduction.factor.solve(moved @ problem.gram[:cut, cut:])
+        return finished(problem, torch.cat([again.weights, b], dim=1), again.steps, exact=True)
 
     def _by_support(self, problem: RowProblem, support: Tensor) -> RowSolution:
         """Solves rows that use the same columns of b together."""

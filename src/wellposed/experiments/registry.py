@@ -2,10 +2,39 @@
 
 from wellposed.errors import unknown_name
 from wellposed.experiments.suite import Suite
-from wellposed.experiments.suites import activations, arithmetic, identity, parameters
+from wellposed.experiments.suites import (
+    activations,
+    arithmetic,
+    beyond,
+    depth,
+    eliminate_fashion,
+    feedback,
+    identity,
+    parameters,
+    rolling_argmax,
+    rolling_average,
+    sparsify_digits,
+    sparsify_fashion,
+    spiky,
+)
 
 SUITES: dict[str, Suite] = {
-    module.SUITE.name: module.SUITE for module in (identity, arithmetic, activations, parameters)
+    module.SUITE.name: module.SUITE
+    for module in (
+        identity,
+        arithmetic,
+        activations,
+        rolling_average,
+        rolling_argmax,
+        spiky,
+        feedback,
+        depth,
+        beyond,
+        sparsify_digits,
+        sparsify_fashion,
+        eliminate_fashion,
+        parameters,
+    )
 }
 
 

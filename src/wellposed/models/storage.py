@@ -10,10 +10,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from wellposed.activations import Activation, get_activation
 from wellposed.equilibrium import anderson, broyden, gradient, newton, picard, stopping
 from wellposed.equilibrium.one_sided import Triangular
 from wellposed.errors import FileFormatError, InputError, unknown_name
 from wellposed.forms import ImplicitForm
+from wellposed.forms.piecewise import piecewise
 from wellposed.forms.storage import FORM_FORMAT, pack_form, registered_name, unpack_form
 from wellposed.models.atomic import written_whole
 from wellposed.models.implicit import ImplicitModel
@@ -50,7 +52,7 @@ def save(model: Model | ImplicitForm, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`; a custom activation must be registered where
-            the file is loaded.
+            the file is loaded. An activation that differs from block to block is stored part by part.
         path: the file to write.
     """
     if isinstance(model, ImplicitForm):
@@ -113,7 +115,7 @@ def _options(model: ImplicitModel) -> dict[str, Any]:
         "in_features": model.in_features,
         "out_features": model.out_features,
         "state_features": model.state_features,
-        "activation": registered_name(model.activation),
+        "activation": _named(model.activation),
         "kappa": model.kappa,
         "condition": condition.name,
         "triangle": [condition.lower, condition.diagonal] if isinstance(condition, Triangular) else None,
@@ -127,6 +129,24 @@ def _options(model: ImplicitModel) -> dict[str, Any]:
         "on_failure": model.on_failure,
         "executor": model.executor,
     }
+
+
+def _named(activation: Activation) -> str | dict[str, list[Any]]:
+    """Writes an activation as its name, or as the names and sizes of its parts."""
+    bound = getattr(activation.derivative, "keywords", {})
+    parts, sizes = bound.get("parts"), bound.get("sizes")
+    if parts is None or sizes is None or piecewise(parts, sizes).name != activation.name:
+        return registered_name(activation)
+    return {"parts": [registered_name(part) for part in parts], "sizes": list(sizes)}
+
+
+def _activation(named: str | dict[str, list[Any]], states: int) -> Activation:
+    if isinstance(named, str):
+        return get_activation(named)
+    names, sizes = named["parts"], named["sizes"]
+    if len(names) != len(sizes) or sum(sizes) != states:
+        raise FileFormatError(f"the activations {names} of the sizes {sizes} do not make up {states} states")
+    return piecewise([get_activation(name) for name in names], sizes)
 
 
 def _encode(part: Any) -> Any:
@@ -162,7 +182,8 @@ def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Model:
 def _empty(config: dict[str, Any]) -> ImplicitModel:
     """Builds a model of the right kind, with other values."""
     triangle = config.pop("triangle")
-    options = {name: _decode(value) for name, value in config.items()}
+    activation = _activation(config.pop("activation"), config["state_features"])
+    options = {"activation": activation, **{name: _decode(value) for name, value in config.items()}}
     condition = options.pop("condition")
     if triangle is not None:
         options["triangular"] = True

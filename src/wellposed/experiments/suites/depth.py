@@ -75,7 +75,7 @@ def controls(records: Sequence[Record]) -> list[str]:
     ]
     for task in TASKS:
         sentences += _growth(records, task) + _level(records, task)
-    sentences += _levels(records)
+    sentences += _levels(records) + _worst_prediction(records)
     for task in TASKS:
         sentences += _difficulty(records, task) + _bias(records, task)
     return sentences
@@ -126,6 +126,22 @@ def _levels(records: Sequence[Record]) -> list[str]:
         f"What sets the level is the local rate that training leaves in A, below its cap: of {len(known)} models "
         f"on all tasks the rank correlation of the steps and 1 / log(1 / rho) is "
         f"{rank_correlation(steps, rates):.2f}."
+    ]
+
+
+def _worst_prediction(records: Sequence[Record]) -> list[str]:
+    """Says how far the slope is from its prediction where it is furthest."""
+    own = [r for r in records if r.model in ("implicit", "implicit-absolute") and r.kind == "run" and not r.error]
+    ratios = {r.id: (r.value("steps_slope"), r.value("predicted_slope")) for r in own}
+    known = {name: fitted / rate for name, (fitted, rate) in ratios.items() if fitted is not None and rate}
+    if not known:
+        return []
+    name = max(known, key=lambda key: abs(known[key] - 1))
+    worst = next(r for r in own if r.id == name)
+    return [
+        f"The prediction holds in the limit of many steps. It is furthest off, by a factor of {known[name]:.3g}, "
+        f"in record {name} on {worst.task}, where a solve takes {worst.value('scaled_absolute', 1.0):.3g} steps, "
+        "too few to have forgotten how it began."
     ]
 
 

@@ -117,11 +117,12 @@ def controls(records: Sequence[Record]) -> list[str]:
 
 
 def _sentence(task: str, rival: str, count: Wins) -> str:
+    seeds = f"in {count.won} of {count.seeds} seeds"
+    won = f"On {task} at a shift of 100 the full A is better {seeds} than {RIVALS[rival]}"
+    if abs(count.ratio - 1) < 0.01:
+        return f"{won}; the errors are equal within 1 % (median)."
     larger, factor = ("larger", count.ratio) if count.ratio >= 1 else ("smaller", 1 / max(count.ratio, 1e-300))
-    return (
-        f"On {task} at a shift of 100 the full A is better in {count.won} of {count.seeds} seeds than "
-        f"{RIVALS[rival]}; the rival's error is {factor:.3g} times {larger} (median)."
-    )
+    return f"{won}; the rival's error is {factor:.3g} times {larger} (median)."
 
 
 def conclusion(found: dict[str, Wins]) -> str:

@@ -79,7 +79,7 @@ def controls(records: Sequence[Record]) -> list[str]:
     for model, title in names.items():
         error = median_of(records, "spiky", model, "test_mse")
         if error is not None:
-            sentences.append(f"{title} has a median test error of {error:.2g}{published.get(model, '')} .")
+            sentences.append(f"{title} has a median test error of {error:.2g}{published.get(model, '')}.")
     sentences += [
         "Within a spiky region the series is a sum of four sines, which a linear recursion of eight values "
         "continues exactly: what remains is the noise, and the first values of every region.",

@@ -1,0 +1,216 @@
+"""Other ways to a sparse MLP, for comparison (003 Table 3.2): magnitude pruning, SSS and SPR.
+
+Networks are sequences of linear layers with activations between them. Only weights of hidden layers are pruned and
+counted; a hidden unit that goes takes its column in the next layer along. SSS and SPR are losses and steps for any
+training loop. MLA (Hu et al., ICIP 2019, the third rival of the table) is not here: its selection compares how
+features are distributed over the positions of a feature map, and the layers of an MLP have none.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.errors import InputError
+
+
+def linear_layers(network: nn.Sequential) -> list[nn.Linear]:
+    """Returns the linear layers in order; the last one is the output.
+
+    Example:
+        >>> len(linear_layers(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))))
+        2
+    """
+    layers = [part for part in network if isinstance(part, nn.Linear)]
+    if len(layers) < 2:
+        raise InputError(f"a network to prune needs a hidden layer and an output; received {len(layers)} layers")
+    return layers
+
+
+def weight_sparsity(network: nn.Sequential) -> float:
+    """Returns the share of zeros among the weights of the hidden layers.
+
+    Example:
+        >>> weight_sparsity(prune_by_magnitude(nn.Sequential(nn.Linear(5, 2), nn.ReLU(), nn.Linear(2, 1)), 0.5))
+        0.5
+    """
+    weights = [layer.weight for layer in linear_layers(network)[:-1]]
+    return sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
+
+
+def prune_by_magnitude(network: nn.Sequential, sparsity: float, *, layerwise: bool = False) -> nn.Sequential:
+    """Sets the smallest weights of the hidden layers to zero, in a copy.
+
+    Args:
+        network: trained.
+        sparsity: the share of weights that go.
+        layerwise: whether every layer loses this share, or all of them together.
+    """
+    _check(sparsity)
+    twin = copy.deepcopy(network)
+    weights = [layer.weight for layer in linear_layers(twin)[:-1]]
+    with torch.no_grad():
+        for group in [[weight] for weight in weights] if layerwise else [weights]:
+            sizes = torch.cat([weight.abs().flatten() for weight in group])
+            kept = torch.ones(len(sizes), dtype=torch.bool)
+            kept[sizes.topk(round(sparsity * len(sizes)), largest=False).indices] = False
+            for weight, part in zip(group, kept.split([weight.numel() for weight in group]), strict=True):
+                weight.mul_(part.view_as(weight))
+    return twin
+
+
+def keep_zeros(network: nn.Module) -> None:
+    """Lets training leave zero weights alone: their gradients are zero from now on."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.register_hook(_masking((layer.weight != 0).to(layer.weight)))
+
+
+def _masking(mask: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda gradient: gradient * mask
+
+
+def prune_units(network: nn.Sequential, scores: Iterable[Tensor], sparsity: float) -> nn.Sequential:
+    """Removes whole hidden units, those with the smallest scores first, until enough weights are zero.
+
+    Every hidden layer keeps its best unit.
+
+    Args:
+        network: trained.
+        scores: of the units, one tensor a hidden layer.
+        sparsity: the share of zero weights to reach.
+    """
+    _check(sparsity)
+    twin, found = copy.deepcopy(network), [score.detach() for score in scores]
+    layers = linear_layers(twin)
+    best = {(k, int(score.argmax())) for k, score in enumerate(found)}
+    units = [(float(value), k, i) for k, score in enumerate(found) for i, value in enumerate(score)]
+    with torch.no_grad():
+        for _, k, i in sorted(units):
+            if weight_sparsity(twin) >= sparsity:
+                break
+            if (k, i) not in best:
+                layers[k].weight[i] = 0.0
+                layers[k].bias[i] = 0.0
+                layers[k + 1].weight[:, i] = 0.0
+    return twin
+
+
+class ScaledUnits(nn.Module):
+    """An MLP whose hidden units are multiplied by learnt factors (SSS: Huang and Wang, ECCV 2018, section 3.1).
+
+    Example:
+        >>> scaled = ScaledUnits(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)))
+        >>> [tuple(factor.shape) for factor in scaled.factors]
+        [(2,)]
+    """
+
+    def __init__(self, network: nn.Sequential) -> None:
+        super().__init__()
+        self.network = network
+        hidden = linear_layers(network)[:-1]
+        self.factors = nn.ParameterList([nn.Parameter(torch.ones(layer.out_features)) for layer in hidden])
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Evaluates the network; a factor acts after the activation of its unit."""
+        x, pending = u, iter(self.factors)
+        for part in self.network:
+            x = part(x)
+            if not isinstance(part, nn.Linear):
+                x = x * next(pending)
+        return x
+
+    def merged(self) -> nn.Sequential:
+        """Returns a plain network: the factors go into the next layer, units with factor zero go."""
+        twin = copy.deepcopy(self.network)
+        layers = linear_layers(twin)
+        with torch.no_grad():
+            for factor, layer, after in zip(self.factors, layers, layers[1:], strict=False):
+                after.weight.mul_(factor)
+                layer.weight.mul_((factor != 0)[:, None])
+                layer.bias.mul_(factor != 0)
+        return twin
+
+
+class ProximalDescent(torch.optim.Optimizer):
+    """Descends on weights by Nesterov's method, on factors by proximal steps (SSS, section 3).
+
+    A factor moves to s = S(l - eta g, eta gamma), S the soft threshold, and on by mu v, where v is s - l + mu v.
+
+    Args:
+        model: with factors.
+        lr: eta.
+        gamma: weight of the l1-norm of the factors.
+        momentum: mu.
+    """
+
+    def __init__(self, model: ScaledUnits, lr: float, gamma: float, momentum: float = 0.9) -> None:
+        groups: list[dict[str, Any]] = [
+            {"params": list(model.network.parameters()), "gamma": None},
+            {"params": list(model.factors.parameters()), "gamma": gamma},
+        ]
+        super().__init__(groups, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Takes one step."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, group["lr"], group["momentum"], group["gamma"])
+        return loss
+
+    def _move(self, parameter: Tensor, lr: float, momentum: float, gamma: float | None) -> None:
+        speed = self.state[parameter].setdefault("speed", torch.zeros_like(parameter))
+        gradient = parameter.grad
+        assert gradient is not None
+        if gamma is None:
+            speed.mul_(momentum).sub_(gradient, alpha=lr)
+            parameter.add_(speed, alpha=momentum).sub_(gradient, alpha=lr)
+            return
+        target = nn.functional.softshrink(parameter - lr * gradient, lr * gamma)
+        speed.mul_(momentum).add_(target - parameter)
+        parameter.copy_(target + momentum * speed)
+
+
+def unit_weights(network: nn.Sequential) -> list[Tensor]:
+    """Returns the incoming weights and the bias of every hidden unit, ``(units, inputs + 1)`` a layer."""
+    return [torch.cat([layer.weight, layer.bias[:, None]], dim=1) for layer in linear_layers(network)[:-1]]
+
+
+def perspective_penalty(weights: Iterable[Tensor], alpha: float, largest: float) -> Tensor:
+    """Computes the Structured Perspective Regularization (SPR: Cacciola et al., 2022).
+
+    For every unit with weights w it is the least of ``alpha |w|^2 / y + (1 - alpha) y`` over 0 <= y <= 1 with
+    ``|w|_inf <= largest y``, the perspective relaxation of the indicator of w != 0; times the unit's share of all
+    weights. The best y is ``sqrt(alpha / (1 - alpha)) |w|``, moved into its bounds.
+
+    Args:
+        weights: of the units, ``(units, d)`` a layer.
+        alpha: between 0 and 1; the rest goes to the count of units.
+        largest: bound M on a weight.
+
+    Example:
+        >>> w = torch.tensor([[0.3, 0.4]])
+        >>> round(float(perspective_penalty([w], alpha=0.5, largest=10.0)), 6)
+        0.5
+    """
+    if not 0 < alpha < 1 or not largest > 0:
+        raise InputError(f"alpha lies between 0 and 1 and largest above 0; received {alpha!r}, {largest!r}")
+    parts = list(weights)
+    total, count = parts[0].new_zeros(()), sum(part.numel() for part in parts)
+    for part in parts:
+        square = part.square().sum(1).clamp(min=1e-12)  # keeps the slope of the root finite
+        y = (alpha / (1 - alpha) * square).sqrt()
+        y = y.maximum(part.abs().amax(1) / largest).clamp(max=1.0)
+        share = part.shape[1] / count
+        total = total + share * (alpha * square / y + (1 - alpha) * y).sum()
+    return total
+
+
+def _check(sparsity: float) -> None:
+    if not 0 <= sparsity < 1:
+        raise InputError(f"sparsity is a share from 0 to below 1; received {sparsity!r}")

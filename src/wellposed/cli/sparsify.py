@@ -1,0 +1,280 @@
+"""`wellposed sparsify`: from a trained network to a sparse, certified implicit model."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from wellposed.cli.samples import ALIASES, SETS, Samples, read_samples, wrong
+from wellposed.cli.source import Network, read_source
+from wellposed.cli.terminal import print_table
+from wellposed.convert import to_implicit
+from wellposed.convex import ROW_SOLVERS, FitReport, StateFit, States, record_states
+from wellposed.convex.objective import OBJECTIVES
+from wellposed.convex.report import scored
+from wellposed.convex.states import first_tensor
+from wellposed.convex.support import SUPPORTS
+from wellposed.errors import InputError
+from wellposed.forms import ImplicitForm
+from wellposed.models import ImplicitModel, save
+
+BATCH = 1000
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class RefusedError(click.ClickException):
+    """Input that cannot be used; the message says why."""
+
+    exit_code = 2
+
+
+class ReportPath(click.ParamType):
+    """A file for the report, .html or .json."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Checks ending and folder."""
+        path = Path(value)
+        if path.suffix.lower() not in (".html", ".json"):
+            self.fail(f"{value!r} must end with .html or .json", param, ctx)
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder {str(path.parent)!r}", param, ctx)
+        return path
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A fitted model, its report, and its score on data that the fit has not seen."""
+
+    model: ImplicitModel
+    report: FitReport
+    source: str
+    test: str | None = None
+    score: str | None = None
+    before: float | None = None
+    after: float | None = None
+
+    def facts(self, out: Path) -> dict[str, Any]:
+        """Returns everything as plain numbers and texts."""
+        test = {"source": self.test, "score": self.score, "before": self.before, "after": self.after}
+        return {"file": str(out), "data": self.source, "test": test if self.test else None, **self.report.facts()}
+
+
+@click.command()
+@click.option("--network", required=True, metavar="SOURCE", help="model.pt2, module:factory or file.py:factory.")
+@click.option("--data", required=True, metavar="DATA", help="A set (digits, fashion, mnist, cifar10) or a file.")
+@click.option("--test", metavar="DATA", help="To score on; the test part of a set if left out.")
+@click.option("--samples", type=click.IntRange(min=2), default=5000, help="How many are drawn from the data.")
+@click.option("--kappa", type=float, default=0.99, help="Cap on the rows of A, between 0 and 1.")
+@click.option("--target-sparsity", type=float, help="Fraction of zeros in (A, B), e.g. 0.9.")
+@click.option("--objective", type=click.Choice(OBJECTIVES), default="none", help="Beside the misfit.")
+@click.option("--strength", type=float, default=0.0, help="Weight of the objective, without units.")
+@click.option("--bound", type=click.Choice(["state", "row"]), default="state", help="Cap a, or all of (a, b).")
+@click.option("--support", type=click.Choice(SUPPORTS), default="layered", help="Entries that may be used.")
+@click.option("--solver", type=click.Choice(sorted(ROW_SOLVERS.factories)), default="automatic", help="Of a row.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Threads.")
+@click.option("--rescale/--no-rescale", default=True, help="Fit in units in which the network's rows fit the cap.")
+@click.option("--rows", type=click.Path(file_okay=False, path_type=Path), help="Folder that keeps finished rows.")
+@click.option("--report", "page", type=ReportPath(), help="Write the report as a page (.html) or as .json.")
+@click.option("-o", "--out", type=FILE, required=True, help="File to write.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
+def sparsify(
+    network: str,
+    data: str,
+    test: str | None,
+    samples: int,
+    rows: Path | None,
+    page: Path | None,
+    out: Path,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Fit a sparse implicit model with a certificate to a trained network.
+
+    The network's states are recorded on the data, and the rows of (A, B) are fitted to them. DATA is a set, a part
+    of one (digits:holdout), or a .npz, .npy, .safetensors or .pt file with inputs u and, for the score, targets y.
+    Finished rows are kept on disk until the model is written: the same command goes on from there.
+    """
+    if not out.absolute().parent.is_dir():
+        raise wrong(f"there is no folder {str(out.parent)!r}", "--out")
+    kept = Path(f"{out}.rows") if rows is None else rows
+    found = read_samples(data).drawn(samples)
+    unseen = _unseen(data, test)
+    built = _network(network)
+    try:
+        with refused(), progress(quiet) as bar:
+            states = _recorded(built, found)
+            work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
+            result = _scored(built, work.fit(states), found.source, unseen)
+    except KeyboardInterrupt:
+        click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
+        raise
+    save(result.model, out)
+    if rows is None:
+        shutil.rmtree(kept, ignore_errors=True)
+    _tell(result, states, out, page, as_json)
+
+
+def _unseen(data: str, test: str | None) -> Samples | None:
+    if test is not None:
+        return read_samples(test, "--test", "test")
+    name, _, part = data.partition(":")
+    if ALIASES.get(name.lower(), name.lower()) in SETS and part != "test":
+        return read_samples(f"{name}:test", "--test")
+    return None
+
+
+def _network(source: str) -> nn.Module | ImplicitForm:
+    """Reads the network; an exported program becomes its form."""
+    try:
+        found: Network = read_source(source)
+    except click.BadParameter as error:
+        error.param_hint = "--network"
+        raise
+    if isinstance(found, nn.Module):
+        return found.eval()
+    with refused():
+        return to_implicit(found, _example(found, source))
+
+
+def _example(program: ExportedProgram, source: str) -> tuple[int, ...]:
+    given = program.example_inputs[0] if program.example_inputs else ()
+    if not given or not isinstance(given[0], Tensor):
+        raise wrong(f"{source!r} has no example input, so the shape of a sample is not known", "--network")
+    return tuple(given[0].shape[1:])
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Turns an error about the user's input into one line and the exit code 2."""
+    try:
+        yield
+    except InputError as error:
+        raise RefusedError(str(error).partition("\n\nWhile executing")[0]) from error
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Shows how many rows are done, on stderr if that is a terminal."""
+    console = Console(stderr=True)
+    columns = TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=quiet or not console.is_interactive) as bar:
+        task = bar.add_task("rows", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _recorded(network: nn.Module | ImplicitForm, found: Samples) -> States:
+    return record_states(network, _shaped(network, found).split(BATCH))
+
+
+def _shaped(network: nn.Module | ImplicitForm, found: Samples) -> Tensor:
+    """Returns the inputs in the shape and precision that the network takes: as they are, or one row a sample."""
+    if isinstance(network, ImplicitForm):
+        size, shape = found.u[0].numel(), network.input_shape
+        if size != network.sizes[1]:
+            raise InputError(
+                f"the network takes samples of the shape {shape}; received {tuple(found.u.shape[1:])}"
+            )
+        return found.u.reshape(-1, *shape).to(network.dtype)
+    values = (*network.parameters(), *network.buffers())
+    kind = next((value.dtype for value in values if value.is_floating_point()), found.u.dtype)
+    u, complaints = found.u.to(kind), []
+    for candidate in (u, u.flatten(1)):
+        try:
+            with torch.no_grad():
+                first_tensor(network(candidate[:2]))
+            return candidate
+        except InputError:
+            raise
+        except Exception as error:  # whatever a network raises on a shape it does not take
+            complaints.append((str(error).strip().splitlines() or [type(error).__name__])[0])
+    raise InputError(
+        f"the network takes neither samples of the shape {tuple(u.shape[1:])} nor of {u[0].numel()} numbers: "
+        f"{complaints[-1]}"
+    )
+
+
+def _scored(
+    network: nn.Module | ImplicitForm,
+    fitted: tuple[ImplicitModel, FitReport],
+    source: str,
+    unseen: Samples | None,
+) -> Result:
+    model, report = fitted
+    if unseen is None or unseen.targets is None:
+        return Result(model, report, source)
+    u = _shaped(network, unseen)
+    with torch.no_grad():
+        pieces = u.split(BATCH)
+        before = torch.cat([first_tensor(network(piece)).flatten(1) for piece in pieces])
+        after = torch.cat([model(piece.flatten(1).to(model.B)) for piece in pieces])
+    name, old = scored(before, unseen.targets)
+    return Result(model, report, source, unseen.source, name, old, scored(after, unseen.targets)[1])
+
+
+def summary(result: Result) -> Table:
+    """Lays out what changed from network to model, always at the model's own equilibrium."""
+    report = result.report
+    table = Table(box=box.SIMPLE)
+    for name in ("", "network", "model"):
+        table.add_column(name, justify="left" if not name else "right")
+    lines = [(report.score, "the samples fitted", report.before, report.after)]
+    lines.append((result.score, "unseen samples", result.before, result.after))
+    for score, where, before, after in lines:
+        if score is not None and before is not None and after is not None:
+            table.add_row(f"{score}, {where}", *(_shown(score, value) for value in (before, after)))
+    table.add_row("output off by", "", f"{report.output_error:.2e}")
+    table.add_row("zeros in (A, B)", "", f"{100 * report.sparsity:.1f} %")
+    table.add_row("largest relative gap of a row", "", f"{float(report.relative_gap.max()):.1e}")
+    table.add_row("well-posed", "", "proven" if report.certificate.holds else "not proven")
+    return table
+
+
+def _shown(score: str, value: float) -> str:
+    return f"{100 * value:.2f} %" if score == "accuracy" else f"{value:.4g}"
+
+
+def _tell(result: Result, states: States, out: Path, page: Path | None, as_json: bool) -> None:
+    if states.form is None:
+        click.echo("the network has no implicit form: what lies between its activations was taken to be linear",
+                   err=True)  # fmt: skip
+    if page is not None:
+        _write(page, result, out)
+    if as_json:
+        click.echo(json.dumps(result.facts(out), indent=2))
+    else:
+        print_table(result.report.table())
+        print_table(summary(result))
+    written = f"wrote {out}" if page is None else f"wrote {out} and {page}"
+    click.echo(f"{written}; next: model = wellposed.load({str(out)!r}); y = model(u.flatten(1))", err=True)
+
+
+def _write(page: Path, result: Result, out: Path) -> None:
+    if page.suffix.lower() == ".json":
+        text = json.dumps(result.facts(out), indent=1) + "\n"
+    else:
+        console = Console(record=True, width=120, file=StringIO())
+        console.print(f"{out}, fitted to {result.source}", markup=False)
+        console.print(result.report.table())
+        console.print(summary(result))
+        text = console.export_html()
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {page} ({error.strerror})") from error

@@ -1,0 +1,96 @@
+"""Runs that remove features of a trained network and fit a model on what is left (002 Figure 9)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import torch
+
+from wellposed.convex import EliminationPath, States, eliminate_features, support_mask
+from wellposed.convex.columns import Columns
+from wellposed.convex.rescale import fitting_units
+from wellposed.experiments.dense import Dense
+from wellposed.experiments.layers import Layers
+from wellposed.experiments.record import Result, Value
+from wellposed.experiments.run import Context, Run
+
+Order = Literal["misfit", "share", "random"]
+NEEDED = 1e-3  # share of a row below which an entry is not called needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class EliminateRun(Run):
+    """Removes features by one method.
+
+    Args:
+        dense: the network and its images.
+        model: as tables name it.
+        method, order: of `eliminate_features`.
+        points: shares of all features to remove, where the method can choose.
+        support: of the rows; in "triangular" a layer may read all layers before it, and the input.
+        samples: training images whose states are fitted.
+        kappa: cap.
+        ridge: on the fits of what is left; without it 500 samples are too few for some 500 columns.
+        epochs: of training by gradients on what is left; zero: the fit alone.
+    """
+
+    dense: Dense
+    model: str
+    method: Literal["certified", "ranked", "dual-literal"] = "ranked"
+    order: Order = "misfit"
+    points: tuple[float, ...] = ()
+    support: str = "triangular"
+    samples: int = 500
+    kappa: float = 0.3
+    ridge: float = 0.01
+    epochs: int = 0
+
+    @property
+    def labels(self) -> tuple[str, str, str | None]:
+        return self.dense.data, self.model, None
+
+    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+        return [run._result() for run in runs]
+
+    def _result(self) -> Result:
+        states = self.dense.states(self.seed, self.samples)
+        path = self._path(states)
+        before = self.dense.accuracy(self.dense.trained(self.seed))
+        values = [
+            Value("features", float(len(path.features))),
+            Value("certified", float(path.certified.sum())),
+        ]
+        for step in path.steps:
+            if step.model is None or step.report is None:
+                continue
+            score, at = step.score, round(step.fraction, 3)
+            if self.epochs:
+                layers = Layers(step.model, step.report.blocks, step.report.exponents)
+                self.dense.train(layers, self.seed, self.epochs)
+                score = self.dense.accuracy(layers)
+            values += [Value("accuracy", score, at), Value("accuracy_drop", before - score, at)]
+        if self.method != "ranked":
+            values.append(Value("needed_removed", float(self._needed(states, path))))
+        return Result(tuple(values))
+
+    def _path(self, states: States) -> EliminationPath:
+        options: dict[str, Any] = {"order": self.order}
+        if self.method == "ranked":
+            options["keep"] = [1 - point for point in self.points]
+        return eliminate_features(
+            states,
+            kappa=self.kappa,
+            method=self.method,
+            support=self.support,
+            ridge=self.ridge,
+            evaluate=self.dense.accuracy,
+            **options,
+        )
+
+    def _needed(self, states: States, path: EliminationPath) -> int:
+        """Counts removed features that some row of the exact solution of P(kappa) uses."""
+        mask = support_mask(states, self.support)
+        factors = fitting_units(states, self.kappa, mask).factors
+        work = Columns.of(states, self.kappa, 0.0, "row", mask, factors)
+        needed = work.screened(work.features).share > NEEDED
+        return int(torch.count_nonzero(needed & work.features & ~path.steps[-1].kept))
