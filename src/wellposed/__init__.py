@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         forms,
         kernels,
         models,
+        robust,
         tasks,
         training,
     )
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         load,
         save,
     )
+    from wellposed.robust import Box, SparseBox
     from wellposed.training import fit
 
 __version__ = "0.1.0"
@@ -68,6 +70,7 @@ __all__ = [
     "Absolute",
     "Activation",
     "Anderson",
+    "Box",
     "Broyden",
     "Certificate",
     "Contraction",
@@ -87,6 +90,7 @@ __all__ = [
     "Relative",
     "Solution",
     "Solver",
+    "SparseBox",
     "States",
     "Status",
     "Steps",
@@ -116,6 +120,7 @@ __all__ = [
     "product",
     "record_states",
     "register_activation",
+    "robust",
     "save",
     "series",
     "spy",
@@ -130,6 +135,7 @@ _HOME = {
     "Absolute": "wellposed.equilibrium",
     "Activation": "wellposed.activations",
     "Anderson": "wellposed.equilibrium",
+    "Box": "wellposed.robust",
     "Broyden": "wellposed.equilibrium",
     "Certificate": "wellposed.equilibrium",
     "Contraction": "wellposed.equilibrium",
@@ -149,6 +155,7 @@ _HOME = {
     "Relative": "wellposed.equilibrium",
     "Solution": "wellposed.equilibrium",
     "Solver": "wellposed.equilibrium",
+    "SparseBox": "wellposed.robust",
     "States": "wellposed.convex",
     "Status": "wellposed.equilibrium",
     "Steps": "wellposed.equilibrium",
@@ -178,6 +185,7 @@ _HOME = {
     "product": "wellposed.forms",
     "record_states": "wellposed.convex",
     "register_activation": "wellposed.activations",
+    "robust": "wellposed",
     "save": "wellposed.models",
     "series": "wellposed.forms",
     "spy": "wellposed.forms",

@@ -1,0 +1,180 @@
+"""What an attack returns, and how the best of many points is kept."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.errors import InputError
+from wellposed.forms import ImplicitForm
+from wellposed.robust.query import check_target
+from wellposed.robust.uncertainty import finite_batch
+
+Model = ImplicitForm | nn.Module
+Raised = Callable[[Tensor, Tensor], Tensor]  # outputs (R, q) and targets (R,) to what is raised (R,)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The most damaging inputs that were found; they lie in the set, and were run through the model itself.
+
+    Args:
+        inputs: of the shape of the clean ones, which are kept where nothing worse was found.
+        success: (B,), whether the model gives another class than the target; also where it always did.
+        outputs: (B, q), of the model at `inputs`.
+        queries: (B,), how often the model was asked about a sample; a gradient counts once.
+        name: of the attack.
+        notes: what a reader should know, such as signs of masked gradients.
+
+    Example:
+        >>> success = torch.tensor([True, False])
+        >>> found = Attack(torch.zeros(2, 3), success, torch.zeros(2, 2), torch.ones(2), "none")
+        >>> found.accuracy
+        0.5
+    """
+
+    inputs: Tensor
+    success: Tensor
+    outputs: Tensor
+    queries: Tensor
+    name: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """The share of samples that keep their class."""
+        return 1.0 - float(self.success.double().mean())
+
+    def joined(self, other: "Attack") -> "Attack":
+        """Keeps of every sample the attack that succeeded, the first if both did."""
+        take = other.success & ~self.success
+        wide = take.view(-1, *[1] * (self.inputs.dim() - 1))
+        return Attack(
+            torch.where(wide, other.inputs, self.inputs),
+            self.success | other.success,
+            torch.where(take[:, None], other.outputs, self.outputs),
+            self.queries + other.queries,
+            f"{self.name} + {other.name}",
+            (*self.notes, *other.notes),
+        )
+
+
+class Victim:
+    """A model under attack: answers queries, counts them, and remembers the worst inputs.
+
+    Args:
+        u: clean inputs.
+        target: their classes.
+    """
+
+    def __init__(self, model: Model, u: Tensor, target: Tensor) -> None:
+        self.model, self.u, self.target = model, finite_batch("u", u).detach(), target
+        self.queries = torch.zeros(len(u), dtype=torch.int64, device=u.device)
+        clean = self.outputs(self.u)
+        self.classes = clean.shape[1]
+        check_target(target, len(u), self.classes)
+        self.best_inputs, self.best_outputs = self.u.clone(), clean
+        self.best = margin(clean, target)
+
+    def outputs(self, points: Tensor, rows: Tensor | None = None) -> Tensor:  # (R, q)
+        """Runs points of some samples, all by default, through the model."""
+        with torch.no_grad():
+            return self._run(points, rows)
+
+    def _run(self, points: Tensor, rows: Tensor | None) -> Tensor:
+        found = self.model(points)
+        if found.dim() != 2 or len(found) != len(points) or found.shape[1] < 2:
+            raise InputError(
+                "an attack needs a model with one output a class, (batch, classes); it returned "
+                f"{tuple(found.shape)}"
+            )
+        if not bool(found.isfinite().all()):
+            raise InputError(
+                "the model returned NaN or infinite outputs, so nothing can be ranked; check the model"
+            )
+        self.queries[slice(None) if rows is None else rows] += 1
+        return found
+
+    def gradient(self, points: Tensor, raised: Raised, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the outputs at points and the gradient of a function of them."""
+        target = self.target if rows is None else self.target[rows]
+        with torch.enable_grad():
+            moving = points.detach().requires_grad_()
+            found = self._run(moving, rows)
+            (slope,) = torch.autograd.grad(raised(found, target).sum(), moving)
+        return found.detach(), slope
+
+    def consider(self, points: Tensor, outputs: Tensor, rows: Tensor | None = None) -> None:
+        """Keeps points with a larger margin of another class than all before."""
+        every = torch.arange(len(self.u), device=self.u.device) if rows is None else rows
+        found = margin(outputs, self.target[every])
+        better = found > self.best[every]
+        chosen = every[better]
+        self.best[chosen], self.best_inputs[chosen] = found[better], points[better].detach()
+        self.best_outputs[chosen] = outputs[better]
+
+    def try_(self, points: Tensor, rows: Tensor | None = None) -> None:
+        """Runs points through the model and keeps the worse ones."""
+        self.consider(points, self.outputs(points, rows), rows)
+
+    @property
+    def standing(self) -> Tensor:  # (R,)
+        """The samples that still have their class."""
+        return (self.best_outputs.argmax(1) == self.target).nonzero()[:, 0]
+
+    def attack(self, name: str, notes: tuple[str, ...] = ()) -> Attack:
+        """Closes the attack."""
+        success = self.best_outputs.argmax(1) != self.target
+        return Attack(self.best_inputs, success, self.best_outputs, self.queries, name, notes)
+
+
+class Loss:
+    """A function of outputs and targets that an attack raises, ``(R, q), (R,) -> (R,)``.
+
+    Example:
+        >>> Loss("margin")(torch.tensor([[1.0, 3.0]]), torch.tensor([0]))
+        tensor([2.])
+    """
+
+    def __init__(self, name: str) -> None:
+        if name not in ("margin", "cross_entropy"):
+            raise InputError(f"an attack raises 'margin' or 'cross_entropy'; received {name!r}")
+        self.name = name
+
+    def __call__(self, outputs: Tensor, target: Tensor) -> Tensor:
+        if self.name == "margin":
+            return margin(outputs, target)
+        return nn.functional.cross_entropy(outputs, target, reduction="none")
+
+
+def margin(outputs: Tensor, target: Tensor) -> Tensor:  # (R, q), (R,) -> (R,)
+    """Returns by how much the best other class is ahead of the target.
+
+    Example:
+        >>> margin(torch.tensor([[1.0, 0.0, -2.0]]), torch.tensor([0]))
+        tensor([-1.])
+    """
+    own = torch.zeros_like(outputs, dtype=torch.bool).scatter(1, target[:, None], True)
+    return outputs.masked_fill(own, -torch.inf).amax(1) - outputs.gather(1, target[:, None])[:, 0]
+
+
+@contextmanager
+def under_attack(model: Model, u: Tensor, target: Tensor) -> Iterator[Victim]:
+    """Opens an attack on a model, which is in evaluation mode for its time."""
+    with evaluating(model):
+        yield Victim(model, u, target)
+
+
+@contextmanager
+def evaluating(model: Model) -> Iterator[None]:
+    """Puts a module in evaluation mode, and each of its parts back afterwards."""
+    modes = {part: part.training for part in model.modules()} if isinstance(model, nn.Module) else {}
+    if isinstance(model, nn.Module):
+        model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training

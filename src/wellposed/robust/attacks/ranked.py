@@ -1,0 +1,119 @@
+"""Attacks on the entries that rank highest: by sensitivity, by gradient, or at random for comparison."""
+
+import torch
+from torch import Tensor
+
+from wellposed.errors import InputError
+from wellposed.robust.attacks.attack import Attack, Loss, Model, Victim, under_attack
+from wellposed.robust.attacks.threat import Threat
+from wellposed.robust.query import check_target
+from wellposed.robust.sensitivity import sensitivity
+
+VALUES = ("uniform", "gradient")
+RANKINGS = ("sensitivity", "gradient", "random")
+
+
+def ranked_attack(
+    model: Model,
+    u: Tensor,
+    target: Tensor,  # (B,)
+    epsilon: float | Tensor,
+    count: int | float | None = None,
+    *,
+    ranking: str = "sensitivity",
+    values: str = "uniform",
+    draws: int = 1,
+    S: Tensor | None = None,
+    lower: float = 0.0,
+    upper: float = 1.0,
+    seed: int = 0,
+) -> Attack:
+    """Changes the entries that rank highest, by random values or along the gradient (003, section 4.4).
+
+    The sensitivity matrix has no sign, and the paper leaves the values open: "small random values". Here they are
+    uniform within epsilon or at its end, and always cut to the valid range, which changes the results. Compare
+    with ``ranking="random"``: changing as many entries at random is what a ranking has to beat.
+
+    Args:
+        epsilon: how far an entry may move; 1 for the whole range.
+        count: how many entries, a share of them if it is a fraction, or None for all (a dense attack).
+        ranking: ``"sensitivity"`` ranks by the target's row of S, ``"gradient"`` by the absolute gradient of the
+            margin, ``"random"`` not at all.
+        values: ``"uniform"`` draws in ``[-epsilon, epsilon]``, ``"gradient"`` moves by epsilon where the margin of
+            the best other class rises.
+        draws: how many random values are tried.
+        S: the sensitivity matrix, if it is known.
+
+    Example:
+        >>> from wellposed.forms import ImplicitForm
+        >>> form = ImplicitForm(torch.zeros(2, 2), torch.tensor([[5.0, 0.1], [0.1, 1.0]]), torch.eye(2))
+        >>> found = ranked_attack(form, torch.full((1, 2), 0.5), torch.tensor([0]), 0.5, 1, values="gradient")
+        >>> found.inputs, bool(found.success)
+        (tensor([[0.0000, 0.5000]]), True)
+    """
+    if ranking not in RANKINGS or values not in VALUES or draws < 1:
+        raise InputError(
+            f"ranking is one of {', '.join(RANKINGS)}, values one of {', '.join(VALUES)}, draws at least 1; "
+            f"received {ranking!r}, {values!r}, {draws}"
+        )
+    threat = Threat(u, epsilon, "inf", lower, upper, entries(count, u))
+    generator = torch.Generator(u.device).manual_seed(seed)
+    with under_attack(model, u, target) as victim:
+        slope = None
+        if "gradient" in (ranking, values):
+            slope = victim.gradient(u, Loss("margin"))[1]
+        scores = _scores(victim, ranking, slope, S, generator)
+        chosen = _chosen(scores, threat)
+        for _ in range(draws if values == "uniform" else 1):
+            points = _moved(threat, slope if values == "gradient" else None, generator)
+            victim.try_(torch.where(chosen, points, u))
+    return victim.attack(f"{ranking} ranked, {values} values")
+
+
+def entries(count: int | float | None, u: Tensor) -> int | None:
+    """Reads a number or a share of entries.
+
+    Example:
+        >>> entries(0.1, torch.zeros(1, 28, 28)), entries(3, torch.zeros(1, 28, 28))
+        (78, 3)
+    """
+    if count is None or isinstance(count, int):
+        return count
+    if not 0 <= count <= 1:
+        raise InputError(f"a share of entries lies in [0, 1]; received {count}")
+    return round(count * u[0].numel())
+
+
+def _scores(
+    victim: Victim, ranking: str, slope: Tensor | None, S: Tensor | None, generator: torch.Generator
+) -> Tensor:  # (B, p)
+    if ranking == "random":
+        return torch.rand(victim.u.flatten(1).shape, generator=generator, device=victim.u.device)
+    if ranking == "gradient":
+        assert slope is not None
+        return slope.flatten(1).abs()
+    matrix = sensitivity(victim.model, tuple(victim.u.shape[1:])) if S is None else S
+    shape = (victim.classes, victim.u[0].numel())
+    if tuple(matrix.shape) != shape:
+        raise InputError(f"S has the shape (classes, inputs), here {shape}; received {tuple(matrix.shape)}")
+    return matrix.to(victim.u.device)[check_target(victim.target, len(victim.u), victim.classes)]
+
+
+def _chosen(scores: Tensor, threat: Threat) -> Tensor:
+    if threat.count is None:
+        return torch.ones_like(threat.u, dtype=torch.bool)
+    best = scores.topk(threat.count, dim=1).indices
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True).view_as(threat.u)
+
+
+def _moved(threat: Threat, slope: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Moves all entries, and cuts them to the set."""
+    if slope is None:
+        noise = torch.rand(threat.u.shape, generator=generator, dtype=threat.u.dtype, device=threat.u.device)
+        slope = 2 * noise - 1
+    else:
+        slope = slope.sign()
+    lower, upper = threat.ends
+    return torch.minimum(
+        torch.maximum(threat.u + torch.as_tensor(threat.epsilon).to(threat.u) * slope, lower), upper
+    )

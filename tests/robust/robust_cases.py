@@ -1,0 +1,182 @@
+"""Forms to bound, points to try, and slow references written with dense matrices."""
+
+from itertools import combinations, pairwise, product
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.convert import to_implicit
+from wellposed.forms import Block, Dense, ImplicitForm
+from wellposed.robust import Uncertainty
+
+F64 = torch.float64
+
+
+def looped(n: int, activation: str = "relu", kappa: float = 0.9, p: int = 4, q: int = 3) -> ImplicitForm:
+    """A dense loop with ``|A|_inf = kappa``, a feedthrough and biases."""
+    A = torch.randn(n, n, dtype=F64)
+    return ImplicitForm(
+        kappa * A / A.abs().sum(1, keepdim=True),
+        torch.randn(n, p, dtype=F64),
+        torch.randn(q, n, dtype=F64),
+        0.3 * torch.randn(q, p, dtype=F64),
+        0.3 * torch.randn(n, dtype=F64),
+        activation,
+        output_bias=torch.randn(q, dtype=F64),
+    )
+
+
+def triangular(activation: str = "relu", sizes: tuple[int, ...] = (4, 8, 6, 3)) -> ImplicitForm:
+    """A feed-forward network whose form is one strictly triangular matrix, gains far above one."""
+    form = to_implicit(mlp(sizes, activation), sizes[:1])
+    return form.replaced(A=form.A.to_dense(), B=form.B.to_dense(), C=form.C.to_dense(), activation=activation,
+                         labels=None)  # fmt: skip
+
+
+def mlp(sizes: tuple[int, ...] = (4, 8, 6, 3), activation: str = "relu") -> nn.Sequential:
+    """A network with biases, in float64."""
+    kinds = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "leaky_relu(0.1)": lambda: nn.LeakyReLU(0.1)}
+    layers: list[nn.Module] = []
+    for one, other in pairwise(sizes):
+        layers += [nn.Linear(one, other), kinds[activation]()]
+    network = nn.Sequential(*layers[:-1]).double()
+    with torch.no_grad():
+        for layer in network:
+            if isinstance(layer, nn.Linear):
+                layer.weight.mul_(2)
+    return network
+
+
+def cnn(pool: bool = True) -> nn.Sequential:
+    """A small convolutional network for 1 x 6 x 6 images."""
+    between = nn.MaxPool2d(2) if pool else nn.AvgPool2d(2)
+    first, second = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 2, 2)
+    return nn.Sequential(first, nn.ReLU(), between, second, nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).double()
+
+
+def two_loops() -> ImplicitForm:
+    """Two loops, one after the other, with different activations, and a block between them."""
+    sizes = (5, 4, 6)
+    A = {
+        (0, 0): _scaled(5, 5, 0.8),
+        (0, 1): _scaled(5, 4, 3.0),
+        (1, 2): _scaled(4, 6, 2.0),
+        (2, 2): _scaled(6, 6, 0.7),
+    }
+    B = Block(sizes, (3,), {(2, 0): _scaled(6, 3, 2.0), (0, 0): _scaled(5, 3, 1.0)})
+    C, phi = torch.randn(2, 15, dtype=F64), ["tanh", "relu", "relu"]
+    return ImplicitForm(Block(sizes, sizes, A, F64), B, C, activation=phi)
+
+
+def _scaled(m: int, n: int, norm: float) -> Dense:
+    return Dense(norm * nn.functional.normalize(torch.randn(m, n, dtype=F64), p=1))
+
+
+FORMS = {
+    "relu loop": lambda: looped(9),
+    "leaky loop": lambda: looped(8, "leaky_relu(0.1)"),
+    "tanh loop": lambda: looped(8, "tanh", 0.95),
+    "sigmoid loop": lambda: looped(8, "sigmoid", 1.5),
+    "hardtanh loop": lambda: looped(8, "hardtanh"),
+    "gelu loop": lambda: looped(8, "gelu", 0.7),
+    "sorting loop": lambda: looped(8, "group_sort(2)"),
+    "triangular": triangular,
+    "tanh layers": lambda: to_implicit(mlp(activation="tanh"), (4,)),
+    "relu layers": lambda: to_implicit(mlp(), (4,)),
+    "two loops": two_loops,
+    "pooling network": lambda: to_implicit(cnn(), (1, 6, 6)),
+    "averaging network": lambda: to_implicit(cnn(False), (1, 6, 6)),
+}
+
+
+def exact(form: ImplicitForm, u: Tensor) -> tuple[Tensor, Tensor]:
+    """States and outputs in float64, solved far beyond what is compared."""
+    wide = form.to(F64)
+    x = wide.equilibrium(u.to(F64), max_steps=2000).value
+    y = wide.C.apply(x) + wide.D.apply(u.to(F64))
+    return x, y if wide.output_bias is None else y + wide.output_bias
+
+
+def climb(form: ImplicitForm, inputs: Uncertainty, direction: Tensor, steps: int = 3) -> Tensor:
+    """Extreme points of a set that make ``direction' y`` large: where the linearised output is largest."""
+    u = inputs.center
+    for _ in range(steps):
+        u = u.detach().requires_grad_()
+        (slope,) = torch.autograd.grad((form(u) * direction).sum(), u)
+        slope = slope.masked_fill(slope == 0, 1e-30)  # at zero the support has several slopes, whose sum is none
+        slope = slope.detach()[:, None].requires_grad_()
+        (u,) = torch.autograd.grad(inputs.support(slope).sum(), slope)
+        u = u[:, 0]
+    return inputs.center + (1 - 1e-6) * (u - inputs.center)
+
+
+def points(form: ImplicitForm, inputs: Uncertainty, count: int = 30) -> Tensor:  # (count', B, p)
+    """Random, extreme and attacking points of a set."""
+    rows = torch.eye(form.sizes[2], dtype=form.dtype)[:2]
+    attacks = [climb(form, inputs, sign * row) for row in rows for sign in (1, -1)]
+    return torch.cat([inputs.sample(count), torch.stack(attacks)])
+
+
+def corners(lower: Tensor, upper: Tensor) -> Tensor:  # (p,) -> (2^p, p)
+    """All corners of a box."""
+    return torch.stack([torch.stack(list(ends)) for ends in product(*zip(lower, upper, strict=True))])
+
+
+def sparse_corners(center: Tensor, lower: Tensor, upper: Tensor, k: int) -> Tensor:
+    """All points with k entries at an end and the others at the center."""
+    found = []
+    for chosen in combinations(range(len(center)), k):
+        for ends in product(*((lower[j], center[j], upper[j]) for j in chosen)):
+            point = center.clone()
+            point[list(chosen)] = torch.stack(ends)
+            found.append(point)
+    return torch.stack(found)
+
+
+def dense_layers(network: nn.Sequential) -> list[tuple[Tensor, Tensor]]:
+    """The weights and biases of a network."""
+    return [(m.weight.detach(), m.bias.detach()) for m in network if isinstance(m, nn.Linear)]
+
+
+def propagated(layers: list, lower: Tensor, upper: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Interval bound propagation through ReLU layers, by positive and negative parts: all pre-activations."""
+    found = []
+    for number, (W, b) in enumerate(layers):
+        if number:
+            lower, upper = lower.clamp(min=0), upper.clamp(min=0)
+        positive, negative = W.clamp(min=0), W.clamp(max=0)
+        lower, upper = positive @ lower + negative @ upper + b, positive @ upper + negative @ lower + b
+        found.append((lower, upper))
+    return found
+
+
+def crown_reference(layers: list, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """CROWN of a ReLU network for one input box, every intermediate bound by its own backward pass.
+
+    Units that intervals show to be always on or off are left at their interval, the others take the tighter bound.
+    """
+    known: list[tuple[Tensor, Tensor]] = []
+    for depth in range(1, len(layers) + 1):
+        below = -_backward(layers[:depth], known, lower, upper, -1)
+        above = _backward(layers[:depth], known, lower, upper, 1)
+        ends = (lower, upper) if depth == 1 else tuple(end.clamp(min=0) for end in known[-1])
+        W, b = layers[depth - 1]
+        low = W.clamp(min=0) @ ends[0] + W.clamp(max=0) @ ends[1] + b
+        high = W.clamp(min=0) @ ends[1] + W.clamp(max=0) @ ends[0] + b
+        open_ = ((low < 0) & (high > 0)) | torch.tensor(depth == len(layers))
+        known.append((torch.where(open_, low.maximum(below), low), torch.where(open_, high.minimum(above), high)))
+    return known[-1]
+
+
+def _backward(layers: list, known: list, lower: Tensor, upper: Tensor, sign: int) -> Tensor:
+    W, b = layers[-1]
+    coefficients, constant = sign * W, sign * b
+    for (W, b), (low, high) in zip(reversed(layers[:-1]), reversed(known), strict=True):
+        active, dead = low >= 0, high <= 0
+        above = torch.where(active, 1.0, torch.where(dead, 0.0, high / (high - low)))
+        below = torch.where(active, 1.0, torch.where(dead, 0.0, (high > -low).to(low)))
+        intercept = torch.where(active | dead, 0.0, -low * high / (high - low))
+        constant = constant + coefficients.clamp(min=0) @ intercept
+        slopes = torch.where(coefficients > 0, above, below) * coefficients
+        coefficients, constant = slopes @ W, constant + slopes @ b
+    return coefficients.clamp(min=0) @ upper + coefficients.clamp(max=0) @ lower + constant

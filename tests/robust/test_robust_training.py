@@ -1,0 +1,189 @@
+"""Each robust loss lowers what it penalises, on digits, through the training loop."""
+
+from functools import partial
+
+import pytest
+import torch
+from attack_cases import digits, trained
+from torch import nn
+
+from wellposed import Ensemble, ImplicitModel
+from wellposed.errors import IllPosedError, InputError
+from wellposed.robust import (
+    AdversarialLoss,
+    Box,
+    CertifiedLoss,
+    MethodError,
+    Penalised,
+    Ramp,
+    added_back,
+    certified_accuracy,
+    lipschitz,
+    norm_gain,
+    norm_penalty,
+    sensitivity_penalty,
+    worst_case_loss,
+)
+from wellposed.robust.attacks import lp_attack, pgd, ranked_attack
+from wellposed.robust.live_form import live_form
+from wellposed.training import fit
+
+ENTROPY = nn.functional.cross_entropy
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return {kind: trained(kind, epochs=15) for kind in ("implicit", "layers")}
+
+
+def accuracy(model):
+    u, y = digits("test", 300)
+    with torch.no_grad():
+        return float((model(u).argmax(1) == y).double().mean())
+
+
+def network(kind, dtype=torch.float64):
+    torch.manual_seed(0)
+    if kind == "implicit":
+        return ImplicitModel(5, 3, 7).to(dtype)
+    return nn.Sequential(nn.Flatten(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3)).to(
+        dtype
+    )
+
+
+@pytest.mark.parametrize("kind", ["implicit", "layers"])
+def test_live_form_computes_what_the_model_does(kind):
+    model, u = network(kind), torch.rand(4, 5, dtype=torch.float64)
+    assert torch.allclose(live_form(model)(u), model(u), atol=1e-7)
+    assert live_form(model).B.to_dense().requires_grad
+
+
+def test_sensitivity_penalty_is_the_norm_of_the_sensitivity_matrix():
+    model = network("implicit")
+    form = live_form(model)
+    A, B, C, D = (getattr(form, name).to_dense().detach().abs() for name in "ABCD")
+    S = C @ torch.linalg.inv(torch.eye(7, dtype=A.dtype) - A) @ B + D
+    assert float(sensitivity_penalty(model).detach()) == pytest.approx(float(S.sum(1).max()))
+    assert float(sensitivity_penalty(model).detach()) == pytest.approx(lipschitz(model), rel=1e-9)
+    layers = network("layers")
+    weights = [part.weight.detach().abs() for part in layers if isinstance(part, nn.Linear)]
+    product = weights[2] @ weights[1] @ weights[0]
+    assert float(sensitivity_penalty(layers).detach()) == pytest.approx(float(product.sum(1).max()))
+
+
+def test_penalties_are_ordered_and_follow_their_formulas():
+    model = network("implicit")
+    form = live_form(model)
+    A, B, C, D = (float(getattr(form, name).to_dense().detach().abs().sum(1).max()) for name in "ABCD")
+    assert float(norm_gain(model).detach()) == pytest.approx(B * C / (1 - A) + D)
+    assert float(norm_penalty(model).detach()) == pytest.approx((B**2 + C**2) / 2 / (1 - A) + D)
+    assert sensitivity_penalty(model) <= norm_gain(model) <= norm_penalty(model)
+
+
+@pytest.mark.parametrize("penalty", [norm_penalty, norm_gain, sensitivity_penalty])
+def test_gradients_of_penalties(penalty):
+    model = network("implicit")
+    (slope,) = torch.autograd.grad(penalty(model), model.C)
+    moved = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            model.C.add_(sign * 1e-6)
+        moved.append(float(penalty(model).detach()))
+        with torch.no_grad():
+            model.C.sub_(sign * 1e-6)
+    assert float(slope.sum()) == pytest.approx((moved[0] - moved[1]) / 2e-6, rel=1e-4)
+
+
+@pytest.mark.parametrize("penalty", [norm_penalty, sensitivity_penalty])
+def test_training_lowers_what_is_penalised(plain, penalty):
+    make = lambda model: Penalised(ENTROPY, partial(penalty, model), 1e-2)  # noqa: E731
+    model = trained("implicit", epochs=15, make=make)
+    assert penalty(model) < 0.5 * penalty(plain["implicit"])
+    assert lipschitz(model) < 0.6 * lipschitz(plain["implicit"])
+    assert accuracy(model) > 0.8
+
+
+def test_training_lowers_the_sensitivity_of_layers(plain):
+    make = lambda model: Penalised(ENTROPY, partial(sensitivity_penalty, model), 1e-2)  # noqa: E731
+    model = trained("layers", epochs=15, make=make)
+    assert lipschitz(model, input_shape=(64,)) < 0.5 * lipschitz(plain["layers"], input_shape=(64,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [("implicit", "interval"), ("layers", "interval"), ("layers", "crown")]
+)
+def test_certified_loss_raises_certified_accuracy(plain, kind, method):
+    u, y = digits("test", 100)
+    box, ramp = Box.around(u, 0.1), Ramp(0.1, warmup=20, steps=40)
+    model = trained(kind, epochs=15, make=lambda m: CertifiedLoss(m, ramp, method=method))
+    assert certified_accuracy(model, box, y) > certified_accuracy(plain[kind], box, y) + 0.2
+    before, after = (worst_case_loss(m, box, y, method=method).mean() for m in (plain[kind], model))
+    assert after < 0.6 * before
+    assert ramp.taken == 90 and accuracy(model) > 0.8
+
+
+@pytest.mark.parametrize("kind", ["implicit", "layers"])
+def test_adversarial_loss_raises_attacked_accuracy(plain, kind):
+    u, y = digits("test", 200)
+    model = trained(kind, epochs=15, make=lambda m: AdversarialLoss(m, Ramp(0.1, steps=10)))
+    assert pgd(model, u, y, 0.1).accuracy > pgd(plain[kind], u, y, 0.1).accuracy + 0.2
+
+
+def test_examples_added_back_are_learnt(plain):
+    u, y = digits("train", 150)
+    model = trained("layers")
+    found = [lp_attack(model, u, y, 0.08, goals=1), ranked_attack(model, u, y, 1.0, 12, values="gradient")]
+    inputs, classes = added_back(u, y, *found)
+    count = sum(int(one.success.sum()) for one in found)
+    assert len(inputs) == 150 + count and count > 50
+    wrong = (model(inputs[150:]).argmax(1) != classes[150:]).double().mean()
+    fit(model, (inputs, classes), ENTROPY, epochs=15, progress=False)
+    assert wrong == 1.0 and (model(inputs[150:]).argmax(1) != classes[150:]).double().mean() < 0.5
+
+
+def test_evaluation_uses_the_last_radius_and_takes_no_step():
+    model, ramp = network("layers", torch.float32), Ramp(0.1, warmup=5)
+    loss = CertifiedLoss(model, ramp, share=1.0)
+    u, y = torch.rand(6, 5), torch.randint(3, (6,))
+    assert float(loss(model(u), y).detach()) == pytest.approx(float(ENTROPY(model(u), y).detach()))
+    assert ramp.taken == 1
+    model.eval()
+    with torch.no_grad():
+        assert loss(model(u), y) > ENTROPY(model(u), y) and ramp.taken == 1
+
+
+def test_certified_loss_bounds_the_loss_on_attacked_inputs():
+    model = network("layers", torch.float32)
+    loss, u, y = CertifiedLoss(model, 0.1, share=1.0, method="crown"), torch.rand(6, 5), torch.randint(3, (6,))
+    found = pgd(model, u, y, 0.1, loss="cross_entropy")
+    worst = loss(model(u), y)
+    assert worst >= ENTROPY(model(found.inputs), y) >= ENTROPY(model(u), y)
+
+
+def test_attacks_do_not_change_what_is_remembered():
+    model = network("implicit", torch.float32)
+    loss, u, y = AdversarialLoss(model, 0.1, share=0.5), torch.rand(6, 5), torch.randint(3, (6,))
+    predictions = model(u)
+    assert torch.equal(loss(predictions, y), loss(predictions, y))
+    assert model.training and torch.equal(loss.watch.batch(predictions), u)
+    loss.watch.close()
+    model(torch.zeros(6, 5))
+    assert torch.equal(loss.watch.batch(predictions), u)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(MethodError, match=r"nn\.Sequential of Linear"):
+        CertifiedLoss(nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(), nn.Linear(3, 2)), 0.1)
+    with pytest.raises(InputError, match="share lies in"):
+        AdversarialLoss(nn.Linear(2, 2), 0.1, share=2.0)
+    with pytest.raises(InputError, match="finite radius"):
+        Ramp(-0.1)
+    with pytest.raises(InputError, match="did not see the inputs"):
+        AdversarialLoss(nn.Linear(2, 2), 0.1)(torch.zeros(1, 2), torch.tensor([0]))
+    with pytest.raises(IllPosedError, match="sensitivity_penalty"):
+        norm_penalty(
+            nn.Sequential(nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2)).double()
+        )
+    ensemble = Ensemble([nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)) for _ in range(2)])
+    with pytest.raises(MethodError, match="received Ensemble"):
+        CertifiedLoss(ensemble, 0.1)
