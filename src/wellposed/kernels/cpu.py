@@ -5,8 +5,6 @@ the end of a cycle of its solver, so that nobody waits for the slowest sample of
 so a sample's answer does not depend on its companions.
 """
 
-import zlib
-from pathlib import Path
 from typing import Any
 
 from wellposed.equilibrium.loop import PERIOD
@@ -32,6 +30,7 @@ from wellposed.kernels.lanes import (
     settle,
 )
 from wellposed.kernels.product import multiply_rows, rows_alone
+from wellposed.kernels.stamp import stamp
 from wellposed.kernels.substitution import substitute
 from wellposed.kernels.vectors import ROWS, VECTOR_BYTES, VECTORS, borrow
 
@@ -83,16 +82,6 @@ def leave(work: Any, out: int, bias: Any, y: Any, first: int, size: int, width: 
         if len(bias) > 0:
             for k in range(y.shape[1]):
                 y[first + i, k] += bias[k]
-
-
-def _stamp() -> int:
-    """Returns a number that changes with the files of the kernels.
-
-    numba looks for changes only in the file of the function that it has cached, not in those of what it calls.
-    """
-    files = [Path(__file__).with_name(f"{name}.py") for name in PARTS]
-    texts = (f"{file.name} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files)
-    return zlib.crc32("\n".join(texts).encode()) + 1
 
 
 def _make_solve(stamp: int) -> Any:
@@ -170,4 +159,4 @@ def _make_spread(stamp: int) -> Any:
     return spread
 
 
-solve, spread = _make_solve(_stamp()), _make_spread(_stamp())
+solve, spread = _make_solve(stamp(*PARTS)), _make_spread(stamp(*PARTS))

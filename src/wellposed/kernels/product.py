@@ -86,21 +86,23 @@ rows_alone, rows_narrow, rows_wide = _rows(1, True), _rows(1, False), _rows(VECT
 
 
 @compiled
-def multiply_tiles(work: Any, packed: Any, x: int, y: int, n: int, width: int, vectors: int) -> None:
-    """Writes Ax of a group, from the point at `x` to `y`, for packed tiles of A."""
+def multiply_tiles(
+    work: Any, packed: Any, start: int, x: int, y: int, inner: int, rows: int, width: int, vectors: int
+) -> None:
+    """Writes the product of the packed matrix at `start` with the `inner` rows at `x` to the rows at `y`."""
     row = 0
-    while row < n:
-        here, left = y + row * width, n - row
+    while row < rows:
+        at, here, left = start + row * inner, y + row * width, rows - row
         if DOUBLE and left > ROWS:
             if vectors == 1:
-                tile_two_narrow(work, packed, row * n, x, here, n, left)
+                tile_two_narrow(work, packed, at, x, here, inner, left)
             else:
-                tile_two(work, packed, row * n, x, here, n, left)
+                tile_two(work, packed, at, x, here, inner, left)
             row += ROWS
         elif vectors == 1:
-            tile_one_narrow(work, packed, row * n, x, here, n, left)
+            tile_one_narrow(work, packed, at, x, here, inner, left)
         else:
-            tile_one(work, packed, row * n, x, here, n, left)
+            tile_one(work, packed, at, x, here, inner, left)
         row += ROWS
 
 
@@ -137,7 +139,7 @@ def _multiply(
     def dense(
         work: Any, matrix: Any, x: Any, y: Any, room: Any, n: Any, width: Any, vectors: Any, alone: Any
     ) -> None:
-        multiply_tiles(work, matrix, x, y, n, width, vectors)
+        multiply_tiles(work, matrix, 0, x, y, n, n, width, vectors)
 
     def sparse(
         work: Any, matrix: Any, x: Any, y: Any, room: Any, n: Any, width: Any, vectors: Any, alone: Any

@@ -36,17 +36,13 @@ from wellposed.kernels.lanes import (
     V,
     judge_lane,
 )
+from wellposed.kernels.product import multiply_tiles
 from wellposed.kernels.recipe import TOLERANCE
 from wellposed.kernels.sequence_vectors import mark, move, wipe
 from wellposed.kernels.vectors import (
-    DOUBLE,
     ROWS,
     VECTORS,
     activate,
-    tile_one,
-    tile_one_narrow,
-    tile_two,
-    tile_two_narrow,
 )
 
 numba = require("numba", extra="fast")
@@ -74,27 +70,6 @@ def pack_block(packed: Any, start: int, inner: int, skip: int, matrix: Any, tran
                 packed[at + k * ROWS] = matrix[k, origin + row]
             else:
                 packed[at + k * ROWS] = matrix[row, k]
-
-
-@compiled
-def multiply(
-    work: Any, packed: Any, start: int, x: int, y: int, inner: int, rows: int, width: int, vectors: int
-) -> None:
-    """Writes the product of the packed matrix at `start` with the `inner` rows at `x` to the rows at `y`."""
-    row = 0
-    while row < rows:
-        at, here, left = start + row * inner, y + row * width, rows - row
-        if DOUBLE and left > ROWS:
-            if vectors == 1:
-                tile_two_narrow(work, packed, at, x, here, inner, left)
-            else:
-                tile_two(work, packed, at, x, here, inner, left)
-            row += ROWS
-        elif vectors == 1:
-            tile_one_narrow(work, packed, at, x, here, inner, left)
-        else:
-            tile_one(work, packed, at, x, here, inner, left)
-        row += ROWS
 
 
 @compiled
@@ -182,7 +157,7 @@ def solve_group(
     while True:
         target = 1 - origin if plain else 1 if phase > memory else origin + 1
         x, y = slots[origin], slots[target]
-        multiply(work, packed, 0, x, y, n, n, width, vectors)
+        multiply_tiles(work, packed, 0, x, y, n, n, width, vectors)
         activate(work, y, x, at[V], at[D], at[SINGLE], n, vectors, counts[KIND], numbers[SLOPE])
         if now == 0:
             move(work, residual, width, work, earliest, width, 1, VECTORS)

@@ -6,31 +6,35 @@ computed by itself: group by group, each from its first time to its last. Betwee
 its lanes; hidden states, equilibria and what goes back in time stay where they are.
 """
 
-import zlib
-from pathlib import Path
 from typing import Any
 
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
 from wellposed.kernels.lanes import D, V
+from wellposed.kernels.product import multiply_tiles
 from wellposed.kernels.sequence_lanes import (
     IMAGE,
     OUT,
     POINT,
     SCALE,
     load,
-    multiply,
     pack_block,
     solve_group,
     store,
 )
 from wellposed.kernels.sequence_vectors import add, move, prepare, stretch, wipe
+from wellposed.kernels.stamp import stamp
 from wellposed.kernels.vectors import ROWS, VECTORS, borrow
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
 kept = numba.njit(cache=True, nogil=True, error_model="numpy")
 
+# The files whose functions are compiled into these loops.
+PARTS = (
+    *("combination", "elementary", "extrapolation", "lanes", "product", "recipe", "vectors"),
+    *("sequence_lanes", "sequence_loops", "sequence_vectors"),
+)
 CONVERGED, MAX_STEPS, NONFINITE = int(Status.CONVERGED), int(Status.MAX_STEPS), int(Status.NONFINITE)
 
 
@@ -151,14 +155,14 @@ def walk_group(
         before = count
         load(work, u, width, known, n, both - h, column, count)
         store(work, hidden, width, known, n + both - h, h, column, count)
-        multiply(work, packed, of_B, u, at[V], both, n, width, vectors)
+        multiply_tiles(work, packed, of_B, u, at[V], both, n, width, vectors)
         add_bias(work, at[V], width, bias)
         if warm:
             move(work, x, width, work, slots[0], width, n, VECTORS)
         else:
             wipe(work, slots[0], n)
         solve_group(work, packed, slots, at, room, lanes, width, n, count, counts, numbers, status, steps, column)
-        multiply(work, packed, of_C, x, room[OUT], inner, h, width, vectors)
+        multiply_tiles(work, packed, of_C, x, room[OUT], inner, h, width, vectors)
         store(work, x, width, known, 0, n, column, count)
         store(work, room[IMAGE], width, images, 0, images.shape[0], column, count)
         store(work, room[OUT], width, H, 0, h, column, count)
@@ -184,7 +188,7 @@ def unwind_group(
         load(work, gradient, width, found, n, h, column, count)
         add(work, gradient, carry, h, vectors)
         store(work, gradient, width, found, n, h, column, count)
-        multiply(work, packed, of_C, gradient, at[V], h, n, width, vectors)
+        multiply_tiles(work, packed, of_C, gradient, at[V], h, n, width, vectors)
         add_rows(work, at[V], width, outer, column, count)
         load(work, at[D], width, images, 0, n, column, count)
         prepare(work, at[V], at[D], scale, n, vectors, kind, slope)
@@ -194,18 +198,9 @@ def unwind_group(
             finish_directly(work, A, at[D], at[V], y, width, system, status, column, count)
         stretch(work, y, scale, n, vectors)
         store(work, y, width, found, 0, n, column, count)
-        multiply(work, packed, of_B, y, carry, inner, h, width, vectors)
+        multiply_tiles(work, packed, of_B, y, carry, inner, h, width, vectors)
         before = min(count, lanes_at(offsets, turn - 1, backwards, low, high)[1])
         leave(work, carry, width, first, low, before, count)
-
-
-def _stamp() -> int:
-    """Returns a number that changes with the files of the kernels; see `kernels.cpu`."""
-    own = "sequence_lanes", "sequence_loops", "sequence_vectors"
-    names = "combination", "elementary", "extrapolation", "lanes", "recipe", "vectors", *own
-    files = [Path(__file__).with_name(f"{name}.py") for name in names]
-    texts = (f"{file.name} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files)
-    return zlib.crc32("\n".join(texts).encode()) + 1
 
 
 def _make_walk(stamp: int) -> Any:
@@ -278,4 +273,4 @@ def _make_unwind(stamp: int) -> Any:
     return unwind
 
 
-walk, unwind = _make_walk(_stamp()), _make_unwind(_stamp())
+walk, unwind = _make_walk(stamp(*PARTS)), _make_unwind(stamp(*PARTS))
