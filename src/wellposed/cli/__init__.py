@@ -9,6 +9,8 @@ import torch
 from click.shell_completion import CompletionItem, get_completion_class
 from rich.console import Console
 
+from wellposed.cli.attack import attack
+from wellposed.cli.certify import certify
 from wellposed.cli.forms import convert, show
 from wellposed.cli.sparsify import sparsify
 from wellposed.cli.terminal import print_table
@@ -64,6 +66,8 @@ def cli() -> None:
 cli.add_command(convert)
 cli.add_command(show)
 cli.add_command(sparsify)
+cli.add_command(certify)
+cli.add_command(attack)
 
 
 @cli.command()

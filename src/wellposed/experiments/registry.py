@@ -6,6 +6,8 @@ from wellposed.experiments.suites import (
     activations,
     arithmetic,
     beyond,
+    bounds,
+    certified_training,
     depth,
     eliminate_fashion,
     feedback,
@@ -33,6 +35,8 @@ SUITES: dict[str, Suite] = {
         sparsify_digits,
         sparsify_fashion,
         eliminate_fashion,
+        bounds,
+        certified_training,
         parameters,
     )
 }

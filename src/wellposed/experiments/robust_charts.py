@@ -39,8 +39,8 @@ def width_chart(widths: Mapping[str, Mapping[str, float]], title: str) -> str:
         widths: by radius, then by method.
 
     Example:
-        >>> width_chart({"0.1": {"box": 2.0, "crown": 0.5}}, "widths").count("<circle")
-        2
+        >>> "<title>0.5</title>" in width_chart({"0.1": {"box": 2.0, "crown": 0.5}}, "widths")
+        True
     """
     shown = list(widths)[-COLOURS:]
     methods = list(dict.fromkeys(method for name in shown for method in widths[name]))
