@@ -207,12 +207,24 @@ def depth() -> list[str]:
     }
     pair = ("addition", "rolling-argmax")
     absolute = Figure(
-        "Steps of the same inputs times c, absolute tolerance", pair, "scaled_absolute", "c", log="x"
+        "Steps of the same inputs times c, absolute tolerance",
+        pair,
+        "scaled_absolute",
+        "c",
+        log="x",
+        quantity="steps",
     )
     relative = Figure(
-        "Steps of the same inputs times c, relative tolerance", pair, "scaled_relative", "c", log="x"
+        "Steps of the same inputs times c, relative tolerance",
+        pair,
+        "scaled_relative",
+        "c",
+        log="x",
+        quantity="steps",
     )
-    inside = Figure("Steps within the training distribution", pair, "steps_by_rate", "decile of rho", log="")
+    inside = Figure(
+        "Steps within the training distribution", pair, "steps_by_rate", "decile of rho", log="", quantity="steps"
+    )
     return [
         *lines,
         *picture(absolute, records, models, "extrapolation-depth-absolute"),
@@ -251,7 +263,12 @@ def beyond() -> list[str]:
         for metric, end in (("test_accuracy", ""), ("rest_accuracy", ", at rest"))
     ]
     figure = Figure(
-        "Right answers against steps at test time", tuple(BEYOND_POINTS), "steps_accuracy", "steps", log="x"
+        "Right answers against steps at test time",
+        tuple(BEYOND_POINTS),
+        "steps_accuracy",
+        "steps",
+        log="x",
+        quantity="share of right answers",
     )
     return [
         *table(records, BEYOND_MODELS, columns),

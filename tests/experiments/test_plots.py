@@ -140,7 +140,7 @@ def texts(figure, records, path):
 
 def test_drawings_name_what_they_show(tmp_path):
     found = texts(SHIFT, RECORDS, tmp_path / "shift.svg")
-    assert {"implicit", "mlp (001)", "identity", "addition", "test_mse", "k"} <= set(found)
+    assert {"implicit", "mlp (001)", "identity", "addition", "test mse", "k"} <= set(found)
     assert "Error under shift (as 001 Figure 3)" in found and "far below: linear" in found
     assert "median of 1 to 3 seeds; bands: lowest to highest" in found
     assert "linear" not in found

@@ -212,9 +212,9 @@ def _draw_panel(
     (_draw_lines if lines else _draw_dots)(place, figure, shown, chosen)
     place.set_title(task, fontsize=9)
     below = f"\nfar below: {', '.join(hidden)}" if hidden else ""
-    place.set_xlabel((figure.axis if lines else figure.metric) + below, fontsize=8)
+    place.set_xlabel((figure.axis if lines else figure.label) + below, fontsize=8)
     if lines:
-        place.set_ylabel(figure.metric, fontsize=8)
+        place.set_ylabel(figure.label, fontsize=8)
     place.tick_params(which="both", labelsize=7.5)
     place.grid(True, color="#e3e6ea", linewidth=0.6)
     place.set_axisbelow(True)

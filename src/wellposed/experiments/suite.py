@@ -25,6 +25,7 @@ class Figure:
         over: what runs along it.
         paper: the figure that it restates, e.g. ``"001 Figure 4"``.
         log: which axes are logarithmic.
+        quantity: what the metric is, for readers; the metric's name in words if empty.
     """
 
     title: str
@@ -34,6 +35,12 @@ class Figure:
     over: Literal["points", "epoch", "time"] = "points"
     paper: str = ""
     log: Literal["", "x", "y", "xy"] = "xy"
+    quantity: str = ""
+
+    @property
+    def label(self) -> str:
+        """What stands at the vertical axis."""
+        return self.quantity or self.metric.replace("_", " ")
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def _line_layout(figure: Figure, found: list[Curve]) -> dict[str, Any]:
     points = sorted({x for curve in found for x in curve.x if isinstance(x, float)})
     if figure.over == "points" and 1 < len(points) <= 8:
         along |= {"tickvals": points, "ticktext": [number(x) for x in points]}
-    up: dict[str, Any] = {"title": {"text": escape(figure.metric), "standoff": 6}, "zeroline": False}
+    up: dict[str, Any] = {"title": {"text": escape(figure.label), "standoff": 6}, "zeroline": False}
     up |= {"exponentformat": "power", "automargin": True}
     if "y" in figure.log:
         up |= {"type": "log", "dtick": _decades(found)}
@@ -168,7 +168,7 @@ def _line_layout(figure: Figure, found: list[Curve]) -> dict[str, Any]:
 
 
 def _dot_layout(figure: Figure, found: list[Curve]) -> dict[str, Any]:
-    along: dict[str, Any] = {"title": {"text": figure.metric}, "zeroline": False, "exponentformat": "power"}
+    along: dict[str, Any] = {"title": {"text": figure.label}, "zeroline": False, "exponentformat": "power"}
     if "y" in figure.log:
         along |= {"type": "log", "dtick": _decades(found)}
     margin = {"l": 8, "r": 10, "t": 8, "b": 46}

@@ -212,6 +212,7 @@ SUITE = Suite(
             "steps_accuracy",
             "plain steps from zero (condition 20; 40 layers)",
             log="x",
+            quantity="share of right answers",
         ),
         Figure(
             "Accuracy under a shift of difficulty",
@@ -219,6 +220,7 @@ SUITE = Suite(
             "test_accuracy",
             "condition number, or layers of the graph",
             log="x",
+            quantity="share of right answers",
         ),
         Figure(
             "Accuracy when run to rest",
@@ -226,6 +228,7 @@ SUITE = Suite(
             "rest_accuracy",
             "condition number, or layers of the graph",
             log="x",
+            quantity="share of right answers",
         ),
         Figure(
             "Error under a shift of difficulty", TASKS, "test_error", "condition number, or layers of the graph"

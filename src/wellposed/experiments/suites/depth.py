@@ -217,6 +217,7 @@ SUITE = Suite(
             "k, the scale of the test inputs",
             paper="001 Figure 8 (middle and right)",
             log="x",
+            quantity="steps",
         ),
         Figure(
             "Steps under shift, relative tolerance",
@@ -224,6 +225,7 @@ SUITE = Suite(
             "steps_relative",
             "k, the scale of the test inputs",
             log="x",
+            quantity="steps",
         ),
         Figure(
             "Steps of the same inputs times c, absolute tolerance",
@@ -231,8 +233,16 @@ SUITE = Suite(
             "scaled_absolute",
             "c",
             log="x",
+            quantity="steps",
         ),
-        Figure("Steps of the same inputs times c, relative tolerance", TASKS, "scaled_relative", "c", log="x"),
+        Figure(
+            "Steps of the same inputs times c, relative tolerance",
+            TASKS,
+            "scaled_relative",
+            "c",
+            log="x",
+            quantity="steps",
+        ),
         Figure(
             "Steps during training",
             TASKS,
@@ -258,6 +268,7 @@ SUITE = Suite(
             "steps_by_rate",
             "decile of the local rate, relative tolerance",
             log="",
+            quantity="steps",
         ),
     ),
     controls=controls,
