@@ -5,6 +5,7 @@ from wellposed.experiments.suite import Suite
 from wellposed.experiments.suites import (
     activations,
     arithmetic,
+    attack_mnist,
     beyond,
     bounds,
     certified_training,
@@ -36,6 +37,7 @@ SUITES: dict[str, Suite] = {
         sparsify_fashion,
         eliminate_fashion,
         bounds,
+        attack_mnist,
         certified_training,
         parameters,
     )

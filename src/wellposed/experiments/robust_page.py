@@ -52,8 +52,10 @@ def certificate_page(heading: Heading, radii: Sequence[Radius], method: str, wid
         "this radius lies between the last two."
     )
     names = {"certified": "certified", "attacked": "attacked (PGD)", "clean": "clean"}
-    lines = {text: [one.share(name) for one in radii] for name, text in names.items()}
-    chart = accuracy_chart([one.epsilon for one in radii], lines, "Accuracy against the radius")
+    start = [last.share("clean")] if radii[0].epsilon > 0 else []  # at radius zero all three are clean accuracy
+    lines = {text: [*start, *(one.share(name) for one in radii)] for name, text in names.items()}
+    places = [*(0.0 for _ in start), *(one.epsilon for one in radii)]
+    chart = accuracy_chart(places, lines, "Accuracy against the radius")
     figures = [_figure(chart, f"Certified by the method {method}: never above what an attack leaves.")]
     widths = {f"{one.epsilon:g}": one.widths for one in radii if one.widths}
     if widths:

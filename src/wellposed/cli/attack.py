@@ -1,0 +1,246 @@
+"""`wellposed attack`: inputs that change what a model says, and a gallery of them."""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from wellposed.cli.classifier import Epsilon, Labelled, PagePath, read_labelled, write_file
+from wellposed.cli.samples import wrong
+from wellposed.cli.sparsify import RefusedError, refused
+from wellposed.cli.terminal import print_table
+from wellposed.errors import IllPosedError, MissingExtraError
+from wellposed.experiments.robust_page import Heading, attack_page
+from wellposed.robust.attacks import Attack, autoattack, fgsm, jsma, lp_attack, noise_attack, pgd, ranked_attack
+from wellposed.robust.gallery import gallery
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What an attack is asked to do.
+
+    Args:
+        count: a share of the entries that may change; None for all.
+        ends: the valid range.
+    """
+
+    given: Labelled
+    epsilon: float
+    count: float | None
+    steps: int
+    ends: tuple[float, float]
+    seed: int
+
+    @property
+    def what(self) -> tuple[Any, Tensor, Tensor]:
+        """Model, inputs and classes."""
+        return self.given.model, self.given.u, self.given.target
+
+    @property
+    def range(self) -> dict[str, Any]:
+        """The valid range, as attacks take it."""
+        return {"lower": self.ends[0], "upper": self.ends[1]}
+
+    @property
+    def number(self) -> int | None:
+        """How many entries may change; at least one where a share is given."""
+        size = self.given.u[0].numel()
+        return None if self.count is None else max(1, round(self.count * size))
+
+
+def _fgsm(request: Request) -> Attack:
+    return fgsm(*request.what, request.epsilon, count=request.number, **request.range)
+
+
+def _pgd(request: Request) -> Attack:
+    return pgd(*request.what, request.epsilon, steps=request.steps, count=request.number, seed=request.seed,
+               **request.range)  # fmt: skip
+
+
+def _ranked(request: Request, ranking: str = "sensitivity") -> Attack:
+    return ranked_attack(*request.what, request.epsilon, request.number, ranking=ranking, seed=request.seed,
+                         **request.range)  # fmt: skip
+
+
+def _jsma(request: Request) -> Attack:
+    return jsma(*request.what, request.number or 1, request.epsilon, **request.range)
+
+
+def _lp(request: Request) -> Attack:
+    return lp_attack(*request.what, request.epsilon, request.number, **request.range)
+
+
+def _auto(request: Request) -> Attack:
+    if request.ends != (0.0, 1.0):
+        raise wrong("AutoAttack takes inputs in [0, 1]; put the scaling inside the model", "--range")
+    return autoattack(*request.what, request.epsilon, seed=request.seed)
+
+
+def _noise(request: Request) -> Attack:
+    if request.epsilon > 1:
+        raise wrong(f"the share of noisy entries lies in [0, 1]; received {request.epsilon:g}", "--epsilon")
+    return noise_attack(*request.what, "salt_and_pepper", request.epsilon, seed=request.seed, **request.range)
+
+
+ATTACKS: dict[str, Callable[[Request], Attack]] = {
+    "pgd": _pgd,
+    "fgsm": _fgsm,
+    "sensitivity": _ranked,
+    "gradient": lambda request: _ranked(request, "gradient"),
+    "random": lambda request: _ranked(request, "random"),
+    "jsma": _jsma,
+    "lp": _lp,
+    "autoattack": _auto,
+    "noise": _noise,
+}
+WITHOUT_COUNT = ("autoattack", "noise")
+
+
+@click.command()
+@click.option("--model", required=True, metavar="SOURCE", help="model.safetensors, model.pt2 or module:factory.")
+@click.option("--data", required=True, metavar="DATA", help="A set (digits, mnist, fashion, cifar10) or a file.")
+@click.option("--attack", "kind", type=click.Choice(list(ATTACKS)), default="pgd", help="Which one.")
+@click.option("--epsilon", type=Epsilon(), required=True, help="How far an input may move; the share of noise.")
+@click.option("--count", type=click.FloatRange(0, 1, min_open=True), help="Share of the inputs that may change.")
+@click.option("--samples", type=click.IntRange(min=1), default=200, help="How many are drawn from the data.")
+@click.option("--range", "valid", type=float, nargs=2, default=(0.0, 1.0), help="Of valid inputs.")
+@click.option("--steps", type=click.IntRange(min=1), default=40, help="Of pgd.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of random values.")
+@click.option("--out", type=PagePath(".html", ".png"), default="attack.html", help="Page or picture to write.")
+@click.option("--save", "kept", type=PagePath(".pt"), help="Keep the attacked inputs u and classes y.")
+@click.option("--quiet", is_flag=True, help="Say nothing but the numbers.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
+def attack(
+    model: str,
+    data: str,
+    kind: str,
+    epsilon: float,
+    count: float | None,
+    samples: int,
+    valid: tuple[float, float],
+    steps: int,
+    seed: int,
+    out: Path,
+    kept: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Look for inputs that change what a model says, and draw them.
+
+    Every input stays within epsilon of the clean one and in the valid range. "sensitivity" moves the inputs that
+    rank highest in the sensitivity matrix, "gradient" those with the largest gradient, "random" any, to compare
+    with; "jsma" changes one input unless --count is given; "noise" sets a share epsilon of the inputs to an end
+    of the range. DATA as in certify.
+    """
+    if count is not None and math.isnan(count):
+        raise wrong("it is a share of the inputs; received nan", "--count")
+    if count is not None and kind in WITHOUT_COUNT:
+        raise wrong(f"{kind} changes any number of inputs", "--count")
+    given = read_labelled(model, data, samples, valid)
+    request = Request(given, epsilon, count, steps, valid, seed)
+    start = time.monotonic()
+    with _carried_out(), _waiting(kind, quiet):
+        found = ATTACKS[kind](request)
+        with torch.no_grad():
+            clean = float((given.model(given.u).argmax(1) == given.target).double().mean())
+    seconds = time.monotonic() - start
+    facts = _facts(request, found, clean, seconds)
+    write_file(out, _shown(request, found, clean, facts, out))
+    if kept is not None:
+        torch.save({"u": found.inputs.cpu(), "y": given.target.cpu()}, kept)
+    if as_json:
+        click.echo(json.dumps({**facts, "page": str(out)}, indent=2))
+    else:
+        print_table(_table(facts))
+        for note in found.notes:
+            click.echo(f"note: {note}")
+    if not quiet:
+        click.echo(f"{seconds:.0f} s; now open {out}", err=True)
+
+
+def _facts(request: Request, found: Attack, clean: float, seconds: float) -> dict[str, Any]:
+    change = (found.inputs - request.given.u).flatten(1)
+    return {
+        "model": request.given.name,
+        "data": request.given.source,
+        "samples": len(change),
+        "attack": found.name,
+        "epsilon": request.epsilon,
+        "clean_accuracy": clean,
+        "attacked_accuracy": found.accuracy,
+        "largest_change": float(change.abs().max()),
+        "changed_inputs": float((change != 0).double().sum(1).mean()),
+        "queries": float(found.queries.double().mean()),
+        "notes": list(found.notes),
+        "seconds": seconds,
+    }
+
+
+def _table(facts: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE)
+    for name in ("attack", "epsilon", "clean", "attacked", "inputs changed", "queries a sample"):
+        table.add_column(name, justify="left" if name == "attack" else "right")
+    shares = (f"{100 * facts[f'{name}_accuracy']:.1f} %" for name in ("clean", "attacked"))
+    changed, queries = f"{facts['changed_inputs']:.1f}", f"{facts['queries']:.0f}"
+    table.add_row(facts["attack"], f"{facts['epsilon']:g}", *shares, changed, queries)
+    return table
+
+
+def _shown(request: Request, found: Attack, clean: float, facts: dict[str, Any], out: Path) -> str | bytes:
+    """Draws the gallery, alone or on a page."""
+    given, drawn = request.given, BytesIO()
+    picture: bytes | None = None
+    try:
+        gallery(given.model, given.u, found, given.target).savefig(drawn, format="png", bbox_inches="tight")
+        picture = drawn.getvalue()
+    except MissingExtraError as error:
+        if out.suffix.lower() == ".png":
+            raise click.ClickException(str(error)) from error
+        click.echo(f"the page has no pictures: {error}", err=True)
+    if picture is not None and out.suffix.lower() == ".png":
+        return picture
+    about = [
+        f"{facts['changed_inputs']:.1f} of {given.u[0].numel():,} inputs changed on average, by at most "
+        f"{facts['largest_change']:.3g}",
+        f"{facts['queries']:.0f} queries a sample, {facts['seconds']:.0f} seconds, torch {torch.__version__}",
+    ]
+    context = click.get_current_context()
+    share = f" --count {request.count:g}" if request.count is not None else ""
+    command = (
+        f"wellposed attack --model {given.name} --data {given.data} --attack {context.params['kind']} "
+        f"--epsilon {request.epsilon:g}{share} --samples {len(given.u)} --out {out}"
+    )
+    return attack_page(Heading(given.name, given.source, about, command), found, clean, request.epsilon, picture)
+
+
+@contextlib.contextmanager
+def _waiting(kind: str, quiet: bool) -> Iterator[None]:
+    """Turns a wheel on stderr while an attack runs, if that is a terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_interactive:
+        yield
+        return
+    with console.status(f"{kind} ..."):
+        yield
+
+
+@contextlib.contextmanager
+def _carried_out() -> Iterator[None]:
+    """Turns a model or an attack that cannot be used into one line and the exit code 2."""
+    try:
+        with refused():
+            yield
+    except IllPosedError as error:
+        raise RefusedError(str(error)) from error

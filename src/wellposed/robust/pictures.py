@@ -1,0 +1,257 @@
+"""Pictures of the sensitivity matrix and of bounds (003 Figures 4.1-4.4)."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.errors import IllPosedError, InputError, require
+from wellposed.forms import ImplicitForm
+from wellposed.robust.bounds import METHODS, state_bounds
+from wellposed.robust.gallery import INK, QUIET, as_picture
+from wellposed.robust.query import MethodError, as_form
+from wellposed.robust.result import Bounds
+from wellposed.robust.uncertainty import Box, Uncertainty
+
+PALETTE = ("#1f5fd0", "#c2410c", "#00795a", "#b0508a", "#a86a00", "#2b7fb8", "#4b5563", "#7c3aed")
+DRAWN = ("box", "lp", "interval", "l2", "crown", "optimised", "triangle")
+Path = str | os.PathLike[str] | None
+
+
+def row_correlation(S: Tensor) -> float:  # (q, p)
+    """Returns the mean correlation of two rows; near one, the maps of all classes are the same picture.
+
+    Example:
+        >>> round(row_correlation(torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 6.5]])), 3)
+        0.998
+    """
+    matrix = _checked(S)
+    if len(matrix) < 2:
+        return 1.0
+    centred = matrix - matrix.mean(1, keepdim=True)
+    unit = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True).clamp(min=1e-300)
+    products = unit @ unit.T
+    return float((products.sum() - products.trace()) / (len(matrix) * (len(matrix) - 1)))
+
+
+def caveat(S: Tensor) -> str:
+    """Says how far the rows of a sensitivity matrix tell classes apart.
+
+    Example:
+        >>> caveat(torch.eye(2)).partition(":")[0]
+        'Rows of S have a mean correlation of -1.0000'
+    """
+    found = row_correlation(S)
+    start = f"Rows of S have a mean correlation of {found:.4f}"
+    if found > 0.9:
+        return (
+            f"{start}: they are nearly one picture, and say which inputs matter, not which class they speak for."
+        )
+    return f"{start}: they differ, though S has no sign and bounds all inputs at once."
+
+
+def sensitivity_map(
+    S: Tensor, path: Path = None, *, classes: Sequence[str] | None = None, title: str | None = None
+) -> Any:
+    """Draws the sensitivity matrix, an output a line, as 003 Figures 4.1 and 4.2 do; a darker entry is larger.
+
+    Args:
+        S: (q, p), of `sensitivity`.
+        path: a file ending with .png, .svg or .pdf; None only returns.
+        classes: names of the outputs; numbers by default.
+
+    Example:
+        >>> sensitivity_map(torch.eye(3)).axes[0].get_ylabel()
+        'output'
+    """
+    matrix = _checked(S)
+    figure = _figure(9.0, min(1.9 + 0.22 * len(matrix), 9.0))
+    axes = figure.add_subplot()
+    drawn = axes.imshow(matrix.numpy(), aspect="auto", cmap="Greys", vmin=0, interpolation="nearest")
+    if len(matrix) <= 40:
+        names = [str(k) for k in range(len(matrix))] if classes is None else list(classes)
+        axes.set_yticks(range(len(matrix)), names, fontsize=8)
+    axes.set_xlabel("input", color=INK)
+    axes.set_ylabel("output", color=INK)
+    figure.colorbar(drawn, ax=axes, pad=0.015).set_label("units of output per unit of input", fontsize=8)
+    q, p = matrix.shape
+    axes.set_title(title or f"Sensitivity matrix, {q:,} outputs by {p:,} inputs", fontsize=10, color=INK)
+    return _finished(figure, path, caveat(matrix))
+
+
+def class_maps(
+    S: Tensor,
+    path: Path = None,
+    *,
+    shape: tuple[int, ...] | None = None,
+    classes: Sequence[str] | None = None,
+    count: int = 10,
+) -> Any:
+    """Draws the rows of the sensitivity matrix as pictures, in the manner of 003 Figure 4.4, with a caveat.
+
+    Args:
+        shape: of an input, (height, width) or (channels, height, width); of colours the sum is drawn.
+        count: how many classes.
+
+    Example:
+        >>> len(class_maps(torch.rand(3, 64), shape=(8, 8)).axes)
+        3
+    """
+    matrix = _checked(S)
+    wanted = (matrix.shape[1],) if shape is None else tuple(shape)
+    if torch.Size(wanted).numel() != matrix.shape[1] or count < 1:
+        raise InputError(f"S has {matrix.shape[1]} inputs; received the shape {wanted} and {count} classes")
+    rows = min(count, len(matrix))
+    columns = min(rows, 5)
+    height = -(-rows // columns)
+    figure = _figure(1.7 * columns, 1.75 * height + 0.7)
+    grid = figure.subplots(height, columns, squeeze=False, gridspec_kw={"hspace": 0.25, "wspace": 0.1})
+    for index, axes in enumerate(grid.flat):
+        axes.set_axis_off()
+        if index >= rows:
+            axes.remove()
+            continue
+        row = matrix[index].view(wanted)
+        picture = as_picture(row.sum(0) if row.dim() == 3 else row)
+        axes.imshow(picture.numpy(), cmap="Greys", vmin=0, aspect="auto" if len(picture) == 1 else "equal")
+        axes.set_title(str(index) if classes is None else classes[index], fontsize=9, color=INK, pad=3)
+    return _finished(figure, path, caveat(matrix))
+
+
+def bound_projection(
+    model: ImplicitForm | nn.Module,
+    inputs: Uncertainty,
+    path: Path = None,
+    *,
+    states: tuple[int, int] | None = None,
+    methods: Sequence[str] = DRAWN,
+    samples: int = 2000,
+    title: str | None = None,
+) -> Any:
+    """Draws bounds of two states by several methods around sampled ones, in the manner of 003 Figure 4.3.
+
+    Args:
+        inputs: a set for one sample, the first one if there are more.
+        states: which two; those that move most among the samples by default.
+        methods: names of `METHODS`; those that do not apply are left out, and named.
+        samples: inputs drawn from the set, half of them extreme.
+
+    Example:
+        >>> from wellposed.robust import Box
+        >>> form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), torch.eye(2))
+        >>> drawn = bound_projection(form, Box(torch.zeros(1, 2), torch.ones(1, 2)), methods=("box", "interval"))
+        >>> drawn.axes[0].get_xlabel()
+        'state 0'
+    """
+    unknown = sorted({*methods} - {*METHODS})
+    if unknown or samples < 2:
+        raise InputError(
+            f"methods are some of {', '.join(METHODS)} and samples at least 2; received {methods} and {samples}"
+        )
+    with torch.no_grad():
+        form = as_form(model, inputs)
+        u = inputs.sample(samples, torch.Generator(inputs.device).manual_seed(0))[:, 0]
+        points = _states(form, u).double().cpu()
+        found, missing = _boxes(form, inputs, methods)
+    pair = _moving(points) if states is None else states
+    if len(set(pair)) != 2 or not all(0 <= k < form.sizes[0] for k in pair):
+        raise InputError(f"states are two of 0 to {form.sizes[0] - 1}; received {pair}")
+    edge = _reached(form, inputs, u, pair) if isinstance(inputs, Box) else points[:0, :2]
+    figure = _figure(6.4, 5.2)
+    _draw_boxes(figure.add_subplot(), found, (points[:, list(pair)], edge), pair)
+    figure.axes[0].set_title(title or "Bounds of two states", fontsize=10, color=INK)
+    further = f"; crosses: {len(edge)} found by gradients" if len(edge) else ""
+    left_out = f" Not applicable: {', '.join(missing)}." if missing else ""
+    return _finished(figure, path, f"Dots: {samples:,} inputs of the set{further}.{left_out}")
+
+
+def _states(form: ImplicitForm, u: Tensor) -> Tensor:  # (R, n)
+    x = form.equilibrium(u).value
+    assert isinstance(x, Tensor)
+    return x
+
+
+def _reached(form: ImplicitForm, box: Box, u: Tensor, pair: tuple[int, int], steps: int = 20) -> Tensor:  # (32, 2)
+    """Moves two states as far as sign gradients can, in 32 directions, each from the farthest of some inputs."""
+    angle = torch.arange(32, dtype=box.dtype, device=box.device) * (2 * torch.pi / 32)
+    towards = torch.stack([angle.cos(), angle.sin()], dim=1)
+    with torch.no_grad():
+        u = u[(_states(form, u)[:, list(pair)] @ towards.T).argmax(0)]
+    lower, upper = box.lower[:1].detach(), box.upper[:1].detach()
+    best, far = torch.zeros_like(towards), torch.full_like(angle, -torch.inf)
+    for step in range(steps):
+        with torch.enable_grad():
+            moving = u.detach().requires_grad_()
+            x = _states(form, moving)[:, list(pair)]
+            value = (x * towards).sum(1)
+            (slope,) = torch.autograd.grad(value.sum(), moving)
+        better = value.detach() > far
+        best, far = torch.where(better[:, None], x.detach(), best), torch.where(better, value.detach(), far)
+        u = (u + (1 - step / steps) * (upper - lower) * slope.sign()).clamp(lower, upper)
+    return best.double().cpu()
+
+
+def _boxes(
+    form: ImplicitForm, inputs: Uncertainty, methods: Sequence[str]
+) -> tuple[dict[str, Bounds], dict[str, str]]:
+    found, missing = {}, {}
+    for method in methods:
+        try:
+            found[method] = state_bounds(form, inputs, method)
+        except (MethodError, IllPosedError) as error:
+            missing[method] = str(error)
+    if not found:
+        raise MethodError("no method applies: " + "; ".join(missing.values()))
+    return found, missing
+
+
+def _moving(points: Tensor) -> tuple[int, int]:
+    if points.shape[1] < 2:
+        raise InputError("a projection on two states needs a model with at least two")
+    one, other = (points.amax(0) - points.amin(0)).topk(2).indices.tolist()
+    return min(one, other), max(one, other)
+
+
+def _draw_boxes(
+    axes: Any, found: Mapping[str, Bounds], points: tuple[Tensor, Tensor], pair: tuple[int, int]
+) -> None:
+    patches = require("matplotlib.patches", extra="plots")
+    axes.plot(*points[0].T.numpy(), ".", color="#9aa3ad", markersize=2, zorder=1)
+    axes.plot(*points[1].T.numpy(), "x", color=INK, markersize=4, zorder=1)
+    dashes = ("-", "--", "-.", ":")
+    for index, (name, bounds) in enumerate(found.items()):
+        low, high = (side[0, list(pair)].double().cpu() for side in (bounds.lower, bounds.upper))
+        size = (high - low).tolist()
+        axes.add_patch(patches.Rectangle(low.tolist(), *size, fill=False, linewidth=1.6, zorder=2 + index,
+                       edgecolor=PALETTE[index % len(PALETTE)], linestyle=dashes[index % len(dashes)],
+                       label=f"{name}: {size[0]:.3g} x {size[1]:.3g}"))  # fmt: skip
+    axes.autoscale_view()
+    axes.set_xlabel(f"state {pair[0]}", color=INK)
+    axes.set_ylabel(f"state {pair[1]}", color=INK)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+
+
+def _checked(S: Tensor) -> Tensor:
+    if (
+        not isinstance(S, Tensor)
+        or S.dim() != 2
+        or not S.numel()
+        or not bool((S >= 0).all() and S.isfinite().all())
+    ):
+        got = tuple(S.shape) if isinstance(S, Tensor) else type(S).__name__
+        raise InputError(f"a sensitivity matrix is (outputs, inputs) and not negative; received {got}")
+    return S.detach().double().cpu()
+
+
+def _figure(width: float, height: float) -> Any:
+    return require("matplotlib.figure", extra="plots").Figure(figsize=(width, height), dpi=150)
+
+
+def _finished(figure: Any, path: Path, note: str) -> Any:
+    """Prints a note under the picture and writes it."""
+    figure.text(0.5, -0.01, note, ha="center", va="top", fontsize=8, color=QUIET, wrap=True)
+    if path is not None:
+        figure.savefig(path, bbox_inches="tight")
+    return figure

@@ -1,0 +1,110 @@
+"""`wellposed attack`: every attack, what it prints, draws and keeps, mistakes, Ctrl-C."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from tests.cli.test_certify_command import WRONG, folder, given, invoke, mistakes, network  # noqa: F401
+from wellposed import cli
+from wellposed.cli.attack import ATTACKS
+from wellposed.robust.attacks import jsma, pgd, ranked_attack
+from wellposed.robust.gallery import gallery
+
+SOURCE = ("--model", "certify_networks:network", "--data", "data.npz")
+
+
+def basic(*more, epsilon=0.1):
+    return invoke(*SOURCE, "--epsilon", epsilon, *more, command="attack")
+
+
+@pytest.mark.parametrize("kind", sorted({*ATTACKS} - {"autoattack"}))
+def test_every_attack_stays_in_its_set(folder, kind):  # noqa: F811
+    result = basic("--attack", kind, "--json", "--quiet", "--save", "found.pt", "--samples", 30, epsilon=0.2)
+    assert result.exit_code == 0, result.output
+    facts, found = json.loads(result.stdout), torch.load("found.pt", weights_only=True)
+    whole, classes = given()
+    rows = torch.randperm(60, generator=torch.Generator().manual_seed(0))[:30]
+    u = whole[rows]
+    assert torch.equal(found["y"], classes[rows]) and found["u"].min() >= 0 and found["u"].max() <= 1
+    own = float((network()(found["u"]).argmax(1) == found["y"]).double().mean())
+    assert facts["attacked_accuracy"] == pytest.approx(own) and own <= facts["clean_accuracy"]
+    largest = float((found["u"] - u).abs().max())
+    assert facts["largest_change"] == pytest.approx(largest) and largest <= (1 if kind == "noise" else 0.2 + 1e-6)
+
+
+def test_autoattack(folder):  # noqa: F811
+    result = basic("--attack", "autoattack", "--json", "--quiet", "--samples", 4)
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["attack"].startswith("autoattack") and any("too few" in note for note in facts["notes"])
+    refused = basic("--attack", "autoattack", "--range", -1, 1)
+    assert refused.exit_code == 2 and "[0, 1]" in refused.stderr
+
+
+def test_options_reach_the_attack(folder):  # noqa: F811
+    model, (u, y) = network(), given()
+    many = json.loads(basic("--steps", 3, "--json", "--quiet").stdout)
+    wanted = pgd(model, u, y, 0.1, steps=3)
+    assert many["attacked_accuracy"] == pytest.approx(wanted.accuracy)
+    assert many["queries"] == pytest.approx(float(wanted.queries.double().mean()))
+    few = json.loads(basic("--attack", "jsma", "--count", 0.34, "--json", "--quiet", epsilon=1).stdout)
+    assert few["attacked_accuracy"] == pytest.approx(jsma(model, u, y, 2).accuracy) and few["changed_inputs"] <= 2
+    for kind in ("sensitivity", "gradient", "random"):
+        ranked = basic("--attack", kind, "--count", 0.5, "--seed", 4, "--json", "--quiet", epsilon=1)
+        wanted = ranked_attack(model, u, y, 1.0, 3, ranking=kind, seed=4)
+        assert json.loads(ranked.stdout)["attacked_accuracy"] == pytest.approx(wanted.accuracy)
+
+
+def test_the_table_and_the_page(folder):  # noqa: F811
+    result = basic("--out", "page.html")
+    assert result.exit_code == 0, result.output
+    assert "90.0 %" in result.stdout and "pgd" in result.stdout and "page.html" in result.stderr
+    page = (folder / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and "data:image/png;base64," in page
+    assert "<script" not in page and "http" not in page and "--attack pgd --epsilon 0.1" in page
+
+
+def test_a_picture_alone(folder):  # noqa: F811
+    assert basic("--out", "page.png").exit_code == 0
+    assert (folder / "page.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("options", "complaint"), [*WRONG[:7], *WRONG[8:18],
+    (["--attack", "pdg"], "'pdg' is not one of"),
+    (["--attack", "noise", "--count", "0.5"], "any number"),
+    (["--attack", "noise", "--epsilon", "2"], "[0, 1]"),
+    (["--count", "0"], "0"),
+    (["--count", "nan"], "nan"),
+    (["--epsilon", "-1"], "not negative"),
+    (["--attack", "lp", "--model", "certify_networks:softplus"], "ReLU"),
+    (["--out", "page.txt"], "must end with .html or .png")])  # fmt: skip
+def test_mistakes_end_with_one_message(folder, options, complaint):  # noqa: F811
+    mistakes()
+    result = basic(*options)
+    assert result.exit_code == 2, result.output
+    assert complaint in " ".join(result.stderr.split()) and "Traceback" not in result.output
+    assert not (folder / "attack.html").exists()
+
+
+def test_ctrl_c(folder, monkeypatch, capsys):  # noqa: F811
+    def interrupted(request):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(ATTACKS, "pgd", interrupted)
+    monkeypatch.setattr(sys, "argv", ["wellposed", "attack", *SOURCE, "--epsilon", "0.1"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130 and capsys.readouterr().err.strip().endswith("interrupted")
+
+
+def test_the_gallery_shows_changed_samples_first(folder):  # noqa: F811
+    model, (u, y) = network(), given()
+    found = pgd(model, u, y, 0.3)
+    drawn = gallery(model, u, found, y, count=4, classes=("a", "b", "c"))
+    before, after = (["abc"[k] for k in outputs.argmax(1)] for outputs in (model(u), found.outputs))
+    changed = [k for k in range(60) if found.success[k] and k >= 6][:4]
+    assert len(changed) == 4
+    titles = [axes.get_title() for axes in drawn.axes]
+    assert titles == [*(before[k] for k in changed), *(after[k] for k in changed), *[""] * 4]

@@ -1,0 +1,207 @@
+"""The suites of robustness at tiny scale: all runs finish, names fit the claims, bounds and attacks agree."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from wellposed.experiments.attack_run import AttackRun, white_attack
+from wellposed.experiments.bounds_run import BoundsRun, random_loops, reached
+from wellposed.experiments.certified_run import CertifiedRun
+from wellposed.experiments.dense import Dense
+from wellposed.experiments.papers import ROWS
+from wellposed.experiments.papers.p003 import ATTACKS as PRINTED
+from wellposed.experiments.record import Value
+from wellposed.experiments.registry import get_suite
+from wellposed.experiments.rules import NotATarget
+from wellposed.experiments.runner import Order, carry_out
+from wellposed.experiments.store import Store
+from wellposed.forms import ImplicitForm
+from wellposed.models import ImplicitModel
+from wellposed.robust import Box, lipschitz
+from wellposed.tasks import MissingDataError
+
+
+def carried_out(name, folder):
+    state = carry_out(get_suite(name), Order(name, "tiny"), folder)
+    assert state.failed == 0 and state.finished == state.planned > 10
+    return {(record.task, record.model): record for record in Store(folder).records()}
+
+
+@pytest.fixture(scope="module")
+def bounds(tmp_path_factory):
+    return carried_out("bounds", tmp_path_factory.mktemp("bounds"))
+
+
+def test_bounds_hold_what_was_reached_and_keep_their_order(bounds):
+    for task in ("state-bounds", "loop-bounds", "trained-loop-bounds"):
+        found = {
+            metric: {
+                model: record.value(metric, 0.01) for (place, model), record in bounds.items() if place == task
+            }
+            for metric in ("width", "output_width")
+        }
+        for widths in found.values():
+            inner = widths.pop("reached")
+            assert all(width is None or width >= inner > 0 for width in widths.values())
+            assert widths["triangle"] <= widths["crown"] * (1 + 1e-9) <= widths["crown-one-pass"] * (1 + 1e-9)
+            assert widths["lp"] <= widths["box"] * (1 + 1e-9)
+        assert found["width"]["interval"] <= found["width"]["box"] * (1 + 1e-9)
+    assert "|A|_inf < 1" in bounds["state-bounds", "norm"].facts["not applicable"]
+    assert bounds["loop-bounds", "norm"].value("width") > 0
+    record = bounds["state-bounds", "box"]
+    assert record.value("width") == record.value("width", 0.01)
+
+
+def test_what_is_reached_on_a_linear_model_is_exact():
+    C = torch.tensor([[1.0, -2.0], [0.5, 0.25]], dtype=torch.float64)
+    form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), C.float()).to(torch.float64)
+    box = Box(torch.full((3, 2), 0.2, dtype=torch.float64), torch.full((3, 2), 0.5, dtype=torch.float64))
+    found = reached(form, box, 0)
+    assert torch.allclose(found["output_width"], (0.3 * C.abs().sum(1)).expand(3, -1))
+    assert torch.allclose(found["width"], torch.full((3, 2), 0.3, dtype=torch.float64))
+
+
+def test_random_loops_have_the_norm_that_was_asked_for():
+    form = random_loops(9, 4, 0.7, 3)
+    assert torch.allclose(form.A.to_dense().abs().sum(1), torch.full((9,), 0.7, dtype=torch.float64))
+
+
+def test_certified_training_at_tiny_scale(tmp_path):
+    records = carried_out("certified-training", tmp_path)
+    assert {model for task, model in records if task == "digits-loops"} == {
+        "plain", "norm-penalty", "sensitivity-penalty", "certified-interval", "certified-crown", "adversarial",
+    }  # fmt: skip
+    assert ("digits-layers", "norm-penalty") not in records
+    for record in records.values():
+        proven, left = (record.value(f"{kind}_accuracy", 0.05) for kind in ("certified", "attacked"))
+        assert 0 <= proven <= left <= record.value("accuracy") <= 1 and record.value("certified_excess", 0.05) == 0
+    told = " ".join(get_suite("certified-training").controls(list(records.values())))
+    assert "certified-crown" in told and "% clean" in told
+
+
+def certified_run(recipe, **options):
+    return CertifiedRun(suite="certified-training", seed=0, scale="tiny", loops=False, recipe=recipe, hidden=(16,),
+                        epochs=6, points=(0.1,), samples=60, **options)  # fmt: skip
+
+
+def test_recipes_do_what_they_say():
+    plain = certified_run("plain").trained()
+    penalised = certified_run("sensitivity-penalty", penalty=0.05).trained()
+    assert lipschitz(penalised, "inf", (64,)) < 0.7 * lipschitz(plain, "inf", (64,))
+    values = {recipe: certified_run(recipe)._alone().values for recipe in ("plain", "certified-interval")}
+    proven = {recipe: _of(found, "certified_accuracy") for recipe, found in values.items()}
+    assert proven["certified-interval"] > proven["plain"]
+    loops = dataclasses.replace(certified_run("plain"), loops=True, states=8, epochs=1)
+    assert isinstance(loops.trained(), ImplicitModel) and loops.labels[0] == "digits-loops"
+
+
+def test_the_linear_program_joins_the_attack():
+    run = certified_run("plain", programs=5)
+    model = run.trained()
+    u, target = (part[:8] for part in Dense("digits").pair("test"))
+    alone = dataclasses.replace(run, programs=0)._attacked(model, u, target, 0.1)
+    joined = run._attacked(model, u, target, 0.1)
+    assert bool((joined.success | ~alone.success).all()) and "triangle" in joined.name
+
+
+def _of(values, metric):
+    return next(value.value for value in values if value.metric == metric)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    return carried_out("attack-mnist", tmp_path_factory.mktemp("attacks"))
+
+
+def test_attacks_at_tiny_scale(attacked):
+    clean = attacked["digits", "dense"]
+    assert clean.value("row_correlation") > 0.7 and clean.value("accuracy") > 0.7
+    assert (clean.value("sensitivity_outputs"), clean.value("sensitivity_inputs")) == (10, 64)
+    for (task, model), record in attacked.items():
+        if model == "dense":
+            continue
+        (at,) = {value.at for value in record.values}
+        assert 0 <= record.value("lost_accuracy", at) <= record.value("success_rate", at) <= 1
+        most = 64 if task == "digits-radius" else round(64 * at)
+        assert 0 < record.value("changed_pixels", at) <= most
+    assert attacked["digits-radius", "pgd"].value("success_rate", 0.1) > 0
+    told = " ".join(get_suite("attack-mnist").controls(list(attacked.values())))
+    assert "not said" in told
+
+
+def test_white_pixels_are_the_highest_ranking():
+    dense = Dense("digits", hidden=(16,), epochs=15)
+    network, (u, target) = dense.trained(0), (part[:30] for part in dense.pair("test"))
+    S = torch.rand(10, 64, generator=torch.Generator().manual_seed(2))
+    moving = u.clone().requires_grad_()
+    outputs = network(moving)
+    others = outputs.masked_fill(torch.nn.functional.one_hot(target, 10).bool(), -torch.inf).amax(1)
+    (slope,) = torch.autograd.grad((others - outputs[torch.arange(30), target]).sum(), moving)
+    for ranking, scores in (("sensitivity", S[target]), ("gradient", slope.abs())):
+        found, wanted = white_attack(network, u, target, 6, ranking, S, 0), u.clone()
+        wanted.scatter_(1, scores.topk(6).indices, 1.0)
+        moved = (found.inputs != u).any(1)
+        assert torch.equal(found.inputs[moved], wanted[moved]) and int(moved.sum()) > 10
+    chance = white_attack(network, u, target, 6, "random", S, 0)
+    assert int((chance.inputs != u).sum(1).max()) <= 6
+
+
+def test_controls_say_which_values_are_nearest_to_the_table(attacked):
+    model = attacked["digits", "pgd"]
+    printed = {at / 100: (share / 100, slope / 100) for at, share, _, slope, _ in PRINTED}
+    records = []
+    for kind, off in (("attack", 0.2), ("signed", 0.1), ("white", 0.01)):
+        for column, name in ((0, "sensitivity"), (1, "gradient"), (0, "random")):
+            values = tuple(Value("success_rate", line[column] + off, at) for at, line in printed.items())
+            records.append(dataclasses.replace(model, task="mnist", model=f"{name}-{kind}", values=values))
+    told = " ".join(get_suite("attack-mnist").controls(records))
+    assert "random values 20, values along the gradient's sign 10, white pixels 1." in told
+    assert "With white pixels, the nearest" in told and "72 % at 10 % and 91 % at 30 % of the pixels" in told
+    assert "the nearest" not in " ".join(get_suite("attack-mnist").controls(records[:5]))
+
+
+def test_success_counts_images_that_were_right():
+    dense = Dense("digits", hidden=(16,), epochs=15)
+    run = AttackRun(suite="attack-mnist", seed=0, scale="tiny", dense=dense, axis="radius", attack="fgsm",
+                    points=(0.1,), samples=100)  # fmt: skip
+    network, (u, target) = dense.trained(0), (part[:100] for part in dense.pair("test"))
+    right = network(u).argmax(1) == target
+    found = run._attacked(network, u, target, 0.1)
+    rate = float((found.success & right).sum() / right.sum())
+    assert _of(run.measured(), "success_rate") == pytest.approx(rate) and not bool(right.all())
+
+
+@pytest.mark.parametrize("name", ["bounds", "attack-mnist"])
+def test_every_claim_can_be_judged(name):
+    """Each number that a claim of the suite asks for is measured by one of its runs at default scale."""
+    points = {}
+    for run in get_suite(name).plan("default"):
+        own = run.epsilons if isinstance(run, BoundsRun) else run.points
+        points.setdefault(run.labels[:2], set()).update({*own, None})
+    claims = [row for row in ROWS if row.suite == name and not isinstance(row.rule, NotATarget)]
+    assert len(claims) >= 2
+    for measure in (measure for row in claims for measure in row.rule.measures):
+        assert measure.at in points[measure.task, measure.model], measure
+
+
+@pytest.mark.parametrize("name", ["bounds", "attack-mnist", "certified-training"])
+def test_every_threshold_is_measured(name):
+    suite = get_suite(name)
+    labels = {run.labels[:2] for run in suite.plan("default")}
+    assert suite.thresholds
+    for threshold in suite.thresholds:
+        for measure in threshold.measures:
+            assert (measure.task, measure.model) in labels, measure
+
+
+def test_missing_images_are_said_so(tmp_path, monkeypatch):
+    def missing(name, split):
+        raise MissingDataError(f"{name} is not here")
+
+    monkeypatch.setattr("wellposed.experiments.dense.load_images", missing)
+    run = get_suite("attack-mnist").plan("default")[0]
+    changed = dataclasses.replace(run, dense=Dense("mnist", hidden=(3,), epochs=1))
+    monkeypatch.setattr("wellposed.experiments.dense._images", missing)
+    with pytest.raises(MissingDataError, match="not here"):
+        changed.carry_out([changed], None)
