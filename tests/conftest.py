@@ -1,6 +1,7 @@
 """Shared set-up: few threads, and the helper modules of this folder importable."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,10 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# A shell starts what runs in its background deaf to Ctrl-C, which some tests send to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples at every run; HYPOTHESIS_PROFILE=explore draws new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)

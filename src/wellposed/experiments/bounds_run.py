@@ -31,7 +31,7 @@ class BoundsRun(Run):
         network: "layers" is an MLP trained on digits, "loops" a random model with a full matrix A, "trained-loops"
             an implicit model trained on digits.
         method: of the library, "crown-one-pass", or "reached": the largest minus the smallest value found.
-        epsilons: radii of the boxes around test images, cut to [0, 1]; the first has no place on the axis too.
+        points: radii of the boxes around test images, cut to [0, 1]; the first has no place on the axis too.
         samples: how many images.
         states: of models with loops.
         kappa: the norm of the random A.
@@ -40,7 +40,7 @@ class BoundsRun(Run):
 
     network: Kind
     method: str
-    epsilons: tuple[float, ...] = (0.01, 0.002, 0.05)
+    points: tuple[float, ...] = (0.01, 0.002, 0.05)
     samples: int = 4
     states: int = 100
     kappa: float = 0.9
@@ -56,7 +56,7 @@ class BoundsRun(Run):
     def _alone(self) -> Result:
         form, u = self.problem()
         values, facts = [], {}
-        for index, epsilon in enumerate(self.epsilons):
+        for index, epsilon in enumerate(self.points):
             try:
                 found = self._widths(form, Box.around(u, epsilon))
             except (MethodError, IllPosedError) as error:

@@ -38,7 +38,7 @@ def plan(scale: Scale) -> list[BoundsRun]:
             role=role,
             network=network,
             method=method,
-            epsilons=(0.01,) if tiny else (0.01, 0.002, 0.05),
+            points=(0.01,) if tiny else (0.01, 0.002, 0.05),
             samples=1 if tiny else 16 if scale == "paper" else 4,
             states=20 if tiny else 200 if scale == "paper" else 60,
             epochs=5 if tiny else 40,
