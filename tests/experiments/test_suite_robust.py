@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wellposed.experiments.attack_run import AttackRun, white_attack
-from wellposed.experiments.bounds_run import BoundsRun, random_loops, reached
+from wellposed.experiments.bounds_run import random_loops, reached
 from wellposed.experiments.certified_run import CertifiedRun
 from wellposed.experiments.dense import Dense
 from wellposed.experiments.papers import ROWS
