@@ -9,7 +9,6 @@ pruning by magnitude keeps. Nothing is trained by gradients after pruning.
 Run: python -m benchmarks.convex_fit
 """
 
-import copy
 import json
 import platform
 import time
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.convex_rows import images
 from benchmarks.timing import one_thread
+from wellposed.baselines.pruning import linear_layers, prune_by_magnitude
 from wellposed.convex import FitReport, States, eliminate_features, fit_states, record_states, support_mask
 from wellposed.convex.problem import Bound
 from wellposed.tasks.images import Images
@@ -101,20 +101,16 @@ def pruned(
     network: nn.Sequential, sparsity: float, states: States, *, refit: bool, layerwise: bool
 ) -> nn.Sequential:
     """Sets the smallest weights of the hidden layers to zero; the output is fitted again if asked."""
-    twin = copy.deepcopy(network)
-    layers = [layer for layer in twin if isinstance(layer, nn.Linear)]
+    twin = prune_by_magnitude(network, sparsity, layerwise=layerwise)
+    if not refit:
+        return twin
+    output = linear_layers(twin)[-1]
     with torch.no_grad():
-        sizes = [layer.weight.abs().flatten() for layer in layers[:-1]]
-        everywhere = torch.cat(sizes).kthvalue(max(1, int(sparsity * sum(map(len, sizes))))).values
-        for layer, size in zip(layers[:-1], sizes, strict=True):
-            level = size.kthvalue(max(1, int(sparsity * len(size)))).values if layerwise else everywhere
-            layer.weight.mul_(layer.weight.abs() > level)
-        if refit:
-            x = twin[:-1](states.U)
-            M = torch.cat([x, torch.ones(len(x), 1)], dim=1).double()
-            weights = torch.linalg.lstsq(M, states.Y.double(), driver="gelsd").solution.float()
-            layers[-1].weight.copy_(weights[:-1].T)
-            layers[-1].bias.copy_(weights[-1])
+        x = twin[:-1](states.U)
+        M = torch.cat([x, torch.ones(len(x), 1)], dim=1).double()
+        weights = torch.linalg.lstsq(M, states.Y.double(), driver="gelsd").solution.float()
+        output.weight.copy_(weights[:-1].T)
+        output.bias.copy_(weights[-1])
     return twin
 
 

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -210,3 +211,9 @@ def test_completion_offers_suites():
     environment = {"_WELLPOSED_COMPLETE": "bash_complete", "COMP_WORDS": "wellposed run ari", "COMP_CWORD": "2"}
     result = CliRunner(env=environment).invoke(cli.cli, [], prog_name="wellposed")
     assert "plain,arithmetic" in result.stdout
+
+
+def test_report_shows_thresholds_of_a_suite_without_claims(tmp_path):
+    records = Path(__file__).parents[1] / "results" / "beyond.jsonl"
+    shown = invoke("report", "--also", str(records), "--out", str(tmp_path)).stdout
+    assert "path_independent" in shown and " met" in shown

@@ -262,8 +262,9 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
         pages = {"page": str(place), "figures": [str(path) for path in drawn]}
         facts = {"verdicts": verdict_facts(judged), "thresholds": threshold_facts(reached)}
         click.echo(json.dumps({**pages, **facts}, indent=2))
-    elif judged:
-        print_table(verdict_table(judged))
+    elif judged or reached:
+        if judged:
+            print_table(verdict_table(judged))
         if reached:
             print_table(threshold_table(reached))
     else:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -74,27 +74,17 @@ class BeyondRun(Run):
         if isinstance(model, Flat) and isinstance(model.network, LinearRegression):
             model.network.fit(train[0].flatten(1), train[1])
             return None
-        settings = self.training
         return fit(
             model,
             train,
             self.task.loss,
-            epochs=settings.epochs,
-            optimizer=self._optimizer,
-            schedule=settings.schedule,
-            batch_size=settings.batch_size,
+            **self.training.arguments(),
             validation=validation,
-            patience=settings.patience,
-            clip=settings.clip,
             device=context.device,
             seed=self.seed,
             progress=context.progress and f"{self.task.name}: {self.model.name}",
             checkpoint=context.checkpoint((self,)),
         )
-
-    def _optimizer(self, parameters: Any) -> torch.optim.Optimizer:
-        kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.training.optimizer]
-        return kind(parameters, lr=self.training.learning_rate, weight_decay=self.training.weight_decay)
 
     @torch.no_grad()
     def _scores(self, model: NodeModel, pair: Pair, split: str) -> list[Value]:

@@ -3,8 +3,12 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import torch
+from torch import nn
 
 from wellposed.errors import InputError
 
@@ -29,6 +33,17 @@ class Training:
     clip: float | None = None
     patience: int | None = None
     weight_decay: float = 0.0
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Returns an optimiser of those parameters that are to be trained."""
+        kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.optimizer]
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        return kind(wanted, lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the settings as `fit` takes them."""
+        kept = ("epochs", "schedule", "batch_size", "patience", "clip")
+        return {"optimizer": self.make_optimizer, **{name: getattr(self, name) for name in kept}}
 
 
 @dataclass(frozen=True)

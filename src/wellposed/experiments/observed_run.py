@@ -52,7 +52,7 @@ class ObservedRun(TrainingRun):
             raise InputError(f"a run that is observed has no patience; received {self.training.patience}")
         model.to(context.device)
         tests = [self.task.test(run.seed, self.observed) for run in runs if self.fold is None]
-        optimizer, history = self._optimizer(model.parameters()), ObservedHistory()
+        optimizer, history = self.training.make_optimizer(model.parameters()), ObservedHistory()
         schedule = self._schedule(optimizer)
         for epoch in range(self.training.epochs):
             part = self._epoch(model, data, runs, context, optimizer, schedule, epoch)

@@ -86,31 +86,20 @@ class TrainingRun(Run):
     def _fit(
         self, model: nn.Module, data: list[tuple[Pair, Pair]], runs: Sequence[Self], context: Context
     ) -> History:
-        settings, several = self.training, isinstance(model, Ensemble)
+        several = isinstance(model, Ensemble)
         train, validation = (_joined([pair[part] for pair in data], several) for part in (0, 1))
         return fit(
             model,
             train,
             self.task.loss,
-            epochs=settings.epochs,
-            optimizer=self._optimizer,
-            schedule=settings.schedule,
-            batch_size=settings.batch_size,
+            **self.training.arguments(),
             validation=validation,
-            patience=settings.patience,
-            clip=settings.clip,
             device=context.device,
             seed=None if several else runs[0].seed,
             per_member=several,
             progress=context.progress and f"{self.task.name}: {self.model.name}",
             checkpoint=context.checkpoint(runs),
         )
-
-    def _optimizer(self, parameters: Any) -> torch.optim.Optimizer:
-        kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.training.optimizer]
-        wanted = [parameter for parameter in parameters if parameter.requires_grad]
-        options = {"lr": self.training.learning_rate, "weight_decay": self.training.weight_decay}
-        return kind(wanted, **options)
 
     def _closed_form(self, pair: tuple[Pair, Pair], seed: int) -> Result:
         model = self._build(pair[0])

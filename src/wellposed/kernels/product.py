@@ -129,7 +129,7 @@ def multiply(
         n, vectors: states, and vectors at work.
         alone: whether only the first lane counts.
     """
-    raise NotImplementedError
+    raise NotImplementedError("this is called by compiled code alone, through its overload")
 
 
 @_extending.overload(multiply)

@@ -49,7 +49,7 @@ def substitute(
 
     The start is then evaluated and judged like any other, so that statuses and residuals are as honest as ever.
     """
-    raise NotImplementedError
+    raise NotImplementedError("this is called by compiled code alone, through its overload")
 
 
 @_extending.overload(substitute)
