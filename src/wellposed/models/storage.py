@@ -59,7 +59,7 @@ def save(model: Model | ImplicitForm, path: str | os.PathLike[str]) -> None:
         tensors, metadata = pack_form(model)
     elif isinstance(model, Model):
         tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-        metadata = {"format": FORMAT, "config": json.dumps(_configuration(model))}
+        metadata = {"format": FORMAT, "config": json.dumps(configuration(model))}
     else:
         raise InputError(
             f"save takes an ImplicitModel, ImplicitRNN or ImplicitForm; received {type(model).__name__}. Of other "
@@ -92,7 +92,7 @@ def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
     try:
         if metadata["format"] == FORM_FORMAT:
             return unpack_form(metadata, tensors)
-        return _build(json.loads(metadata["config"]), tensors)
+        return build(json.loads(metadata["config"]), tensors)
     except FileFormatError as error:
         raise FileFormatError(f"{os.fspath(path)!r} is damaged: {error}") from error
     except (KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
@@ -101,7 +101,7 @@ def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
         ) from error
 
 
-def _configuration(model: Model) -> dict[str, Any]:
+def configuration(model: Model) -> dict[str, Any]:
     if isinstance(model, ImplicitModel):
         return _options(model)
     own = {name: getattr(model, name) for name in _OWN}
@@ -122,10 +122,10 @@ def _options(model: ImplicitModel) -> dict[str, Any]:
         "rank": None if hasattr(model.state, "raw") else model.state.left.shape[1],
         "feedthrough": model.D is not None,
         "bias": model.bias is not None,
-        "solver": _encode(model.solver),
-        "stop": _encode(model.stop),
+        "solver": encode(model.solver),
+        "stop": encode(model.stop),
         "max_steps": model.max_steps,
-        "gradient": _encode(model.gradient),
+        "gradient": encode(model.gradient),
         "on_failure": model.on_failure,
         "executor": model.executor,
     }
@@ -149,27 +149,27 @@ def _activation(named: str | dict[str, list[Any]], states: int) -> Activation:
     return piecewise([get_activation(name) for name in names], sizes)
 
 
-def _encode(part: Any) -> Any:
+def encode(part: Any) -> Any:
     """Writes a solver, rule or gradient as its class name and fields."""
     if part is None or isinstance(part, str | int | float | bool):
         return part
     if type(part).__name__ not in _PARTS:
         raise InputError(f"cannot save {part!r}: only the library's own solvers, rules and gradients can be saved")
-    fields = {f.name: _encode(getattr(part, f.name)) for f in dataclasses.fields(part)}
+    fields = {f.name: encode(getattr(part, f.name)) for f in dataclasses.fields(part)}
     return {"type": type(part).__name__, **fields}
 
 
-def _decode(part: Any) -> Any:
+def decode(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
-    fields = {name: _decode(value) for name, value in part.items()}
+    fields = {name: decode(value) for name, value in part.items()}
     name = fields.pop("type")
     if name not in _PARTS:
         raise unknown_name("part", name, _PARTS)
     return _PARTS[name](**fields)
 
 
-def _build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Model:
+def build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Model:
     kind = config.pop("kind", "ImplicitModel")
     if kind not in ("ImplicitModel", "ImplicitRNN"):
         raise unknown_name("kind of model", kind, ["ImplicitModel", "ImplicitRNN"])
@@ -183,7 +183,7 @@ def _empty(config: dict[str, Any]) -> ImplicitModel:
     """Builds a model of the right kind, with other values."""
     triangle = config.pop("triangle")
     activation = _activation(config.pop("activation"), config["state_features"])
-    options = {"activation": activation, **{name: _decode(value) for name, value in config.items()}}
+    options = {"activation": activation, **{name: decode(value) for name, value in config.items()}}
     condition = options.pop("condition")
     if triangle is not None:
         options["triangular"] = True

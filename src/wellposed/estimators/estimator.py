@@ -1,0 +1,273 @@
+"""What the estimators have in common: parameters, fit, partial_fit and what is known afterwards."""
+
+import abc
+import os
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.certificate import Certificate
+from wellposed.equilibrium.rounding import upward
+from wellposed.errors import InputError, require
+from wellposed.estimators.inputs import Inputs
+from wellposed.estimators.learning import (
+    Samples,
+    batch_rows,
+    decay_rate,
+    find_device,
+    learn,
+    make_optimizer,
+    outputs,
+    stops_early,
+)
+from wellposed.estimators.storage import read, write
+from wellposed.estimators.units import Array, Units
+from wellposed.models.implicit import ImplicitModel
+from wellposed.models.recurrent import ImplicitRNN
+from wellposed.robust.sensitivity import sensitivity
+from wellposed.training import History
+
+base = require("sklearn.base", extra="sklearn")
+selection = require("sklearn.model_selection", extra="sklearn")
+checks = require("sklearn.utils.validation", extra="sklearn")
+random = require("sklearn.utils", extra="sklearn")
+
+FITTED = ("n_features_in_", "n_iter_", "n_steps_", "loss_curve_", "validation_curve_", "_shape", "_seed", "_decay")
+
+
+class Estimator(base.BaseEstimator, abc.ABC):  # type: ignore[name-defined]
+    """Learns ``y = Cx + Du + c`` with ``x = phi(Ax + Bu + b)`` from arrays; see `ImplicitRegressor`."""
+
+    _inputs: Inputs
+
+    def __init__(
+        self,
+        state_features: int = 32,
+        *,
+        kappa: float = 0.95,
+        activation: str = "relu",
+        weight_decay: float | str = "auto",
+        max_epochs: int = 200,
+        batch_size: int | str = "auto",
+        learning_rate: float = 1e-2,
+        early_stopping: bool | str = "auto",
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 20,
+        random_state: Any = None,
+        device: str = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.state_features = state_features
+        self.kappa = kappa
+        self.activation = activation
+        self.weight_decay = weight_decay
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    @abc.abstractmethod
+    def _read(self, X: Any, y: Any, reset: bool) -> tuple[Array, np.ndarray]:
+        """Checks what the user gave and returns arrays."""
+
+    @abc.abstractmethod
+    def _define_targets(self, y: np.ndarray, weights: Array) -> int:
+        """Takes note of the classes or the units of y; returns the outputs that the network needs."""
+
+    @abc.abstractmethod
+    def _encode(self, y: np.ndarray) -> Array:  # (N, k)
+        """Expresses targets as the loss wants them."""
+
+    @abc.abstractmethod
+    def _loss(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Averages over samples; the last column of the targets is their weight."""
+
+    @abc.abstractmethod
+    def _strata(self, y: np.ndarray) -> np.ndarray | None:
+        """Returns what a validation split must represent evenly."""
+
+    @abc.abstractmethod
+    def _target_state(self) -> dict[str, Any]:
+        """Returns what is known of the targets, as text can hold it."""
+
+    @abc.abstractmethod
+    def _restore_targets(self, state: dict[str, Any]) -> int:
+        """Takes over what `_target_state` returned; returns the outputs of the network."""
+
+    @property
+    @abc.abstractmethod
+    def _output_scale(self) -> Array:  # (q,)
+        """The unit of every output."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learns from scratch.
+
+        Args:
+            X: ``(samples, features)``, of sequences ``(samples, time, features)``.
+            y: ``(samples,)`` or, in regression, ``(samples, outputs)``.
+            sample_weight: ``(samples,)``; a weight of two counts as the sample twice, zero as not at all.
+        """
+        X, y, weights = self._weighted(X, y, sample_weight, reset=True)
+        self._begin(X, y, weights)
+        samples = Samples.of(self._units.standardised(X), self._encode(y), weights)
+        validation, patience = None, None
+        if stops_early(self.early_stopping, len(y)):
+            samples, validation = self._split(samples, y)
+            patience = self.n_iter_no_change
+        self._learn(samples, epochs=self.max_epochs, cosine=True, validation=validation, patience=patience)
+        return self
+
+    def _continue(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        """Takes one more epoch, on these samples alone."""
+        first = not hasattr(self, "network_")
+        X, y, weights = self._weighted(X, y, sample_weight, reset=first)
+        if first:
+            self._begin(X, y, weights)
+        samples = Samples.of(self._units.standardised(X), self._encode(y), weights)
+        self._learn(samples, epochs=1, cosine=False)
+        return self
+
+    def _weighted(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> tuple[Array, np.ndarray, Array]:
+        self._check_parameters()
+        X, y = self._read(X, y, reset)
+        weights = checks._check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        counted = weights > 0
+        return (X, y, weights) if counted.all() else (X[counted], y[counted], weights[counted])
+
+    def _begin(self, X: Array, y: np.ndarray, weights: Array) -> None:
+        """Draws a new network for these data."""
+        count = self._define_targets(y, weights)
+        generator = random.check_random_state(self.random_state)
+        seed, self._seed = (int(value) for value in generator.randint(2**31 - 1, size=2))
+        self._units = Units.of(X, weights)
+        self._shape = X.shape[1:]
+        self._decay = decay_rate(self.weight_decay, len(X))
+        self._draw(count, torch.float32 if X.dtype == np.float32 else torch.float64, seed)
+        self.loss_curve_: list[float] = []
+        self.validation_curve_: list[float] = []
+
+    def _draw(self, count: int, dtype: torch.dtype, seed: int) -> None:
+        """Makes a network with random values; the generator of the process is left alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            build, sizes = self._inputs.build, (self._shape[-1], count, self.state_features)
+            network = build(*sizes, kappa=self.kappa, activation=self.activation)
+        self.network_ = network.to(dtype)
+        self.optimizer_ = make_optimizer(self.network_, self.learning_rate, self._decay)
+
+    def _split(self, samples: Samples, y: np.ndarray) -> tuple[Samples, Samples]:
+        """Sets samples aside for early stopping."""
+        strata, rows = self._strata(y), np.arange(len(y))
+        held_out = int(np.ceil(self.validation_fraction * len(y)))
+        if strata is not None:
+            counts = np.unique(strata, return_counts=True)[1]
+            strata = None if counts.min() < 2 or held_out < len(counts) else strata
+        chosen, others = selection.train_test_split(
+            rows, test_size=self.validation_fraction, stratify=strata, random_state=self._seed
+        )
+        return samples.chosen(chosen), samples.chosen(others)
+
+    def _learn(
+        self,
+        samples: Samples,
+        *,
+        epochs: int,
+        cosine: bool,
+        validation: Samples | None = None,
+        patience: int | None = None,
+    ) -> None:
+        history = learn(
+            self.network_,
+            samples,
+            self._loss,
+            self.optimizer_,
+            epochs=epochs,
+            cosine=cosine,
+            batch_size=batch_rows(self.batch_size, len(samples.inputs)),
+            seed=self._seed + len(self.loss_curve_),
+            device=find_device(self.device),
+            validation=validation,
+            patience=patience,
+            progress=bool(self.verbose),
+        )
+        self._keep(history)
+
+    def _keep(self, history: History) -> None:
+        self.loss_curve_ += history.train_loss.tolist()
+        self.validation_curve_ += history.validation_loss.tolist()
+        self.n_iter_ = len(self.loss_curve_)
+        best = len(history) - 1 if history.best_epoch is None else int(history.best_epoch)
+        self.n_steps_ = float(history.steps[best])
+
+    def _outputs(self, X: Any) -> Array:  # (N, q), standardised
+        checks.check_is_fitted(self)
+        X = self._inputs.read(self, X)
+        return outputs(self.network_, self._units.standardised(X), find_device(self.device))
+
+    @property
+    def model_(self) -> ImplicitModel | ImplicitRNN:
+        """The trained module; inputs and outputs are standardised."""
+        checks.check_is_fitted(self)
+        return self.network_.body
+
+    @property
+    def certificate_(self) -> Certificate:
+        """The proof that every input has exactly one equilibrium."""
+        checks.check_is_fitted(self)
+        return self.network_.cell.certificate()
+
+    @property
+    def sensitivity_(self) -> Array:  # (q, p), of sequences (q, T, p)
+        """The matrix S with ``|f(u) - f(u')| <= S |u - u'|`` for all inputs, in the units of the data.
+
+        f is the prediction of a regressor and the decision function of a classifier. Times the spread of
+        every feature it says which features can matter most; of sequences, those of the length seen in `fit`.
+        """
+        checks.check_is_fitted(self)
+        shape = None if len(self._shape) == 1 else self._shape
+        S = sensitivity(self._inputs.readout(self.network_), shape)  # (q, p) or (q, T p)
+        scales = np.broadcast_to(self._units.scale, self._shape).reshape(-1)
+        S = upward(S * torch.tensor(self._output_scale[:, None] / scales), 2)
+        return S.numpy().reshape(len(self._output_scale), *self._shape)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the fitted estimator to one safetensors file; `load` reads it and runs no code of the file."""
+        checks.check_is_fitted(self)
+        state = {name: getattr(self, name) for name in FITTED}
+        state |= {"kind": type(self).__name__, "parameters": self.get_params(), "targets": self._target_state()}
+        state |= {"mean": self._units.mean.tolist(), "scale": self._units.scale.tolist()}
+        names = getattr(self, "feature_names_in_", None)
+        state["names"] = None if names is None else names.tolist()
+        write(path, self.network_.state_dict(), state)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads what `save` has written; `partial_fit` goes on from there with a fresh optimiser."""
+        tensors, state = read(path, cls.__name__)
+        found = cls(**state["parameters"])
+        for name in FITTED:
+            setattr(found, name, state[name])
+        found._shape = tuple(found._shape)
+        found._units = Units(np.array(state["mean"]), np.array(state["scale"]))
+        if state["names"] is not None:
+            found.feature_names_in_ = np.array(state["names"], dtype=object)
+        found._draw(found._restore_targets(state["targets"]), tensors["offset"].dtype, 0)
+        found.network_.load_state_dict(tensors)
+        return found
+
+    def _check_parameters(self) -> None:
+        for name in ("state_features", "max_epochs", "n_iter_no_change"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name} must be a positive integer; received {value!r}")
+        for name, low, high in (("learning_rate", 0, np.inf), ("validation_fraction", 0, 1), ("kappa", 0, 1)):
+            value = getattr(self, name)
+            if not isinstance(value, float | int) or not low < value < high:
+                raise InputError(f"{name} must lie between {low} and {high}; received {value!r}")

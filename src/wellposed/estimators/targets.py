@@ -1,0 +1,159 @@
+"""Regression and classification: what is learned, and how outputs become predictions."""
+
+import abc
+from typing import Any, Self
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from wellposed.errors import InputError, require
+from wellposed.estimators.estimator import Estimator, base
+from wellposed.estimators.units import Array, Units
+
+multiclass = require("sklearn.utils.multiclass", extra="sklearn")
+
+
+class Regressor(base.RegressorMixin, Estimator, abc.ABC):  # type: ignore[name-defined]
+    """Predicts numbers, by least squares in standardised units."""
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Takes one epoch over these samples; the first call decides the units, so let it be typical."""
+        return self._continue(X, y, sample_weight)
+
+    def predict(self, X: Any) -> Array:  # (N,), or (N, q) if y had columns
+        """Computes the outputs."""
+        outputs = self._outputs(X)
+        values = self._target_units.restored(outputs)
+        return values[:, 0] if self._single else values
+
+    def _read(self, X: Any, y: Any, reset: bool) -> tuple[Array, np.ndarray]:
+        X, y = self._inputs.read_with(self, X, y, reset, multi_output=True, y_numeric=True)
+        columns = 1 if y.ndim == 1 else y.shape[1]
+        if not reset and columns != len(self._output_scale):
+            raise InputError(f"y must have {len(self._output_scale)} columns as before; received {columns}")
+        return X, y.astype(np.float64)
+
+    def _define_targets(self, y: np.ndarray, weights: Array) -> int:
+        self._single = y.ndim == 1
+        columns = y.reshape(len(y), -1)
+        self._target_units = Units.of(columns, weights)
+        return columns.shape[1]
+
+    def _encode(self, y: np.ndarray) -> Array:
+        return self._target_units.standardised(y.reshape(len(y), -1))
+
+    def _loss(self, prediction: Tensor, target: Tensor) -> Tensor:
+        errors = (prediction - target[:, :-1]).square().mean(1)
+        return (errors * target[:, -1]).mean()
+
+    def _strata(self, y: np.ndarray) -> None:
+        return None
+
+    @property
+    def _output_scale(self) -> Array:
+        return self._target_units.scale
+
+    def _target_state(self) -> dict[str, Any]:
+        units = self._target_units
+        return {"single": self._single, "mean": units.mean.tolist(), "scale": units.scale.tolist()}
+
+    def _restore_targets(self, state: dict[str, Any]) -> int:
+        self._single = state["single"]
+        self._target_units = Units(np.array(state["mean"]), np.array(state["scale"]))
+        return len(state["mean"])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return self._inputs.tagged(tags)
+
+
+class Classifier(base.ClassifierMixin, Estimator, abc.ABC):  # type: ignore[name-defined]
+    """Predicts labels, by cross-entropy: one output for two classes, else one for each."""
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Takes one epoch over these samples.
+
+        Args:
+            classes: all labels that will ever occur; needed at the first call only. It also decides the units, so
+                let its samples be typical of the data.
+        """
+        if not hasattr(self, "network_"):
+            if classes is None:
+                raise InputError("the first call of partial_fit needs classes=, all labels that will ever occur")
+            self._expected = np.unique(classes)
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise InputError(f"classes must stay {self.classes_.tolist()}; received {np.unique(classes).tolist()}")
+        try:
+            return self._continue(X, y, sample_weight)
+        finally:
+            self.__dict__.pop("_expected", None)
+
+    def decision_function(self, X: Any) -> Array:  # (N,) for two classes, else (N, K)
+        """Computes the outputs before the logistic function or the softmax."""
+        values = self._outputs(X)
+        return values[:, 0] if values.shape[1] == 1 else values
+
+    def predict_proba(self, X: Any) -> Array:  # (N, K)
+        """Computes the probability of every class."""
+        values = self._outputs(X)
+        if values.shape[1] == 1:
+            values = np.concatenate([np.zeros_like(values), values], axis=1)
+        exponentials = np.exp(values - values.max(1, keepdims=True))
+        return exponentials / exponentials.sum(1, keepdims=True)
+
+    def predict_log_proba(self, X: Any) -> Array:  # (N, K)
+        """Computes the logarithms of the probabilities."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def predict(self, X: Any) -> np.ndarray:  # (N,)
+        """Computes the likeliest labels."""
+        values = self._outputs(X)
+        winners = (values[:, 0] > 0).astype(int) if values.shape[1] == 1 else values.argmax(1)
+        return self.classes_[winners]
+
+    def _read(self, X: Any, y: Any, reset: bool) -> tuple[Array, np.ndarray]:
+        X, y = self._inputs.read_with(self, X, y, reset)
+        multiclass.check_classification_targets(y)
+        return X, y
+
+    def _define_targets(self, y: np.ndarray, weights: Array) -> int:
+        self.classes_ = getattr(self, "_expected", np.unique(y))
+        if len(self.classes_) < 2:
+            raise InputError(
+                f"a classifier needs at least two classes; y has the one class {self.classes_.tolist()[0]!r}"
+            )
+        return 1 if len(self.classes_) == 2 else len(self.classes_)
+
+    def _encode(self, y: np.ndarray) -> Array:
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise InputError(f"y has the labels {unknown.tolist()}, known are {self.classes_.tolist()}")
+        return np.searchsorted(self.classes_, y)[:, None].astype(np.float64)
+
+    def _loss(self, prediction: Tensor, target: Tensor) -> Tensor:
+        label, weight = target[:, 0], target[:, 1]
+        if prediction.shape[1] == 1:
+            losses = F.binary_cross_entropy_with_logits(prediction[:, 0], label, reduction="none")
+        else:
+            losses = F.cross_entropy(prediction, label.long(), reduction="none")
+        return (losses * weight).mean()
+
+    def _strata(self, y: np.ndarray) -> np.ndarray:
+        return y
+
+    @property
+    def _output_scale(self) -> Array:
+        return np.ones(len(self.network_.offset))
+
+    def _target_state(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+
+    def _restore_targets(self, state: dict[str, Any]) -> int:
+        self.classes_ = np.array(state["classes"], dtype=np.dtype(state["dtype"]))
+        return 1 if len(self.classes_) == 2 else len(self.classes_)
+
+    def __sklearn_tags__(self) -> Any:
+        return self._inputs.tagged(super().__sklearn_tags__())

@@ -1,0 +1,111 @@
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import wellposed as wp
+from wellposed.errors import FileFormatError, InputError, MissingExtraError, UnknownNameError
+from wellposed.models import ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell, weight_norm
+
+MODELS = {
+    "implicit": (lambda: wp.ImplicitModel(3, 2, 6, bias=True, kappa=0.5, condition="spectral"), (5, 3)),
+    "low rank": (lambda: wp.ImplicitModel(3, 2, 6, rank=2, solver=wp.Broyden(4), stop=wp.Relative(1e-4)), (5, 3)),
+    "recurrent": (lambda: wp.ImplicitRNN(3, 4, 5, out_features=2, num_layers=2), (2, 4, 3)),
+    "form": (lambda: wp.series(wp.ImplicitModel(3, 4, 6).form(), wp.ImplicitModel(4, 2, 5).form()), (5, 3)),
+    "dense": (lambda: wp.DEQ(DenseCell(3, 6, depth=2, activation="sigmoid"), gradient=wp.Phantom(3)), (5, 3)),
+    "plain": (lambda: wp.DEQ(PlainConvCell(2, 4, kernel_size=5), max_steps=500), (5, 2, 8)),
+    "recall": (lambda: wp.DEQ(RecallCell(2, 4, depth=3, dims=2), on_failure="ignore"), (3, 2, 5, 5)),
+    "convolution": (lambda: wp.DEQ(ConvCell(2, 8, groups=4, dropout=0.25)), (3, 2, 6, 6)),
+    "transformer": (lambda: wp.DEQ(TransformerCell(8, 2, 16, causal=True), solver="picard"), (2, 5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_round_trip(name, tmp_path):
+    make, shape = MODELS[name]
+    model = make()
+    wp.save_pretrained(model, tmp_path / "folder", card="Trained on *nothing*.")
+    found = wp.from_pretrained(tmp_path / "folder")
+    assert type(found) is type(model)
+    u = torch.randn(shape)
+    if isinstance(model, nn.Module):
+        model, found = model.eval(), found.eval()
+    expected, again = model(u), found(u)
+    for a, b in zip(*((y,) if isinstance(y, torch.Tensor) else y for y in (expected, again)), strict=True):
+        torch.testing.assert_close(a, b, atol=0, rtol=0)
+    if isinstance(model, wp.DEQ):
+        assert str(found) == str(model)
+        assert (found.max_steps, found.on_failure) == (model.max_steps, model.on_failure)
+
+
+def test_dtype_is_kept(tmp_path):
+    wp.save_pretrained(wp.DEQ(DenseCell(3, 4)).double(), tmp_path)
+    assert wp.from_pretrained(tmp_path)(torch.zeros(2, 3, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_the_folder_is_text_and_tensors(tmp_path):
+    wp.save_pretrained(wp.ImplicitModel(3, 2, 6), tmp_path, card="Trained on *nothing*.")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["library_name"] == "wellposed" and config["architectures"] == ["ImplicitModel"]
+    card = (tmp_path / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: wellposed\n")
+    assert "Trained on *nothing*." in card and "inf: 0.95 < 1 holds" in card
+
+
+def test_what_cannot_be_shared_is_said(tmp_path):
+    class Cell(nn.Module):
+        def forward(self, x, u):
+            return 0.5 * x + u
+
+    with pytest.raises(InputError, match="code would not be part"):
+        wp.save_pretrained(wp.DEQ(Cell()), tmp_path)
+    with pytest.raises(InputError, match="remove_norms"):
+        wp.save_pretrained(wp.DEQ(weight_norm(DenseCell(3, 4))), tmp_path)
+    with pytest.raises(InputError, match="received Linear"):
+        wp.save_pretrained(nn.Linear(2, 2), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_folders(tmp_path):
+    with pytest.raises(FileNotFoundError, match="owner/model"):
+        wp.from_pretrained(tmp_path / "nowhere" / "at" / "all")
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        wp.from_pretrained(tmp_path)
+    wp.save_pretrained(wp.DEQ(DenseCell(3, 4)), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+
+    def tried(**changes):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+        return wp.from_pretrained(tmp_path)
+
+    with pytest.raises(FileFormatError, match="format 'other'"):
+        tried(format="other")
+    with pytest.raises(UnknownNameError, match="DenseCell"):
+        tried(config={**config["config"], "cell": {"type": "os.system", "command": "true"}})
+    with pytest.raises(FileFormatError, match="make no model"):
+        tried(config={**config["config"], "cell": {**config["config"]["cell"], "state_features": 5}})
+    with pytest.raises(InputError, match="revision"):
+        wp.from_pretrained(tmp_path, revision="main")
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(FileFormatError, match="make no model"):
+        tried()
+
+
+def test_a_repository_is_downloaded_once_the_hub_is_there(tmp_path, monkeypatch):
+    wp.save_pretrained(wp.ImplicitModel(3, 2, 6), tmp_path)
+    asked = []
+
+    def snapshot_download(name, **options):
+        asked.append((name, options["revision"]))
+        return str(tmp_path)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    assert wp.from_pretrained("someone/model", revision="v1").state_features == 6
+    assert asked == [("someone/model", "v1")]
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"wellposed\[hub\]"):
+        wp.from_pretrained("someone/model")
