@@ -150,8 +150,8 @@ def propagated(layers: list, lower: Tensor, upper: Tensor) -> list[tuple[Tensor,
     return found
 
 
-def crown_reference(layers: list, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """CROWN of a ReLU network for one input box, every intermediate bound by its own backward pass.
+def crown_reference(layers: list, lower: Tensor, upper: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """CROWN of a ReLU network for one input box, every intermediate bound by its own backward pass: all layers.
 
     Units that intervals show to be always on or off are left at their interval, the others take the tighter bound.
     """
@@ -165,18 +165,48 @@ def crown_reference(layers: list, lower: Tensor, upper: Tensor) -> tuple[Tensor,
         high = W.clamp(min=0) @ ends[1] + W.clamp(max=0) @ ends[0] + b
         open_ = ((low < 0) & (high > 0)) | torch.tensor(depth == len(layers))
         known.append((torch.where(open_, low.maximum(below), low), torch.where(open_, high.minimum(above), high)))
-    return known[-1]
+    return known
 
 
-def _backward(layers: list, known: list, lower: Tensor, upper: Tensor, sign: int) -> Tensor:
+def _backward(
+    layers: list, known: list, lower: Tensor, upper: Tensor, sign: int, alphas: list[Tensor] | None = None
+) -> Tensor:
     W, b = layers[-1]
     coefficients, constant = sign * W, sign * b
-    for (W, b), (low, high) in zip(reversed(layers[:-1]), reversed(known), strict=True):
+    for depth in reversed(range(len(layers) - 1)):
+        (W, b), (low, high) = layers[depth], known[depth]
         active, dead = low >= 0, high <= 0
         above = torch.where(active, 1.0, torch.where(dead, 0.0, high / (high - low)))
-        below = torch.where(active, 1.0, torch.where(dead, 0.0, (high > -low).to(low)))
+        free = (high > -low).to(low) if alphas is None else alphas[depth].clamp(0, 1)
+        below = torch.where(active, 1.0, torch.where(dead, 0.0, free))
         intercept = torch.where(active | dead, 0.0, -low * high / (high - low))
         constant = constant + coefficients.clamp(min=0) @ intercept
         slopes = torch.where(coefficients > 0, above, below) * coefficients
         coefficients, constant = slopes @ W, constant + slopes @ b
     return coefficients.clamp(min=0) @ upper + coefficients.clamp(max=0) @ lower + constant
+
+
+def alpha_crown_reference(layers: list, lower: Tensor, upper: Tensor, steps: int = 150) -> tuple[Tensor, Tensor]:
+    """CROWN with the lower slope of every unstable unit optimised by Adam for every bound of every output.
+
+    Intermediate bounds are those of CROWN. The best value of all steps is kept, bound by bound.
+    """
+    known = crown_reference(layers, lower, upper)
+    ends = []
+    for sign in (-1, 1):
+        start = [(high > -low).to(low).expand(len(layers[-1][0]), -1) for low, high in known[:-1]]
+        alphas = [part.clone().requires_grad_() for part in start]
+        optimiser = torch.optim.Adam(alphas, 0.1)
+        best = torch.full_like(known[-1][0], torch.inf)
+        for step in range(steps):
+            value = _backward(layers, known, lower, upper, sign, alphas)
+            best = torch.minimum(best, value.detach())
+            optimiser.zero_grad()
+            value.sum().backward()
+            optimiser.step()
+            optimiser.param_groups[0]["lr"] = 0.1 * 0.98**step
+            with torch.no_grad():
+                for part in alphas:
+                    part.clamp_(0, 1)
+        ends.append(sign * best)
+    return ends[0], ends[1]

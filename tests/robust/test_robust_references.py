@@ -1,14 +1,28 @@
 """Bounds agree with closed forms and with references written from scratch."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from robust_cases import F64, crown_reference, dense_layers, exact, looped, mlp, points, propagated, triangular
+from robust_cases import (
+    F64,
+    alpha_crown_reference,
+    crown_reference,
+    dense_layers,
+    exact,
+    looped,
+    mlp,
+    points,
+    propagated,
+    triangular,
+)
 
 from wellposed.activations import get_activation
 from wellposed.convert import to_implicit
 from wellposed.errors import IllPosedError, InputError, UnknownNameError
+from wellposed.experiments.dense import Dense
 from wellposed.forms import ImplicitForm, LowRank, Zero
 from wellposed.robust import (
     METHODS,
@@ -23,6 +37,7 @@ from wellposed.robust import (
 )
 from wellposed.robust.interval import Interval
 from wellposed.robust.relax_lines import lines_of
+from wellposed.tasks import MissingDataError
 
 
 def linear(n=6):
@@ -102,11 +117,48 @@ def test_refined_crown_of_a_network_is_crown(eps):
     box = Box.around(torch.rand(5, 6, dtype=F64), eps)
     found = output_bounds(network, box, Crown(1))
     layers = dense_layers(network)
-    pairs = [crown_reference(layers, box.lower[b], box.upper[b]) for b in range(5)]
+    pairs = [crown_reference(layers, box.lower[b], box.upper[b])[-1] for b in range(5)]
     lower, upper = (torch.stack(part) for part in zip(*pairs, strict=True))
     torch.testing.assert_close(found.upper, upper, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found.lower, lower, rtol=1e-6, atol=1e-6)
     assert found.width.mean() < 0.8 * output_bounds(network, box, "interval").width.mean()
+
+
+def test_optimised_slopes_are_as_tight_as_those_of_the_reference():
+    network = mlp((6, 12, 10, 8, 3))
+    box = Box.around(torch.rand(4, 6, dtype=F64), 0.1)
+    pairs = [alpha_crown_reference(dense_layers(network), box.lower[b], box.upper[b]) for b in range(4)]
+    lower, upper = (torch.stack(part) for part in zip(*pairs, strict=True))
+    plain = output_bounds(network, box, Crown(1)).width.mean()
+    found = output_bounds(network, box, Crown(1, slope_steps=60))
+    assert (upper - lower).mean() < 0.98 * plain
+    assert found.width.mean() <= 1.01 * (upper - lower).mean()  # ours optimises the units before the outputs too
+    y = torch.stack([exact(to_implicit(network, (6,)), u)[1] for u in points(to_implicit(network, (6,)), box)])
+    assert ((y >= lower - 1e-9) & (y <= upper + 1e-9)).all()
+
+
+@pytest.mark.parametrize("data", ["digits", pytest.param("fashion-mnist", marks=pytest.mark.slow)])
+def test_refined_crown_is_nearly_as_tight_as_optimised_slopes_on_a_trained_network(data, capsys):
+    """A network with biases and three hidden layers, 8 test images: within 3 % at .002 and within 10 % at .01."""
+    dense = Dense(data, epochs=15 if data == "digits" else 3)
+    try:
+        u = dense.pair("test")[0][: 3 if data == "digits" else 8].double()
+    except MissingDataError as error:
+        pytest.skip(str(error))
+    network = copy.deepcopy(dense.trained(0)).double()
+    for eps, most in ((0.002, 1.03), (0.01, 1.10)):
+        box = Box.around(u, eps)
+        pairs = [
+            alpha_crown_reference(dense_layers(network), *ends) for ends in zip(box.lower, box.upper, strict=True)
+        ]
+        alpha = float(torch.stack([upper - lower for lower, upper in pairs]).mean())
+        with torch.no_grad():
+            refined, optimised = (
+                float(output_bounds(network, box, method).width.mean()) for method in ("crown", "optimised")
+            )
+        with capsys.disabled():
+            print(f"\n{data}, eps {eps}: refined {refined:.5f}, reference {alpha:.5f}, optimised {optimised:.5f}")
+        assert refined <= most * alpha and optimised <= 1.01 * alpha
 
 
 def test_dense_triangular_form_is_bounded_as_tightly_as_its_blocks():
@@ -169,7 +221,8 @@ def test_lines_hold_everywhere_on_the_interval(name, low, width, nu, share):
     gap = coefficient * phi(every) - lam * every
     intercept = lines.intercept(coefficient, lam, z)
     assert (gap <= intercept + 1e-12 * (1 + abs(nu) * 20)).all()
-    assert float(intercept - gap.max()) <= 1e-4 * (1 + abs(nu))  # and touches
+    missed = 2 * abs(nu) * max(phi.slope) * width / 4000  # by points that are not a kink
+    assert float(intercept - gap.max()) <= missed + 1e-9  # and touches
 
 
 @pytest.mark.parametrize("name", ["tanh", "sigmoid"])

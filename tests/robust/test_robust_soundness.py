@@ -149,12 +149,34 @@ def test_a_sample_does_not_depend_on_its_batch(name):
         torch.testing.assert_close(whole.upper[2:3], alone.upper, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "hardtanh", "gelu"])
+@pytest.mark.parametrize("method", ["interval", "l2", "crown", "best"])
+def test_bounds_of_states_stay_in_what_an_activation_returns(activation, method):
+    form = looped(8, activation, 0.5)
+    inputs = Box.around(torch.rand(3, 4, dtype=F64), 0.4)
+    found, phi = state_bounds(form, inputs, method), form.activations[0]
+    assert (found.lower >= phi.image[0]).all() and (found.upper <= phi.image[1]).all()
+    x = torch.stack([exact(form, u)[0] for u in points(form, inputs)])
+    assert found.contains(x, 1e-8).all()
+
+
+def test_euclidean_bounds_are_cut_and_not_only_clamped():
+    """Where the ball reaches below zero the lower bound of a ReLU state is zero, elsewhere it is the ball's."""
+    form = looped(8)
+    inputs = Box.around(torch.rand(3, 4, dtype=F64), 0.05)
+    found = state_bounds(form, inputs, "l2")
+    x, _ = exact(form, inputs.center)
+    radius = found.upper - x
+    torch.testing.assert_close(found.lower, (x - radius).clamp(min=0), rtol=1e-6, atol=1e-8)
+    assert (found.lower == 0).any() and (found.lower > 0).any()
+
+
 def test_late_refinement_is_skipped_and_sound():
     form = looped(9)
     inputs = Box.around(torch.rand(2, 4, dtype=F64), 0.1)
     unit = torch.eye(3, dtype=F64).expand(2, 3, 3)
     late = Crown(3)(Query(form, inputs, unit, deadline=0.0))
     timely = Crown(3)(Query(form, inputs, unit))
-    assert (late.upper >= timely.upper - 1e-9).all() and late.width.mean() > 1.05 * timely.width.mean()
+    assert late.width.mean() > 1.05 * timely.width.mean()  # one bound may be tighter, as slopes are chosen anew
     y = torch.stack([exact(form, u)[1] for u in points(form, inputs)])
     assert late.contains(y, 1e-8).all()

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,31 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from wellposed.cli.classifier import Epsilon, Labelled, PagePath, read_labelled, write_file
+from wellposed.cli.classifier import (
+    Adapted,
+    Epsilon,
+    Labelled,
+    PagePath,
+    read_labelled,
+    read_surrogate,
+    write_file,
+)
 from wellposed.cli.samples import wrong
 from wellposed.cli.sparsify import RefusedError, refused
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, MissingExtraError
 from wellposed.experiments.robust_page import Heading, attack_page
-from wellposed.robust.attacks import Attack, autoattack, fgsm, jsma, lp_attack, noise_attack, pgd, ranked_attack
+from wellposed.robust.attacks import (
+    Attack,
+    autoattack,
+    fgsm,
+    jsma,
+    lp_attack,
+    noise_attack,
+    pgd,
+    ranked_attack,
+    transfer_attack,
+)
 from wellposed.robust.gallery import gallery
 
 
@@ -34,6 +53,7 @@ class Request:
     Args:
         count: a share of the entries that may change; None for all.
         ends: the valid range.
+        surrogate: the model that is attacked in place of the given one; None for none.
     """
 
     given: Labelled
@@ -42,6 +62,7 @@ class Request:
     steps: int
     ends: tuple[float, float]
     seed: int
+    surrogate: Adapted | None = None
 
     @property
     def what(self) -> tuple[Any, Tensor, Tensor]:
@@ -94,6 +115,16 @@ def _noise(request: Request) -> Attack:
     return noise_attack(*request.what, "salt_and_pepper", request.epsilon, seed=request.seed, **request.range)
 
 
+def _speckle(request: Request) -> Attack:
+    return noise_attack(*request.what, "speckle", request.epsilon, seed=request.seed, **request.range)
+
+
+def _transfer(request: Request) -> Attack:
+    assert request.surrogate is not None
+    steps = partial(pgd, steps=request.steps, seed=request.seed)
+    return transfer_attack(*request.what, request.epsilon, request.surrogate, attack=steps, **request.range)
+
+
 ATTACKS: dict[str, Callable[[Request], Attack]] = {
     "pgd": _pgd,
     "fgsm": _fgsm,
@@ -103,20 +134,23 @@ ATTACKS: dict[str, Callable[[Request], Attack]] = {
     "jsma": _jsma,
     "lp": _lp,
     "autoattack": _auto,
+    "transfer": _transfer,
     "noise": _noise,
+    "speckle": _speckle,
 }
-WITHOUT_COUNT = ("autoattack", "noise")
+WITHOUT_COUNT = ("autoattack", "transfer", "noise", "speckle")
 
 
 @click.command()
 @click.option("--model", required=True, metavar="SOURCE", help="model.safetensors, model.pt2 or module:factory.")
 @click.option("--data", required=True, metavar="DATA", help="A set (digits, mnist, fashion, cifar10) or a file.")
 @click.option("--attack", "kind", type=click.Choice(list(ATTACKS)), default="pgd", help="Which one.")
-@click.option("--epsilon", type=Epsilon(), required=True, help="How far an input may move; the share of noise.")
+@click.option("--epsilon", type=Epsilon(), required=True, help="How far an input may move; how much noise.")
 @click.option("--count", type=click.FloatRange(0, 1, min_open=True), help="Share of the inputs that may change.")
 @click.option("--samples", type=click.IntRange(min=1), default=200, help="How many are drawn from the data.")
 @click.option("--range", "valid", type=float, nargs=2, default=(0.0, 1.0), help="Of valid inputs.")
-@click.option("--steps", type=click.IntRange(min=1), default=40, help="Of pgd.")
+@click.option("--surrogate", metavar="SOURCE", help="Attack this model, and ask the other about what was found.")
+@click.option("--steps", type=click.IntRange(min=1), default=40, help="Of pgd and transfer.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of random values.")
 @click.option("--out", type=PagePath(".html", ".png"), default="attack.html", help="Page or picture to write.")
 @click.option("--save", "kept", type=PagePath(".pt"), help="Keep the attacked inputs u and classes y.")
@@ -130,6 +164,7 @@ def attack(
     count: float | None,
     samples: int,
     valid: tuple[float, float],
+    surrogate: str | None,
     steps: int,
     seed: int,
     out: Path,
@@ -141,15 +176,15 @@ def attack(
 
     Every input stays within epsilon of the clean one and in the valid range. "sensitivity" moves the inputs that
     rank highest in the sensitivity matrix, "gradient" those with the largest gradient, "random" any, to compare
-    with; "jsma" changes one input unless --count is given; "noise" sets a share epsilon of the inputs to an end
-    of the range. DATA as in certify.
+    with; "jsma" changes one input unless --count is given; "transfer" runs pgd on the model of --surrogate and
+    tries on the other what it found; "noise" sets a share epsilon of the inputs to an end of the range, "speckle"
+    multiplies each by 1 + epsilon N(0, 1). DATA as in certify.
     """
-    if count is not None and math.isnan(count):
-        raise wrong("it is a share of the inputs; received nan", "--count")
-    if count is not None and kind in WITHOUT_COUNT:
-        raise wrong(f"{kind} changes any number of inputs", "--count")
+    _check_options(kind, count, surrogate)
     given = read_labelled(model, data, samples, valid)
-    request = Request(given, epsilon, count, steps, valid, seed)
+    with _carried_out():
+        other = None if surrogate is None else read_surrogate(surrogate, given)
+    request = Request(given, epsilon, count, steps, valid, seed, other)
     start = time.monotonic()
     with _carried_out(), _waiting(kind, quiet):
         found = ATTACKS[kind](request)
@@ -168,6 +203,16 @@ def attack(
             click.echo(f"note: {note}")
     if not quiet:
         click.echo(f"{seconds:.0f} s; now open {out}", err=True)
+
+
+def _check_options(kind: str, count: float | None, surrogate: str | None) -> None:
+    if count is not None and math.isnan(count):
+        raise wrong("it is a share of the inputs; received nan", "--count")
+    if count is not None and kind in WITHOUT_COUNT:
+        raise wrong(f"{kind} changes any number of inputs", "--count")
+    if (surrogate is None) == (kind == "transfer"):
+        told = "transfer needs the model to attack" if surrogate is None else f"it is for transfer, not for {kind}"
+        raise wrong(told, "--surrogate")
 
 
 def _facts(request: Request, found: Attack, clean: float, seconds: float) -> dict[str, Any]:
@@ -218,6 +263,7 @@ def _shown(request: Request, found: Attack, clean: float, facts: dict[str, Any],
     ]
     context = click.get_current_context()
     share = f" --count {request.count:g}" if request.count is not None else ""
+    share += f" --surrogate {context.params['surrogate']}" if request.surrogate is not None else ""
     command = (
         f"wellposed attack --model {given.name} --data {given.data} --attack {context.params['kind']} "
         f"--epsilon {request.epsilon:g}{share} --samples {len(given.u)} --out {out}"

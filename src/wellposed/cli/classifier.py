@@ -104,40 +104,63 @@ def read_labelled(source: str, data: str, count: int, valid: tuple[float, float]
     return Labelled(model, u, _classes(found, outputs), found.source, source, data)
 
 
-def read_classifier(source: str) -> Classifier:
+def read_classifier(source: str, option: str = "--model") -> Classifier:
     """Reads a model in evaluation mode; an exported program becomes its form."""
     if source.endswith(".safetensors"):
-        return _loaded(Path(source))
+        return _loaded(Path(source), option)
     try:
         found = read_source(source)
     except click.BadParameter as error:
-        error.param_hint = "--model"
+        error.param_hint = option
         raise
     if isinstance(found, nn.Module):
         return found.eval()
     with refused():
-        return to_implicit(found, _example(found, source))
+        return to_implicit(found, _example(found, source, option))
 
 
-def _loaded(path: Path) -> Classifier:
+def _loaded(path: Path, option: str) -> Classifier:
     if not path.is_file():
-        raise wrong(f"there is no file {str(path)!r}", "--model")
+        raise wrong(f"there is no file {str(path)!r}", option)
     try:
         found = load(path)
     except FileFormatError as error:
-        raise wrong(str(error), "--model") from error
+        raise wrong(str(error), option) from error
     if isinstance(found, ImplicitForm):
         return found
     if not isinstance(found, ImplicitModel):
-        raise wrong(f"{str(path)!r} holds {type(found).__name__}, not a form or an ImplicitModel", "--model")
+        raise wrong(f"{str(path)!r} holds {type(found).__name__}, not a form or an ImplicitModel", option)
     return found.eval()
 
 
-def _example(program: ExportedProgram, source: str) -> tuple[int, ...]:
+def _example(program: ExportedProgram, source: str, option: str) -> tuple[int, ...]:
     given = program.example_inputs[0] if program.example_inputs else ()
     if not given or not isinstance(given[0], Tensor):
-        raise wrong(f"{source!r} has no example input, so the shape of a sample is not known", "--model")
+        raise wrong(f"{source!r} has no example input, so the shape of a sample is not known", option)
     return tuple(given[0].shape[1:])
+
+
+class Adapted(nn.Module):
+    """A second classifier that is asked in the shape and precision of another one's inputs."""
+
+    def __init__(self, model: Classifier, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.shape, self.dtype = model, shape, dtype
+
+    def forward(self, u: Tensor) -> Tensor:  # (B, *input) -> (B, classes)
+        """Asks the classifier."""
+        found: Tensor = self.model(u.reshape(-1, *self.shape).to(self.dtype))
+        return found.to(u.dtype)
+
+
+def read_surrogate(source: str, given: Labelled) -> Adapted:
+    """Reads a classifier that stands for another one, for the same samples and classes."""
+    model = read_classifier(source, "--surrogate")
+    u, outputs = _fitted(model, Samples(given.u, None, given.source))
+    classes = given.model(given.u[:1]).shape[1]
+    if outputs.shape[1] != classes:
+        raise wrong(f"the surrogate has {outputs.shape[1]} classes and the model {classes}", "--surrogate")
+    return Adapted(model, tuple(u.shape[1:]), u.dtype)
 
 
 def _check_range(u: Tensor, valid: tuple[float, float]) -> None:

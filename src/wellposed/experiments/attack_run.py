@@ -1,35 +1,22 @@
-"""Runs that attack a trained network, along the share of changed pixels or along the radius."""
+"""Runs that attack a trained network, along the share of changed inputs, the radius or the level of noise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from wellposed.experiments.dense import Dense
+from wellposed.experiments.attack_kinds import Axis, Try
+from wellposed.experiments.attacked import Attacked, Split
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
-from wellposed.robust import sensitivity
-from wellposed.robust.attacks import Attack, fgsm, jsma, lp_attack, pgd, ranked_attack
-from wellposed.robust.attacks.attack import Loss, under_attack
+from wellposed.experiments.thumbnails import attack_thumbnails
+from wellposed.robust.attacks import Attack
 from wellposed.robust.pictures import row_correlation
 
-Axis = Literal["clean", "share", "radius"]
-RANKED = {  # ranking and values of the attacks that change single pixels at once
-    "sensitivity-attack": ("sensitivity", "uniform"),
-    "gradient-attack": ("gradient", "uniform"),
-    "random-attack": ("random", "uniform"),
-    "sensitivity-signed": ("sensitivity", "gradient"),
-    "gradient-signed": ("gradient", "gradient"),
-    "random-signed": ("random", "gradient"),
-    "sensitivity-white": ("sensitivity", "white"),
-    "gradient-white": ("gradient", "white"),
-    "random-white": ("random", "white"),
-}
-GOALS = 2  # classes that the linear program tries for
-PART = 500
+PART = 100  # images at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,96 +27,89 @@ class AttackRun(Run):
     ``lost_accuracy`` counts the same images against all.
 
     Args:
-        dense: the network and its images.
-        axis: "clean" only measures; "share" changes a share of the pixels by up to the whole range, cut to
-            [0, 1]; "radius" changes all pixels by up to a radius.
+        victim: the network and its images.
+        axis: "clean" only measures; the others are those of `Try`.
         attack: which one.
         points: on the axis.
-        samples: test images, the first ones.
+        samples: images; fewer than there are are drawn by the seed.
+        split: "test", or "holdout", which has not been trained on either.
+        gallery: the point at which a few attacked images are kept for the report, with seed 0 only.
+        epochs: of a surrogate.
     """
 
-    dense: Dense
+    victim: Attacked
     axis: Axis
     attack: str
     points: tuple[float, ...] = ()
     samples: int = 10_000
+    split: Split = "test"
+    gallery: float | None = None
+    epochs: int = 10
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
-        return self.dense.data + ("-radius" if self.axis == "radius" else ""), self.attack, None
+        split = "" if self.split == "test" else f"-{self.split}"
+        axis = f"-{self.axis}" if self.axis in ("radius", "speckle") else ""
+        return f"{self.victim.data}{split}{axis}", self.attack, None
 
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
-        return [Result(tuple(run.measured())) for run in runs]
+        return [run.measured() for run in runs]
 
-    def measured(self) -> list[Value]:
-        """Returns all numbers of this run."""
-        network = self.dense.trained(self.seed).eval()
+    def measured(self) -> Result:
+        """Returns all numbers of this run, and pictures where they are wanted."""
         if self.axis == "clean":
-            S = _sensitivity(self.dense, self.seed)
-            clean = self.dense.accuracy(network)
-            return [Value("accuracy", clean), Value("row_correlation", row_correlation(S)), *_sizes(S)]
-        u, target = (part[: self.samples] for part in self.dense.pair("test"))
-        values = []
+            clean = _clean_accuracy(self.victim, self.victim.own(self.seed), self.split, self.samples)
+            return Result((Value("accuracy", clean), *self._about_sensitivity()))
+        network = self.victim.network(self.seed)
+        u, target = self.victim.pair(self.split, self.samples, self.seed)
+        right = _right(network, u, target)
+        values: list[Value] = []
+        facts: dict[str, Any] = {}
         for at in self.points:
-            right, changed, pixels = self._tried(network, u, target, at)
-            values += [
-                Value("success_rate", changed / max(right, 1), at),
-                Value("lost_accuracy", changed / len(u), at),
-                Value("changed_pixels", pixels / len(u), at),
-            ]
-        return values
+            found = self.attacked(u, target, at)
+            values += self._counted(found, u, right, at)
+            if at == self.gallery and self.seed == 0:
+                facts["gallery"] = attack_thumbnails(network, u, found, target, self.victim.classes, at)
+            if found.notes:
+                facts["notes"] = sorted({*facts.get("notes", ()), *found.notes})
+        return Result(tuple(values), facts=facts)
 
-    def _tried(self, network: nn.Module, u: Tensor, target: Tensor, at: float) -> tuple[int, int, float]:
-        """Counts images that are right, those of them that the attack changes, and changed pixels."""
-        right = changed = 0
-        pixels = 0.0
-        for part, classes in zip(u.split(PART), target.split(PART), strict=True):
-            with torch.no_grad():
-                clean = network(part).argmax(1) == classes
-            found = self._attacked(network, part, classes, at)
-            right += int(clean.sum())
-            changed += int((clean & found.success).sum())
-            pixels += float((found.inputs != part).sum())
-        return right, changed, pixels
+    def attacked(self, u: Tensor, target: Tensor, at: float) -> Attack:
+        """Attacks all images, some at a time, each time with other random values."""
+        parts = []
+        for number, (some, classes) in enumerate(zip(u.split(PART), target.split(PART), strict=True)):
+            draw = 1000 * self.seed + number
+            try_ = Try(self.victim, self.axis, self.attack, self.split, self.seed, draw, self.epochs)
+            parts.append(try_(some, classes, at))
+        return _joined(parts)
 
-    def _attacked(self, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
-        few = max(1, round(at * u[0].numel()))
-        epsilon, count = (at, None) if self.axis == "radius" else (1.0, few)
-        if self.attack in RANKED:
-            ranking, values = RANKED[self.attack]
-            S = _sensitivity(self.dense, self.seed)
-            if values == "white":
-                return white_attack(network, u, target, few, ranking, S, self.seed)
-            how: dict[str, Any] = {"ranking": ranking, "values": values, "seed": self.seed, "S": S}
-            return ranked_attack(network, u, target, epsilon, count, **how)
-        if self.attack == "jsma":
-            return jsma(network, u, target, few, epsilon)
-        if self.attack == "lp":
-            return lp_attack(network, u, target, epsilon, count, goals=GOALS)
-        along: dict[str, Callable[..., Attack]] = {"fgsm": fgsm, "pgd": pgd}
-        return along[self.attack](network, u, target, epsilon, count=count)
+    def _counted(self, found: Attack, u: Tensor, right: Tensor, at: float) -> list[Value]:
+        changed = int((right & found.success).sum())
+        return [
+            Value("success_rate", changed / max(int(right.sum()), 1), at),
+            Value("lost_accuracy", changed / len(u), at),
+            Value("changed_pixels", float((found.inputs != u).sum()) / len(u), at),
+        ]
+
+    def _about_sensitivity(self) -> list[Value]:
+        S = self.victim.sensitivity(self.seed)
+        sizes = Value("sensitivity_outputs", float(len(S))), Value("sensitivity_inputs", float(S.shape[1]))
+        return [Value("row_correlation", row_correlation(S)), *sizes]
 
 
-def white_attack(
-    network: nn.Module, u: Tensor, target: Tensor, count: int, ranking: str, S: Tensor, seed: int
-) -> Attack:
-    """Sets the pixels that rank highest to one: no draws, and all changes have the same sign."""
-    with under_attack(network, u, target) as victim:
-        if ranking == "sensitivity":
-            scores = S[target]
-        elif ranking == "gradient":
-            scores = victim.gradient(u, Loss("margin"))[1].abs()
-        else:
-            scores = torch.rand(u.shape, generator=torch.Generator().manual_seed(seed))
-        chosen = torch.zeros_like(u, dtype=torch.bool).scatter_(1, scores.topk(count, dim=1).indices, True)
-        victim.try_(torch.where(chosen, 1.0, u))
-    return victim.attack(f"{ranking} ranked, white")
+def _joined(parts: Sequence[Attack]) -> Attack:
+    names = ("inputs", "success", "outputs", "queries")
+    inputs, success, outputs, queries = (torch.cat([getattr(part, name) for part in parts]) for name in names)
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    return Attack(inputs, success, outputs, queries, parts[0].name, notes)
 
 
 @lru_cache(maxsize=8)
-def _sensitivity(dense: Dense, seed: int) -> Tensor:
-    return sensitivity(dense.trained(seed), (dense.shape[0],))
+def _clean_accuracy(victim: Attacked, seed: int, split: Split, samples: int) -> float:
+    u, target = victim.pair(split, samples, seed)
+    return float(_right(victim.network(seed), u, target).double().mean())
 
 
-def _sizes(S: Tensor) -> list[Value]:
-    return [Value("sensitivity_outputs", float(len(S))), Value("sensitivity_inputs", float(S.shape[1]))]
+@torch.no_grad()
+def _right(network: nn.Module, u: Tensor, target: Tensor) -> Tensor:  # (B,)
+    return torch.cat([network(part).argmax(1) for part in u.split(PART)]) == target

@@ -22,6 +22,7 @@ from wellposed.robust.norm_bound import norm_bounds
 from wellposed.robust.query import Query, as_form, check_target, margins
 from wellposed.robust.relaxation import Relaxation
 from wellposed.robust.result import Bounds
+from wellposed.robust.slack import plain_sums
 from wellposed.robust.uncertainty import Uncertainty
 
 Method = Callable[[Query], Bounds]
@@ -62,7 +63,7 @@ def state_bounds(
         tensor([[4.]])
     """
     form = as_form(model, inputs)
-    return get_method(method)(Query(form, inputs, None, _deadline(budget)))
+    return _answer(method, Query(form, inputs, None, _deadline(budget)))
 
 
 def output_bounds(
@@ -82,7 +83,7 @@ def output_bounds(
     """
     form = as_form(model, inputs)
     unit = torch.eye(form.sizes[2], dtype=form.dtype, device=form.device)
-    return get_method(method)(Query(form, inputs, unit.expand(len(inputs), -1, -1), _deadline(budget)))
+    return _answer(method, Query(form, inputs, unit.expand(len(inputs), -1, -1), _deadline(budget)))
 
 
 def margin_bounds(
@@ -106,7 +107,12 @@ def margin_bounds(
     form = as_form(model, inputs)
     q = form.sizes[2]
     rows = margins(q, check_target(target, len(inputs), q), inputs.center)
-    return get_method(method)(Query(form, inputs, rows, _deadline(budget)))
+    return _answer(method, Query(form, inputs, rows, _deadline(budget)))
+
+
+def _answer(method: str | Method, query: Query) -> Bounds:
+    with plain_sums(query.set.center):
+        return get_method(method)(query)
 
 
 def get_method(method: str | Method) -> Method:

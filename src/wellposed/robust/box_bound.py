@@ -24,7 +24,8 @@ def box_bounds(query: Query) -> Bounds:
     """Bounds states by the implicit box, and outputs by the rows of the sensitivity matrix (003 eq. 4.8).
 
     With few changed entries or in a ball, the bound of an output is ``s_k`` of (or the 2-norm of) its row of
-    ``S diag(sigma_u)``, which is tighter than what follows from the bounds of the states.
+    ``S diag(sigma_u)``, which is tighter than what follows from the bounds of the states. As printed, the box is
+    not cut to what phi can return; the intervals that start from it are.
     """
     if query.combination is None or isinstance(query.set, Box) or _too_large(query):
         return of_states(query, box_states(query), "box")

@@ -18,6 +18,7 @@ from wellposed.forms.evaluation import Stage
 from wellposed.robust.enclosure import Enclosure
 from wellposed.robust.functional import Functionals
 from wellposed.robust.interval import Interval
+from wellposed.robust.multipliers import Multipliers
 from wellposed.robust.relax_lines import Slopes, lines_of
 from wellposed.robust.slack import allowance
 
@@ -72,20 +73,19 @@ class Backward:
         slack = allowance(sum_.size, self.operators.terms + p + n + 64)
         return sum_.value + self.enclosure.query.set.support_rows(sum_.inputs, rows.sample) + slack, slack
 
-    def _lam(self, k: int, nu: Tensor, sample: Tensor, choice: CHOICE | None) -> Tensor:
+    def _slopes_at(self, k: int, sample: Tensor, choice: CHOICE | None) -> tuple[Tensor, Tensor]:
         if choice is not None and k in choice:
-            lower, upper = choice[k]
-        else:
-            slopes = self.slopes(k)
-            lower, upper = slopes.lower[sample], slopes.upper[sample]
-        return torch.where(nu > 0, upper, lower) * nu
+            return choice[k]
+        slopes = self.slopes(k)
+        return slopes.lower[sample], slopes.upper[sample]
 
     def _substitute(self, sum_: Sum, k: int, sample: Tensor, choice: CHOICE | None) -> None:
         nu = sum_.open.pop(k)
         if self.lines[k] is None:
             self._stop(sum_, k, nu, sample)
             return
-        lam = self._lam(k, nu, sample, choice)
+        lower, upper = self._slopes_at(k, sample, choice)
+        lam = torch.where(nu > 0, upper, lower) * nu
         self._intercept(sum_, k, nu, lam, sample)
         self._pass_on(sum_, k, lam, list(self.operators.plan.rows[k]))
 
@@ -121,42 +121,23 @@ class Backward:
         blocks = stage.blocks
         zero = {k: sum_.value.new_zeros(len(sample), self.operators.form_size(k)) for k in blocks}
         start = {k: sum_.open.pop(k, zero[k]) for k in blocks}
-        stopped = [k for k in blocks if self.lines[k] is None]
-        nu = dict(start)
-        scale = TOLERANCE * torch.stack([part.detach().abs().amax(1) for part in start.values()]).amax(0)
-        active = torch.ones_like(scale, dtype=torch.bool)
-        for _ in range(MAX_STEPS):
-            image = self._image(start, nu, stopped, sample, choice)
-            change = torch.stack([(image[k] - nu[k]).detach().abs().amax(1) for k in blocks]).amax(0)
-            nu = {k: torch.where(active[:, None], image[k], nu[k]) for k in blocks}
-            active = active & (change > scale)
-            if not bool(active.any()):
-                break
-        image = self._image(start, nu, stopped, sample, choice)
+        loop = self._loop(start, sample, choice)
+        nu, image = loop.settled(MAX_STEPS, TOLERANCE)
         for k in blocks:
             x = self.enclosure.x(k).at(sample)
             sum_.value = sum_.value + x.largest(image[k] - nu[k])
             sum_.size = sum_.size + 2 * (start[k].detach().abs() * x.magnitude.detach()).sum(1)
-            if k in stopped:
+            if self.lines[k] is None:
                 self._stop(sum_, k, nu[k], sample)
             else:
-                lam = self._lam(k, nu[k], sample, choice)
+                lam = loop.lam(k, nu[k])
                 self._intercept(sum_, k, nu[k], lam, sample)
                 self._pass_on(sum_, k, lam, [j for j in self.operators.plan.rows[k] if j not in blocks])
 
-    def _image(
-        self,
-        start: dict[int, Tensor],
-        nu: dict[int, Tensor],
-        stopped: list[int],
-        sample: Tensor,
-        choice: CHOICE | None,
-    ) -> dict[int, Tensor]:
-        lam = {k: self._lam(k, part, sample, choice) for k, part in nu.items() if k not in stopped}
-        found = {}
-        for j, part in start.items():
-            for i in self.columns.get(j, []):
-                if i in lam:
-                    part = part + self.operators.transposed[i, j].apply(lam[i])
-            found[j] = part
-        return found
+    def _loop(self, start: dict[int, Tensor], sample: Tensor, choice: CHOICE | None) -> Multipliers:
+        slopes = {k: self._slopes_at(k, sample, choice) for k in start if self.lines[k] is not None}
+        links = {
+            j: [(i, self.operators.transposed[i, j]) for i in self.columns.get(j, []) if i in slopes]
+            for j in start
+        }
+        return Multipliers(start, slopes, links)

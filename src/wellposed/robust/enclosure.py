@@ -16,6 +16,7 @@ from wellposed.robust.slack import allowance
 from wellposed.robust.uncertainty import Box
 
 MAX_SWEEPS, TOLERANCE = 300, 1e-5
+LOOK = 8  # sweeps between two looks at a device that computes while the next ones are prepared
 LARGEST_ROWS = 2**26  # entries (batch, rows, inputs) up to which every row of B gets its own support
 
 
@@ -138,13 +139,14 @@ class Enclosure:
         outside = {k: self._add(self._drive(k), k, [j for j in rows[k] if j not in blocks]) for k in blocks}
         inside = {k: [j for j in rows[k] if j in blocks] for k in blocks}
         active = torch.ones(len(self.query.set), 1, dtype=torch.bool, device=self.query.set.device)
-        for _ in range(MAX_SWEEPS):
+        for sweep in range(1, MAX_SWEEPS + 1):
             before = {k: self.x(k) for k in blocks}
             for k in blocks:
                 z = self._add(outside[k], k, inside[k]).interval(self.operators.terms)
                 self._x[k] = image(self.activations[k], z).within(before[k]).where(active, before[k])
             active = active & _moved([before[k] for k in blocks], [self.x(k) for k in blocks])
-            if self.query.late or not bool(active.any()):
+            looks = active.device.type == "cpu" or sweep % LOOK == 0
+            if self.query.late or (looks and not bool(active.any())):
                 break
         for k in blocks:
             self.settle(k, self._add(outside[k], k, inside[k]))

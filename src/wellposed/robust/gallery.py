@@ -57,7 +57,7 @@ def gallery(
         )
     with torch.no_grad():
         before = model(clean).argmax(1)
-    rows = _telling(before, attack, target)[:count].tolist()
+    rows = telling(before, attack, target)[:count].tolist()
     names = [str(k) for k in range(attack.outputs.shape[1])] if classes is None else list(classes)
     figure = require("matplotlib.figure", extra="plots").Figure(figsize=(1.2 * len(rows) + 1.2, 4.3), dpi=150)
     _draw(figure, clean, attack, rows, ([names[k] for k in before], [names[k] for k in attack.outputs.argmax(1)]))
@@ -84,8 +84,12 @@ def _draw(figure: Any, clean: Tensor, attack: Attack, rows: list[int], said: tup
         axes.set_ylabel(name, fontsize=9, color=QUIET, rotation=0, ha="right", va="center")
 
 
-def _telling(before: Tensor, attack: Attack, target: Tensor) -> Tensor:
-    """Sorts samples: changed by the attack, then unchanged, then wrong from the start."""
+def telling(before: Tensor, attack: Attack, target: Tensor) -> Tensor:  # (B,)
+    """Sorts samples: changed by the attack, then unchanged, then wrong from the start.
+
+    Args:
+        before: (B,), the classes that were given to the clean inputs.
+    """
     right = before == target
     order = torch.where(right & attack.success, 0, torch.where(right, 1, 2))
     return order.argsort(stable=True)
@@ -120,10 +124,21 @@ def _image(axes: Any, u: Tensor, name: str, colour: str, ends: tuple[float, floa
 
 def _difference(axes: Any, change: Tensor, scale: float) -> None:
     _bare(axes)
-    picture = as_picture(change).double().cpu()
-    if picture.dim() == 3:
-        picture = picture.gather(2, picture.abs().argmax(2, keepdim=True))[..., 0]  # of the colours the largest
+    picture = strongest(change).double().cpu()
     axes.imshow(picture.numpy(), cmap="RdBu_r", vmin=-scale, vmax=scale, aspect=_aspect(change))
+
+
+def strongest(change: Tensor) -> Tensor:
+    """Writes a change as (height, width), of the colours of a pixel the one that moved most.
+
+    Example:
+        >>> strongest(torch.tensor([0.1, -0.5, 0.2]).view(3, 1, 1))
+        tensor([[-0.5000]])
+    """
+    picture = as_picture(change)
+    if picture.dim() == 2:
+        return picture
+    return picture.gather(2, picture.abs().argmax(2, keepdim=True))[..., 0]
 
 
 def _aspect(u: Tensor) -> str:

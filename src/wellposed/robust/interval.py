@@ -53,6 +53,15 @@ class Interval(NamedTuple):
         """Moves both ends outward."""
         return Interval(self.lower - slack, self.upper + slack)
 
+    def cut(self, low: float, high: float) -> "Interval":
+        """Cuts off what lies outside of a range that is known to hold the exact values.
+
+        Example:
+            >>> Interval(torch.tensor([-1.0]), torch.tensor([2.0])).cut(0.0, float("inf"))
+            Interval(lower=tensor([0.]), upper=tensor([2.]))
+        """
+        return Interval(self.lower.clamp(low, high), self.upper.clamp(low, high))
+
     def within(self, other: "Interval | None") -> "Interval":
         """Returns the intersection."""
         if other is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wellposed.equilibrium.induced_norm import spectral_norm
 from wellposed.equilibrium.one_sided import Monotone
-from wellposed.equilibrium.rounding import reciprocal_gap, upward
+from wellposed.equilibrium.rounding import EPS, reciprocal_gap, upward
 from wellposed.forms import Block, Operator
 from wellposed.forms.cover import LARGEST_DENSE, cover, sum_length
 from wellposed.forms.evaluation import Stage
@@ -16,8 +16,10 @@ from wellposed.robust.center import Center
 from wellposed.robust.interval import Interval
 from wellposed.robust.query import MethodError, Query
 from wellposed.robust.result import Bounds, of_states, shaped
+from wellposed.robust.spectrum import largest_eigenvalue, largest_singular_value
 
 LARGEST_SVD = 2**24  # entries up to which the largest singular value is computed
+SMALL = 64  # rows or columns up to which that is by all singular values, the most accurate way
 
 
 @torch.no_grad()
@@ -85,9 +87,11 @@ class Distances:
         return [radius[:, None].expand_as(x) for x, radius in pairs]
 
     def states(self, dtype: torch.dtype) -> list[Interval]:
-        """Encloses every state."""
-        pairs = zip(self.center.states, self.spread(), strict=True)
-        return [Interval.around(x, radius, dtype) for x, radius in pairs]
+        """Encloses every state, in the ball and in what its activation can return."""
+        found = []
+        for phi, x, radius in zip(self.center.form.activations, self.center.states, self.spread(), strict=True):
+            found.append(Interval.around(x, radius, dtype).cut(*phi.image))
+        return found
 
 
 def _entering(center: Center, k: int, norm: Tensor, found: dict[int, Tensor], inside: tuple[int, ...]) -> Tensor:
@@ -137,8 +141,14 @@ def _spectral(loop: Operator, gamma: float) -> tuple[float, float]:
 def _monotone(loop: Operator, phis: list) -> tuple[float, float]:
     if any(Monotone().obstacle(phi) for phi in phis):
         return math.inf, math.inf
-    proof = Monotone().certify(loop.to_dense(), phis[0])
-    return (reciprocal_gap(proof.value), proof.gain) if proof.holds else (math.inf, math.inf)
+    A = loop.to_dense()
+    if len(A) <= SMALL:
+        proof = Monotone().certify(A, phis[0])
+        return (reciprocal_gap(proof.value), proof.gain) if proof.holds else (math.inf, math.inf)
+    doubt = EPS * float(upward(torch.linalg.vector_norm(A), A.numel()))
+    gap = reciprocal_gap((largest_eigenvalue((A + A.mT) / 2) + doubt) * (1 + 2 * EPS))
+    identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
+    return gap, (1 + largest_singular_value(identity - A) + 2 * EPS) * gap * (1 + 4 * EPS)
 
 
 def operator_norm(operator: Operator) -> float:
@@ -152,8 +162,10 @@ def operator_norm(operator: Operator) -> float:
     if not min(operator.shape):
         return 0.0
     exact = operator.to(torch.float64)
-    if math.prod(operator.shape) <= LARGEST_SVD:
+    if min(operator.shape) <= SMALL and math.prod(operator.shape) <= LARGEST_SVD:
         return float(spectral_norm(exact.to_dense()))
+    if math.prod(operator.shape) <= LARGEST_SVD:
+        return largest_singular_value(exact.to_dense())
     size, terms = cover(exact), sum_length(exact) + sum_length(exact.T)
     product = size.row_sums().max() * size.T.row_sums().max()
     return float(upward(product.sqrt(), terms))

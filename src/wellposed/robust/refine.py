@@ -12,7 +12,8 @@ from wellposed.robust.functional import Functionals
 from wellposed.robust.interval import Interval
 from wellposed.robust.slopes import tightest
 
-CHUNK = 2**23  # entries of rows that are carried back at a time
+CHUNK = {"cpu": 2**17}  # entries of rows that are carried back at a time, for processors what their caches hold
+LARGEST_CHUNK = 2**23  # elsewhere
 
 
 @dataclass
@@ -51,16 +52,13 @@ class Refinement:
         assert lines is not None
         chosen = torch.ones_like(z.lower, dtype=torch.bool) if self.everything else lines.unstable(z)
         sample, unit = chosen.nonzero(as_tuple=True)
-        for some, units in zip(*(index.split(self._rows()) for index in (sample, unit)), strict=True):
+        size, low, high = row_chunk(self.enclosure), z.lower, z.upper
+        for some, units in zip(*(index.split(size) for index in (sample, unit)), strict=True):
             if len(some) == 0 or self.enclosure.query.late:
-                return
+                break
             lower, upper = self._both(preactivations(self.enclosure, k, some, units), steps)
-            z = self.enclosure.z(k)
-            ends = z.lower.index_put((some, units), lower), z.upper.index_put((some, units), upper)
-            self.enclosure.tighten(k, Interval(*ends))
-
-    def _rows(self) -> int:
-        return row_chunk(self.enclosure)
+            low, high = low.index_put((some, units), lower), high.index_put((some, units), upper)
+        self.enclosure.tighten(k, Interval(low, high))  # at the end, or a sample would depend on others
 
     def _both(self, rows: Functionals, steps: int) -> tuple[Tensor, Tensor]:
         lower, _ = tightest(self.backward, rows.negated, steps)
@@ -71,7 +69,7 @@ class Refinement:
 def row_chunk(enclosure: Enclosure) -> int:
     """Returns how many rows are carried back at a time."""
     widest = max(*enclosure.query.form.partition, enclosure.query.form.sizes[1])
-    return max(1, CHUNK // widest)
+    return max(1, CHUNK.get(enclosure.query.set.device.type, LARGEST_CHUNK) // widest)
 
 
 def preactivations(enclosure: Enclosure, k: int, sample: Tensor, unit: Tensor) -> Functionals:

@@ -1,11 +1,32 @@
 """What floating point may have lost in a sum, in the precision in which it was computed."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from wellposed.equilibrium.rounding import operand_roundoff, unit_roundoff
+
+
+@contextlib.contextmanager
+def plain_sums(like: Tensor) -> Iterator[None]:
+    """Has convolutions on a GPU add up products one by one in the block, which is what `allowance` is about.
+
+    The library that computes them there rounds float32 to TF32 unasked, and has transforms whose error is another.
+
+    Example:
+        >>> with plain_sums(torch.zeros(1)):
+        ...     pass
+    """
+    enabled = torch.backends.cudnn.enabled
+    if like.device.type == "cuda" and like.dtype != torch.float64:
+        torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = enabled
 
 
 def allowance(magnitude: Tensor, terms: int) -> Tensor:

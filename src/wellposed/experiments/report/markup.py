@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 
-VOID = ("br", "input", "meta")
+VOID = ("br", "img", "input", "meta")
 
 
 class Html(str):

@@ -1,5 +1,6 @@
 """One suite in the report."""
 
+import base64
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from wellposed.baselines.published import ParameterRow
 from wellposed.experiments.compare import JUDGEMENTS, Verdict
 from wellposed.experiments.plots import best_scale, label
 from wellposed.experiments.record import Record
+from wellposed.experiments.report.gallery import LEGEND, gallery_html
 from wellposed.experiments.report.markup import Html, element, join, plural, prose
 from wellposed.experiments.report.plotting import figure_html
 from wellposed.experiments.report.tables import parameter_table, run_table, threshold_table, verdict_table
@@ -65,6 +67,8 @@ def section(part: Part) -> Html:
         element("p", _extent(part.records), class_="quiet") if part.records else None,
         element("p", TINY, class_="notice") if scale == "tiny" else None,
         _figures(part, runs),
+        _galleries(part, runs),
+        _pictures(part, runs),
         element("h3", "Claims and verdicts"),
         element("p", _counts(part.verdicts), class_="quiet"),
         verdict_table(part.verdicts, f"Claims: {part.title}") if part.verdicts else None,
@@ -113,6 +117,28 @@ def _figures(part: Part, records: Sequence[Record]) -> Html:
     drawn = [figure_html(figure, records, f"{part.anchor}-{index}") for index, figure in enumerate(figures)]
     found = [one for one in drawn if one is not None]
     return join(element("h3", "Figures"), element("div", found, class_="figures")) if found else Html("")
+
+
+def _galleries(part: Part, records: Sequence[Record]) -> Html:
+    drawn = [gallery_html(gallery, records) for gallery in (part.suite.galleries if part.suite else ())]
+    found = [one for one in drawn if one is not None]
+    if not found:
+        return Html("")
+    legend = element("p", LEGEND, class_="quiet")
+    return join(element("h3", "Pictures"), legend, element("div", found, class_="figures"))
+
+
+def _pictures(part: Part, records: Sequence[Record]) -> Html:
+    found = []
+    for picture in part.suite.pictures if part.suite else ():
+        drawn = picture.draw(records) if records else None
+        if drawn is not None:
+            source = "data:image/png;base64," + base64.b64encode(drawn).decode()
+            where = element("span", f" (as {picture.paper})", class_="quiet") if picture.paper else ""
+            image = element("img", src=source, alt=picture.note or picture.title, loading="lazy", class_="picture")
+            note = element("figcaption", prose(picture.note), class_="quiet")
+            found.append(element("figure", element("h4", picture.title, where), image, note, class_="wide"))
+    return element("div", found, class_="figures") if found else Html("")
 
 
 def _counts(verdicts: Sequence[Verdict]) -> str:

@@ -1,0 +1,149 @@
+"""The attacks of the suites by name, along the share of changed inputs, the radius or the level of noise."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.experiments.attacked import Attacked, Split
+from wellposed.robust.attacks import (
+    Attack,
+    autoattack,
+    fgsm,
+    jsma,
+    lp_attack,
+    noise_attack,
+    pgd,
+    ranked_attack,
+    transfer_attack,
+)
+from wellposed.robust.attacks.attack import Loss, under_attack
+
+Axis = Literal["clean", "share", "radius", "speckle"]
+RANKED = {  # ranking and values of the attacks that change single inputs at once
+    "sensitivity-attack": ("sensitivity", "uniform"),
+    "gradient-attack": ("gradient", "uniform"),
+    "random-attack": ("random", "uniform"),
+    "sensitivity-signed": ("sensitivity", "gradient"),
+    "gradient-signed": ("gradient", "gradient"),
+    "random-signed": ("random", "gradient"),
+    "sensitivity-white": ("sensitivity", "white"),
+    "gradient-white": ("gradient", "white"),
+    "random-white": ("random", "white"),
+}
+GOALS = 2  # classes that the linear program tries for
+QUERIES = 2000  # images about which a surrogate's trainer asks
+BATCH = 50  # images of AutoAttack, in which convolutions are quickest
+
+
+@dataclass(frozen=True)
+class Try:
+    """One attack at one point of its axis.
+
+    Args:
+        victim: what is attacked.
+        axis: "share" changes a share of the inputs by up to the whole range, cut to [0, 1]; "radius" all inputs
+            by up to a radius.
+        attack: which one.
+        split: the images.
+        seed: of the network.
+        draw: seed of random values.
+        epochs: of a surrogate.
+    """
+
+    victim: Attacked
+    axis: Axis
+    attack: str
+    split: Split
+    seed: int
+    draw: int
+    epochs: int
+
+    def __call__(self, u: Tensor, target: Tensor, at: float) -> Attack:
+        """Attacks some images."""
+        network = self.victim.network(self.seed)
+        if self.attack in RANKED:
+            return self._ranked(network, u, target, at)
+        return KINDS[self.attack](self, network, u, target, at)
+
+    def reach(self, u: Tensor, at: float) -> tuple[float, int | None]:
+        """Returns epsilon, and how many inputs may change, at least one; None for all."""
+        return (at, None) if self.axis == "radius" else (1.0, self.few(u, at))
+
+    def few(self, u: Tensor, at: float) -> int:
+        """Returns how many inputs a share is."""
+        return max(1, round(at * u[0].numel()))
+
+    def _ranked(self, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+        ranking, values = RANKED[self.attack]
+        S = self.victim.sensitivity(self.seed) if ranking == "sensitivity" else None
+        if values == "white":
+            return white_attack(network, u, target, self.few(u, at), ranking, S, self.draw)
+        how: dict[str, Any] = {"ranking": ranking, "values": values, "seed": self.draw, "S": S}
+        return ranked_attack(network, u, target, *self.reach(u, at), **how)
+
+
+def _fgsm(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    epsilon, count = try_.reach(u, at)
+    return fgsm(network, u, target, epsilon, count=count)
+
+
+def _pgd(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    epsilon, count = try_.reach(u, at)
+    return pgd(network, u, target, epsilon, count=count)
+
+
+def _jsma(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return jsma(network, u, target, try_.few(u, at), 1.0)
+
+
+def _lp(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return lp_attack(network, u, target, *try_.reach(u, at), goals=GOALS)
+
+
+def _auto(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return autoattack(network, u, target, at, batch_size=BATCH, seed=try_.draw)
+
+
+def _transfer(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    copy = try_.victim.surrogate(try_.seed, try_.split, QUERIES, try_.epochs)
+    return transfer_attack(network, u, target, at, copy)
+
+
+def _salt(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return noise_attack(network, u, target, "salt_and_pepper", at, seed=try_.draw)
+
+
+def _speckle(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return noise_attack(network, u, target, "speckle", at, seed=try_.draw)
+
+
+KINDS: dict[str, Callable[[Try, nn.Module, Tensor, Tensor, float], Attack]] = {
+    "fgsm": _fgsm,
+    "pgd": _pgd,
+    "jsma": _jsma,
+    "lp": _lp,
+    "autoattack": _auto,
+    "transfer": _transfer,
+    "salt-and-pepper": _salt,
+    "speckle": _speckle,
+}
+
+
+def white_attack(
+    network: nn.Module, u: Tensor, target: Tensor, count: int, ranking: str, S: Tensor | None, seed: int
+) -> Attack:
+    """Sets the inputs that rank highest to one: no draws, and all changes have the same sign."""
+    with under_attack(network, u, target) as victim:
+        if ranking == "sensitivity":
+            assert S is not None
+            scores = S[target]
+        elif ranking == "gradient":
+            scores = victim.gradient(u, Loss("margin"))[1].abs().flatten(1)
+        else:
+            scores = torch.rand(len(u), u[0].numel(), generator=torch.Generator().manual_seed(seed))
+        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.topk(count, dim=1).indices, True)
+        victim.try_(torch.where(chosen.view_as(u), 1.0, u))
+    return victim.attack(f"{ranking} ranked, white")
