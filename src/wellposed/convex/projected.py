@@ -81,8 +81,8 @@ class _Rows:
         for _ in range(count):
             new = nearest(problem, self.y - step * gradient(problem, self.y), step)
             uphill = ((self.y - new) * (new - self.x)).sum(1) > 0
-            momentum = torch.where(uphill, 1.0, (1 + (1 + 4 * self.momentum.square()).sqrt()) / 2)
-            factor = torch.where(uphill, 0.0, (self.momentum - 1) / momentum)
+            momentum = ((1 + (1 + 4 * self.momentum.square()).sqrt()) / 2).masked_fill(uphill, 1.0)
+            factor = ((self.momentum - 1) / momentum).masked_fill(uphill, 0.0)
             self.y = new + factor[:, None] * (new - self.x)
             self.x, self.momentum = new, momentum
         self.steps += count

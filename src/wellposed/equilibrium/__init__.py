@@ -11,6 +11,7 @@ from wellposed.equilibrium.monitor import watch
 from wellposed.equilibrium.newton import Newton
 from wellposed.equilibrium.picard import Picard
 from wellposed.equilibrium.projection import project_rows
+from wellposed.equilibrium.robbins_monro import RobbinsMonro
 from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import (
@@ -45,6 +46,7 @@ __all__ = [
     "Picard",
     "RandomSteps",
     "Relative",
+    "RobbinsMonro",
     "Solution",
     "Solver",
     "Status",

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.map import Map
+from wellposed.equilibrium.linear import eliminate
+from wellposed.equilibrium.map import Map, pieces
 from wellposed.equilibrium.solver import Solver, SolverState
 from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
@@ -66,13 +67,12 @@ class Anderson(Solver):
         plain = (*state, fx) if len(state) > 2 else (*state, x, fx)
         if len(plain) < self.memory + 4:
             return fx, plain
-        return self._jump(plain[0], plain[1], torch.stack(plain[2:], dim=1))
+        return self._jump(plain[0], plain[1], plain[-1], _stacked(plain[2:], pieces(x)))
 
-    def _jump(self, rest: Tensor, failures: Tensor, points: Tensor) -> tuple[Tensor, SolverState]:
-        """Extrapolates from the plain points ``(B, memory + 2, n)``."""
-        last = points[:, -1]
-        residuals = points.diff(dim=1)  # (B, memory + 1, n)
-        norms = residuals[:, -2:].detach().abs().sum(2)
+    def _jump(self, rest: Tensor, failures: Tensor, last: Tensor, points: Tensor) -> tuple[Tensor, SolverState]:
+        """Extrapolates from the plain points ``(B, pieces, memory + 2, n / pieces)``, the last of them `last`."""
+        residuals = points.diff(dim=2)  # (B, pieces, memory + 1, n / pieces)
+        norms = residuals[:, :, -2:].detach().abs().sum((1, 3))
         rate = (norms[:, 1] / norms[:, 0]).clamp_max(1)
         goal = 8 * torch.finfo(points.dtype).eps * last.detach().abs().sum(1)
         jumps = (norms[:, 1] * rate**self.patience > goal) & (rest <= 0)
@@ -80,10 +80,10 @@ class Anderson(Solver):
         if not under_transform() and not bool(jumps.any()):
             return last, (rest - 1, failures, last, target, jumps)
         ridge = default_ridge(points.dtype) if self.ridge is None else self.ridge
-        latest = -min(self.memory, points.shape[2])  # more differences than states determine nothing
-        gamma = _least_squares(residuals.diff(dim=1)[:, latest:], residuals[:, -1], ridge)
-        images = points[:, 1:].diff(dim=1)[:, latest:]  # (B, m, n)
-        jump = last - (images * gamma[:, :, None]).sum(1)
+        latest = -min(self.memory, last.shape[1])  # more differences than states determine nothing
+        gamma = least_squares(residuals.diff(dim=2)[:, :, latest:], residuals[:, :, -1], ridge)
+        images = points[:, :, 1:].diff(dim=2)[:, :, latest:]
+        jump = last - _combination(images, gamma).reshape(last.shape)
         jumps = jumps & jump.detach().isfinite().all(1)
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
 
@@ -94,7 +94,7 @@ class Anderson(Solver):
         """Goes on from the jump where it paid, from the last plain point elsewhere."""
         norm = (fx - x).detach().abs().sum(1)
         failed = jumped & ~(norm <= target)
-        failures = torch.where(jumped, torch.where(failed, failures + 1, 0), failures)
+        failures = torch.where(jumped, (failures + 1) * failed, failures)
         rest = torch.where(failed, 2 ** (failures - 1).clamp_max(3) - 1, rest)
         return torch.where(failed[:, None], safe, fx), (rest, failures)
 
@@ -104,10 +104,25 @@ def default_ridge(dtype: torch.dtype) -> float:
     return max(1e-12, torch.finfo(dtype).eps)
 
 
-def _least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, m)
+def _stacked(points: tuple[Tensor, ...], count: int) -> Tensor:  # (B, count, k, n / count)
+    """Stacks points whose rows are cut into pieces."""
+    if count == 1:
+        return torch.stack(points, dim=1)[:, None]
+    return torch.stack([point.unflatten(1, (count, -1)) for point in points], dim=2)
+
+
+def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, s, m, c), (B, s, c) -> (B, m)
     """Minimises ``|right - sum gamma_i columns_i|`` per sample by regularised normal equations."""
-    gram = (columns @ columns.mT).double()
+    gram = (columns @ columns.mT).double().sum(1)
     size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
-    solution = torch.linalg.solve_ex(gram, (columns @ right[:, :, None]).double())[0]
+    image = (columns @ right[..., None]).double().sum(1)
+    solution = eliminate(gram, image) if gram.is_cuda else torch.linalg.solve_ex(gram, image)[0]
     return solution[:, :, 0].to(right.dtype)
+
+
+def _combination(parts: Tensor, weights: Tensor) -> Tensor:  # (B, s, m, c), (B, m) -> (B, s, c)
+    """Adds up weighted parts; as a matrix product where that is faster."""
+    if not parts.is_cuda:
+        return (parts * weights[:, None, :, None]).sum(2)
+    return (weights[:, None, None].expand(-1, parts.shape[1], -1, -1) @ parts)[:, :, 0]

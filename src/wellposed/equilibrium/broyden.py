@@ -43,11 +43,11 @@ class Broyden(Solver):
         left, right, old_x, old_g, *old_guard = state
         rejected, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
         g = fx - x
-        known = old_g.isfinite().all(1, keepdim=True)
-        dx, dg = torch.where(known, x - old_x, 0), torch.where(known, g - old_g, 0)
+        unknown = ~old_g.isfinite().all(1, keepdim=True)
+        dx, dg = (x - old_x).masked_fill(unknown, 0), (g - old_g).masked_fill(unknown, 0)
         if left.shape[1] == self.memory:
             full = (left[:, :1] != 0).any(2, keepdim=True)
-            left, right = torch.where(full, 0, left)[:, 1:], right[:, 1:]
+            left, right = left.masked_fill(full, 0)[:, 1:], right[:, 1:]
         left, right = _update(left, right, dx, dg)
         trial = x - _apply(left, right, g)
         new_x, guard = self.guard.choose(trial, rejected, fx, guard)
@@ -65,5 +65,5 @@ def _update(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor
     denominator = (dx * image).sum(1, keepdim=True)
     sizes = [torch.linalg.vector_norm(part.detach(), dim=1, keepdim=True) for part in (dx, image)]
     sound = denominator.abs() > 1e-8 * sizes[0] * sizes[1]
-    column = torch.where(sound, (dx - image) / torch.where(sound, denominator, 1), 0)
+    column = ((dx - image) / denominator.masked_fill(~sound, 1)).masked_fill(~sound, 0)
     return torch.cat([left, column[:, None]], dim=1), torch.cat([right, term[:, None]], dim=1)

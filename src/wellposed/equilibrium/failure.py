@@ -40,7 +40,7 @@ def report(
     """
     if on_failure == "ignore" or (once is not None and once.done):
         return
-    if not bool((found.status >= Status.MAX_STEPS).any()):
+    if found.worst < Status.MAX_STEPS or not bool((found.status >= Status.MAX_STEPS).any()):
         return
     if once is not None:
         once.done = True

@@ -1,5 +1,6 @@
 """fixed_point(): the front door of the solvers."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,12 +10,14 @@ from wellposed.equilibrium.anderson import Anderson
 from wellposed.equilibrium.broyden import Broyden
 from wellposed.equilibrium.failure import OnFailure, check_policy
 from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
+from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.map import FunctionMap, Map
 from wellposed.equilibrium.newton import Newton
 from wellposed.equilibrium.packing import Packing, State
 from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.problem import Loop, Method
 from wellposed.equilibrium.registry import Registry
+from wellposed.equilibrium.robbins_monro import RobbinsMonro
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
@@ -24,7 +27,9 @@ from wellposed.errors import InputError
 MAX_STEPS = 200
 
 SOLVERS: Registry[Solver] = Registry(
-    "solver", Solver, {"picard": Picard, "anderson": Anderson, "broyden": Broyden, "newton": Newton}
+    "solver",
+    Solver,
+    {"picard": Picard, "anderson": Anderson, "broyden": Broyden, "newton": Newton, "robbins_monro": RobbinsMonro},
 )
 
 
@@ -34,6 +39,7 @@ def make_method(
     max_steps: int | None,
     on_failure: OnFailure,
     generator: torch.Generator | None = None,
+    loop: Loop = iterate,
 ) -> Method:
     """Fills in defaults, resolves names and checks the options of a solve."""
     steps = MAX_STEPS if max_steps is None else max_steps
@@ -43,36 +49,50 @@ def make_method(
     chosen = SOLVERS.get(Anderson() if solver is None else solver)
     rule = STOPPINGS.get(Relative() if stop is None else stop).seeded(generator)
     limit = rule.limit()
-    return Method(chosen, rule, steps if limit is None else limit, on_failure)
+    return Method(chosen, rule, steps if limit is None else limit, on_failure, loop=loop)
 
 
 def require_finite(name: str, value: Tensor) -> None:
     """Raises if a tensor holds NaN or infinity; says nothing where values cannot be looked at."""
-    if under_transform():
+    if not under_transform():
+        _require_all_finite({name: value})
+
+
+def _require_all_finite(values: dict[str, Tensor]) -> None:
+    total = sum(
+        value.detach().sum(dtype=torch.promote_types(value.dtype, torch.float32)) for value in values.values()
+    )
+    if math.isfinite(total):  # one look at the device; a sum that is finite has finite terms
         return
-    bad = ~value.detach().isfinite()
-    if bool(bad.any()):
-        where = tuple(int(i) for i in bad.nonzero()[0])
-        raise InputError(
-            f"{name} must be finite; received {int(bad.sum())} of {value.numel()} entries NaN or infinite, "
-            f"the first at {where}; clean the data before the solve"
-        )
+    for name, value in values.items():
+        bad = ~value.detach().isfinite()
+        if bool(bad.any()):
+            where = tuple(int(i) for i in bad.nonzero()[0])
+            raise InputError(
+                f"{name} must be finite; received {int(bad.sum())} of {value.numel()} entries NaN or infinite, "
+                f"the first at {where}; clean the data before the solve"
+            )
 
 
-def _check_inputs(inputs: tuple[Tensor, ...], batch: int) -> None:
+def _check_values(x0: Tensor, inputs: tuple[Tensor, ...]) -> None:
     for place, value in enumerate(inputs):
         if not isinstance(value, Tensor):
             raise InputError(
                 f"inputs of f are batch-first tensors; input {place} is a {type(value).__name__}; "
                 "let f capture what does not depend on the sample"
             )
-        if value.dim() == 0 or value.shape[0] != batch:
+        if value.dim() == 0 or value.shape[0] != x0.shape[0]:
             raise InputError(
-                f"inputs of f are batch-first with the batch size {batch} of x0; input {place} has shape "
+                f"inputs of f are batch-first with the batch size {x0.shape[0]} of x0; input {place} has shape "
                 f"{tuple(value.shape)}; let f capture what does not depend on the sample"
             )
-        if value.is_floating_point():
-            require_finite(f"input {place}", value)
+    if under_transform():
+        return
+    floating = {f"input {place}": value for place, value in enumerate(inputs) if value.is_floating_point()}
+    if {value.device for value in floating.values()} <= {x0.device}:
+        return _require_all_finite({"x0": x0, **floating})
+    for name, value in {"x0": x0, **floating}.items():
+        require_finite(name, value)
 
 
 def _precision(device: str) -> torch.dtype | None:
@@ -91,6 +111,7 @@ def fixed_point(
     gradient: Gradient | str | None = None,
     on_failure: OnFailure = "warn",
     generator: torch.Generator | None = None,
+    loop: Loop = iterate,
 ) -> Solution:
     """Finds ``x = f(x, *inputs)`` for every sample of a batch.
 
@@ -105,6 +126,7 @@ def fixed_point(
         gradient: object or name; `Implicit` if None.
         on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` samples that reach no equilibrium.
         generator: randomness of the stopping rule.
+        loop: what carries the steps out, forward and backward; another executor of the same loop.
 
     Example:
         >>> solution = fixed_point(torch.cos, torch.zeros(1, 1, dtype=torch.float64))
@@ -113,9 +135,8 @@ def fixed_point(
     """
     packing = Packing.of(x0)
     packed = packing.pack(x0)
-    require_finite("x0", packed)
-    _check_inputs(inputs, packing.batch)
-    method = make_method(solver, stop, max_steps, on_failure, generator)
+    _check_values(packed, inputs)
+    method = make_method(solver, stop, max_steps, on_failure, generator, loop)
     rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
     bound_map = FunctionMap(f, inputs, packing, _precision(packed.device.type))
     with torch.autocast(packed.device.type, enabled=False):  # of the solver; f is evaluated as the caller has it

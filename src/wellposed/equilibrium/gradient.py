@@ -66,7 +66,7 @@ class Implicit(Gradient):
         fx = f(x)
         if not _has_other_leaves(fx, x):
             return found.value, found
-        return _Attach.apply(fx, found.value, x, self.adjoint_method(method), f.unit(x)), found
+        return _Attach.apply(fx, found.value, x, self.adjoint_method(method), f), found
 
 
 def _has_other_leaves(fx: Tensor, x: Tensor) -> bool:
@@ -88,21 +88,23 @@ class _Attach(torch.autograd.Function):
     """Has the value of the equilibrium and the gradient of the implicit function theorem."""
 
     @staticmethod
-    def forward(ctx: Any, fx: Tensor, value: Tensor, x: Tensor, method: Method, unit: float) -> Tensor:
-        ctx.pieces = fx, x, method, unit
+    def forward(ctx: Any, fx: Tensor, value: Tensor, x: Tensor, method: Method, f: Map) -> Tensor:
+        ctx.pieces = fx, x, method, f
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        fx, x, method, unit = ctx.pieces
+        fx, x, method, f = ctx.pieces
         needed = torch.is_grad_enabled()
         (gradient,) = gradients
         with torch.no_grad():
-            w = solve_transposed(_vector_jacobian(fx, x), gradient, method, unit)
+            w = solve_transposed(vector_jacobian(fx, x), gradient, method, f.unit(x), (f, x))
         return (_FirstOnly.apply(w, fx) if needed else w), None, None, None, None
 
 
-def _vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
+def vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns ``w -> J' w`` for the graph that leads from `x` to `fx`."""
+
     def product(w: Tensor) -> Tensor:
         (result,) = torch.autograd.grad(fx, x, w, retain_graph=True, allow_unused=True)
         return torch.zeros_like(x) if result is None else result
@@ -111,10 +113,16 @@ def _vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 class LinearMap(Map):
-    """The map ``w -> M w + g`` for a linear ``w -> M w``."""
+    """The map ``w -> M w + g`` for a linear ``w -> M w``; M is the derivative of a map at a point, the origin."""
 
-    def __init__(self, product: Callable[[Tensor], Tensor], offset: Tensor, unit: float) -> None:
-        self.product, self.offset, self._unit = product, offset, unit
+    def __init__(
+        self,
+        product: Callable[[Tensor], Tensor],
+        offset: Tensor,
+        unit: float,
+        origin: tuple[Map, Tensor] | None = None,
+    ) -> None:
+        self.product, self.offset, self._unit, self.origin = product, offset, unit, origin
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x) + self.offset
@@ -132,10 +140,16 @@ def row_scale(gradient: Tensor) -> Tensor:  # (B, 1)
     return torch.where(scale > 0, scale, 1)[:, None]
 
 
-def solve_transposed(product: Callable[[Tensor], Tensor], gradient: Tensor, method: Method, unit: float) -> Tensor:
+def solve_transposed(
+    product: Callable[[Tensor], Tensor],
+    gradient: Tensor,
+    method: Method,
+    unit: float,
+    origin: tuple[Map, Tensor] | None = None,
+) -> Tensor:
     """Solves ``w = J' w + g`` given ``w -> J' w`` with its rounding unit, on gradients scaled to one."""
     scale = row_scale(gradient)
-    f = LinearMap(product, gradient / scale, unit)
+    f = LinearMap(product, gradient / scale, unit, origin)
     return method.solve_adjoint(f, torch.zeros_like(gradient)) * scale
 
 

@@ -17,6 +17,25 @@ def solve_rows(system: Tensor, right: Tensor) -> Tensor:  # (B, n, n), (B, n) ->
     return torch.linalg.solve_ex(system.to(wide), right.to(wide))[0].to(right.dtype)
 
 
+def eliminate(system: Tensor, right: Tensor) -> Tensor:  # (B, m, m), (B, m, k) -> (B, m, k)
+    """Solves small positive definite systems by Gauss-Jordan elimination without pivots.
+
+    A library's factorisation of a batch may wait for the device; this one never does.
+
+    Example:
+        >>> eliminate(torch.tensor([[[2.0, 1.0], [1.0, 2.0]]]), torch.tensor([[[3.0], [3.0]]]))
+        tensor([[[1.],
+                 [1.]]])
+    """
+    size = system.shape[1]
+    table = torch.cat([system, right], dim=2)
+    for place in range(size):
+        row = table[:, place] / table[:, place, place, None]
+        reduced = torch.addcmul(table, table[:, :, place, None], row[:, None], value=-1)
+        table = torch.cat([reduced[:, :place], row[:, None], reduced[:, place + 1 :]], dim=1)
+    return table[:, :, size:]
+
+
 def gmres(product: Callable[[Tensor], Tensor], right: Tensor, steps: int) -> Tensor:
     """Solves ``M y = right`` row by row with one Krylov space a row (Saad and Schultz 1986).
 

@@ -24,6 +24,7 @@ class Iterates:
     status: Tensor  # (B,)
     steps: Tensor  # (B,)
     trace: Callable[[], Tensor]
+    worst: int = Status.NONFINITE  # no status is larger than this
 
     @cached_property
     def residuals(self) -> Tensor:  # (B, K)
@@ -41,11 +42,10 @@ class _Block:
     """Some consecutive steps of the rows at work, judged together."""
 
     index: int  # of the first step
-    value: Tensor  # (K, B, n): what an accepted step reports
+    value: Tensor  # (K, B, n): what a step reports, with its history for differentiation
     event: Tensor  # (K, B): accepted or not finite
     residual: Tensor  # (K, B)
     last: Step  # the last of them
-    x: Tensor  # (B, n): where it stands, with its history for differentiation
 
 
 @dataclass
@@ -84,7 +84,7 @@ class _Work:
             event = event | ~stacked.residual.isfinite()
         self.trace.append(stacked.residual)
         last = Step(stacked.x[-1], stacked.fx[-1], self.f, stacked.residual[-1], index + size - 1)
-        return _Block(index, _stack(values) if values else x, event, stacked.residual, last, self.x)
+        return _Block(index, _stack(values) if values else x, event, stacked.residual, last)
 
     def runs_off(self, step: Step) -> Tensor:  # (B,)
         """Marks iterates whose residual is small only beside a state that has grown beyond all measure.
@@ -170,7 +170,7 @@ class _Board:
     def close(self, rows: Tensor, block: _Block, status: Tensor) -> None:
         """Ends rows that no stopping rule has accepted, after the last step of a block."""
         steps = torch.full_like(self.rows, block.last.index + 1)
-        self.put(rows, block.x, status, steps)
+        self.put(rows, block.value[-1], status, steps)
 
     def put(self, newly: Tensor, value: Tensor, status: Tensor, steps: Tensor) -> None:
         """Writes results of rows at work that have none yet."""

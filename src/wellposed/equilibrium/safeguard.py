@@ -30,7 +30,7 @@ class Safeguard:
         safe, best, pending, wait = guard
         norm = (fx - x).detach().abs().sum(1)
         rejected = pending & ~(norm <= self.growth * best)
-        wait = torch.where(rejected, self.pause, wait - 1)
+        wait = (wait - 1).masked_fill(rejected, self.pause)
         best = torch.where(rejected, best, norm)
         return rejected, (torch.where(rejected[:, None], safe, fx), best, pending, wait)
 

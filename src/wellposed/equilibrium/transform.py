@@ -1,7 +1,9 @@
 """Living with transforms: compiled graphs, vmap and jacrev."""
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -15,9 +17,22 @@ def under_functorch() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
 
 
+_UNSEEN: contextvars.ContextVar[bool] = contextvars.ContextVar("wellposed_unseen", default=False)
+
+
+@contextlib.contextmanager
+def values_unseen() -> Iterator[None]:
+    """Has solvers look at no value in the block, as the capture of a CUDA graph needs."""
+    token = _UNSEEN.set(True)
+    try:
+        yield
+    finally:
+        _UNSEEN.reset(token)
+
+
 def under_transform() -> bool:
-    """Tells whether values cannot be looked at: inside vmap, jacrev or export."""
-    return under_functorch() or torch.compiler.is_compiling()
+    """Tells whether values cannot be looked at: inside vmap, jacrev, export or a captured program."""
+    return under_functorch() or torch.compiler.is_compiling() or _UNSEEN.get()
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:

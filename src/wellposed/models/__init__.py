@@ -10,7 +10,12 @@ from wellposed.models.ensemble import Ensemble
 from wellposed.models.fixed_steps import fixed_steps
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.multiscale import MultiscaleDEQ
+from wellposed.models.noise import Noise
+from wellposed.models.noise_sensitivity import noise_sensitivity
+from wellposed.models.noisy import Noisy
+from wellposed.models.onnx import export_onnx
 from wellposed.models.path_independence import PathIndependence, path_independence
+from wellposed.models.pretrained import from_pretrained, save_pretrained
 from wellposed.models.recurrent import ImplicitRNN, RecurrentSolution
 from wellposed.models.stabilisers import jacobian_penalty, remove_norms, spectral_norm, weight_norm
 from wellposed.models.storage import load, save
@@ -24,6 +29,8 @@ __all__ = [
     "ImplicitModel",
     "ImplicitRNN",
     "MultiscaleDEQ",
+    "Noise",
+    "Noisy",
     "PathIndependence",
     "PlainConvCell",
     "RecallCell",
@@ -31,12 +38,16 @@ __all__ = [
     "TransformerCell",
     "VariationalDropout",
     "continued",
+    "export_onnx",
     "fixed_steps",
+    "from_pretrained",
     "jacobian_penalty",
     "load",
+    "noise_sensitivity",
     "path_independence",
     "remove_norms",
     "save",
+    "save_pretrained",
     "spectral_norm",
     "weight_norm",
 ]

@@ -1,12 +1,10 @@
 """DEQ: a deep equilibrium model, the fixed point of any cell."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from wellposed.equilibrium.failure import OnFailure
 from wellposed.equilibrium.fixed_point import fixed_point, make_method
@@ -17,9 +15,11 @@ from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import ConvergenceError, InputError, MapError
-from wellposed.models.cell_parts import Cell
-from wellposed.models.dropout import VariationalDropout, hold_masks, select_rows
+from wellposed.kernels.graph import GraphLoop, check_graph_executor
+from wellposed.models.cell_function import CellFunction, halves, weights_computed_once
+from wellposed.models.dropout import VariationalDropout, hold_masks
 from wellposed.models.inspection import first, reject_coupling, reject_layers
+from wellposed.models.noise import Disturbance, Noise, NoisyMap, disturbed_signals, signal_points
 
 Shape = Sequence[int] | Sequence[Sequence[int]]
 
@@ -38,6 +38,11 @@ class DEQ(nn.Module):
         state_shape: shape of the state without the batch dimension, or a tuple of shapes. If None, what
             ``cell.state_shape(u)`` says, else the shape of u.
         solver, stop, max_steps, gradient, on_failure: as in `fixed_point`; may be reassigned at any time.
+        executor: ``"auto"`` captures the steps of repeated solves on a CUDA device as graphs where that is
+            possible, ``"graph"`` raises where it is not, ``"reference"`` takes every step by itself. `explain`
+            tells what happened.
+        noise: what disturbs every solve; may be reassigned at any time. No iterate of a noisy map is at rest, so
+            stop by `MeanRelative`, which looks at means over some of them.
 
     Example:
         >>> class Cell(nn.Module):
@@ -60,6 +65,8 @@ class DEQ(nn.Module):
         max_steps: int | None = None,
         gradient: Gradient | str | None = None,
         on_failure: OnFailure = "warn",
+        executor: str = "auto",
+        noise: Noise | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(cell, nn.Module):
@@ -69,10 +76,12 @@ class DEQ(nn.Module):
         self.cell, self.state_shape = cell, _normalised(state_shape)
         self.solver, self.stop, self.max_steps, self.on_failure = solver, stop, max_steps, on_failure
         self.gradient = GRADIENTS.get(Implicit() if gradient is None else gradient)
+        check_graph_executor(executor)
+        self.executor, self._graphs = executor, GraphLoop()
         make_method(
             solver, stop, max_steps, on_failure
         )  # names and values are checked here, not at the first call
-        self._looked_at = False
+        self.noise, self._looked_at = noise, False
 
     def forward(self, u: State, x0: State | None = None) -> State:
         """Returns the equilibrium.
@@ -88,19 +97,22 @@ class DEQ(nn.Module):
         reject_layers(self.cell)
         batch, start = _inputs(u)[0], self.start(u) if x0 is None else x0
         masks = [layer for layer in self.cell.modules() if isinstance(layer, VariationalDropout)]
-        rows = [torch.arange(batch.shape[0], device=batch.device)] if masks else []
-        with hold_masks(masks), _weights_computed_once(self.cell):
-            step, given = halves(self.cell, u)
-            single = isinstance(given, Tensor)
-
-            def f(x: State, *arguments: Tensor) -> State:
-                if masks:
-                    select_rows(masks, arguments[-1])
-                    arguments = arguments[:-1]
-                return step(x, arguments[0] if single else arguments)
-
-            found = self._solve(f, start, (*_inputs(given), *rows))
-            self._look_at(f, found, (*_inputs(given), *rows))
+        rows = torch.arange(batch.shape[0], device=batch.device)
+        disturbance = Disturbance(self.noise or Noise(), batch.shape[0])
+        points = [] if disturbance.silent else signal_points(self.cell)
+        with (
+            hold_masks(masks),
+            weights_computed_once(self.cell) as weights,
+            disturbed_signals(points, disturbance),
+        ):
+            step, given = halves(self.cell, disturbance.input(u))
+            computed = tuple(weights), tuple(weights.values())
+            f = CellFunction(self.cell, step, isinstance(given, Tensor), tuple(masks), *computed)
+            inputs = (*_inputs(given), rows) if masks else _inputs(given)
+            if not disturbance.silent:
+                return self._solve(NoisyMap(f, disturbance), start, (*inputs, rows))
+            found = self._solve(f, start, inputs)
+            self._look_at(f, found, inputs)
         return found
 
     def _solve(self, f: Any, start: State, inputs: tuple[Tensor, ...]) -> Solution:
@@ -108,7 +120,8 @@ class DEQ(nn.Module):
             name: getattr(self, name) for name in ("solver", "stop", "max_steps", "gradient")
         }
         try:
-            return fixed_point(f, start, *inputs, on_failure=self.on_failure, **options)
+            loop = self._graphs.asked(self.executor)
+            return fixed_point(f, start, *inputs, on_failure=self.on_failure, loop=loop, **options)
         except (RuntimeError, AttributeError, TypeError) as error:
             if self._shape_is_known() or isinstance(error, torch.OutOfMemoryError | ConvergenceError):
                 raise
@@ -116,6 +129,10 @@ class DEQ(nn.Module):
                 f"{error}. The state was given the shape of u, {_describe(start)}; if the cell's state has "
                 "another one, say DEQ(cell, state_shape=...) or give the cell a method state_shape(u)"
             ) from error
+
+    def explain(self) -> str:
+        """Says how the latest solves were carried out, forward and backward, and why."""
+        return self._graphs.explain(self.executor)
 
     def _shape_is_known(self) -> bool:
         return self.state_shape is not None or hasattr(self.cell, "state_shape")
@@ -141,34 +158,12 @@ class DEQ(nn.Module):
             return
         self._looked_at = True
         if Status(int(found.status[0])) == Status.CONVERGED:
-            value = first(found.value)
-            alone = f(value, *(part[:1] for part in inputs))
-            reject_coupling(value, alone, float(found.residual[0]))
+            alone = f(first(found.value), *(part[:1] for part in inputs))
+            reject_coupling(alone, first(f(found.value, *inputs)))
 
     def extra_repr(self) -> str:
         shape = "" if self.state_shape is None else f"state_shape={self.state_shape}, "
         return f"{shape}solver={self.solver}, stop={self.stop}, gradient={self.gradient}"
-
-
-def halves(cell: nn.Module, u: State) -> tuple[Callable[[Any, Any], State], State]:
-    """Returns the map and its input; of a `Cell`, a step and what the input adds to it, computed once."""
-    if not isinstance(cell, Cell) or cell._forward_hooks or cell._forward_pre_hooks:
-        return cell, u
-    return cell.step, cell.inject(u)
-
-
-@contextlib.contextmanager
-def _weights_computed_once(cell: nn.Module) -> Iterator[None]:
-    """Holds parametrised weights fixed: spectral norm would otherwise move them at every step.
-
-    They are computed here, in the caller's grad mode, since the steps of a solve run without one.
-    """
-    with parametrize.cached():
-        for layer in cell.modules():
-            if parametrize.is_parametrized(layer):
-                for name in layer.parametrizations:  # type: ignore[union-attr]
-                    getattr(layer, name)
-        yield
 
 
 def _inputs(u: State) -> tuple[Tensor, ...]:

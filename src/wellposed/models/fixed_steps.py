@@ -9,7 +9,8 @@ from torch.nn.utils import parametrize
 
 from wellposed.equilibrium.packing import State
 from wellposed.errors import InputError
-from wellposed.models.deq import DEQ, halves
+from wellposed.models.cell_function import halves
+from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.recurrent import ImplicitRNN
 

@@ -35,12 +35,13 @@ from wellposed.forms.operators import Dense, LowRank
 from wellposed.kernels.automatic import adjoint_patience
 from wellposed.kernels.dispatch import check_executor, choose_loop
 from wellposed.kernels.executor import solve_adjoint
+from wellposed.kernels.gpu_layer import run_device_layer
 from wellposed.kernels.inference import NOTHING, sparse_parts
 from wellposed.kernels.layer import Plan, make_plan, run_layer, run_sparse_layer
 from wellposed.kernels.operators import describe
 from wellposed.kernels.operators import equilibrium as equilibrium_operator
 from wellposed.kernels.sparse import Cache
-from wellposed.kernels.support import DTYPES, tensor_problem
+from wellposed.kernels.support import tensor_problem
 from wellposed.models.checks import check_matrices, choose_condition
 from wellposed.models.matrix import StateMatrix, System
 
@@ -66,8 +67,8 @@ class ImplicitModel(nn.Module):
         bias: whether there is a b.
         triangular: A strictly upper triangular, that is, no feedback.
         solver, stop, max_steps, gradient, on_failure: as in `fixed_point`.
-        executor: ``"auto"``, ``"numba"`` (compiled kernels or an error) or ``"reference"``, which forces the plain
-            loop; `wellposed.kernels.explain` tells what ``"auto"`` does.
+        executor: ``"auto"``, ``"numba"`` or ``"triton"`` (compiled kernels or an error) or ``"reference"``, which
+            forces the plain loop; `wellposed.kernels.explain` tells what ``"auto"`` does.
 
     Example:
         >>> model = ImplicitModel(3, 2, 8)
@@ -93,7 +94,7 @@ class ImplicitModel(nn.Module):
         max_steps: int | None = None,
         gradient: Gradient | str | None = None,
         on_failure: OnFailure = "warn",
-        executor: Literal["auto", "numba", "reference"] = "auto",
+        executor: Literal["auto", "numba", "triton", "reference"] = "auto",
     ) -> None:
         super().__init__()
         sizes = {"in_features": in_features, "out_features": out_features, "state_features": state_features}
@@ -149,15 +150,15 @@ class ImplicitModel(nn.Module):
         plan = None if under_transform() else self._fast_plan(u)
         if plan is not None:
             others, sparse = (self.B, self.C, self.D, self.bias), sparse_parts(self, u)
-            if sparse is NOTHING:
+            if u.is_cuda:
+                y = run_device_layer(plan, flat, self.state, *others)
+            elif sparse is NOTHING:
                 y = run_layer(plan, flat, self.state.factors()[0], *others)
             else:
                 y = run_sparse_layer(plan, flat, sparse, self.state.dense, others)
             return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
         x = self._solve(flat, None, trace=False)[0] if text is None else self._operator(flat, text)
-        y = F.linear(x, self.C)
-        if self.D is not None:
-            y = y + F.linear(flat, self.D)
+        y = F.linear(x, self.C) if self.D is None else F.linear(x, self.C) + F.linear(flat, self.D)
         return y.reshape(*u.shape[:-1], self.out_features)
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
@@ -187,6 +188,8 @@ class ImplicitModel(nn.Module):
     def _solve(
         self, u: Tensor, x0: Tensor | None, *, trace: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Method]:
+        if u.is_cuda:
+            require_finite("u", u)
         with torch.autocast(u.device.type, enabled=False):
             u = u.to(self.B.dtype)
             v = F.linear(u, self.B, self.bias)
@@ -244,24 +247,24 @@ class ImplicitModel(nn.Module):
 
     def _fast_plan(self, u: Tensor) -> Plan | None:
         """Returns how the whole model is one node of the graph; None if it is several."""
-        state, dtype = self.state, self.B.dtype
-        if active_logs() or u.dtype != dtype or u.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        state, dtype, device = self.state, self.B.dtype, u.device.type
+        if active_logs() or u.dtype != dtype or u.device != self.B.device or torch.is_autocast_enabled(device):
             return None
         options = self.solver, self.stop, self.max_steps, self.gradient, self.on_failure, self.executor
-        key = (*options, self.activation, state.condition, state.kappa, dtype)
-        plan: Plan | None = self.plan_cache.get((), key, lambda: self._make_plan(dtype))
+        key = (*options, self.activation, state.condition, state.kappa, dtype, device)
+        plan: Plan | None = self.plan_cache.get((), key, self._make_plan)
         return plan
 
-    def _make_plan(self, dtype: torch.dtype) -> Plan | None:
+    def _make_plan(self) -> Plan | None:
         rule = self.condition
         shifted = rule.name in ("mu", "monotone") or (isinstance(rule, Triangular) and rule.diagonal)
         if shifted or not hasattr(self.state, "raw") or not isinstance(self.gradient, Implicit):
             return None
-        if self.executor == "reference" or dtype not in DTYPES or not self.activation.componentwise:
+        if self.executor == "reference" or not self.activation.componentwise:
             return None
         method = replace(self.method(), loop=self._loop(False))
         problem = self._problem(System(()), method, self.gradient, None, False)
-        return make_plan(problem, self.state_features, dtype)
+        return make_plan(problem, self.state.raw)
 
     def _loop(self, trace: bool) -> Loop:
         return choose_loop(self.executor, trace=trace, automatic=self.solver is None)
@@ -288,9 +291,9 @@ class ImplicitModel(nn.Module):
         self, system: System, method: Method, v: Tensor, start: Tensor, bound: Bound | None, context: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Solves with a gradient that has no closed form here."""
-        if self.executor == "numba":
+        if self.executor in ("numba", "triton"):
             raise InputError(
-                f'executor="numba" needs gradient=Implicit() and a componentwise activation; received '
+                f'executor="{self.executor}" needs gradient=Implicit() and a componentwise activation; received '
                 f'{type(self.gradient).__name__} and {self.activation.name}; use executor="auto"'
             )
         f: Map
@@ -304,8 +307,7 @@ class ImplicitModel(nn.Module):
         return value, found.status, found.steps, found.residuals
 
     def _bound(self) -> AffineBound | LowRankBound:
-        terms = self.state_features + self.in_features + 2
-        return self.state.bound(terms)
+        return self.state.bound(self.state_features + self.in_features + 2)
 
     def _context(self, u: Tensor) -> Tensor:  # (B, 2 n)
         """Returns v and what its rounding scales with."""
@@ -321,7 +323,8 @@ class ImplicitModel(nn.Module):
             raise InputError(
                 f"u is {u.dtype} and the model {self.B.dtype}; convert one of them: u.to(...) or model.to(...)"
             )
-        if not under_transform() and not math.isfinite(u.detach().sum()):
+        # On a GPU a look at values is a wait: there a solve that fails blames its inputs.
+        if not under_transform() and not u.is_cuda and not math.isfinite(u.detach().sum()):
             require_finite("u", u)
 
     @classmethod

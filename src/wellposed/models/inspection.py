@@ -38,22 +38,21 @@ def _random(layer: nn.Module) -> bool:
     return isinstance(layer, _DropoutNd) and layer.p > 0
 
 
-def reject_coupling(value: State, alone: State, residual: float) -> None:
-    """Raises if a sample that was at rest in its batch moves when it is alone.
+def reject_coupling(alone: State, among: State) -> None:
+    """Raises if a sample moves elsewhere when it is alone than among others.
 
     Args:
-        value: the equilibrium of one sample, found in company.
-        alone: the map of it, evaluated for that sample only.
-        residual: of the sample, in company.
+        alone: the map of one sample, evaluated for that sample only.
+        among: the same, evaluated in company.
     """
-    packing = Packing.of(value)
-    x, fx = packing.pack(value), packing.pack_result(packing.cast(alone))
-    moved, size = float(max_norm(fx - x)), float(torch.maximum(max_norm(x), max_norm(fx)))
-    if moved > 1e-2 * size and moved > 10 * residual:
+    packing = Packing.of(among)
+    single, together = packing.pack_result(packing.cast(alone)), packing.pack(among)
+    apart, size = float(max_norm(single - together)), float(torch.maximum(max_norm(single), max_norm(together)))
+    if apart > 1e-2 * size:
         raise MapError(
-            f"the cell makes a sample depend on its batch: at its equilibrium the first sample has the residual "
-            f"{residual:.1e} among its companions and {moved:.1e} alone; let the cell treat every sample by "
-            "itself (no statistics over dimension 0)"
+            "the cell makes a sample depend on its batch: at its equilibrium the first sample goes elsewhere "
+            f"alone than among its companions, {apart:.1e} apart where states have the size {size:.1e}; let the "
+            "cell treat every sample by itself (no statistics over dimension 0)"
         )
 
 

@@ -41,6 +41,7 @@ class MultiscaleDEQ(nn.Module):
         solver, max_steps, gradient, on_failure: as in `fixed_point`, from then on attributes of `deq`. 004 takes
             ``"broyden"``, which needs as many steps at several times their price.
         stop: as in `fixed_point`; None means ``Relative(1e-4, norm="2")``.
+        executor: as in `DEQ`.
 
     Attributes:
         stem, deq, head, classifier: the parts, in this order.
@@ -70,6 +71,7 @@ class MultiscaleDEQ(nn.Module):
         max_steps: int | None = 40,
         gradient: Gradient | str | None = None,
         on_failure: OnFailure = "warn",
+        executor: str = "auto",
     ) -> None:
         super().__init__()
         require_positive(classes=classes, final_channels=final_channels)
@@ -86,6 +88,7 @@ class MultiscaleDEQ(nn.Module):
             max_steps=max_steps,
             gradient=gradient,
             on_failure=on_failure,
+            executor=executor,
         )
         self.head = _Head(scales, heads, final_channels, kernel_size)
         self.classifier = nn.Linear(final_channels, classes)

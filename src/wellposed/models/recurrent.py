@@ -17,9 +17,12 @@ from wellposed.equilibrium.stopping import ErrorBound
 from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import InputError
 from wellposed.kernels.dispatch import choose_loop
+from wellposed.kernels.gpu_layer import source_of
+from wellposed.kernels.gpu_sequence_support import place_problem, projected, wanted
 from wellposed.kernels.sequence import sequence_problem, walk
 from wellposed.kernels.sequence_runs import Course, Parts
 from wellposed.models.implicit import COMPILED_EASY, DIRECT, ImplicitModel
+from wellposed.models.matrix import System
 from wellposed.models.sequence import Input, Sequences
 
 
@@ -212,7 +215,8 @@ class ImplicitRNN(nn.Module):
         data, dtype = sequences.data, self.cell(0).B.dtype
         if data.dtype != dtype and not torch.is_autocast_enabled(data.device.type):
             raise InputError(f"input is {data.dtype} and the model {dtype}; convert one of them with .to(...)")
-        if not under_transform() and not math.isfinite(data.detach().sum()):
+        looks = not data.is_cuda  # on a GPU that would take as long as all else; there, kernels tell
+        if looks and not under_transform() and not math.isfinite(data.detach().sum()):
             require_finite("input", data)
         shape = (len(self.cells), sequences.batch, self.hidden_size)
         if h0 is None:
@@ -221,7 +225,8 @@ class ImplicitRNN(nn.Module):
         if not isinstance(h0, Tensor) or tuple(h0.shape) != expected:
             received = tuple(h0.shape) if isinstance(h0, Tensor) else type(h0).__name__
             raise InputError(f"h0 must have the shape {expected} (layers x directions, ...); received {received}")
-        require_finite("h0", h0)
+        if looks:
+            require_finite("h0", h0)
         return sequences, sequences.sorted(h0.to(dtype).reshape(shape))
 
     def _run(self, sequences: Sequences, h0: Tensor, *, trace: bool) -> tuple[Tensor, Tensor, list["_Walk"]]:
@@ -240,7 +245,8 @@ class ImplicitRNN(nn.Module):
                     walks.append(walk)
                 data = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         output = data if self.readout is None else self.readout(data)
-        return output, torch.stack([walk.last for walk in walks]), walks
+        last = walks[0].last[None] if len(walks) == 1 else torch.stack([walk.last for walk in walks])
+        return output, last, walks
 
     def explain(self) -> str:
         """Says whether sequences are computed in one compiled call each way, and if not, why.
@@ -257,7 +263,8 @@ class ImplicitRNN(nn.Module):
         cell = self.cell(0)
         dtype = str(cell.B.dtype).removeprefix("torch.")
         solver = type(cell.method().solver).__name__
-        return f"whole sequences: {cell.activation.name}, {dtype}, {cell.state_features} states, {solver}"
+        place = " in Triton" if wanted(cell.executor, cell.B) else ""
+        return f"whole sequences{place}: {cell.activation.name}, {dtype}, {cell.state_features} states, {solver}"
 
     def _place(self, layer: int, direction: int) -> str:
         """Names a pass in messages, where there are several."""
@@ -277,13 +284,16 @@ class _Walk:
     def __init__(self, cell: ImplicitModel, warm_start: bool, trace: bool, place: str, once: Once) -> None:
         self.cell, self.warm_start, self.trace = cell, warm_start, trace
         self.place, self.once = place, once
-        self.system = cell.state.system()  # the same A at every time step
+        device = wanted(cell.executor, cell.B)
+        self.system = _device_system(cell) if device else cell.state.system()  # the same A at every time step
         self.reports: dict[int, dict[str, Tensor]] = {}
 
     def run(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
         """Returns the hidden states of all elements and keeps the last ones."""
         course = self.course(sizes, backwards=backwards)
         if isinstance(course, str):
+            if self.cell.executor == "triton":
+                raise InputError(f'executor="triton" cannot compute this: {course}; use executor="auto"')
             return self._run_by_time(data, sizes, h0, backwards=backwards)
         cell, (A,) = self.cell, self.system.factors
         found = walk(course, data, h0, Parts(A, cell.B, cell.C, cell.D, cell.bias))
@@ -301,15 +311,20 @@ class _Walk:
             return f"gradient {type(gradient).__name__} has no kernel"
         if system.scale is not None or system.splitting is not None:
             return f"the iteration of condition {cell.condition.name!r} has no kernel"
-        method = replace(cell.method("", self.once), loop=choose_loop(cell.executor, trace=False))
+        device = wanted(cell.executor, cell.B)
+        loop = choose_loop("auto" if device else cell.executor, trace=False)
+        method = replace(cell.method("", self.once), loop=loop)
         direct = DIRECT if gradient.solver is None else 0
         problem = AffineProblem(
             cell.activation, method, gradient.adjoint_method(method), system.damping, direct, easy=COMPILED_EASY
         )
-        reason = sequence_problem(problem, system.factors, sizes[0])
-        return reason or Course(problem, tuple(sizes), backwards, self.warm_start, self.trace, self.place)
+        reason = sequence_problem(problem, system.factors, sizes[0], len(cell.C), device=device)
+        return reason or Course(problem, tuple(sizes), backwards, self.warm_start, self.trace, self.place, device)
 
     def _run_by_time(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
+        if data.is_cuda:
+            require_finite("input", data)
+            require_finite("h0", h0)
         cell, p = self.cell, data.shape[1]
         v, parts = F.linear(data, cell.B[:, :p], cell.bias).split(sizes), data.split(sizes)
         y = None if cell.D is None else F.linear(data, cell.D[:, :p]).split(sizes)
@@ -339,6 +354,15 @@ class _Walk:
     def packed(self, name: str) -> Tensor:  # (N, ...)
         """Returns one kind of report for all elements."""
         return torch.cat([self.reports[t][name] for t in sorted(self.reports)])
+
+
+def _device_system(cell: ImplicitModel) -> System:
+    """Returns what to iterate on a GPU, where it takes one launch to project A and not thirty."""
+    plain = cell.condition.name == "inf" and hasattr(cell.state, "raw")
+    if not plain or not cell.B.is_cuda or under_transform() or place_problem(cell.B.device):
+        return cell.state.system()
+    source = source_of(cell.state)
+    return System((source.parameter if source.radius is None else projected(source.parameter, source.radius),))
 
 
 def _fit(h: Tensor, x: Tensor | None, size: int, h0: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:

@@ -1,0 +1,194 @@
+"""Noise inside models: how strong it is, where it enters and when it is drawn (004 section 3.2)."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.activations import Activation
+from wellposed.equilibrium.packing import State
+from wellposed.errors import InputError
+
+Kind = Literal["multiplicative", "additive"]
+KINDS = ("multiplicative", "additive")
+LAYERS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.ELU, nn.LeakyReLU, nn.Softplus)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise at up to three places of a model, by signal-to-noise ratios in decibels.
+
+    A ratio is one of powers: at D decibels the noise added to a sample ``x`` of d numbers has the standard
+    deviation ``|x|_2 / sqrt(d 10^(D/10))`` in each of them. The formula as 004 prints it (eq. 4) lacks d, and its
+    noise is that much stronger; it is there as ``literal=True``. Additive noise does not look at the sample: its
+    standard deviation is ``10^(-D/20)``, that of a signal of power one (004 eq. 8 with eta).
+
+    Args:
+        signal: of noise before the nonlinearities of a step, drawn anew at each step; None for none.
+        state: of noise added to the state before each step (of a feed-forward network, between its layers).
+        input: of noise added to the input, once a solve.
+        kind: "multiplicative" or "additive".
+        redraw: whether every step draws anew; else a solve keeps its first draw, as the theory of 004 has it.
+        literal: whether to take eq. 4 of 004 as it is printed.
+        generator: of the draws; torch's own if None.
+
+    Example:
+        >>> x = torch.ones(1, 4)
+        >>> Noise(state=0).deviation(x, 0.0).item(), Noise(state=0, literal=True).deviation(x, 0.0).item()
+        (1.0, 2.0)
+    """
+
+    signal: float | None = None
+    state: float | None = None
+    input: float | None = None
+    kind: Kind = field(default="multiplicative", kw_only=True)
+    redraw: bool = field(default=True, kw_only=True)
+    literal: bool = field(default=False, kw_only=True)
+    generator: torch.Generator | None = field(default=None, kw_only=True, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"kind must be one of {', '.join(KINDS)}; received {self.kind!r}")
+        if self.literal and self.kind == "additive":
+            raise InputError("literal is about multiplicative noise; additive noise has one reading only")
+        for name in ("signal", "state", "input"):
+            value = getattr(self, name)
+            if value is not None and math.isnan(value):
+                raise InputError(f"{name} is a signal-to-noise ratio in decibels; received {value}")
+
+    def deviation(self, x: Tensor, decibels: float) -> Tensor:  # (B, 1, ...)
+        """Returns the standard deviation of the noise of each sample."""
+        amplitude = 10 ** (-decibels / 20)
+        ones = (x.shape[0],) + (1,) * (x.dim() - 1)
+        if self.kind == "additive":
+            return x.new_full(ones, amplitude)
+        size = torch.linalg.vector_norm(x.flatten(1), dim=1).reshape(ones)
+        return size * (amplitude if self.literal else amplitude / math.sqrt(max(x[0].numel(), 1)))
+
+    def silent(self) -> bool:
+        """Whether there is no noise at all."""
+        return all(part is None or part == math.inf for part in (self.signal, self.state, self.input))
+
+
+class Disturbance:
+    """The noise of one solve, or of one pass through a feed-forward network.
+
+    Every sample has its own draws, whichever companions leave the batch before it: they are made for the whole
+    batch and then taken for the rows at work.
+    """
+
+    def __init__(self, noise: Noise, batch: int) -> None:
+        self.noise, self.batch, self.silent = noise, batch, noise.silent()
+        self.rows: Tensor | None = None  # samples at work; None for all
+        self.quiet = False  # evaluates without noise
+        self._calls = 0  # of places that were passed since the step began
+        self._held: dict[tuple[object, ...], Tensor] = {}
+
+    def begin(self, rows: Tensor | None = None) -> None:
+        """Notes that a step begins, and for which samples."""
+        self.rows, self._calls = rows, 0
+
+    def input(self, u: State) -> State:
+        """Disturbs what a model is given."""
+        return self._add("input", u, self.noise.input)
+
+    def state(self, x: State) -> State:
+        """Disturbs a state."""
+        return self._add("state", x, self.noise.state)
+
+    def signal(self, z: Tensor) -> Tensor:
+        """Disturbs what goes into a nonlinearity."""
+        disturbed = self._add("signal", z, self.noise.signal)
+        assert isinstance(disturbed, Tensor)
+        return disturbed
+
+    def _add(self, place: str, x: State, decibels: float | None) -> State:
+        if decibels is None or decibels == math.inf or self.quiet:
+            return x
+        if not isinstance(x, Tensor):
+            return tuple(self._added(place, part, decibels) for part in x)
+        return self._added(place, x, decibels)
+
+    def _added(self, place: str, x: Tensor, decibels: float) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        self._calls += 1
+        draw = self._draw((place, self._calls, x.shape[1:]), x)
+        return x + self.noise.deviation(x, decibels) * draw
+
+    def _draw(self, key: tuple[object, ...], x: Tensor) -> Tensor:
+        draw = self._held.get(key)
+        if draw is None:
+            shape = (self.batch, *x.shape[1:])
+            draw = torch.randn(shape, generator=self.noise.generator, dtype=x.dtype, device=x.device)
+            if not self.noise.redraw:
+                self._held[key] = draw
+        return draw if self.rows is None or self.rows.shape[0] == self.batch else draw[self.rows]
+
+
+class NoisyMap:
+    """A map of state and inputs that is disturbed at every evaluation, and its `clean` counterpart.
+
+    It takes one input more than the map, the numbers of the samples at work.
+    """
+
+    def __init__(self, function: Callable[..., State], disturbance: Disturbance) -> None:
+        self.function, self.disturbance = function, disturbance
+
+    def __call__(self, x: State, *arguments: Tensor) -> State:
+        """Evaluates the map with noise."""
+        self.disturbance.begin(arguments[-1])
+        return self.function(self.disturbance.state(x), *arguments[:-1])
+
+    def clean(self, x: State, *arguments: Tensor) -> State:
+        """Evaluates the map without noise."""
+        self.disturbance.quiet = True
+        try:
+            return self.function(x, *arguments[:-1])
+        finally:
+            self.disturbance.quiet = False
+
+
+def signal_points(module: nn.Module) -> list[nn.Module]:
+    """Returns the nonlinearities of a network or cell, those of layers called "projection..." apart.
+
+    Example:
+        >>> len(signal_points(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())))
+        2
+    """
+    return [
+        part
+        for name, part in module.named_modules()
+        if _is_nonlinearity(part) and not any(word.startswith("projection") for word in name.split("."))
+    ]
+
+
+def _is_nonlinearity(layer: nn.Module) -> bool:
+    """Tells layers that only apply an activation."""
+    applies = isinstance(layer, LAYERS) or isinstance(getattr(layer, "activation", None), Activation)
+    return applies and not any(True for _ in layer.children())
+
+
+@contextlib.contextmanager
+def disturbed_signals(points: Iterable[nn.Module], disturbance: Disturbance) -> Iterator[None]:
+    """Adds noise to all that goes into some layers, until the block ends."""
+    points = list(points)
+    if disturbance.noise.signal not in (None, math.inf) and not points:
+        raise InputError(
+            "signal noise enters before the nonlinearities, and this model has none that is a layer; use modules "
+            "(nn.Tanh(), a ready cell) in place of functions, or name the layers"
+        )
+
+    def hook(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return disturbance.signal(arguments[0]), *arguments[1:]
+
+    handles = [point.register_forward_pre_hook(hook) for point in points]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

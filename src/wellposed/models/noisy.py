@@ -1,0 +1,103 @@
+"""Noisy: any model under noise."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wellposed.equilibrium.fixed_point import fixed_point
+from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.solution import Solution
+from wellposed.errors import InputError
+from wellposed.models.deq import DEQ
+from wellposed.models.implicit import ImplicitModel
+from wellposed.models.noise import Disturbance, Noise, NoisyMap, disturbed_signals, signal_points
+
+
+class Noisy(nn.Module):
+    """Evaluates a model under noise, which the comparison of equilibrium and feed-forward models needs for both.
+
+    Of an `ImplicitModel` ``phi(A x + B u + b)`` is the signal. Of a model with a `DEQ` inside the noise is that of
+    the DEQ. Of any other network signals are what goes into its nonlinearities, those of a layer called
+    "projection" apart, and states what comes out of all of them but the last.
+
+    Args:
+        model: a module; its parameters stay its own.
+        noise: what disturbs it; may be reassigned at any time.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> noisy, u = Noisy(network, Noise(signal=0.0)), torch.ones(1, 2)
+        >>> bool(noisy(u) == noisy(u)), bool(Noisy(network, Noise())(u) == network(u))
+        (False, True)
+    """
+
+    def __init__(self, model: nn.Module, noise: Noise) -> None:
+        super().__init__()
+        self.model, self.noise = model, noise
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Computes the outputs."""
+        if self.noise.silent():
+            y: Tensor = self.model(u)
+            return y
+        if isinstance(self.model, ImplicitModel):
+            return self._implicit(self.model, u)[1]
+        inner = [part for part in self.model.modules() if isinstance(part, DEQ)]
+        return self._around(inner, u) if inner else self._layers(u)
+
+    def equilibrium(self, u: Tensor) -> Solution:
+        """Computes the states of an `ImplicitModel` and tells, per sample, how they were reached."""
+        if not isinstance(self.model, ImplicitModel):
+            raise InputError(f"only an ImplicitModel has one equilibrium; received {type(self.model).__name__}")
+        return self._implicit(self.model, u)[0]
+
+    def _implicit(self, model: ImplicitModel, u: Tensor) -> tuple[Solution, Tensor]:
+        system = model.state.system()
+        if system.splitting is not None or system.damping != 1 or system.scale is not None:
+            raise InputError(f"noise needs plain steps, which condition {model.condition.name!r} does not take")
+        flat = u.reshape(-1, model.in_features)
+        disturbance = Disturbance(self.noise, flat.shape[0])
+        given = disturbance.input(flat)
+        assert isinstance(given, Tensor)
+        A, v = model.A, F.linear(given, model.B, model.bias)
+        start, rows = torch.zeros_like(v), torch.arange(len(v), device=v.device)
+
+        def f(x: Tensor, v: Tensor) -> Tensor:
+            return model.activation.function(disturbance.signal(F.linear(x, A) + v))
+
+        found = fixed_point(NoisyMap(f, disturbance), start, v, rows, solver=model.solver,
+                            stop=model.stop, max_steps=model.max_steps,
+                            gradient=model.gradient, on_failure=model.on_failure)  # fmt: skip
+        x = found.value
+        assert isinstance(x, Tensor)
+        y = F.linear(x, model.C)
+        y = y if model.D is None else y + F.linear(given, model.D)
+        return found, y.reshape(*u.shape[:-1], model.out_features)
+
+    def _around(self, inner: list[DEQ], u: Tensor) -> Tensor:
+        """Lends the noise to the equilibrium models inside."""
+        before = [part.noise for part in inner]
+        try:
+            for part in inner:
+                part.noise = self.noise
+            y: Tensor = self.model(u)
+            return y
+        finally:
+            for part, noise in zip(inner, before, strict=True):
+                part.noise = noise
+
+    def _layers(self, u: Tensor) -> Tensor:
+        points = signal_points(self.model)
+        disturbance = Disturbance(self.noise, u.shape[0])
+
+        def hook(_: nn.Module, __: tuple[Tensor, ...], x: State) -> State:
+            return disturbance.state(x)
+
+        handles = [point.register_forward_hook(hook) for point in points[:-1]]
+        try:
+            with disturbed_signals(points, disturbance):
+                y: Tensor = self.model(disturbance.input(u))
+                return y
+        finally:
+            for handle in handles:
+                handle.remove()
