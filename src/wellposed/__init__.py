@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from wellposed import (
         activations,
         baselines,
+        compat,
         convert,
         convex,
         equilibrium,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         Picard,
         RandomSteps,
         Relative,
+        RobbinsMonro,
         Solution,
         Solver,
         Status,
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
         fixed_point,
         watch,
     )
+    from wellposed.estimators import ImplicitClassifier as ImplicitClassifier
+    from wellposed.estimators import ImplicitRegressor as ImplicitRegressor
+    from wellposed.estimators import ImplicitSequenceClassifier as ImplicitSequenceClassifier
+    from wellposed.estimators import ImplicitSequenceRegressor as ImplicitSequenceRegressor
     from wellposed.forms import add, feedback, graph, parallel, product, series, spy
     from wellposed.models import (
         DEQ,
@@ -56,15 +62,21 @@ if TYPE_CHECKING:
         ImplicitModel,
         ImplicitRNN,
         MultiscaleDEQ,
+        Noise,
+        Noisy,
+        export_onnx,
         fixed_steps,
+        from_pretrained,
         load,
         save,
+        save_pretrained,
     )
     from wellposed.robust import Box, SparseBox
     from wellposed.training import fit
 
 __version__ = "0.1.0"
 
+# Without what needs an extra (scikit-learn), so that a star import works in every installation.
 __all__ = [
     "DEQ",
     "Absolute",
@@ -84,10 +96,13 @@ __all__ = [
     "MeanRelative",
     "MultiscaleDEQ",
     "Newton",
+    "Noise",
+    "Noisy",
     "Phantom",
     "Picard",
     "RandomSteps",
     "Relative",
+    "RobbinsMonro",
     "Solution",
     "Solver",
     "SparseBox",
@@ -100,18 +115,21 @@ __all__ = [
     "add",
     "baselines",
     "certificate",
+    "compat",
     "convert",
     "convex",
     "eliminate_features",
     "equilibrium",
     "errors",
     "experiments",
+    "export_onnx",
     "feedback",
     "fit",
     "fit_states",
     "fixed_point",
     "fixed_steps",
     "forms",
+    "from_pretrained",
     "graph",
     "kernels",
     "load",
@@ -122,6 +140,7 @@ __all__ = [
     "register_activation",
     "robust",
     "save",
+    "save_pretrained",
     "series",
     "spy",
     "tasks",
@@ -143,16 +162,23 @@ _HOME = {
     "ErrorBound": "wellposed.equilibrium",
     "Gradient": "wellposed.equilibrium",
     "Implicit": "wellposed.equilibrium",
+    "ImplicitClassifier": "wellposed.estimators",
     "ImplicitForm": "wellposed.models",
     "ImplicitModel": "wellposed.models",
     "ImplicitRNN": "wellposed.models",
+    "ImplicitRegressor": "wellposed.estimators",
+    "ImplicitSequenceClassifier": "wellposed.estimators",
+    "ImplicitSequenceRegressor": "wellposed.estimators",
     "MeanRelative": "wellposed.equilibrium",
     "MultiscaleDEQ": "wellposed.models",
     "Newton": "wellposed.equilibrium",
+    "Noise": "wellposed.models",
+    "Noisy": "wellposed.models",
     "Phantom": "wellposed.equilibrium",
     "Picard": "wellposed.equilibrium",
     "RandomSteps": "wellposed.equilibrium",
     "Relative": "wellposed.equilibrium",
+    "RobbinsMonro": "wellposed.equilibrium",
     "Solution": "wellposed.equilibrium",
     "Solver": "wellposed.equilibrium",
     "SparseBox": "wellposed.robust",
@@ -165,18 +191,21 @@ _HOME = {
     "add": "wellposed.forms",
     "baselines": "wellposed",
     "certificate": "wellposed.equilibrium",
+    "compat": "wellposed",
     "convert": "wellposed",
     "convex": "wellposed",
     "eliminate_features": "wellposed.convex",
     "equilibrium": "wellposed",
     "errors": "wellposed",
     "experiments": "wellposed",
+    "export_onnx": "wellposed.models",
     "feedback": "wellposed.forms",
     "fit": "wellposed.training",
     "fit_states": "wellposed.convex",
     "fixed_point": "wellposed.equilibrium",
     "fixed_steps": "wellposed.models",
     "forms": "wellposed",
+    "from_pretrained": "wellposed.models",
     "graph": "wellposed.forms",
     "kernels": "wellposed",
     "load": "wellposed.models",
@@ -187,6 +216,7 @@ _HOME = {
     "register_activation": "wellposed.activations",
     "robust": "wellposed",
     "save": "wellposed.models",
+    "save_pretrained": "wellposed.models",
     "series": "wellposed.forms",
     "spy": "wellposed.forms",
     "tasks": "wellposed",
@@ -208,4 +238,4 @@ if not TYPE_CHECKING:  # a visible __getattr__ would hide misspelt names from ty
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*_HOME, "__version__"]

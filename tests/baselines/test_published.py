@@ -92,7 +92,7 @@ def test_the_blind_transformers_are_named():
     """Those whose output does not change with the input say so, and no other network is like that."""
     for key, entry in PUBLISHED.items():
         model, inputs = entry.make().eval(), SHAPES[key[0]][0]
-        if key[1] == "linear":
+        if key[1].startswith("linear"):
             continue  # zero before it is fitted
         u = torch.rand(2, *inputs)
         blind = torch.equal(model(u), model(3 * u + torch.rand(2, *inputs)))

@@ -3,15 +3,17 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from tests.cli.test_certify_command import WRONG, folder, given, invoke, mistakes, network  # noqa: F401
 from wellposed import cli
 from wellposed.cli.attack import ATTACKS
-from wellposed.robust.attacks import jsma, pgd, ranked_attack
+from wellposed.robust.attacks import jsma, noise_attack, pgd, ranked_attack
 from wellposed.robust.gallery import gallery
 
+NOISES = ("noise", "speckle")
 SOURCE = ("--model", "certify_networks:network", "--data", "data.npz")
 
 
@@ -21,7 +23,10 @@ def basic(*more, epsilon=0.1):
 
 @pytest.mark.parametrize("kind", sorted({*ATTACKS} - {"autoattack"}))
 def test_every_attack_stays_in_its_set(folder, kind):  # noqa: F811
-    result = basic("--attack", kind, "--json", "--quiet", "--save", "found.pt", "--samples", 30, epsilon=0.2)
+    more = ("--surrogate", "certify_networks:network") if kind == "transfer" else ()
+    result = basic(
+        "--attack", kind, "--json", "--quiet", "--save", "found.pt", "--samples", 30, *more, epsilon=0.2
+    )
     assert result.exit_code == 0, result.output
     facts, found = json.loads(result.stdout), torch.load("found.pt", weights_only=True)
     whole, classes = given()
@@ -31,7 +36,7 @@ def test_every_attack_stays_in_its_set(folder, kind):  # noqa: F811
     own = float((network()(found["u"]).argmax(1) == found["y"]).double().mean())
     assert facts["attacked_accuracy"] == pytest.approx(own) and own <= facts["clean_accuracy"]
     largest = float((found["u"] - u).abs().max())
-    assert facts["largest_change"] == pytest.approx(largest) and largest <= (1 if kind == "noise" else 0.2 + 1e-6)
+    assert facts["largest_change"] == pytest.approx(largest) and largest <= (1 if kind in NOISES else 0.2 + 1e-6)
 
 
 def test_autoattack(folder):  # noqa: F811
@@ -57,6 +62,39 @@ def test_options_reach_the_attack(folder):  # noqa: F811
         assert json.loads(ranked.stdout)["attacked_accuracy"] == pytest.approx(wanted.accuracy)
 
 
+def test_transfer_attacks_the_surrogate_and_asks_the_model(folder):  # noqa: F811
+    model, (u, y) = network(), given()
+    copy = __import__("certify_networks").pixels
+    found = basic(
+        "--attack", "transfer", "--surrogate", "certify_networks:pixels", "--steps", 5, "--json", "--quiet"
+    )
+    assert found.exit_code == 0, found.output
+    facts = json.loads(found.stdout)
+    points = pgd(copy, u, y, 0.1, steps=5).inputs
+    right = (model(points).argmax(1) == y) & (model(u).argmax(1) == y)
+    assert facts["attacked_accuracy"] == pytest.approx(float(right.double().mean()))
+    assert facts["attack"] == "transfer of pgd" and facts["queries"] == 2
+    assert "--surrogate certify_networks:pixels" in (folder / "attack.html").read_text()
+
+
+def test_a_surrogate_of_another_shape_and_precision(folder):  # noqa: F811
+    u, y = given()
+    np.savez("images.npz", u=u.view(-1, 1, 2, 3).double().numpy(), y=y.numpy())
+    model = ("--model", "certify_networks:pixels", "--data", "images.npz", "--epsilon", 0.1)
+    other = ("--attack", "transfer", "--surrogate", "certify_networks:network")
+    found = invoke(*model, *other, "--json", "--quiet", command="attack")
+    assert found.exit_code == 0, found.output
+
+
+def test_speckle_is_the_library_s(folder):  # noqa: F811
+    model, (u, y) = network(), given()
+    found = basic("--attack", "speckle", "--seed", 3, "--json", "--quiet", epsilon=2)
+    wanted = noise_attack(model, u, y, "speckle", 2.0, seed=3)
+    assert (
+        json.loads(found.stdout)["attacked_accuracy"] == pytest.approx(wanted.accuracy) and wanted.accuracy < 0.9
+    )
+
+
 def test_the_table_and_the_page(folder):  # noqa: F811
     result = basic("--out", "page.html")
     assert result.exit_code == 0, result.output
@@ -75,6 +113,14 @@ def test_a_picture_alone(folder):  # noqa: F811
     (["--attack", "pdg"], "'pdg' is not one of"),
     (["--attack", "noise", "--count", "0.5"], "any number"),
     (["--attack", "noise", "--epsilon", "2"], "[0, 1]"),
+    (["--attack", "transfer"], "transfer needs the model to attack"),
+    (["--surrogate", "certify_networks:network"], "it is for transfer, not for pgd"),
+    (["--attack", "transfer", "--surrogate", "gone.safetensors"], "there is no file"),
+    (["--attack", "transfer", "--surrogate", "gone.safetensors"], "--surrogate"),
+    (["--attack", "transfer", "--surrogate", "certify_networks:one"], "one output a class"),
+    (["--attack", "transfer", "--surrogate", "certify_networks:two"], "2 classes and the model 3"),
+    (["--attack", "transfer", "--surrogate", "certify_networks:network", "--count", "0.5"], "any number"),
+    (["--attack", "speckle", "--epsilon", "inf"], "finite"),
     (["--count", "0"], "0"),
     (["--count", "nan"], "nan"),
     (["--epsilon", "-1"], "not negative"),

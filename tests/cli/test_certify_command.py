@@ -28,6 +28,7 @@ network = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU()
 pixels = nn.Sequential(nn.Flatten(), nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
 softplus = nn.Sequential(nn.Linear(6, 12), nn.Softplus(), nn.Linear(12, 3))
 one = nn.Linear(6, 1)
+two = nn.Linear(6, 2)
 number = 3
 
 class Nowhere(nn.Module):

@@ -64,7 +64,7 @@ def prune_by_magnitude(network: nn.Sequential, sparsity: float, *, layerwise: bo
 def keep_zeros(network: nn.Module) -> None:
     """Lets training leave zero weights alone: their gradients are zero from now on."""
     for layer in network.modules():
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear | nn.Conv2d):
             layer.weight.register_hook(_masking((layer.weight != 0).to(layer.weight)))
 
 

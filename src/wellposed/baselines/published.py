@@ -225,6 +225,7 @@ def _volatility() -> list[Published]:
         (LATE, "mlp-bias-free", partial(MLP, sizes, bias=False)),
         (LATE, "mlp-skip", partial(MLP, sizes, skip=True)),
         (LATE, "linear", partial(LinearRegression, 60, 1)),
+        (LATE, "linear-sgd", partial(LinearRegression, 60, 1)),
         (LATE, "lstm", partial(LSTM, 1, 38, 1)),
         (LATE, "lstm-normalised", partial(LSTM, 1, 38, 1, normalise="first", restore=False)),
         (LATE, "rnn-relu", partial(ReLURNN, 1, 78, 1)),

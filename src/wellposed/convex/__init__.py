@@ -7,7 +7,9 @@ from wellposed.convex.bisection import Bisection
 from wellposed.convex.conic import Conic, Modelled
 from wellposed.convex.design import Design
 from wellposed.convex.eliminate import EliminationPath, EliminationStep, eliminate_features
+from wellposed.convex.filters import FilterNetwork, Filters
 from wellposed.convex.fit import StateFit, fit_states
+from wellposed.convex.gather import Gathering
 from wellposed.convex.group import GroupLasso
 from wellposed.convex.homotopy import Homotopy
 from wellposed.convex.objective import Objective
@@ -18,6 +20,9 @@ from wellposed.convex.rows import RowFit, RowGroup, row_groups
 from wellposed.convex.schur import Schur
 from wellposed.convex.screened import Screened
 from wellposed.convex.screening import certified_zeros
+from wellposed.convex.shared import RowUnits, SharedFit, fit_shared
+from wellposed.convex.shared_layer import shared_layers
+from wellposed.convex.shared_report import LayerFit, SharedReport
 from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
 from wellposed.convex.states import States, record_states
 from wellposed.convex.support import support_mask
@@ -44,9 +49,13 @@ __all__ = [
     "Design",
     "EliminationPath",
     "EliminationStep",
+    "FilterNetwork",
+    "Filters",
     "FitReport",
+    "Gathering",
     "GroupLasso",
     "Homotopy",
+    "LayerFit",
     "Modelled",
     "Objective",
     "Projected",
@@ -55,8 +64,11 @@ __all__ = [
     "RowProblem",
     "RowSolution",
     "RowSolver",
+    "RowUnits",
     "Schur",
     "Screened",
+    "SharedFit",
+    "SharedReport",
     "StateFit",
     "States",
     "capped_norm",
@@ -64,10 +76,12 @@ __all__ = [
     "duality_gap",
     "eliminate_features",
     "feasible",
+    "fit_shared",
     "fit_states",
     "objective",
     "record_states",
     "row_groups",
     "row_problem",
+    "shared_layers",
     "support_mask",
 ]

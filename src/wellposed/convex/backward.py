@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wellposed.convex.columns import Columns
 from wellposed.convex.design import WIDE, Design
+from wellposed.convex.feature_groups import FeatureGroups
 from wellposed.convex.problem import common_support
 from wellposed.convex.support import block_starts
 
@@ -55,6 +56,13 @@ class Readers:
         """Computes what it costs if a column goes and the others adapt: sum_i price_i W_ij^2 / P_jj."""
         return self.price @ self.weights.square() / self.inverse.diagonal()
 
+    def rise(self, features: Tensor) -> float:
+        """Computes what it costs if several columns go at once: sum_i price_i w_iF P_FF^-1 w_iF'."""
+        gone = torch.nonzero(torch.isin(self.columns, features) & self.left)[:, 0]
+        weights = self.weights[:, gone]
+        solved = torch.linalg.solve(self.inverse[gone][:, gone], weights.mT)  # (f, r)
+        return float(self.price @ (weights * solved.mT).sum(1))
+
     def without(self, features: Tensor) -> None:
         """Takes columns out: P <- P - P_F P_FF^-1 P_F', and W likewise."""
         gone = torch.nonzero(torch.isin(self.columns, features) & self.left)[:, 0]
@@ -68,33 +76,56 @@ class Readers:
         self.inverse[gone, gone] = 1.0  # so that nothing is divided by zero
 
 
-def removal_order(work: Columns, sizes: Sequence[int], least: int) -> list[int]:
+def removal_order(
+    work: Columns, sizes: Sequence[int], least: int, groups: FeatureGroups | None = None
+) -> list[int]:
     """Orders features by backward elimination until `least` of them are left; the first goes first.
 
     A feature costs what the misfit of all rows that read it rises by when it goes and the rows adapt, relative to
     |Z|^2 of their layers; the cap is left aside. A state that goes takes its row along unless something else reads
-    it, and what only that row has read then costs nothing. In a round one feature goes, or one in a hundred.
+    it, and what only that row has read then costs nothing. In a round one feature goes, or one in a hundred; of
+    groups those go first that cost least for each of their features.
 
     Args:
         work: the rows.
         sizes: of the blocks of states.
-        least: how many features are left at the end.
+        least: how many of the features that can go are left at the end, at most.
+        groups: features that go together; None: each alone.
     """
     kept, price = work.features.clone(), _prices(work, sizes)
+    groups = FeatureGroups.of(None, kept) if groups is None else groups
     M = torch.cat([work.X, work.U], dim=1)
-    groups = [(rows, columns) for rows, columns in common_support(work.mask) if len(columns)]
-    readers = [Readers.of(M, work.Z, rows, columns, price[rows]) for rows, columns in groups]
+    supports = [(rows, columns) for rows, columns in common_support(work.mask) if len(columns)]
+    readers = [Readers.of(M, work.Z, rows, columns, price[rows]) for rows, columns in supports]
     order: list[int] = []
-    while (left := int(kept.sum())) > least:
-        count = min(left - least, max(1, int(AT_ONCE * left)))
-        gone = _summed(readers, kept).topk(count, largest=False).indices
+    while (left := int((kept & ~groups.fixed).sum())) > least:
+        gone = _cheapest(readers, kept, groups, min(left - least, max(1, int(AT_ONCE * left))))
         order += gone.tolist()
         kept[gone] = False
         alive = work.rows(kept)
-        for group in readers:
-            group.without(gone)
-            group.price = group.price * alive[group.rows]
+        for reader in readers:
+            reader.without(gone)
+            reader.price = reader.price * alive[reader.rows]
     return order
+
+
+def _cheapest(readers: Sequence[Readers], kept: Tensor, groups: FeatureGroups, count: int) -> Tensor:
+    """Returns the features that go next: `count` of them, or of larger groups as many as reach that number."""
+    if groups.single:
+        return _summed(readers, kept & ~groups.fixed).topk(count, largest=False).indices
+    left = [own for own in groups.members if bool(kept[own[0]])]
+    alone = _summed(readers, kept)
+    costs = [float(alone[own[0]]) if len(own) == 1 else _together(readers, own) / len(own) for own in left]
+    gone: list[int] = []
+    for cost in sorted(range(len(left)), key=costs.__getitem__):
+        gone += left[cost].tolist()
+        if len(gone) >= count:
+            break
+    return torch.tensor(gone, dtype=torch.long)
+
+
+def _together(readers: Sequence[Readers], features: Tensor) -> float:
+    return sum(reader.rise(features) for reader in readers)
 
 
 def _prices(work: Columns, sizes: Sequence[int]) -> Tensor:  # (n,)

@@ -132,14 +132,10 @@ class Columns:
         certified = kept & zeros[matter].all(0)
         return Screened(certified, slack[matter].amin(0), share[matter].amax(0), zeros, weights)
 
-    def by_share(self, kept: Tensor, count: int) -> Tensor:  # (n + p,) bool
-        """Keeps the `count` features with the largest share in any row, ties by the margin of the proof."""
+    def rank(self, kept: Tensor) -> Tensor:  # (n + p,)
+        """Ranks the columns that are left by their largest share in any row, ties by the margin of the proof."""
         found = self.screened(kept)
-        margin = found.slack.clamp(-1.0, 1.0)
-        rank = torch.where(kept, found.share - 1e-9 * margin, -torch.inf)
-        chosen = torch.zeros_like(kept)
-        chosen[rank.topk(min(count, int(kept.sum()))).indices] = True
-        return chosen & kept
+        return torch.where(kept, found.share - 1e-9 * found.slack.clamp(-1.0, 1.0), -torch.inf)
 
     def literal(self) -> Tensor:  # (n + p,) bool
         """Keeps what the rule "mu_1 > 0 and mu_2 > 0" does not remove in every row, but two columns at least."""

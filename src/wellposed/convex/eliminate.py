@@ -15,6 +15,7 @@ from torch import Tensor
 
 from wellposed.convex.backward import removal_order
 from wellposed.convex.columns import Columns
+from wellposed.convex.feature_groups import FeatureGroups
 from wellposed.convex.findings import check_data, lipschitz_constant
 from wellposed.convex.fit import fit_states
 from wellposed.convex.problem import Bound
@@ -39,7 +40,7 @@ class EliminationStep:
     Args:
         kept: which columns of (X, U) rows may still use, ``(n + p,)``.
         removed: how many features are gone.
-        fraction: the same, of all features.
+        fraction: the same, of all features that can go.
         score: of the model fitted on what is left; NaN if nothing scores it.
         model, report: that model; None with ``retrain=False``.
     """
@@ -95,6 +96,7 @@ def eliminate_features(
     method: Literal["certified", "ranked", "dual-literal"] = "certified",
     keep: Keep | None = None,
     order: Literal["misfit", "share", "random"] = "misfit",
+    groups: Tensor | None = None,
     bound: Bound = "row",
     support: str | Tensor = "layered",
     rescale: bool = True,
@@ -114,9 +116,12 @@ def eliminate_features(
     Args:
         states: from `record_states`.
         kappa, gamma: of the row problem, 002 eq. (2); gamma > 0 is its elastic form.
-        keep: how many features (whole numbers) or which fraction of them to keep, step by step.
+        keep: how many features (whole numbers) or which fraction of them to keep, step by step; groups are never
+            cut, so a few more may stay.
         order: of "ranked", for comparison: "share" ranks by the largest share of a feature in any row of the
             problem with a cap, ties by the margin of the proof; "random" draws with seed 0.
+        groups: a whole number for every column of (X, U): columns of the same number go together, those of -1
+            stay, and counts and fractions are of the others; None: each alone.
         bound: "row" caps (a, b), so that inputs can go too; "state" caps a, and then only states can.
         support, rescale: as in `fit_states`.
         retrain: whether a model is fitted on what is left, by `fit_states` with its bound on the row of A.
@@ -135,42 +140,44 @@ def eliminate_features(
     mask = support_mask(states, support)
     units = fitting_units(states, kappa, mask) if rescale else unchanged(states)
     work = Columns.of(states, kappa, gamma, bound, mask, units.factors)
-    retraining = _Retraining(kappa, rescale, retrain, ridge, targets, evaluate)
-    counts = _counts(keep, int(work.features.sum()), method)
-    return _path(states, work, method, _ranked(states, work, counts, order), retraining)
+    together = FeatureGroups.of(groups, work.features)
+    retraining = _Retraining(kappa, rescale, retrain, ridge, targets, evaluate, together.removable)
+    counts = _counts(keep, together.removable, method)
+    ranked = _ranked(states, work, counts, order, together)
+    return _path(states, work, method, ranked, retraining, together)
 
 
 def _path(
-    states: States, work: Columns, method: str, ranked: list[Tensor], retraining: "_Retraining"
+    states: States,
+    work: Columns,
+    method: str,
+    ranked: list[Tensor],
+    retraining: "_Retraining",
+    groups: FeatureGroups,
 ) -> EliminationPath:
     first = work.screened(work.features)
     steps = [work.features]
     if method == "certified":
-        steps.append(work.features & ~first.certified)
+        steps.append(work.features & ~groups.whole(first.certified))
     elif method == "dual-literal":
-        steps.append(work.literal())
+        steps.append(work.features & ~groups.whole(work.features & ~work.literal()))
     found = tuple(retraining.step(states, work, kept) for kept in [*steps, *ranked])
     return EliminationPath(method, work.features, first.certified, first.slack, found)
 
 
-def _ranked(states: States, work: Columns, counts: list[int], order: str) -> list[Tensor]:
+def _ranked(states: States, work: Columns, counts: list[int], order: str, groups: FeatureGroups) -> list[Tensor]:
     """Returns the features that are kept at each step."""
     kept, found = work.features, []
     if order == "share":
         for count in counts:
-            kept = work.by_share(kept, count)
+            kept = groups.without(kept, groups.ranked(work.rank(kept), kept), count)
             found.append(kept)
         return found
     if counts and order == "misfit":
-        gone = torch.tensor(removal_order(work, states.blocks, min(counts)), dtype=torch.long)
+        gone = removal_order(work, states.blocks, min(counts), groups)
     else:
-        places = torch.nonzero(kept)[:, 0]
-        gone = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(0))]
-    for count in counts:
-        chosen = kept.clone()
-        chosen[gone[: int(kept.sum()) - count]] = False
-        found.append(chosen)
-    return found
+        gone = groups.shuffled(torch.Generator().manual_seed(0))
+    return [groups.without(kept, gone, count) for count in counts]
 
 
 def _check(states: States, kappa: float, gamma: float, method: str, order: str) -> None:
@@ -213,11 +220,11 @@ class _Retraining:
     ridge: float
     targets: Tensor | None
     evaluate: Callable[[ImplicitModel], float] | None
+    removable: int
 
     def step(self, states: States, work: Columns, kept: Tensor) -> EliminationStep:
-        total = int(work.features.sum())
-        removed = total - int(kept.sum())
-        facts = kept, removed, removed / max(1, total)
+        removed = int(work.features.sum()) - int(kept.sum())
+        facts = kept, removed, removed / max(1, self.removable)
         if not self.retrain:
             return EliminationStep(*facts)
         smaller, mask = reduced(states, work.mask & kept, work.rows(kept))

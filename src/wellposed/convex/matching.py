@@ -182,12 +182,12 @@ class Matching:
             size = row.abs() * norms
             kept = torch.nonzero(size > NEGLIGIBLE * size.max())[:, 0]
             if len(kept):
-                again = Automatic().solve(_restricted(problem, i, kept))
+                again = Automatic().solve(restricted(problem, i, kept))
                 weights[i, kept], gap[i] = again.weights[0], again.gap[0]
         return replace(solution, weights=weights, gap=gap)
 
 
-def _restricted(problem: RowProblem, i: int, kept: Tensor) -> RowProblem:
+def restricted(problem: RowProblem, i: int, kept: Tensor) -> RowProblem:
     """Keeps one row and some of its columns, and drops lasso and ridge."""
     capped = int((kept < problem.capped).sum())
     gram = problem.gram[kept][:, kept]

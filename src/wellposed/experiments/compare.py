@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wellposed.errors import InputError
+from wellposed.experiments.differences import with_differences
 from wellposed.experiments.papers import ROWS, Row
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import AtLeast, AtMost, Beats, Measure, NotATarget, Number
@@ -104,7 +105,7 @@ def verdicts(store: Store | Iterable[Record], rows: Sequence[Row] = ROWS) -> lis
         {'not run'}
     """
     index: Index = defaultdict(list)
-    for record in store.records() if isinstance(store, Store) else store:
+    for record in with_differences(store.records() if isinstance(store, Store) else store):
         if record.kind == "run":
             index[record.task, record.model].append(record)
     return [_judge(row, index) for row in rows]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ class Dense:
     epochs: int = 3
     learning_rate: float = 1e-3
     batch_size: int = 128
+    metric: ClassVar[str] = "accuracy"
+    change_metric: ClassVar[str] = "accuracy_drop"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,6 +77,17 @@ class Dense:
         with torch.no_grad():
             guesses = torch.cat([model(part).argmax(1) for part in u.split(2000)])
         return float((guesses == labels).double().mean())
+
+    def score(self, model: nn.Module, seed: int) -> float:
+        """Returns the same; all seeds are tested on the same images."""
+        return self.accuracy(model)
+
+    def groups(self, states: States) -> None:
+        """Says that every feature can go alone."""
+
+    def change(self, score: float, network: float, whole: float) -> float:
+        """Returns by how much the accuracy is below that of the trained network."""
+        return network - score
 
 
 @lru_cache(maxsize=4)

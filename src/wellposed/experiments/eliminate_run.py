@@ -13,6 +13,7 @@ from wellposed.experiments.dense import Dense
 from wellposed.experiments.layers import Layers
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
+from wellposed.experiments.station_network import StationDense
 
 Order = Literal["misfit", "share", "random"]
 NEEDED = 1e-3  # share of a row below which an entry is not called needed
@@ -23,18 +24,18 @@ class EliminateRun(Run):
     """Removes features by one method.
 
     Args:
-        dense: the network and its images.
+        dense: the network and its data; it says what is scored, and which features go together.
         model: as tables name it.
         method, order: of `eliminate_features`.
         points: shares of all features to remove, where the method can choose.
         support: of the rows; in "triangular" a layer may read all layers before it, and the input.
-        samples: training images whose states are fitted.
+        samples: training samples whose states are fitted.
         kappa: cap.
         ridge: on the fits of what is left; without it 500 samples are too few for some 500 columns.
         epochs: of training by gradients on what is left; zero: the fit alone.
     """
 
-    dense: Dense
+    dense: Dense | StationDense
     model: str
     method: Literal["certified", "ranked", "dual-literal"] = "ranked"
     order: Order = "misfit"
@@ -55,23 +56,33 @@ class EliminateRun(Run):
     def _result(self) -> Result:
         states = self.dense.states(self.seed, self.samples)
         path = self._path(states)
-        before = self.dense.accuracy(self.dense.trained(self.seed))
+        network = self.dense.score(self.dense.trained(self.seed), self.seed)
         values = [
             Value("features", float(len(path.features))),
             Value("certified", float(path.certified.sum())),
         ]
-        for step in path.steps:
-            if step.model is None or step.report is None:
-                continue
-            score, at = step.score, round(step.fraction, 3)
-            if self.epochs:
-                layers = Layers(step.model, step.report.blocks, step.report.exponents)
-                self.dense.train(layers, self.seed, self.epochs)
-                score = self.dense.accuracy(layers)
-            values += [Value("accuracy", score, at), Value("accuracy_drop", before - score, at)]
+        scores = self._scores(path)
+        for at, score in scores:
+            change = self.dense.change(score, network, scores[0][1])
+            values += [Value(self.dense.metric, score, at), Value(self.dense.change_metric, change, at)]
         if self.method != "ranked":
             values.append(Value("needed_removed", float(self._needed(states, path))))
         return Result(tuple(values))
+
+    def _scores(self, path: EliminationPath) -> list[tuple[float, float]]:
+        """Returns the share that is removed, as it was asked for where it was, and the score, step by step."""
+        asked = (0.0, *self.points) if self.method == "ranked" else [round(s.fraction, 3) for s in path.steps]
+        found = []
+        for at, step in zip(asked, path.steps, strict=True):
+            if step.model is None or step.report is None:
+                continue
+            score = step.score
+            if self.epochs:
+                layers = Layers(step.model, step.report.blocks, step.report.exponents)
+                self.dense.train(layers, self.seed, self.epochs)
+                score = self.dense.score(layers, self.seed)
+            found.append((at, score))
+        return found
 
     def _path(self, states: States) -> EliminationPath:
         options: dict[str, Any] = {"order": self.order}
@@ -83,7 +94,8 @@ class EliminateRun(Run):
             method=self.method,
             support=self.support,
             ridge=self.ridge,
-            evaluate=self.dense.accuracy,
+            groups=self.dense.groups(states),
+            evaluate=lambda model: self.dense.score(model, self.seed),
             **options,
         )
 

@@ -105,7 +105,8 @@ def _column(figure: Figure, record: Record) -> dict[float | str | None, float]:
     """Returns the numbers of one seed by their place on the axis."""
     if figure.over != "points":
         return {float(place): value for place, value in enumerate(record.series.get(figure.metric, ()), start=1)}
-    return {entry.at: entry.value for entry in record.values if entry.metric == figure.metric}
+    drawn = [entry for entry in record.values if entry.metric == figure.metric]
+    return {entry.at: entry.value for entry in drawn if not figure.only or entry.at in figure.only}
 
 
 def _curve(figure: Figure, records: list[Record]) -> Curve:

@@ -21,6 +21,7 @@ RECURRENT: dict[tuple[str, str], Sizes] = {
     ("rolling-argmax", "000"): (18, 22),
     ("rolling-argmax", "001"): (21, 22),
     ("spiky", "001"): (20, 20),
+    ("volatility", "001"): (37, 40),
 }
 
 

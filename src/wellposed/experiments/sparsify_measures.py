@@ -200,13 +200,13 @@ def iterations(dense: Dense, seed: int, kappa: float, points: Sequence[float], s
 def warm_starts(dense: Dense, seed: int, points: Sequence[float], samples: int, warm: bool) -> list[Value]:
     """Counts the sweeps of Algorithm 1 and, for warm starts, the gain in time (003 Table 3.3)."""
     states, values, gains = dense.states(seed, samples), [], []
-    _bisected(_problems(states, 0.5)[-1:], warm)  # compiles
+    bisected(_problems(states, 0.5)[-1:], warm)  # compiles
     for kappa in points:
         problems = _problems(states, kappa)
-        steps, seconds = _bisected(problems, warm)
+        steps, seconds = bisected(problems, warm)
         values.append(Value("steps", steps, kappa))
         if warm:
-            gains.append(_bisected(problems, False)[1] / seconds)
+            gains.append(bisected(problems, False)[1] / seconds)
             values.append(Value("speedup", gains[-1], kappa))
     return [*values, Value("speedup", sum(gains) / len(gains))] if warm else values
 
@@ -227,7 +227,7 @@ def _problems(states: States, kappa: float) -> list[RowProblem]:
     return found
 
 
-def _bisected(problems: Sequence[RowProblem], warm: bool) -> tuple[float, float]:
+def bisected(problems: Sequence[RowProblem], warm: bool) -> tuple[float, float]:
     """Runs Algorithm 1 as printed; returns its sweeps, on average over the rows, and the processor time."""
     solver = Bisection(eps=EPS, inner_tol=INNER, warm_start=warm, literal=True, max_sweeps=SWEEPS)
     began = time.process_time()

@@ -9,6 +9,7 @@ from wellposed.experiments.config import SCALES, Scale
 from wellposed.experiments.record import Record
 from wellposed.experiments.run import Run
 from wellposed.experiments.thresholds import Threshold
+from wellposed.tasks.task import Point
 
 Plan = Callable[[Scale], Sequence[Run]]  # one run for every model and task, at seed 0
 
@@ -26,6 +27,7 @@ class Figure:
         paper: the figure that it restates, e.g. ``"001 Figure 4"``.
         log: which axes are logarithmic.
         quantity: what the metric is, for readers; the metric's name in words if empty.
+        only: points of the axis that are drawn; all if empty.
     """
 
     title: str
@@ -36,11 +38,48 @@ class Figure:
     paper: str = ""
     log: Literal["", "x", "y", "xy"] = "xy"
     quantity: str = ""
+    only: tuple[Point, ...] = ()
 
     @property
     def label(self) -> str:
         """What stands at the vertical axis."""
         return self.quantity or self.metric.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures that records carry, see `thumbnails`.
+
+    Args:
+        title: what is seen.
+        tasks: of the records; the first one that has pictures is shown.
+        model: whose records they are.
+        note: what a reader should know.
+        paper: the figure that it restates.
+    """
+
+    title: str
+    tasks: tuple[str, ...]
+    model: str
+    note: str = ""
+    paper: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing of its own kind, made from records.
+
+    Args:
+        title: what is seen.
+        draw: makes a PNG from the records of the suite; None where they have nothing to draw.
+        note: what a reader should know.
+        paper: the figure that it restates.
+    """
+
+    title: str
+    draw: Callable[[Sequence[Record]], bytes | None]
+    note: str = ""
+    paper: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +94,8 @@ class Suite:
         plan: returns the runs of a scale at seed 0.
         seeds: how many seeds each scale has.
         figures: what the report draws.
+        galleries: pictures of attacked inputs that it shows.
+        pictures: drawings of other kinds, a map for instance.
         controls: says in sentences what the honest controls show, from the records.
         grid: settings tried by a search, by field: of the training, or an option of the model.
         thresholds: what every seed has to reach.
@@ -67,6 +108,8 @@ class Suite:
     plan: Plan
     seeds: dict[str, int]
     figures: tuple[Figure, ...] = ()
+    galleries: tuple[Gallery, ...] = ()
+    pictures: tuple[Picture, ...] = ()
     controls: Callable[[Sequence[Record]], list[str]] = lambda records: []
     grid: tuple[tuple[str, tuple[object, ...]], ...] = ()
     thresholds: tuple[Threshold, ...] = ()

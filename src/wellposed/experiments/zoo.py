@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from wellposed.baselines.eikonet import EikoNet
 from wellposed.baselines.mlp import MLP, MLP_ACTIVATIONS
 from wellposed.baselines.published import build as build_published
 from wellposed.errors import InputError, unknown_name
@@ -22,6 +23,7 @@ SIZED_STATES = {
     ("rolling-argmax", "000"): 33,
     ("rolling-argmax", "001"): 36,
     ("spiky", "001"): 20,
+    ("volatility", "001"): 53,
 }
 
 
@@ -118,6 +120,8 @@ ZOO: dict[str, Entry] = {
     ),
     "implicit-absolute": Entry(_implicit),  # with the rule of 001 among its options,
     "implicit-absolute-half": Entry(_implicit),  # and with a cap of one half
+    "eikonet": Entry(lambda task, shape, choice: EikoNet(*shape)),
+    "eikonet-skip": Entry(lambda task, shape, choice: EikoNet(*shape, skip=True)),
     "logistic": Entry(logistic),
     **{name: Entry(make, together=False) for name, make in RECURRENT_MODELS.items()},
     **{name: Entry(make, together=False, closed_form=True) for name, make in CLOSED_FORM.items()},
@@ -149,4 +153,5 @@ PUBLISHED_NAMES = {
     "transformer-decoder-unmasked": False,
     "transformer-no-position": False,
     "transformer-spiky": False,
+    "transformer-volatility": False,
 }

@@ -19,9 +19,10 @@ from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import InputError, require
 from wellposed.kernels.automatic import hand_over, handover_step, stop_is_plain
+from wellposed.kernels.gpu import run_on_device, solve_adjoint_on_device
 from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
 from wellposed.kernels.sparse import SparseRows
-from wellposed.kernels.support import map_problem, solver_problem, stop_problem
+from wellposed.kernels.support import engine_of, map_problem, solver_problem, stop_problem
 
 MEMORY = 5  # of the buffer where a solver needs none
 SPLIT = 1 << 22  # multiplications of a step below which threads are not worth their start
@@ -154,28 +155,37 @@ def _finished(residuals: Tensor, steps: Tensor) -> Tensor:  # (B, K)
     return kept.masked_fill(after, torch.nan)
 
 
+def wrong_engine(only: str, x: Tensor) -> str:
+    """Says that an executor is not for the device of `x`; nothing if it is."""
+    return "" if only in ("", "auto", engine_of(x)) else f"device {x.device.type} has no kernel of {only}"
+
+
 @dataclass(frozen=True)
 class CompiledLoop:
     """Takes the place of `iterate` for affine maps; whatever has no kernel is iterated as ever.
 
     Args:
         trace: whether to keep residuals from the start; else they are found by a second solve when asked for.
-        strict: raise where there is no kernel.
+        only: raise where "numba", or "triton", has no kernel.
         automatic: hand samples that are slow over to Newton's method; see `kernels.automatic`.
         sparse: the matrix of the maps that it will meet, as sparse rows, where these are faster.
     """
 
     trace: bool = False
-    strict: bool = False
+    only: str = ""
     automatic: bool = False
     sparse: SparseRows | None = None
 
     def __call__(self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> Iterates:
-        problem = map_problem(f, x) or solver_problem(solver) or stop_problem(stop)
-        if problem and self.strict:
-            raise InputError(f'executor="numba" cannot compute this: {problem}; use executor="auto"')
+        problem = map_problem(f, x) or solver_problem(solver, x.device.type) or stop_problem(stop)
+        problem = problem or wrong_engine(self.only, x)
+        if problem and self.only:
+            raise InputError(f'executor="{self.only}" cannot compute this: {problem}; use executor="auto"')
         if problem:
             return iterate(f, x, solver, stop, max_steps)
+        if engine_of(x) == "triton":
+            assert isinstance(f, AffineMap | TransposedMap)
+            return run_on_device(f, x, solver, stop, max_steps, trace=self.trace)
         limit = handover_step(f, stop, max_steps) if self.automatic else max_steps
         found = _run_map(f, self._matrix(f), x, solver, stop, limit, trace=self.trace)
         if limit == max_steps:
@@ -220,9 +230,11 @@ def solve_adjoint(problem: AffineProblem, x: Tensor, v: Tensor, g: Tensor, facto
     Samples that are not finished after `problem.patience` steps are factorised.
     """
     method, kind = problem.backward, kind_of(problem.activation)
-    f = TransposedMap(factors, x, x, problem.damping)
-    if kind is None or map_problem(f, v) or solver_problem(method.solver) or stop_problem(method.stop):
+    f, device = TransposedMap(factors, x, x, problem.damping), v.device.type
+    if kind is None or map_problem(f, v) or solver_problem(method.solver, device) or stop_problem(method.stop):
         return None
+    if engine_of(v) == "triton":
+        return solve_adjoint_on_device(problem, x, v, g, factors[0])
     d, offset, scale = prepare_adjoint(kind, torch.addmm(v, x, factors[0].mT), g)
     A = factors[0].mT
     limit = min(problem.patience or method.max_steps, method.max_steps)

@@ -22,10 +22,10 @@ from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.kernels.automatic import adjoint_step, hand_over, stop_is_plain
-from wellposed.kernels.executor import CompiledLoop, multiply_sparse, prepare_adjoint, run_kernel
+from wellposed.kernels.executor import CompiledLoop, multiply_sparse, prepare_adjoint, run_kernel, wrong_engine
 from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
 from wellposed.kernels.sparse import SparseModel, SparseRows
-from wellposed.kernels.support import installation_problem, solver_problem, stop_problem
+from wellposed.kernels.support import engine_problem, solver_problem, stop_problem
 
 Matrix = Tensor | None
 
@@ -69,23 +69,25 @@ class Plan:
         return replace(self.general, forward=forward, backward=backward)
 
 
-def make_plan(problem: AffineProblem, states: int, dtype: torch.dtype) -> Plan | None:
-    """Turns a problem into a plan; None where some part has no kernel."""
+def make_plan(problem: AffineProblem, like: Tensor) -> Plan | None:
+    """Turns a problem into a plan for states like `like` ``(B, n)``; None where some part has no kernel."""
     kind, loop = kind_of(problem.activation), problem.forward.loop
-    methods = problem.forward, problem.backward
-    if kind is None or installation_problem() or not isinstance(loop, CompiledLoop) or problem.bound is not None:
+    methods, dtype, device = (problem.forward, problem.backward), like.dtype, like.device.type
+    if kind is None or not isinstance(loop, CompiledLoop) or problem.bound is not None:
+        return None
+    if engine_problem(like, *kind) or wrong_engine(loop.only, like):
         return None
     if problem.damping != 1 or problem.splitting is not None or problem.forward.logs:
         return None
-    if any(solver_problem(m.solver) or stop_problem(m.stop) or m.logs for m in methods):
+    if any(solver_problem(m.solver, device) or stop_problem(m.stop) or m.logs for m in methods):
         return None
     first, second = methods
     limit = first.max_steps
-    if loop.automatic and problem.activation.homogeneous:
-        limit = adjoint_step(states, first.stop, first.max_steps)
+    if loop.automatic and problem.activation.homogeneous and device == "cpu":
+        limit = adjoint_step(like.shape[1], first.stop, first.max_steps)
     forward = _pass(first, *kind, limit, limit < first.max_steps, dtype)
-    patience = problem.patience or second.max_steps
-    turns = problem.patience > 0 and stop_is_plain(second.stop)
+    patience = problem.patience if device == "cpu" else 0
+    turns, patience = patience > 0 and stop_is_plain(second.stop), patience or second.max_steps
     backward = _pass(second, LINEAR, 0.0, min(patience, second.max_steps), turns, dtype)
     return Plan(problem.activation, kind, forward, backward, first.on_failure, problem, loop.automatic)
 

@@ -16,12 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineMap, AffineProblem, Factors, differentiable_adjoint
+from wellposed.kernels import gpu_sequence
+from wellposed.kernels.gpu_sequence_support import sequence_device_problem
 from wellposed.kernels.sequence_runs import Course, Parts, Walked, columns, run_backward, run_forward
 from wellposed.kernels.support import map_problem, solver_problem, stop_problem
 
 
-def sequence_problem(problem: AffineProblem, factors: Factors, batch: int) -> str:
-    """Says why sequences must be walked through time by time; nothing if there is a kernel for them."""
+def sequence_problem(problem: AffineProblem, factors: Factors, batch: int, hidden: int, *, device: bool) -> str:
+    """Says why sequences must be walked through time by time; nothing if there is a kernel for them.
+
+    Args:
+        problem: how the equation of an element is solved.
+        factors: of A.
+        batch, hidden: numbers of sequences and of hidden states.
+        device: whether the kernel is that for GPUs.
+    """
     if problem.bound is not None or problem.splitting is not None:
         return "error bounds and operator splitting have no kernel"
     if batch == 0:
@@ -31,6 +40,8 @@ def sequence_problem(problem: AffineProblem, factors: Factors, batch: int) -> st
         said = solver_problem(method.solver) or stop_problem(method.stop)
         if said:
             return said
+    if device:
+        return sequence_device_problem(f, hidden)
     return map_problem(f, factors[0])
 
 
@@ -46,7 +57,27 @@ def walk(course: Course, data: Tensor, h0: Tensor, parts: Parts) -> Walked:
     tensors = data, h0, parts.A, parts.B, parts.C, parts.D, parts.bias
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return Walked(*_Sequence.apply(course, *tensors))
-    return run_forward(course, data, h0, parts, keep=False)[0]
+    return _forward(course, data, h0, parts, keep=False)[0]
+
+
+def _forward(
+    course: Course, data: Tensor, h0: Tensor, parts: Parts, *, keep: bool
+) -> tuple[Walked, Tensor, Tensor]:
+    run = gpu_sequence.run_forward if course.device else run_forward
+    return run(course, data, h0, parts, keep=keep)
+
+
+def _backward(
+    course: Course, images: Tensor, known: Tensor, gradients: tuple[Tensor | None, ...], parts: Parts
+) -> tuple[Tensor, Tensor]:
+    """Returns ``(n + h, N)`` y and total gradients of the hidden states, and the gradients of the first ones."""
+    if course.device:
+        return gpu_sequence.run_backward(course, images, gradients, parts)
+    n, elements = images.shape
+    every, last, outer = gradients
+    found = columns(n + parts.C.shape[0], elements, known)
+    _total(course, every, last, found[n:].mT)
+    return found, run_backward(course, images, found, None if outer is None else outer.mT, parts)
 
 
 class _Sequence(torch.autograd.Function):
@@ -54,7 +85,7 @@ class _Sequence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, course: Course, data: Tensor, h0: Tensor, *matrices: Any) -> Any:
-        found, known, images = run_forward(course, data, h0, Parts(*matrices), keep=True)
+        found, known, images = _forward(course, data, h0, Parts(*matrices), keep=True)
         ctx.course = course
         ctx.save_for_backward(found.hidden, found.states, known, images, data, h0, *matrices)
         outputs = tuple(getattr(found, field.name) for field in fields(found))
@@ -67,7 +98,7 @@ class _Sequence(torch.autograd.Function):
         if all(gradient is None for gradient in gradients):
             return (None,) * len(ctx.needs_input_grad)
         hidden, states, known, images, data, h0, *matrices = ctx.saved_tensors
-        course, parts, n = ctx.course, Parts(*matrices), states.shape[1]
+        course, parts = ctx.course, Parts(*matrices)
         if torch.is_grad_enabled():
             u = torch.cat([data, _previous(course, hidden, h0)], -1)
             total = _total(course, gradients[0], gradients[1], torch.empty_like(hidden))
@@ -77,9 +108,7 @@ class _Sequence(torch.autograd.Function):
             )
             known, found = torch.cat([states, u], 1).mT, torch.cat([y, total], 1).mT
         else:
-            found = columns(n + hidden.shape[1], len(hidden), known)
-            _total(course, gradients[0], gradients[1], found[n:].mT)
-            first = run_backward(course, images, found, None if gradients[2] is None else gradients[2].mT, parts)
+            found, first = _backward(course, images, known, gradients[:3], parts)
         return None, *_collect(found, first, known, parts, ctx.needs_input_grad[1:])
 
 
@@ -131,13 +160,14 @@ def _collect(
     Args:
         found: ``(n + h, N)`` y and the total gradients of the hidden states.
         first: ``(B, h)`` gradients of the first hidden states.
-        known: ``(n + p + h, N)`` states, inputs and hidden states before.
+        known: ``(n + p + h, N)`` states, inputs and hidden states before, perhaps with ones below.
         parts: the matrices.
         needed: which gradients are wanted.
     """
     n, p = len(parts.A), parts.inputs
-    y = found[:n]
-    product = found @ known.mT if any(needed[2:6]) else found[:0]  # all matrices at once
+    y, rows = found[:n], n + parts.B.shape[1]
+    ones = len(known) > rows
+    product = found @ known.mT if any(needed[2 : 7 if ones else 6]) else found[:0]  # all matrices at once
 
     def inputs() -> Tensor:
         back = y.mT @ parts.B[:, :p]
@@ -147,9 +177,9 @@ def _collect(
         inputs,
         lambda: first,
         lambda: product[:n, :n],
-        lambda: product[:n, n:],
+        lambda: product[:n, n:rows],
         lambda: product[n:, :n],
-        lambda: product[n:, n:],
-        lambda: y.sum(1),
+        lambda: product[n:, n:rows],
+        lambda: product[:n, rows] if ones else y.sum(1),
     )
     return [rule() if want else None for rule, want in zip(rules, needed, strict=True)]

@@ -32,6 +32,7 @@ class Course:
         warm_start: whether a solve starts from the state before, else from zero.
         trace: whether residuals are wanted.
         place: of this walk, for messages.
+        device: whether the loops are those of `gpu_sequence_loops`.
     """
 
     problem: AffineProblem
@@ -40,6 +41,7 @@ class Course:
     warm_start: bool = True
     trace: bool = False
     place: str = ""
+    device: bool = False
 
     @functools.cached_property
     def offsets(self) -> Any:  # (T + 1,) int64
@@ -143,7 +145,7 @@ def run_forward(
         return run_kernel(parts.A, v, None, start, recipe, trace=True)[3]
 
     turns = range(len(course.sizes))
-    _tell(course, turns, method, "equilibrium", Iterates(states, status, steps, data.new_zeros), again)
+    tell(course, turns, method, "equilibrium", Iterates(states, status, steps, data.new_zeros), again)
     residual = (images - known[:n]).abs().amax(0) if course.trace else data.new_empty(0)
     hidden = H.mT.contiguous()
     last = hidden[course.last_rows()].clone()
@@ -185,7 +187,7 @@ def run_backward(
         return run_kernel(parts.A.mT, d * g / scale.masked_fill(scale == 0, 1), d, None, recipe, trace=True)[3]
 
     turns = range(len(course.sizes) - 1, -1, -1)
-    _tell(course, turns, method, "adjoint solve", Iterates(found[:n].mT, status, steps, found.new_zeros), again)
+    tell(course, turns, method, "adjoint solve", Iterates(found[:n].mT, status, steps, found.new_zeros), again)
     return first
 
 
@@ -255,7 +257,7 @@ def _plan(n: int, both: int, h: int, layout: Layout) -> tuple[tuple[int, ...], i
     return tuple(ends[:-1]), ends[-1], (n + h + 2 * rows) * (n + both)
 
 
-def _tell(
+def tell(
     course: Course,
     turns: range,
     method: Method,

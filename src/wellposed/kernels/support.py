@@ -1,4 +1,4 @@
-"""What the compiled loop can do, and a sentence about everything that it cannot."""
+"""What the compiled loops can do, and a sentence about everything that they cannot."""
 
 import functools
 import importlib.util
@@ -13,9 +13,12 @@ from wellposed.equilibrium.picard import Picard
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps, Stopping
 from wellposed.equilibrium.transform import under_transform
-from wellposed.kernels.recipe import kind_of
+from wellposed.kernels.recipe import SLOPED, kind_of
 
 DTYPES = (torch.float32, torch.float64)
+DEVICE_DTYPES = (*DTYPES, torch.bfloat16, torch.float16)
+DEVICE_STATES = 1024  # beyond it one product of a library fills the device
+DEVICE_MEMORY = 6  # of Anderson's method; its least squares problem lies in registers
 
 
 @functools.cache
@@ -26,8 +29,8 @@ def installation_problem() -> str:
     return ""
 
 
-def solver_problem(solver: Solver) -> str:
-    """Says why a solver has no kernel; nothing if it has one.
+def solver_problem(solver: Solver, device: str = "cpu") -> str:
+    """Says why a solver has no kernel on a device; nothing if it has one.
 
     Example:
         >>> solver_problem(Picard()), solver_problem(Picard(0.5))
@@ -37,6 +40,8 @@ def solver_problem(solver: Solver) -> str:
         return f"solver {type(solver).__name__} has no kernel"
     if isinstance(solver, Picard | Anderson) and solver.damping != 1:
         return "damped steps have no kernel"
+    if device == "cuda" and isinstance(solver, Anderson) and solver.memory > DEVICE_MEMORY:
+        return f"Anderson with a memory beyond {DEVICE_MEMORY} has no kernel on the GPU"
     return ""
 
 
@@ -68,11 +73,44 @@ def map_problem(f: Map, x: Tensor) -> str:
         return "ensembles have no kernel"
     if isinstance(f, AffineMap) and kind_of(f.activation) is None:
         return f"activation {f.activation.name} has no kernel"
-    return tensor_problem(x) or installation_problem()
+    return engine_problem(x, *((kind_of(f.activation) or ()) if isinstance(f, AffineMap) else ()))
+
+
+def engine_of(x: Tensor) -> str:
+    """Names what would compute a solve on the device of `x`."""
+    return "triton" if x.device.type == "cuda" else "numba"
+
+
+def engine_problem(x: Tensor, kind: int = 0, slope: float = 0.0) -> str:
+    """Says why states like `x` ``(B, n)`` under an activation have no kernel; nothing if they have one.
+
+    Example:
+        >>> engine_problem(torch.zeros(2, 3, dtype=torch.float16))
+        'float16 has no kernel'
+    """
+    if engine_of(x) == "numba":
+        return tensor_problem(x) or installation_problem()
+    if x.dtype not in DEVICE_DTYPES:
+        return f"{str(x.dtype).removeprefix('torch.')} has no kernel"
+    if x.shape[-1] > DEVICE_STATES:
+        return f"more than {DEVICE_STATES} states have no kernel on the GPU"
+    if kind == SLOPED and slope < 0:
+        return "leaky_relu with a negative slope has no kernel on the GPU"
+    return device_problem(x.device)
+
+
+@functools.cache
+def device_problem(device: torch.device) -> str:
+    """Says why a device has no kernels; nothing if it has."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; pip install 'wellposed[gpu]'"
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
+        return "the kernels need an NVIDIA GPU of compute capability 8.0 or more"
+    return ""
 
 
 def tensor_problem(x: Tensor) -> str:
-    """Says why tensors of this device and dtype have no kernel; nothing if they have one.
+    """Says why tensors of this device and dtype have no kernel on the CPU; nothing if they have one.
 
     Example:
         >>> tensor_problem(torch.zeros(2, 3, dtype=torch.float16))

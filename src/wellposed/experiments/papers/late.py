@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from wellposed.experiments.papers.names import MODELS, TASKS
 from wellposed.experiments.papers.row import Row, Sheet, share
+from wellposed.experiments.papers.volatility import volatility_rows
 from wellposed.experiments.rules import Measure
 
 SIZE = "001"
@@ -20,20 +21,12 @@ FORECASTS = (  # model, train MSE, test MSE on spiky data
     ("implicit-rnn", 0.015, 0.004),
     ("lstm", 0.011, 0.011),
 )
-VOLATILITY = (  # model, train MAPE, test MAPE
-    ("transformer-volatility", 12.2, 6.51),
-    ("implicit-rnn", 2.61, 1.71),
-    ("lstm", 10.5, 5.46),
-    ("mlp", 5.51, 2.87),
-    ("linear", 7.19, 3.94),
-)
 UNKNOWN = "Spacing, scaling, window and horizon are not given; "
 SPIKY_NOTES = {
     "transformer-spiky": "The training error is five times the test error.",
     "implicit-rnn": UNKNOWN + "repeating the last value is about as good.",
     "lstm": UNKNOWN + "predicting the mean is about as good.",
 }
-SUPPLY = "The minute prices of the stock are not free and have to be supplied."
 BANDS = (
     "With longitudes from -180 to 180 the test bands lie between the training clusters; longitude has to be "
     "measured from the date line for this to be extrapolation."
@@ -54,6 +47,7 @@ class Places:
     argmax: str
     spikes: str
     forecasts: str
+    volatility: str
     location: str
     location_parts: str
     steps_training: str
@@ -70,7 +64,8 @@ def late_rows(paper: str, places: Places) -> Iterator[Row]:
     yield from rolling_average(Sheet(paper, "rolling-average"), places)
     yield from rolling_argmax(Sheet(paper, "rolling-argmax"), places)
     yield from spiky(Sheet(paper, "spiky"), places)
-    yield from volatility(Sheet(paper, "volatility"), places)
+    sheet = Sheet(paper, "volatility")
+    yield from volatility_rows(sheet, places.forecasts, places.forecasting, places.volatility)
     yield from earthquake(Sheet(paper, "earthquake"), places)
     yield from depth(Sheet(paper, "depth"), places)
     yield from feedback(Sheet(paper, "feedback"), places)
@@ -231,35 +226,6 @@ def spiky(sheet: Sheet, places: Places) -> Iterator[Row]:
         )
         claim = f"The implicitRNN models the magnitude of spikes more accurately than the {MODELS[rival]}."
         yield sheet.order(places.spikes, claim, measure("spike_mse", "implicit-rnn"), rival, "lower")
-
-
-def volatility(sheet: Sheet, places: Places) -> Iterator[Row]:
-    def measure(metric: str, model: str = "implicit-rnn") -> Measure:
-        return Measure(metric, model, "volatility")
-
-    percent = SUPPLY + " Whether the error is in per cent or in ones is not said."
-    for model, train, test in VOLATILITY:
-        claim = f"The {MODELS[model]}'s {{}} MAPE on the volatility of AMC."
-        metric = measure("train_mape", model)
-        yield sheet.number(places.forecasts, claim.format("training"), train, metric, "lower", note=percent)
-        metric = measure("mape", model)
-        yield sheet.number(places.forecasts, claim.format("test"), test, metric, "lower", note=percent)
-        if model != "implicit-rnn":
-            yield sheet.order(
-                places.forecasting,
-                f"The implicitRNN's MAPE is 1.67 times below the {MODELS[model]}'s.",
-                measure("mape"),
-                model,
-                "lower",
-                factor=1.67,
-                value=1.67,
-                note="The factor is the one to the best rival, the MLP. " + SUPPLY,
-            )
-    note = SUPPLY + " Whether the regular model or the implicitRNN is meant is not said."
-    footnote = places.forecasting + ", footnote"
-    for metric_name, stage, rmse in (("train_rmse", "training", 0.001784), ("test_rmse", "validation", 0.266366)):
-        claim = f"The implicit model's {stage} RMSE on the volatility of AMC."
-        yield sheet.number(footnote, claim, rmse, measure(metric_name), "lower", note=note)
 
 
 def earthquake(sheet: Sheet, places: Places) -> Iterator[Row]:

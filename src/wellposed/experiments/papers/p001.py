@@ -18,6 +18,7 @@ PLACES = Places(
     argmax="Figure 5 (right)",
     spikes="Figure 6",
     forecasts="Table 1",
+    volatility="Figure 1",
     location="Figure 7 (left)",
     location_parts="Figure 7 (right)",
     steps_training="Figure 8 (left)",

@@ -1,12 +1,13 @@
 """003: Implicit Learning in Deep Models; chapter 5 repeats 001."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from wellposed.experiments.papers.early import ACTIVATIONS, hard_arithmetic
 from wellposed.experiments.papers.late import Places, late_rows
 from wellposed.experiments.papers.names import MODELS
 from wellposed.experiments.papers.row import Row, Sheet, share
-from wellposed.experiments.rules import Measure
+from wellposed.experiments.rules import Measure, NotATarget
 
 PLACES = Places(
     mathematics="section 5.3 (mathematics)",
@@ -19,6 +20,7 @@ PLACES = Places(
     argmax="Figure 5.8",
     spikes="Figure 5.9",
     forecasts="Table 5.3",
+    volatility="Figure 5.2",
     location="Figure 5.10",
     location_parts="Figure 5.11",
     steps_training="Figure 5.12",
@@ -62,6 +64,8 @@ SETTING = (
     "Split, preprocessing and the matched layers of DistilBERT are not given, so the number belongs to no setting "
     "that could be repeated."
 )
+NO_DATA = "No data: CIFAR-100 and a network trained on it are missing, and rows on CIFAR-10 stand in for it."
+WHOLE_ROWS = "Whole rows are capped, as printed, in units in which the network's own rows fit at .99."
 OTHER_METHOD = "The number is that of another method, which is quoted for comparison and not derived here."
 DATA = (  # suite, task, printed name, dense accuracy, why not a target, column in the tables above
     ("sparsify-cifar", "cifar100", "CIFAR-100", 92.1, PLAUSIBLE, 1),
@@ -94,10 +98,12 @@ def sparsity_claims() -> Iterator[Row]:
         sheet = Sheet("003", suite)
 
         def measure(metric: str, kappa: float = 0.99, task: str = task) -> Measure:
-            return Measure(metric, "state-driven", task, kappa)
+            return Measure(metric, "state-driven-row", task, kappa)
 
         claim = f"Highly sparse fits lose only 2 % of accuracy against the dense network on {data}."
-        yield sheet.below("section 3.4", claim, share(2), measure("accuracy_drop"), note=own[task])
+        drop = Measure("accuracy_drop", "state-driven", f"{task}-sparsity", 0.9)
+        note = f"Ours is that of 90 % zeros. {own[task]}"
+        yield sheet.below("section 3.4", claim, share(2), drop, note=note)
         claim = f"About 10 % of the weights are kept on {data} with a marginal loss of accuracy."
         note = "The table has a sparsity of 90.1 % and 87.4 % at the largest kappa."
         yield sheet.number("section 3.4", claim, share(90), measure("sparsity"), "higher", 0.05, note=note)
@@ -126,7 +132,7 @@ def speed() -> Iterator[Row]:
                 note = exact if model == "warm-start" else f"Partial data is {amount} % of the samples."
                 yield sheet.number("Table 3.3", claim, value, measure, "higher", 0.25, "x", note)
         claim = f"Test performance stops improving at about {amount} % of the training data on {data}."
-        measure = Measure("sufficient_data", "state-driven", task)
+        measure = Measure("sufficient_data", "state-driven", f"{task}-data")
         place = "Figure 3.6" if task == "cifar100" else "Figure 3.7"
         yield sheet.number(place, claim, share(amount), measure, "lower", 0.25)
         yield sheet.number(
@@ -149,6 +155,29 @@ def iterations() -> Iterator[Row]:
             measure = Measure("steps", "warm-start", task, kappa)
             note = "The largest kappa is printed as 1 in the text." if kappa == 0.99 else ""
             yield Sheet("003", suite).order(place, claim, measure, "cold-start", "lower", note=note)
+
+
+def with_data(rows: Iterator[Row]) -> Iterator[Row]:
+    """Turns what is said of CIFAR-100 into rows that are no targets; `cifar10` asks the same of CIFAR-10."""
+    for row in rows:
+        missing = any(measure.task.startswith("cifar100") for measure in row.rule.measures)
+        yield replace(row, rule=NotATarget(NO_DATA), note="") if missing else row
+
+
+def cifar10() -> Iterator[Row]:
+    """Yields what is said of CIFAR-100, here of the same network on CIFAR-10."""
+    sheet, task = Sheet("003", "sparsify-cifar"), "cifar10"
+    claim = "A fit that keeps about 10 % of the weights loses only 2 % of accuracy, here ResNet-20 on CIFAR-10."
+    drop = Measure("accuracy_drop", "state-driven", f"{task}-sparsity", 0.9)
+    note = "Rows are filters, chosen by the rise of the misfit; nothing is trained afterwards."
+    yield sheet.below("section 3.4", claim, share(2), drop, note=note)
+    claim = "With training afterwards, as all rivals of Table 3.2 have it, it loses only 2 %, here on CIFAR-10."
+    yield sheet.below("section 3.4", claim, share(2), replace(drop, model="state-driven-tuned"))
+    for low, high in ((0.005, 0.1), (0.1, 0.99)):
+        for metric, first, second, verb in (("accuracy", high, low, "grows"), ("sparsity", low, high, "falls")):
+            claim = f"{metric.capitalize()} {verb} with kappa, here from {low} to {high} on CIFAR-10."
+            one, other = (Measure(metric, "state-driven-row", task, kappa) for kappa in (first, second))
+            yield sheet.order("Table 3.1", claim, one, other, "higher", note=WHOLE_ROWS)
 
 
 def fashion() -> Iterator[Row]:
@@ -241,9 +270,10 @@ def activation_orders() -> Iterator[Row]:
 
 ROWS: tuple[Row, ...] = (
     *sparsity(),
-    *sparsity_claims(),
-    *speed(),
-    *iterations(),
+    *with_data(sparsity_claims()),
+    *cifar10(),
+    *with_data(speed()),
+    *with_data(iterations()),
     *fashion(),
     *bounds(),
     *attacks(),

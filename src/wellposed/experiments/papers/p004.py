@@ -90,10 +90,10 @@ def mnist() -> Iterator[Row]:
 
 
 def sensitivity() -> Iterator[Row]:
-    sheet = Sheet("004", "sensitivity")
+    sheet = Sheet("004", "noise-mnist")
 
     def ratio(layers: int) -> Measure:
-        return Measure("sensitivity_ratio", "deq", "mnist", layers)
+        return Measure("sensitivity_ratio", f"deq-{WIDTHS[layers]}", "mnist")
 
     untrained = "The ratio does not predict the noisy accuracy of models trained with noise."
     for layers in (9, 11, 13):

@@ -1,0 +1,106 @@
+"""Solves on CUDA devices, by Triton kernels: a whole solve is one launch.
+
+Up to 128 states A stays on the chip (`gpu_resident`), up to 1024 it is streamed in tiles from the cache of the
+device (`gpu_streamed`); both end every sample as the reference loop does. float32 is multiplied by three TF32
+products, float64 as it is; bfloat16 and float16 are how numbers are stored, sums and iterates are float32.
+"""
+
+import functools
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.affine import AffineMap, AffineProblem, TransposedMap
+from wellposed.equilibrium.loop import Iterates
+from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.stopping import Stopping
+from wellposed.errors import InputError, require
+from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
+
+RESIDENT = {2: 128, 4: 128, 8: 32}  # states up to which A stays on the chip, by the bytes of a number
+
+
+@functools.cache
+def launcher() -> ModuleType:
+    """Imports what needs Triton, on first use."""
+    require("triton", extra="gpu")
+    return require("wellposed.kernels.gpu_launch", extra="gpu")
+
+
+@functools.cache
+def unheard(device: torch.device) -> Tensor:
+    """Returns the flag of solves whose statuses are looked at anyway, or by nobody."""
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+class Alarm:
+    """Tells the host whether a sample of a solve has failed.
+
+    The kernel writes to a number in the memory of the host, so that a wait for the solve is all it takes: nothing
+    is copied, and what was launched after the solve goes on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise InputError(
+                "a solve in a captured CUDA graph cannot report failures; build the model with "
+                'on_failure="ignore" and look at the statuses of equilibrium(u) now and then'
+            )
+        self.flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self.event, self.device = torch.cuda.Event(), device
+
+    def arm(self) -> None:
+        """Marks the end of the solve in the stream."""
+        self.event.record(torch.cuda.current_stream(self.device))
+
+    def rings(self) -> bool:
+        """Waits for the solve; tells whether a sample has failed."""
+        self.event.synchronize()
+        return bool(self.flag[0])
+
+
+def run_on_device(
+    f: AffineMap | TransposedMap, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, *, trace: bool
+) -> Iterates:
+    """Solves an equation that has a kernel, from `x`; takes the place of `iterate`."""
+    if isinstance(f, AffineMap):
+        kind, v, d = kind_of(f.activation), f.v, None
+    else:
+        kind, v, d = (LINEAR, 0.0), f.offset, f.slope
+    assert kind is not None
+    recipe = make_recipe(*kind, solver, stop, max_steps, x.dtype)
+    return run_recipe(f.factors[0], v, d, x, recipe, trace=trace)
+
+
+def run_recipe(
+    A: Tensor, v: Tensor, d: Tensor | None, x0: Tensor | None, recipe: Recipe, *, trace: bool, scaled: bool = False
+) -> Iterates:
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``; see `gpu_launch.launch`."""
+    parts = [None if part is None else part.detach() for part in (A, v, d, x0)]
+
+    def solve(traced: bool) -> tuple[Iterates, Tensor]:
+        found = launcher().launch(*parts, recipe, unheard(v.device), trace=traced, scaled=scaled)
+        again = lambda: solve(True)[1]  # noqa: E731
+        return Iterates(found.value, found.status, found.steps, again), _finished(found.residuals, found.steps)
+
+    found, residuals = solve(trace)
+    return Iterates(found.value, found.status, found.steps, lambda: residuals) if trace else found
+
+
+def _finished(residuals: Tensor, steps: Tensor) -> Tensor:  # (B, K), from (max_steps, B)
+    """Returns the trace, NaN after a sample has finished."""
+    if residuals.numel() == 0:
+        return residuals.mT
+    kept = residuals[: int(steps.max())].mT
+    return kept.masked_fill(torch.arange(kept.shape[1], device=kept.device) >= steps[:, None], torch.nan)
+
+
+def solve_adjoint_on_device(problem: AffineProblem, x: Tensor, v: Tensor, g: Tensor, A: Tensor) -> Tensor:
+    """Solves ``y = d (A'y + g)`` with ``d = phi'(Ax + v)`` and leaves a report."""
+    method = problem.backward
+    slope = problem.activation.slope_at(torch.addmm(v, x, A.mT))
+    recipe = make_recipe(LINEAR, 0.0, method.solver, method.stop, method.max_steps, x.dtype)
+    found = run_recipe(A.mT, g, slope, None, recipe, trace=problem.trace, scaled=True)
+    method.note_adjoint(found)
+    return found.value

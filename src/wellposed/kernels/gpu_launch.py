@@ -1,0 +1,196 @@
+"""Launches the kernels: memory, grids and the table of block sizes."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.loop import PERIOD
+from wellposed.kernels.gpu import RESIDENT
+from wellposed.kernels.gpu_calls import call
+from wellposed.kernels.gpu_resident import solve_resident
+from wellposed.kernels.gpu_streamed import solve_streamed, split
+from wellposed.kernels.recipe import Recipe
+
+FILLING = 2048  # samples that keep a device busy in blocks of 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a solve is cut up.
+
+    Attributes:
+        block: rows of a program.
+        tile, depth: of A, where it is streamed; zero where it is resident.
+        chunk: states of a point that a jump looks at together.
+        warps, stages: of a program, and how many tiles are under way.
+    """
+
+    block: int
+    tile: int
+    depth: int
+    chunk: int
+    warps: int
+    stages: int
+
+
+@functools.lru_cache(maxsize=256)
+def choose_shape(n: int, batch: int, item: int) -> Shape:
+    """Returns the measured best for a number of states and a batch (`benchmarks.gpu_sweep`, on an H200).
+
+    Tiles depend on the number of states alone, so that a sample is computed alike in every batch; batches that
+    would leave processors idle get smaller blocks.
+
+    Example:
+        >>> choose_shape(64, 4096, 4), choose_shape(1024, 4096, 4)
+        (Shape(block=16, tile=0, depth=0, chunk=32, warps=4, stages=1),
+         Shape(block=32, tile=128, depth=64, chunk=32, warps=8, stages=3))
+    """
+    many = batch > FILLING
+    if n <= RESIDENT[item]:
+        return Shape(32 if many and n > 64 else 16, 0, 0, 32, 4 if n <= 64 else 8, 1)
+    if item > 4:
+        return Shape(16, 32, 32, 16, 4, 2)
+    if n <= 256:
+        return Shape(16, 64, 64, 32, 4, 3)
+    return Shape(32, 128, 64, 32, 8, 3) if many else Shape(16, 128, 64, 32, 4, 3)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a launch will have written once the device is done.
+
+    Attributes:
+        value: states, in the dtype of the inputs.
+        slopes: phi' at the states, if asked for.
+        status, steps: of every sample.
+        residuals: ``(max_steps, B)``, empty unless asked for.
+    """
+
+    value: Tensor  # (B, n)
+    slopes: Tensor  # (B, n)
+    status: Tensor  # (B,) int8
+    steps: Tensor  # (B,) int64
+    residuals: Tensor  # (K, B)
+
+
+def launch(
+    A: Tensor, v: Tensor, d: Tensor | None, x0: Tensor | None, recipe: Recipe, flag: Tensor, *,
+    trace: bool = False, saves: bool = False, scaled: bool = False, shape: Shape | None = None,
+) -> Answer:  # fmt: skip
+    """Launches a solve and waits for nothing.
+
+    Args:
+        A: ``(n, n)``, in any strides.
+        v: ``(B, n)``; with `scaled` the gradient g of an adjoint ``y = d (Ay + g)``.
+        d: slopes of an adjoint.
+        x0: start; zeros if None.
+        recipe: how.
+        flag: one int32 that the device can reach; becomes 1 if a sample has failed.
+        trace: whether residuals are wanted.
+        saves: whether slopes are.
+        scaled: whether rows of g are divided by their size, and y multiplied by it.
+        shape: how the solve is cut up; None for the table.
+    """
+    batch, n = v.shape
+    v, d, x0 = v.contiguous(), v if d is None else d.contiguous(), x0 if x0 is None else x0.contiguous()
+    layout = lay_out(n, batch, v.dtype, recipe, shape)
+    scratch = v.new_empty(layout.scratch, dtype=layout.wide)
+    residuals = v.new_empty((recipe.max_steps if trace else 0, batch), dtype=layout.wide)
+    value, slopes = torch.empty_like(v), torch.empty_like(v) if saves else v
+    status, steps = v.new_empty(batch, dtype=torch.int8), v.new_empty(batch, dtype=torch.int64)
+    answer = Answer(value, slopes, status, steps, residuals)
+    if batch == 0:
+        return answer
+    flags = {"STARTS": x0 is not None, "SAVES": saves, "SCALED": scaled, "TRACED": trace}
+    tensors = v, d, v if x0 is None else x0, value, slopes, status, steps, scratch, residuals
+    strides = A.stride()
+    kind = recipe, layout.shape, n, strides, x0 is None, saves, scaled, trace, v.dtype
+    numbers = batch, n, *strides, *layout.numbers
+    constants = layout.front | flags | layout.back
+    if layout.shape.tile:
+        matrix = split_matrix(A, layout.width) if v.dtype == torch.float32 else (A, A, A)
+        call(
+            solve_streamed,
+            layout.blocks(batch),
+            kind,
+            (*matrix, *tensors),
+            numbers,
+            constants,
+            layout.options,
+            flag,
+        )
+    else:
+        call(solve_resident, layout.blocks(batch), kind, (A, *tensors), numbers, constants, layout.options, flag)
+    return answer
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Everything about a launch that does not change from call to call.
+
+    Attributes:
+        shape: how the solve is cut up.
+        width: states with their padding.
+        wide: dtype of the iterates.
+        scratch: numbers of the scratch buffer.
+        numbers: of the recipe, as the kernels take them.
+        front, back: constants of the kernels, before and after the flags of a call.
+        options: of the compiler.
+    """
+
+    shape: Shape
+    width: int
+    wide: torch.dtype
+    scratch: int
+    numbers: tuple[float, ...]
+    front: dict[str, Any]
+    back: dict[str, Any]
+    options: dict[str, int]
+
+    def blocks(self, batch: int) -> int:
+        """Returns the programs of a batch."""
+        return -(-batch // self.shape.block)
+
+
+@functools.lru_cache(maxsize=256)
+def lay_out(n: int, batch: int, dtype: torch.dtype, recipe: Recipe, shape: Shape | None) -> Layout:
+    """Plans launches of one kind."""
+    shape = choose_shape(n, batch, dtype.itemsize) if shape is None else shape
+    width, blocks = _width(n, shape), -(-batch // shape.block)
+    points = (recipe.memory + 2) * blocks * shape.block * width
+    numbers = (
+        recipe.atol, recipe.rtol, torch.finfo(dtype).eps, recipe.limit, recipe.max_steps, recipe.worth,
+        recipe.patience, recipe.ridge,
+    )  # fmt: skip
+    front = {"KIND": recipe.kind, "SLOPE": recipe.slope, "RULE": recipe.rule, "MEMORY": recipe.memory}
+    back: dict[str, Any] = {"WIDTH": width, "BLOCK": shape.block}
+    if shape.tile:
+        back |= {"TILE": shape.tile, "DEPTH": shape.depth, "CHUNK": min(shape.chunk, width)}
+        back["SPLIT"] = dtype == torch.float32
+    else:
+        back |= {"CHUNK": min(shape.chunk, width), "PRECISION": "tf32x3" if dtype == torch.float32 else "ieee"}
+    return Layout(
+        shape, width, torch.float64 if dtype == torch.float64 else torch.float32,
+        points + (recipe.max_steps // PERIOD + 1) * batch, numbers, front, back,
+        {"num_warps": shape.warps, "num_stages": shape.stages},
+    )  # fmt: skip
+
+
+def split_matrix(A: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns A as float16 numbers, what they leave in float16 numbers, and the units of rows, with padding."""
+    high, low = (A.new_empty(width, width, dtype=torch.float16) for _ in range(2))
+    units, n, strides = A.new_empty(width), A.shape[0], A.stride()
+    constants = {"WIDTH": width, "POWER": 1 << (width - 1).bit_length()}
+    call(split, width, (width, n), (A, high, low, units), (n, *strides), constants, {"num_warps": 1})
+    return high, low, units
+
+
+def _width(n: int, shape: Shape) -> int:
+    """Returns the states with their padding: a power of two on the chip, whole tiles beyond."""
+    if not shape.tile:
+        return max(16, 1 << (n - 1).bit_length())
+    unit = max(shape.tile, shape.depth)
+    return -(-n // unit) * unit

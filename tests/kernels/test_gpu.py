@@ -1,0 +1,81 @@
+"""What can be said of the GPU kernels without a GPU: their arithmetic, and when they are taken."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from wellposed import ImplicitModel
+from wellposed.equilibrium import Anderson
+from wellposed.errors import InputError, MissingExtraError
+from wellposed.kernels import explain
+from wellposed.kernels.recipe import SLOPED
+from wellposed.kernels.support import device_problem, engine_problem, solver_problem
+
+HERE = Path(__file__).parent
+
+
+def test_kernels_in_the_interpreter():
+    # Triton looks at the variable when it is imported, and other tests may have done that.
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-W", "ignore"]
+    variables = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [*command, str(HERE / "test_gpu_kernels.py")], env=variables, capture_output=True, text=True, check=False
+    )
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert run.returncode == 0, run.stdout[-4000:]
+    assert passed is not None and int(passed[1]) > 50 and "skipped" not in run.stdout
+
+
+def test_triton_is_not_for_the_cpu():
+    pytest.importorskip("triton")
+    model, u = ImplicitModel(3, 2, 6, executor="triton"), torch.zeros(4, 3)
+    assert explain(model, u) == "reference: device cpu has no kernel of triton"
+    with pytest.raises(InputError, match="device cpu has no kernel of triton"):
+        model(u)
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"wellposed\[gpu\]"):
+        ImplicitModel(3, 2, 6, executor="triton")
+    device_problem.cache_clear()
+    try:
+        assert device_problem(torch.device("cuda")) == "triton is not installed; pip install 'wellposed[gpu]'"
+    finally:
+        device_problem.cache_clear()
+
+
+def test_the_package_can_be_imported_without_triton():
+    code = "import sys; sys.modules['triton'] = None; import wellposed.models.implicit"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Elsewhere:
+    """A tensor that claims to lie on a GPU."""
+
+    def __init__(self, *shape, dtype=torch.float32):
+        self.shape, self.dtype, self.device = shape, dtype, torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind", "reason"),
+    [
+        (Elsewhere(2, 1025), (), "more than 1024 states have no kernel on the GPU"),
+        (Elsewhere(2, 3, dtype=torch.complex64), (), "complex64 has no kernel"),
+        (Elsewhere(2, 3), (SLOPED, -0.5), "leaky_relu with a negative slope has no kernel on the GPU"),
+    ],
+)
+def test_reasons_of_the_gpu(tensor, kind, reason):
+    assert engine_problem(tensor, *kind) == reason
+
+
+def test_deep_memories_are_for_the_cpu():
+    assert solver_problem(Anderson(memory=7)) == ""
+    assert solver_problem(Anderson(memory=7), "cuda") == "Anderson with a memory beyond 6 has no kernel on the GPU"

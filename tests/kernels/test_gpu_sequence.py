@@ -1,0 +1,60 @@
+"""What can be said of the Triton loops over time without a GPU: their arithmetic, and when they are taken."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from wellposed import ImplicitRNN, Phantom, Relative
+from wellposed.activations import leaky_relu
+from wellposed.errors import InputError
+from wellposed.kernels import explain, gpu_sequence_support
+
+HERE = Path(__file__).parent
+
+
+def test_kernels_in_the_interpreter():
+    # Triton looks at the variable when it is imported, and other tests may have done that.
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    variables = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [*command, str(HERE / "test_gpu_sequence_kernels.py")],
+        env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert run.returncode == 0 and passed and int(passed[1]) >= 15, run.stdout[-3000:] + run.stderr[-1000:]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"gradient": Phantom(3)}, "gradient Phantom has no kernel"),
+        ({"activation": "gelu", "kappa": 0.5}, "activation gelu has no kernel"),
+        ({"activation": leaky_relu(-0.2)}, "leaky_relu with a negative slope has no kernel on the GPU"),
+        ({"rank": 2}, "low-rank matrices have no kernel"),
+        ({"solver": "newton"}, "solver Newton has no kernel"),
+        ({"stop": Relative(norm="2")}, "stopping rule Relative in the norm '2' has no kernel"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_has_no_kernel_says_why_and_raises_where_triton_was_asked_for(options, reason):
+    rnn = ImplicitRNN(2, 3, 4, executor="triton", **options)
+    assert explain(rnn, torch.zeros(1, 2, 2)).startswith(f"time by time: {reason}")
+    with pytest.raises(InputError, match='executor="triton" cannot compute this'):
+        rnn(torch.zeros(1, 2, 2))
+
+
+def test_sizes_dtypes_and_devices_without_kernels(monkeypatch):
+    wide = ImplicitRNN(2, 3, 129, executor="triton")
+    assert wide.explain().startswith(
+        "time by time: more than 128 states or hidden states have no kernel on the GPU"
+    )
+    long = ImplicitRNN(2, 3, 4, executor="triton").double()
+    assert long.explain() == "time by time: float64 has no kernel on the GPU"
+    monkeypatch.setattr(gpu_sequence_support, "interpreted", lambda: False)
+    assert ImplicitRNN(2, 3, 4, executor="triton").explain() == "time by time: device cpu has no kernel of triton"
