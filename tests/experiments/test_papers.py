@@ -39,7 +39,7 @@ def test_every_paper_covers_its_subjects():
     extrapolation = {*mathematics, "activations", "volatility", "earthquake", "feedback"}
     elimination = {"earthquake", "sparsify-fashion", "eliminate-fashion", "eliminate-earthquake"}
     robustness = {"sparsify-cifar", "sparsify-newsgroups", "bounds", "attack-mnist", "attack-cifar"}
-    noise = {"noise-solvers", "noise-mnist", "noise-cifar", "noise-regression", "sensitivity", "adversarial"}
+    noise = {"noise-solvers", "noise-mnist", "noise-cifar", "noise-regression", "adversarial"}
     subjects = {
         "000": {*mathematics, "activations"},
         "001": extrapolation,

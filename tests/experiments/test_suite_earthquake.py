@@ -112,7 +112,7 @@ def test_what_the_skip_closes_is_computed(records):
         if record.task == "earthquake" and record.model in found
     ]
     text = " ".join(get_suite("earthquake").controls(own))
-    assert "closes 77 % of the distance" in text and "changes the error by +0.50 degrees" in text
+    assert "closes 77 to 77 % of the distance" in text and "changes the median error by +0.50 degrees" in text
 
 
 def _without_errors(record):

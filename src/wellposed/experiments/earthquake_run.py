@@ -33,7 +33,7 @@ class LocationRun(TrainingRun):
 
     @property
     def together(self) -> bool:
-        return False  # one seed at a time has compiled kernels, and 190 states gain nothing from being stacked
+        return False  # one seed at a time has compiled kernels
 
     def _result(
         self, model: nn.Module, pair: tuple[Pair, Pair], seed: int, history: History | None, member: int | None

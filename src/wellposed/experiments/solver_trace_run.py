@@ -30,7 +30,8 @@ class SolverTraceRun(Run):
 
     At every strength of noise, ``residual`` is the relative residual of the map without noise at what the solver
     returns after all steps (for stochastic unrolling, at the mean of the window), ``error`` its distance from
-    the root of the mean map, and ``steps`` and ``fired`` tell when a stopping rule accepts.
+    the root of the mean map. With a stopping rule, ``steps`` and ``fired`` tell when it accepts, and the others
+    are called ``residual_at_stop`` and ``error_at_stop``.
 
     Args:
         solver: by its name in 004.
@@ -73,19 +74,12 @@ class SolverTraceRun(Run):
                             stop=self._stop(), max_steps=self.steps, on_failure="ignore")  # fmt: skip
         z = found.value
         assert isinstance(z, Tensor)
-        root = mean_root(noisy, x, self.batch)
-        values = [
-            Value("residual", relative(clean(z, x), z), decibels),
-            Value("error", relative(root, z), decibels),
-        ]
+        residual, error = relative(clean(z, x), z), relative(mean_root(noisy, x, self.batch), z)
         if self.rule == "none":
-            return values
-        fired = found.converged.double().mean()
-        return [
-            *values,
-            Value("steps", float(found.steps.double().mean()), decibels),
-            Value("fired", float(fired), decibels),
-        ]
+            return [Value("residual", residual, decibels), Value("error", error, decibels)]
+        fired, steps = (float(part.double().mean()) for part in (found.converged, found.steps))
+        named = {"steps": steps, "fired": fired, "residual_at_stop": residual, "error_at_stop": error}
+        return [Value(name, value, decibels) for name, value in named.items()]
 
     def _problem(self) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)

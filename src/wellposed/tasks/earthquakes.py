@@ -198,7 +198,7 @@ class RandomSplit(_Meshed):
     """Draws training and test samples from the same epicentres: each of them is known from training.
 
     A depth or two further the same stations record the same epicentre, so a network that knows the training
-    samples by heart is right here. It is the split of 001 and 002, and no measure of what was learnt.
+    samples by heart is right here. By its counts it is the split of 002, and no measure of what was learnt.
 
     Example:
         >>> parts = RandomSplit(side=3, depths=10, earth="homogeneous").parts(seed=0)

@@ -100,8 +100,8 @@ def build_ak135(distances: Tensor, depths: Tensor) -> TravelTimes:
     """Computes the first P wave on a grid by TauP.
 
     A phase is traced once a depth, over all its ray parameters; between two rays the time is a cubic, whose slopes
-    are the ray parameters themselves (dT/dDelta = p). Asking TauP point by point gives the same to a millisecond
-    and takes some sixty times as long.
+    are the ray parameters themselves (dT/dDelta = p). Asking TauP point by point gives the same to about a
+    millisecond and takes far longer.
 
     Args:
         distances: in degrees, ``(D,)``.

@@ -40,7 +40,6 @@ SUITES = (
     "noise-mnist",
     "noise-cifar",
     "noise-regression",
-    "sensitivity",
     "adversarial",
     "prefix-sums",
     "mazes",

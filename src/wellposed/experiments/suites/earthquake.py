@@ -62,7 +62,7 @@ def plan(scale: Scale) -> list[Run]:
 
 
 def training(scale: Scale, task: Task) -> Training:
-    """Returns settings found by the validation loss of a few trials on seed 0; they were not searched."""
+    """Returns the settings of a first trial on seed 0, where 10 epochs were better than 5; not searched."""
     if scale == "tiny":
         return Training(epochs=2, batch_size=50, learning_rate=3e-3)
     if scale == "paper":
@@ -100,15 +100,27 @@ def _skip(records: Sequence[Record]) -> list[str]:
         return []
     told = ", ".join(f"{names[name]} {value:.2g}" for name, value in known.items())
     sentences = [f"Error of the longitude at k = 9 in degrees (median): {told}."]
-    gap, change = known["eikonet"] - known["implicit"], known["implicit-no-feedback"] - known["implicit"]
-    if gap > 0:
-        closed = 100 * (known["eikonet"] - known["eikonet-skip"]) / gap
+    change = known["implicit-no-feedback"] - known["implicit"]
+    closed = [100 * share for share in _closed(records)]
+    if closed:
         sentences.append(
-            f"The linear skip does most of the work: given to EikoNet it closes {closed:.0f} % of the distance to "
-            "the implicit model. Where stations and source move together the answer moves along, and D says so. "
-            f"Taking the feedback in A away changes the error by {change:+.2f} degrees."
+            f"Given to EikoNet, a linear skip closes {min(closed):.0f} to {max(closed):.0f} % of the distance to "
+            "the implicit model, by seed; taking the feedback in A away changes the median error by "
+            f"{change:+.2f} degrees."
         )
     return [*sentences, *_loss(records)]
+
+
+def _closed(records: Sequence[Record]) -> list[float]:
+    """Returns for every seed which part of EikoNet's excess over the implicit model a linear skip removes."""
+    names = ("eikonet", "eikonet-skip", "implicit")
+    errors: dict[int, dict[str, float]] = {}
+    for record in records:
+        value = record.value("longitude_error", FAR)
+        if record.task == TASK and record.model in names and record.kind == "run" and value is not None:
+            errors.setdefault(record.seed, {})[record.model] = value
+    whole = [own for own in errors.values() if len(own) == len(names) and own["eikonet"] > own["implicit"]]
+    return [(own["eikonet"] - own["eikonet-skip"]) / (own["eikonet"] - own["implicit"]) for own in whole]
 
 
 def _loss(records: Sequence[Record]) -> list[str]:
@@ -122,16 +134,15 @@ def _loss(records: Sequence[Record]) -> list[str]:
     near, far = (float(pair[0] or 0) - float(pair[1] or 0) for pair in (inside, outside))
     return [
         f"The test error of the implicit model is {far:.2g} below EikoNet's at k = 9, and {near:.2g} in the "
-        "training region: that part is no extrapolation. It comes from depth and time, of which one model has "
-        "learnt more than the other after as many epochs."
+        "training region: that part is no extrapolation."
     ]
 
 
 def _leakage(records: Sequence[Record]) -> list[str]:
     sentences = [
-        "The 900,720 samples of 002 are 36 x 36 epicentres at 695 depths, and its 720,576 training samples are 80 "
-        "% of them. That is no whole number of epicentres, so test samples share epicentre and stations with "
-        "training."
+        "The 900,720 samples of 002 are 36 x 36 epicentres at 695 depths, and its 720,576 training samples are "
+        "80 % of them. That is no whole number of epicentres: some test samples share theirs with training. That "
+        "an epicentre keeps its stations is assumed here; the papers do not say."
     ]
     for model in ("eikonet", "implicit"):
         kinds = ("earthquake-random-split", "earthquake-epicentre-split")
@@ -139,8 +150,7 @@ def _leakage(records: Sequence[Record]) -> list[str]:
         if known is not None and new is not None:
             sentences.append(
                 f"On such a mesh {model} has a test error of {known:.2g} if samples are split at random and "
-                f"{new:.2g} on epicentres that are new to it (medians). The published 1.73e-3 and 1.98e-3 are of "
-                "the first kind."
+                f"{new:.2g} on epicentres that are new to it (medians). By its counts 002 prints the first."
             )
     return sentences
 
@@ -241,7 +251,7 @@ SUITE = Suite(
             "epoch",
             over="epoch",
             log="y",
-            quantity="mean squared error on samples not trained on",
+            quantity="mean squared error in validation",
         ),
         Figure("Validation error", (TASK,), "validation_loss", "epoch", over="epoch", log=""),
     ),
