@@ -19,14 +19,13 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.problems import state_matrix
+from benchmarks.sequences import Case, Rival
 from wellposed import Absolute, Implicit, ImplicitRNN, watch
 from wellposed.errors import MissingExtraError, require
 
@@ -41,52 +40,6 @@ CASES = (
     ("positive", 0.9, 64, 64, 512, 100),
     ("positive", 0.9, 128, 128, 512, 20),
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """Matrices of a recurrent model and sequences for it."""
-
-    matrices: tuple[Tensor, ...]  # A, B, C, D
-    inputs: Tensor  # (batch, T, 4)
-    weights: Tensor  # (batch, h): the loss is sum(weights * h_T)
-
-    @classmethod
-    def draw(cls, family: str, norm: float, states: int, hidden: int, batch: int, length: int) -> "Case":
-        """Draws a model whose hidden states stay of the order of its inputs."""
-        generator = torch.Generator().manual_seed(0)
-        A = state_matrix(family, states, norm, generator)
-        shapes = ((states, INPUTS + hidden, 1.0), (hidden, states, 1 / (1 - norm)), (hidden, INPUTS + hidden, 3.0))
-        B, C, D = (
-            torch.randn(rows, columns, generator=generator) / (scale * columns**0.5)
-            for rows, columns, scale in shapes
-        )
-        inputs = torch.randn(batch, length, INPUTS, generator=generator)
-        return cls((A, B, C, D), inputs, torch.randn(batch, hidden, generator=generator))
-
-    def to(self, *place: Any) -> "Case":
-        """Moves everything to a device or a dtype."""
-        return Case(tuple(m.to(*place) for m in self.matrices), self.inputs.to(*place), self.weights.to(*place))
-
-
-@dataclass(frozen=True)
-class Rival:
-    """One library on one case: `last` computes the last hidden states."""
-
-    last: Callable[[Tensor], Tensor]
-    parameters: tuple[Tensor, ...]  # A, B, C, D, or those of an LSTM
-
-    def forward(self, case: Case) -> Tensor:
-        """Computes the last hidden states and nothing else."""
-        with torch.no_grad():
-            return self.last(case.inputs)
-
-    def step(self, case: Case) -> list[Tensor]:
-        """Computes them and all gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
-        (self.last(case.inputs) * case.weights).sum().backward()
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 
 def ours(case: Case, executor: str = "auto", tolerance: float = TOLERANCE) -> tuple[Rival, ImplicitRNN]:

@@ -66,13 +66,18 @@ class Case:
         weights = torch.randn(batch, hidden, generator=generator)
         return cls(f"{family} {norm}", (A, B, C, D), inputs, weights)
 
+    def to(self, *place: Any) -> "Case":
+        """Moves everything to a device or a dtype."""
+        matrices = tuple(matrix.to(*place) for matrix in self.matrices)
+        return Case(self.name, matrices, self.inputs.to(*place), self.weights.to(*place))
+
 
 @dataclass(frozen=True)
 class Rival:
     """One library on one case: `last` computes the last hidden states."""
 
     last: Callable[[Tensor], Tensor]
-    parameters: tuple[nn.Parameter, ...]  # A, B, C, D
+    parameters: tuple[Tensor, ...]  # A, B, C, D, or those of an LSTM
 
     def forward(self, case: Case) -> Tensor:
         """Computes the last hidden states and nothing else."""
