@@ -17,7 +17,6 @@ from wellposed.equilibrium.packing import Packing, State
 from wellposed.equilibrium.picard import Picard
 from wellposed.equilibrium.problem import Loop, Method
 from wellposed.equilibrium.registry import Registry
-from wellposed.equilibrium.robbins_monro import RobbinsMonro
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
@@ -27,9 +26,7 @@ from wellposed.errors import InputError
 MAX_STEPS = 200
 
 SOLVERS: Registry[Solver] = Registry(
-    "solver",
-    Solver,
-    {"picard": Picard, "anderson": Anderson, "broyden": Broyden, "newton": Newton, "robbins_monro": RobbinsMonro},
+    "solver", Solver, {"picard": Picard, "anderson": Anderson, "broyden": Broyden, "newton": Newton}
 )
 
 

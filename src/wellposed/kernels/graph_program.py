@@ -118,14 +118,14 @@ class Program:
         self.status += status.to(torch.int8)
         self.steps += (first * numbers).sum(0)
         if astray is not None and self.index % PERIOD == 0:
-            self._stagnate(replace(last, residual=residuals[-1]), astray[-1])
+            self._stagnate(replace(last, residual=residuals[-1]), astray[-1], values[-1])
         if self.ends:
             grown = residuals[-1] > 1e3 * self.trace[0]
-            self._close(self.steps == 0, grown + int(Status.MAX_STEPS))
+            self._close(self.steps == 0, grown + int(Status.MAX_STEPS), values[-1])
 
-    def _close(self, rows: Tensor, status: Tensor) -> None:
+    def _close(self, rows: Tensor, status: Tensor, value: Tensor) -> None:
         """Ends samples that no stopping rule has accepted, at the last step of a chunk."""
-        _put(rows, self.x, self.value)
+        _put(rows, value, self.value)
         self.status += (rows * status).to(torch.int8)
         self.steps += rows * self.index
 
@@ -141,7 +141,7 @@ class Program:
         resolved = torch.maximum(residuals, self.f.unit(self.x) * sizes)
         return (resolved > 0.1 * peaks[1:]) & finite & beyond
 
-    def _stagnate(self, last: Step, astray: Tensor) -> None:
+    def _stagnate(self, last: Step, astray: Tensor, value: Tensor) -> None:
         """Ends samples whose residual stopped falling at the rounding level of the map."""
         periods = self.index // PERIOD
         window = max(1, periods // 4)
@@ -151,7 +151,7 @@ class Program:
         before, after = recent[: window * PERIOD].amin(0), recent[window * PERIOD :].amin(0)
         stuck = (after >= before) & (self.steps == 0)
         stuck = stuck & (last.residual <= 4 * self.f.rounding(last.x, last.fx)) & ~astray
-        self._close(stuck, torch.full_like(self.status, int(Status.STAGNATED)))
+        self._close(stuck, torch.full_like(self.status, int(Status.STAGNATED)), value)
 
     def result(self, most: int, worst: int) -> Iterates:
         """Copies the results out of the buffers, given what the record says of them."""
