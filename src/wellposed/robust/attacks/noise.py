@@ -33,7 +33,7 @@ def speckle(
     """Multiplies every entry by ``1 + scale N(0, 1)`` and cuts it to the range.
 
     Example:
-        >>> speckle(torch.zeros(1, 3), 0.5)
+        >>> speckle(torch.zeros(1, 3), 0.5).abs()
         tensor([[0., 0., 0.]])
     """
     if not 0 <= scale < float("inf"):
