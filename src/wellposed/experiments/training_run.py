@@ -146,10 +146,11 @@ def training_runs(
     tasks: Sequence[Task],
     models: Sequence[tuple[Role, Choice]],
     training: Callable[[Scale, Task, Choice], Training],
+    kind: type[TrainingRun] = TrainingRun,
 ) -> list[TrainingRun]:
     """Returns every model on every task at seed 0, the body of a suite's plan."""
     return [
-        TrainingRun(
+        kind(
             suite=suite,
             seed=0,
             scale=scale,

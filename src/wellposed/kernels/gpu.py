@@ -1,8 +1,9 @@
 """Solves on CUDA devices, by Triton kernels: a whole solve is one launch.
 
 Up to 128 states A stays on the chip (`gpu_resident`), up to 1024 it is streamed in tiles from the cache of the
-device (`gpu_streamed`); both end every sample as the reference loop does. float32 is multiplied by three TF32
-products, float64 as it is; bfloat16 and float16 are how numbers are stored, sums and iterates are float32.
+device (`gpu_streamed`); both end every sample as the reference loop does. On the chip float32 is multiplied by
+three TF32 products; streamed, it is split into two float16 parts, A by a small launch of its own. float64 is
+multiplied as it is; bfloat16 and float16 are how numbers are stored, sums and iterates are float32.
 """
 
 import functools

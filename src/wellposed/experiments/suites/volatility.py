@@ -8,11 +8,13 @@ from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role, Run
 from wellposed.experiments.suite import Figure, Picture, Suite
 from wellposed.experiments.thresholds import Threshold
+from wellposed.experiments.training_run import training_runs
 from wellposed.experiments.volatility_findings import controls
 from wellposed.experiments.volatility_picture import draw_history
 from wellposed.experiments.volatility_run import DailyRun, HistoryRun, VolatilityRun
 from wellposed.tasks.market import DAILY, FUTURES, JANUARY, MARCH, is_here
 from wellposed.tasks.regimes import Regimes
+from wellposed.tasks.task import Task
 from wellposed.tasks.volatility import AMC, CSI300, CSI500, Generated, Squeeze, Volatility, own_amc_digest
 
 SUITE_NAME = "volatility"
@@ -54,19 +56,7 @@ def plan(scale: Scale) -> list[Run]:
     Without any of them, and at scale tiny, the market is made up.
     """
     tasks = [_sized(task, scale) for task in found(scale)]
-    runs: list[Run] = [
-        VolatilityRun(
-            suite=SUITE_NAME,
-            seed=0,
-            scale=scale,
-            role=role,
-            task=task,
-            model=model,
-            training=training(scale, task, model),
-        )
-        for task in tasks
-        for role, model in MODELS
-    ]
+    runs: list[Run] = [*training_runs(SUITE_NAME, scale, tasks, MODELS, training, VolatilityRun)]
     also = [CSI300()] if scale == "default" and is_here(FUTURES) else []
     shown = [*tasks, *also]
     runs += [HistoryRun(suite=SUITE_NAME, seed=0, scale=scale, role="control", task=task) for task in shown]
@@ -91,8 +81,8 @@ def _sized(task: Volatility, scale: Scale) -> Volatility:
     return replace(task, stride=1, test_stride=1) if scale == "paper" else task
 
 
-def training(scale: Scale, task: Volatility, model: Choice) -> Training:
-    """Chooses settings by the validation loss; the papers print none for this task."""
+def training(scale: Scale, task: Task, model: Choice) -> Training:
+    """Returns settings of a few trials by hand, by the validation error; the papers print none for this task."""
     if scale == "tiny":
         return Training(epochs=1, batch_size=100, learning_rate=3e-3, clip=1.0)
     epochs, rate = SETTINGS.get(model.name, (20, 3e-3 if isinstance(task, Squeeze) else 1e-2))
