@@ -119,6 +119,6 @@ def test_attacks_are_those_of_the_cpu(attack):
     u, target = torch.rand(32, 10, dtype=F64), torch.arange(32) % 4
     here, there = attack(form, u, target, 0.1), attack(form.to("cuda"), u.cuda(), target.cuda(), 0.1)
     assert there.inputs.is_cuda and there.success.cpu().equal(here.success)
-    torch.testing.assert_close(there.inputs.cpu(), here.inputs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(there.inputs.cpu(), here.inputs, rtol=0, atol=1e-3)
     bounds = output_bounds(form.to("cuda"), Box.around(u.cuda(), 0.1), "interval")
     assert bounds.contains(form.to("cuda")(there.inputs), 1e-9).all()

@@ -7,7 +7,10 @@ multiplied as it is; bfloat16 and float16 are how numbers are stored, sums and i
 """
 
 import functools
+import importlib.util
+from collections import deque
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +32,28 @@ def launcher() -> ModuleType:
     return require("wellposed.kernels.gpu_launch", extra="gpu")
 
 
+def interpreted() -> bool:
+    """Tells whether Triton interprets kernels, on tensors of the CPU."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    return bool(require("triton", extra="gpu").knobs.runtime.interpret)
+
+
 @functools.cache
 def unheard(device: torch.device) -> Tensor:
     """Returns the flag of solves whose statuses are looked at anyway, or by nobody."""
     return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def _bell() -> tuple[Tensor, Any]:
+    """Returns a number in the memory of the host that a device can write, and an event to wait for."""
+    return torch.zeros(1, dtype=torch.int32, pin_memory=True), torch.cuda.Event()
+
+
+@functools.cache
+def _bells(device: torch.device) -> deque[tuple[Tensor, Any]]:
+    """Returns those that nobody uses: making them takes longer than a launch."""
+    return deque(maxlen=64)
 
 
 class Alarm:
@@ -48,17 +69,23 @@ class Alarm:
                 "a solve in a captured CUDA graph cannot report failures; build the model with "
                 'on_failure="ignore" and look at the statuses of equilibrium(u) now and then'
             )
-        self.flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self.event, self.device = torch.cuda.Event(), device
+        try:
+            self.flag, self.event = _bells(device).pop()
+        except IndexError:
+            self.flag, self.event = _bell()
+        self.device = device
 
     def arm(self) -> None:
         """Marks the end of the solve in the stream."""
         self.event.record(torch.cuda.current_stream(self.device))
 
     def rings(self) -> bool:
-        """Waits for the solve; tells whether a sample has failed."""
+        """Waits for the solve; tells whether a sample has failed. Asked once."""
         self.event.synchronize()
-        return bool(self.flag[0])
+        if self.flag.item():
+            return True
+        _bells(self.device).append((self.flag, self.event))
+        return False
 
 
 def run_on_device(

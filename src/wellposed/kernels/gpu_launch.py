@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.loop import PERIOD
-from wellposed.kernels.gpu import RESIDENT
+from wellposed.kernels.gpu import RESIDENT, interpreted
 from wellposed.kernels.gpu_calls import call
 from wellposed.kernels.gpu_resident import solve_resident
 from wellposed.kernels.gpu_streamed import solve_streamed, split
@@ -171,7 +171,7 @@ def lay_out(n: int, batch: int, dtype: torch.dtype, recipe: Recipe, shape: Shape
         back |= {"TILE": shape.tile, "DEPTH": shape.depth, "CHUNK": min(shape.chunk, width)}
         back["SPLIT"] = dtype == torch.float32
     else:
-        back |= {"CHUNK": min(shape.chunk, width), "PRECISION": "tf32x3" if dtype == torch.float32 else "ieee"}
+        back |= {"CHUNK": min(shape.chunk, width), "SPLIT": dtype == torch.float32, "FUSED": not interpreted()}
     return Layout(
         shape, width, torch.float64 if dtype == torch.float64 else torch.float32,
         points + (recipe.max_steps // PERIOD + 1) * batch, numbers, front, back,

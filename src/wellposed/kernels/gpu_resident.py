@@ -6,7 +6,16 @@ is written at once and no longer looked at, while the others of its block go on.
 # mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
 
 from wellposed.errors import require
-from wellposed.kernels.gpu_elementary import LINEAR, SIGMOID, activate, product, slope_at
+from wellposed.kernels.gpu_elementary import (
+    LINEAR,
+    SIGMOID,
+    activate,
+    measure,
+    product,
+    slope_at,
+    split,
+    split_product,
+)
 from wellposed.kernels.gpu_steps import close, extrapolate, judge, look_back
 
 triton = require("triton", extra="gpu")
@@ -32,12 +41,18 @@ def start_rows(G, D, X0, at, there, like, STARTS: tl.constexpr, KIND: tl.constex
 
 
 @triton.jit
-def image(x, a, v, d, real, SLOPE: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr):
+def matrix_product(x, a, low, total, SPLIT: tl.constexpr):
+    """Adds to `total` the product with A, in float32 with its two parts."""
+    return split_product(x, a, low, total) if SPLIT else product(x, a, total, "ieee")
+
+
+@triton.jit
+def image(x, a, low, v, d, real, SLOPE: tl.constexpr, KIND: tl.constexpr, SPLIT: tl.constexpr):
     """Evaluates the map; states that are padding stay zero."""
     if KIND == LINEAR:
-        y = d * product(x, a, tl.zeros(v.shape, v.dtype), PRECISION) + v
+        y = d * matrix_product(x, a, low, tl.zeros(v.shape, v.dtype), SPLIT) + v
     else:
-        y = activate(product(x, a, v, PRECISION), SLOPE, KIND)
+        y = activate(matrix_product(x, a, low, v, SPLIT), SLOPE, KIND)
     if KIND == SIGMOID:
         y = tl.where(real[None, :], y, 0.0)
     return y
@@ -49,7 +64,7 @@ def solve_resident(
     batch, n, row, column, atol, rtol, eps, limit, max_steps, worth, patience, ridge,
     KIND: tl.constexpr, SLOPE: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, STARTS: tl.constexpr,
     SAVES: tl.constexpr, SCALED: tl.constexpr, TRACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, SPLIT: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
     """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu_launch`."""
     rows, states = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
@@ -58,6 +73,7 @@ def solve_resident(
     like: tl.constexpr = POINTS.dtype.element_ty
     places, known = states[None, :] * row + states[:, None] * column, real[None, :] & real[:, None]
     a = tl.load(A + places, mask=known, other=0.0)  # a[k, i] = A_ik
+    a, low = split(a) if SPLIT else (a, a)
     MINIMA = POINTS + (MEMORY + 2) * slot
     v, d, scale, x = start_rows(V, D, X0, at, there, like, STARTS, KIND, SCALED)
     points = POINTS + rows[:, None] * WIDTH + states[None, :]
@@ -67,9 +83,8 @@ def solve_resident(
     least = tl.full([BLOCK], float("inf"), like)
     index, phase, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), 1
     while left > 0:
-        y = image(x, a, v, d, real, SLOPE, KIND, PRECISION)
-        difference = tl.abs(y - x)
-        residual, l1, size = tl.max(difference, 1), tl.sum(difference, 1), tl.max(tl.abs(y), 1)
+        y = image(x, a, low, v, d, real, SLOPE, KIND, SPLIT)
+        residual, size, l1 = measure(x, y, FUSED)
         found, first, least = judge(
             residual, size, l1, status, first, least, index, rows, inside, MINIMA, TRACE, batch, n, atol, rtol,
             eps, limit, max_steps, RULE, TRACED,

@@ -14,8 +14,8 @@ from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.problem import Method
 from wellposed.errors import require
-from wellposed.kernels.gpu import Alarm, unheard
-from wellposed.kernels.gpu_sequence_support import interpreted
+from wellposed.kernels.gpu import Alarm, interpreted, unheard
+from wellposed.kernels.gpu_calls import call
 from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
 from wellposed.kernels.sequence_runs import Course, Parts, Walked, slopes, tell
 
@@ -30,13 +30,23 @@ def loops() -> ModuleType:
     return require("wellposed.kernels.gpu_sequence_loops", extra="gpu")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Launch:
     """What a launch needs besides tensors."""
 
     numbers: tuple[float, ...]  # in the order of the kernels' parameters
-    fixed: dict[str, Any]  # compiled in
+    rules: dict[str, Any]  # compiled in, before the flags of a call
+    sizes: dict[str, Any]  # compiled in, after them
+    options: dict[str, int]  # of the compiler
     blocks: int
+
+    def start(
+        self, kernel: Any, tensors: list[Tensor], whole: tuple[int, ...], flags: dict[str, Any], flag: Tensor
+    ) -> None:
+        """Launches a kernel on tensors and whole numbers: batch, times and three widths."""
+        constants = self.rules | flags | self.sizes
+        kind = self, whole[2:], tuple(flags.values())
+        call(kernel, self.blocks, kind, tensors, (*whole, *self.numbers), constants, self.options, flag)
 
 
 @functools.lru_cache(maxsize=256)
@@ -49,12 +59,9 @@ def plan(recipe: Recipe, kind: tuple[int, float], batch: int, n: int, h: int) ->
         recipe.ridge, 0,
     )  # fmt: skip
     states, hidden = padded(n), padded(h)
-    fixed = {
-        "KIND": kind[0], "RULE": recipe.rule, "ANDERSON": recipe.memory > 0,
-        "FUSED": not interpreted(),  # interpreted, a reduction of several values takes seconds
-        "ROWS": ROWS, "STATES": states, "HIDDEN": hidden, "num_stages": 1, **_shape(max(states, hidden)),
-    }  # fmt: skip
-    return Launch(numbers, fixed, -(-batch // ROWS))
+    rules = {"KIND": kind[0], "RULE": recipe.rule, "ANDERSON": recipe.memory > 0, "FUSED": not interpreted()}
+    sizes = {"ROWS": ROWS, "STATES": states, "HIDDEN": hidden}
+    return Launch(numbers, rules, sizes, {"num_stages": 1, **_shape(max(states, hidden))}, -(-batch // ROWS))
 
 
 def padded(size: int) -> int:
@@ -122,12 +129,15 @@ def _walk(
     status = torch.empty(elements, dtype=torch.int8, device=data.device)
     steps = torch.empty(elements, dtype=torch.int64, device=data.device)
     bias = data if parts.bias is None else parts.bias.detach().contiguous()
-    loops().walk[(launch.blocks,)](
-        *_matrices(parts), bias, data, h0, _offsets(course, steps), known, images, hidden, last, status, steps,
-        flag, batch, len(course.sizes), n, both - h, h, *launch.numbers, THROUGH=parts.D is not None,
-        BIASED=int(biased), EVEN=course.sizes[0] == course.sizes[-1], BACKWARDS=course.backwards,
-        WARM=course.warm_start, KEEP=keep, CHUNK=min(CHUNK, padded(both - h)), **launch.fixed,
-    )  # fmt: skip
+    tensors = [
+        *_matrices(parts), bias, data, h0, _offsets(course, steps), known, images, hidden, last, status, steps
+    ]  # fmt: skip
+    flags = {
+        "THROUGH": parts.D is not None, "BIASED": int(biased), "EVEN": course.sizes[0] == course.sizes[-1],
+        "BACKWARDS": course.backwards, "WARM": course.warm_start, "KEEP": keep,
+        "CHUNK": min(CHUNK, padded(both - h)),
+    }  # fmt: skip
+    launch.start(loops().walk, tensors, (batch, len(course.sizes), n, both - h, h), flags, flag)
     return Walked(hidden, last, known[:, :n], status, steps, data.new_empty(0)), known, images
 
 
@@ -149,10 +159,11 @@ def run_forward(
         again = (found, known, images) if wanted else _walk(course, data, h0, parts, watch.flag, keep=True)
         return (again[2] - again[0].states).abs().amax(1)
 
-    if watch.rings():
+    failed = watch.rings()
+    if failed:
         require_finite("input", data)
         require_finite("h0", h0)
-    if watch.rings() or method.logs:
+    if failed or method.logs:
         _tell(course, range(len(course.sizes)), method, "equilibrium", found, residual)
     if course.trace:
         found = replace(found, residual=residual())
@@ -184,12 +195,14 @@ def run_backward(
     steps = torch.empty(elements, dtype=torch.int64, device=images.device)
     watch = _Watch(method, images.device)
     given = (first if part is None else part for part in (outer, every, ending))
-    loops().unwind[(launch.blocks,)](
-        *_matrices(parts), images.mT, *given, _offsets(course, steps), found, first, status, steps,
-        watch.flag, batch, len(course.sizes), n, parts.inputs, h, *launch.numbers, THROUGH=parts.D is not None,
-        OUTER=outer is not None, EVERY=every is not None, ENDING=ending is not None,
-        EVEN=course.sizes[0] == course.sizes[-1], BACKWARDS=course.backwards, **launch.fixed,
-    )  # fmt: skip
+    tensors = [
+        *_matrices(parts), images.mT, *given, _offsets(course, steps), found, first, status, steps
+    ]  # fmt: skip
+    flags = {
+        "THROUGH": parts.D is not None, "OUTER": outer is not None, "EVERY": every is not None,
+        "ENDING": ending is not None, "EVEN": course.sizes[0] == course.sizes[-1], "BACKWARDS": course.backwards,
+    }  # fmt: skip
+    launch.start(loops().unwind, tensors, (batch, len(course.sizes), n, parts.inputs, h), flags, watch.flag)
     watch.arm()
     y, total = found[:, :n], found[:, n:]
 

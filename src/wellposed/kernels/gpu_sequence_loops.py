@@ -7,8 +7,8 @@ that have ended, or have not begun, keep what they have.
 # mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
 
 from wellposed.errors import require
-from wellposed.kernels.gpu_elementary import CONVERGED, LINEAR, MAX_STEPS, slope_at
-from wellposed.kernels.gpu_sequence_solve import RUNNING, multiply, solve, split
+from wellposed.kernels.gpu_elementary import CONVERGED, LINEAR, MAX_STEPS, slope_at, split
+from wellposed.kernels.gpu_sequence_solve import RUNNING, multiply, solve
 
 triton = require("triton", extra="gpu")
 tl = require("triton.language", extra="gpu")
@@ -78,11 +78,11 @@ def read(
 
 @triton.jit(do_not_specialize=VARYING)
 def walk(
-    A, B, C, D, bias, inputs, h0, offsets, known, images, H, last, statuses, counts, flag,
+    flag, A, B, C, D, bias, inputs, h0, offsets, known, images, H, last, statuses, counts,
     batch, times, n, p, h, slope, limit, max_steps, atol, rtol, noise, worth, patience, ridge, zero,
     KIND: tl.constexpr, RULE: tl.constexpr, ANDERSON: tl.constexpr, FUSED: tl.constexpr,
     THROUGH: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, BACKWARDS: tl.constexpr, WARM: tl.constexpr,
-    KEEP: tl.constexpr, ROWS: tl.constexpr, STATES: tl.constexpr, HIDDEN: tl.constexpr, CHUNK: tl.constexpr,
+    KEEP: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, STATES: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
     """Computes a block of sequences; a row of `known` is states, inputs, hidden states before and, biased, one."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -137,7 +137,7 @@ def walk(
 
 @triton.jit(do_not_specialize=VARYING)
 def unwind(
-    A, B, C, D, images, outer, every, ending, offsets, found, beginning, statuses, counts, flag,
+    flag, A, B, C, D, images, outer, every, ending, offsets, found, beginning, statuses, counts,
     batch, times, n, p, h, slope, limit, max_steps, atol, rtol, noise, worth, patience, ridge, zero,
     KIND: tl.constexpr, RULE: tl.constexpr, ANDERSON: tl.constexpr, FUSED: tl.constexpr,
     THROUGH: tl.constexpr, OUTER: tl.constexpr, EVERY: tl.constexpr, ENDING: tl.constexpr, EVEN: tl.constexpr,

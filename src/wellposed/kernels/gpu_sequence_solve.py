@@ -22,6 +22,9 @@ from wellposed.kernels.gpu_elementary import (
     STEPS_DONE,
     TOLERANCE,
     activate,
+    measure,
+    split,
+    split_product,
 )
 
 triton = require("triton", extra="gpu")
@@ -33,56 +36,22 @@ EPS = tl.constexpr(2.0**-23)
 
 
 @triton.jit
-def split(x):
-    """Returns x rounded to the eleven bits that a TF32 product looks at, and the rest."""
-    high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return high, x - high
-
-
-@triton.jit
-def product(x, high, low, total):
-    """Adds ``x (high + low)`` to `total` by three TF32 products, in chains that do not wait for each other."""
-    x_high, x_low = split(x)
-    first = tl.dot(x_high, high, total, input_precision="tf32")
-    second = tl.dot(x_high, low, input_precision="tf32")
-    third = tl.dot(x_low, high, input_precision="tf32")
-    return first + (second + third)
-
-
-@triton.jit
 def multiply(x, matrix, total):
     """Adds ``x matrix`` to `total`."""
     high, low = split(matrix)
-    return product(x, high, low, total)
+    return split_product(x, high, low, total)
 
 
 @triton.jit
 def image(x, v, d, high, low, inside, slope, KIND: tl.constexpr):
     """Evaluates ``phi(xa + v)``, or ``d (xa) + v`` of the linear kind, for a matrix in two parts."""
     if KIND == LINEAR:
-        y = d * product(x, high, low, tl.zeros_like(v)) + v
+        y = d * split_product(x, high, low, tl.zeros_like(v)) + v
     else:
-        y = activate(product(x, high, low, v), slope, KIND)
+        y = activate(split_product(x, high, low, v), slope, KIND)
         if KIND == SIGMOID:
             y = tl.where(inside, y, 0.0)
     return y
-
-
-@triton.jit
-def worst(r, s, t, other_r, other_s, other_t):
-    """Merges two largest values and a sum."""
-    return tl.maximum(r, other_r), tl.maximum(s, other_s), t + other_t
-
-
-@triton.jit
-def measure(x, y, FUSED: tl.constexpr):
-    """Returns the residual in the largest entry, the size of `y` and the residual as a sum, which keeps NaN."""
-    difference = tl.abs(y - x)
-    if FUSED:
-        residual, size, l1 = tl.reduce((difference, tl.abs(y), difference), 1, worst)
-    else:
-        residual, size, l1 = tl.max(difference, 1), tl.max(tl.abs(y), 1), tl.sum(difference, 1)
-    return residual, size, l1
 
 
 @triton.jit

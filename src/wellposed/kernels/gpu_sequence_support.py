@@ -1,7 +1,6 @@
 """What the Triton loops over time can do, and a sentence about everything that they cannot; A in one launch."""
 
 import functools
-import importlib.util
 from types import ModuleType
 from typing import Any
 
@@ -12,17 +11,11 @@ from wellposed.equilibrium.affine import AffineMap
 from wellposed.equilibrium.projection import project_rows
 from wellposed.equilibrium.transform import under_transform
 from wellposed.errors import require
+from wellposed.kernels.gpu import interpreted
 from wellposed.kernels.recipe import SLOPED, kind_of
 from wellposed.kernels.support import device_problem
 
 LARGEST = 128  # states and hidden states of a block that stays on the chip
-
-
-def interpreted() -> bool:
-    """Tells whether Triton interprets kernels, on tensors of the CPU."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    return bool(require("triton", extra="gpu").knobs.runtime.interpret)
 
 
 def wanted(executor: str, like: Tensor) -> bool:
