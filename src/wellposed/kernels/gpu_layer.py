@@ -129,28 +129,31 @@ class _DeviceLayer(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             return None, None, *_differentiable(ctx.plan, ctx.source, tensors, gradients[0], needs)
-        found = _backward(ctx.plan, x, d, A, tensors, gradients[0], needs)
+        found, solve = _backward(ctx.plan, x, d, A, tensors, gradients[0], needs)
         if found[1] is not None and ctx.source.radius is not None:
             found[1] = _projection().project_backward(tensors[1], levels, found[1])
+        if solve is not None:
+            solve.settle("adjoint solve")
         return None, None, *found
 
 
 def _backward(
     plan: Plan, x: Tensor, d: Tensor, A: Tensor, tensors: list[Any], g: Tensor, needs: tuple[bool, ...]
-) -> list[Any]:
-    """Returns the gradients by u, A, B, C, D and the bias."""
+) -> tuple[list[Any], _Pending | None]:
+    """Launches the gradients by u, A, B, C, D and the bias; what solves for them is still to be settled."""
     u, _, B, C, D, _ = tensors
     du, dA, dB, dC, dD, db = needs
-    solve = _Pending(plan, A.mT, g @ C, d) if du or dA or dB or db else None
-    found: list[Any] = [None, None, None, g.mT @ x if dC else None, g.mT @ u if dD else None, None]
+    mm, across = torch.mm, g.t()  # without the detours of `@`, which take as long as a launch
+    solve = _Pending(plan, A.t(), mm(g, C), d) if du or dA or dB or db else None
+    found: list[Any] = [None, None, None, mm(across, x) if dC else None, mm(across, u) if dD else None, None]
     if solve is not None:
         y = solve.found.value
-        found[1], found[2] = y.mT @ x if dA else None, y.mT @ u if dB else None
+        turned = y.t()
+        found[1], found[2] = mm(turned, x) if dA else None, mm(turned, u) if dB else None
         found[5] = y.sum(0) if db else None
         if du:
-            found[0] = y @ B if D is None else torch.addmm(g @ D, y, B)
-        solve.settle("adjoint solve")
-    return found
+            found[0] = mm(y, B) if D is None else torch.addmm(mm(g, D), y, B)
+    return found, solve
 
 
 def _differentiable(

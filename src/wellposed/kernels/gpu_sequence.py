@@ -172,8 +172,8 @@ def run_forward(
 
 def run_backward(
     course: Course, images: Tensor, gradients: tuple[Tensor | None, ...], parts: Parts
-) -> tuple[Tensor, Tensor]:
-    """Solves ``y = d (A'y + g)`` from the last time to the first.
+) -> tuple[Tensor, Tensor, Callable[[], None]]:
+    """Launches ``y = d (A'y + g)`` from the last time to the first.
 
     Args:
         course: of the forward pass.
@@ -182,7 +182,8 @@ def run_backward(
         parts: the matrices.
 
     Returns:
-        ``(n + h, N)`` y and the total gradients of the hidden states, and the gradients of the first ones.
+        ``(n + h, N)`` y and the total gradients of the hidden states, the gradients of the first ones, and what
+        waits for the solves and reports failures: to be called when all that needs them has been launched.
     """
     (n, elements), h, batch = images.shape, parts.C.shape[0], course.sizes[0]
     method, kind = course.problem.backward, kind_of(course.problem.activation)
@@ -212,10 +213,12 @@ def run_backward(
         gap = slopes(*kind, images.mT) * (y @ parts.A + g) - y
         return (gap / scale.masked_fill(scale == 0, 1)).abs().amax(1)
 
-    if watch.rings() or method.logs:
-        turns = range(len(course.sizes) - 1, -1, -1)
-        _tell(course, turns, method, "adjoint solve", Walked(total, first, y, status, steps, total), residual)
-    return found.mT, first
+    def settle() -> None:
+        if watch.rings() or method.logs:
+            turns = range(len(course.sizes) - 1, -1, -1)
+            _tell(course, turns, method, "adjoint solve", Walked(total, first, y, status, steps, total), residual)
+
+    return found.mT, first, settle
 
 
 def _tell(

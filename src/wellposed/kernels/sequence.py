@@ -8,6 +8,7 @@ What inputs contribute is one product for all times before the loop, gradients o
 all times after it; between them nothing returns to Python.
 """
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -69,15 +70,20 @@ def _forward(
 
 def _backward(
     course: Course, images: Tensor, known: Tensor, gradients: tuple[Tensor | None, ...], parts: Parts
-) -> tuple[Tensor, Tensor]:
-    """Returns ``(n + h, N)`` y and total gradients of the hidden states, and the gradients of the first ones."""
+) -> tuple[Tensor, Tensor, Callable[[], None]]:
+    """Returns ``(n + h, N)`` y and total gradients of the hidden states, those of the first, and a last call."""
     if course.device:
         return gpu_sequence.run_backward(course, images, gradients, parts)
     n, elements = images.shape
     every, last, outer = gradients
     found = columns(n + parts.C.shape[0], elements, known)
     _total(course, every, last, found[n:].mT)
-    return found, run_backward(course, images, found, None if outer is None else outer.mT, parts)
+    first = run_backward(course, images, found, None if outer is None else outer.mT, parts)
+    return found, first, _settled
+
+
+def _settled() -> None:
+    """Does nothing: solves on the CPU have been waited for."""
 
 
 class _Sequence(torch.autograd.Function):
@@ -98,7 +104,7 @@ class _Sequence(torch.autograd.Function):
         if all(gradient is None for gradient in gradients):
             return (None,) * len(ctx.needs_input_grad)
         hidden, states, known, images, data, h0, *matrices = ctx.saved_tensors
-        course, parts = ctx.course, Parts(*matrices)
+        course, parts, settle = ctx.course, Parts(*matrices), _settled
         if torch.is_grad_enabled():
             u = torch.cat([data, _previous(course, hidden, h0)], -1)
             total = _total(course, gradients[0], gradients[1], torch.empty_like(hidden))
@@ -108,8 +114,10 @@ class _Sequence(torch.autograd.Function):
             )
             known, found = torch.cat([states, u], 1).mT, torch.cat([y, total], 1).mT
         else:
-            found, first = _backward(course, images, known, gradients[:3], parts)
-        return None, *_collect(found, first, known, parts, ctx.needs_input_grad[1:])
+            found, first, settle = _backward(course, images, known, gradients[:3], parts)
+        collected = _collect(found, first, known, parts, ctx.needs_input_grad[1:])
+        settle()
+        return None, *collected
 
 
 def _total(course: Course, every: Tensor | None, last: Tensor | None, out: Tensor) -> Tensor:

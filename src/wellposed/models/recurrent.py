@@ -1,6 +1,7 @@
 """ImplicitRNN: a recurrent network whose step is an implicit model."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -232,7 +233,8 @@ class ImplicitRNN(nn.Module):
     def _run(self, sequences: Sequences, h0: Tensor, *, trace: bool) -> tuple[Tensor, Tensor, list["_Walk"]]:
         walks: list[_Walk] = []
         once, data = Once(), sequences.data
-        with torch.autocast(data.device.type, enabled=False):
+        autocast, kind = torch.is_autocast_enabled(data.device.type), data.device.type
+        with torch.autocast(kind, enabled=False) if autocast else nullcontext():
             data = data.to(self.cell(0).B.dtype)
             for layer in range(self.num_layers):
                 if layer > 0 and self.dropout > 0:
