@@ -238,7 +238,7 @@ def line(row: dict[str, Any]) -> str:
 
 CELLS = "wellposed, ms | torchidl | torchdeq | ratio | ratio | floor (times) | back to back"
 HEADER = f"""
-| problem | steps | forward: {CELLS} | with gradients: {CELLS} | in one thread: {CELLS} | in graphs | ratio | errors |
+| problem | steps | forward: {CELLS} | with gradients: {CELLS} | in one thread: {CELLS} | graphs | ratio | errors |
 {"|---" * 26}|"""
 
 
