@@ -1,13 +1,17 @@
 # Every target sets up what it needs: `make demo` and `make test` work on a fresh checkout.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo lab test lint bench kernels rivals memory docs clean
+.PHONY: help demo lab test lint bench kernels rivals memory docs clean fuzz audit lock campaign
 
 VENV := .venv
 BENCH_VENV := .venv-bench
+AUDIT_VENV := .venv-audit
 PIP_FLAGS := --disable-pip-version-check -q
 INSTALL = $(VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt
 BENCH_INSTALL = $(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt
+FUZZ_CASES := 1000
+FUZZ_SECONDS := 30
+FUZZ_SEED := 0
 MANIFESTS := pyproject.toml constraints.txt
 RIVALS := torchidl==0.0.4 torchdeq==0.1.0
 # What the rivals import. Their own requirements would bring another torch, so they come without them.
@@ -48,6 +52,27 @@ rivals: $(BENCH_VENV)/.installed ## the same with jaxopt and optimistix: errors,
 
 memory: $(BENCH_VENV)/.installed ## memory of a training step against the number of solver steps
 	$(BENCH_VENV)/bin/python -m benchmarks.memory $(MEMORY_ARGS)
+
+campaign: $(VENV)/.installed-test ## kill, damage and mutate the library by the thousand; takes hours
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/faults.py
+	$(INSTALL) coverage
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/mutants.py map
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/mutants.py run
+
+fuzz: $(VENV)/.installed-test ## changed files for every reader, then atheris (FUZZ_CASES=1000 FUZZ_SECONDS=30 FUZZ_SEED=0)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.mutate --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)
+	$(INSTALL) atheris==3.0.0
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.guided --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
+
+audit: $(AUDIT_VENV)/bin/pip ## known weaknesses of the locked packages, by pip-audit; needs a connection
+	$(AUDIT_VENV)/bin/python -m pip install $(PIP_FLAGS) pip-audit
+	$(AUDIT_VENV)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
+
+lock: $(VENV)/bin/pip ## write requirements.lock anew, after a change of constraints.txt
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) 'pip>=25.1'
+	$(VENV)/bin/python -m pip lock $(PIP_FLAGS) --no-deps -r constraints.txt -o pylock.all.toml
+	$(VENV)/bin/python tests/lock_file.py pylock.all.toml requirements.lock
+	rm pylock.all.toml
 
 clean: ## remove what was built, not the environments
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

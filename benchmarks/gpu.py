@@ -10,9 +10,6 @@ Steps with gradients are measured twice, as they come and with the backward pass
 (`torch.autograd.set_multithreading_enabled`): in a virtual machine waking the engine's thread and being woken by
 it may take half a millisecond, whatever the library.
 
-A step in CUDA graphs (`torch.cuda.make_graphed_callables`) is measured for our model alone: it launches as often
-whatever the number of steps and, with ``on_failure="ignore"``, waits for nothing; the others look at every step.
-
 Run on a CUDA machine: python -m benchmarks.gpu              writes results/gpu.json
                        python -m benchmarks.gpu --quick      two sizes, writes nothing
 """
@@ -93,15 +90,6 @@ def make_model(library: str, case: Case) -> nn.Module:
         return torchdeq_model(A, B, C).cuda()
     model = ImplicitModel.from_matrices(A, B, C, stop=Absolute(TOLERANCE), max_steps=MAX_STEPS)
     return model.cuda()
-
-
-def graphed(case: Case) -> nn.Module:
-    """Returns our model with both passes captured."""
-    model = make_model("wellposed", case)
-    assert isinstance(model, ImplicitModel)
-    model.on_failure = "ignore"
-    torch.cuda.make_graphed_callables(model, (case.u.clone(),))
-    return model
 
 
 def matrix_of(model: Any) -> Any:
@@ -200,7 +188,6 @@ def measure(case: Case, names: list[str], limits: dict[str, float]) -> dict[str,
         if isinstance(model, ImplicitModel):
             row |= details(model, case, limits)
             row["busy"] = {kind: 1e3 * busy_seconds(run) for kind, run in runs.items()}
-            row["graphed"] = 1e3 * seconds(partial(step, graphed(case), case))
     return row
 
 
@@ -230,16 +217,14 @@ def line(row: dict[str, Any]) -> str:
         cells += [f"{row[name][kind]:.2f}" if name in row else "" for name in LIBRARIES]
         cells += [f"{row[name][kind] / mine:.0f}x" if name in row else "" for name in LIBRARIES[1:]]
         cells += [f"{row['floor'][kind]:.3f} ({mine / row['floor'][kind]:.1f})", f"{row['busy'][kind]:.2f}"]
-    rival = row["torchidl"]["both"] if "torchidl" in row else float("nan")
-    cells += [f"{row['graphed']:.2f}", f"{rival / row['graphed']:.0f}x"]
     cells += ["/".join(f"{row[name]['error']['output']:.0e}" for name in LIBRARIES if name in row)]
     return "| " + " | ".join(cells) + " |"
 
 
 CELLS = "wellposed, ms | torchidl | torchdeq | ratio | ratio | floor (times) | back to back"
 HEADER = f"""
-| problem | steps | forward: {CELLS} | with gradients: {CELLS} | in one thread: {CELLS} | graphs | ratio | errors |
-{"|---" * 26}|"""
+| problem | steps | forward: {CELLS} | with gradients: {CELLS} | in one thread: {CELLS} | errors |
+{"|---" * 24}|"""
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -254,8 +239,6 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             ratios = [row[name][kind] / row["wellposed"][kind] for row in members if name in row]
             if ratios:
                 found[f"{name}, {kind}, {group}"] = min(ratios)
-        ratios = [row["torchidl"]["both"] / row["graphed"] for row in members if "torchidl" in row]
-        found |= {f"torchidl, graphed, {group}": min(ratios)} if ratios else {}
     return found
 
 

@@ -12,11 +12,13 @@ author = "The wellposed authors"
 copyright = "2026, The wellposed authors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "generated", "docstrings"]
 html_math_renderer = "mathml"
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"wellposed {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3

@@ -15,14 +15,15 @@ PACKAGE = ROOT / "src" / "wellposed"
 FILES = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 
-CHAIN = ["errors", "activations", "equilibrium", "forms", "kernels", "models"]
+CHAIN = ["errors", "parallel", "activations", "equilibrium", "forms", "kernels", "models"]
 MAY_IMPORT = {part: set(CHAIN[:index]) for index, part in enumerate(CHAIN)}
+MAY_IMPORT |= {"checker": set(), "models": {*CHAIN[:-1], "checker"}}
 MAY_IMPORT |= {"baselines": set(CHAIN[:-1]), "tasks": set(CHAIN[:-1]), "convert": set(CHAIN)}
 MAY_IMPORT |= {"convex": {*CHAIN, "convert"}, "robust": {*CHAIN, "convert"}}
 MAY_IMPORT["training"] = {*CHAIN, "convert", "convex", "robust"}
 MAY_IMPORT["experiments"] = {*MAY_IMPORT["training"], "training", "baselines", "tasks"}
 MAY_IMPORT |= {"compat": set(CHAIN), "estimators": MAY_IMPORT["experiments"]}
-MAY_IMPORT["cli"] = {*MAY_IMPORT["experiments"], "estimators", "experiments"}
+MAY_IMPORT["cli"] = {*MAY_IMPORT["experiments"], "checker", "estimators", "experiments"}
 
 DEPENDENCIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 ALWAYS_THERE = sys.stdlib_module_names | {re.split(r"\W", dependency)[0] for dependency in DEPENDENCIES}

@@ -1,9 +1,16 @@
-"""Runs every ```python block of the README and the documentation; ```python no-run is skipped."""
+"""Runs every ```python block of README and documentation, but for ```python no-run, and misses no page or name."""
 
+import importlib
+import importlib.util
+import pkgutil
 import re
+import types
 from pathlib import Path
 
 import pytest
+
+import wellposed
+from wellposed.experiments.report.page import PAPERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(p for p in ROOT.glob("docs/**/*.md") if "_build" not in p.parts)])
@@ -43,3 +50,88 @@ def test_a_failing_block_names_its_line():
     with pytest.raises(ZeroDivisionError) as caught:
         exec(compile("\n" * line + code, "page.md", "exec"), {})
     assert caught.traceback[-1].lineno + 1 == 4
+
+
+DIRECTIVE = re.compile(r"^\s*\.\. auto(?P<kind>class|function|data|module):: (?P<name>[\w.]+)", re.M)
+NESTED = ("compat.torchdeq", "robust.attacks")
+PARTS = (*(part.name for part in pkgutil.iter_modules(wellposed.__path__) if part.name != "cli"), *NESTED)
+
+
+def public_names() -> set[tuple[str, str]]:
+    """The module and the name of everything that a part of the package offers; modules apart."""
+    found = set()
+    for part in ("", *PARTS):
+        module = importlib.import_module(f"wellposed.{part}".rstrip("."))
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        for name in getattr(module, "__all__", [name for name in own if name[0] != "_"]):
+            if not isinstance(getattr(module, name), types.ModuleType):
+                found.add((module.__name__, name))
+    return found
+
+
+def documented(pages: list[Path]) -> list[tuple[str, str]]:
+    """The module and the name of everything that a page of the reference describes."""
+    found = []
+    for page in pages:
+        for match in DIRECTIVE.finditer(page.read_text()):
+            if match["kind"] == "module":
+                module = importlib.import_module(match["name"])
+                found += [(match["name"], name) for name in vars(module)]
+            else:
+                home, _, name = match["name"].rpartition(".")
+                found.append((home, name))
+    return found
+
+
+def undocumented(pages: list[Path]) -> list[str]:
+    known = {id(getattr(importlib.import_module(home), name)) for home, name in documented(pages)}
+    return sorted(f"{home}.{name}" for home, name in public_names() if id(lookup(home, name)) not in known)
+
+
+def lookup(home: str, name: str) -> object:
+    return getattr(importlib.import_module(home), name)
+
+
+def test_every_public_name_has_its_place_in_the_reference():
+    missing = undocumented(sorted((ROOT / "docs" / "api").glob("*.md")))
+    assert not missing, f"no page of docs/api describes {', '.join(missing)}"
+
+
+def test_a_name_without_a_place_is_noticed(tmp_path):
+    page = tmp_path / "equilibrium.md"
+    text = (ROOT / "docs" / "api" / "equilibrium.md").read_text()
+    page.write_text(text.replace(".. autoclass:: wellposed.Broyden", ""))
+    missing = undocumented([page])
+    assert "wellposed.Broyden" in missing and "wellposed.Picard" not in missing
+
+
+def test_no_name_is_described_twice():
+    found = documented(sorted((ROOT / "docs" / "api").glob("*.md")))
+    plain = [name for name in found if name[0] not in ("wellposed.errors", "wellposed.compat.torchdeq")]
+    assert len(plain) == len(set(plain))
+
+
+def test_every_page_can_be_reached():
+    listed = set()
+    for page in PAGES[1:]:
+        for block in FENCE.finditer(page.read_text()):
+            if block["info"].strip() == "{toctree}":
+                entries = [line for line in block["body"].splitlines() if line and not line.startswith(":")]
+                listed |= {(page.parent / f"{entry}.md").resolve() for entry in entries}
+    pages = {page.resolve() for page in PAGES if "docs" in page.parts and page.name != "README.md"}
+    assert pages - listed == {(ROOT / "docs" / "index.md").resolve()}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_paper_has_a_page_made_from_its_records(paper):
+    text = (ROOT / "docs" / "papers" / f"{paper}.md").read_text()
+    assert f"```{{paper}} {paper}\n```" in text and text.startswith(f"# {paper}: {PAPERS[paper]}")
+
+
+def test_bars_in_docstrings_are_no_substitutions():
+    specification = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    before = ["Minimises |w| by ``a | b``.", ">>> print('|')", "|", "", "|x|"]
+    after = [r"Minimises \|w\| by ``a | b``.", ">>> print('|')", "|", "", r"\|x\|"]
+    assert module.escape_bars(before) == after

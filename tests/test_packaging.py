@@ -1,6 +1,7 @@
 """A wheel and an sdist are built, and the wheel is installed where only the core dependencies are."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -111,6 +112,48 @@ def test_wheel_works_with_the_core_dependencies_alone(built, tmp_path):
     _install(built[0], site)
     found = _run(python, "-c", CHECK, cwd=tmp_path)
     assert Path(found.strip()).is_relative_to(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_wheel_built_from_the_sdist_is_the_same(built, tmp_path):
+    with tarfile.open(built[1]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "dist", cwd=source)
+    (again,) = (tmp_path / "dist").glob("*.whl")
+    names, others = (sorted(zipfile.ZipFile(wheel).namelist()) for wheel in (built[0], again))
+    assert names == others
+
+
+@pytest.mark.slow
+def test_metadata_says_what_is_supported(built):
+    wheel = zipfile.ZipFile(built[0])
+    (place,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    text = wheel.read(place).decode()
+    assert "Requires-Python: <3.13,>=3.11\n" in text and "Requires-Dist: torch>=2.11\n" in text
+    classifiers = (
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Typing :: Typed",
+    )
+    assert all(f"Classifier: {name}\n" in text for name in classifiers)
+    core = [line for line in text.splitlines() if line.startswith("Requires-Dist: ") and "extra ==" not in line]
+    assert sorted(re.split(r"\W", line.removeprefix("Requires-Dist: "))[0] for line in core) == sorted(CORE)
+
+
+@pytest.mark.slow
+def test_wheel_is_installed_by_pip_in_a_clean_environment(built, tmp_path):
+    venv.create(tmp_path / "env", with_pip=True, symlinks=True)
+    python = tmp_path / "env" / "bin" / "python"
+    command = (python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt")
+    offered = subprocess.run([*command, "--dry-run", "--no-deps", "click"], capture_output=True, check=False)
+    if offered.returncode != 0:
+        pytest.skip("no package index can be reached")
+    _run(*command, built[0], cwd=tmp_path)
+    found = _run(python, "-W", "error", "-c", CHECK, cwd=tmp_path)
+    assert Path(found.strip()).is_relative_to(tmp_path)
+    assert "demo" in _run(tmp_path / "env" / "bin" / "wellposed", "--help", cwd=tmp_path)
+    assert "No broken requirements" in _run(python, "-m", "pip", "check", cwd=tmp_path)
 
 
 @pytest.mark.slow

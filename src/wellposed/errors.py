@@ -38,6 +38,10 @@ class NonFiniteLossError(WellposedError, RuntimeError):
     """The loss became NaN or infinite; the model keeps the parameters of the step before."""
 
 
+class WorkerLostError(WellposedError, RuntimeError):
+    """A worker of a parallel run died; what was kept on disk is not done again."""
+
+
 class MissingExtraError(WellposedError, ImportError):
     """An optional package is not installed."""
 

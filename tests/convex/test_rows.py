@@ -7,7 +7,7 @@ import torch
 from row_cases import case
 
 from wellposed.convex import Conic, Design, Homotopy, RowFit, Schur, row_groups, row_problem
-from wellposed.convex.rows import _packed, _work
+from wellposed.convex.rows import _COMMON, _OWN, _Keeper, _packed, _work
 from wellposed.errors import InputError
 
 
@@ -39,9 +39,9 @@ def test_a_problem_survives_the_way_to_another_process():
     X, U, Z = data()
     problem = row_problem(Design.of(X, U), Z, kappa=0.5, capped=9, support=torch.rand(20, 14) < 0.8)
     here = Schur().solve(problem)
-    packed = _packed(problem)
-    packed["gram"].setflags(write=False)
-    k, there = _work(Schur(), 3, pickle.loads(pickle.dumps(packed)))
+    common, part = _packed(problem, _COMMON), _packed(problem, _OWN)
+    common["gram"].setflags(write=False)
+    k, there = _work(*pickle.loads(pickle.dumps((common, Schur(), 3, part, _Keeper(None)))))
     assert k == 3
     assert torch.equal(here.weights, there.weights) and torch.equal(here.gap, there.gap)
 

@@ -9,7 +9,7 @@ import torch
 from wellposed.experiments.compare import verdicts
 from wellposed.experiments.differences import with_differences
 from wellposed.experiments.earthquake_map import draw_map
-from wellposed.experiments.earthquake_run import PICKED, EarthquakeData
+from wellposed.experiments.earthquake_run import PICKED, TIMES, EarthquakeData
 from wellposed.experiments.papers import ROWS
 from wellposed.experiments.record import Record, Value
 from wellposed.experiments.registry import get_suite
@@ -99,6 +99,18 @@ def test_controls_are_said(records):
     for text in ("Predicting the mean", "at random", "Certified", "only stations go"):
         assert text in stations
     assert get_suite("earthquake").controls([]) and get_suite("eliminate-earthquake").controls([])
+
+
+def test_different_travel_times_are_told(records):
+    """Records say which times they were made with; those of one scale must agree."""
+    own = [record for record in records if record.suite == "earthquake"]
+    assert {record.facts[TIMES] for record in own} == {"homogeneous: straight rays at 9 km/s"}
+    assert "different travel times" not in " ".join(get_suite("earthquake").controls(own))
+    other = dataclasses.replace(own[0], facts={TIMES: "ak135: another table"})
+    text = " ".join(get_suite("earthquake").controls([*own[1:], other]))
+    assert "scale tiny were made with different travel times (ak135: another table; homogeneous" in text
+    earlier = dataclasses.replace(other, scale="default", facts={})
+    assert "different travel times" not in " ".join(get_suite("earthquake").controls([*own[1:], earlier]))
 
 
 def test_what_the_skip_closes_is_computed(records):

@@ -12,7 +12,7 @@ from wellposed.experiments.classical_anderson import ClassicalAnderson
 from wellposed.experiments.noise_models import Equilibrium, Pair, penalty, sensitivities, under_noise
 from wellposed.experiments.papers.p004 import WIDTHS
 from wellposed.experiments.registry import get_suite
-from wellposed.experiments.run import Context
+from wellposed.experiments.run import Context, grouped
 from wellposed.experiments.solver_trace_run import SolverTraceRun, mean_root
 from wellposed.models.noise import Disturbance, Noise, NoisyMap
 
@@ -43,13 +43,23 @@ def test_averaging_comes_closer_and_stops_earlier() -> None:
     assert measured("unrolling", "mean-relative")["steps"] < measured("unrolling", "relative")["steps"]
 
 
-@pytest.mark.parametrize("name", ["noise-mnist", "noise-solvers"])
+@pytest.mark.parametrize("name", ["noise-mnist", "noise-solvers", "noise-cifar"])
 def test_tiny_runs_measure_what_the_rows_ask_for(name: str) -> None:
     runs = get_suite(name).runs("tiny", 1)
     assert len({run.labels for run in runs}) == len(runs)
-    for run in runs:
-        (result,) = run.carry_out([run], Context())
-        assert result.values and all(math.isfinite(value.value) for value in result.values)
+    for group in grouped(runs):
+        for result in group.runs[0].carry_out(group.runs, Context()):
+            assert result.values and all(math.isfinite(value.value) for value in result.values)
+
+
+def test_runs_of_one_ensemble_are_one_group() -> None:
+    paper, default = (grouped(get_suite("noise-mnist").runs(scale)) for scale in ("paper", "default"))
+    kinds = {
+        "deq": 72,
+        "ffw": 87,
+    }  # 3 seeds of 21 models and 3 matched otherwise, or of 8 controls, one of them a mean
+    assert sorted(len(group.runs) for group in paper)[-2:] == sorted(kinds.values())
+    assert all(len({run.pair.width for run in group.runs}) == 1 for group in default)
 
 
 def test_default_plan_has_the_models_of_the_figures() -> None:

@@ -204,3 +204,16 @@ def test_controls_say_what_is_lost_and_who_leads():
     text = " ".join(get_suite("sparsify-cifar").controls(records))
     assert "-1.0 points at 50 %, +50.0 points at 80 %" in text and "patches of 256 images" in text
     assert "69 %" in text and "CIFAR-100" in text
+
+
+def test_training_afterwards_has_a_control():
+    """The network itself, with all its weights, is trained by as many steps."""
+    result = frontier(QUICK, 0, "dense-tuned", (0.9,), (0.9,), 10, 3)
+    found = {value.metric: value.value for value in result.values}
+    assert found["sparsity"] == 0.0 and found["accuracy"] > 0.5
+    records = [
+        _record("newsgroups-sparsity", "dense", a90=0.68),
+        _record("newsgroups-sparsity", "dense-tuned", a90=0.7),
+    ]
+    text = " ".join(get_suite("sparsify-newsgroups").controls(records))
+    assert "goes from 68.0 % to 70.0 %" in text

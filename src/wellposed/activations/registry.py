@@ -45,6 +45,8 @@ def get_activation(activation: str | Activation) -> Activation:
     """
     if isinstance(activation, Activation):
         return activation
+    if not isinstance(activation, str):
+        raise InputError(f"an activation is given by its name; received {type(activation).__name__}")
     if activation in _REFUSED:
         raise InputError(f"activation {activation!r} is refused: {_REFUSED[activation]}")
     if activation not in _REGISTRY:
@@ -104,5 +106,5 @@ def _built(name: str) -> Activation | None:
         return None
     try:
         return _FAMILIES[family](*ast.literal_eval(f"({rest[:-1]},)" if rest != ")" else "()"))
-    except (SyntaxError, TypeError, ValueError) as error:
+    except (SyntaxError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         raise InputError(f"activation {name!r} has parameters that {family} does not take: {error}") from error

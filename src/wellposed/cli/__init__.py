@@ -14,6 +14,7 @@ from wellposed.cli.certify import certify
 from wellposed.cli.forms import convert, show
 from wellposed.cli.sparsify import sparsify
 from wellposed.cli.terminal import print_table
+from wellposed.cli.verify import verify
 from wellposed.errors import WellposedError, unknown_name
 from wellposed.experiments.compare import verdicts
 from wellposed.experiments.config import SCALES, Scale
@@ -30,7 +31,7 @@ from wellposed.experiments.console import (
 )
 from wellposed.experiments.demo import DemoConfig, DemoResult, run_demo, versions
 from wellposed.experiments.demo_page import page
-from wellposed.experiments.demo_text import FINDING, certificates, record, table
+from wellposed.experiments.demo_text import FINDING, certificates, record, shipped, table
 from wellposed.experiments.plots import draw
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import SUITES, get_suite
@@ -38,6 +39,7 @@ from wellposed.experiments.report import write_report
 from wellposed.experiments.runner import Order, carry_out, look, orders
 from wellposed.experiments.store import Store, merged
 from wellposed.experiments.thresholds import checks_of
+from wellposed.parallel import CLUSTERS, cluster
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -68,6 +70,7 @@ cli.add_command(show)
 cli.add_command(sparsify)
 cli.add_command(certify)
 cli.add_command(attack)
+cli.add_command(verify)
 
 
 @cli.command()
@@ -103,6 +106,8 @@ def _show(result: DemoResult) -> None:
     console.print("\nCertificates of the implicit models:")
     for line in certificates(result):
         console.print(f"  {line}", markup=False)
+    console.print("\nA model that comes with the package:")
+    console.print(f"  {shipped()}", markup=False)
 
 
 class SuiteName(click.ParamType):
@@ -127,6 +132,13 @@ OUT = click.option("--out", type=FOLDER, default="wellposed-results", help="Fold
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress.")
 JOBS = click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes.")
+BACKEND = click.option(
+    "--backend",
+    type=click.Choice(("loky", *CLUSTERS)),
+    default="loky",
+    help="loky: here; dask, ray: on a cluster.",
+)
+CLUSTER = click.option("--cluster", "address", help="Its address; without one it is started here.")
 
 
 @cli.command("list")
@@ -148,6 +160,8 @@ def list_suites(as_json: bool) -> None:
 @click.option("--search", is_flag=True, help="Search settings by 5-fold cross-validation first.")
 @click.option("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
 @JOBS
+@BACKEND
+@CLUSTER
 @OUT
 @QUIET
 @JSON
@@ -158,6 +172,8 @@ def run(
     search: bool,
     device: str,
     jobs: int,
+    backend: str,
+    address: str | None,
     out: Path,
     quiet: bool,
     as_json: bool,
@@ -165,20 +181,25 @@ def run(
     """Run suites; what is finished is skipped, what was interrupted goes on."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise click.BadParameter("no CUDA device is available here", param_hint="--device")
-    _carry_out([Order(name, scale, seeds, search, device) for name in suites], out, jobs, quiet, as_json)
+    wanted = [Order(name, scale, seeds, search, device) for name in suites]
+    with cluster(backend, address):
+        _carry_out(wanted, out, jobs, backend, quiet, as_json)
 
 
 @cli.command()
 @JOBS
+@BACKEND
+@CLUSTER
 @OUT
 @QUIET
 @JSON
-def resume(jobs: int, out: Path, quiet: bool, as_json: bool) -> None:
+def resume(jobs: int, backend: str, address: str | None, out: Path, quiet: bool, as_json: bool) -> None:
     """Go on with everything in a results folder that is not finished."""
     found = _orders(out)
     if not found:
         raise click.ClickException(f"nothing was begun in {out}; start with: wellposed run SUITE")
-    _carry_out(found, out, jobs, quiet, as_json)
+    with cluster(backend, address):
+        _carry_out(found, out, jobs, backend, quiet, as_json)
 
 
 @cli.command()
@@ -212,14 +233,14 @@ def _damage(out: Path) -> list[str]:
     return store.damaged
 
 
-def _carry_out(wanted: list[Order], out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
+def _carry_out(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: bool, as_json: bool) -> None:
     _make(out)
     tell = (lambda text: None) if quiet else (lambda text: click.echo(text, err=True))
     states = []
     try:
         for order in wanted:
             suite = get_suite(order.suite)
-            states.append(carry_out(suite, order, out, jobs=jobs, tell=tell, progress=not quiet))
+            states.append(carry_out(suite, order, out, jobs=jobs, backend=backend, tell=tell, progress=not quiet))
     except KeyboardInterrupt:
         click.echo("finished runs are kept and the current one up to its last epoch: wellposed resume", err=True)
         raise
@@ -230,7 +251,15 @@ def _carry_out(wanted: list[Order], out: Path, jobs: int, quiet: bool, as_json: 
     if not quiet:
         click.echo("\nnow: wellposed report", err=True)
     if any(state.failed for state in states):
-        raise click.ClickException("some runs failed; the records and the report say why")
+        reasons = _reasons(wanted, out)
+        raise click.ClickException(f"some runs failed; the records and the report say why\n{reasons}")
+
+
+def _reasons(wanted: list[Order], out: Path) -> str:
+    """Returns why runs have failed, each reason once and three at most."""
+    asked = {(order.suite, order.scale) for order in wanted}
+    records = [record for record in Store(out).records() if (record.suite, record.scale) in asked]
+    return "\n".join(list(dict.fromkeys(record.error for record in records if record.error))[:3])
 
 
 @cli.command()
@@ -319,4 +348,7 @@ def main() -> None:
         sys.exit(130)
     except WellposedError as error:
         click.echo(f"Error: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # a name that is too long, a folder that may not be entered, a full disk
+        click.echo(f"Error: {str(error)[:500]}", err=True)
         sys.exit(1)

@@ -142,7 +142,7 @@ WITHOUT_COUNT = ("autoattack", "transfer", "noise", "speckle")
 
 
 @click.command()
-@click.option("--model", required=True, metavar="SOURCE", help="model.safetensors, model.pt2 or module:factory.")
+@click.option("--model", required=True, metavar="SOURCE", help="A file, module:factory or reference:NAME.")
 @click.option("--data", required=True, metavar="DATA", help="A set (digits, mnist, fashion, cifar10) or a file.")
 @click.option("--attack", "kind", type=click.Choice(list(ATTACKS)), default="pgd", help="Which one.")
 @click.option("--epsilon", type=Epsilon(), required=True, help="How far an input may move; how much noise.")

@@ -69,7 +69,7 @@ class Certificate:
 
 
 @click.command()
-@click.option("--model", required=True, metavar="SOURCE", help="model.safetensors, model.pt2 or module:factory.")
+@click.option("--model", required=True, metavar="SOURCE", help="A file, module:factory or reference:NAME.")
 @click.option("--data", required=True, metavar="DATA", help="A set (digits, mnist, fashion, cifar10) or a file.")
 @click.option(
     "--epsilon", "epsilons", type=Epsilon(), multiple=True, required=True, help="Radius; repeat for more."

@@ -14,10 +14,11 @@ from wellposed.cli.samples import Samples, read_samples, wrong
 from wellposed.cli.source import read_source
 from wellposed.cli.sparsify import RefusedError, refused
 from wellposed.convert import to_implicit
-from wellposed.errors import FileFormatError, InputError
+from wellposed.errors import FileFormatError, InputError, UnknownNameError
 from wellposed.forms import ImplicitForm
-from wellposed.models import ImplicitModel, load
+from wellposed.models import ImplicitModel, load, load_reference
 
+REFERENCE = "reference:"  # a model that comes with the package
 Classifier = ImplicitForm | nn.Module
 
 
@@ -88,7 +89,7 @@ def read_labelled(source: str, data: str, count: int, valid: tuple[float, float]
     """Reads a classifier and draws labelled samples for it.
 
     Args:
-        source: a file that `wellposed.save` wrote, an exported program, or module:factory.
+        source: a file that `wellposed.save` wrote, an exported program, module:factory, or reference:name.
         data: a set, a part of one (its test part if none is named), or a file of arrays.
         count: how many samples are drawn.
         valid: the range in which every input lies.
@@ -106,6 +107,8 @@ def read_labelled(source: str, data: str, count: int, valid: tuple[float, float]
 
 def read_classifier(source: str, option: str = "--model") -> Classifier:
     """Reads a model in evaluation mode; an exported program becomes its form."""
+    if source.startswith(REFERENCE):
+        return _reference(source.removeprefix(REFERENCE), option)
     if source.endswith(".safetensors"):
         return _loaded(Path(source), option)
     try:
@@ -126,10 +129,22 @@ def _loaded(path: Path, option: str) -> Classifier:
         found = load(path)
     except FileFormatError as error:
         raise wrong(str(error), option) from error
+    return _usable(found, str(path), option)
+
+
+def _reference(name: str, option: str) -> Classifier:
+    try:
+        found = load_reference(name)
+    except UnknownNameError as error:
+        raise wrong(str(error), option) from error
+    return _usable(found, f"{REFERENCE}{name}", option)
+
+
+def _usable(found: object, source: str, option: str) -> Classifier:
     if isinstance(found, ImplicitForm):
         return found
     if not isinstance(found, ImplicitModel):
-        raise wrong(f"{str(path)!r} holds {type(found).__name__}, not a form or an ImplicitModel", option)
+        raise wrong(f"{source!r} holds {type(found).__name__}, not a form or an ImplicitModel", option)
     return found.eval()
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wellposed.cli.source import Network, read_source
 from wellposed.cli.terminal import print_table
+from wellposed.cli.verify import save_certified
 from wellposed.convert import to_implicit
 from wellposed.errors import FileFormatError, InputError
 from wellposed.forms import ImplicitForm
@@ -18,7 +19,7 @@ from wellposed.forms.description import block_table, form_facts, summary_lines
 from wellposed.forms.graph import graph
 from wellposed.forms.pictures.page import STILL
 from wellposed.forms.spy import spy
-from wellposed.models import ImplicitModel, load, save
+from wellposed.models import ImplicitModel, load
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 TYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -94,7 +95,7 @@ def convert(
             f"the form differs from the network by {difference['largest']:.3g} ({difference['relative']:.3g} of "
             "its outputs), so nothing was written; --no-check writes it all the same"
         )
-    save(form, out)
+    save_certified(form, out)
     _tell(form, {"file": str(out), "difference": difference}, as_json)
     if not as_json and difference is not None:
         click.echo(f"largest difference from the network on {SAMPLES} random inputs: {difference['largest']:.3g}")

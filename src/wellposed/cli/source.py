@@ -13,6 +13,9 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from wellposed.cli.exported import check_exported
+from wellposed.errors import FileFormatError
+
 Network = nn.Module | ExportedProgram
 
 
@@ -44,6 +47,10 @@ def _exported(path: Path) -> ExportedProgram:
             f"{str(path)!r} is not an exported program; write one with torch.export.save(torch.export.export("
             f"model, (u,)), 'model.pt2'), or give module:factory"
         )
+    try:
+        check_exported(path)
+    except FileFormatError as error:
+        raise click.ClickException(f"{str(path)!r} is not loaded: {error}") from error
     try:
         program: ExportedProgram = torch.export.load(path)
     except Exception as error:

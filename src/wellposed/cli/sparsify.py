@@ -21,17 +21,20 @@ from torch.export import ExportedProgram
 from wellposed.cli.samples import ALIASES, SETS, Samples, read_samples, wrong
 from wellposed.cli.source import Network, read_source
 from wellposed.cli.terminal import print_table
+from wellposed.cli.verify import save_certified
 from wellposed.convert import to_implicit
 from wellposed.convex import ROW_SOLVERS, FitReport, StateFit, States, record_states
 from wellposed.convex.objective import OBJECTIVES
+from wellposed.convex.proof import gap_claim
 from wellposed.convex.report import scored
 from wellposed.convex.states import first_tensor
-from wellposed.convex.support import SUPPORTS
+from wellposed.convex.support import SUPPORTS, is_feedforward, support_mask
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
-from wellposed.models import ImplicitModel, save
+from wellposed.models import Claim, ImplicitModel
 
 BATCH = 1000
+LARGEST_PROOF = 10**8  # products that a check of gaps takes
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -125,10 +128,23 @@ def sparsify(
     except KeyboardInterrupt:
         click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
         raise
-    save(result.model, out)
+    save_certified(result.model, out, _gaps(result, states, options))
     if rows is None:
         shutil.rmtree(kept, ignore_errors=True)
     _tell(result, states, out, page, as_json)
+
+
+def _gaps(result: Result, states: States, options: dict[str, Any]) -> list[Claim]:
+    """Claims the gaps of the rows where they minimise the misfit alone, unless checking them would take long."""
+    n, p = states.X.shape[1], states.U.shape[1]
+    target, mask = options.get("target_sparsity"), support_mask(states, options["support"])
+    debiased = target is not None
+    if (options["objective"] != "none" and not debiased) or n * (n + p) * min(
+        len(states.U), 2 * n + p
+    ) > LARGEST_PROOF:
+        return []
+    own = debiased and is_feedforward(mask, states.blocks)
+    return [gap_claim(result.model, result.report, states, None if debiased else mask, own=own)]
 
 
 def _unseen(data: str, test: str | None) -> Samples | None:

@@ -25,6 +25,7 @@ from wellposed.convex.shared_layer import shared_layers
 from wellposed.convex.shared_report import LayerFit, SharedReport
 from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
 from wellposed.convex.states import States, record_states
+from wellposed.convex.states_file import open_states, save_states
 from wellposed.convex.support import support_mask
 
 _SOLVERS: dict[str, Callable[[], RowSolver]] = {
@@ -79,9 +80,11 @@ __all__ = [
     "fit_shared",
     "fit_states",
     "objective",
+    "open_states",
     "record_states",
     "row_groups",
     "row_problem",
+    "save_states",
     "shared_layers",
     "support_mask",
 ]

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from wellposed.activations import Activation, get_activation
 from wellposed.convex.refit import Output
 from wellposed.convex.rescale import Units
+from wellposed.convex.table import GIBIBYTE, scratch
 from wellposed.equilibrium.rounding import double, upward
 from wellposed.errors import IllPosedError
 from wellposed.forms.piecewise import piecewise
@@ -45,16 +46,21 @@ class Parts:
         return A, B, None if self.bias is None else self.bias.to(self.dtype)
 
 
-def own_states(parts: Parts, U: Tensor) -> Tensor:  # (m, n), double
-    """Computes the equilibria of fitted rows, on the processor where U is."""
+def own_states(parts: Parts, U: Tensor, limit: int = GIBIBYTE) -> Tensor:  # (m, n), double
+    """Computes the equilibria of fitted rows, on the CPU; above `limit` bytes they lie in a temporary file."""
     A, B, bias = (None if part is None else part.cpu() for part in parts.cast())
     assert A is not None and B is not None
     phi = piecewise(parts.activations, parts.sizes)
     C = A.new_zeros(1, len(A))
     model = ImplicitModel.from_matrices(A, B, C, bias=bias, activation=phi, kappa=parts.cap, condition="inf")
+    X = scratch(len(U), len(A), limit)
     with torch.no_grad():
-        found = [model.equilibrium(u.cpu().to(A)).value for u in U.split(BATCH)]
-    return torch.cat([x for x in found if isinstance(x, Tensor)]).double()
+        for start in range(0, len(U), BATCH):
+            rows = slice(start, start + BATCH)
+            found = model.equilibrium(U[rows].cpu().to(A)).value
+            assert isinstance(found, Tensor)
+            X[rows] = found
+    return X
 
 
 def assembled(parts: Parts, output: Output, undo: Units | None, given: tuple[Activation, ...]) -> ImplicitModel:

@@ -158,8 +158,7 @@ class Modelled(RowSolver):
         return RowSolution(solution.weights, gap, problem.scale, solution.steps)
 
     def _one_row(self, problem: RowProblem, i: int, M: np.ndarray, cvxpy: ModuleType) -> tuple[np.ndarray, float]:
-        assert problem.targets is not None
-        z = problem.targets[:, i].cpu().double().numpy()
+        z = problem.column(i).cpu().numpy()
         w, cut = cvxpy.Variable(problem.columns), problem.capped
         rules = [cvxpy.norm1(w[:cut]) <= problem.kappa] if cut else []
         if problem.support is not None:

@@ -10,6 +10,8 @@ from wellposed.convex.matching import Matching
 from wellposed.convex.states import States
 from wellposed.errors import InputError
 
+PIECE = 4096  # samples that are looked at together
+
 
 def checked(
     states: States,
@@ -41,13 +43,13 @@ def check_data(states: States) -> None:
         part = getattr(states, name)
         if not part.is_floating_point():
             raise InputError(f"{name} is {part.dtype}; states must be floating-point numbers")
-        bad = torch.nonzero(~part.isfinite().all(1))[:, 0]
+        bad = torch.nonzero(~torch.cat([piece.isfinite().all(1) for piece in part.split(PIECE)]))[:, 0]
         if len(bad):
             raise InputError(
                 f"{name} has NaN or infinity in {len(bad)} of {states.samples} samples, the first is sample "
                 f"{int(bad[0])}; drop them with states.subset(...) or repair the network"
             )
-    same = all(bool((part[:1] == part).all()) for part in (states.X, states.Z))
+    same = all(bool((part[:1] == piece).all()) for part in (states.X, states.Z) for piece in part.split(PIECE))
     if states.samples > 1 and same:
         raise InputError(
             f"all {states.samples} samples have the same states, so no weight can be told from a bias; record "
@@ -72,7 +74,7 @@ def lipschitz_constant(states: States) -> float:
 def findings(states: States, mask: Tensor, matching: Matching) -> tuple[str, ...]:
     """Says what a reader should know: dead units, few samples, how layers were fitted."""
     notes = []
-    dead = int((states.X == 0).all(0).sum())
+    dead = int(torch.stack([(piece == 0).all(0) for piece in states.X.split(PIECE)]).all(0).sum())
     if dead:
         notes.append(f"{dead} states are zero on all samples; their columns cannot be used")
     width = int(mask.sum(1).max()) + int(matching.bias)

@@ -3,25 +3,25 @@
 import math
 import os
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from wellposed.convex.assemble import Parts, assembled, own_states
 from wellposed.convex.conic import Penalty
-from wellposed.convex.design import WIDE
 from wellposed.convex.findings import checked, findings
 from wellposed.convex.matching import Matched, Matching, Samples
 from wellposed.convex.objective import Objective
 from wellposed.convex.problem import Bound, RowProblem
 from wellposed.convex.refit import Output, fitted_output, own_output, reads_input
-from wellposed.convex.report import FitReport, relative_errors, scored
+from wellposed.convex.report import FitReport, judged, relative_errors
 from wellposed.convex.rescale import Units, fitting_units, unchanged
 from wellposed.convex.rows import Progress, RowFit
 from wellposed.convex.solver import RowSolver
 from wellposed.convex.states import States
 from wellposed.convex.support import is_feedforward, support_mask
+from wellposed.convex.table import GIBIBYTE
 from wellposed.equilibrium.rounding import double, upward
 from wellposed.errors import InputError
 from wellposed.models.implicit import ImplicitModel
@@ -38,6 +38,8 @@ class Details(TypedDict, total=False):
     debias: bool | None
     sequential: bool | None
     targets: Tensor | None
+    backend: str
+    limit: int
     folder: str | os.PathLike[str] | None
     progress: Progress | None
 
@@ -77,7 +79,9 @@ class StateFit:
         sequential: fits a layer on the states that the fitted layers before it give; for supports without loops;
             by default with `target_sparsity`.
         targets: of the samples, for the score in the report: classes as whole numbers, or real values.
-        solver, jobs, folder, progress: as in `RowFit`. "refined" proves a relative gap of 1e-9 from the data.
+        solver, jobs, backend, folder, progress: as in `RowFit`. "refined" proves a relative gap of 1e-9 from the
+            data.
+        limit: bytes above which states that the fit computes lie in a temporary file.
         device: where rows are solved; None is where the states are. On a GPU rows are solved 4096 at a time, by
             the projected gradient.
     """
@@ -100,6 +104,8 @@ class StateFit:
     targets: Tensor | None = None
     solver: RowSolver | str | None = None
     jobs: int = 1
+    backend: str = "threading"
+    limit: int = GIBIBYTE
     device: torch.device | str | None = None
     folder: str | os.PathLike[str] | None = None
     progress: Progress | None = None
@@ -142,6 +148,7 @@ class StateFit:
             bound=self.bound,
             solver="automatic" if self.solver is None else self.solver,
             jobs=self.jobs,
+            backend=self.backend,
             chunk=RowFit.chunk if self.device is None or torch.device(self.device).type == "cpu" else MANY,
             folder=self.folder,
             progress=self.progress,
@@ -153,6 +160,7 @@ class StateFit:
             bias=not known if self.bias is None else self.bias,
             debias=own if self.debias is None else self.debias,
             sequential=(own and chain) if self.sequential is None else self.sequential,
+            limit=self.limit,
         )
 
 
@@ -175,15 +183,15 @@ def fit_states(
     """Fits an implicit model to the states of a network, every row with a certificate (003 chapter 3).
 
     The rows of (A, B) solve 003 eq. (3.4) with a cap on the row of A, which makes the model well-posed; C, D and
-    the output's bias are then fitted on the states that the model computes itself. Memory, beside that of
-    `RowFit`: 8 m (2 n + p) bytes for m samples, n states and p inputs in double precision.
+    the output's bias are then fitted on the states that the model computes itself. States are read in pieces: with
+    those of the recording in mapped files, memory is that of `RowFit` and does not grow with the samples.
 
     Args:
         states: from `record_states`.
         kappa: cap, below one.
         bound, objective, strength, target_sparsity, support, rescale, refit_output: see `StateFit`, as for the
             details `bias`, `feedthrough`, `output_bias`, `equality`, `mix`, `debias`, `sequential`, `targets`,
-            `folder` and `progress`.
+            `backend`, `limit`, `folder` and `progress`.
         solver, jobs, device: how and where rows are solved.
 
     Example:
@@ -219,9 +227,8 @@ class _Work:
     def of(
         cls, options: StateFit, states: States, mask: Tensor, units: Units, cap: float, device: torch.device
     ) -> "_Work":
-        factors = units.factors.to(device)
-        X, U, Z = (part.to(device, WIDE) for part in (states.X, states.U, states.Z))
-        data = Samples(X * factors, U, Z * factors, states.blocks, units.activations(states.activations))
+        phis = units.activations(states.activations)
+        data = Samples(states.X, states.U, states.Z, states.blocks, phis, units.factors, device)
         return cls(options, states, mask, units, cap, device, data, {})
 
     def matched(self, matching: Matching) -> Matched:
@@ -254,7 +261,7 @@ class _Work:
         states, n = self.states, self.states.X.shape[1]
         parts = Parts(found.weights[:, :n], found.weights[:, n:], found.bias if matching.bias else None,
                       self.data.activations, states.blocks, self.cap, states.X.dtype)  # fmt: skip
-        X = own_states(parts, states.U)
+        X = own_states(parts, states.U, self.options.limit)
         undo = self.units if self.options.rescale == "undo" else None
         model = assembled(parts, self._output(matching, X), undo, states.activations)
         return model, self._report(model, matching, found, parts, X)
@@ -273,14 +280,8 @@ class _Work:
         self, model: ImplicitModel, matching: Matching, found: Matched, parts: Parts, X: Tensor
     ) -> FitReport:
         states, sizes = self.states, self.states.blocks
-        with torch.no_grad():
-            y = torch.cat([model(u.to(model.B)) for u in states.U.split(4096)])
-        named: dict[str, Any] = {}
-        targets = self.options.targets
-        if targets is not None:
-            named["score"], named["before"] = scored(states.Y, targets)
-            named["after"] = scored(y, targets)[1]
-        power = torch.stack([part.square().sum() for part in self.data.Z.split(list(sizes), dim=1)]).clamp(1e-300)
+        squares = self.data.targets.squares()
+        power = torch.stack([part.sum() for part in squares.split(list(sizes))]).clamp(1e-300)
         residual = torch.stack([part.sum() for part in found.residual.split(list(sizes))])
         A, B, _ = parts.cast()
         return FitReport(
@@ -299,8 +300,7 @@ class _Work:
             allowed=int(self.mask.sum()),
             certificate=model.certificate(),
             state_residual=(residual / power).sqrt().cpu(),
-            state_error=relative_errors(X, self.data.X.cpu(), sizes),
-            output_error=float(relative_errors(y.cpu(), states.Y, (states.Y.shape[1],))[0]),
+            state_error=relative_errors(X, states.X, sizes, self.units.factors),
             notes=findings(states, self.mask, matching),
-            **named,
+            **judged(model, states, self.options.targets),
         )

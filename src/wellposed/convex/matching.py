@@ -17,18 +17,21 @@ from wellposed.convex.prune import Candidates, surviving_entries
 from wellposed.convex.rows import RowFit, RowGroup, row_groups
 from wellposed.convex.solver import RowSolution
 from wellposed.convex.support import block_starts
+from wellposed.convex.table import GIBIBYTE, scratch
 
 NEGLIGIBLE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """States of a recording in the units of the fit, in double precision.
+    """States of a recording and the units of the fit, to which they are converted while they are read.
 
     Args:
         X, U, Z: as in `States`.
         sizes: of the blocks.
-        activations: phi of every block in these units.
+        activations: phi of every block in the units of the fit.
+        factors: of these units, ``(n,)``; None if they are those of the recording.
+        home: where the fit is done; None is where the states are.
     """
 
     X: Tensor
@@ -36,6 +39,20 @@ class Samples:
     Z: Tensor
     sizes: tuple[int, ...]
     activations: tuple[Activation, ...]
+    factors: Tensor | None = None
+    home: torch.device | None = None
+
+    @property
+    def design(self) -> Design:
+        """The columns (X, U) in the units of the fit."""
+        ones = torch.ones(self.U.shape[1], dtype=WIDE)
+        factors = None if self.factors is None else torch.cat([self.factors, ones])
+        return Design.of(self.X, self.U, factors=factors, home=self.home)
+
+    @property
+    def targets(self) -> Design:
+        """The columns Z in the units of the fit."""
+        return Design.of(self.Z, factors=self.factors, home=self.home)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +91,7 @@ class Matching:
         bias: whether there is one.
         debias: fits the entries that a sparse objective has chosen once more, under the cap and without it.
         sequential: layers see the states that the layers fitted before them give, not the recorded ones.
+        limit: bytes above which these states lie in a temporary file.
 
     Example:
         >>> from wellposed.activations import get_activation
@@ -89,79 +107,78 @@ class Matching:
     bias: bool = False
     debias: bool = False
     sequential: bool = False
+    limit: int = GIBIBYTE
 
     def rows(self, data: Samples, mask: Tensor, cache: dict[int, RowProblem] | None = None) -> Matched:
         """Fits all rows; `cache` keeps problems that do not depend on the objective, for the next call."""
         n, cache = data.X.shape[1], {} if cache is None else cache
-        X, U, Z = (part.to(WIDE) for part in (data.X, data.U, data.Z))
-        X = X.clone() if self.sequential else X
-        found = _empty(mask, X)
+        data = replace(data, X=copied(data.X, self.limit)) if self.sequential else data
+        design, targets = data.design, data.targets
+        found = _empty(mask, design.device)
         starts, done = block_starts(data.sizes), 0
         for k in reversed(range(len(data.sizes))):
-            rows = torch.arange(starts[k], starts[k + 1], device=X.device)
+            rows = torch.arange(starts[k], starts[k + 1], device=mask.device)
             for group in _groups_of(mask, rows, n):
-                self._group(found, X, U, Z, group, cache, done)
+                self._group(found, design, targets, group, n, cache, done)
                 done += len(group.rows)
             if self.sequential:
-                z = torch.cat([X, U], dim=1) @ found.weights[rows].mT + found.bias[rows]
-                X[:, rows] = data.activations[k](z)
+                _advance(data, design, found, k)
         return found
 
     def survivors(self, data: Samples, mask: Tensor, target: float) -> Tensor:  # (n, n + p) bool
         """Chooses the entries to keep for a fraction `target` of zeros, on the recorded states."""
         n, starts = data.X.shape[1], block_starts(data.sizes)
-        groups = []
+        design, targets = data.design, data.targets
+        groups, squares = [], targets.squares()
         for low, high in pairwise(starts):
-            power = float(data.Z[:, low:high].square().sum())
-            for group in _groups_of(mask, torch.arange(low, high, device=data.X.device), n):
-                problem = self._problem(data.X, data.U, data.Z, group)
+            power = float(squares[low:high].sum())
+            for group in _groups_of(mask, torch.arange(low, high, device=mask.device), n):
+                problem = self._problem(design, targets, group, n)
                 groups.append(Candidates(group.rows, group.columns, problem, 1 / power if power else 0.0))
         return surviving_entries(groups, mask, target)
 
-    def unbounded(self, X: Tensor, U: Tensor, Y: Tensor) -> Matched:  # (m, n), (m, p), (m, q)
-        """Fits Y = XC' + UD' + c, all rows on all columns."""
-        count, width = Y.shape[1], X.shape[1] + U.shape[1]
-        found = _empty(torch.ones(count, width, dtype=torch.bool), X)
-        group = RowGroup(torch.arange(count, device=X.device), torch.arange(width, device=X.device))
-        self._group(found, X, U, Y, group, {}, 0)
+    def unbounded(self, design: Design, targets: Design, states: int) -> Matched:
+        """Fits targets Y = XC' + UD' + c, all rows on all columns of (X, U)."""
+        count, width = targets.shape[1], design.shape[1]
+        found = _empty(torch.ones(count, width, dtype=torch.bool), design.device)
+        group = RowGroup(torch.arange(count, device=design.device), torch.arange(width, device=design.device))
+        self._group(found, design, targets, group, states, {}, 0)
         return found
 
     def _group(
         self,
         found: Matched,
-        X: Tensor,
-        U: Tensor,
-        Z: Tensor,
+        design: Design,
+        targets: Design,
         group: RowGroup,
+        n: int,
         cache: dict[int, RowProblem],
         done: int,
     ) -> None:
-        rows, n = group.rows, X.shape[1]
+        rows = group.rows
         fixed = not self.sequential or bool((group.columns >= n).all())
         key = int(rows[0])
         problem = cache.get(key)
         if problem is None:
-            problem = self._problem(X, U, Z, group)
+            problem = self._problem(design, targets, group, n)
         if fixed:
             cache[key] = problem
-        solution = self._solve(problem, done, Z.shape[1])
+        solution = self._solve(problem, done, targets.shape[1])
         found.weights[rows[:, None], group.columns] = solution.weights
         found.gap[rows], found.scale[rows] = solution.gap, solution.scale
-        assert problem.design is not None and problem.targets is not None
+        assert problem.design is not None and isinstance(problem.targets, Design)
         found.residual[rows] = problem.design.residual(solution.weights, problem.targets)
         if self.bias:
-            means = torch.cat([X.mean(0), U.mean(0)])[group.columns]
-            found.bias[rows] = Z[:, rows].mean(0) - solution.weights @ means
+            assert problem.design.means is not None and problem.targets.means is not None
+            found.bias[rows] = problem.targets.means - solution.weights @ problem.design.means
 
-    def _problem(self, X: Tensor, U: Tensor, Z: Tensor, group: RowGroup) -> RowProblem:
+    def _problem(self, design: Design, targets: Design, group: RowGroup, n: int) -> RowProblem:
         """Builds the problem of some rows, on columns and targets without their means if there is a bias."""
-        n = X.shape[1]
-        states, inputs = group.columns[group.columns < n], group.columns[group.columns >= n] - n
-        x, u, z = X[:, states], U[:, inputs], Z[:, group.rows]
+        part, z = design.restricted(group.columns), targets.restricted(group.rows)
         if self.bias:
-            x, u, z = x - x.mean(0), u - u.mean(0), z - z.mean(0)
-        whole = torch.arange(len(group.columns), device=X.device), torch.arange(len(group.rows), device=X.device)
-        return self.fit.problem(Design.of(x, u), z, RowGroup(whole[1], whole[0], group.support), len(states))
+            part, z = part.centred(), z.centred()
+        whole = RowGroup(torch.arange(z.shape[1]), torch.arange(part.shape[1]), group.support)
+        return self.fit.problem(part, z, whole, int((group.columns < n).sum()))
 
     def _solve(self, problem: RowProblem, done: int, total: int) -> RowSolution:
         objective = self.objective
@@ -213,7 +230,24 @@ def _groups_of(mask: Tensor, rows: Tensor, n: int) -> Sequence[RowGroup]:
     return [replace(group, rows=rows[group.rows]) for group in row_groups(mask[rows], n)] if len(rows) else []
 
 
-def _empty(mask: Tensor, X: Tensor) -> Matched:
-    zeros = torch.zeros(len(mask), dtype=WIDE, device=X.device)
-    weights = torch.zeros(mask.shape, dtype=WIDE, device=X.device)
+def copied(part: Tensor, limit: int) -> Tensor:
+    """Copies a matrix, piece by piece if it is large, to double precision."""
+    copy = scratch(part.shape[0], part.shape[1], limit).to(part.device)
+    for start in range(0, len(part), Design.samples):
+        copy[start : start + Design.samples] = part[start : start + Design.samples]
+    return copy
+
+
+def _advance(data: Samples, design: Design, found: Matched, k: int) -> None:
+    """Replaces the states of a block by those that its fitted rows give."""
+    low, high = block_starts(data.sizes)[k : k + 2]
+    weights, bias = found.weights[low:high], found.bias[low:high]
+    factors = 1.0 if data.factors is None else data.factors[low:high].to(weights)
+    for rows, M in design.pieces():
+        data.X[rows, low:high] = (data.activations[k](M @ weights.mT + bias) / factors).to(data.X)
+
+
+def _empty(mask: Tensor, device: torch.device) -> Matched:
+    zeros = torch.zeros(len(mask), dtype=WIDE, device=device)
+    weights = torch.zeros(mask.shape, dtype=WIDE, device=device)
     return Matched(weights, zeros, zeros.clone(), zeros.clone(), zeros.clone())

@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from wellposed.convex.design import Design
+from wellposed.convex.design import Design, Targets, some_columns
 from wellposed.convex.factor import Factor
 from wellposed.equilibrium.projection import project_rows
 from wellposed.errors import InputError
@@ -69,7 +69,7 @@ class RowProblem:
     support: Tensor | None = None
     reference: Tensor | None = None
     design: Design | None = None
-    targets: Tensor | None = None
+    targets: Targets | None = None
     shared: dict[Any, Any] = field(
         default_factory=dict, repr=False
     )  # what only G decides, for all parts of a problem
@@ -107,6 +107,12 @@ class RowProblem:
             found: T = self.shared[name]
         return found
 
+    def column(self, row: int) -> Tensor:  # (m,)
+        """Returns the target of one row."""
+        assert self.targets is not None
+        one = some_columns(self.targets, slice(row, row + 1))
+        return one[:, 0].double() if isinstance(one, Tensor) else torch.cat([z[:, 0] for _, z in one.pieces()])
+
     def chosen(self, rows: Tensor | slice) -> "RowProblem":
         """Keeps some of the rows."""
         return replace(
@@ -115,13 +121,13 @@ class RowProblem:
             power=self.power[rows],
             support=None if self.support is None else self.support[rows],
             reference=None if self.reference is None else self.reference[rows],
-            targets=None if self.targets is None else self.targets[:, rows],
+            targets=None if self.targets is None else some_columns(self.targets, rows),
         )
 
 
 def row_problem(
     design: Design,
-    targets: Tensor,  # (m, r)
+    targets: Targets,  # (m, r)
     *,
     kappa: float,
     capped: int,
@@ -136,6 +142,9 @@ def row_problem(
     """
     _check(design, targets, kappa, capped, ridge, lasso, support)
     gram, cross, power = design.moments(targets)
+    for name, part in (("the states or inputs", gram), ("the targets", power)):
+        if not bool(part.isfinite().all()):
+            raise InputError(f"{name} contain NaN, infinity or too large numbers; fix the recording first")
     if math.isinf(kappa):
         capped = 0
     added = torch.full_like(gram.diagonal(), ridge)
@@ -148,10 +157,10 @@ def row_problem(
 
 
 def _check(
-    design: Design, targets: Tensor, kappa: float, capped: int, ridge: float, lasso: float, support: Tensor | None
+    design: Design, targets: Targets, kappa: float, capped: int, ridge: float, lasso: float, support: Tensor | None
 ) -> None:
     samples, columns = design.shape
-    if targets.dim() != 2 or targets.shape[0] != samples:
+    if len(targets.shape) != 2 or targets.shape[0] != samples:
         raise InputError(f"targets need {samples} samples, one a row; received {tuple(targets.shape)}")
     if samples == 0:
         raise InputError("there are no samples; record some states first")
@@ -166,9 +175,6 @@ def _check(
         raise InputError(
             f"support must be bool with {columns} columns; received {support.dtype} {tuple(support.shape)}"
         )
-    for name, part in (("the states or inputs", design.parts), ("the targets", (targets,))):
-        if not all(bool(piece.isfinite().all()) for piece in part):
-            raise InputError(f"{name} contain NaN or infinity; fix the recording first")
 
 
 def gradient(problem: RowProblem, weights: Tensor, *, exact: bool = False) -> Tensor:  # (r, d)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.convex.design import WIDE
+from wellposed.convex.design import WIDE, Design
 from wellposed.convex.matching import Matching
 from wellposed.convex.objective import Objective
 from wellposed.convex.rows import RowFit
@@ -59,14 +59,14 @@ def fitted_output(
         feedthrough, bias: whether there are D and c.
         sparse: a lasso or another objective for the rows of (C, D).
     """
-    columns = _read_states(states, X.shape[1]).to(X.device)
-    x, u, y = (part.to(device=X.device, dtype=WIDE) for part in (X[:, columns], states.U, states.Y))
-    u = u if feedthrough else u[:, :0]
-    scale = float(torch.cat([x, u], dim=1).square().sum(0).mean())
+    columns = _read_states(states, X.shape[1])
+    used = torch.cat([columns, torch.arange(states.U.shape[1] if feedthrough else 0) + X.shape[1]])
+    design, targets = Design.of(X, states.U, home=X.device).restricted(used), Design.of(states.Y, home=X.device)
+    scale = float(design.squares().mean())
     fit = RowFit(kappa=math.inf, ridge=0.0 if sparse else TINY * scale)
     matching = Matching(fit=fit, objective=sparse or Objective(), bias=bias, debias=sparse is not None)
-    found = matching.unbounded(x, u, y)
-    C = torch.zeros(y.shape[1], X.shape[1], dtype=WIDE, device=X.device)
+    found = matching.unbounded(design, targets, len(columns))
+    C = torch.zeros(targets.shape[1], X.shape[1], dtype=WIDE, device=X.device)
     C[:, columns] = found.weights[:, : len(columns)]
     return Output(C, found.weights[:, len(columns) :] if feedthrough else None, found.bias if bias else None)
 

@@ -10,8 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from wellposed.convex.states import States
 from wellposed.convex.support import block_starts
 from wellposed.equilibrium.certificate import Certificate
+from wellposed.models.implicit import ImplicitModel
+
+PIECE = 4096  # samples that are compared at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,11 +146,46 @@ def scored(outputs: Tensor, targets: Tensor) -> tuple[str, float]:
     return "mean squared error", float((outputs - targets.reshape(outputs.shape)).square().mean())
 
 
-def relative_errors(found: Tensor, wanted: Tensor, sizes: tuple[int, ...]) -> Tensor:  # (L,)
-    """Computes |found - wanted| / |wanted| block by block; the plain error where wanted is zero."""
-    pairs = zip(found.split(list(sizes), dim=1), wanted.split(list(sizes), dim=1), strict=True)
-    ratios = []
-    for one, other in pairs:
-        size = other.double().norm()
-        ratios.append((one.double() - other.double()).norm() / (size if size > 0 else torch.ones_like(size)))
-    return torch.stack(ratios).cpu()
+def relative_errors(
+    found: Tensor, wanted: Tensor, sizes: tuple[int, ...], factors: Tensor | None = None
+) -> Tensor:  # (L,)
+    """Computes |found - wanted| / |wanted| block by block; the plain error where wanted is zero.
+
+    Args:
+        found, wanted: ``(m, n)``.
+        sizes: of the blocks.
+        factors: by which `wanted` is multiplied, ``(n,)``.
+
+    Example:
+        >>> relative_errors(torch.tensor([[3.0, 5.0]]), torch.tensor([[2.0, 0.0]]), (1, 1))
+        tensor([0.5000, 5.0000], dtype=torch.float64)
+    """
+    sums = torch.zeros(2, len(sizes), dtype=torch.float64)
+    for start in range(0, len(found), PIECE):
+        rows = slice(start, start + PIECE)
+        one, other = (
+            found[rows].cpu().double(),
+            wanted[rows].cpu().double() * (1.0 if factors is None else factors),
+        )
+        for k, part in enumerate((one - other, other)):
+            sums[k] += torch.stack([block.square().sum() for block in part.split(list(sizes), dim=1)])
+    error, size = sums.sqrt()
+    return error / torch.where(size > 0, size, 1.0)
+
+
+def judged(model: ImplicitModel, states: States, targets: Tensor | None) -> dict[str, Any]:
+    """Compares outputs of a model with those of the network, and both with targets, some samples at a time."""
+    error = size = torch.zeros((), dtype=torch.float64)
+    totals: dict[str, float] = {"before": 0.0, "after": 0.0}
+    name = None
+    for start in range(0, states.samples, PIECE):
+        rows = slice(start, start + PIECE)
+        with torch.no_grad():
+            y, wanted = model(states.U[rows].to(model.B)).cpu(), states.Y[rows].cpu()
+        error, size = error + (y.double() - wanted.double()).square().sum(), size + wanted.double().square().sum()
+        if targets is not None:
+            for key, part in (("before", wanted), ("after", y)):
+                name, value = scored(part, targets[rows])
+                totals[key] += value * len(y) / states.samples
+    facts = {} if targets is None else {"score": name, **totals}
+    return {"output_error": float(error.sqrt() / (size.sqrt() if size > 0 else 1.0)), **facts}

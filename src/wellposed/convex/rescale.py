@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, rescaled
-from wellposed.convex.design import WIDE
+from wellposed.convex.design import WIDE, Design
 from wellposed.convex.rows import RowFit, row_groups
 from wellposed.convex.states import States
 from wellposed.convex.support import block_starts
@@ -80,13 +80,14 @@ def _norms_from_data(states: States, mask: Tensor) -> Tensor:  # (L, L)
     before = torch.zeros_like(mask)
     for low, high in pairwise(starts):
         before[low:high, high:] = mask[low:high, high:]
-    X, U, Z = (part.to(WIDE) - part.to(WIDE).mean(0) for part in (states.X, states.U, states.Z))
+    design, targets = Design.of(states.X, states.U).centred(), Design.of(states.Z).centred()
+    squares = design.squares()
     weights = torch.zeros(mask.shape, dtype=WIDE)
     for group in row_groups(before, capped=n):
         if len(group.columns):
-            ridge = 1e-6 * float(torch.cat([X, U], 1)[:, group.columns].square().sum(0).mean())
-            fit = RowFit(kappa=float("inf"), ridge=ridge)
-            weights[group.rows] = fit.solve(X, U, Z, [group]).weights[group.rows]
+            fit = RowFit(kappa=float("inf"), ridge=1e-6 * float(squares[group.columns].mean()))
+            problem = fit.problem(design, targets, group, n)
+            weights[group.rows[:, None], group.columns] = fit.solve_problem(problem).weights.cpu()
     size = weights[:, :n].abs()
     sums = torch.stack([part.sum(1) for part in size.split(list(states.blocks), dim=1)], dim=1)  # (n, L)
     return torch.stack([part.amax(0) for part in sums.split(list(states.blocks), dim=0)])

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.convex.design import WIDE, Design
+from wellposed.convex.design import WIDE, Design, Targets, some_columns
 from wellposed.convex.problem import Bound, RowProblem, row_problem
 from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
-from wellposed.errors import InputError, require
+from wellposed.errors import FileFormatError, InputError
 from wellposed.models.atomic import written_whole
+from wellposed.parallel import Workers
 
 Progress = Callable[[int, int], object]
-_SHARED = ("gram", "cross", "power", "ridge", "support", "reference")
+_COMMON = ("gram", "ridge", "kappa", "capped", "lasso")  # of all rows of a problem
+_OWN = ("cross", "power", "support", "reference")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +78,10 @@ class RowFit:
         bound: "state" caps the row of A (P2, 003 eq. 3.4), "row" all of (a, b) (P1, P(kappa) of 003 section 3.3).
         ridge, lasso: weights of |w|_2^2 / 2 and |w|_1.
         solver: by name or object.
-        jobs, backend: workers, and joblib's name for their kind.
+        jobs, backend: workers, and joblib's name for their kind; "dask" and "ray" take those of a cluster.
         chunk: rows that are solved, and kept on disk, together.
         folder: where finished rows are kept; a later call with the same data and settings goes on from there.
+            Workers of a cluster write to it themselves where they can see it.
         progress: called with the number of rows done and their total.
 
     Example:
@@ -101,8 +105,9 @@ class RowFit:
     def __post_init__(self) -> None:
         if self.bound not in ("state", "row"):
             raise InputError(f"bound must be 'state' (the row of A) or 'row' (all of it); received {self.bound!r}")
-        if self.jobs == 0 or self.chunk < 1:
-            raise InputError(f"jobs must not be zero and chunk be positive; received {self.jobs}, {self.chunk}")
+        Workers(self.jobs, self.backend)
+        if self.chunk < 1:
+            raise InputError(f"chunk must be positive; received {self.chunk}")
 
     def solve(
         self,
@@ -135,13 +140,13 @@ class RowFit:
             yield group, self.solve_problem(problem, done, total)
             done += len(group.rows)
 
-    def problem(self, design: Design, Z: Tensor, group: RowGroup, states: int) -> RowProblem:
+    def problem(self, design: Design, Z: Targets, group: RowGroup, states: int) -> RowProblem:
         """Builds the problem of one group."""
         part = design.restricted(group.columns)
         capped = int((group.columns < states).sum()) if self.bound == "state" else part.shape[1]
         return row_problem(
             part,
-            Z[:, group.rows],
+            some_columns(Z, group.rows),
             kappa=self.kappa,
             capped=capped,
             ridge=self.ridge,
@@ -171,39 +176,33 @@ class RowFit:
                 yield k, known
             else:
                 waiting.append(k)
-        for k, solution in self._fresh(solver, parts, waiting):
+        workers = Workers(self.jobs if len(waiting) > 1 else 1, self.backend)
+        common = _packed(parts[0], _COMMON) if workers.apart else None
+        tasks = [(solver, k, _packed(parts[k], _OWN) if workers.apart else parts[k], keepers[k]) for k in waiting]
+        for k, solution in workers.run(_work, tasks, common):
             keepers[k].save(solution)
             yield k, solution
 
-    def _fresh(
-        self, solver: RowSolver, parts: Sequence[RowProblem], waiting: Sequence[int]
-    ) -> Iterator[tuple[int, RowSolution]]:
-        if self.jobs == 1 or len(waiting) < 2:
-            yield from ((k, solver.solve(parts[k])) for k in waiting)
-            return
-        joblib = require("joblib", extra="convex")
-        parallel = joblib.Parallel(n_jobs=self.jobs, backend=self.backend, return_as="generator_unordered")
-        apart = self.backend not in ("threading", "sequential")
-        work = [(k, _packed(parts[k]) if apart else parts[k]) for k in waiting]
-        yield from parallel(joblib.delayed(_work)(solver, k, part) for k, part in work)
+
+def _packed(problem: RowProblem, names: Sequence[str]) -> dict[str, Any]:
+    """Turns parts of a problem into arrays, which travel without copies where they can; the data stay behind."""
+    parts = {name: getattr(problem, name) for name in names}
+    return {name: part.cpu().numpy() if isinstance(part, Tensor) else part for name, part in parts.items()}
 
 
-def _packed(problem: RowProblem) -> dict[str, Any]:
-    """Turns a problem into arrays, which joblib shares between processes without copies; the data stay behind."""
-    arrays = {name: getattr(problem, name) for name in _SHARED}
-    plain = {name: getattr(problem, name) for name in ("kappa", "capped", "lasso")}
-    return plain | {name: None if part is None else part.cpu().numpy() for name, part in arrays.items()}
-
-
-def _work(solver: RowSolver, k: int, part: RowProblem | dict[str, Any]) -> tuple[int, RowSolution]:
+def _work(
+    common: dict[str, Any] | None, solver: RowSolver, k: int, part: RowProblem | dict[str, Any], keeper: "_Keeper"
+) -> tuple[int, RowSolution]:
+    """Solves some rows and keeps them, so that they are not lost if others are."""
     if isinstance(part, dict):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a mapped array is read-only; nothing writes to it
-            arrays: dict[str, Any] = {
-                n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in part.items()
-            }
+            arrays: dict[str, Any] = part | (common or {})
+            arrays = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in arrays.items()}
         part = RowProblem(**arrays)
-    return k, solver.solve(part)
+    found = solver.solve(part)
+    keeper.save(found)
+    return k, found
 
 
 def _empty(problem: RowProblem) -> RowSolution:
@@ -235,20 +234,25 @@ class _Keeper:
         digest = _digest(
             matrix.digest() + settings, problem.cross, problem.power, problem.support, problem.reference
         )
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return cls(Path(folder) / f"rows-{digest.hexdigest()}.npz")
+        return cls(Path(folder).absolute() / f"rows-{digest.hexdigest()}.npz")
 
     def load(self, problem: RowProblem) -> RowSolution | None:
         if self.path is None or not self.path.exists():
             return None
-        with np.load(self.path) as file:
-            weights, gap, steps = (torch.from_numpy(file[name]) for name in ("weights", "gap", "steps"))
+        try:
+            with np.load(self.path) as file:
+                weights, gap, steps = (torch.from_numpy(file[name]) for name in ("weights", "gap", "steps"))
+        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise FileFormatError(
+                f"finished rows in {str(self.path)!r} cannot be read: {error}. Delete it; they are solved anew"
+            ) from error
         home = problem.cross.device
         return RowSolution(weights.to(home), gap.to(home), problem.scale, steps.to(home))
 
     def save(self, solution: RowSolution) -> None:
-        if self.path is None:
+        if self.path is None or self.path.exists():
             return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         parts = {name: getattr(solution, name).cpu().numpy() for name in ("weights", "gap", "steps")}
         with written_whole(self.path) as place, open(place, "wb") as file:
             np.savez(file, **parts)

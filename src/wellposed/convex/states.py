@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from wellposed.activations import Activation
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.convex.recorder import Recorder
-from wellposed.convex.table import Tables
+from wellposed.convex.table import GIBIBYTE, Tables
 from wellposed.equilibrium.packing import State
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
-
-GIBIBYTE = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)

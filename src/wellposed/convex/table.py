@@ -1,4 +1,4 @@
-"""Matrices that grow sample by sample, in memory or, above a limit, in a mapped file."""
+"""Matrices of many samples, in memory or, above a limit, in a mapped file."""
 
 import tempfile
 import weakref
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InputError
+
+GIBIBYTE = 1 << 30
 
 
 class Tables:
@@ -72,10 +74,27 @@ class Tables:
 
     def _mapped(self, place: Path, width: int, dtype: torch.dtype) -> Tensor:
         kind = torch.empty(0, dtype=dtype).numpy().dtype
-        array = np.memmap(place, kind, "r+", shape=(self.samples, width))
-        if self.own:
-            weakref.finalize(array, _remove, place)  # the tensor keeps the array alive
-        return torch.from_numpy(array)
+        return _tensor(np.memmap(place, kind, "r+", shape=(self.samples, width)), place if self.own else None)
+
+
+def scratch(samples: int, width: int, limit: int) -> Tensor:  # (samples, width)
+    """Makes room for numbers in double precision, in a temporary file if they take more than `limit` bytes.
+
+    Example:
+        >>> scratch(2, 3, limit=8).shape
+        torch.Size([2, 3])
+    """
+    if 8 * samples * width <= limit:
+        return torch.empty(samples, width, dtype=torch.float64)
+    place = Path(tempfile.mkdtemp(prefix="wellposed-scratch-")) / "scratch.bin"
+    return _tensor(np.memmap(place, np.float64, "w+", shape=(samples, width)), place)
+
+
+def _tensor(array: np.memmap, owned: Path | None) -> Tensor:
+    """Wraps a mapped array, which stays alive with the tensor; an owned file goes with it."""
+    if owned is not None:
+        weakref.finalize(array, _remove, owned)
+    return torch.from_numpy(array)
 
 
 def _remove(place: Path) -> None:

@@ -5,7 +5,7 @@ from wellposed.equilibrium.broyden import Broyden
 from wellposed.equilibrium.certificate import Certificate
 from wellposed.equilibrium.conditions import CONDITIONS, certificate, certify
 from wellposed.equilibrium.fixed_point import SOLVERS, fixed_point
-from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit, Phantom, Unrolled
+from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit, Phantom, Polished, Unrolled
 from wellposed.equilibrium.map import Contraction, Map
 from wellposed.equilibrium.monitor import watch
 from wellposed.equilibrium.newton import Newton
@@ -20,6 +20,7 @@ from wellposed.equilibrium.stopping import (
     ErrorBound,
     MeanRelative,
     RandomSteps,
+    RandomThreshold,
     Relative,
     Step,
     Steps,
@@ -44,7 +45,9 @@ __all__ = [
     "Newton",
     "Phantom",
     "Picard",
+    "Polished",
     "RandomSteps",
+    "RandomThreshold",
     "Relative",
     "RobbinsMonro",
     "Solution",

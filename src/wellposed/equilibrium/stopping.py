@@ -1,7 +1,7 @@
 """Rules that accept an iterate, one verdict per sample."""
 
 import abc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -235,8 +235,7 @@ class RandomSteps(Stopping):
             raise InputError(f"0 <= low <= high is needed; received low={self.low}, high={self.high}")
 
     def begin(self, x0: Tensor) -> State:
-        draw = torch.randint(self.low, self.high + 1, (x0.shape[0],), generator=self.generator)
-        return (draw.to(x0.device),)
+        return (_drawn(self.low, self.high, x0, self.generator),)
 
     def check(self, step: Step, state: State) -> tuple[Tensor, State]:
         return step.index >= state[0], state
@@ -246,6 +245,62 @@ class RandomSteps(Stopping):
 
     def limit(self) -> int:
         return self.high + 1
+
+
+def _drawn(low: int, high: int, x0: Tensor, generator: torch.Generator | None) -> Tensor:  # (B,)
+    device = None if generator is None else generator.device
+    return torch.randint(low, high + 1, (x0.shape[0],), generator=generator, device=device).to(x0.device)
+
+
+@dataclass(frozen=True)
+class RandomThreshold(Stopping):
+    """Accepts where another rule does, and at the latest after a number of steps drawn for every sample.
+
+    The number is uniform in ``low..high``. Solvers that give up at random are a defence against attacks in 004
+    (section E.3: 1 to 8 steps), and one that attacks through the steps undo. All samples end as `STEPS_DONE`,
+    which claims no equilibrium. The backward solve follows the other rule alone.
+
+    Args:
+        low, high: of the draws.
+        rule: the other rule; `Relative` by default.
+        generator: of the draws; torch's own if None.
+
+    Example:
+        >>> from wellposed.equilibrium.fixed_point import fixed_point
+        >>> stop = RandomThreshold(1, 3, generator=torch.Generator().manual_seed(0))
+        >>> found = fixed_point(lambda x: 0.5 * x + 1, torch.zeros(20, 1), solver="picard", stop=stop)
+        >>> sorted(set(found.value.flatten().tolist()))  # after 1, 2 or 3 steps
+        [1.0, 1.5, 1.75]
+    """
+
+    low: int = 1
+    high: int = 8
+    rule: Stopping = field(default_factory=Relative)
+    generator: torch.Generator | None = None
+    certifies = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high:
+            raise InputError(f"0 <= low <= high is needed; received low={self.low}, high={self.high}")
+
+    def begin(self, x0: Tensor) -> State:
+        return (_drawn(self.low, self.high, x0, self.generator), *self.rule.begin(x0))
+
+    def check(self, step: Step, state: State) -> tuple[Tensor, State]:
+        accepted, inner = self.rule.check(step, state[1:])
+        return accepted | (step.index >= state[0]), (state[0], *inner)
+
+    def accept(self, step: Step, state: State) -> Tensor:
+        return self.rule.accept(step, state[1:])
+
+    def seeded(self, generator: torch.Generator | None) -> "RandomThreshold":
+        return self if generator is None else replace(self, generator=generator, rule=self.rule.seeded(generator))
+
+    def limit(self) -> int:
+        return self.high + 1
+
+    def adjoint(self) -> Stopping:
+        return self.rule.adjoint()
 
 
 STOPPINGS: Registry[Stopping] = Registry(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wellposed.equilibrium.certificate import Certificate
 from wellposed.equilibrium.rounding import upward
-from wellposed.errors import InputError, require
+from wellposed.errors import FileFormatError, InputError, require
 from wellposed.estimators.inputs import Inputs
 from wellposed.estimators.learning import (
     Samples,
@@ -25,6 +25,7 @@ from wellposed.estimators.learning import (
 from wellposed.estimators.storage import read, write
 from wellposed.estimators.units import Array, Units
 from wellposed.models.implicit import ImplicitModel
+from wellposed.models.reading import making_sense
 from wellposed.models.recurrent import ImplicitRNN
 from wellposed.robust.sensitivity import sensitivity
 from wellposed.training import History
@@ -251,16 +252,24 @@ class Estimator(base.BaseEstimator, abc.ABC):  # type: ignore[name-defined]
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads what `save` has written; `partial_fit` goes on from there with a fresh optimiser."""
         tensors, state = read(path, cls.__name__)
-        found = cls(**state["parameters"])
-        for name in FITTED:
-            setattr(found, name, state[name])
-        found._shape = tuple(found._shape)
-        found._units = Units(np.array(state["mean"]), np.array(state["scale"]))
-        if state["names"] is not None:
-            found.feature_names_in_ = np.array(state["names"], dtype=object)
-        found._draw(found._restore_targets(state["targets"]), tensors["offset"].dtype, 0)
-        found.network_.load_state_dict(tensors)
+        with making_sense(f"{os.fspath(path)!r} is damaged"):
+            found = cls(**state["parameters"])
+            for name in FITTED:
+                setattr(found, name, state[name])
+            found._shape = tuple(found._shape)
+            found._units = Units(np.array(state["mean"]), np.array(state["scale"]))
+            if state["names"] is not None:
+                found.feature_names_in_ = np.array(state["names"], dtype=object)
+            found._check_size(tensors)
+            found._draw(found._restore_targets(state["targets"]), tensors["offset"].dtype, 0)
+            found.network_.load_state_dict(tensors)
         return found
+
+    def _check_size(self, tensors: dict[str, Tensor]) -> None:
+        """Refuses parameters that ask for a larger network than the file holds."""
+        states, held = int(self.state_features), sum(value.numel() for value in tensors.values())
+        if states * max(states, int(self._shape[-1])) > held:
+            raise FileFormatError(f"{states} states and {self._shape[-1]} inputs do not fit {held} stored numbers")
 
     def _check_parameters(self) -> None:
         for name in ("state_features", "max_epochs", "n_iter_no_change"):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wellposed.errors import FileFormatError, InputError
 from wellposed.models.atomic import written_whole
+from wellposed.models.reading import making_sense
 
 FORMAT = "wellposed-estimator-1"
 
@@ -38,7 +39,9 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], di
         raise FileFormatError(f"{name!r} is not a safetensors file or is damaged: {error}") from error
     if metadata.get("format") != FORMAT:
         raise FileFormatError(f"{name!r} is not an estimator: format {metadata.get('format')!r}, not {FORMAT!r}")
-    state: dict[str, Any] = json.loads(metadata["state"])
-    if state["kind"] != kind:
+    with making_sense(f"{name!r} is damaged"):
+        state: dict[str, Any] = json.loads(metadata["state"])
+        found = state["kind"]
+    if found != kind:
         raise FileFormatError(f"{name!r} holds {state['kind']}; use {state['kind']}.load")
     return tensors, state

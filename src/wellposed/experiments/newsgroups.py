@@ -1,8 +1,8 @@
 """A transformer on 20 Newsgroups, or DistilBERT where its weights are here, as networks of shared rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from wellposed.baselines.distilbert import load_distilbert
 from wellposed.baselines.text_classifier import TextClassifier, TextShape, encoder_layers
 from wellposed.convex.gather import Valid
 from wellposed.errors import InputError, require, unknown_name
+from wellposed.experiments.kept import train_or_load
 from wellposed.experiments.subject import Pair, Subject
 from wellposed.tasks.cache import MissingDataError, data_folder
 from wellposed.tasks.text import Texts, load_newsgroups
@@ -69,16 +70,17 @@ class Newsgroups(Subject):
         return _words_of
 
     def trained(self, seed: int) -> nn.Module:
-        return _trained(self, seed if self.network == "small" else 0)
+        """Returns the network; on newsgroups one serves all seeds, which draw other texts of the training data."""
+        return _trained(replace(self, tested=0), seed if self.source == "topics" else 0)
 
     def layers(self, network: nn.Module) -> list[str]:
         return encoder_layers(network)
 
     def training(self) -> Pair:
-        return _numbered(self)[0]
+        return _numbered(replace(self, tested=0))[0]
 
     def tests(self) -> Mapping[str, Pair]:
-        u, labels = _numbered(self)[1]
+        u, labels = _numbered(replace(self, tested=0))[1]
         count = self.tested or len(u)
         rows = torch.randperm(len(u), generator=torch.Generator().manual_seed(0))[:count]
         return {"accuracy": (u[rows], labels[rows])}
@@ -89,14 +91,7 @@ class Newsgroups(Subject):
 
     def linear_accuracy(self) -> float:
         """Scores what needs no network: logistic regression on TF-IDF of words (scikit-learn)."""
-        features = require("sklearn.feature_extraction.text", extra="sklearn")
-        models = require("sklearn.linear_model", extra="sklearn")
-        train, test = self.texts()
-        test = test.subset(min(self.tested or len(test), len(test)))
-        table = features.TfidfVectorizer(max_features=self.words, sublinear_tf=True)
-        u = table.fit_transform(train.texts)
-        model = models.LogisticRegression(C=10.0, max_iter=200).fit(u, train.labels.numpy())
-        return float(model.score(table.transform(test.texts), test.labels.numpy()))
+        return _linear_accuracy(self)
 
 
 def distilbert_folder() -> Path:
@@ -159,6 +154,18 @@ def _numbered(subject: Newsgroups) -> tuple[Pair, Pair]:
     return pairs[0], pairs[1]
 
 
+@lru_cache(maxsize=2)
+def _linear_accuracy(subject: Newsgroups) -> float:
+    features = require("sklearn.feature_extraction.text", extra="sklearn")
+    models = require("sklearn.linear_model", extra="sklearn")
+    train, test = subject.texts()
+    test = test.subset(min(subject.tested or len(test), len(test)))
+    table = features.TfidfVectorizer(max_features=subject.words, sublinear_tf=True)
+    u = table.fit_transform(train.texts)
+    model = models.LogisticRegression(C=10.0, max_iter=200).fit(u, train.labels.numpy())
+    return float(model.score(table.transform(test.texts), test.labels.numpy()))
+
+
 @lru_cache(maxsize=4)
 def _trained(subject: Newsgroups, seed: int) -> TextClassifier:
     classes = len(subject.texts()[0].classes)
@@ -167,10 +174,15 @@ def _trained(subject: Newsgroups, seed: int) -> TextClassifier:
         if model.shape.classes != classes:
             raise InputError(f"the weights are for {model.shape.classes} classes; the texts have {classes}")
         return model
-    shape = TextShape(subject.words + 2, subject.length, subject.width, subject.depth, max(1, subject.width // 16),
+
+    shape = TextShape(subject.words + 2, subject.length, subject.width, subject.depth, max(1, subject.width // 32),
                       4 * subject.width, classes, "mean", 0.3)  # fmt: skip
     with torch.random.fork_rng(()):
         torch.manual_seed(seed)
         model = TextClassifier(shape)
-        subject.tune(model, seed, -(-subject.epochs * len(subject.training()[0]) // 64))
+        train = partial(subject.tune, model, seed, -(-subject.epochs * len(subject.training()[0]) // 64))
+        if subject.source == "topics":
+            train()
+        else:
+            train_or_load(subject.source, subject, model, train)
     return model.eval()

@@ -20,6 +20,7 @@ TOTALS = {
     9: 241,
     13: 291,
 }  # widths of DEQs with as many parameters in all as the FFW
+LOOKED_AT = 1  # inputs at which eigenvalues of Jacobians are computed
 Kind = Literal["deq", "ffw"]
 
 
@@ -126,12 +127,27 @@ def sensitivities(model: nn.Module, u: Tensor, seed: int, eta: float = 0.1) -> t
     """Returns the mean of ``|dz / dxi_i|`` over noise and samples, and the mean radius of the Jacobian.
 
     Noise is additive and held fixed, as in 004 section 3.3. The radius is that of the last step's Jacobian for a
-    DEQ and of the mean layer for an FFW.
+    DEQ and of the mean layer for an FFW, at a few of the inputs.
     """
     matrices, injections, start = _unrolled(model, u)
     xi = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed)).to(start)
     J = noise_sensitivity(matrices, injections, xi, eta, start=start)[1]
-    return float(sensitivity_norms(J).mean() / eta), float(torch.stack(_radii(matrices, injections, start)).mean())
+    few = [part[:LOOKED_AT] for part in injections]
+    radii = torch.stack(_radii(matrices, few, start[:LOOKED_AT]))
+    return float(sensitivity_norms(J).mean() / eta), float(radii.mean())
+
+
+@torch.no_grad()
+def weight_eigenvalues(model: nn.Module) -> Tensor:  # (matrices, n)
+    """Returns the eigenvalues of the weight of a DEQ, or of those of all layers of an FFW (004 Figure 2a)."""
+    if isinstance(model, Equilibrium):
+        assert isinstance(model.deq.cell, DenseCell)
+        (layer,) = model.deq.cell.layers
+        assert isinstance(layer, nn.Linear)
+        return torch.linalg.eigvals(layer.weight[None])
+    assert isinstance(model, FeedForward)
+    hidden = [part.linear.weight for part in model.layers if isinstance(part, HiddenLayer)]
+    return torch.linalg.eigvals(torch.stack(hidden))
 
 
 def _radii(matrices: list[Tensor], injections: list[Tensor], z: Tensor) -> list[Tensor]:
@@ -140,7 +156,7 @@ def _radii(matrices: list[Tensor], injections: list[Tensor], z: Tensor) -> list[
     for W, added in zip(matrices, injections, strict=True):
         z = torch.tanh(z @ W.mT + added)
         found[id(W)] = (1 - z.square())[:, :, None] * W  # the last one stays
-    return [torch.linalg.eigvals(J).abs().amax(-1).mean() for J in found.values()]
+    return [torch.linalg.eigvals(J.cpu()).abs().amax(-1).mean() for J in found.values()]
 
 
 def _unrolled(model: nn.Module, u: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:

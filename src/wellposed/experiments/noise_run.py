@@ -1,32 +1,38 @@
-"""Runs that train one half of a pair of 004, perhaps under noise, and test it under noise of many strengths."""
+"""Runs that train the pairs of 004 as ensembles and test them under noise of any strength."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from wellposed.equilibrium import watch
-from wellposed.experiments.noise_models import Pair, penalty, sensitivities, under_noise
-from wellposed.experiments.record import Result, Value
+from wellposed.baselines.mlp import parameter_count
+from wellposed.experiments.config import identity
+from wellposed.experiments.noise_ensemble import Member, Stack, make_stack
+from wellposed.experiments.noise_models import Pair, sensitivities, weight_eigenvalues
+from wellposed.experiments.noise_training import Schedule, Score, chosen, score, train
+from wellposed.experiments.record import Result, Series, Value
 from wellposed.experiments.run import Context, Run
 from wellposed.tasks.images import Images, load_images
-from wellposed.training import fit
 
 PROBED = 8  # images whose sensitivity is measured
-PART = 500  # images that are evaluated at once
+BINS, WIDEST = 30, 3.0  # of the histogram of eigenvalues, and their largest modulus
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseRun(Run):
     """Trains a classifier and measures its accuracy under signal noise.
 
-    ``accuracy`` without a point is without noise, at a point it is under noise of so many decibels;
-    ``accuracy_gain`` is that of a DEQ over the FFW of its size, trained alike. Models trained without noise also
-    get ``sensitivity``, and a DEQ ``sensitivity_ratio`` over that FFW, and ``jacobian_radius``.
+    ``accuracy`` without a point is without noise, at a point it is under noise of so many decibels. A DEQ is read
+    out at the iterate at which it stops; ``averaged_accuracy`` is that of the mean over its last ten. Models
+    trained without noise also get ``sensitivity``, ``jacobian_radius``, ``weight_radius`` and a histogram of the
+    eigenvalues of their weights. What compares models (``accuracy_gain``, ``sensitivity_ratio``) is made from
+    records.
+
+    Runs of one kind are one ensemble: at scale "paper" all widths or depths, strengths of noise and seeds, else
+    those of one width, for a CPU has no use for states that are filled up with zeros.
 
     Args:
         data: name of the images.
@@ -36,7 +42,7 @@ class NoiseRun(Run):
         images, epochs, batch_size, learning_rate: of the training, by Adam.
         points: decibels of the noise in the test.
         samples: test images.
-        passes: whose mean logits decide, the control for the averaging that an equilibrium does by itself.
+        passes: whose mean probabilities decide, the control for the averaging that an equilibrium does by itself.
     """
 
     data: str
@@ -57,55 +63,87 @@ class NoiseRun(Run):
         extra = ("-jacobian" if self.jacobian else "") + (f"-mean-{self.passes}" if self.passes > 1 else "")
         return self.data, f"{self.pair.name}{trained}{extra}", None
 
+    @property
+    def together(self) -> bool:
+        return True
+
+    @property
+    def family(self) -> str:
+        """The same for runs of one ensemble."""
+        one_width = self.pair.kind == "ffw" or self.scale != "paper"
+        tied = (self.pair.tied, self.pair.layers if self.pair.tied else 0)
+        shape = (self.pair.kind, *tied, self.pair.width if one_width else 0, self.pair.projection)
+        tested = (self.points, self.samples)
+        return identity((self.suite, self.scale, self.data, shape, self._schedule, tested))
+
+    @property
+    def member(self) -> Member:
+        """The model in its ensemble."""
+        return Member(self.pair, self.noise, self.seed)
+
+    @property
+    def _schedule(self) -> Schedule:
+        return Schedule(self.images, self.epochs, self.batch_size, self.learning_rate, self.jacobian)
+
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
-        return [Result(tuple(run.measured(context.device))) for run in runs]
+        u, labels = (part.to(context.device) for part in pair_of(self.data, "train"))
+        members = list(dict.fromkeys(run.member for run in runs))
+        classes = len(_images(self.data, "train").classes)
+        stack = make_stack(members, u.shape[1], classes, context.device)
+        tell = print if context.progress else lambda text: None
+        losses = train(stack, u, labels, self._schedule, tell)
+        scores = self._scores(stack, runs, context.device)
+        return [run._result(stack, losses, scores[run.passes], context.device) for run in runs]
 
-    def measured(self, device: str) -> list[Value]:
-        """Trains and returns all numbers of this run."""
-        model, twin = self.trained(self.pair, device), None
-        if self.pair.kind == "deq" and not self.pair.total:
-            twin = self.trained(Pair("ffw", self.pair.layers, projection=self.pair.projection), device)
-        values = [Value("accuracy", self.accuracy(model, None)[0]), *self._size(model)]
-        for at in self.points:
-            found, steps = self.accuracy(model, at)
-            values.append(Value("accuracy", found, at))
-            if steps is not None:
-                values.append(Value("steps", steps, at))
-            if twin is not None:
-                values.append(Value("accuracy_gain", found - self.accuracy(twin, at)[0], at))
-        return values + (self._sensitivity(model, twin) if self.noise is None and self.passes == 1 else [])
+    def _scores(self, stack: Stack, runs: Sequence[Self], device: str) -> "dict[int, Scores]":
+        """Tests all members with one pass, and with several those that are to have them."""
+        u, labels = (part[: self.samples].to(device) for part in pair_of(self.data, "test"))
+        found = {}
+        for passes in sorted({run.passes for run in runs}):
+            wanted = {run.member for run in runs if run.passes == passes}
+            places = [place for place, member in enumerate(stack.members) if member in wanted]
+            part = stack if len(places) == len(stack.members) else chosen(stack, places)
+            tests = {at: score(part, u, labels, at, passes) for at in (None, *self.points)}
+            found[passes] = Scores(part.members, tests)
+        return found
 
-    def trained(self, pair: Pair, device: str) -> nn.Module:
-        """Returns a model trained as this run says; trained once for all runs of a process."""
-        settings = self.data, self.noise, self.jacobian, self.images, self.epochs, self.batch_size
-        return _trained(pair, *settings, self.learning_rate, self.seed, device)
+    def _result(self, stack: Stack, losses: Tensor, scores: "Scores", device: str) -> Result:
+        place = stack.members.index(self.member)
+        model = stack.member(place)
+        values = [*scores.values(self.member), Value("parameters", float(parameter_count(model)))]
+        series: Series = {"train_loss": [float(f"{loss:.6g}") for loss in losses[:, place].tolist()]}
+        if self.noise is None and self.passes == 1:
+            measured, series["eigenvalues"] = self._sensitivity(model, device)
+            values += measured
+        trained: dict[str, Any] = {"images": min(self.images, len(_images(self.data, "train")))}
+        return Result(tuple(values), series, trained | {"ensemble": len(stack.members)})
 
-    @torch.no_grad()
-    def accuracy(self, model: nn.Module, decibels: float | None) -> tuple[float, float | None]:
-        """Returns the share of test images that are classified rightly, and the mean steps of a DEQ."""
-        noisy = under_noise(model, decibels, self.seed, training=False)
-        device = next(model.parameters()).device
-        u, labels = pair_of(self.data, "test")
-        right = 0
-        with watch() as log:
-            for part, target in zip(
-                u[: self.samples].split(PART), labels[: self.samples].split(PART), strict=True
-            ):
-                logits = torch.stack([noisy(part.to(device)).softmax(1) for _ in range(self.passes)]).mean(0)
-                right += int((logits.argmax(1).cpu() == target).sum())
-        steps = [count.double().mean() for _, count in log.forward]
-        return right / min(self.samples, len(u)), float(torch.stack(steps).mean()) if steps else None
-
-    def _size(self, model: nn.Module) -> list[Value]:
-        return [Value("parameters", float(sum(p.numel() for p in model.parameters())))]
-
-    def _sensitivity(self, model: nn.Module, twin: nn.Module | None) -> list[Value]:
-        device = next(model.parameters()).device
+    def _sensitivity(self, model: nn.Module, device: str) -> tuple[list[Value], list[float]]:
         u = pair_of(self.data, "test")[0][:PROBED].to(device)
-        own, radius = sensitivities(model, u, self.seed)
-        values = [Value("sensitivity", own), Value("jacobian_radius", radius)]
-        if twin is not None:
-            values.append(Value("sensitivity_ratio", own / sensitivities(twin, u, self.seed)[0]))
+        own, radius = sensitivities(model.to(device), u, self.seed)
+        sizes = weight_eigenvalues(model.cpu()).abs()
+        counts = torch.histc(sizes.clamp_max(WIDEST), BINS, 0, WIDEST) / sizes.numel()
+        largest = float(sizes.amax(-1).mean())
+        numbers = {"sensitivity": own, "jacobian_radius": radius, "weight_radius": largest}
+        return [Value(name, value) for name, value in numbers.items()], [round(x, 4) for x in counts.tolist()]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the tests of an ensemble found, by decibels."""
+
+    members: tuple[Member, ...]
+    tests: dict[float | None, Score]
+
+    def values(self, member: Member) -> list[Value]:
+        """Returns the numbers of one member."""
+        place, values = self.members.index(member), []
+        for at, found in self.tests.items():
+            values.append(Value("accuracy", round(float(found.accuracy[place]), 6), at))
+            if found.averaged is not None:
+                values.append(Value("averaged_accuracy", round(float(found.averaged[place]), 6), at))
+            if found.steps is not None and at is not None:
+                values.append(Value("steps", float(found.steps[place]), at))
         return values
 
 
@@ -118,24 +156,3 @@ def pair_of(data: str, split: str) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=4)
 def _images(data: str, split: str) -> Images:
     return load_images(data, split)
-
-
-@lru_cache(maxsize=8)
-def _trained(
-    pair: Pair, data: str, noise: float | None, weight: float, images: int, epochs: int, batch: int, rate: float,
-    seed: int, device: str,
-) -> nn.Module:  # fmt: skip
-    u, labels = pair_of(data, "train")
-    rows = torch.randperm(len(u), generator=torch.Generator().manual_seed(seed))[:images]
-    model = pair.build(u.shape[1], len(_images(data, "train").classes), seed).to(device)
-    noisy = under_noise(model, noise, seed, training=True)
-    given: list[Tensor] = []
-    noisy.register_forward_pre_hook(lambda _, arguments: given.__setitem__(slice(None), [arguments[0]]))
-
-    def loss(y: Tensor, target: Tensor) -> Tensor:
-        fit_ = cross_entropy(y, target)
-        return fit_ + weight * penalty(model, given[0]) if weight else fit_
-
-    fit(noisy, (u[rows], labels[rows]), loss, epochs=epochs, batch_size=batch, seed=seed, device=device,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, rate), progress=False)  # fmt: skip
-    return model.eval()

@@ -4,6 +4,7 @@ from wellposed.errors import unknown_name
 from wellposed.experiments.suite import Suite
 from wellposed.experiments.suites import (
     activations,
+    adversarial,
     arithmetic,
     attack_cifar,
     attack_mnist,
@@ -16,9 +17,14 @@ from wellposed.experiments.suites import (
     eliminate_fashion,
     feedback,
     identity,
+    matrix_addition,
+    mazes,
+    noise_cifar,
     noise_mnist,
+    noise_regression,
     noise_solvers,
     parameters,
+    prefix_sums,
     rolling_argmax,
     rolling_average,
     sparsify_cifar,
@@ -53,8 +59,14 @@ SUITES: dict[str, Suite] = {
         attack_mnist,
         attack_cifar,
         certified_training,
+        adversarial,
         noise_mnist,
+        noise_cifar,
+        noise_regression,
         noise_solvers,
+        prefix_sums,
+        mazes,
+        matrix_addition,
         parameters,
     )
 }

@@ -62,12 +62,12 @@ class Run(abc.ABC):
 
     @property
     def together(self) -> bool:
-        """Whether runs that differ in their seed only are carried out as one."""
+        """Whether runs of one family are carried out as one."""
         return False
 
     @abc.abstractmethod
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
-        """Does the work of `runs`, which differ from this one in their seed only."""
+        """Does the work of `runs`, which are of the same family as this one."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Run(abc.ABC):
 
     @property
     def family(self) -> str:
-        """The same for runs that differ in their seed only."""
+        """The same for runs that can be carried out as one: those that differ in their seed only."""
         return dataclasses.replace(self, seed=0).id
 
     def with_seed(self, seed: int) -> Self:
@@ -106,6 +106,9 @@ class Group:
         task, model, size = self.runs[0].labels
         seeds = len(self.runs)
         sized = f" ({size})" if size else ""
+        others = len({run.labels for run in self.runs}) - 1
+        if others:
+            return f"{task}: {model}{sized} and {others} other{'s' if others > 1 else ''}, {seeds} runs"
         return f"{task}: {model}{sized}, {seeds} seed{'s' if seeds > 1 else ''}"
 
 

@@ -2,13 +2,14 @@
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from wellposed.errors import FileFormatError, InputError, WellposedError, require
-from wellposed.experiments.config import Scale
+from wellposed.errors import FileFormatError, InputError, WellposedError
+from wellposed.experiments.config import SCALES, Scale
 from wellposed.experiments.environment import environment, now
 from wellposed.experiments.record import Record, Result
 from wellposed.experiments.run import Context, Group, Run, grouped
@@ -17,6 +18,7 @@ from wellposed.experiments.store import Store
 from wellposed.experiments.suite import Suite
 from wellposed.experiments.threads import one_thread
 from wellposed.models.atomic import written_whole
+from wellposed.parallel import CLUSTERS, Workers
 
 PLANS, CHECKPOINTS = "plans", "checkpoints"
 
@@ -61,10 +63,20 @@ def orders(out: Path) -> list[Order]:
     found = []
     for place in sorted((out / PLANS).glob("*.json")):
         try:
-            found.append(Order(**json.loads(place.read_text(encoding="utf-8"))))
-        except (TypeError, ValueError) as error:
+            order = Order(**json.loads(place.read_text(encoding="utf-8")))
+            _check_order(order)
+            found.append(order)
+        except (TypeError, ValueError, RecursionError) as error:
             raise FileFormatError(f"{place} is not an order of ours ({error}); delete it") from error
     return found
+
+
+def _check_order(order: Order) -> None:
+    """Raises a ValueError if a file says something that no command line could have said."""
+    seeds = order.seeds is None or (type(order.seeds) is int and order.seeds > 0)
+    texts = isinstance(order.suite, str) and isinstance(order.device, str) and order.scale in SCALES
+    if not (seeds and texts and isinstance(order.search, bool)):
+        raise ValueError(f"it says {order}")
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,7 @@ def carry_out(
     out: Path,
     *,
     jobs: int = 1,
+    backend: str = "loky",
     tell: Callable[[str], None] = lambda text: None,
     progress: bool = False,
 ) -> Progress:
@@ -118,14 +131,17 @@ def carry_out(
     Args:
         suite, order: what to run.
         out: the results folder.
-        jobs: processes.
+        jobs, backend: workers, and joblib's name for their kind; those of a cluster ("dask", "ray") must see the
+            results folder under the same name.
         tell: is told what happens, a line at a time.
         progress: whether to show bars.
     """
     if jobs < 1:
         raise InputError(f"jobs must be at least 1; received {jobs}")
+    workers = Workers(jobs, backend, extra="lab")
     order.save(out)
-    store, context = Store(out), Context(out / CHECKPOINTS, order.device, progress and jobs == 1)
+    store, context = Store(out.absolute()), Context(out.absolute() / CHECKPOINTS, order.device)
+    context = replace(context, progress=progress and workers.alone)
     for kind in ("search", "run") if order.search else ("run",):
         finished = store.finished()
         runs = [run for run in planned(suite, order, store) if run.kind == kind]
@@ -133,28 +149,30 @@ def carry_out(
         tell(
             f"{suite.name}: {len(runs)} {kind} runs, {len(runs) - sum(len(g.runs) for g in left)} finished before"
         )
-        _work_off(left, context, store, jobs, tell)
+        _work_off(left, context, store, workers, tell)
     return look(suite, order, out)
 
 
 def _work_off(
-    groups: Sequence[Group], context: Context, store: Store, jobs: int, tell: Callable[[str], None]
+    groups: Sequence[Group], context: Context, store: Store, workers: Workers, tell: Callable[[str], None]
 ) -> None:
     total = len(groups)
-    if jobs == 1 or total < 2:
+    if workers.alone or (total < 2 and workers.backend not in CLUSTERS):
         for index, group in enumerate(groups, start=1):
             tell(f"[{index}/{total}] {group.label}")
             tell(_work(group, context, store))
         return
-    joblib = require("joblib", extra="lab")
-    work = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")
-    for index, done in enumerate(work(joblib.delayed(_apart)(g, context, store) for g in groups), start=1):
+    for index, done in enumerate(workers.run(_apart, [(g, context, store) for g in groups]), start=1):
         tell(f"[{index}/{total}] {done}")
 
 
-def _apart(group: Group, context: Context, store: Store) -> str:
-    """Works in a process of its own, which leaves Ctrl-C to its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _apart(common: None, group: Group, context: Context, store: Store) -> str:
+    """Works in a process of its own, which leaves Ctrl-C to its parent; work of a lost worker may come twice."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    finished = store.finished()
+    if all(run.id in finished for run in group.runs):
+        return f"{group.label}: finished before its worker was lost"
     return _work(group, context, store)
 
 

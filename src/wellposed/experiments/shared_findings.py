@@ -72,7 +72,8 @@ def cap_sentence(records: Sequence[Record], data: str, kappas: Sequence[float]) 
             median_of(records, data, "state-driven-row", metric, kappa) for metric in ("accuracy", "sparsity")
         )
         if accuracy is not None and sparsity is not None:
-            found.append(f"{100 * accuracy:.1f} % with {100 * sparsity:.0f} % zeros at {kappa:g}")
+            kept = f"{100 * sparsity:.0f} % zeros" if sparsity >= 0 else f"{-100 * sparsity:.0f} % more weights"
+            found.append(f"{100 * accuracy:.1f} % with {kept} at {kappa:g}")
     if not found:
         return []
     return [

@@ -34,7 +34,7 @@ KAPPA = 0.99
 POSITIONS = 64  # of a sample
 FEW_ROWS = 16  # of a layer, on which Algorithm 1 is timed
 METHODS = ("state-driven", "state-driven-tuned", "state-driven-recorded", "magnitude", "magnitude-layerwise",
-           "magnitude-tuned")  # fmt: skip
+           "magnitude-tuned", "dense-tuned")  # fmt: skip
 
 
 def scored(subject: Subject, seed: int, network: nn.Module, sparsity: float, at: float | None) -> list[Value]:
@@ -98,6 +98,8 @@ def _made(
         network = subject.trained(seed)
         sizes, layerwise = subject.sizes(seed), model.endswith("layerwise")
         return prune_shared(network, subject.layers(network), at, layerwise=layerwise, sizes=sizes)
+    if model.startswith("dense"):
+        return subject.trained(seed), 0.0
     sequential = model != "state-driven-recorded"
     network, report = fits(subject, seed, path, samples, sequential)[path.index(at)]
     return network, report.sparsity

@@ -60,7 +60,7 @@ class SharedRun(Run):
             found = dense_scores(subject, seed)
             values = [Value(metric, value) for metric, value in found.items()]
             level = [Value(metric, value, at) for at in points for metric, value in found.items()]
-            return Result((Value("sparsity", 0.0), *values, *level))
+            return Result((*values, *level))
         if self.part == "words" and isinstance(subject, Newsgroups):
             accuracy = subject.linear_accuracy()
             return Result((Value("accuracy", accuracy), *(Value("accuracy", accuracy, at) for at in points)))

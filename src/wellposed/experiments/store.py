@@ -87,7 +87,7 @@ def _parse(line: bytes) -> Record:
     try:
         body = json.loads(line)
         checksum = body.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise FileFormatError(f"skipped, not a complete record ({error})") from error
     if checksum != _checksum(body):
         raise FileFormatError("skipped, its checksum does not match")

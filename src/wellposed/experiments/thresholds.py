@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from wellposed.errors import InputError
 from wellposed.experiments.compare import JUDGED_SCALES, settings
+from wellposed.experiments.differences import with_differences
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure, is_sentence
 from wellposed.tasks.task import Point
@@ -139,7 +140,8 @@ def check(thresholds: Iterable[Threshold], records: Sequence[Record]) -> list[Ch
         >>> [one.state for one in check([Threshold("The error at 205 is at most 1.", far, "at most", 1.0)], [])]
         ['not run']
     """
-    return [_check(threshold, records) for threshold in thresholds]
+    known = with_differences(records)
+    return [_check(threshold, known) for threshold in thresholds]
 
 
 def checks_of(suites: Iterable["HasThresholds"], records: Sequence[Record]) -> list[tuple[str, Check]]:

@@ -1,6 +1,7 @@
 """Runs that train a model on a task and test it along the task's axis."""
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -66,7 +67,7 @@ class TrainingRun(Run):
             history = self._fit(model, data, runs, context)
         models = [model.member(k) for k in range(len(seeds))] if isinstance(model, Ensemble) else [model]
         return [
-            self._result(one.to("cpu").eval(), pair, seed, history, k if isinstance(model, Ensemble) else None)
+            self._result(one.eval(), pair, seed, history, k if isinstance(model, Ensemble) else None)
             for k, (one, pair, seed) in enumerate(zip(models, data, seeds, strict=True))
         ]
 
@@ -87,7 +88,8 @@ class TrainingRun(Run):
         self, model: nn.Module, data: list[tuple[Pair, Pair]], runs: Sequence[Self], context: Context
     ) -> History:
         several = isinstance(model, Ensemble)
-        train, validation = (_joined([pair[part] for pair in data], several) for part in (0, 1))
+        joined = [_joined([pair[part] for pair in data], several) for part in (0, 1)]
+        train, validation = ((u.to(context.device), y.to(context.device)) for u, y in joined)
         return fit(
             model,
             train,
@@ -120,7 +122,7 @@ class TrainingRun(Run):
         """Scores a model at a point of the axis; of an implicit model the mean steps and failures too."""
         u, y = self.task.test(seed, at)
         with watch() as log:
-            prediction = _predict(model, u)
+            prediction = predict(model, u)
         scores = self.task.score(prediction, y) | self.task.details(prediction, y, seed, at)
         if log.forward:
             scores |= {"steps": log.mean_steps, "failed_share": log.failed_share}
@@ -128,7 +130,7 @@ class TrainingRun(Run):
 
     def _scores(self, model: nn.Module, split: str, pair: Pair) -> list[Value]:
         """Scores a model on training or validation samples."""
-        scores = self.task.score(_predict(model, pair[0]), pair[1])
+        scores = self.task.score(predict(model, pair[0]), pair[1])
         return [Value(f"{split}_{name.removeprefix('test_')}", score) for name, score in scores.items()]
 
     def _picture(self, model: nn.Module, seed: int) -> Series:
@@ -137,7 +139,7 @@ class TrainingRun(Run):
         if shown is None or seed != 0 or self.fold is not None:
             return {}
         u = self.task.test(seed, self.task.points[0])[0][shown]
-        return {"prediction": [float(f"{value:.4g}") for value in _predict(model, u)[:, -1].tolist()]}
+        return {"prediction": [float(f"{value:.4g}") for value in predict(model, u)[:, -1].tolist()]}
 
 
 def training_runs(
@@ -171,14 +173,17 @@ def _joined(pairs: list[Pair], several: bool) -> Pair:
 
 
 @torch.no_grad()
-def _predict(model: nn.Module, u: Tensor) -> Tensor:
-    dtype = next((parameter.dtype for parameter in model.parameters()), u.dtype)
-    return torch.cat([model(part.to(dtype)) for part in u.split(1000)])
+def predict(model: nn.Module, u: Tensor) -> Tensor:
+    """Computes outputs on the device of a model and in its dtype; they come to the CPU."""
+    like = next(model.parameters(), u)
+    return torch.cat([model(part.to(like)).to("cpu") for part in u.split(1000)])
 
 
 def _facts(model: nn.Module) -> dict[str, Any]:
     inner = model.rnn.cell(0) if isinstance(model, SeriesRNN) else model
-    return {"certificate": str(certificate(inner))} if isinstance(inner, ImplicitModel) else {}
+    if not isinstance(inner, ImplicitModel):
+        return {}
+    return {"certificate": str(certificate(copy.deepcopy(inner).to("cpu")))}
 
 
 def _changes(values: Sequence[Value]) -> list[Value]:

@@ -10,6 +10,7 @@ from typing import Any
 from wellposed.equilibrium.loop import PERIOD
 from wellposed.errors import require
 from wellposed.kernels.extrapolation import advance
+from wellposed.kernels.keeping import keeping
 from wellposed.kernels.lanes import (
     DUE,
     KIND,
@@ -49,7 +50,7 @@ PARTS = (
 )
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
-kept = numba.njit(cache=True, nogil=True, error_model="numpy")
+kept = keeping(nogil=True, error_model="numpy")
 
 
 @compiled

@@ -61,7 +61,7 @@ def explain(model: Any, u: Tensor) -> str:
     """Says which executor computes ``model(u)`` and why.
 
     Args:
-        model: an `ImplicitModel`, an `ImplicitRNN`, or a `DEQ`, of which the latest solves are told.
+        model: an `ImplicitModel`, also `Noisy`, an `ImplicitRNN`, or a `DEQ`, of which the latest solves are told.
         u: inputs, of which only shape, dtype, device and whether they require gradients count. The answer is for
             now: under ``torch.no_grad()`` sparse products may be taken that have no derivatives.
 
@@ -72,6 +72,8 @@ def explain(model: Any, u: Tensor) -> str:
     """
     if hasattr(model, "cells") or hasattr(model, "cell"):
         return str(model.explain())
+    if hasattr(model, "noise"):
+        return str(model.explain(u))
     if model.executor == "reference":
         return 'reference: executor="reference" was asked for'
     method: Method = model.method()

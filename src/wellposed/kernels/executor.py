@@ -128,7 +128,8 @@ def pack_matrix(A: Tensor, cpu: ModuleType) -> Any:
     """Copies A in tiles; a transposed matrix is read as it lies."""
     n = A.shape[0]
     flipped = n > 1 and A.stride() == (1, n)
-    matrix = (A.mT if flipped else A.contiguous()).detach().numpy()
+    # After .numpy() torch could no longer free the storage of a parameter, as fully_shard does.
+    matrix = np.from_dlpack((A.mT if flipped else A.contiguous()).detach())
     packed = np.empty((n + cpu.ROWS - 1) // cpu.ROWS * cpu.ROWS * n, matrix.dtype)
     cpu.pack(matrix, flipped, packed)
     return packed

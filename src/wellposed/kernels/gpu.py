@@ -110,13 +110,13 @@ def run_recipe(
     def solve(traced: bool) -> tuple[Iterates, Tensor]:
         found = launcher().launch(*parts, recipe, unheard(v.device), trace=traced, scaled=scaled)
         again = lambda: solve(True)[1]  # noqa: E731
-        return Iterates(found.value, found.status, found.steps, again), _finished(found.residuals, found.steps)
+        return Iterates(found.value, found.status, found.steps, again), finished(found.residuals, found.steps)
 
     found, residuals = solve(trace)
     return Iterates(found.value, found.status, found.steps, lambda: residuals) if trace else found
 
 
-def _finished(residuals: Tensor, steps: Tensor) -> Tensor:  # (B, K), from (max_steps, B)
+def finished(residuals: Tensor, steps: Tensor) -> Tensor:  # (B, K), from (max_steps, B)
     """Returns the trace, NaN after a sample has finished."""
     if residuals.numel() == 0:
         return residuals.mT

@@ -13,13 +13,14 @@ import numpy as np
 from wellposed.equilibrium.loop import PERIOD
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
+from wellposed.kernels.keeping import keeping
 from wellposed.kernels.product import multiply
 from wellposed.kernels.recipe import COUNTED, RELU, SETTLED, SLOPED, TANH, TOLERANCE
 from wellposed.kernels.vectors import ROWS, activate
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
-kept = numba.njit(cache=True, nogil=True, error_model="numpy")
+kept = keeping(nogil=True, error_model="numpy")
 
 RUNNING, CONVERGED, STAGNATED = int(Status.RUNNING), int(Status.CONVERGED), int(Status.STAGNATED)
 STEPS_DONE, MAX_STEPS = int(Status.STEPS_DONE), int(Status.MAX_STEPS)

@@ -10,6 +10,7 @@ from typing import Any
 
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
+from wellposed.kernels.keeping import keeping
 from wellposed.kernels.lanes import D, V
 from wellposed.kernels.product import multiply_tiles
 from wellposed.kernels.sequence_lanes import (
@@ -28,7 +29,7 @@ from wellposed.kernels.vectors import ROWS, VECTORS, borrow
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
-kept = numba.njit(cache=True, nogil=True, error_model="numpy")
+kept = keeping(nogil=True, error_model="numpy")
 
 # The files whose functions are compiled into these loops.
 PARTS = (

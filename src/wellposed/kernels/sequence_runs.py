@@ -225,7 +225,8 @@ def _grids(*tensors: Tensor) -> list[Any]:
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
+    # After .numpy() torch could no longer free the storage of a parameter, as fully_shard does.
+    return [np.from_dlpack(tensor.detach().contiguous()) for tensor in tensors]
 
 
 def _run(

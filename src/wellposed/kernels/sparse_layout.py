@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from wellposed.errors import require
+from wellposed.kernels.keeping import keeping
 from wellposed.kernels.product import QUAD
 
-numba = require("numba", extra="fast")
-kept = numba.njit(cache=True, nogil=True, error_model="numpy")
+kept = keeping(nogil=True, error_model="numpy")
 
 
 @kept

@@ -16,12 +16,15 @@ from wellposed.models.noisy import Noisy
 from wellposed.models.onnx import export_onnx
 from wellposed.models.path_independence import PathIndependence, path_independence
 from wellposed.models.pretrained import from_pretrained, save_pretrained
+from wellposed.models.proof import Claim, write_certificate
 from wellposed.models.recurrent import ImplicitRNN, RecurrentSolution
+from wellposed.models.reference import ReferenceModel, load_reference, reference_models
 from wellposed.models.stabilisers import jacobian_penalty, remove_norms, spectral_norm, weight_norm
 from wellposed.models.storage import load, save
 
 __all__ = [
     "DEQ",
+    "Claim",
     "ConvCell",
     "DenseCell",
     "Ensemble",
@@ -35,6 +38,7 @@ __all__ = [
     "PlainConvCell",
     "RecallCell",
     "RecurrentSolution",
+    "ReferenceModel",
     "TransformerCell",
     "VariationalDropout",
     "continued",
@@ -43,11 +47,14 @@ __all__ = [
     "from_pretrained",
     "jacobian_penalty",
     "load",
+    "load_reference",
     "noise_sensitivity",
     "path_independence",
+    "reference_models",
     "remove_norms",
     "save",
     "save_pretrained",
     "spectral_norm",
     "weight_norm",
+    "write_certificate",
 ]

@@ -159,7 +159,7 @@ class ImplicitModel(nn.Module):
             return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
         x = self._solve(flat, None, trace=False)[0] if text is None else self._operator(flat, text)
         y = F.linear(x, self.C) if self.D is None else F.linear(x, self.C) + F.linear(flat, self.D)
-        return y.reshape(*u.shape[:-1], self.out_features)
+        return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
         """Computes the states and tells, per sample, how they were reached."""

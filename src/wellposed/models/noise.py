@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 from wellposed.activations import Activation
 from wellposed.equilibrium.packing import State
 from wellposed.errors import InputError
+from wellposed.kernels.counter import INPUT, SIGNAL, SITES, STATE, draw_seed
+from wellposed.kernels.noisy import draw_normals
 
 Kind = Literal["multiplicative", "additive"]
 KINDS = ("multiplicative", "additive")
+PLACES = {"input": INPUT, "state": STATE, "signal": SIGNAL}
 LAYERS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.ELU, nn.LeakyReLU, nn.Softplus)
 
 
@@ -35,6 +39,9 @@ class Noise:
         redraw: whether every step draws anew; else a solve keeps its first draw, as the theory of 004 has it.
         literal: whether to take eq. 4 of 004 as it is printed.
         generator: of the draws; torch's own if None.
+        counter: whether draws are functions of sample, step and state (Philox), under a seed that every solve
+            draws once. They do not depend on how a batch is cut up, and the kernels draw the same numbers. If
+            false draws are those of torch; None leaves counters to `ImplicitModel` and torch's draws to others.
 
     Example:
         >>> x = torch.ones(1, 4)
@@ -49,6 +56,7 @@ class Noise:
     redraw: bool = field(default=True, kw_only=True)
     literal: bool = field(default=False, kw_only=True)
     generator: torch.Generator | None = field(default=None, kw_only=True, compare=False, repr=False)
+    counter: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -62,12 +70,22 @@ class Noise:
 
     def deviation(self, x: Tensor, decibels: float) -> Tensor:  # (B, 1, ...)
         """Returns the standard deviation of the noise of each sample."""
-        amplitude = 10 ** (-decibels / 20)
+        scale = self.scale(decibels, x[0].numel())
         ones = (x.shape[0],) + (1,) * (x.dim() - 1)
         if self.kind == "additive":
-            return x.new_full(ones, amplitude)
+            return x.new_full(ones, scale)
         size = torch.linalg.vector_norm(x.flatten(1), dim=1).reshape(ones)
-        return size * (amplitude if self.literal else amplitude / math.sqrt(max(x[0].numel(), 1)))
+        return size * scale
+
+    def scale(self, decibels: float | None, size: int) -> float:
+        """Returns the deviation of a sample of `size` numbers, of multiplicative noise that of l2 norm one.
+
+        Without noise it is -1.
+        """
+        if decibels is None or decibels == math.inf:
+            return -1.0
+        amplitude: float = 10 ** (-decibels / 20)
+        return amplitude if self.literal or self.kind == "additive" else amplitude / math.sqrt(max(size, 1))
 
     def silent(self) -> bool:
         """Whether there is no noise at all."""
@@ -78,19 +96,28 @@ class Disturbance:
     """The noise of one solve, or of one pass through a feed-forward network.
 
     Every sample has its own draws, whichever companions leave the batch before it: they are made for the whole
-    batch and then taken for the rows at work.
+    batch and then taken for the rows at work, or they are functions of the sample.
+
+    Args:
+        noise: how strong, where and when.
+        batch: the number of samples.
+        counter: whether draws are counted where the noise leaves that open.
     """
 
-    def __init__(self, noise: Noise, batch: int) -> None:
+    def __init__(self, noise: Noise, batch: int, *, counter: bool = False) -> None:
         self.noise, self.batch, self.silent = noise, batch, noise.silent()
+        counted = not self.silent and (counter if noise.counter is None else noise.counter)
+        self.seed = draw_seed(noise.generator) if counted else None
+        self.step = -1  # which evaluation this is
         self.rows: Tensor | None = None  # samples at work; None for all
         self.quiet = False  # evaluates without noise
-        self._calls = 0  # of places that were passed since the step began
+        self._calls: Counter[str] = Counter()  # how often places were passed since the step began
         self._held: dict[tuple[object, ...], Tensor] = {}
 
     def begin(self, rows: Tensor | None = None) -> None:
         """Notes that a step begins, and for which samples."""
-        self.rows, self._calls = rows, 0
+        self.rows, self.step = rows, self.step + 1
+        self._calls.clear()
 
     def input(self, u: State) -> State:
         """Disturbs what a model is given."""
@@ -116,11 +143,18 @@ class Disturbance:
     def _added(self, place: str, x: Tensor, decibels: float) -> Tensor:
         if not x.is_floating_point():
             return x
-        self._calls += 1
-        draw = self._draw((place, self._calls, x.shape[1:]), x)
+        draw = self._draw(place, x) if self.seed is None else self._counted(place, x, self.seed)
+        self._calls[place] += 1
         return x + self.noise.deviation(x, decibels) * draw
 
-    def _draw(self, key: tuple[object, ...], x: Tensor) -> Tensor:
+    def _counted(self, place: str, x: Tensor, seed: int) -> Tensor:
+        samples = torch.arange(self.batch, device=x.device) if self.rows is None else self.rows
+        step = max(self.step, 0) if self.noise.redraw else 0
+        site = SITES * self._calls[place] + PLACES[place]
+        return draw_normals(seed, samples, step, site, x.shape[1:].numel(), x.dtype).reshape(x.shape)
+
+    def _draw(self, place: str, x: Tensor) -> Tensor:
+        key = place, self._calls[place], x.shape[1:]
         draw = self._held.get(key)
         if draw is None:
             shape = (self.batch, *x.shape[1:])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -21,8 +21,11 @@ from wellposed.models.cell_parts import Cell
 from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
+from wellposed.models.proof import evaluated, write_certificate
+from wellposed.models.reading import check_counts, filled, making_sense
 from wellposed.models.recurrent import ImplicitRNN
 from wellposed.models.storage import FORMAT, build, configuration, decode, encode
+from wellposed.models.tensor_file import write_tensors
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 DEQ_FORMAT = "wellposed-deq-1"
@@ -33,7 +36,9 @@ _CELLS: dict[str, type[Cell]] = {
 Shared = ImplicitModel | ImplicitRNN | ImplicitForm | DEQ
 
 
-def save_pretrained(model: Shared, folder: str | os.PathLike[str], *, card: str = "") -> None:
+def save_pretrained(
+    model: Shared, folder: str | os.PathLike[str], *, card: str = "", certificate: bool = False
+) -> None:
     """Writes ``model.safetensors``, ``config.json`` and the model card ``README.md``.
 
     The folder is what a repository of the hub holds. All of it is tensors and text: loading runs no code of it.
@@ -42,6 +47,7 @@ def save_pretrained(model: Shared, folder: str | os.PathLike[str], *, card: str 
         model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`, or a `DEQ` with a cell of this library.
         folder: made if it is not there; files of these names in it are replaced.
         card: Markdown about data, training and limits, put into the card.
+        certificate: writes ``model.cert`` too, as `save` does; not for a `DEQ`, of which nothing is proven.
 
     Example:
         >>> import tempfile
@@ -52,15 +58,21 @@ def save_pretrained(model: Shared, folder: str | os.PathLike[str], *, card: str 
         >>> from_pretrained(folder).state_features
         8
     """
+    if certificate:
+        if isinstance(model, DEQ):
+            raise InputError("nothing is proven of a DEQ, so it has no certificate; leave certificate out")
+        model = evaluated(model)
     tensors, config = _packed(model)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with written_whole(target / WEIGHTS) as place:
-        save_file(tensors, place, metadata={"format": "pt"})
+        write_tensors(place, tensors, {"format": "pt"})
     texts = {CONFIG: json.dumps(config, indent=2) + "\n", CARD: _card(model, config, card)}
     for name, text in texts.items():
         with written_whole(target / name) as place:
-            place.write_text(text)
+            place.write_text(text, encoding="utf-8")
+    if certificate and not isinstance(model, DEQ):
+        write_certificate(model, target / WEIGHTS, config=True)
 
 
 def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = None) -> Shared:
@@ -79,11 +91,17 @@ def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = No
     for name in (WEIGHTS, CONFIG):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"no {name} in {os.fspath(folder)!r}; save_pretrained writes such folders")
+    where = f"{CONFIG} and {WEIGHTS} in {os.fspath(folder)!r} make no model"
     try:
-        tensors, config = load_file(folder / WEIGHTS), json.loads((folder / CONFIG).read_text())
-        return _unpacked(tensors, config)
-    except (SafetensorError, KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
-        raise FileFormatError(f"{CONFIG} and {WEIGHTS} in {os.fspath(folder)!r} make no model: {error}") from error
+        with making_sense("the configuration makes no sense"):
+            tensors, config = (
+                load_file(folder / WEIGHTS),
+                json.loads((folder / CONFIG).read_text(encoding="utf-8")),
+            )
+            check_counts(config, tensors)
+            return _unpacked(tensors, config)
+    except (SafetensorError, FileFormatError) as error:
+        raise FileFormatError(f"{where}: {error}") from error
 
 
 def _folder(source: str | os.PathLike[str], revision: str | None) -> Path:
@@ -178,10 +196,9 @@ def _build_deq(config: dict[str, Any], tensors: dict[str, Tensor]) -> DEQ:
     name = cell.pop("type")
     if name not in _CELLS:
         raise unknown_name("cell", name, _CELLS)
-    model = DEQ(_CELLS[name](**cell), **{key: decode(value) for key, value in config.items()})
-    model = model.to(next(iter(tensors.values())).dtype)
-    model.load_state_dict(tensors)
-    return model
+    return filled(
+        lambda: DEQ(_CELLS[name](**cell), **{key: decode(value) for key, value in config.items()}), tensors
+    )
 
 
 def _card(model: Shared, config: dict[str, Any], text: str) -> str:

@@ -1,14 +1,15 @@
 """Saving and loading models and forms: safetensors with the configuration inside."""
 
+import copy
 import dataclasses
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from wellposed.activations import Activation, get_activation
 from wellposed.equilibrium import anderson, broyden, gradient, newton, picard, stopping
@@ -20,7 +21,10 @@ from wellposed.forms.storage import FORM_FORMAT, pack_form, registered_name, unp
 from wellposed.models.atomic import written_whole
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.matrix import StateMatrix
+from wellposed.models.proof import Claim, evaluated, write_certificate
+from wellposed.models.reading import MALFORMED, check_counts, filled, making_sense
 from wellposed.models.recurrent import ImplicitRNN
+from wellposed.models.tensor_file import checksum, write_tensors
 
 FORMAT = "wellposed-1"
 _OWN = (
@@ -38,8 +42,8 @@ _PARTS: dict[str, type] = {
     for part in (
         *(picard.Picard, anderson.Anderson, broyden.Broyden, newton.Newton),
         *(stopping.Absolute, stopping.Relative, stopping.ErrorBound, stopping.MeanRelative),
-        *(stopping.Steps, stopping.RandomSteps),
-        *(gradient.Implicit, gradient.Phantom, gradient.Unrolled),
+        *(stopping.Steps, stopping.RandomSteps, stopping.RandomThreshold),
+        *(gradient.Implicit, gradient.Phantom, gradient.Polished, gradient.Unrolled),
     )
 }
 
@@ -47,14 +51,26 @@ _PARTS: dict[str, type] = {
 Model = ImplicitModel | ImplicitRNN
 
 
-def save(model: Model | ImplicitForm, path: str | os.PathLike[str]) -> None:
+def save(
+    model: Model | ImplicitForm,
+    path: str | os.PathLike[str],
+    *,
+    certificate: bool = False,
+    claims: Iterable[Claim] = (),
+) -> None:
     """Writes a model or a form to one safetensors file, atomically.
 
     Args:
         model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`; a custom activation must be registered where
             the file is loaded. An activation that differs from block to block is stored part by part.
         path: the file to write.
+        certificate: writes the proof of well-posedness too, beside the file and with the ending .cert, for
+            ``wellposed verify``. The file then holds the matrices that are evaluated, not the free parameters
+            behind them.
+        claims: what else the certificate is to say; see `write_certificate`.
     """
+    if certificate and isinstance(model, Model):
+        model = evaluated(model)
     if isinstance(model, ImplicitForm):
         tensors, metadata = pack_form(model)
     elif isinstance(model, Model):
@@ -65,8 +81,11 @@ def save(model: Model | ImplicitForm, path: str | os.PathLike[str]) -> None:
             f"save takes an ImplicitModel, ImplicitRNN or ImplicitForm; received {type(model).__name__}. Of other "
             "modules save the state_dict(): their code is not part of it"
         )
+    metadata["sha256"] = checksum(json.dumps(metadata, sort_keys=True), tensors)
     with written_whole(path) as place:
-        save_file(tensors, place, metadata=metadata)
+        write_tensors(place, tensors, metadata)
+    if certificate:
+        write_certificate(model, path, claims)
 
 
 def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
@@ -82,23 +101,23 @@ def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, *MALFORMED) as error:
         raise FileFormatError(f"{os.fspath(path)!r} is not a safetensors file or is damaged: {error}") from error
     if metadata.get("format") not in (FORMAT, FORM_FORMAT):
         raise FileFormatError(
             f"{os.fspath(path)!r} was not written by wellposed.save: its format is {metadata.get('format')!r}, "
             f"expected {FORMAT!r} or {FORM_FORMAT!r}"
         )
+    sealed = metadata.pop("sha256", None)  # older files have none
+    if sealed is not None and sealed != checksum(json.dumps(metadata, sort_keys=True), tensors):
+        raise FileFormatError(f"{os.fspath(path)!r} is damaged: its checksum does not match; get it once more")
     try:
-        if metadata["format"] == FORM_FORMAT:
-            return unpack_form(metadata, tensors)
-        return build(json.loads(metadata["config"]), tensors)
+        with making_sense("its configuration does not fit its tensors"):
+            if metadata["format"] == FORM_FORMAT:
+                return unpack_form(metadata, tensors)
+            return build(json.loads(metadata["config"]), tensors)
     except FileFormatError as error:
         raise FileFormatError(f"{os.fspath(path)!r} is damaged: {error}") from error
-    except (KeyError, TypeError, RuntimeError, json.JSONDecodeError) as error:
-        raise FileFormatError(
-            f"the configuration in {os.fspath(path)!r} does not fit its tensors: {error}"
-        ) from error
 
 
 def configuration(model: Model) -> dict[str, Any]:
@@ -173,10 +192,9 @@ def build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Model:
     kind = config.pop("kind", "ImplicitModel")
     if kind not in ("ImplicitModel", "ImplicitRNN"):
         raise unknown_name("kind of model", kind, ["ImplicitModel", "ImplicitRNN"])
-    model = _empty(config) if kind == "ImplicitModel" else _empty_recurrent(config)
-    model = model.to(next(iter(tensors.values())).dtype)
-    model.load_state_dict(tensors)
-    return model
+    check_counts(config, tensors)
+    empty: Callable[[dict[str, Any]], Model] = _empty if kind == "ImplicitModel" else _empty_recurrent
+    return filled(lambda: empty(copy.deepcopy(config)), tensors)
 
 
 def _empty(config: dict[str, Any]) -> ImplicitModel:

@@ -10,6 +10,7 @@ from wellposed.robust.result import Bounds
 from wellposed.robust.sensitivity import lipschitz, sensitivity
 from wellposed.robust.separable import separable_bound
 from wellposed.robust.separable_function import Separable
+from wellposed.robust.trades import SignSteps, TradesLoss
 from wellposed.robust.training import AdversarialLoss, CertifiedLoss, Penalised, Ramp, added_back
 from wellposed.robust.uncertainty import Box, Uncertainty
 from wellposed.robust.worst_case import certified, certified_accuracy, worst_case_loss
@@ -29,7 +30,9 @@ __all__ = [
     "Ramp",
     "Relaxation",
     "Separable",
+    "SignSteps",
     "SparseBox",
+    "TradesLoss",
     "Uncertainty",
     "added_back",
     "certified",

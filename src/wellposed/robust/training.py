@@ -158,7 +158,8 @@ class AdversarialLoss:
     Args:
         model: the model that is trained.
         ramp: the radius, or how it grows.
-        attack: takes the model, u, target and the radius; `pgd` with ten steps by default.
+        attack: takes the model, u, target and the radius and returns an `Attack` or the inputs; `pgd` with ten
+            steps by default, `SignSteps` for the plainer attack of Madry et al.
         share: of the attacked inputs.
 
     Example:
@@ -174,7 +175,7 @@ class AdversarialLoss:
         model: nn.Module,
         ramp: Ramp | float,
         *,
-        attack: Callable[[nn.Module, Tensor, Tensor, float], Attack] | None = None,
+        attack: Callable[[nn.Module, Tensor, Tensor, float], Attack | Tensor] | None = None,
         share: float = 1.0,
         loss: Loss = nn.functional.cross_entropy,
     ) -> None:
@@ -190,7 +191,7 @@ class AdversarialLoss:
         self.watch.looking = False
         try:
             found = self.attack(model, u, target, radius)
-            attacked = self.loss(model(found.inputs), target)
+            attacked = self.loss(model(found if isinstance(found, Tensor) else found.inputs), target)
         finally:
             self.watch.looking = True
         return (1 - self.share) * clean + self.share * attacked

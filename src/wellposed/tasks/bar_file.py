@@ -5,11 +5,11 @@ import gzip
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ ALIASES = {
     "volume": ("volume", "v", "vol"),
     "amount": ("amount", "turnover", "money", "value"),
 }
+LARGEST, LONGEST_LINE, MOST_ROWS = 1 << 31, 1 << 20, 50_000_000
 TICKS = (
     (11, 1),
     (14, 10**3),
@@ -129,7 +130,7 @@ def _read_csv(path: Path) -> BarTable:
     opened = gzip.open if path.name.endswith(".gz") else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream)
+            reader = csv.reader(_lines(stream, path))
             header = next(reader, None)
             lines = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError, csv.Error) as error:
@@ -146,16 +147,34 @@ def _read_csv(path: Path) -> BarTable:
     return _table(str(path), "line", [number for number, _ in lines], cells)
 
 
+def _lines(stream: TextIO, path: Path) -> Iterator[str]:
+    """Yields lines of a file whose unpacked size nobody knows beforehand."""
+    left = LARGEST
+    while line := stream.readline(LONGEST_LINE):
+        left -= len(line)
+        if left < 0 or len(line) >= LONGEST_LINE:
+            raise FileFormatError(
+                f"{path} has a line of more than {LONGEST_LINE} letters, or more than {LARGEST} letters in all; "
+                "split the file by symbol or year"
+            )
+        yield line
+
+
 def _read_parquet(path: Path) -> BarTable:
     parquet = require("pyarrow.parquet", extra="finance")
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:
+            about = file.metadata
+            size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+            if not 0 <= about.num_rows <= MOST_ROWS or not 0 <= size <= LARGEST:
+                raise ValueError(f"it declares {about.num_rows} rows and {size} bytes, too many for bars")
+            table = file.read()
+        cells = {name: table.column(name).to_pylist() for name in table.column_names}
     except (OSError, ValueError) as error:  # what pyarrow raises derives from these
         reason = str(error).partition("\n")[0]
         raise FileFormatError(f"{path} is cut off or no Parquet file ({reason}); fetch it again") from error
     if table.num_rows == 0:
         raise FileFormatError(f"{path} is empty; it must have a row for every bar")
-    cells = {name: table.column(name).to_pylist() for name in table.column_names}
     return _table(str(path), "row", range(1, table.num_rows + 1), cells)
 
 

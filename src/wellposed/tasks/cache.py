@@ -120,8 +120,8 @@ def verify(path: Path, file: DataFile) -> Path:
         size = "" if file.size in (None, status.st_size) else f" ({status.st_size} bytes instead of {file.size})"
         raise ChecksumError(
             f"{os.fspath(path)!r} is damaged or another version{size}: expected sha256 {file.sha256}, received "
-            f"{received}; delete it and put the right file there, or let it be downloaded again"
-            + (f" from {file.urls[0]}" if file.urls else "")
+            f"{received}; delete it and put the right file there"
+            + (f", or let it be downloaded again from {file.urls[0]}" if file.urls else "")
         )
     return path
 

@@ -1,7 +1,6 @@
 """Reads CIFAR-10 and CIFAR-100: the original archives, binary or pickled, and lossless WebP sprites."""
 
 import os
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from wellposed.errors import FileFormatError, require
 from wellposed.tasks.archive import read_members
+from wellposed.tasks.arrays import read_arrays
 from wellposed.tasks.safe_pickle import byte_matrix, load_plain
 
 _PIXELS = 3 * 32 * 32
@@ -130,11 +130,8 @@ def _read_sprite(path: Path) -> Tensor:  # (1000, 3, 32, 32)
 
 def _read_labels(path: Path, part: str) -> Tensor:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            values = arrays[part]
-    except (OSError, ValueError, KeyError, EOFError, TypeError, MemoryError, zipfile.BadZipFile) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise
+        values = read_arrays(path, _MAX_BYTES)[part]
+    except (FileFormatError, KeyError) as error:
         raise FileFormatError(f"{str(path)!r} has no labels of {part!r} or is damaged: {error}") from error
     if values.dtype != np.uint8 or values.ndim != 1:
         raise FileFormatError(f"{str(path)!r} must hold bytes (N,); received {values.dtype} {values.shape}")

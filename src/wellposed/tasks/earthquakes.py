@@ -35,7 +35,7 @@ def bands(k: float) -> tuple[Range, Range]:
 
 
 @dataclass(frozen=True)
-class _Located(Task):
+class Located(Task):
     """What all earthquake tasks share: an earth, stations at random places around a source, and errors in units.
 
     Args:
@@ -67,7 +67,7 @@ class _Located(Task):
 
 
 @dataclass(frozen=True)
-class _Drawn(_Located):
+class _Drawn(Located):
     """Every sample has an epicentre, a depth and stations of its own, so no split shares an epicentre."""
 
     samples: int = 50_000
@@ -133,7 +133,7 @@ class RestrictedLatitude(_Drawn):
 
 
 @dataclass(frozen=True)
-class _Meshed(_Located):
+class _Meshed(Located):
     """Epicentres on a perturbed mesh, each with stations of its own and many depths (002 section 4.2).
 
     The papers' 900,720 samples are 36 x 36 = 1,296 epicentres at 695 depths, and their 720,576 training samples
@@ -189,7 +189,7 @@ class _Meshed(_Located):
         return self.recorded(each[0], each[1], depth, each[2], each[3]).pair(self.longest, self.targets)
 
     def _part(self, seed: int, part: str) -> Pair:
-        (u, y), rows = self.mesh(seed), self.parts(seed)[part]
+        (u, y), rows = _meshed(self, seed), self.parts(seed)[part]
         return u[rows], y[rows]
 
 
@@ -219,7 +219,7 @@ class EpicentreSplit(_Meshed):
 
 
 @dataclass(frozen=True)
-class StationNetwork(_Located):
+class StationNetwork(Located):
     """Finds earthquakes from 45 stations that stay where they are (002 section 5.2).
 
     Trained on 7 epicentres at 695 depths, 4,865 samples, and tested on other epicentres. Station 0 is the anchor.
@@ -280,6 +280,12 @@ class StationNetwork(_Located):
         seconds = travel_times(self.earth)(away, depth[:, None])
         subnet = Subnet(longitude, latitude, depth, fixed[0], fixed[1], seconds)
         return subnet.pair(self.longest, self.targets)
+
+
+@functools.lru_cache(maxsize=1)
+def _meshed(task: _Meshed, seed: int) -> Pair:
+    """Keeps the latest mesh, of which training, validation and test are parts."""
+    return task.mesh(seed)
 
 
 @functools.lru_cache(maxsize=8)

@@ -129,7 +129,7 @@ class OwnFile:
         try:
             given = json.loads(self.settings.read_text(encoding="utf-8"))
             splits = [(date.fromisoformat(day), float(ratio)) for day, ratio in given.pop("splits", [])]
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise FileFormatError(
                 f"{self.settings} must hold arguments of read_bars as JSON, such as "
                 f'{{"zone": "UTC", "splits": [["2023-08-24", 0.1]]}}; {error}'

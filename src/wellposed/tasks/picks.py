@@ -16,7 +16,7 @@ from wellposed.tasks.cache import DataFile, fetch
 from wellposed.tasks.earthquakes import DEPTHS, FARTHEST, NEAREST
 from wellposed.tasks.sphere import distance
 from wellposed.tasks.subnet import Subnet
-from wellposed.tasks.travel_times import TravelTimes
+from wellposed.tasks.travel_table import TravelTimes
 
 ISC_PICKS = DataFile(
     "earthquakes/isc_p_picks.csv.gz", "46c66cdc2055715cc139d6cb973d59fad0d5f43c0686bdb06e3aa64f2a994e99", 137479

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from wellposed.errors import InputError, unknown_name
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.warm_start import WarmStart
+from wellposed.training.team import is_sharded
 
 
 def make_optimizer(model: nn.Module, wanted: Optimizer | Callable[[Any], Optimizer] | None) -> Optimizer:
@@ -66,6 +67,16 @@ def seeds_of(model: nn.Module, seed: int | Sequence[int] | None) -> tuple[int, .
     return seeds
 
 
+def require_whole(model: nn.Module, **wanted: bool) -> None:
+    """Raises if something is wanted that needs all parameters in one process, and they are divided."""
+    names = [name for name, given in wanted.items() if given]
+    if names and is_sharded(model):
+        raise InputError(
+            f"{', '.join(names)} cannot be used with a model that fully_shard has divided; leave it out, or train "
+            "without fully_shard"
+        )
+
+
 def require_sensible(
     model: nn.Module, numbers: dict[str, float | None], validated: bool, project: bool, per_member: bool
 ) -> None:
@@ -75,6 +86,7 @@ def require_sensible(
             raise InputError(f"{name} must be positive; received {value!r}")
     if numbers["patience"] is not None and not validated:
         raise InputError("patience watches the validation loss; pass validation=(inputs, targets) with it")
+    require_whole(model, project=project, patience=numbers["patience"] is not None)
     target = model.stacked if isinstance(model, Ensemble) else model
     if project and not hasattr(target, "project_"):
         raise InputError(f"project=True needs a model with project_(); {type(target).__name__} has none")

@@ -1,18 +1,16 @@
 """Checkpoints: a nested state in one safetensors file, written atomically and checked when read."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from wellposed.errors import FileFormatError, InputError
 from wellposed.models.atomic import written_whole
+from wellposed.models.tensor_file import checksum, write_tensors
 
 FORMAT = "wellposed-checkpoint-1"
 
@@ -48,10 +46,10 @@ class Checkpoint:
         """Replaces what the file holds; a full disk or a lost process leaves the old state."""
         tensors: dict[str, Tensor] = {}
         skeleton = json.dumps(_take_apart(state, tensors))
-        metadata = {"format": FORMAT, "key": self.key, "skeleton": skeleton, "sha256": _digest(skeleton, tensors)}
+        metadata = {"format": FORMAT, "key": self.key, "skeleton": skeleton, "sha256": checksum(skeleton, tensors)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(self.path) as place:
-            save_file(tensors, place, metadata=metadata)
+            write_tensors(place, tensors, metadata)
 
     def load(self) -> Any:
         """Returns the state that was saved last; None if there is no file."""
@@ -62,11 +60,11 @@ class Checkpoint:
             raise self._refuse(f"its format is {metadata.get('format')!r}, expected {FORMAT!r}")
         if metadata.get("key") != self.key:
             raise self._refuse(f"it belongs to another run ({metadata.get('key')!r}, expected {self.key!r})")
-        if metadata.get("sha256") != _digest(metadata.get("skeleton", ""), tensors):
+        if metadata.get("sha256") != checksum(metadata.get("skeleton", ""), tensors):
             raise self._refuse("its checksum does not match: the file is damaged")
         try:
             return _put_together(json.loads(metadata["skeleton"]), tensors)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise self._refuse(f"its content makes no sense ({error})") from error
 
     def remove(self) -> None:
@@ -84,15 +82,6 @@ class Checkpoint:
         return FileFormatError(
             f"the checkpoint {str(self.path)!r} cannot be used: {reason}. Delete it to begin this run anew"
         )
-
-
-def _digest(skeleton: str, tensors: dict[str, Tensor]) -> str:
-    total = hashlib.sha256(skeleton.encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        total.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
 
 
 def _take_apart(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -17,7 +17,7 @@ from wellposed.training.batches import Batches, Data
 from wellposed.training.best import Best
 from wellposed.training.checkpoint import Checkpoint
 from wellposed.training.history import History, Interrupted, solve_counts
-from wellposed.training.progress import progress_bar
+from wellposed.training.progress import OnEpoch, reporting
 from wellposed.training.run import Loss, Run, shape_of
 from wellposed.training.snapshot import Snapshot
 from wellposed.training.team import Team, bare
@@ -43,6 +43,7 @@ def fit(
     progress: bool | str = True,
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     warm_start: bool | WarmStart = False,
+    on_epoch: OnEpoch | None = None,
 ) -> History:
     """Trains a module or an Ensemble in place and returns the numbers of every epoch.
 
@@ -62,12 +63,12 @@ def fit(
         progress: whether to show a bar, or its label.
         checkpoint: a file, rewritten after every epoch, from which a stopped run goes on; see `Checkpoint`.
         warm_start: whether every training sample begins its solve at its last equilibrium; see `WarmStart`.
+        on_epoch: called with the history after every epoch (by the first process alone); e.g. a `TensorBoard`.
 
     Example:
         >>> u = torch.linspace(-1, 1, 64)[:, None]
-        >>> history = fit(nn.Linear(1, 1), (u, 2 * u), nn.functional.mse_loss, epochs=50, progress=False)
-        >>> bool(history.train_loss[-1] < history.train_loss[0])
-        True
+        >>> fit(nn.Linear(1, 1), (u, 2 * u), nn.functional.mse_loss, epochs=5, progress=False).train_loss.argmin()
+        tensor(4)
     """
     team, inner = Team.join(model, device), bare(model)
     given = {"epochs": epochs, "batch_size": batch_size, "patience": patience, "clip": clip}
@@ -80,9 +81,8 @@ def fit(
     checks = None if validation is None else Batches(validation, batch_size, (), per_member)
     best = Best(inner, patience, torch.ones(shape_of(model), dtype=torch.bool))
     whole = Snapshot(run, batches, make_schedule(optimizer, schedule, epochs), best, History())
-    file = whole.resume(checkpoint)
-    with progress_bar(epochs, progress if team.rank == 0 else False) as show:
-        return _train(whole, checks, epochs, file if team.rank == 0 else None, show)
+    with reporting(epochs, progress, on_epoch, silent=team.rank > 0) as report:
+        return _train(whole, checks, epochs, whole.resume(checkpoint), report)
 
 
 def _train(
@@ -90,7 +90,7 @@ def _train(
     checks: Batches | None,
     epochs: int,
     file: Checkpoint | None,
-    show: Callable[[History], None],
+    report: OnEpoch,
 ) -> History:
     run, best, history, was_training = whole.run, whole.best, whole.history, whole.run.model.training
     try:
@@ -109,9 +109,9 @@ def _train(
             if whole.schedule is not None:
                 whole.schedule.step()
             history.append(**columns, seconds=torch.tensor(time.perf_counter() - began))
-            if file is not None:
+            if file is not None and run.team.rank == 0:
                 file.save(whole.take())
-            show(history)
+            report(history)
     except KeyboardInterrupt as stop:
         raise Interrupted(history) from stop
     finally:

@@ -1,4 +1,4 @@
-"""The progress bar of a training run."""
+"""What a training run tells while it runs: a progress bar, and whoever wants to know of every epoch."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,12 +9,14 @@ from torch import Tensor
 
 from wellposed.training.history import History
 
-Show = Callable[[History], None]
+OnEpoch = Callable[[History], None]
 
 
 @contextlib.contextmanager
-def progress_bar(epochs: int, progress: bool | str) -> Iterator[Show]:
-    """Shows epochs, loss, steps and failures on stderr, if that is a terminal that can."""
+def reporting(
+    epochs: int, progress: bool | str, on_epoch: OnEpoch | None = None, silent: bool = False
+) -> Iterator[OnEpoch]:
+    """Shows epochs, loss, steps and failures on stderr, if that is a terminal that can, and calls `on_epoch`."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -23,11 +25,17 @@ def progress_bar(epochs: int, progress: bool | str) -> Iterator[Show]:
         TextColumn("{task.fields[numbers]}"),
         TimeRemainingColumn(),
         console=console,
-        disable=not (progress and console.is_interactive),
+        disable=silent or not (progress and console.is_interactive),
     )
     with bar:
         task = bar.add_task(progress if isinstance(progress, str) else "training", total=epochs, numbers="")
-        yield lambda history: bar.update(task, completed=len(history), numbers=summary(history))
+
+        def report(history: History) -> None:
+            bar.update(task, completed=len(history), numbers=summary(history))
+            if on_epoch is not None and not silent:
+                on_epoch(history)
+
+        yield report
 
 
 def summary(history: History) -> str:

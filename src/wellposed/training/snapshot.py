@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from wellposed.errors import FileFormatError
+from wellposed.training.arguments import require_whole
 from wellposed.training.batches import Batches
 from wellposed.training.best import Best
 from wellposed.training.checkpoint import Checkpoint
@@ -28,11 +29,13 @@ class Snapshot:
     history: History
 
     def resume(self, checkpoint: Checkpoint | str | os.PathLike[str] | None) -> Checkpoint | None:
-        """Goes on from a file, if there is one, and returns where to keep further states."""
+        """Goes on from the file of the first process, if there is one, and returns where further states go."""
         if checkpoint is None:
             return None
+        require_whole(bare(self.run.model), checkpoint=True)
         file = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-        state = file.load()
+        team = self.run.team
+        state = team.share(file.load() if team.rank == 0 else None)
         if state is not None:
             self.restore(state)
         return file

@@ -3,6 +3,7 @@
 import atexit
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -37,8 +38,8 @@ class Team:
         return cls(wanted, distributed.get_rank(), distributed.get_world_size())
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Makes the backward pass average gradients over the processes."""
-        if self.size == 1 or isinstance(model, DistributedDataParallel):
+        """Makes the backward pass average gradients over the processes; one that is sharded does so itself."""
+        if self.size == 1 or isinstance(model, DistributedDataParallel) or is_sharded(model):
             return model
         return DistributedDataParallel(model)
 
@@ -49,6 +50,24 @@ class Team:
         total = value.detach().to(self.device, copy=True)
         distributed.all_reduce(total)
         return total.to(value.device)
+
+    def share(self, value: Any) -> Any:
+        """Gives every process what the first one has."""
+        if self.size == 1:
+            return value
+        box = [value]
+        distributed.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Says whether `torch.distributed.fsdp.fully_shard` has divided a module; asking by name imports nothing.
+
+    Example:
+        >>> is_sharded(nn.Linear(1, 1))
+        False
+    """
+    return any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__)
 
 
 def bare(model: nn.Module) -> nn.Module:

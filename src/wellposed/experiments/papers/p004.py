@@ -5,6 +5,7 @@ A model is named by its size (layers of the FFW, width of the DEQ), then by the 
 
 from collections.abc import Iterator
 
+from wellposed.experiments.papers.adversarial import adversarial
 from wellposed.experiments.papers.row import Row, Sheet
 from wellposed.experiments.rules import Measure
 
@@ -16,19 +17,8 @@ INJECTED = (
     "The FFW has no input injection in the analysis and one in the experiments; with it the advantage of the DEQ "
     "mostly vanishes."
 )
-DEFENCES = {
-    "": "none",
-    "-input-10db": "noise of 10 dB on the input",
-    "-state-0db": "noise of 0 dB on the state",
-    "-state-10db": "noise of 10 dB on the state",
-    "-random-threshold": "a random number of solver steps",
-}
 PLOTTED = "The range of SNRs is only in the plot."
 START = "The order depends on how the weights are initialised."
-MASKED = (
-    "Attacked through a few unrolled steps of damping 0.5; through the exact gradient and averaged over the noise "
-    "the accuracy is far lower."
-)
 
 
 def sizes() -> Iterator[Row]:
@@ -170,31 +160,6 @@ def regression() -> Iterator[Row]:
         yield sheet.order("section D.1", claim, measure, f"ffw-1-{projection}", "lower", note=START)
         claim = f"A one-layer FFW is more robust at 0 dB with ReLU input than with {projection} input."
         yield sheet.order("section D.1", claim, mse("ffw-1-relu"), f"ffw-1-{projection}", "lower", note=START)
-
-
-def adversarial() -> Iterator[Row]:
-    sheet, deq, ffw = Sheet("004", "adversarial"), "deq-conv-input-0db", "ffw-conv-state-0db"
-
-    def pgd(model: str, metric: str = "accuracy", steps: int = 10) -> Measure:
-        return Measure(metric, model, "mnist-pgd", steps)
-
-    for defence in DEFENCES:
-        claim = f"Against PGD noise of 0 dB on the input defends the DEQ better than {DEFENCES[defence]}."
-        yield sheet.order("Figure 3 (a)", claim, pgd(deq), f"deq-conv{defence}", "higher", note=MASKED)
-    for defence in ("", "-state-10db"):
-        claim = f"Against PGD noise of 0 dB on the states defends the FFW better than {DEFENCES[defence]}."
-        yield sheet.order("Figure 3 (b)", claim, pgd(ffw), f"ffw-conv{defence}", "higher")
-    claim = "Against PGD the best defended DEQ is more accurate than the best defended FFW."
-    yield sheet.order("Figure 3 (c-f)", claim, pgd(deq, steps=40), ffw, "higher", note=MASKED)
-    claim = "The lead of the DEQ grows with the number of PGD steps."
-    leads = [pgd(deq, "accuracy_gain", steps) for steps in (40, 10)]
-    note = "The range of steps is only in the plot; judged from 10 to 40. " + MASKED
-    yield sheet.order("section 4.2", claim, leads[0], leads[1], "higher", note=note)
-    note = "Stated for the strongest AutoAttack and plotted for both kinds of training. " + MASKED
-    for training, how, place in (("", "PGD", "Figure 16"), ("-trades", "TRADES", "Figure 17")):
-        claim = f"Trained with {how}, the DEQ is more accurate than the FFW under AutoAttack at 0.3."
-        measure = Measure("accuracy", f"{deq}{training}", "mnist-autoattack", 0.3)
-        yield sheet.order(place, claim, measure, f"{ffw}{training}", "higher", note=note)
 
 
 def algorithms() -> Iterator[Row]:

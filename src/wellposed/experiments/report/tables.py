@@ -59,8 +59,8 @@ def _verdict_row(verdict: Verdict, heads: Sequence[str]) -> Html:
     cells: list[tuple[Child, Any]] = [
         ([element("b", row.paper), " ", row.place], f"{row.paper} {row.place}"),
         ([prose(row.claim), note or ""], row.claim),
-        (_ours(verdict), "" if verdict.ours is None else verdict.ours),
-        (_published(verdict), "" if row.value is None else row.value),
+        (ours_of(verdict), "" if verdict.ours is None else verdict.ours),
+        (published_of(verdict), "" if row.value is None else row.value),
         ([badge(verdict.verdict), no_target or ""], JUDGEMENTS.index(verdict.verdict)),
         (prose(verdict.why), verdict.why),
     ]
@@ -75,7 +75,8 @@ def _sort_key(key: Any) -> str:
     return repr(float(key)).replace("inf", "Infinity") if isinstance(key, int | float) else str(key)
 
 
-def _ours(verdict: Verdict) -> list[str]:
+def ours_of(verdict: Verdict) -> list[str]:
+    """Writes our number with its interval, its seeds and their scale."""
     if verdict.ours is None:
         return ["-"]
     kind = "" if verdict.kind == "mean" else f"{verdict.kind} "
@@ -85,7 +86,8 @@ def _ours(verdict: Verdict) -> list[str]:
     return [f"{kind}{number(verdict.ours)}", *(element("small", detail) for detail in details if detail)]
 
 
-def _published(verdict: Verdict) -> str:
+def published_of(verdict: Verdict) -> str:
+    """Writes what the paper prints, or what an order asks of the ratio."""
     row = verdict.row
     if isinstance(row.rule, Beats):
         return "difference > 0" if verdict.kind == "difference" else f"ratio > {number(row.rule.factor)}"

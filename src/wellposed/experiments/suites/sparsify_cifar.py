@@ -47,8 +47,8 @@ SHARED = (
 def plan(scale: Scale) -> list[SharedRun]:
     """Returns every method along every axis; tiny runs are of a small network on digits."""
     tiny, paper = scale == "tiny", scale == "paper"
-    subject = Photographs("digits", 100, 30) if tiny else Photographs(DATA, 10_000 if paper else 2000)
-    samples, steps = (32, 5) if tiny else (1024, 600) if paper else (256, 60)
+    subject = Photographs("digits", 100, 30) if tiny else Photographs(DATA, 10_000 if paper else 1000)
+    samples, steps = (32, 5) if tiny else (1024, 600) if paper else (128, 60)
 
     def run(part: Part, role: Role, model: str, points: Sequence[float]) -> SharedRun:
         chosen = tuple(points[:1] if tiny else points)

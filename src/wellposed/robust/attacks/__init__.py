@@ -1,5 +1,6 @@
 """Inputs that change what a model says, each in its set and run through the model itself (003, section 4.4)."""
 
+from wellposed.robust.attacks.adaptive import adaptive_attack, survival, through
 from wellposed.robust.attacks.attack import Attack
 from wellposed.robust.attacks.auto import autoattack
 from wellposed.robust.attacks.gradient import fgsm, pgd
@@ -13,6 +14,7 @@ from wellposed.robust.attacks.transfer import train_surrogate, transfer_attack
 __all__ = [
     "Attack",
     "Threat",
+    "adaptive_attack",
     "autoattack",
     "fgsm",
     "jsma",
@@ -22,6 +24,8 @@ __all__ = [
     "ranked_attack",
     "salt_and_pepper",
     "speckle",
+    "survival",
+    "through",
     "train_surrogate",
     "transfer_attack",
 ]

@@ -1,6 +1,6 @@
 """What an attack returns, and how the best of many points is kept."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -67,10 +67,13 @@ class Victim:
     Args:
         u: clean inputs.
         target: their classes.
+        draws: how often a model with random answers is asked about a point; what counts is the mean.
     """
 
-    def __init__(self, model: Model, u: Tensor, target: Tensor) -> None:
-        self.model, self.u, self.target = model, finite_batch("u", u).detach(), target
+    def __init__(self, model: Model, u: Tensor, target: Tensor, draws: int = 1) -> None:
+        if draws < 1:
+            raise InputError(f"draws is at least 1; received {draws}")
+        self.model, self.u, self.target, self.draws = model, finite_batch("u", u).detach(), target, draws
         self.queries = torch.zeros(len(u), dtype=torch.int64, device=u.device)
         clean = self.outputs(self.u)
         self.classes = clean.shape[1]
@@ -81,7 +84,7 @@ class Victim:
     def outputs(self, points: Tensor, rows: Tensor | None = None) -> Tensor:  # (R, q)
         """Runs points of some samples, all by default, through the model."""
         with torch.no_grad():
-            return self._run(points, rows)
+            return _mean(self._run(points, rows) for _ in range(self.draws))
 
     def _run(self, points: Tensor, rows: Tensor | None) -> Tensor:
         found = self.model(points)
@@ -98,13 +101,17 @@ class Victim:
         return found
 
     def gradient(self, points: Tensor, raised: Raised, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns the outputs at points and the gradient of a function of them."""
+        """Returns the outputs at points and the gradient of a function of them, both means over the draws."""
         target = self.target if rows is None else self.target[rows]
-        with torch.enable_grad():
-            moving = points.detach().requires_grad_()
-            found = self._run(moving, rows)
-            (slope,) = torch.autograd.grad(raised(found, target).sum(), moving)
-        return found.detach(), slope
+        answers: list[Tensor] = []
+        slopes: list[Tensor] = []
+        for _ in range(self.draws):
+            with torch.enable_grad():
+                moving = points.detach().requires_grad_()
+                found = self._run(moving, rows)
+                slopes += torch.autograd.grad(raised(found, target).sum(), moving)
+            answers.append(found.detach())
+        return _mean(answers), _mean(slopes)
 
     def consider(self, points: Tensor, outputs: Tensor, rows: Tensor | None = None) -> None:
         """Keeps points with a larger margin of another class than all before."""
@@ -128,6 +135,11 @@ class Victim:
         """Closes the attack."""
         success = self.best_outputs.argmax(1) != self.target
         return Attack(self.best_inputs, success, self.best_outputs, self.queries, name, notes)
+
+
+def _mean(parts: Iterable[Tensor]) -> Tensor:
+    first, *others = parts
+    return torch.stack([first, *others]).mean(0) if others else first
 
 
 class Loss:
@@ -161,10 +173,10 @@ def margin(outputs: Tensor, target: Tensor) -> Tensor:  # (R, q), (R,) -> (R,)
 
 
 @contextmanager
-def under_attack(model: Model, u: Tensor, target: Tensor) -> Iterator[Victim]:
+def under_attack(model: Model, u: Tensor, target: Tensor, draws: int = 1) -> Iterator[Victim]:
     """Opens an attack on a model, which is in evaluation mode for its time."""
     with evaluating(model):
-        yield Victim(model, u, target)
+        yield Victim(model, u, target, draws)
 
 
 @contextmanager

@@ -56,6 +56,7 @@ def pgd(
     lower: float = 0.0,
     upper: float = 1.0,
     count: int | None = None,
+    draws: int = 1,
     seed: int = 0,
 ) -> Attack:
     """Raises the loss by projected gradient steps (Madry et al., 2018) and keeps the worst point.
@@ -68,6 +69,8 @@ def pgd(
         restarts: runs from further random points, for samples that still have their class.
         momentum: share of the last direction that is kept (Dong et al., 2018).
         loss: ``"margin"`` or ``"cross_entropy"``.
+        draws: answers of a random model over which outputs and gradients are averaged (Athalye et al., 2018);
+            what counts is the class of the mean, so ask anew about the points that were found (`survival`).
 
     Example:
         >>> from wellposed.forms import ImplicitForm
@@ -85,7 +88,7 @@ def pgd(
     generator = torch.Generator(u.device).manual_seed(seed)
     share = 2.5 / steps if step_size is None else step_size
     slope = torch.ones_like(u)
-    with under_attack(model, u, target) as victim:
+    with under_attack(model, u, target, draws) as victim:
         rows = torch.arange(len(u), device=u.device)
         for run in range(restarts + 1):
             here = threat.of(rows)

@@ -1,0 +1,137 @@
+"""What the checker knows of activations: slopes, constants and values, written down once more and on its own."""
+
+import ast
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from wellposed.checker.tensors import RefusedError
+
+HALF, ZERO, ONE = Fraction(1, 2), Fraction(0), Fraction(1)
+SIXTH, QUARTER = Fraction(1, 6), Fraction(1, 4)
+
+
+class Phi(NamedTuple):
+    """What is known of an activation.
+
+    Args:
+        slope: encloses all difference quotients; None for a map on blocks.
+        block: size of the blocks, None acts entry by entry, 0 on all entries of its part.
+        constant: of Lipschitz in the norms 1 and inf.
+        projection: whether it is the projection on an interval.
+        image: encloses phi of an interval; None where phi is not increasing or not known here.
+    """
+
+    slope: tuple[Fraction, Fraction] | None
+    block: int | None = None
+    constant: Fraction = Fraction(1)
+    projection: bool = False
+    image: Callable[[Fraction], tuple[Fraction, Fraction]] | None = None
+
+    @property
+    def gamma(self) -> Fraction:
+        return self.constant if self.slope is None else max(map(abs, self.slope))
+
+
+def activation(name: Any) -> Phi:
+    """Looks an activation up; parameters stand in brackets.
+
+    Example:
+        >>> activation("leaky_relu(0.25)").slope
+        (Fraction(1, 4), Fraction(1, 1))
+    """
+    family, bracket, rest = str(name).partition("(")
+    try:
+        given = list(ast.literal_eval(f"({rest[:-1]},)")) if bracket and rest != ")" else []
+        if family == "rescaled":
+            return _rescaled(activation(given[0]), int(given[1]) if given[1] == int(given[1]) else None)
+        numbers = [Fraction(number) for number in given]
+    except (SyntaxError, ValueError, TypeError, IndexError, OverflowError, MemoryError, RecursionError) as error:
+        raise RefusedError(f"the activation {name!r} cannot be read") from error
+    if family not in PHI:
+        raise RefusedError(f"the activation {name!r} is not known to the checker, so nothing is proven")
+    try:
+        return PHI[family](*numbers)
+    except (TypeError, OverflowError) as error:
+        raise RefusedError(f"the activation {name!r} cannot be read") from error
+
+
+def _rescaled(phi: Phi, exponent: int | None) -> Phi:
+    """Returns 2^e phi(2^-e z), which has the slopes of phi."""
+    if phi.image is None or exponent is None or abs(exponent) > 1000:
+        return phi._replace(image=None, projection=False)
+    factor, inner = Fraction(2) ** exponent, phi.image
+
+    def image(z: Fraction) -> tuple[Fraction, Fraction]:
+        low, high = inner(z / factor)
+        return low * factor, high * factor
+
+    return phi._replace(image=image)
+
+
+def _exact(function: Callable[[Fraction], Fraction]) -> Callable[[Fraction], tuple[Fraction, Fraction]]:
+    return lambda z: (function(z), function(z))
+
+
+def _computed(function: Callable[[float], float]) -> Callable[[Fraction], tuple[Fraction, Fraction]]:
+    """Encloses a value of the C library, which is taken to be right in its first twelve digits."""
+
+    def image(z: Fraction) -> tuple[Fraction, Fraction]:
+        value = Fraction(function(float(max(min(z, Fraction(700)), Fraction(-700)))))
+        error = abs(value) * Fraction(1, 10**12) + Fraction(1, 10**300)
+        return value - error, value + error
+
+    return image
+
+
+def _clip(low: Fraction, high: Fraction | None) -> Phi:
+    cut = _exact(lambda z: max(low, z) if high is None else max(low, min(high, z)))
+    return Phi((Fraction(0), Fraction(1)), projection=True, image=cut)
+
+
+def _increasing(
+    high: str | int | Fraction, function: Callable[[Fraction], tuple[Fraction, Fraction]] | None
+) -> Phi:
+    return Phi((Fraction(0), Fraction(high)), image=function)
+
+
+def _between(low: str, high: str) -> Phi:
+    return Phi((Fraction(low), Fraction(high)))
+
+
+def _leaky(slope: Fraction = Fraction(1, 100)) -> Phi:
+    image = _exact(lambda z: max(z, Fraction(0)) + slope * min(z, Fraction(0))) if slope >= 0 else None
+    return Phi((min(slope, Fraction(1)), max(slope, Fraction(1))), image=image)
+
+
+def _blocks(size: Fraction | int, constant: Fraction = Fraction(1)) -> Phi:
+    return Phi(None, int(size), constant)
+
+
+PHI: dict[str, Callable[..., Phi]] = {
+    "identity": lambda: Phi((ONE, ONE), projection=True, image=_exact(lambda z: z)),
+    "relu": lambda: _clip(ZERO, None),
+    "relu6": lambda: _clip(ZERO, Fraction(6)),
+    "hardtanh": lambda low=-ONE, high=ONE: _clip(low, high),
+    "leaky_relu": _leaky,
+    "hardsigmoid": lambda: _increasing(SIXTH, _exact(lambda z: max(ZERO, min(ONE, z / 6 + HALF)))),
+    "softsign": lambda: _increasing(1, _exact(lambda z: z / (1 + abs(z)))),
+    "softshrink": lambda margin=HALF: _increasing(1, _exact(lambda z: z - max(-margin, min(margin, z)))),
+    "tanh": lambda: _increasing(1, _computed(math.tanh)),
+    "sigmoid": lambda: _increasing(QUARTER, _computed(lambda z: 1 / (1 + math.exp(-z)))),
+    "softplus": lambda beta=ONE: _increasing(1, None),
+    "elu": lambda alpha=ONE: _increasing(max(ONE, alpha), None),
+    "tanhshrink": lambda: _increasing(1, None),
+    "logsigmoid": lambda: _increasing(1, None),
+    "selu": lambda: _increasing("1.758099340847378", None),
+    "sin": lambda: _between("-1", "1"),
+    "gelu": lambda: _between("-0.128904145185155", "1.128904145185155"),
+    "gelu_tanh": lambda: _between("-0.128993068658772", "1.128993068658772"),
+    "silu": lambda: _between("-0.099839320128867", "1.099839320128867"),
+    "mish": lambda: _between("-0.1125261224", "1.0884981613"),
+    "hardswish": lambda: _between("-0.5", "1.5"),
+    "max_pool": _blocks,
+    "group_sort": _blocks,
+    "softmax": lambda size=ZERO: _blocks(size, HALF),
+}

@@ -1,0 +1,160 @@
+"""A safetensors reader of its own, and numbers without rounding: whole numbers times a power of two."""
+
+import hashlib
+import json
+import math
+import struct
+import sys
+from array import array
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LARGEST_HEADER, LARGEST_TENSOR = 1 << 26, 1 << 28
+KINDS = {"F64": ("d", 8), "F32": ("f", 4), "F16": ("e", 2), "BF16": ("bf", 2), "I64": ("q", 8)}
+Vector = list[int]  # times a power of two that is kept apart
+
+
+class RefusedError(Exception):
+    """Why a certificate proves nothing."""
+
+
+class Matrix(NamedTuple):
+    """The numbers ``entry * 2^exponent``."""
+
+    rows: list[Vector]
+    exponent: int
+
+    @property
+    def unit(self) -> Fraction:
+        """What an entry of one stands for."""
+        return Fraction(2) ** self.exponent
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.rows), len(self.rows[0]) if self.rows else 0
+
+
+class TensorFile:
+    """A safetensors file that is read piece by piece, and never further than its size allows."""
+
+    def __init__(self, path: Path, largest: float = math.inf) -> None:
+        self.path, self.size = path, path.stat().st_size
+        if self.size > largest:
+            raise RefusedError(f"{path.name} has {self.size} bytes; at most {largest:.0f} are read")
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= length <= min(LARGEST_HEADER, self.size - 8):
+                raise RefusedError(f"{path.name} is no safetensors file: its header claims {length} bytes")
+            header = read_json(file.read(length), f"the header of {path.name}")
+        self.start, metadata = 8 + length, header.pop("__metadata__", {})
+        self.metadata: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
+        self.entries = {name: self._entry(name, given) for name, given in header.items()}
+        end = 0
+        for begin, stop in sorted(place for *_, place in self.entries.values()):
+            if begin != end:
+                raise RefusedError(f"the tensors of {path.name} leave gaps or overlap")
+            end = stop
+        if end != self.size - self.start:
+            raise RefusedError(f"{path.name} declares {end} bytes of tensors and holds {self.size - self.start}")
+
+    def _entry(self, name: str, given: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:
+        try:
+            kind, shape, (begin, end) = str(given["dtype"]), tuple(given["shape"]), given["data_offsets"]
+            whole = all(type(size) is int and size >= 0 for size in (*shape, begin, end))
+        except (TypeError, KeyError, ValueError) as error:
+            raise RefusedError(f"the header of {self.path.name} makes no sense at {name!r}") from error
+        if not whole or end < begin or (kind in KINDS and end - begin != math.prod(shape) * KINDS[kind][1]):
+            raise RefusedError(f"{self.path.name}: {name!r} has another size than its shape needs")
+        return kind, shape, (begin, end)
+
+    def digest(self) -> str:
+        """Computes the SHA-256 of the whole file."""
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def values(self, name: Any, shape: tuple[int | None, ...]) -> tuple[tuple[int, ...], Any]:
+        """Reads a tensor of that shape, None being any size, of finite numbers."""
+        if not isinstance(name, str) or name not in self.entries:
+            raise RefusedError(f"{self.path.name} has no tensor {name!r}")
+        kind, found, (begin, end) = self.entries[name]
+        if len(found) != len(shape) or any(w not in (None, f) for w, f in zip(shape, found, strict=True)):
+            raise RefusedError(f"{name!r} in {self.path.name} has the shape {list(found)}, expected {list(shape)}")
+        if kind not in KINDS or end - begin > LARGEST_TENSOR:
+            raise RefusedError(f"{name!r} in {self.path.name} is {kind} of {end - begin} bytes, which is not read")
+        with self.path.open("rb") as file:
+            file.seek(self.start + begin)
+            numbers = _numbers(file.read(end - begin), kind)
+        if not all(map(math.isfinite, numbers)):
+            raise RefusedError(f"{name!r} in {self.path.name} holds NaN or infinity")
+        return found, numbers
+
+    def matrix(self, name: Any, rows: int | None = None, columns: int | None = None) -> Matrix:
+        """Reads a matrix exactly."""
+        (height, width), numbers = self.values(name, (rows, columns))
+        entries, exponent = scaled(numbers)
+        return Matrix([entries[width * i : width * (i + 1)] for i in range(height)], exponent)
+
+    def vector(self, name: Any, size: int | None = None) -> list[Fraction]:
+        """Reads a vector exactly."""
+        return [Fraction(number) for number in self.values(name, (size,))[1]]
+
+
+def _numbers(data: bytes, kind: str) -> Any:
+    code = KINDS[kind][0]
+    if code == "e":
+        return struct.unpack(f"<{len(data) // 2}e", data)
+    if code == "bf":  # the upper half of a float32
+        wide = b"".join(b"\0\0" + data[k : k + 2] for k in range(0, len(data), 2))
+        return struct.unpack(f"<{len(data) // 2}f", wide)
+    found = array(code, data)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
+
+
+def scaled(numbers: Iterable[float]) -> tuple[Vector, int]:
+    """Writes numbers as whole numbers times one power of two.
+
+    Example:
+        >>> scaled([0.5, -3.0])
+        ([1, -6], -1)
+    """
+    ratios = [number.as_integer_ratio() for number in numbers]
+    bits = max((below.bit_length() - 1 for _, below in ratios), default=0)
+    return [above << (bits + 1 - below.bit_length()) for above, below in ratios], -bits
+
+
+def fraction(value: Any, name: str) -> Fraction:
+    """Reads a finite number that JSON holds.
+
+    Example:
+        >>> fraction(0.75, "kappa")
+        Fraction(3, 4)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RefusedError(f"{name} is {value!r}, not a number")
+    return Fraction(value)
+
+
+def read_json(text: bytes | str, name: str) -> dict[str, Any]:
+    """Reads a table; one that says something twice, or holds NaN, is refused."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) != len(pairs):
+            raise RefusedError(f"{name} says something twice")
+        return dict(pairs)
+
+    def never(text: str) -> None:
+        raise RefusedError(f"{name} holds the number {text}")
+
+    try:
+        found = json.loads(text, object_pairs_hook=once, parse_constant=never)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"{name} is no readable JSON") from error
+    if not isinstance(found, dict):
+        raise RefusedError(f"{name} is no table")
+    return found

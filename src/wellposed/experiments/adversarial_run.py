@@ -1,0 +1,122 @@
+"""Runs that train a defended classifier against attacks and examine it under others (004 section 4.2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from wellposed.experiments.adversarial_exam import RADIUS, Budget, Exam
+from wellposed.experiments.adversarial_models import Classifier, Defended, Shape
+from wellposed.experiments.record import Result, Value
+from wellposed.experiments.run import Context, Run
+from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
+from wellposed.tasks.images import Images, load_images
+from wellposed.training import fit
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How a model is trained: by Adam with the largest second moments, on inputs attacked within a growing radius.
+
+    Args:
+        images, epochs, batch_size, learning_rate: of the training.
+        steps: of the attack, each 0.1 long where the radius is 0.3, and shorter in proportion before.
+        grown: the share of the training after which the radius is 0.3.
+        weight: of the second term of TRADES.
+    """
+
+    images: int = 60_000
+    epochs: int = 64
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    steps: int = 10
+    grown: float = 0.5
+    weight: float = 6.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversarialRun(Run):
+    """Trains one defended model and examines it.
+
+    ``accuracy`` is that without attack; ``pgd_accuracy`` is over the steps of the plain attack within 0.3,
+    ``epsilon_accuracy`` over its radius; ``autoattack_accuracy``, ``autoattack_rand_accuracy``,
+    ``salt_and_pepper_accuracy`` and ``speckle_accuracy`` over their strength; ``adaptive_accuracy`` is within 0.3
+    by the name of the attack. Of the best defended DEQ ``pgd_gain`` is its lead over the best defended FFW.
+
+    Args:
+        data: name of the images.
+        model: with its defence.
+        shape: its sizes.
+        lesson: its training.
+        budget: of the examination.
+    """
+
+    data: str
+    model: Defended
+    shape: Shape
+    lesson: Lesson
+    budget: Budget
+
+    @property
+    def labels(self) -> tuple[str, str, str | None]:
+        return self.data, self.model.name, None
+
+    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+        return [run.measured(context.device) for run in runs]
+
+    def measured(self, device: str) -> Result:
+        """Trains, attacks and returns all numbers of this run."""
+        exam = self.exam(self.model, device)
+        values = exam.values()
+        if self.model.kind == "deq" and (self.model.place, self.model.decibels) == ("input", 0.0):
+            twin = self.exam(self.model.twin, device)
+            own = {value.at: value.value for value in values if value.metric == "pgd_accuracy"}
+            for steps in self.budget.pgd_steps:
+                rival = twin.kept(twin.signed(steps, RADIUS))
+                values.append(Value("pgd_gain", own[float(steps)] - rival, float(steps)))
+        weights = sum(parameter.numel() for parameter in exam.model.parameters())
+        notes = {"notes": sorted(set(exam.notes))} if exam.notes else {}
+        return Result((*values, Value("parameters", float(weights))), facts=notes)
+
+    def exam(self, model: Defended, device: str) -> Exam:
+        """Returns the examination of a model that is trained as this run says."""
+        u, target = pair_of(self.data, "test", self.budget.samples, self.seed)
+        trained = _trained(model, self.shape, self.data, self.lesson, self.seed, device)
+        return Exam(trained, u.to(device), target.to(device), self.budget, self.seed)
+
+
+def pair_of(data: str, split: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draws images and their classes."""
+    images = _images(data, split)
+    images = images.subset(count, seed) if count < len(images) else images
+    return images.to_float(), images.labels
+
+
+@lru_cache(maxsize=4)
+def _images(data: str, split: str) -> Images:
+    return load_images(data, split)
+
+
+@lru_cache(maxsize=4)
+def _trained(model: Defended, shape: Shape, data: str, lesson: Lesson, seed: int, device: str) -> Classifier:
+    u, labels = pair_of(data, "train", lesson.images, seed)
+    network = model.build(shape, u.shape[1], len(_images(data, "train").classes), seed).to(device)
+    network.reseed(seed)
+    loss = _loss(network, lesson, seed, batches=-(-len(u) // lesson.batch_size))
+    fit(network, (u, labels), loss, epochs=lesson.epochs, batch_size=lesson.batch_size, seed=seed, device=device,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lesson.learning_rate, amsgrad=True),
+        schedule="cosine", progress=False)  # fmt: skip
+    loss.watch.close()
+    return network.eval()
+
+
+def _loss(network: Classifier, lesson: Lesson, seed: int, batches: int) -> AdversarialLoss | TradesLoss:
+    ramp = Ramp(RADIUS, steps=int(lesson.grown * lesson.epochs * batches))
+    generator = torch.Generator(next(network.parameters()).device).manual_seed(seed)
+    if network.defended.teaching == "trades":
+        return TradesLoss(network, ramp, weight=lesson.weight, steps=lesson.steps, generator=generator)
+    share = 0.0 if network.defended.teaching == "clean" else 1.0
+    return AdversarialLoss(network, ramp, attack=SignSteps(lesson.steps, generator=generator), share=share)

@@ -1,0 +1,137 @@
+"""What the records of noise-mnist say in sentences: leads by depth, the crossover, and the honest controls."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from wellposed.experiments.compare import JUDGED_SCALES
+from wellposed.experiments.differences import with_differences
+from wellposed.experiments.findings import median_of
+from wellposed.experiments.noise_models import TOTALS
+from wellposed.experiments.papers.p004 import WIDTHS
+from wellposed.experiments.record import Record
+
+DATA = "mnist"
+TRAINED = {"": "no noise", "-noise-10db": "10 dB", "-noise-0db": "0 dB"}
+CHANGES = {
+    "": "as it is",
+    "-xavier": "with Xavier's start",
+    "-inject": "with the input in every layer",
+    "-inject-tied": "with the input and one weight for all layers",
+    "-inject-wide": "with the input and the width of the DEQ",
+    "-xavier-mean-10": "with Xavier's start and the mean of ten passes",
+}
+
+
+def noise_findings(records: Sequence[Record]) -> list[str]:
+    """Says from which depth on the DEQ leads, and which changes of the FFW take its lead away.
+
+    Example:
+        >>> noise_findings([])
+        []
+    """
+    known = with_differences(of_one_scale(records))
+    return [*_schedule(known), *_crossovers(known), *_deep(known), *_sized(known), *_clean(known), *_ratios(known)]
+
+
+def of_one_scale(records: Sequence[Record]) -> list[Record]:
+    """Returns the records of the largest scale that there is, which judge; medians must not mix scales."""
+    for scale in JUDGED_SCALES:
+        found = [record for record in records if record.scale == scale]
+        if found:
+            return found
+    return list(records)
+
+
+def _median(
+    records: Sequence[Record], model: str, metric: str = "accuracy", at: float | None = 0.0
+) -> float | None:
+    return median_of(records, DATA, model, metric, at)
+
+
+def _schedule(records: Sequence[Record]) -> list[str]:
+    """Says how the judged models were trained, beside what is published."""
+    sentences = []
+    for kind, published in (("deq", 30), ("ffw", 64)):
+        found = {
+            (r.scale, r.config["images"], r.config["epochs"], r.config["batch_size"])
+            for r in records
+            if r.task == DATA and r.model.startswith(kind) and "epochs" in r.config
+        }
+        for scale, images, epochs, batch in sorted(found):
+            sentences.append(
+                f"At scale {scale} each {kind.upper()} saw {images} images {epochs} times in batches of {batch}; "
+                f"published are all 60000 images, {published} times, in batches of 16."
+            )
+    return sentences
+
+
+def _crossovers(records: Sequence[Record]) -> list[str]:
+    sentences = []
+    for noise, trained in TRAINED.items():
+        leads = {n: _median(records, f"deq-{w}{noise}", "accuracy_gain") for n, w in WIDTHS.items()}
+        known = {n: 100 * value for n, value in leads.items() if value is not None}
+        if not known:
+            continue
+        told = ", ".join(f"{n} {value:+.1f}" for n, value in known.items())
+        sentence = f"Trained with {trained}, the lead of the DEQ at 0 dB in points, by layers of the FFW: {told}"
+        sentences.append(f"{sentence}; {crossover(known)}.")
+    return sentences
+
+
+def crossover(leads: dict[int, float]) -> str:
+    """Says between which depths the lead changes hands.
+
+    Example:
+        >>> crossover({1: -5.0, 3: 2.0, 5: 4.0}), crossover({1: 1.0})
+        ('the lead changes hands between 1 and 3 layers', 'the DEQ leads at every depth')
+    """
+    depths = sorted(leads)
+    changes = [f"{a} and {b}" for a, b in pairwise(depths) if (leads[a] > 0) != (leads[b] > 0)]
+    if changes:
+        return f"the lead changes hands between {', and between '.join(changes)} layers"
+    return "the DEQ leads at every depth" if leads[depths[0]] > 0 else "the FFW leads at every depth"
+
+
+def _deep(records: Sequence[Record]) -> list[str]:
+    sentences = []
+    for layers in (9, 13):
+        deq = _median(records, f"deq-{WIDTHS[layers]}")
+        found = {how: _median(records, f"ffw-{layers}{ending}") for ending, how in CHANGES.items()}
+        told = ", ".join(f"{how} {100 * value:.1f} %" for how, value in found.items() if value is not None)
+        if deq is not None and told:
+            narrow = _median(records, "deq-128")
+            also = "" if narrow is None else f", of width 128 {100 * narrow:.1f} %"
+            sentences.append(
+                f"Accuracy at 0 dB of the FFW of {layers} layers: {told}; of the DEQ of width {WIDTHS[layers]} "
+                f"{100 * deq:.1f} %{also}."
+            )
+    return sentences
+
+
+def _sized(records: Sequence[Record]) -> list[str]:
+    told = []
+    for layers, width in TOTALS.items():
+        small, network = _median(records, f"deq-{width}"), _median(records, f"ffw-{layers}")
+        if small is not None and network is not None:
+            told.append(f"{layers} layers {100 * (small - network):+.1f}")
+    lead = "A DEQ with as many parameters in all as the FFW leads it at 0 dB, in points, by"
+    return [f"{lead}: {', '.join(told)}."] if told else []
+
+
+def _clean(records: Sequence[Record]) -> list[str]:
+    """Names models that did not learn the task, whose noisy accuracy means little."""
+    models = sorted({r.model for r in records if r.task == DATA and r.error is None})
+    found = {model: _median(records, model, at=None) for model in models}
+    poor = [f"{model} {100 * value:.1f} %" for model, value in found.items() if value is not None and value < 0.93]
+    return [f"Below 93 % without noise, so that little follows from them: {', '.join(poor)}."] if poor else []
+
+
+def _ratios(records: Sequence[Record]) -> list[str]:
+    found = {n: _median(records, f"deq-{w}", "sensitivity_ratio", None) for n, w in WIDTHS.items()}
+    told = ", ".join(f"{n} {value:.2f}" for n, value in found.items() if value is not None)
+    if not told:
+        return []
+    return [
+        f"Sensitivity of the DEQ over that of the FFW, by layers: {told}; the ratio does not predict accuracies "
+        "after training with noise."
+    ]

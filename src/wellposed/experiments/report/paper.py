@@ -1,0 +1,184 @@
+"""One paper: every claim with ours beside it, and the pictures that restate its own; for the documentation."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from wellposed.errors import unknown_name
+from wellposed.experiments.compare import JUDGEMENTS, Verdict, verdicts
+from wellposed.experiments.papers import SUITES as SUITE_NAMES
+from wellposed.experiments.plots import best_scale, curves, draw
+from wellposed.experiments.record import Record
+from wellposed.experiments.registry import SUITES
+from wellposed.experiments.report.gallery import LEGEND, gallery_html
+from wellposed.experiments.report.markup import Child, Html, element, join, plural, prose
+from wellposed.experiments.report.page import PAPERS
+from wellposed.experiments.report.tables import badge, bar, ours_of, published_of
+from wellposed.experiments.rules import NotATarget
+from wellposed.experiments.store import Store, merged
+from wellposed.experiments.suite import Figure, Picture, Suite
+
+HEADS = ("where", "claim", "published", "ours", "verdict")
+
+
+@dataclass(frozen=True)
+class Album:
+    """Where pictures are drawn, once for all papers that share them, and how a page refers to them.
+
+    Args:
+        folder: of the PNG files.
+        link: from a page to that folder.
+    """
+
+    folder: Path
+    link: str
+
+    def show(self, name: str, draw: Callable[[Path], None], title: str, text: str) -> Html | None:
+        """Writes a figure with its caption; None where there is nothing to draw."""
+        place = self.folder / f"{name}.png"
+        if not place.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draw(place)
+        if not place.is_file():
+            return None
+        source = f"{self.link}/{place.name}"
+        image = element("a", element("img", src=source, alt=title, loading="lazy"), href=source)
+        return element("figure", image, element("figcaption", prose(text)))
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What one suite says of a paper.
+
+    Args:
+        suite: its name.
+        title: of the section.
+        html: its body.
+    """
+
+    suite: str
+    title: str
+    html: Html
+
+
+def committed_records(folder: Path) -> list[Record]:
+    """Reads all record files of a folder."""
+    return merged(Store(path) for path in sorted(folder.glob("*.jsonl")))
+
+
+def summary(paper: str, records: Iterable[Record]) -> Html:
+    """Counts the verdicts on a paper's claims, in words and as a bar.
+
+    Example:
+        >>> "claims of this paper" in summary("000", [])
+        True
+    """
+    found = _verdicts(paper, list(records))
+    counts = Counter(verdict.verdict for verdict in found)
+    named = [element("li", f"{counts[name]} ", badge(name)) for name in JUDGEMENTS if counts[name]]
+    text = f"{plural(len(found), 'claim')} of this paper have a rule that judges them:"
+    return element("div", element("p", text), bar(found), element("ul", named), class_="claims-summary")
+
+
+def chapters(paper: str, records: Sequence[Record], album: Album | None = None) -> list[Chapter]:
+    """Writes the claims of a paper suite by suite, in its order.
+
+    Args:
+        paper: ``"000"`` to ``"004"``.
+        records: of all suites.
+        album: where figures are drawn; None for none.
+
+    Example:
+        >>> [chapter.suite for chapter in chapters("004", [])][:2]
+        ['noise-solvers', 'noise-mnist']
+    """
+    found = _verdicts(paper, records)
+    written = []
+    for name in SUITE_NAMES:
+        claims = [verdict for verdict in found if verdict.row.suite == name]
+        if claims:
+            suite = SUITES.get(name)
+            own = [record for record in records if record.suite == name and record.kind == "run"]
+            own = [record for record in own if record.scale == best_scale(own)]
+            title = suite.title if suite else name.replace("-", " ").capitalize()
+            written.append(Chapter(name, title, _body(paper, name, suite, own, claims, album)))
+    return written
+
+
+def _verdicts(paper: str, records: Sequence[Record]) -> list[Verdict]:
+    if paper not in PAPERS:
+        raise unknown_name("paper", paper, PAPERS)
+    return [verdict for verdict in verdicts(records) if verdict.row.paper == paper]
+
+
+def _body(
+    paper: str,
+    name: str,
+    suite: Suite | None,
+    records: Sequence[Record],
+    claims: Sequence[Verdict],
+    album: Album | None,
+) -> Html:
+    said = element("p", prose(suite.claim)) if suite else None
+    sentences = suite.controls(records) if suite and records else []
+    controls = [
+        element("h4", "What the controls show"),
+        element("ul", [element("li", prose(s)) for s in sentences]),
+    ]
+    again = element("p", "Run it: ", element("code", f"wellposed run {name}"), class_="again") if suite else None
+    shown = _pictures(paper, suite, records, album) if suite and records and album else Html("")
+    table = _table(claims, f"Claims of {paper} on {name}")
+    return join(said, shown, table, *(controls if sentences else ()), again)
+
+
+def _table(claims: Sequence[Verdict], label: str) -> Html:
+    head = element("thead", element("tr", [element("th", title, scope="col") for title in HEADS]))
+    rows = element("tbody", [_row(verdict) for verdict in claims])
+    inner = element("table", head, rows, class_="claims docutils")
+    return element("div", inner, class_="claims-box", tabindex=0, role="region", aria_label=label)
+
+
+def _row(verdict: Verdict) -> Html:
+    row = verdict.row
+    small = [text for text in (row.note, verdict.why) if text]
+    no_target = element("small", "no target") if isinstance(row.rule, NotATarget) else None
+    cells: tuple[Child, ...] = (
+        row.place,
+        [prose(row.claim), *(element("small", prose(text)) for text in small)],
+        published_of(verdict) or "-",
+        ours_of(verdict),
+        [badge(verdict.verdict), no_target or ""],
+    )
+    filled = [element("td", cell, data_label=head) for head, cell in zip(HEADS, cells, strict=True)]
+    return element("tr", filled, class_=verdict.verdict.replace(" ", "-"))
+
+
+def _pictures(paper: str, suite: Suite, records: Sequence[Record], album: Album) -> Html:
+    """Draws the figures that restate some of this paper, or else the first, and shows what records carry."""
+    own = [figure for figure in suite.figures if paper in figure.paper] or [*suite.figures[:1]]
+    found = [_drawn(suite, figure, records, album) for figure in own]
+    for index, one in enumerate(suite.pictures):
+        if paper in one.paper:
+            name = f"{suite.name}-picture-{index}"
+            found.append(album.show(name, partial(_write, one, records), one.title, f"{one.title}. {one.note}"))
+    galleries = [gallery_html(one, records) for one in suite.galleries if paper in one.paper]
+    shown = [one for one in (*found, *galleries) if one is not None]
+    legend = element("p", LEGEND, class_="quiet") if any(galleries) else None
+    return join(element("div", shown, class_="claims-pictures"), legend) if shown else Html("")
+
+
+def _drawn(suite: Suite, figure: Figure, records: Sequence[Record], album: Album) -> Html | None:
+    if not curves(figure, records):
+        return None
+    text = f"{figure.title}: {figure.label}, the median of the seeds with its range."
+    return album.show(
+        f"{suite.name}-{suite.figures.index(figure)}", partial(draw, figure, records), figure.title, text
+    )
+
+
+def _write(picture: Picture, records: Sequence[Record], place: Path) -> None:
+    png = picture.draw(records)
+    if png is not None:
+        place.write_bytes(png)

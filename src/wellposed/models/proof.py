@@ -1,0 +1,205 @@
+"""Certificates as files: what is proven of a saved model, in a form that `wellposed.checker` checks on its own."""
+
+import copy
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed.activations import Activation
+from wellposed.checker import RefusedError, certificate_path, check
+from wellposed.checker.check import CONFIG, FORMAT
+from wellposed.equilibrium.certificate import Certificate
+from wellposed.equilibrium.error_bound import comparison
+from wellposed.equilibrium.perron import perron_weights
+from wellposed.equilibrium.rounding import double, upward
+from wellposed.errors import IllPosedError, InputError
+from wellposed.forms import ImplicitForm
+from wellposed.forms.block import Block
+from wellposed.models.atomic import written_whole
+from wellposed.models.implicit import ImplicitModel
+from wellposed.models.matrix import StateMatrix
+from wellposed.models.recurrent import ImplicitRNN
+from wellposed.models.tensor_file import write_tensors
+
+# Room for the checker, whose factors of matrices are approximate and whose constants of phi have fewer digits.
+ROOM = 1e-9
+CHECKED = ("inf", "weighted", "mu", "triangular", "spectral", "monotone")
+Certified = ImplicitModel | ImplicitRNN | ImplicitForm
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """One statement about a saved model.
+
+    Args:
+        kind: "well-posed", "enclosure" or "row-gaps".
+        facts: numbers and texts, as JSON holds them; a tensor is named by the key under which it is in `tensors`.
+        tensors: what the checker needs beside the model, in float64.
+        about: the part of the model, empty for one that has only one.
+    """
+
+    kind: str
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    about: str = ""
+
+
+def write_certificate(
+    model: Certified, path: str | os.PathLike[str], claims: Iterable[Claim] = (), *, config: bool = False
+) -> Path:
+    """Writes what is proven of a model beside the file in which it was saved, and has it checked.
+
+    The model must evaluate what the file holds, as those that `evaluated` returns do; `save` and `save_pretrained`
+    see to that with ``certificate=True``.
+
+    Args:
+        model: as it was saved.
+        path: the file; the certificate has its name with the ending .cert.
+        claims: what is claimed beside well-posedness.
+        config: whether the configuration lies beside the file, as in a folder of `save_pretrained`.
+
+    Raises:
+        IllPosedError: well-posedness is not proven, or the checker refuses a claim; then there is no certificate.
+    """
+    target = certificate_path(Path(path))
+    target.unlink(missing_ok=True)
+    listed: list[dict[str, Any]] = []
+    tensors: dict[str, Tensor] = {}
+    for number, claim in enumerate([*well_posed(model), *claims]):
+        names = {name: f"{number}.{name}" for name in claim.tensors}
+        tensors |= {names[name]: double(value).cpu().contiguous() for name, value in claim.tensors.items()}
+        listed.append({"kind": claim.kind, "about": claim.about, **_renamed(claim.facts, names)})
+    said: dict[str, Any] = {"sha256": _digest(Path(path))}
+    if config:
+        said["config_sha256"] = _digest(Path(path).with_name(CONFIG))
+    versions = {"wellposed": sys.modules["wellposed"].__version__, "torch": torch.__version__}
+    said |= {"claims": listed, "versions": {**versions, "python": platform.python_version()}}
+    metadata = {"format": FORMAT, "certificate": json.dumps(said, allow_nan=False)}
+    with written_whole(target) as place:
+        write_tensors(place, tensors, metadata)
+        try:
+            check(Path(path), place)
+        except RefusedError as error:
+            raise IllPosedError(f"no certificate was written, for the checker refuses it: {error}") from error
+    return target
+
+
+def well_posed(model: Certified) -> list[Claim]:
+    """Claims that every equation of a model has exactly one solution.
+
+    Example:
+        >>> [claim.facts["condition"] for claim in well_posed(ImplicitModel(3, 2, 4))]
+        ['inf']
+    """
+    if isinstance(model, ImplicitForm):
+        return [_of_form(model)]
+    if isinstance(model, ImplicitModel):
+        return [_of_state(model.state, "")]
+    if isinstance(model, ImplicitRNN):
+        return [_of_state(model.cell(k).state, f"cells.{k}") for k in range(len(model.cells))]
+    raise InputError(f"certificates are of implicit models and forms; received {type(model).__name__}")
+
+
+def evaluated(model: Certified) -> Certified:
+    """Returns a copy whose free parameters are the matrices it evaluates, so that a file of it shows them.
+
+    Outputs stay the same bit for bit. Where the map that keeps A well-posed would change its own result by
+    rounding, the cap of the copy is raised by as much.
+    """
+    if isinstance(model, ImplicitForm):
+        return model
+    found = copy.deepcopy(model)
+    for cell in [found] if isinstance(found, ImplicitModel) else [found.cell(k) for k in range(len(found.cells))]:
+        state = cell.state
+        if not hasattr(state, "raw"):
+            state.project_()
+            continue
+        with torch.no_grad():
+            A = state.dense().clone()
+        if not torch.equal(A, state.raw):
+            cell.state = _fixed(state, A)
+    return found
+
+
+def _fixed(state: StateMatrix, A: Tensor) -> StateMatrix:
+    proof = state.condition.certify(A, state.activation)
+    if not proof.holds:
+        raise IllPosedError(f"the model is not proven well-posed: {proof}")
+    try:
+        return StateMatrix.of(A, state.activation, state.condition, proof, state.kappa)
+    except IllPosedError:
+        return StateMatrix.of(A, state.activation, state.condition, proof, None)
+
+
+def _of_state(state: StateMatrix, about: str) -> Claim:
+    with torch.no_grad():
+        return _claim(state.dense(), state.activation, state.certificate(), about)
+
+
+def _of_form(form: ImplicitForm) -> Claim:
+    proof = form.certificate()
+    if not form.plan.systems and isinstance(form.A, Block):
+        return Claim("well-posed", {"condition": "acyclic", "value": 0.0})
+    if len(form.partition) == 1:
+        return _claim(form.A.to_dense(), form.activations[0], proof, "")
+    return _weighted(form.A.to_dense(), form.activations, form.partition)
+
+
+def _weighted(A: Tensor, activations: Sequence[Activation], sizes: Sequence[int]) -> Claim:
+    """Proves a form of several blocks as a whole, by weights of all its states."""
+    if not all(phi.componentwise for phi in activations):
+        raise IllPosedError("loops among blocks on which phi acts as a whole have no certificate that is a file")
+    constants = torch.tensor([phi.lipschitz() for phi in activations], dtype=torch.float64)
+    gamma = constants.repeat_interleave(torch.tensor(list(sizes)))
+    weights, value = perron_weights(upward(double(A).abs() * gamma[:, None], 1))
+    return _stated(Certificate.of("weighted", value, weights=weights), "")
+
+
+def _claim(A: Tensor, activation: Activation, proof: Certificate, about: str) -> Claim:
+    if proof.condition == "block":
+        return _of_blocks(A, activation, about)
+    if proof.condition not in CHECKED:
+        raise IllPosedError(f"the condition {proof.condition!r} has no certificate that is a file")
+    return _stated(proof, about)
+
+
+def _of_blocks(A: Tensor, activation: Activation, about: str) -> Claim:
+    """Proves a map on blocks in the norm 1 or inf, whose induced norms are sums."""
+    found = []
+    for norm in ("1", "inf"):
+        if norm in activation.constants:
+            weights, value = perron_weights(comparison(double(A), activation, norm).matrix)
+            found.append(Certificate.of("block", value, weights=weights, norm=norm))
+    return _stated(min(found, key=lambda proof: proof.value), about)
+
+
+def _stated(proof: Certificate, about: str) -> Claim:
+    if not proof.holds:
+        raise IllPosedError(f"nothing to certify: {proof}")
+    roomy = proof.value + ROOM * abs(proof.value)
+    facts = {"condition": proof.condition, "value": roomy if roomy < 1 else proof.value, "norm": proof.norm}
+    tensors = {} if proof.weights is None else {"weights": proof.weights}
+    return Claim("well-posed", facts | ({"weights": "weights"} if tensors else {}), tensors, about)
+
+
+def _renamed(facts: Any, names: dict[str, str]) -> Any:
+    """Gives tensors the names under which they are stored."""
+    if isinstance(facts, dict):
+        return {key: _renamed(value, names) for key, value in facts.items()}
+    if isinstance(facts, list):
+        return [_renamed(value, names) for value in facts]
+    return names.get(facts, facts) if isinstance(facts, str) else facts
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,145 @@
+"""Many pieces of work at once, through joblib: threads, processes, or a cluster of Dask or Ray."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, CancelledError
+from dataclasses import dataclass
+from typing import Any
+
+from wellposed.errors import InputError, WorkerLostError, require, unknown_name
+
+BACKENDS = ("sequential", "threading", "loky", "multiprocessing", "dask", "ray")
+CLUSTERS = ("dask", "ray")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who does the work.
+
+    Dask gives the work of a lost worker to another one. With the others a lost worker ends the call with a
+    `WorkerLostError`; what was kept on disk need not be done again.
+
+    Args:
+        jobs: how many workers; a cluster of Dask takes all it has, and Ray's does if this is 1.
+        backend: joblib's name of their kind.
+        extra: what brings joblib, for the error without it.
+
+    Example:
+        >>> sorted(Workers(2, "threading").run(lambda common, k: common + k, [(1,), (2,)], common=10))
+        [11, 12]
+    """
+
+    jobs: int = 1
+    backend: str = "threading"
+    extra: str = "convex"
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise unknown_name("backend", self.backend, BACKENDS)
+        if self.jobs == 0:
+            raise InputError("jobs must not be zero; give a number of workers, or -1 for all there are")
+
+    @property
+    def alone(self) -> bool:
+        """Whether everything is done here, one after the other."""
+        return self.backend not in CLUSTERS and (self.jobs == 1 or self.backend == "sequential")
+
+    @property
+    def apart(self) -> bool:
+        """Whether workers have a memory of their own."""
+        return not self.alone and self.backend != "threading"
+
+    def run(
+        self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], common: Any = None
+    ) -> Iterator[Any]:
+        """Yields ``function(common, *task)`` of every task as they finish; `common` travels once to every worker.
+
+        Ray answers when everything is done, in the order of the tasks.
+        """
+        if self.alone or not tasks:
+            yield from (function(common, *task) for task in tasks)
+            return
+        joblib = require("joblib", extra=self.extra)
+        call, common = self._sent(function, common)
+        count = -1 if self.backend in CLUSTERS and self.jobs == 1 else self.jobs
+        try:
+            with joblib.parallel_config(self.backend, n_jobs=count, **self._options(common)):
+                parallel = joblib.Parallel(return_as="list" if self.backend == "ray" else "generator_unordered")
+            yield from parallel(joblib.delayed(call)(common, *task) for task in tasks)
+        except self._losses() as error:
+            raise WorkerLostError(
+                f"a {self.backend} worker was lost ({type(error).__name__}: {error}); run it again: what was kept "
+                "on disk is not done twice"
+            ) from error
+
+    def _options(self, common: Any) -> dict[str, Any]:
+        if self.backend != "dask":
+            return {}
+        try:
+            require("distributed", extra="dask").get_client()
+        except ValueError as error:
+            raise InputError(
+                "backend='dask' needs a client of a running cluster: Client('tcp://scheduler:8786') of "
+                "dask.distributed, or Client() for workers on this machine"
+            ) from error
+        # Without a copy on every worker the data would be lost with the one that has it.
+        return {} if common is None else {"scatter": [common]}
+
+    def _sent(self, function: Callable[..., Any], common: Any) -> tuple[Callable[..., Any], Any]:
+        """Gives Ray the common data once, and a function that asks for them."""
+        if self.backend != "ray":
+            return function, common
+        require("ray.util.joblib", extra="ray").register_ray()
+        ray = require("ray", extra="ray")
+        if not ray.is_initialized():
+            ray.init(logging_level="error", log_to_driver=False)
+        return _Fetching(function), ray.put(common)
+
+    def _losses(self) -> tuple[type[BaseException], ...]:
+        if self.backend == "dask":
+            dask = require("distributed", extra="dask")
+            return dask.scheduler.KilledWorker, CancelledError
+        if self.backend == "ray":
+            ray = require("ray.exceptions", extra="ray")
+            return ray.RayActorError, ray.WorkerCrashedError, ray.NodeDiedError, ray.ObjectLostError
+        return (BrokenExecutor,)
+
+
+@dataclass(frozen=True)
+class _Fetching:
+    """Calls a function with common data that lie in the memory of a Ray cluster."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, common: Any, *task: Any) -> Any:
+        return self.function(require("ray", extra="ray").get(common), *task)
+
+
+@contextlib.contextmanager
+def cluster(backend: str, address: str | None = None) -> Iterator[None]:
+    """Connects to a cluster, or starts one on this machine, for as long as the block lasts; others need nothing.
+
+    Args:
+        backend: as in `Workers`.
+        address: of Dask's scheduler (``tcp://host:8786``) or of Ray's head (``host:6379`` or ``auto``).
+
+    Example:
+        >>> with cluster("threading"):
+        ...     list(Workers(2).run(lambda common, k: k, [(1,)]))
+        [1]
+    """
+    if address is not None and backend not in CLUSTERS:
+        raise InputError(f"an address goes with the backends {', '.join(CLUSTERS)}; received {backend!r}")
+    if backend == "dask":
+        own = {} if address is not None else {"threads_per_worker": 1}
+        with require("distributed", extra="dask").Client(address, **own):
+            yield
+    elif backend == "ray":
+        ray = require("ray", extra="ray")
+        ray.init(address, logging_level="error", log_to_driver=False)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+    else:
+        yield

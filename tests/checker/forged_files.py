@@ -1,0 +1,64 @@
+"""Model and certificate files made by hand, with whatever content a forger likes."""
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+
+KINDS = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64"}
+
+
+def write_tensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> Path:
+    header, blobs, place = {"__metadata__": metadata}, [], 0
+    for name, value in tensors.items():
+        data = np.ascontiguousarray(value).tobytes()
+        shape, kind = list(value.shape), KINDS[str(value.dtype)]
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [place, place + len(data)]}
+        blobs.append(data)
+        place += len(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    return path
+
+
+def write_model(path: Path, A: np.ndarray, activation="relu", **others: np.ndarray) -> Path:
+    config = {"state_features": len(A), "activation": activation, "condition": "inf"}
+    metadata = {"format": "wellposed-1", "config": json.dumps(config)}
+    return write_tensors(path, {"state.raw": A, **others}, metadata)
+
+
+def write_claims(model: Path, claims: list[dict], tensors: dict[str, np.ndarray] | None = None, **said) -> Path:
+    body = {"sha256": hashlib.sha256(model.read_bytes()).hexdigest(), "claims": claims, **said}
+    metadata = {"format": "wellposed-certificate-1", "certificate": json.dumps(body)}
+    return write_tensors(model.with_suffix(".cert"), tensors or {}, metadata)
+
+
+def read_parts(path: Path) -> tuple[dict, bytes]:
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def rewritten(path: Path, header: dict, data: bytes) -> None:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def change_claims(path: Path, change) -> None:
+    """Lets `change` edit what a certificate says, and leaves everything else as it is."""
+    header, data = read_parts(path)
+    said = json.loads(header["__metadata__"]["certificate"])
+    change(said)
+    header["__metadata__"]["certificate"] = json.dumps(said)
+    rewritten(path, header, data)
+
+
+def certify_anew(model: Path) -> None:
+    """Names the digest of the file as it is now, as a forger would who changed it."""
+
+    def change(said):
+        said["sha256"] = hashlib.sha256(model.read_bytes()).hexdigest()
+
+    change_claims(model.with_suffix(".cert"), change)

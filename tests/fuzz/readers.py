@@ -1,0 +1,496 @@
+"""Every reader of the library with files that it accepts, for the mutations and for coverage-guided fuzzing."""
+
+import contextlib
+import gzip
+import io
+import json
+import pickle
+import random
+import struct
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from torch import nn
+
+import wellposed as wp
+from tests.fuzz.mutations import mutated, mutated_json, mutated_safetensors
+from wellposed.activations import get_activation
+from wellposed.baselines.distilbert import load_distilbert
+from wellposed.checker import RefusedError, check
+from wellposed.cli import main
+from wellposed.cli.exported import check_exported
+from wellposed.cli.samples import read_samples
+from wellposed.convex import record_states
+from wellposed.convex.states_file import open_states, save_states
+from wellposed.errors import WellposedError
+from wellposed.estimators.storage import read, write
+from wellposed.experiments.record import Record
+from wellposed.experiments.runner import orders
+from wellposed.experiments.store import Store
+from wellposed.models import DenseCell
+from wellposed.tasks.cifar import read_binary, read_pickled
+from wellposed.tasks.idx import read_idx
+from wellposed.tasks.market import OwnFile
+from wellposed.tasks.minute_bars import read_bars
+from wellposed.tasks.safe_pickle import load_plain
+from wellposed.tasks.table import read_table as read_images
+from wellposed.tasks.text import read_newsgroups
+from wellposed.tasks.travel_file import read_plain_table
+from wellposed.tasks.wordpiece import WordPieces
+from wellposed.training.checkpoint import Checkpoint
+
+# FileNotFoundError: the path itself; click's errors end a command with one line.
+OURS = (WellposedError, FileNotFoundError, click.ClickException, RefusedError)
+Mutate = Callable[[bytes, random.Random], bytes]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader.
+
+    Args:
+        name: for reports.
+        files: a folder of files that it reads; the first one is changed.
+        call: reads the folder.
+        mutations: ways to change a file.
+    """
+
+    name: str
+    files: Callable[[], dict[str, bytes]]
+    call: Callable[[Path], Any]
+    mutations: tuple[Mutate, ...] = (mutated,)
+
+    def seeds(self) -> dict[str, bytes]:
+        torch.manual_seed(0)
+        return self.files()
+
+    def read(self, folder: Path, files: dict[str, bytes]) -> str:
+        """Reads changed files; returns the kind of error, or nothing. Errors that are not ours pass through."""
+        for name, data in files.items():
+            place = folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(data)
+        try:
+            self.call(folder)
+        except OURS as error:
+            return type(error).__name__
+        return ""
+
+
+def in_json(data: bytes, draw: random.Random) -> bytes:
+    return json.dumps(mutated_json(json.loads(data), draw)).encode()
+
+
+def in_lines(data: bytes, draw: random.Random) -> bytes:
+    lines = data.split(b"\n")
+    place = draw.randrange(len(lines))
+    lines[place] = in_json(lines[place], draw) if lines[place].startswith(b"{") else mutated(lines[place], draw)
+    return b"\n".join(lines)
+
+
+def in_gzip(data: bytes, draw: random.Random) -> bytes:
+    return gzip.compress(mutated(gzip.decompress(data), draw), mtime=0)
+
+
+def in_arrays(data: bytes, draw: random.Random) -> bytes:
+    """Changes one array of an .npz file behind the back of its checksums."""
+    with np.load(io.BytesIO(data)) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    name = draw.choice(list(arrays))
+    change = draw.randrange(4)
+    if change == 0:
+        del arrays[name]
+    elif change == 1:
+        arrays[name] = draw.choice(
+            (np.float64(3), np.zeros(0), np.zeros((2, 2, 2)), np.array(["a"]), np.array([1j]))
+        )
+    elif change == 2:
+        arrays[name] = arrays[name].astype(draw.choice(("f2", ">f8", "u1", "i8", "M8[s]", "S3", "?")))
+    else:
+        arrays[name] = np.where(
+            np.random.default_rng(draw.randrange(99)).random(arrays[name].shape) < 0.2, np.nan, arrays[name]
+        )
+    out = io.BytesIO()
+    np.savez(out, **arrays)
+    return lying_header(out.getvalue(), draw) if draw.random() < 0.3 else out.getvalue()
+
+
+def lying_header(data: bytes, draw: random.Random) -> bytes:
+    """Lets an array of an uncompressed .npz file declare another shape, and makes the checksum right again."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+        for info in old.infolist():
+            content = old.read(info)
+            size = draw.choice((b"99999999999", b"2147483648", b"-1", b"1", b"1e9"))
+            if draw.random() < 0.7 and b"'shape': (" in content[:128]:
+                (length,) = struct.unpack("<H", content[8:10])
+                head = (
+                    content[10 : 10 + length].replace(b"'shape': (", b"'shape': (" + size + b", ").rstrip() + b"\n"
+                )
+                content = content[:8] + struct.pack("<H", len(head)) + head + content[10 + length :]
+            new.writestr(info.filename, content)
+    return out.getvalue()
+
+
+def in_tar(data: bytes, draw: random.Random) -> bytes:
+    """Changes the bytes of a member, or its name, kind or size."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(data)) as old, tarfile.open(fileobj=out, mode="w") as new:
+        for member in old:
+            content = old.extractfile(member).read()
+            choice = draw.randrange(5)
+            content = mutated(content, draw) if choice < 3 else content
+            member.size = len(content)
+            if choice == 3:
+                member.name = draw.choice(("/etc/passwd", "../" * 9 + "x", "", member.name + "/x", "a" * 300))
+            if choice == 4:
+                member.type, member.linkname = (
+                    draw.choice((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE)),
+                    "/etc/passwd",
+                )
+                member.size, content = 0, b""
+            new.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as place:
+        yield Path(place)
+
+
+def written(write_to: Callable[[Path], Any], *names: str) -> dict[str, bytes]:
+    with folder() as place:
+        write_to(place)
+        return {name: (place / name).read_bytes() for name in names}
+
+
+MODEL = "m.safetensors"
+
+
+def model_file(make: Callable[[], Any]) -> Callable[[], dict[str, bytes]]:
+    return lambda: written(lambda place: wp.save(make(), place / MODEL), MODEL)
+
+
+def certified() -> dict[str, bytes]:
+    def make(place: Path) -> None:
+        wp.save(wp.ImplicitModel(2, 1, 3, condition="weighted").double(), place / MODEL, certificate=True)
+
+    return written(make, "m.cert", MODEL)
+
+
+def pretrained(make: Callable[[], Any], first: str) -> Callable[[], dict[str, bytes]]:
+    names = sorted(("config.json", "model.safetensors"), key=lambda name: name != first)
+    return lambda: written(lambda place: wp.save_pretrained(make(), place), *names)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+def checkpoint() -> dict[str, bytes]:
+    state = {"epoch": 3, "weights": (torch.ones(2), None), "list": [1.5, "a"]}
+    return written(lambda place: Checkpoint(place / "c", key="k").save(state), "c")
+
+
+def record_line() -> dict[str, bytes]:
+    values = [{"metric": "loss", "value": 0.5, "at": None}]
+    plain = {name: "x" for name in ("id", "suite", "scale", "task", "model", "size", "role", "kind", "started")}
+    more = {
+        "config": {},
+        "values": values,
+        "series": {"loss": [1.0]},
+        "facts": {},
+        "environment": {},
+        "seconds": 1.0,
+    }
+    record = Record.from_json({**plain, "seed": 0, **more})
+    return written(lambda place: Store(place).append(record, record), "records.jsonl")
+
+
+def bars(name: str) -> Callable[[], dict[str, bytes]]:
+    rows = [("2021-01-27 09:30", 19.5), ("2021-01-27 09:31", 19.75), ("2021-01-28 15:59", 8.0)]
+    text = "time,vwap\n" + "".join(f"{time},{price}\n" for time, price in rows)
+
+    def make() -> dict[str, bytes]:
+        if name.endswith(".gz"):
+            return {name: gzip.compress(text.encode(), mtime=0)}
+        if name.endswith(".csv"):
+            return {name: text.encode()}
+        import pyarrow
+        import pyarrow.parquet
+
+        out = io.BytesIO()
+        columns = {"time": [time for time, _ in rows], "vwap": [price for _, price in rows]}
+        pyarrow.parquet.write_table(pyarrow.table(columns), out)
+        return {name: out.getvalue()}
+
+    return make
+
+
+def images(compress: bool) -> Callable[[], dict[str, bytes]]:
+    data = struct.pack(">4B3I", 0, 0, 8, 3, 2, 3, 3) + bytes(range(18))
+    return lambda: {"i.gz": gzip.compress(data, mtime=0)} if compress else {"i": data}
+
+
+def tar_of(members: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def pickled_batch() -> bytes:
+    return pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 2], "name": "b"}, protocol=3)
+
+
+def npz(**arrays: Any) -> bytes:
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    return out.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def stored(value: Any) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def recording() -> dict[str, bytes]:
+    names = ("states.json", "form.safetensors", *(f"{name}.npy" for name in "UZXY"))
+    return written(lambda place: save_states(record_states(network(), [torch.randn(5, 2)]), place), *names)
+
+
+def exported() -> dict[str, bytes]:
+    program = torch.export.export(network(), (torch.zeros(1, 2),))
+    return written(lambda place: torch.export.save(program, place / "n.pt2"), "n.pt2")
+
+
+def bert() -> dict[str, bytes]:
+    from safetensors.torch import save
+
+    shapes = {
+        "embeddings.word_embeddings": (5, 4),
+        "embeddings.position_embeddings": (3, 4),
+        "embeddings.LayerNorm": (4,),
+    }
+    layer = {
+        "attention.q_lin": (4, 4),
+        "attention.k_lin": (4, 4),
+        "attention.v_lin": (4, 4),
+        "attention.out_lin": (4, 4),
+        "sa_layer_norm": (4,),
+        "ffn.lin1": (8, 4),
+        "ffn.lin2": (4, 8),
+        "output_layer_norm": (4,),
+    }
+    shapes |= {f"transformer.layer.0.{name}": shape for name, shape in layer.items()}
+    shapes |= {"pre_classifier": (4, 4), "classifier": (2, 4)}
+    tensors = {f"distilbert.{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
+    tensors |= {f"distilbert.{name}.bias": torch.zeros(shape[0]) for name, shape in shapes.items()}
+    return {"model.safetensors": save(tensors), "config.json": b'{"n_heads": 2}'}
+
+
+def commanded(place: Path) -> None:
+    """Runs the command with the arguments in a file, one a line, as a shell would."""
+    words = (place / "arguments").read_bytes().decode("utf-8", "replace").split("\n")
+    given, out = ["wellposed", *(word for word in words if "\0" not in word)], io.StringIO()
+    with contextlib.chdir(place), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        before, sys.argv = sys.argv, given
+        try:
+            main()
+        except SystemExit as ended:
+            if ended.code not in (0, 1, 2, None):
+                raise RuntimeError(f"the command ends with {ended.code}") from ended
+        finally:
+            sys.argv = before
+
+
+def own_settings(place: Path) -> Any:
+    return OwnFile(place / "bars.csv", place / "bars.json").arguments()
+
+
+def activation(place: Path) -> Any:
+    return get_activation((place / "name").read_bytes().decode("utf-8", "replace"))
+
+
+SETTINGS = json.dumps({"zone": "UTC", "splits": [["2023-08-24", 0.1]], "gaps": "keep"}).encode()
+ORDER = json.dumps({"suite": "identity", "scale": "tiny", "seeds": 1, "search": False, "device": "cpu"}).encode()
+TABLE = b"7,0,50,100,150\n1,1,2,3,4\n"
+TEXT = b"20news-bydate-train/sci.space/1"
+TIMES = {"dist_deg": np.arange(4.0), "depth_km": np.arange(3.0) * 50, "time_s": np.ones((3, 4)) * np.arange(4)}
+ARGUMENTS = [
+    "show\nm.safetensors\n--json",
+    "verify\nm.safetensors\n--json",
+    "list\n--json",
+    "status\n--out\nempty",
+    "report\n--out\nempty",
+    "certify\n--model\nm.safetensors\n--data\nd.npz\n--epsilon\n0.1\n--samples\n2\n--no-widths\n--quiet\n--steps\n2",
+    "convert\nn.py:net\n--input-shape\n2\n-o\nf.safetensors",
+    "run\nnothing",
+    "sparsify\n--network\nx\n--data\nd.npz\n-o\no",
+    "attack\n--model\nm.safetensors\n--data\nd.npz\n--epsilon\n0.1\n--samples\n2",
+    "completion\nbash",
+    "--version",
+]
+
+
+def arguments() -> dict[str, bytes]:
+    model = written(
+        lambda place: wp.save(wp.ImplicitModel(2, 2, 3), place / MODEL, certificate=True), MODEL, "m.cert"
+    )
+    data = npz(u=np.random.default_rng(0).random((4, 2)).astype("f4"), y=np.array([0, 1, 0, 1]))
+    return {"arguments": b"\n".join([b"show", b"m.safetensors"]), **model, "d.npz": data}
+
+
+def in_arguments(data: bytes, draw: random.Random) -> bytes:
+    words = draw.choice(ARGUMENTS).split("\n")
+    for _ in range(draw.choice((1, 1, 2))):
+        place, kind = draw.randrange(len(words)), draw.randrange(4)
+        odd = (
+            "",
+            "-1",
+            "nan",
+            "1e400",
+            "0",
+            "--",
+            "-",
+            "--json",
+            "../..",
+            "/dev/null",
+            "m.cert",
+            "d.npz",
+            "\u2603",
+            "x" * 4000,
+            "d.npz:test",
+            "1" * 400,
+            "--epsilon",
+            "--range",
+        )
+        if kind == 0:
+            words[place] = draw.choice(odd)
+        elif kind == 1:
+            del words[place]
+            words = words or [""]
+        elif kind == 2:
+            words.insert(place, draw.choice(odd))
+        else:
+            words[place] = mutated(words[place].encode(), draw).decode("utf-8", "replace")
+    return "\n".join(words).encode()
+
+
+def reader(name: str, files: Any, call: Callable[[Path], Any], *more: Mutate) -> Reader:
+    return Reader(name, files if callable(files) else (lambda: files), call, (mutated, *more))
+
+
+ST, RNN = mutated_safetensors, lambda: wp.ImplicitRNN(2, 3, 4, out_features=1, num_layers=2)
+CELL = lambda: wp.DEQ(DenseCell(2, 3, depth=2))  # noqa: E731
+LOOP = lambda: wp.series(wp.ImplicitModel(2, 3, 3).form(), wp.ImplicitModel(3, 1, 2).form())  # noqa: E731
+READERS = [
+    reader(
+        "model", model_file(lambda: wp.ImplicitModel(2, 1, 3, bias=True)), lambda f: wp.load(f / MODEL), ST, ST
+    ),
+    reader(
+        "low rank", model_file(lambda: wp.ImplicitModel(2, 1, 3, rank=1)), lambda f: wp.load(f / MODEL), ST, ST
+    ),
+    reader("recurrent", model_file(RNN), lambda f: wp.load(f / MODEL), ST, ST),
+    reader("form", model_file(LOOP), lambda f: wp.load(f / MODEL), ST, ST),
+    reader("folder, configuration", pretrained(CELL, "config.json"), wp.from_pretrained, in_json, in_json),
+    reader(
+        "folder, model", pretrained(lambda: wp.ImplicitModel(2, 1, 3), "config.json"), wp.from_pretrained, in_json
+    ),
+    reader("folder, form", pretrained(LOOP, "config.json"), wp.from_pretrained, in_json, in_json),
+    reader("folder, weights", pretrained(CELL, "model.safetensors"), wp.from_pretrained, ST),
+    reader("certificate", certified, lambda f: check(f / MODEL), ST, ST),
+    reader("certified model", lambda: dict(reversed(certified().items())), lambda f: check(f / MODEL), ST),
+    reader(
+        "estimator",
+        lambda: written(lambda p: write(p / "e", {"a": torch.ones(2)}, {"kind": "K"}), "e"),
+        lambda f: read(f / "e", "K"),
+        ST,
+    ),
+    reader("checkpoint", checkpoint, lambda f: Checkpoint(f / "c", key="k").load(), ST),
+    reader("records", record_line, lambda f: Store(f).records(), in_lines),
+    reader("orders", {"plans/a.json": ORDER}, orders, in_json),
+    reader("recorded states", recording, open_states, in_json),
+    reader("bars, CSV", bars("b.csv"), lambda f: read_bars(f / "b.csv")),
+    reader("bars, CSV compressed", bars("b.csv.gz"), lambda f: read_bars(f / "b.csv.gz"), in_gzip),
+    reader("bars, Parquet", bars("b.parquet"), lambda f: read_bars(f / "b.parquet")),
+    reader("bars, settings", {"bars.json": SETTINGS}, own_settings, in_json),
+    reader("IDX", images(False), lambda f: read_idx(f / "i", 3)),
+    reader("IDX compressed", images(True), lambda f: read_idx(f / "i.gz", 3), in_gzip),
+    reader("images, table", {"t.csv": TABLE}, lambda f: read_images(f / "t.csv", 2, 0)),
+    reader(
+        "CIFAR, pickled",
+        lambda: {"c.tar": tar_of({"x/b": pickled_batch()})},
+        lambda f: read_pickled(f / "c.tar", ["b"], 10),
+        in_tar,
+    ),
+    reader(
+        "CIFAR, binary",
+        lambda: {"c.tar": tar_of({"x/b": bytes(2 * 3073)})},
+        lambda f: read_binary(f / "c.tar", ["b"], 10),
+        in_tar,
+    ),
+    reader(
+        "pickle",
+        lambda: {"p": pickle.dumps({"labels": [3, 1], "name": "b", "x": (1.5, None)}, protocol=2)},
+        lambda f: load_plain((f / "p").read_bytes()),
+    ),
+    reader(
+        "newsgroups",
+        lambda: {"n.tar": tar_of({TEXT.decode(): b"From: a\n\nb"})},
+        lambda f: read_newsgroups(f / "n.tar", "train", ""),
+        in_tar,
+    ),
+    reader(
+        "travel times",
+        lambda: {"t.npz": npz(**TIMES)},
+        lambda f: read_plain_table(f / "t.npz", ""),
+        in_arrays,
+        in_arrays,
+    ),
+    reader(
+        "vocabulary", {"v.txt": b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n##b\n"}, lambda f: WordPieces.read(f / "v.txt")
+    ),
+    reader("DistilBERT", bert, load_distilbert, ST),
+    reader(
+        "samples, npz",
+        lambda: {"s.npz": npz(u=np.ones((3, 2)), y=np.arange(3))},
+        lambda f: read_samples(str(f / "s.npz")),
+        in_arrays,
+    ),
+    reader("samples, npy", lambda: {"s.npy": npy(np.ones((3, 2)))}, lambda f: read_samples(str(f / "s.npy"))),
+    reader(
+        "samples, torch",
+        lambda: {"s.pt": stored({"u": torch.ones(3, 2)})},
+        lambda f: read_samples(str(f / "s.pt")),
+    ),
+    reader(
+        "samples, safetensors",
+        lambda: written(lambda p: write(p / "s.safetensors", {"u": torch.ones(3, 2)}, {}), "s.safetensors"),
+        lambda f: read_samples(str(f / "s.safetensors")),
+        ST,
+    ),
+    reader("exported program", exported, lambda f: check_exported(f / "n.pt2")),
+    reader("activation", {"name": b"leaky_relu(0.25)"}, activation),
+    reader("arguments", arguments, commanded, in_arguments, in_arguments, in_arguments),
+]
