@@ -25,10 +25,10 @@ MODELS: tuple[tuple[Role, Kind, float | None, str], ...] = (
 def plan(scale: Scale) -> list[AlgorithmRun]:
     """Returns both models without and with noise."""
     tiny, paper = scale == "tiny", scale == "paper"
-    task = MatrixAddition() if paper else MatrixAddition(samples=10_000, test_samples=500)
+    task = MatrixAddition() if paper else MatrixAddition(samples=4_000, test_samples=500)
     if tiny:
         task = MatrixAddition(side=3, samples=64, test_samples=8, points=(1.0, 500.0))
-    training = Training(epochs=1 if tiny else 30 if paper else 6, batch_size=100, learning_rate=1e-3, clip=1.0)
+    training = Training(epochs=1 if tiny else 30 if paper else 5, batch_size=100, learning_rate=1e-3, clip=1.0)
 
     def run(role: Role, kind: Kind, noise: float | None, projection: str) -> AlgorithmRun:
         entries = task.side**2
