@@ -29,7 +29,7 @@ from torch.nn.functional import mse_loss
 from wellposed import ImplicitModel, fit
 from wellposed.convex import Design, RowFit, fit_states, record_states
 from wellposed.errors import require
-from wellposed.parallel import Workers
+from wellposed.workers import Workers
 
 RESULT = Path(__file__).parent / "results" / "scale_out.json"
 INPUTS, OUTPUTS = 16, 4

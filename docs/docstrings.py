@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from sphinx.application import Sphinx
-
 
 def escape_bars(lines: list[str]) -> list[str]:
     """Escapes the bars of norms and absolute values, which would else be substitutions; code is left alone.
@@ -21,14 +19,14 @@ def escape_bars(lines: list[str]) -> list[str]:
     return written
 
 
-def prepare(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+def prepare(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Drops what a constant only has from its type, and escapes the rest."""
     if what == "data" and getattr(obj, "__doc__", None) == type(obj).__doc__:
         lines.clear()
     lines[:] = escape_bars(lines)
 
 
-def setup(app: Sphinx) -> dict[str, Any]:
+def setup(app: Any) -> dict[str, Any]:
     """Connects it, after the docstrings have been read by napoleon."""
     app.connect("autodoc-process-docstring", prepare, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

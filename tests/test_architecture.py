@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "wellposed"
 FILES = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 
-CHAIN = ["errors", "parallel", "activations", "equilibrium", "forms", "kernels", "models"]
+CHAIN = ["errors", "workers", "activations", "equilibrium", "forms", "kernels", "models"]
 MAY_IMPORT = {part: set(CHAIN[:index]) for index, part in enumerate(CHAIN)}
 MAY_IMPORT |= {"checker": set(), "models": {*CHAIN[:-1], "checker"}}
 MAY_IMPORT |= {"baselines": set(CHAIN[:-1]), "tasks": set(CHAIN[:-1]), "convert": set(CHAIN)}

@@ -22,7 +22,7 @@ from wellposed.experiments.run import Context, Run, grouped
 from wellposed.experiments.runner import Order, _apart, carry_out
 from wellposed.experiments.store import Store
 from wellposed.experiments.suite import Suite
-from wellposed.parallel import Workers, cluster
+from wellposed.workers import Workers, cluster
 
 
 @dataclass(frozen=True)

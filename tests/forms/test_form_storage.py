@@ -204,11 +204,11 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     again(form, tmp_path)
     before = (tmp_path / "form.safetensors").read_bytes()
 
-    def fail(tensors, place, metadata):
+    def fail(place, tensors, metadata):
         place.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(storage, "save_file", fail)
+    monkeypatch.setattr(storage, "write_tensors", fail)
     with pytest.raises(OSError, match="disk full"):
         wellposed.save(form.rescale(0.5), tmp_path / "form.safetensors")
     assert (tmp_path / "form.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1

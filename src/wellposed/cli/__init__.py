@@ -39,7 +39,7 @@ from wellposed.experiments.report import write_report
 from wellposed.experiments.runner import Order, carry_out, look, orders
 from wellposed.experiments.store import Store, merged
 from wellposed.experiments.thresholds import checks_of
-from wellposed.parallel import CLUSTERS, cluster
+from wellposed.workers import CLUSTERS, cluster
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 

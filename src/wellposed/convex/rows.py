@@ -18,7 +18,7 @@ from wellposed.convex.problem import Bound, RowProblem, row_problem
 from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
 from wellposed.errors import FileFormatError, InputError
 from wellposed.models.atomic import written_whole
-from wellposed.parallel import Workers
+from wellposed.workers import Workers
 
 Progress = Callable[[int, int], object]
 _COMMON = ("gram", "ridge", "kappa", "capped", "lasso")  # of all rows of a problem

@@ -18,7 +18,7 @@ from wellposed.experiments.store import Store
 from wellposed.experiments.suite import Suite
 from wellposed.experiments.threads import one_thread
 from wellposed.models.atomic import written_whole
-from wellposed.parallel import CLUSTERS, Workers
+from wellposed.workers import CLUSTERS, Workers
 
 PLANS, CHECKPOINTS = "plans", "checkpoints"
 

@@ -31,6 +31,7 @@ class Checkpoint:
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> file = Checkpoint(tempfile.mkdtemp() + "/run.ckpt", key="run 7")
         >>> file.load() is None
         True
