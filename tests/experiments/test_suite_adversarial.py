@@ -145,10 +145,13 @@ def test_findings_say_whether_robustness_survives() -> None:
 
     records = [
         record("deq-conv", construction=0.5, worst=0.49),
-        record("deq-conv-input-0db", construction=0.6, steps_eot=0.35, square=0.7, worst=0.3),
+        record("deq-conv-input-0db", construction=0.6, construction_eot=0.5, steps_eot=0.35, worst=0.3),
         record("ffw-conv-state-0db", construction=0.5, worst=0.4),
     ]
     told = " ".join(sentences(records, [model.name for model in EVERY]))
-    assert "deq-conv-input-0db by 30" in told and "beyond the attack of 004 for: deq-conv." in told
+    assert (
+        "points: deq-conv 1, deq-conv-input-0db 30; of networks, whose gradient is exact, ffw-conv-state" in told
+    )
+    assert "as many draws), in points: deq-conv-input-0db 15." in told
     assert "deq-conv-input-0db -19" in told and "60 and 50 % under the attack of 004, 30 and 40 % under" in told
     assert sentences([], ["deq-conv"]) == []
