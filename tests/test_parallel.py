@@ -192,7 +192,8 @@ def test_work_that_comes_again_from_a_lost_worker_is_not_done_twice(tmp_path):
     carry_out(runs, Order("noted", "tiny"), tmp_path / "out")
     group, context, store = grouped(runs.runs("tiny", None))[0], Context(tmp_path / "out"), Store(tmp_path / "out")
     before = store.path.read_bytes()
-    assert "finished before" in _apart(None, group, context, store)
+    assert "finished before" in _apart(None, group, context, store, os.getpid())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C still reaches this process
     assert store.path.read_bytes() == before and len(notes(tmp_path / "notes")) == 12
 
 

@@ -1,6 +1,7 @@
 """Plans, skips what is finished, runs and records."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -162,13 +163,14 @@ def _work_off(
             tell(f"[{index}/{total}] {group.label}")
             tell(_work(group, context, store))
         return
-    for index, done in enumerate(workers.run(_apart, [(g, context, store) for g in groups]), start=1):
+    tasks = [(group, context, store, os.getpid()) for group in groups]
+    for index, done in enumerate(workers.run(_apart, tasks), start=1):
         tell(f"[{index}/{total}] {done}")
 
 
-def _apart(common: None, group: Group, context: Context, store: Store) -> str:
+def _apart(common: None, group: Group, context: Context, store: Store, parent: int) -> str:
     """Works in a process of its own, which leaves Ctrl-C to its parent; work of a lost worker may come twice."""
-    if threading.current_thread() is threading.main_thread():
+    if os.getpid() != parent and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     finished = store.finished()
     if all(run.id in finished for run in group.runs):
