@@ -161,8 +161,7 @@ def kill(name: str, count: int, generator: random.Random) -> dict[str, Any]:
                     os.kill(child, signal.SIGKILL)
                 finish(children)
                 kills += 1
-            if work is train:
-                lost += missing_epochs(folder, log)
+                lost += missing_epochs(folder, log) if work is train else 0
             codes = finish([start(work, folder, log) for _ in range(writers)])
             ends = [line for line in log.read_text().splitlines() if line.startswith("done")]
             wrong += any(codes) or not ends or any(line != f"done {expected}" for line in ends)
@@ -173,11 +172,10 @@ def kill(name: str, count: int, generator: random.Random) -> dict[str, Any]:
 def missing_epochs(folder: Path, log: Path) -> int:
     """Returns how many epochs were reported as saved and are not in the checkpoint."""
     lines = log.read_text().splitlines() if log.exists() else []
-    reported = len(lines) if not any(line.startswith("done") for line in lines) else 0
-    file = folder / "run.ckpt"
-    if not reported:
+    if not lines or any(line.startswith("done") for line in lines):
         return 0
-    return 0 if file.exists() and Checkpoint(file).path.stat().st_size else 1
+    state = Checkpoint(folder / "run.ckpt").load()
+    return max(0, len(lines) - (0 if state is None else len(state["history"]["train_loss"])))
 
 
 def append(folder: Path, tell: Tell, first: int, count: int) -> str:

@@ -49,7 +49,9 @@ def test_numba_without_a_place_for_its_cache(monkeypatch):
         return plain(**options)
 
     monkeypatch.setattr(numba, "njit", refuse)
-    assert keeping(nogil=True)(lambda x: x + 1)(2) == 3
+    compiled = keeping(nogil=True)(lambda x: x + 1)
+    monkeypatch.undo()  # numba decorates functions of its own when it first compiles
+    assert compiled(2) == 3
 
 
 def test_mutants_are_put_in():

@@ -231,8 +231,7 @@ class RandomSteps(Stopping):
     certifies = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high:
-            raise InputError(f"0 <= low <= high is needed; received low={self.low}, high={self.high}")
+        _check_draws(self.low, self.high)
 
     def begin(self, x0: Tensor) -> State:
         return (_drawn(self.low, self.high, x0, self.generator),)
@@ -245,6 +244,11 @@ class RandomSteps(Stopping):
 
     def limit(self) -> int:
         return self.high + 1
+
+
+def _check_draws(low: int, high: int) -> None:
+    if not 0 <= low <= high:
+        raise InputError(f"0 <= low <= high is needed; received low={low}, high={high}")
 
 
 def _drawn(low: int, high: int, x0: Tensor, generator: torch.Generator | None) -> Tensor:  # (B,)
@@ -280,8 +284,7 @@ class RandomThreshold(Stopping):
     certifies = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high:
-            raise InputError(f"0 <= low <= high is needed; received low={self.low}, high={self.high}")
+        _check_draws(self.low, self.high)
 
     def begin(self, x0: Tensor) -> State:
         return (_drawn(self.low, self.high, x0, self.generator), *self.rule.begin(x0))
