@@ -121,7 +121,7 @@ PHI: dict[str, Callable[..., Phi]] = {
     "tanh": lambda: _increasing(1, _computed(math.tanh)),
     "sigmoid": lambda: _increasing(QUARTER, _computed(lambda z: 1 / (1 + math.exp(-z)))),
     "softplus": lambda beta=ONE: _increasing(1, None),
-    "elu": lambda alpha=ONE: _increasing(max(ONE, alpha), None),
+    "elu": lambda alpha=ONE: Phi((min(ZERO, alpha), max(ONE, alpha))),
     "tanhshrink": lambda: _increasing(1, None),
     "logsigmoid": lambda: _increasing(1, None),
     "selu": lambda: _increasing("1.758099340847378", None),
