@@ -55,6 +55,7 @@ memory: $(BENCH_VENV)/.installed ## memory of a training step against the number
 
 campaign: $(VENV)/.installed-test ## kill, damage and mutate the library by the thousand; takes hours
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/faults.py
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.campaigns.soundness --jobs 2
 	$(INSTALL) coverage
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/mutants.py map
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/mutants.py run

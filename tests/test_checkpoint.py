@@ -1,6 +1,7 @@
 """Checkpoints: what comes back, what is refused, and that a run goes on as if nothing had happened."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +40,11 @@ def test_everything_comes_back(tmp_path):
     assert file.load() is None
     with pytest.raises(InputError, match="received function"):
         file.save({"f": state.__call__.__func__ if hasattr(state.__call__, "__func__") else state})
+
+
+def test_a_file_that_another_run_removes_while_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    assert Checkpoint(tmp_path / "run.ckpt").load() is None
 
 
 def test_damaged_or_foreign_files_are_refused(tmp_path):

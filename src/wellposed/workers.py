@@ -1,6 +1,10 @@
 """Many pieces of work at once, through joblib: threads, processes, or a cluster of Dask or Ray."""
 
 import contextlib
+import functools
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError
 from dataclasses import dataclass
@@ -8,8 +12,10 @@ from typing import Any
 
 from wellposed.errors import InputError, WorkerLostError, require, unknown_name
 
+PAUSE = 1.0  # seconds after which a worker looks for its parent again
 BACKENDS = ("sequential", "threading", "loky", "multiprocessing", "dask", "ray")
 CLUSTERS = ("dask", "ray")
+AT_ONCE = ("ray", "multiprocessing")  # joblib gets nothing from them before everything is done
 
 
 @dataclass(frozen=True)
@@ -17,7 +23,8 @@ class Workers:
     """Who does the work.
 
     Dask gives the work of a lost worker to another one. With the others a lost worker ends the call with a
-    `WorkerLostError`; what was kept on disk need not be done again.
+    `WorkerLostError`; what was kept on disk need not be done again. Processes on this machine end with the one
+    that started them, however that ended.
 
     Args:
         jobs: how many workers; a cluster of Dask takes all it has, and Ray's does if this is 1.
@@ -54,7 +61,7 @@ class Workers:
     ) -> Iterator[Any]:
         """Yields ``function(common, *task)`` of every task as they finish; `common` travels once to every worker.
 
-        Ray answers when everything is done, in the order of the tasks.
+        Ray and multiprocessing answer when everything is done, in the order of the tasks.
         """
         if self.alone or not tasks:
             yield from (function(common, *task) for task in tasks)
@@ -64,7 +71,7 @@ class Workers:
         count = -1 if self.backend in CLUSTERS and self.jobs == 1 else self.jobs
         try:
             with joblib.parallel_config(self.backend, n_jobs=count, **self._options(common)):
-                parallel = joblib.Parallel(return_as="list" if self.backend == "ray" else "generator_unordered")
+                parallel = joblib.Parallel(return_as="list" if self.backend in AT_ONCE else "generator_unordered")
             yield from parallel(joblib.delayed(call)(common, *task) for task in tasks)
         except self._losses() as error:
             raise WorkerLostError(
@@ -86,7 +93,9 @@ class Workers:
         return {} if common is None else {"scatter": [common]}
 
     def _sent(self, function: Callable[..., Any], common: Any) -> tuple[Callable[..., Any], Any]:
-        """Gives Ray the common data once, and a function that asks for them."""
+        """Gives Ray the common data once and a function that asks for them; processes follow their parent."""
+        if self.backend in ("loky", "multiprocessing"):
+            return _Following(function, os.getpid()), common
         if self.backend != "ray":
             return function, common
         require("ray.util.joblib", extra="ray").register_ray()
@@ -113,6 +122,31 @@ class _Fetching:
 
     def __call__(self, common: Any, *task: Any) -> Any:
         return self.function(require("ray", extra="ray").get(common), *task)
+
+
+@dataclass(frozen=True)
+class _Following:
+    """Calls a function in a process that ends when its parent has."""
+
+    function: Callable[..., Any]
+    parent: int
+
+    def __call__(self, common: Any, *task: Any) -> Any:
+        _follow(self.parent)
+        return self.function(common, *task)
+
+
+@functools.cache
+def _follow(parent: int) -> None:
+    """Starts looking for the parent, once in every process."""
+    if os.getppid() == parent:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PAUSE)
+    os._exit(1)
 
 
 @contextlib.contextmanager

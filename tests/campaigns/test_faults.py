@@ -1,19 +1,43 @@
 """A few of the faults of `faults` and of the mutants of `mutants`; `make campaign` runs them by the thousand."""
 
 import ast
+import os
 import random
+import shutil
 
+import damage
 import faults
 import mutants
+import places
 import pytest
+import works
 
 from wellposed.kernels.keeping import keeping
 
 
-@pytest.mark.parametrize("name", ["training", "sparsification", "report"])
-def test_killed_work_goes_on_to_the_same_numbers(name):
-    row = faults.kill(name, 2, random.Random(1))
-    assert (row["times"], row["other result"], row["lost"]) == (2, 0, 0)
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    works.warm_up()
+
+
+@pytest.mark.parametrize(("name", "writers"), faults.KILLED)
+def test_killed_work_goes_on_to_the_same_numbers(name, writers):
+    row = faults.kill(name, writers, 1, random.Random(1))
+    assert row["times"] >= 1 and (row["other result"], row["lost"]) == (0, 0)
+
+
+def test_what_is_gone_is_missed(tmp_path):
+    """So that the tests above could fail."""
+    for name, work in works.WORKS.items():
+        folder, log = tmp_path / name, tmp_path / f"{name}.log"
+        with open(log, "w") as told:
+            work(folder, lambda text, told=told: print(text, file=told))
+        assert works.lost(work, folder, log) == 0
+        for path in folder.iterdir():
+            path.write_bytes(b"") if path.suffix == ".html" else shutil.rmtree(
+                path
+            ) if path.is_dir() else path.unlink()
+        assert works.lost(work, folder, log) > 0
 
 
 def test_no_record_that_was_reported_is_lost():
@@ -22,21 +46,37 @@ def test_no_record_that_was_reported_is_lost():
 
 
 def test_damaged_files_are_refused_or_skipped():
-    rows = faults.damage(12, random.Random(3))
+    rows = list(damage.damage(8, random.Random(3)))
     assert [row["fault"] for row in rows if row["other result"]] == []
     assert all(row["refused"] or row["damaged part skipped"] for row in rows)
+    assert not any(row["read as written"] for row in rows if row["fault"].startswith("data set"))
 
 
-@pytest.mark.parametrize("prepare", [faults.fill_disk, faults.lock_folder])
-def test_work_that_cannot_write_says_so(prepare):
-    if prepare is faults.lock_folder and faults.os.getuid() != 0:
+def test_a_reader_that_looks_at_nothing_is_found_out(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(range(200)))
+    file = damage.Damaged(tmp_path / "a", (tmp_path / "a").read_bytes)
+    assert damage.judge("a", file, "bit flipped", 5, random.Random(0))["other result"] == 5
+
+
+@pytest.mark.parametrize("name", works.WORKS)
+def test_work_on_a_full_disk_says_so_and_goes_on_later(name):
+    row = places.full_disk(name, 2, random.Random(0))
+    assert (row["other result"], row["lost"]) == (0, 0)
+    assert row["stopped"] == 0 or "could not be written" in row["outcome"] or "disk is full" in row["outcome"]
+
+
+@pytest.mark.parametrize("name", works.WORKS)
+def test_work_in_a_folder_that_cannot_be_written_to_says_so(name):
+    if os.getuid() != 0:
         pytest.skip("only the superuser can become somebody else")
-    outcome = faults.stopped(faults.train, prepare)
-    assert outcome.startswith("OSError") and "cannot be written to" in outcome
+    assert places.read_only(name)["other result"] == 0
 
 
-def test_a_clock_that_goes_back_does_no_harm():
-    assert faults.stopped(faults.train, faults.turn_back) == "went on"
+@pytest.mark.parametrize("name", works.WORKS)
+def test_a_clock_that_goes_back_and_a_second_run_do_no_harm(name):
+    assert places.backwards(name)["other result"] == 0
+    row = places.together(name, 1)
+    assert (row["other result"], row["lost"]) == (0, 0)
 
 
 def test_numba_without_a_place_for_its_cache(monkeypatch):

@@ -105,6 +105,17 @@ def test_modelled_solves_the_same_problem_and_one_of_its_own():
     assert grouped.weights[:, 11:].abs().max() < 1e-6 < plain.weights[:, 11:].abs().min()
 
 
+def test_a_solver_that_gives_up_is_an_error_of_ours(monkeypatch):
+    cvxpy = pytest.importorskip("cvxpy")
+
+    def fail(self, **options):
+        raise cvxpy.error.SolverError("no progress")
+
+    monkeypatch.setattr(cvxpy.Problem, "solve", fail)
+    with pytest.raises(InputError, match=r"CLARABEL gave up on row 0 .* scales"):
+        Modelled().solve(case("plain", 0).problem(0.7))
+
+
 def test_exact_states_are_met_or_refused():
     M = torch.eye(3, dtype=torch.float64)
     problem = row_problem(Design.of(M), torch.full((3, 1), 0.2, dtype=torch.float64), kappa=0.9, capped=3)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from wellposed.activations import Activation
-from wellposed.convex import Design, fit_states, open_states, record_states, save_states
+from wellposed.convex import Design, fit_states, open_states, record_states, save_states, states_file
 from wellposed.convex.design import some_columns
 from wellposed.convex.table import scratch
 from wellposed.errors import FileFormatError, InputError
@@ -118,6 +118,7 @@ def test_what_is_not_a_folder_of_states_is_refused(tmp_path):
         open_states(tmp_path)
     save_states(record_states(network(), batches()), tmp_path)
     index = json.loads((tmp_path / "states.json").read_text())
+    assert len(index["files"]) == 5 and len(index.pop("sha256")) == 64
     (tmp_path / "states.json").write_text(json.dumps({**index, "blocks": [1]}))
     with pytest.raises(FileFormatError, match="blocks"):
         open_states(tmp_path)
@@ -125,6 +126,28 @@ def test_what_is_not_a_folder_of_states_is_refused(tmp_path):
     states = record_states(network(), batches())
     with pytest.raises(InputError, match="register"):
         save_states(type(states)(states.U, states.Z, states.X, states.Y, (20,), (own,)), tmp_path)
+
+
+def test_damaged_and_half_written_states_are_refused(tmp_path, monkeypatch):
+    states = record_states(network(), batches())
+    save_states(states, tmp_path)
+    for name in ("X.npy", "form.safetensors"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(FileFormatError, match=f"{name} is damaged"):
+            open_states(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+    (tmp_path / "X.npy").write_bytes((tmp_path / "X.npy").read_bytes()[:-1] + b"\x01")
+    assert open_states(tmp_path, verify=False).X.shape == states.X.shape
+
+    def stop(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(states_file, "write_tensors", stop)  # U, Z, X and Y are new, the rest is old
+    with pytest.raises(OSError, match="disk is full"):
+        save_states(states, tmp_path)
+    with pytest.raises(FileFormatError, match="no states"):
+        open_states(tmp_path)
 
 
 MEASURED = """

@@ -179,4 +179,12 @@ def test_strength_of_the_noise_is_a_ratio_of_powers() -> None:
     s = torch.ones(1, 200, 128)
     added = noises.amplitude * s.norm(dim=-1, keepdim=True) * noises.draws(range(1), 200, [True])
     assert float(added.square().mean()) == pytest.approx(1.0, rel=0.03)
-    assert float(Noises([10.0], noises.draws).amplitude) == pytest.approx(float(noises.amplitude) / math.sqrt(10))
+    weaker = Noises([10.0], noises.draws).amplitude
+    torch.testing.assert_close(weaker, noises.amplitude / math.sqrt(10))
+
+
+def test_states_that_are_filled_up_have_no_noise() -> None:
+    members = [Member(Pair("deq", layers), 0.0, 0) for layers in (1, 3)]
+    amplitude = Noises([0.0, 0.0], Draws(members, CPU, 240)).amplitude
+    for member, row in zip(members, amplitude[:, 0], strict=True):
+        assert int(row.count_nonzero()) == member.pair.width and bool(row[: member.pair.width].all())

@@ -1,5 +1,6 @@
 """What is made of records of models under noise: differences, sentences, pictures; and the data of noise-cifar."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -74,6 +75,20 @@ def test_sentences_name_the_crossover_and_the_untrained() -> None:
     assert crossover({1: -1.0, 3: -2.0}) == "the FFW leads at every depth"
 
 
+def test_penalised_models_are_compared_with_networks_as_they_are() -> None:
+    assert "Jacobian penalty" not in " ".join(noise_findings(records()))
+    penalised = [record("deq-128-jacobian", 0.90), record("deq-467-jacobian", 0.92)]
+    text = " ".join(noise_findings([*records(), *penalised]))
+    assert "1 -3.0, 13 +52.0; the lead changes hands between 1 and 13 layers" in text
+
+
+def test_readouts_at_means_are_compared() -> None:
+    mean = Value("averaged_accuracy", 0.97, 0.0)
+    wide = dataclasses.replace(record("deq-467", 0.9), values=(Value("accuracy", 0.9, 0.0), mean))
+    text = " ".join(noise_findings([wide, record("ffw-13", 0.4)]))
+    assert "mean of its last ten iterates, the lead of the DEQ at 0 dB in points, by layers: 13 +57.0" in text
+
+
 def test_pictures_are_drawn_where_there_is_something_to_draw() -> None:
     pytest.importorskip("matplotlib")
     for draw in (draw_depths, draw_sensitivity):
@@ -113,6 +128,16 @@ def test_pretraining_takes_few_steps() -> None:
         prepare(model, shallow)
         counts.append(int(model.equilibrium(torch.randn(2, 1, 8, 8)).steps.max()))
     assert counts[0] == 6 and counts[1] > 6
+
+
+def test_sentences_say_how_many_images_were_seen() -> None:
+    config = {"side": 32, "epochs": 12, "batch_size": 256}
+    facts = {"images": 9_000, "tested": 1_000}
+    known = Record("a", "noise-cifar", "paper", "cifar10", "mdeq-4", None, 0, "ours", "run", config,
+                   (Value("accuracy", 0.7), Value("accuracy", 0.6, 10.0)), {}, facts, {}, "2026", 1.0)  # fmt: skip
+    text = " ".join(get_suite("noise-cifar").controls([known]))
+    assert "9000 images of 32 x 32 pixels, 12 epochs in batches of 256, and tested on 1000 images held out" in text
+    assert "mdeq-4: without noise 70.0 %, at 10 dB 60.0 %" in text
 
 
 def test_images_are_averaged() -> None:

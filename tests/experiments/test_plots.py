@@ -112,6 +112,14 @@ def test_every_model_looks_different_and_roles_can_be_told_apart():
     assert min(widths["ours"]) > max(widths["baseline"]) > max(widths["control"])
 
 
+def test_many_models_of_ours_have_colours_of_their_own():
+    counts = (("ours", 7), ("baseline", 6), ("control", 6))
+    found = styles(record(f"{role}-{index}", role=role) for role, count in counts for index in range(count))
+    looks = {(style.colour, style.dash) for style in found.values()}
+    assert len(looks) == 19 and found["ours-0"].colour == 0
+    assert {style.dash for name, style in found.items() if name.startswith("ours")} == {"solid"}
+
+
 def test_exact_controls_are_far_below_and_nobody_else():
     def curve(name, role, *values):
         return Curve(name, None, role, (1.0, 2.0), values, values, values, 1)

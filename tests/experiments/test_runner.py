@@ -170,6 +170,38 @@ def test_a_killed_run_resumes_to_the_same_numbers(saves, tmp_path):
     assert numbers(Store(tmp_path / "killed")) == numbers(Store(tmp_path / "whole"))
 
 
+ORPHANS = """
+import os, sys, time
+from wellposed.workers import Workers
+def work(common, k):
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+list(Workers(2, sys.argv[1]).run(work, [(1,), (2,)]))
+"""
+
+
+@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
+def test_workers_end_with_the_process_that_started_them(backend):
+    parent = subprocess.Popen([sys.executable, "-c", ORPHANS, backend], stdout=subprocess.PIPE, text=True)
+    workers = [int(parent.stdout.readline()) for _ in range(2)]
+    assert all(_alive(worker) for worker in workers)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while any(_alive(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(_alive(worker) for worker in workers)
+
+
+def _alive(process):
+    """Whether a process is there and no mere entry of one that has ended."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_a_damaged_checkpoint_stops_the_run_with_a_remedy(tmp_path):
     child = _child(tmp_path, 0.3)
     child.stdout.readline()

@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import wellposed as wp
+from tests.fuzz.entry_points import ENTRIES
 from wellposed.activations import get_activation
 from wellposed.cli import cli, main
 from wellposed.cli.exported import check_exported
@@ -53,6 +54,43 @@ def test_changed_files_lead_to_errors_of_our_own(tmp_path):
     assert len(found) >= 36 and all(sum(one["outcomes"].values()) == CASES for one in found.values())
     refused = sum(CASES - one["outcomes"].get("read", 0) for one in found.values())
     assert refused > 10 * CASES, "the changes are not harmless"
+
+
+def test_odd_arguments_lead_to_errors_of_our_own():
+    """A short run of the campaign on public calls, in a process whose memory is limited."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.entry_points", "--cases", str(CASES)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "0 kinds of failures" in done.stderr and len(re.findall("InputError", done.stdout)) > 20
+
+
+@pytest.mark.parametrize(
+    ("entry", "arguments"),
+    [
+        ("ImplicitModel", {"max_steps": 10**30}),
+        ("ImplicitModel", {"max_steps": float("nan")}),
+        ("ImplicitModel", {"state_features": 10**30}),
+        ("ImplicitRNN", {"hidden_size": True}),
+        ("Noisy", {"u": torch.zeros(2, 3)}),
+        ("Noisy", {"u": torch.zeros(2, 4, dtype=torch.float64)}),
+        ("RowFit", {"X": torch.zeros(3)}),
+        ("RowFit", {"chunk": 1.5}),
+        ("fit", {"device": "\u2603"}),
+        ("fit", {"batch_size": 1.5}),
+        ("fit", {"seed": 10**30}),
+        ("fit", {"seed": float("nan")}),
+        ("pgd", {"steps": 1.5}),
+    ],
+)
+def test_arguments_that_once_led_to_other_errors(entry, arguments):
+    with pytest.raises(InputError):
+        ENTRIES[entry].call(**{**ENTRIES[entry].arguments(), **arguments})
+
+
+def test_noise_of_no_samples():
+    entry = ENTRIES["Noisy"]
+    assert entry.call(**{**entry.arguments(), "u": torch.zeros(0, 4)}).shape == (0, 3)
 
 
 class Trap:
@@ -220,8 +258,9 @@ def test_a_folder_that_claims_to_be_huge_is_refused(changes, tmp_path):
     wp.save_pretrained(wp.DEQ(DenseCell(2, 3, depth=2)), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["config"]["cell"] |= changes
+    del config["sha256"]  # or nothing but the checksum would be looked at
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(FileFormatError):
+    with pytest.raises(WellposedError, match=r"asks for|tensors|positive integer"):
         wp.from_pretrained(tmp_path)
 
 

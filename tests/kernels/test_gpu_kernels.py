@@ -165,11 +165,11 @@ def test_overflow_is_not_finite():
 
 
 def test_stagnation_at_rounding_level():
-    f = forward_map(30, 8, norm=0.9, family="random")
-    f = AffineMap(f.factors, 1e4 * f.v, f.activation)
+    """Errors of a map that turns them around end in cycles of two, however sums are rounded."""
+    v = 1e4 * forward_map(30, 8).v
+    f = AffineMap((-0.9 * torch.eye(30, device=DEVICE),), v, get_activation("identity"))
     found = solve(f, Picard(), Absolute(0.0), 300)
-    assert ((found.status == Status.STAGNATED) | (found.status == Status.CONVERGED)).all()
-    assert (found.status == Status.STAGNATED).any()
+    assert (found.status == Status.STAGNATED).all()
     assert float((f(found.value) - found.value).abs().max()) < 0.1
 
 

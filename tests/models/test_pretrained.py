@@ -77,6 +77,7 @@ def test_damaged_folders(tmp_path):
         wp.from_pretrained(tmp_path)
     wp.save_pretrained(wp.DEQ(DenseCell(3, 4)), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
+    assert len(config.pop("sha256")) == 64
 
     def tried(**changes):
         (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
@@ -93,6 +94,15 @@ def test_damaged_folders(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(FileFormatError, match="make no model"):
         tried()
+
+
+def test_weights_and_configuration_of_two_models_are_refused(tmp_path):
+    """As a kill between the two files leaves them, when a folder is written over."""
+    for activation, name in (("relu", "a"), ("tanh", "b")):
+        wp.save_pretrained(wp.ImplicitModel(3, 2, 6, activation=activation), tmp_path / name)
+    (tmp_path / "a" / "model.safetensors").replace(tmp_path / "b" / "model.safetensors")
+    with pytest.raises(FileFormatError, match="checksum does not match"):
+        wp.from_pretrained(tmp_path / "b")
 
 
 def test_a_repository_is_downloaded_once_the_hub_is_there(tmp_path, monkeypatch):

@@ -1,13 +1,19 @@
 """Forms to bound, points to try, and slow references written with dense matrices."""
 
+from collections.abc import Callable
+from functools import lru_cache, partial
 from itertools import combinations, pairwise, product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wellposed.convert import to_implicit
+from wellposed.convex import fit_states, record_states
 from wellposed.forms import Block, Dense, ImplicitForm
-from wellposed.robust import Uncertainty
+from wellposed.models import ImplicitModel
+from wellposed.robust import Ball, Box, SparseBox, Uncertainty
+from wellposed.robust.attacks import autoattack, pgd
 
 F64 = torch.float64
 
@@ -115,6 +121,97 @@ def points(form: ImplicitForm, inputs: Uncertainty, count: int = 30) -> Tensor: 
     rows = torch.eye(form.sizes[2], dtype=form.dtype)[:2]
     attacks = [climb(form, inputs, sign * row) for row in rows for sign in (1, -1)]
     return torch.cat([inputs.sample(count), torch.stack(attacks)])
+
+
+def trained(seed: int, network: nn.Module) -> tuple[nn.Module, Tensor]:
+    """Trains a network on classes that a few inputs decide."""
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.rand(128, 4, generator=generator, dtype=F64)
+    target = (3 * u[:, 0] * (0.5 + u[:, 1])).long().clamp(max=2)
+    optimiser = torch.optim.Adam(network.parameters(), 0.03)
+    for _ in range(40):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(network(u), target).backward()
+        optimiser.step()
+    return network.eval().requires_grad_(False), u
+
+
+def trained_loop(seed: int, activation: str = "relu") -> ImplicitForm:
+    """An implicit model that was trained."""
+    torch.manual_seed(seed)
+    model = ImplicitModel(4, 3, 9, bias=True, activation=activation).double()
+    return trained(seed, model)[0].form()
+
+
+def trained_layers(seed: int) -> ImplicitForm:
+    """A network that was trained and converted."""
+    torch.manual_seed(seed)
+    return to_implicit(trained(seed, mlp((4, 10, 8, 3)))[0], (4,))
+
+
+def sparsified(seed: int, **options: Any) -> ImplicitForm:
+    """A model with few weights that was fitted to the states of a trained network."""
+    torch.manual_seed(seed)
+    network, u = trained(seed, mlp((4, 10, 8, 3)))
+    model, report = fit_states(record_states(network, u.split(64)), **options)
+    assert float((model.form().A.to_dense() == 0).double().mean()) > 0.4, report
+    return model.form().to(F64)
+
+
+def converted(seed: int, pool: bool) -> ImplicitForm:
+    """A convolutional network that was converted."""
+    torch.manual_seed(seed)
+    return to_implicit(cnn(pool), (1, 6, 6))
+
+
+MODELS: dict[str, Callable[[int], ImplicitForm]] = {
+    **{f"random: {name}": (lambda seed, make=make: make()) for name, make in FORMS.items()},
+    "random: wide loop": lambda seed: looped(40, kappa=0.99),
+    "random: deep": lambda seed: triangular(sizes=(4, 9, 9, 9, 9, 3)),
+    "trained: loop": trained_loop,
+    "trained: tanh loop": partial(trained_loop, activation="tanh"),
+    "trained: layers": trained_layers,
+    "converted: pooling": partial(converted, pool=True),
+    "converted: averaging": partial(converted, pool=False),
+    "sparsified: few weights": partial(sparsified, kappa=0.95, target_sparsity=0.7),
+    "sparsified: every state": partial(sparsified, kappa=0.9, support="full", objective="lasso", strength=0.05),
+}
+
+
+@lru_cache(maxsize=64)
+def model_of(name: str, seed: int) -> ImplicitForm:
+    """A model of that name, made once."""
+    torch.manual_seed(seed)
+    return MODELS[name](seed)
+
+
+def tried(
+    form: ImplicitForm, inputs: Uncertainty, u: Tensor, eps: float, number: int, count: int = 32
+) -> dict[str, Tensor]:
+    """Points of a set with where they come from: drawn, extreme, and found by attacks on the class."""
+    drawn = inputs.sample(count)
+    rows = torch.eye(form.sizes[2], dtype=form.dtype)
+    climbed = torch.stack([climb(form, inputs, sign * row) for row in rows[:2] for sign in (1, -1)])
+    target = form(u).argmax(1)
+    options = {"norm": "2"} if isinstance(inputs, Ball) else {}
+    options |= {"count": inputs.k} if isinstance(inputs, SparseBox) else {}
+    found = pgd(form, u, target, eps, steps=10, restarts=1, seed=number, **options).inputs
+    points = {"vertices": drawn[::2], "drawn": drawn[1::2], "gradients": climbed, "pgd": found[None]}
+    if isinstance(inputs, Box):
+        little = {"attacks": ("apgd-ce", "square"), "steps": 6, "square_queries": 10}
+        points["autoattack"] = autoattack(form, u, target, eps, seed=number, **little).inputs[None]
+    return {kind: part.flatten(2) for kind, part in points.items()}
+
+
+def answers(form: ImplicitForm, points: Tensor) -> Tensor:  # (count, B, p) -> (count, B, q)
+    """Outputs at equilibria that were solved to the last digits, as a fitted C may multiply an error by 1e4."""
+    wide, u = form.to(F64), points.flatten(0, 1).to(F64)
+    x, drive = exact(form, u)[0], wide.B.apply(u) + (0.0 if wide.bias is None else wide.bias)
+    for _ in range(300):
+        pieces = (wide.A.apply(x) + drive).split(wide.partition, dim=1)
+        x = torch.cat([phi.function(z) for phi, z in zip(wide.activations, pieces, strict=True)], dim=1)
+    y = wide.C.apply(x) + wide.D.apply(u) + (0.0 if wide.output_bias is None else wide.output_bias)
+    return y.view(*points.shape[:2], -1)
 
 
 def corners(lower: Tensor, upper: Tensor) -> Tensor:  # (p,) -> (2^p, p)

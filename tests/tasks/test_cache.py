@@ -82,6 +82,17 @@ def test_checksum_costs_once_and_sees_every_change(bare, monkeypatch):
     assert len(calls) == 2
 
 
+def test_a_changed_copy_with_the_old_date_is_seen(bare):
+    file = put(bare, "set/dated", b"abc")
+    fetch("set", [[file]], "")
+    before, copy = (bare / "set/dated").stat(), bare / "set/copy"
+    copy.write_bytes(b"abd")
+    os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
+    copy.replace(bare / "set/dated")
+    with pytest.raises(ChecksumError):
+        fetch("set", [[file]], "")
+
+
 @pytest.mark.parametrize("value", ["1", "true", "YES", "on"])
 def test_offline_never_downloads_and_tells_three_ways(bare, monkeypatch, value):
     monkeypatch.setenv("WELLPOSED_OFFLINE", value)

@@ -172,7 +172,13 @@ class Modelled(RowSolver):
             cost = cost + cvxpy.sum_squares(cvxpy.multiply(problem.ridge.sqrt().cpu().numpy(), w)) / 2
         rules, cost = ([*rules, M @ w == z], cost) if self.equality else (rules, cost + misfit)
         model = cvxpy.Problem(cvxpy.Minimize(cost), rules)
-        model.solve(solver=self.solver, **dict(self.options))
+        try:
+            model.solve(solver=self.solver, **dict(self.options))
+        except cvxpy.error.SolverError as error:
+            raise InputError(
+                f"{self.solver} gave up on row {i} (data of very different sizes, as a rule): bring states and "
+                "targets to similar scales, pass another solver, or use Automatic()"
+            ) from error
         if w.value is None:
             raise InputError(
                 f"row {i} has no solution ({model.status}): the states cannot be met under this cap; relax kappa, "

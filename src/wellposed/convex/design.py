@@ -57,6 +57,8 @@ class Design:
         if not parts or len(heights) > 1 or any(part.dim() != 2 for part in parts):
             shapes = ", ".join(str(tuple(part.shape)) for part in parts)
             raise InputError(f"a design needs matrices with one row a sample; received {shapes or 'nothing'}")
+        if any(part.is_complex() for part in parts):
+            raise InputError("rows are fitted to real numbers; received complex ones; give both parts as columns")
         return cls(parts, (None,) * len(parts), samples, factors, None, home)
 
     @property

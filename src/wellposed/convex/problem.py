@@ -285,6 +285,9 @@ def rounding_of_gap(problem: RowProblem, weights: Tensor) -> Tensor:  # (r,)
     """Bounds the rounding error of the gap: below it a smaller gap cannot be told from a larger one."""
     error = rounding(problem, weights)
     slack = (error * weights.abs()).sum(1)
+    if problem.lasso:
+        unit = 4 * problem.columns * torch.finfo(weights.dtype).eps
+        slack = slack + unit * problem.lasso * weights.abs().sum(1)
     return slack + problem.kappa * error[:, : problem.capped].amax(1) if problem.capped else slack
 
 

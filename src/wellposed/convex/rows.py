@@ -4,6 +4,7 @@ import hashlib
 import os
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +107,8 @@ class RowFit:
         if self.bound not in ("state", "row"):
             raise InputError(f"bound must be 'state' (the row of A) or 'row' (all of it); received {self.bound!r}")
         Workers(self.jobs, self.backend)
-        if self.chunk < 1:
-            raise InputError(f"chunk must be positive; received {self.chunk}")
+        if not isinstance(self.chunk, int) or self.chunk < 1:
+            raise InputError(f"chunk must be a positive whole number; received {self.chunk!r}")
 
     def solve(
         self,
@@ -117,6 +118,9 @@ class RowFit:
         groups: Sequence[RowGroup] | None = None,
     ) -> RowSolution:
         """Solves for all columns of Z; rows that no group names stay zero."""
+        if not X.dim() == U.dim() == Z.dim() == 2 or not len(X) == len(U) == len(Z):
+            shapes = ", ".join(str(tuple(part.shape)) for part in (X, U, Z))
+            raise InputError(f"X, U and Z must be matrices with one row a sample; received {shapes}")
         width, count = X.shape[1] + U.shape[1], Z.shape[1]
         weights = torch.zeros(count, width, dtype=WIDE, device=X.device)
         gap, scale = torch.zeros(count).to(weights), torch.zeros(count).to(weights)
@@ -242,7 +246,7 @@ class _Keeper:
         try:
             with np.load(self.path) as file:
                 weights, gap, steps = (torch.from_numpy(file[name]) for name in ("weights", "gap", "steps"))
-        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, KeyError, ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
             raise FileFormatError(
                 f"finished rows in {str(self.path)!r} cannot be read: {error}. Delete it; they are solved anew"
             ) from error

@@ -107,6 +107,8 @@ def record_states(
             u = batch if isinstance(batch, Tensor) else batch[0]
             if not isinstance(u, Tensor) or u.dim() < 2:
                 raise InputError(f"a batch must be a tensor (batch, ...) or start with one; received {_shape(u)}")
+            if not len(u):
+                continue
             source = source or _source(network, u)
             Z, X, Y = source.run(u)
             tables.append(U=u.reshape(len(u), -1), Z=Z, X=X, Y=Y.reshape(len(u), -1))

@@ -1,5 +1,6 @@
 """Recorded states in a folder, from which they are mapped and not read."""
 
+import hashlib
 import json
 import os
 import warnings
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from wellposed.activations import get_activation
@@ -18,6 +18,7 @@ from wellposed.errors import FileFormatError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form, registered_name, unpack_form
 from wellposed.models.atomic import written_whole
+from wellposed.models.tensor_file import write_tensors
 
 FORMAT, INDEX, FORM = "wellposed-states-1", "states.json", "form.safetensors"
 PIECE = 4096  # samples that are written at a time
@@ -26,6 +27,9 @@ _MATRICES = ("U", "Z", "X", "Y")
 
 def save_states(states: States, folder: str | os.PathLike[str]) -> None:
     """Writes states to a folder, in pieces: one NumPy file for each of U, Z, X and Y, the form and an index.
+
+    The index comes last, with the checksums of the others, and an old one goes first: a folder that is half
+    written is never opened.
 
     Example:
         >>> import tempfile
@@ -43,27 +47,36 @@ def save_states(states: States, folder: str | os.PathLike[str]) -> None:
         "input_shape": None if states.input_shape is None else list(states.input_shape),
         "form": states.form is not None,
     }
+    (place / INDEX).unlink(missing_ok=True)
     for name in _MATRICES:
         _write(place / f"{name}.npy", getattr(states, name))
     if states.form is not None:
         tensors, metadata = pack_form(states.form)
         with written_whole(place / FORM) as temporary:
-            save_file({name: part.contiguous().cpu() for name, part in tensors.items()}, temporary, metadata)
+            write_tensors(temporary, {name: part.contiguous().cpu() for name, part in tensors.items()}, metadata)
+    index["files"] = {name: _file_digest(place / name) for name in _files(index["form"])}
+    index["sha256"] = _sealed(index)
     with written_whole(place / INDEX) as temporary:
         temporary.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
-def open_states(folder: str | os.PathLike[str]) -> States:
+def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> States:
     """Maps the states of a folder, so that only what is looked at takes memory; they can be read and not changed.
 
+    Args:
+        folder: that of `save_states`.
+        verify: whether to compare the files with their checksums, which reads them once.
+
     Raises:
-        FileFormatError: the folder is not one of `save_states`.
+        FileFormatError: the folder is not one of `save_states`, or it is damaged.
     """
     place = Path(folder)
     try:
         index = json.loads((place / INDEX).read_text(encoding="utf-8"))
         if index["format"] != FORMAT:
             raise FileFormatError(f"its format is {index['format']!r}, expected {FORMAT!r}")
+        if "sha256" in index:  # older folders have no checksums
+            _check(place, index, verify)
         return States(
             **{name: _mapped(place / f"{name}.npy") for name in _MATRICES},
             blocks=tuple(index["blocks"]),
@@ -73,6 +86,29 @@ def open_states(folder: str | os.PathLike[str]) -> States:
         )
     except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise FileFormatError(f"{str(place)!r} has no states that can be opened: {error}") from error
+
+
+def _files(form: bool) -> list[str]:
+    return [f"{name}.npy" for name in _MATRICES] + [FORM] * form
+
+
+def _file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sealed(index: dict[str, Any]) -> str:
+    """Returns the checksum of an index, but for that itself."""
+    said = {name: value for name, value in index.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _check(place: Path, index: dict[str, Any], verify: bool) -> None:
+    damaged = [INDEX] if index["sha256"] != _sealed(index) else []
+    if verify and not damaged:
+        damaged = [name for name in _files(index["form"]) if _file_digest(place / name) != index["files"][name]]
+    if damaged:
+        raise FileFormatError(f"{damaged[0]} is damaged: its checksum does not match; record the states again")
 
 
 def _write(place: Path, part: Tensor) -> None:

@@ -8,7 +8,10 @@ from torch import Tensor
 from wellposed.equilibrium.map import Map
 from wellposed.equilibrium.safeguard import Safeguard
 from wellposed.equilibrium.solver import Solver, SolverState
+from wellposed.equilibrium.transform import under_functorch
 from wellposed.errors import InputError
+
+ROOM = 8  # terms by which the memory grows; one by one, a program that is captured would keep every size of it
 
 
 @dataclass(frozen=True)
@@ -35,35 +38,48 @@ class Broyden(Solver):
         return Safeguard(growth=2.0, pause=2)
 
     def init(self, x: Tensor) -> SolverState:
-        terms = x.new_zeros(x.shape[0], 0, x.shape[1])  # grows by one a step up to the memory
+        terms = x.new_zeros(x.shape[0], 0, x.shape[1])  # grows up to the memory
+        count = x.new_zeros(x.shape[0], 0, 0)  # its last size is the number of terms
         unknown = torch.full_like(x, torch.nan)
-        return (terms, terms, unknown, unknown, *self.guard.init(x))
+        return (terms, terms, count, unknown, unknown, *self.guard.init(x))
 
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
-        left, right, old_x, old_g, *old_guard = state
+        left, right, count, old_x, old_g, *old_guard = state
         rejected, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
-        g = fx - x
+        g, used = fx - x, count.shape[2]
         unknown = ~old_g.isfinite().all(1, keepdim=True)
         dx, dg = (x - old_x).masked_fill(unknown, 0), (g - old_g).masked_fill(unknown, 0)
-        if left.shape[1] == self.memory:
+        if used == self.memory:
             full = (left[:, :1] != 0).any(2, keepdim=True)
-            left, right = left.masked_fill(full, 0)[:, 1:], right[:, 1:]
-        left, right = _update(left, right, dx, dg)
-        trial = x - _apply(left, right, g)
+            left, right = left[:, :used].masked_fill(full, 0)[:, 1:], right[:, 1:used].clone()
+            used -= 1
+        column, term = _new_term(left[:, :used], right[:, :used], dx, dg)
+        left, right = _joined(left, used, column), _joined(right, used, term)
+        used += 1
+        trial = x - _apply(left[:, :used], right[:, :used], g)
         new_x, guard = self.guard.choose(trial, rejected, fx, guard)
-        return new_x, (left, right, x, g, *guard)
+        return new_x, (left, right, x.new_zeros(x.shape[0], 0, used), x, g, *guard)
 
 
 def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum left right') vector
     return (left.mT @ (right @ vector[:, :, None]))[:, :, 0] - vector
 
 
-def _update(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor, Tensor]:
-    """Adds the rank-one term that makes ``H dg = dx``."""
+def _new_term(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor, Tensor]:  # (B, n) each
+    """Returns the rank-one term that makes ``H dg = dx``."""
     image = _apply(left, right, dg)
     term = _apply(right, left, dx)
     denominator = (dx * image).sum(1, keepdim=True)
     sizes = [torch.linalg.vector_norm(part.detach(), dim=1, keepdim=True) for part in (dx, image)]
     sound = denominator.abs() > 1e-8 * sizes[0] * sizes[1]
-    column = ((dx - image) / denominator.masked_fill(~sound, 1)).masked_fill(~sound, 0)
-    return torch.cat([left, column[:, None]], dim=1), torch.cat([right, term[:, None]], dim=1)
+    return ((dx - image) / denominator.masked_fill(~sound, 1)).masked_fill(~sound, 0), term
+
+
+def _joined(terms: Tensor, used: int, term: Tensor) -> Tensor:
+    """Adds a term to those in use: in place where there is room, but not in steps that are differentiated."""
+    if torch.is_grad_enabled() or under_functorch() or torch.compiler.is_compiling():
+        return torch.cat([terms[:, :used], term[:, None]], dim=1)
+    if used == terms.shape[1]:
+        terms = torch.cat([terms, terms.new_zeros(terms.shape[0], ROOM, terms.shape[2])], dim=1)
+    terms[:, used] = term
+    return terms

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
 from wellposed.equilibrium.transform import eager, under_transform
 from wellposed.errors import InputError
 
-MAX_STEPS = 200
+MAX_STEPS, MOST_STEPS = 200, 2**31 - 1
 
 SOLVERS: Registry[Solver] = Registry(
     "solver", Solver, {"picard": Picard, "anderson": Anderson, "broyden": Broyden, "newton": Newton}
@@ -40,8 +41,8 @@ def make_method(
 ) -> Method:
     """Fills in defaults, resolves names and checks the options of a solve."""
     steps = MAX_STEPS if max_steps is None else max_steps
-    if steps < 1:
-        raise InputError(f"max_steps must be at least 1; received {max_steps}")
+    if not isinstance(steps, Integral) or not 1 <= steps <= MOST_STEPS:
+        raise InputError(f"max_steps must be a whole number from 1 to {MOST_STEPS}; received {max_steps!r}")
     check_policy(on_failure)
     chosen = SOLVERS.get(Anderson() if solver is None else solver)
     rule = STOPPINGS.get(Relative() if stop is None else stop).seeded(generator)

@@ -142,9 +142,9 @@ def symmetric_eigenvalue(A: Tensor) -> float:
         True
     """
     matrix = double(A)
-    if not bool(matrix.isfinite().all()):
-        return math.nan
     symmetric = (matrix + matrix.mT) / 2
+    if not bool(symmetric.isfinite().all()):
+        return math.nan
     values, Q = torch.linalg.eigh(symmetric)
     halving = EPS * _frobenius(symmetric)
     error = values[-1].abs() * _orthogonality(Q) + _residual(symmetric, Q * values, Q.mT) + halving

@@ -251,5 +251,11 @@ def _clip(function: type[torch.autograd.Function], W: Tensor, kappa: float) -> T
     if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
         raise InputError(f"expected square matrices (..., n, n), got {tuple(W.shape)}")
     # In float64: on a GPU a float32 decomposition may be wrong in the fourth digit.
-    clipped: Tensor = function.apply(W.to(_wide(W)), kappa)[0]
+    try:
+        clipped: Tensor = function.apply(W.to(_wide(W)), kappa)[0]
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        raise InputError(
+            "the raw matrix has no decomposition: it holds NaN, infinite or far too large entries; find out where "
+            "they come from (a learning rate that is too large, a division by zero) and start from finite ones"
+        ) from error
     return clipped.to(W.dtype)

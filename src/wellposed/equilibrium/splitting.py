@@ -39,7 +39,9 @@ class SplittingMap(Map):
     ) -> "SplittingMap":
         """Builds the map for a step a; see `AffineMap` for bound and context."""
         identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        return cls(torch.linalg.inv((1 + step) * identity - step * A), step * v, activation, bound, context)
+        wide = torch.promote_types(A.dtype, torch.float32)  # no half precision has an inverse
+        resolvent = torch.linalg.inv(((1 + step) * identity - step * A).to(wide)).to(A.dtype)
+        return cls(resolvent, step * v, activation, bound, context)
 
     def __call__(self, x: Tensor) -> Tensor:
         z, state = x.view(self.offset.shape), self.activation.function(x).view(self.offset.shape)

@@ -5,12 +5,12 @@ import os
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from wellposed.errors import FileFormatError, InputError
 from wellposed.models.atomic import written_whole
 from wellposed.models.reading import making_sense
+from wellposed.models.tensor_file import checksum, write_tensors
 
 FORMAT = "wellposed-estimator-1"
 
@@ -23,7 +23,7 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], state: dict[
         raise InputError(f"{error}; set random_state to an integer or None before saving") from error
     values = {name: value.detach().contiguous() for name, value in tensors.items()}
     with written_whole(path) as place:
-        save_file(values, place, metadata={"format": FORMAT, "state": text})
+        write_tensors(place, values, {"format": FORMAT, "state": text, "sha256": checksum(text, values)})
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -39,6 +39,9 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], di
         raise FileFormatError(f"{name!r} is not a safetensors file or is damaged: {error}") from error
     if metadata.get("format") != FORMAT:
         raise FileFormatError(f"{name!r} is not an estimator: format {metadata.get('format')!r}, not {FORMAT!r}")
+    sealed = metadata.get("sha256")  # older files have none
+    if sealed is not None and sealed != checksum(metadata.get("state", ""), tensors):
+        raise FileFormatError(f"{name!r} is damaged: its checksum does not match; fit the estimator again")
     with making_sense(f"{name!r} is damaged"):
         state: dict[str, Any] = json.loads(metadata["state"])
         found = state["kind"]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from wellposed.errors import FileFormatError, MissingExtraError
 from wellposed.experiments.config import identity
 from wellposed.models.atomic import written_whole
+from wellposed.models.tensor_file import write_tensors
 from wellposed.tasks.cache import cache_folder
 
 FOLDER, VERSION = "networks", 1  # a change of architecture or training raises the version
@@ -45,7 +45,7 @@ def train_or_load(
         place.parent.mkdir(parents=True, exist_ok=True)
         tensors = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
         with written_whole(place) as part:
-            save_file(tensors, part, {"sha256": checksum(tensors)})
+            write_tensors(part, tensors, {"sha256": checksum(tensors)})
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

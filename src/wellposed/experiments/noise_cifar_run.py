@@ -37,7 +37,7 @@ CHANNELS = (32, 64, 128, 128)  # from fine to coarse, 004 Table 3
 STEPS, TIGHT, LOOSE, WINDOW = 40, 1e-4, 0.01, 5  # of the solver in training and test; 004 prints no window
 SHALLOW = 5  # unrolled steps of pretraining
 SOLVERS: dict[str, Solver] = {"broyden": Broyden(STEPS), "stochastic-unrolling": RobbinsMonro(0.2)}
-PARTS = {"cpu": 50, "cuda": 250}  # test images at once; Broyden's memory is forty states
+PARTS = {"cpu": 50, "cuda": 500}  # test images at once; Broyden's memory is forty states
 Kind = Literal["mdeq", "ffw"]
 
 
@@ -100,7 +100,8 @@ class CifarNoiseRun(Run):
         train = train.subset(min(self.images, len(train)), self.seed)
         model = self.build(train).to(context.device)
         history = self._fit(model, train, context)
-        facts: dict[str, Any] = {"images": len(train), "source": train.source}
+        tested = min(self.samples, len(self._images("holdout")))
+        facts: dict[str, Any] = {"images": len(train), "source": train.source, "tested": tested}
         series = {"train_loss": [float(f"{loss:.6g}") for loss in history.train_loss.tolist()]}
         if self.model == "mdeq":
             series["steps"] = [round(steps, 3) for steps in history.steps.tolist()]

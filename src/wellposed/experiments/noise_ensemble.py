@@ -50,7 +50,8 @@ class Outcome:
 class Draws:
     """Normal numbers for every member, from a generator of its own; on a GPU from one for all of them.
 
-    A member draws as if it were alone: for its own width, and until the last of its samples is done.
+    A member draws as if it were alone: for its own width, and until the last of its samples is done. On a GPU
+    states that are filled up get draws too, which `Noises` gives no weight.
     """
 
     def __init__(self, members: Sequence[Member], device: torch.device, size: int) -> None:
@@ -63,8 +64,7 @@ class Draws:
         """Draws for some members; those that are not busy get zeros where each has its own generator."""
         if self.device.type != "cpu":
             shape = len(members), batch, self.size
-            draw = torch.randn(shape, generator=self.generators[0], device=self.device)
-            return draw * self.mask[members.start : members.stop]
+            return torch.randn(shape, generator=self.generators[0], device=self.device)
         drawn = torch.zeros(len(members), batch, self.size)
         for place, index in enumerate(members):
             if busy[place] and self.widths[index] == self.size:
@@ -83,14 +83,15 @@ class Noises:
         draws: where it is drawn.
 
     Attributes:
-        amplitude: its standard deviation for a signal of norm one, ``(M, 1, 1)``.
+        amplitude: its standard deviation for a signal of norm one, ``(M, 1, n)``, and zero where states are
+            filled up.
     """
 
     def __init__(self, decibels: Sequence[float | None], draws: Draws) -> None:
         self.decibels, self.draws = tuple(decibels), draws
         pairs = zip(decibels, draws.widths, strict=True)
         values = [0.0 if at is None else 10 ** (-at / 20) / math.sqrt(width) for at, width in pairs]
-        self.amplitude = torch.tensor(values, device=draws.device)[:, None, None]
+        self.amplitude = torch.tensor(values, device=draws.device)[:, None, None] * draws.mask
 
 
 class Stack(nn.Module, abc.ABC):

@@ -18,7 +18,6 @@ from wellposed.experiments.noise_models import LOOSE, STEPS, TIGHT, WINDOW
 
 FLOOR = 1e-3  # of the absolute tolerance, as a share of the relative one, as in `Relative`
 RUN_OFF = 50.0  # growth of an adjoint that has no meaning any more
-REPLAYED = 36  # steps without noise and of adjoints where nothing looks at values; nearly all need fewer
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def solve_plain(W: Tensor, x: Tensor, static: bool = False) -> Found:
     """
     step, z, W = _compiled(_tanh_step, static), torch.zeros_like(x), W.mT
     value, done, steps = _begin(x)
-    for _ in range(REPLAYED if static else STEPS):
+    for _ in range(STEPS):
         z, value, done, steps = step(torch.baddbmm(x, z, W), z, value, done, steps)
         if not static and bool(done.all()):
             break
@@ -119,7 +118,7 @@ def solve_averaged(W: Tensor, x: Tensor, amplitude: Tensor, draw: Draw | None, s
 
     Args:
         W, x, static: as in `solve_plain`.
-        amplitude: of the noise for a signal of norm one, ``(M, 1, 1)``.
+        amplitude: of the noise for a signal of norm one, ``(M, 1, 1)`` or ``(M, 1, n)``.
         draw: makes the noise of a step; None for none.
     """
     noisy, judge = _compiled(disturbed_tanh, static), _compiled(_judge_mean, static)
@@ -197,7 +196,7 @@ def solve_adjoint(
     step, back = _compiled(_adjoint_step, static), _compiled(_backward_signal, static)
     w = torch.zeros_like(g)
     value, done, steps = _begin(g)
-    for _ in range(REPLAYED if static else STEPS):
+    for _ in range(STEPS):
         w, value, done, steps = step(back(w, slope, growth, direction) @ W, w, g, value, done, steps)
         if not static and bool(done.all()):
             break

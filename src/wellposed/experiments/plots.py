@@ -143,13 +143,15 @@ def styles(records: Iterable[Record]) -> dict[str, Style]:
     """Chooses how each model is drawn, the same in all figures of a suite.
 
     Our models are thick and blue, baselines have full or dashed lines in other colours, controls thin dotted ones.
+    If more than two are ours, these take all colours and the full lines, and baselines are dashed.
     """
     roles = {label(record.model, record.size): record.role for record in records}
     chosen: dict[str, Style] = {}
+    many = sum(role == "ours" for role in roles.values()) > len(LOOKS["ours"][0])
     for role, (dashes, width) in LOOKS.items():
-        colours = (0,) if role == "ours" else range(1, len(PALETTE))
+        colours = range(len(PALETTE) if many else 1) if role == "ours" else range(1, len(PALETTE))
         for index, name in enumerate(name for name, known in roles.items() if known == role):
-            dash = dashes[index // len(colours) % len(dashes)]
+            dash = dashes[(index // len(colours) + (many and role == "baseline")) % len(dashes)]
             chosen[name] = Style(colours[index % len(colours)], dash, len(chosen) % len(_MARKERS), width)
     if DATA in chosen:
         chosen[DATA] = Style(len(PALETTE) - 1, "solid", 0, 2.2)

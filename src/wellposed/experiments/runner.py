@@ -1,5 +1,6 @@
 """Plans, skips what is finished, runs and records."""
 
+import hashlib
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from wellposed.errors import FileFormatError, InputError, WellposedError
 from wellposed.experiments.config import SCALES, Scale
@@ -56,7 +58,8 @@ class Order:
         place = out / PLANS / f"{self.suite}-{self.scale}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(place) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+            said = {**asdict(self), "sha256": _seal(asdict(self))}
+            temporary.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 def orders(out: Path) -> list[Order]:
@@ -64,12 +67,21 @@ def orders(out: Path) -> list[Order]:
     found = []
     for place in sorted((out / PLANS).glob("*.json")):
         try:
-            order = Order(**json.loads(place.read_text(encoding="utf-8")))
+            said = dict(json.loads(place.read_text(encoding="utf-8")))
+            sealed = said.pop("sha256", None)  # older ones, and those written by hand, have none
+            if sealed not in (None, _seal(said)):
+                raise ValueError("its checksum does not match")
+            order = Order(**said)
             _check_order(order)
             found.append(order)
         except (TypeError, ValueError, RecursionError) as error:
             raise FileFormatError(f"{place} is not an order of ours ({error}); delete it") from error
     return found
+
+
+def _seal(said: dict[str, Any]) -> str:
+    """Tells whether an order is the one that was given."""
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _check_order(order: Order) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from wellposed.errors import FileFormatError
 from wellposed.experiments.record import Record
+from wellposed.models.atomic import naming
 
 if sys.platform != "win32":
     import fcntl
@@ -47,12 +48,16 @@ class Store:
 
     def append(self, *records: Record) -> None:
         """Adds records; they are on the disk when this returns."""
+        text = "".join(_line(record) for record in records)
+        with naming(self.path):
+            self._append(text.encode())
+
+    def _append(self, data: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             with _locked(handle):
-                text = "".join(_line(record) for record in records)
-                _write(handle, _separator(handle) + text.encode())
+                _write(handle, _separator(handle) + data)
                 os.fsync(handle)
         finally:
             os.close(handle)

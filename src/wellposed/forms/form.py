@@ -85,6 +85,8 @@ class ImplicitForm:
         for name, kind in kinds.items():
             if kind != self.dtype:
                 raise InputError(f"{name} is {kind} and A {self.dtype}; convert one of them")
+        if not self.dtype.is_floating_point:
+            raise InputError(f"a form has real numbers of floating point; received {self.dtype}; use float32, say")
         if math.prod(self.input_shape) != p:
             raise InputError(f"input_shape {self.input_shape} has not the {p} entries that B takes")
 

@@ -14,13 +14,28 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.rounding import double, upward
+from wellposed.errors import InputError
 from wellposed.forms.block import Block
 from wellposed.forms.blocks import Blocks
 from wellposed.forms.cover import cover_block, sum_length
 from wellposed.forms.evaluation import Plan, Stage
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.loop_bound import FLOOR, Loop, steepest
-from wellposed.forms.operator import Operator
+from wellposed.forms.operator import Operator, tensors
+
+
+def require_finite_entries(form: ImplicitForm) -> None:
+    """Raises if a form holds NaN or infinite entries, of which nothing can be proven.
+
+    Example:
+        >>> require_finite_entries(ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1)))
+    """
+    for name in ("A", "B", "C", "D", "bias", "output_bias"):
+        if not all(bool(part.isfinite().all()) for part in tensors(getattr(form, name))):
+            raise InputError(
+                f"{name} of the form holds NaN or infinite entries, of which nothing can be proven; find out "
+                "where they come from"
+            )
 
 
 @torch.no_grad()
@@ -59,6 +74,7 @@ class Spread:
     @classmethod
     def of(cls, form: ImplicitForm, *, formed: bool = True, self_loops: bool = False) -> "Spread":
         """Reads a form; without `formed` a product counts as the product of absolute values."""
+        require_finite_entries(form)
         f = Blocks.of(form)
         home = torch.empty(0, dtype=form.dtype, device=form.device)
         A, B, C, D = (cover_block(part, double(home).device, formed) for part in (f.A, f.B, f.C, f.D))

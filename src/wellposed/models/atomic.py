@@ -13,6 +13,9 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     If anything goes wrong before that, what was at `path` stays, and nothing else is left behind.
 
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to; the message says which file.
+
     Example:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "note.txt"
@@ -24,13 +27,36 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        yield temporary
-        _flush(temporary)
-        os.replace(temporary, target)
-        _flush(target.parent)
+        with naming(target):
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, target)
+            _flush(target.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder may have become one that cannot be written to
+            temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def naming(target: str | os.PathLike[str]) -> Iterator[None]:
+    """Lets the errors of a full disk or a folder without the right to write say which file they are about.
+
+    Example:
+        >>> with naming("run.ckpt"):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+            ...
+        OSError: [Errno 28] No space left on device: run.ckpt could not be written, and what was saved before ...
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # it speaks for itself
+            raise
+        remedy = "make room on the disk, or choose a folder that can be written to"
+        said = f"{error.strerror}: {os.fspath(target)} could not be written, and what was saved before stays"
+        raise OSError(error.errno, f"{said}; {remedy}") from error
 
 
 def _flush(path: Path) -> None:

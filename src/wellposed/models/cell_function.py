@@ -1,6 +1,7 @@
 """A cell as the function of one solve: with its input half, its weights and its masks computed once."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch.nn.utils import parametrize
 from wellposed.equilibrium.packing import State
 from wellposed.models.cell_parts import Cell
 from wellposed.models.dropout import VariationalDropout, select_rows
+
+_TURN = threading.RLock()
 
 
 class CellFunction:
@@ -121,12 +124,17 @@ def halves(cell: nn.Module, u: State) -> tuple[Callable[[Any, Any], State], Stat
 def weights_computed_once(cell: nn.Module) -> Iterator[dict[tuple[nn.Module, str], Tensor]]:
     """Holds parametrised weights fixed: spectral norm would otherwise move them at every step.
 
-    They are computed here, in the caller's grad mode, since the steps of a solve run without one.
+    They are computed here, in the caller's grad mode, since the steps of a solve run without one. Threads take
+    turns: what holds the weights is shared by all of them, and each has a grad mode and a graph of its own.
     """
-    with parametrize.cached():
-        yield {
-            (layer, name): getattr(layer, name)
-            for layer in cell.modules()
-            if parametrize.is_parametrized(layer)
-            for name in layer.parametrizations  # type: ignore[union-attr]
-        }
+    places = [
+        (layer, name)
+        for layer in cell.modules()
+        if parametrize.is_parametrized(layer)
+        for name in layer.parametrizations  # type: ignore[union-attr]
+    ]
+    if not places:
+        yield {}
+        return
+    with _TURN, parametrize.cached():
+        yield {(layer, name): getattr(layer, name) for layer, name in places}

@@ -60,7 +60,7 @@ class Nonlinearity(nn.Module):
 def require_positive(**sizes: int) -> None:
     """Raises unless every size is a positive integer."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
+        if type(size) is not int or not 1 <= size < 2**31:
             raise InputError(f"{name} must be a positive integer; received {size!r}")
 
 

@@ -144,6 +144,8 @@ class DEQ(nn.Module):
             shape = _normalised(self.cell.state_shape(u))  # type: ignore[operator]
         if shape is None:
             shape = tuple(inputs[0].shape[1:]) if len(inputs) == 1 else tuple(tuple(p.shape[1:]) for p in inputs)
+        if any(part.is_complex() for part in (*inputs, *self.cell.parameters())):
+            raise InputError("equilibria are real; received complex numbers: give real and imaginary parts as two")
         dtype = next((p.dtype for p in self.cell.parameters() if p.is_floating_point()), None)
         if dtype is None:
             dtype = inputs[0].dtype if inputs[0].is_floating_point() else torch.get_default_dtype()

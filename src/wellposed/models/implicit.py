@@ -99,7 +99,7 @@ class ImplicitModel(nn.Module):
         super().__init__()
         sizes = {"in_features": in_features, "out_features": out_features, "state_features": state_features}
         for name, size in sizes.items():
-            if not isinstance(size, int) or size < 1:
+            if type(size) is not int or not 1 <= size < 2**31:
                 raise InputError(f"{name} must be a positive integer; received {size!r}")
         check_executor(executor)
         self.in_features, self.out_features, self.state_features = in_features, out_features, state_features
@@ -319,7 +319,7 @@ class ImplicitModel(nn.Module):
         if not isinstance(u, Tensor) or u.dim() == 0 or u.shape[-1] != self.in_features:
             received = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
             raise InputError(f"u must have the width {self.in_features} (in_features); received {received}")
-        if u.dtype != self.B.dtype and not torch.is_autocast_enabled(u.device.type):
+        if u.is_complex() or (u.dtype != self.B.dtype and not torch.is_autocast_enabled(u.device.type)):
             raise InputError(
                 f"u is {u.dtype} and the model {self.B.dtype}; convert one of them: u.to(...) or model.to(...)"
             )

@@ -1,5 +1,6 @@
 """The state matrix A of a model: free parameters and the map that keeps it well-posed."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,8 @@ class StateMatrix(nn.Module):
 
     def factors(self) -> Factors:
         """Returns ``(A,)`` or ``(L, R)`` with ``A = L R'``; |L R'|_inf <= |L|_inf |R'|_inf <= kappa."""
+        if not (dtype := getattr(self, "raw" if hasattr(self, "raw") else "left").dtype).is_floating_point:
+            raise InputError(f"the conditions are about real matrices; received {dtype}: use float32 or float64")
         if hasattr(self, "raw"):
             return (self.condition.parametrise(self.raw, self.kappa, self.activation, self.log_weights),)
         cap = self.condition.check_kappa(self.kappa, self.activation)
@@ -92,8 +95,7 @@ class StateMatrix(nn.Module):
                 "an Ensemble) hides; use 'inf', 'weighted' or 'spectral' there"
             )
         if self.condition.name == "monotone":
-            gap = torch.eye(self.raw.shape[0], dtype=self.raw.dtype, device=self.raw.device) - factors[0].detach()
-            return System(factors, splitting=2 / float(torch.linalg.matrix_norm(gap, 2)))
+            return System(factors, splitting=_splitting(factors[0].detach()))
         if self.condition.name == "mu" or (isinstance(self.condition, Triangular) and self.condition.diagonal):
             found = self.condition.equivalent(factors[0], self.activation)
             return System((found.A,), found.scale, found.damping)
@@ -129,6 +131,12 @@ class StateMatrix(nn.Module):
         left, right = self.factors()
         self.left.copy_(left)
         self.right.copy_(right)
+
+
+def _splitting(A: Tensor) -> float:
+    """Returns the step 2 / |I - A|_2; NaN where A is not finite, which the solve then reports of every sample."""
+    gap = (torch.eye(len(A), dtype=A.dtype, device=A.device) - A).to(torch.promote_types(A.dtype, torch.float32))
+    return 2 / float(torch.linalg.matrix_norm(gap, 2)) if bool(gap.isfinite().all()) else math.nan
 
 
 def _fitting(condition: Condition, A: Tensor) -> Condition:

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from wellposed.equilibrium.failure import OnFailure
+from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.gradient import Gradient
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solver import Solver
@@ -112,7 +114,13 @@ class MultiscaleDEQ(nn.Module):
         return self.deq.equilibrium(injection, x0)
 
     def _inject(self, images: Tensor) -> Tensor:
-        return self.stem(require_grid(images, self.in_channels, 2, name="images"))
+        require_grid(images, self.in_channels, 2, name="images")
+        dtype = self.classifier.weight.dtype
+        if images.is_complex() or (images.dtype != dtype and not torch.is_autocast_enabled(images.device.type)):
+            raise InputError(f"images are {images.dtype} and the model {dtype}; convert one of them with .to(...)")
+        if not images.is_cuda:
+            require_finite("images", images)
+        return self.stem(images)
 
 
 def _stem(in_channels: int, channels: int, kernel_size: int, downsample: int) -> nn.Sequential:

@@ -70,7 +70,7 @@ class Noise:
 
     def deviation(self, x: Tensor, decibels: float) -> Tensor:  # (B, 1, ...)
         """Returns the standard deviation of the noise of each sample."""
-        scale = self.scale(decibels, x[0].numel())
+        scale = self.scale(decibels, math.prod(x.shape[1:]))
         ones = (x.shape[0],) + (1,) * (x.dim() - 1)
         if self.kind == "additive":
             return x.new_full(ones, scale)

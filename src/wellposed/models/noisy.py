@@ -58,6 +58,7 @@ class Noisy(nn.Module):
         system = model.state.system()
         if system.splitting is not None or system.damping != 1 or system.scale is not None:
             raise InputError(f"noise needs plain steps, which condition {model.condition.name!r} does not take")
+        model._check(u)
         flat = u.reshape(-1, model.in_features)
         disturbance = Disturbance(self.noise, flat.shape[0], counter=True)
         given = disturbance.input(flat)

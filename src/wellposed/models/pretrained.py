@@ -25,7 +25,7 @@ from wellposed.models.proof import evaluated, write_certificate
 from wellposed.models.reading import check_counts, filled, making_sense
 from wellposed.models.recurrent import ImplicitRNN
 from wellposed.models.storage import FORMAT, build, configuration, decode, encode
-from wellposed.models.tensor_file import write_tensors
+from wellposed.models.tensor_file import checksum, write_tensors
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 DEQ_FORMAT = "wellposed-deq-1"
@@ -65,6 +65,7 @@ def save_pretrained(
     tensors, config = _packed(model)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
+    config["sha256"] = _seal(config, tensors)
     with written_whole(target / WEIGHTS) as place:
         write_tensors(place, tensors, {"format": "pt"})
     texts = {CONFIG: json.dumps(config, indent=2) + "\n", CARD: _card(model, config, card)}
@@ -98,6 +99,11 @@ def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = No
                 load_file(folder / WEIGHTS),
                 json.loads((folder / CONFIG).read_text(encoding="utf-8")),
             )
+            if "sha256" in config and config["sha256"] != _seal(config, tensors):  # older folders have none
+                raise FileFormatError(
+                    "their checksum does not match: one is damaged, or of another model. Get both once more; if "
+                    "you have changed them yourself, delete the entry sha256"
+                )
             check_counts(config, tensors)
             return _unpacked(tensors, config)
     except (SafetensorError, FileFormatError) as error:
@@ -114,6 +120,12 @@ def _folder(source: str | os.PathLike[str], revision: str | None) -> Path:
         raise FileNotFoundError(f"no folder at {os.fspath(source)!r}; a repository is named 'owner/model'")
     hub = require("huggingface_hub", extra="hub")
     return Path(hub.snapshot_download(source, revision=revision, allow_patterns=[WEIGHTS, CONFIG, CARD]))
+
+
+def _seal(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """Returns a checksum of the weights and of what decides their meaning; they are two files."""
+    said = {name: config.get(name) for name in ("format", "config", "form")}
+    return checksum(json.dumps(said, sort_keys=True), tensors)
 
 
 def _packed(model: Shared) -> tuple[dict[str, Tensor], dict[str, Any]]:

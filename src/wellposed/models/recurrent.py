@@ -113,7 +113,7 @@ class ImplicitRNN(nn.Module):
         super().__init__()
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
         for name, size in {**sizes, "out_features": 1 if out_features is None else out_features}.items():
-            if not isinstance(size, int) or size < 1:
+            if type(size) is not int or not 1 <= size < 2**31:
                 raise InputError(f"{name} must be a positive integer; received {size!r}")
         if not 0 <= dropout < 1:
             raise InputError(f"dropout must lie in [0, 1); received {dropout}")
@@ -214,7 +214,7 @@ class ImplicitRNN(nn.Module):
     def _read(self, value: Input, h0: Tensor | None, lengths: Tensor | None) -> tuple[Sequences, Tensor]:
         sequences = Sequences.of(value, self.input_size, self.batch_first, lengths)
         data, dtype = sequences.data, self.cell(0).B.dtype
-        if data.dtype != dtype and not torch.is_autocast_enabled(data.device.type):
+        if data.is_complex() or (data.dtype != dtype and not torch.is_autocast_enabled(data.device.type)):
             raise InputError(f"input is {data.dtype} and the model {dtype}; convert one of them with .to(...)")
         looks = not data.is_cuda  # on a GPU that would take as long as all else; there, kernels tell
         if looks and not under_transform() and not math.isfinite(data.detach().sum()):

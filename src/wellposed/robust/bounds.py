@@ -111,8 +111,12 @@ def margin_bounds(
 
 
 def _answer(method: str | Method, query: Query) -> Bounds:
+    prove = get_method(method)
+    if not len(query.set):
+        none = query.set.center.new_zeros(query.shape)
+        return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
     with plain_sums(query.set.center):
-        return get_method(method)(query)
+        return prove(query)
 
 
 def get_method(method: str | Method) -> Method:

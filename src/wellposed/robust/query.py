@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from wellposed.convert import to_implicit
 from wellposed.errors import InputError
 from wellposed.forms import Dense, ImplicitForm, LowRank
+from wellposed.forms.gain import require_finite_entries
 from wellposed.models import ImplicitModel
 from wellposed.robust.uncertainty import Uncertainty
 
@@ -103,6 +104,7 @@ def as_form(model: ImplicitForm | nn.Module, inputs: Uncertainty) -> ImplicitFor
             f"the set is {inputs.dtype} on {inputs.device} and the form {form.dtype} on {form.device}; "
             "convert one of them with .to()"
         )
+    require_finite_entries(form)
     return form
 
 

@@ -111,6 +111,8 @@ def certified_accuracy(
         >>> certified_accuracy(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), torch.tensor([1]))
         0.0
     """
+    if not len(inputs):
+        raise InputError("a share of no samples is no number; give at least one")
     return float(certified(model, inputs, target, method, budget).double().mean())
 
 

@@ -115,7 +115,8 @@ def verify(path: Path, file: DataFile) -> Path:
         ChecksumError: they differ.
     """
     status = path.stat()
-    received = _digest(os.fspath(path), status.st_size, status.st_mtime_ns)
+    state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    received = _digest(os.fspath(path), state)
     if received != file.sha256:
         size = "" if file.size in (None, status.st_size) else f" ({status.st_size} bytes instead of {file.size})"
         raise ChecksumError(
@@ -127,8 +128,8 @@ def verify(path: Path, file: DataFile) -> Path:
 
 
 @functools.lru_cache(maxsize=512)
-def _digest(path: str, size: int, modified: int) -> str:
-    """Computes a checksum once for every state of a file; size and time are there as keys."""
+def _digest(path: str, state: tuple[int, ...]) -> str:
+    """Computes a checksum once for every state of a file: a copy with the old date is another one."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

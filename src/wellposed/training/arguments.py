@@ -1,6 +1,7 @@
 """Turns the arguments of fit() into what the loop needs, or says what is wrong with them."""
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from wellposed.errors import InputError, unknown_name
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.warm_start import WarmStart
 from wellposed.training.team import is_sharded
+
+WHOLE = ("epochs", "batch_size", "patience")
 
 
 def make_optimizer(model: nn.Module, wanted: Optimizer | Callable[[Any], Optimizer] | None) -> Optimizer:
@@ -61,7 +64,11 @@ def seeds_of(model: nn.Module, seed: int | Sequence[int] | None) -> tuple[int, .
     own = model.seeds if isinstance(model, Ensemble) else (0,)
     if seed is None:
         return own
-    seeds = (seed,) * len(own) if isinstance(seed, int) else tuple(seed)
+    if isinstance(seed, float):
+        raise InputError(f"seed must be a whole number; received {seed!r}")
+    seeds = (int(seed),) * len(own) if isinstance(seed, int) else tuple(seed)
+    if any(not -(2**63) <= one < 2**64 for one in seeds):
+        raise InputError(f"a seed of torch has 64 bits; received {seed!r}")
     if len(seeds) != len(own):
         raise InputError(f"seed must be one number or one for each of {len(own)} members; received {len(seeds)}")
     return seeds
@@ -84,6 +91,12 @@ def require_sensible(
     for name, value in numbers.items():
         if value is not None and not value > 0:
             raise InputError(f"{name} must be positive; received {value!r}")
+        if (
+            name in WHOLE
+            and value is not None
+            and (isinstance(value, bool) or not isinstance(value, Integral) or value >= 2**63)
+        ):
+            raise InputError(f"{name} must be a whole number below 2^63; received {value!r}")
     if numbers["patience"] is not None and not validated:
         raise InputError("patience watches the validation loss; pass validation=(inputs, targets) with it")
     require_whole(model, project=project, patience=numbers["patience"] is not None)

@@ -54,9 +54,10 @@ class Checkpoint:
 
     def load(self) -> Any:
         """Returns the state that was saved last; None if there is no file."""
-        if not self.path.exists():
+        try:
+            metadata, tensors = self._read()
+        except FileNotFoundError:  # asked here and not before: another run may remove the file at any moment
             return None
-        metadata, tensors = self._read()
         if metadata.get("format") != FORMAT:
             raise self._refuse(f"its format is {metadata.get('format')!r}, expected {FORMAT!r}")
         if metadata.get("key") != self.key:

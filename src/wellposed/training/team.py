@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from wellposed.errors import InputError
+
 
 @dataclass(frozen=True)
 class Team:
@@ -27,7 +29,10 @@ class Team:
     def join(cls, model: nn.Module, device: torch.device | str | None) -> "Team":
         """Finds the device and, where the environment says WORLD_SIZE > 1, joins the process group."""
         first = next(model.parameters(), torch.empty(0))
-        wanted = first.device if device is None else torch.device(device)
+        try:
+            wanted = first.device if device is None else torch.device(device)
+        except RuntimeError as error:
+            raise InputError(f"device must be a device of torch, such as 'cuda'; received {device!r}") from error
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls(wanted)
         if wanted == torch.device("cuda"):

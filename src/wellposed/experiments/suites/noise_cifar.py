@@ -45,11 +45,13 @@ def plan(scale: Scale) -> list[CifarNoiseRun]:
 def controls(records: Sequence[Record]) -> list[str]:
     """Says how the models were trained beside what is published, and what noise does to each."""
     judged, sentences = [r for r in of_one_scale(records) if r.task == DATA and r.error is None], []
-    seen = {(r.facts.get("images"), r.config["side"], r.config["epochs"], r.config["batch_size"]) for r in judged}
-    for images, side, epochs, batch in sorted(seen):
+    settings = "side", "epochs", "batch_size"
+    seen = {(r.facts.get("images", 0), r.facts.get("tested", 0), *map(r.config.get, settings)) for r in judged}
+    for images, tested, side, epochs, batch in sorted(seen):
         sentences.append(
             f"Trained on {images} images of {side} x {side} pixels, {epochs} epochs in batches of {batch}, and "
-            "tested on images held out; published are 50000 images of 32 x 32, 100 epochs in batches of 24."
+            f"tested on {f'{tested} images' if tested else 'images'} held out; published are 50000 images of "
+            "32 x 32, 100 epochs in batches of 24."
         )
     for model in ("mdeq-4", "mdeq-4-stochastic-unrolling", "ffw-conv-4"):
         found = {at: median_of(judged, DATA, model, "accuracy", at) for at in (None, *POINTS)}

@@ -44,11 +44,16 @@ def plan(scale: Scale) -> list[NoiseRun]:
     ]
     if tiny:
         return [*runs, run("control", Pair("ffw", 13, inject=True), passes=2)]
-    return runs + _controls(run)
+    return runs + _controls(run, tuple(WIDTHS) if paper else (9,))
 
 
-def _controls(run: Make) -> list[NoiseRun]:
-    """Returns what could explain a difference besides the equilibrium."""
+def _controls(run: Make, penalised: tuple[int, ...]) -> list[NoiseRun]:
+    """Returns what could explain a difference besides the equilibrium.
+
+    Args:
+        run: makes a run.
+        penalised: sizes of DEQs that are trained with the Jacobian penalty of 004 Table 1 too.
+    """
     changed = [
         *(run("control", Pair("ffw", layers, inject=True)) for layers in (1, 5, 9, 13)),
         *(run("control", Pair("ffw", layers, xavier=True)) for layers in (9, 13)),
@@ -58,8 +63,8 @@ def _controls(run: Make) -> list[NoiseRun]:
         run("control", Pair("ffw", 13, xavier=True), passes=10),
     ]
     sized = [run("control", Pair("deq", layers, total=True)) for layers in TOTALS]
-    jacobian = [run("control", Pair("deq", 9), jacobian=1.0), run("control", Pair("ffw", 9), jacobian=1.0)]
-    return [*changed, *sized, *jacobian]
+    jacobian = [run("control", Pair("deq", layers), jacobian=1.0) for layers in penalised]
+    return [*changed, *sized, *jacobian, run("control", Pair("ffw", 9), jacobian=1.0)]
 
 
 Side = Literal["at least", "at most"]

@@ -79,10 +79,17 @@ def pgd(
         >>> pgd(form, u, target, 0.1).success
         tensor([ True, False])
     """
-    if steps < 1 or restarts < 0 or not 0 <= momentum < 1 or (step_size is not None and not step_size > 0):
+    whole = isinstance(steps, int) and isinstance(restarts, int)
+    if (
+        not whole
+        or steps < 1
+        or restarts < 0
+        or not 0 <= momentum < 1
+        or (step_size is not None and not step_size > 0)
+    ):
         raise InputError(
-            "steps are at least 1, restarts not negative, momentum in [0, 1) and step_size positive; received "
-            f"{steps}, {restarts}, {momentum}, {step_size}"
+            "steps are whole and at least 1, restarts not negative, momentum in [0, 1) and step_size positive; "
+            f"received {steps}, {restarts}, {momentum}, {step_size}"
         )
     threat, raised = Threat(u, epsilon, norm, lower, upper, count), Loss(loss)
     generator = torch.Generator(u.device).manual_seed(seed)

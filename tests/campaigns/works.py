@@ -1,0 +1,157 @@
+"""What the faults of `faults` disturb: work that tells what it has saved, and can go on after an interruption."""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from wellposed import ImplicitModel
+from wellposed.convex.rows import RowFit
+from wellposed.experiments.config import Choice, Training
+from wellposed.experiments.record import Record, Value
+from wellposed.experiments.report.page import write_report
+from wellposed.experiments.runner import Order, carry_out
+from wellposed.experiments.store import Store
+from wellposed.experiments.suite import Suite
+from wellposed.experiments.training_run import training_runs
+from wellposed.tasks.extrapolation import Identity
+from wellposed.training import Checkpoint, fit
+
+Tell = Callable[[str], None]
+Work = Callable[[Path, Tell], str]
+TASK = Identity(samples=60, test_samples=20, points=(10.0,))
+MODELS = [("ours", Choice.of("implicit", kappa=0.5)), ("baseline", Choice("mlp"))]
+SEEDS, CHUNK = 2, 2
+SUITE = Suite(
+    "small",
+    "",
+    "",
+    (),
+    lambda scale: training_runs("small", scale, [TASK], MODELS, lambda *_: Training(epochs=3, batch_size=20)),
+    {"tiny": SEEDS, "default": SEEDS, "paper": SEEDS},
+)
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    """Returns a short text that tells whether tensors are the same, bit by bit."""
+    return hashlib.sha256(b"".join(t.detach().contiguous().numpy().tobytes() for t in tensors)).hexdigest()[:16]
+
+
+def silent(text: str) -> None:
+    """Tells nobody."""
+
+
+def train(folder: Path, tell: Tell) -> str:
+    """Trains a small model with a checkpoint."""
+    torch.manual_seed(0)
+    model, u = ImplicitModel(3, 2, 6, executor="reference"), torch.randn(64, 3)
+    plain = Checkpoint.save
+
+    def save(self: Checkpoint, state: dict[Any, Any]) -> None:
+        plain(self, state)
+        tell(f"epoch {len(state['history']['train_loss'])}")
+
+    with mock.patch.object(Checkpoint, "save", save):
+        fit(model, (u, u[:, :2]), nn.functional.mse_loss, epochs=8, progress=False, checkpoint=folder / "run.ckpt")
+    return digest(*model.parameters())
+
+
+def sparsify(folder: Path, tell: Tell) -> str:
+    """Fits rows of a convex program, kept in a folder."""
+    torch.manual_seed(0)
+    X = torch.randn(200, 24, dtype=torch.float64)
+    z = X @ torch.randn(24, 30, dtype=torch.float64)
+    rows = RowFit(kappa=0.9, folder=folder, chunk=CHUNK, progress=lambda done, total: tell(f"rows {done}"))
+    return digest(rows.solve(X, torch.zeros(200, 1, dtype=torch.float64), z).weights)
+
+
+def experiment(folder: Path, tell: Tell) -> str:
+    """Runs a small suite; the numbers of its records are the result."""
+    carry_out(SUITE, Order("small", "tiny"), folder, tell=tell)
+    records = sorted(Store(folder).records(), key=lambda record: record.id)
+    parts = [json.dumps([record.id, [str(value) for value in record.values]]) for record in records]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
+
+
+def page(folder: Path, tell: Tell) -> str:
+    """Writes a report twice over."""
+    about = ("identity", "tiny", "identity", "implicit", None, 0, "ours", "run")
+    records = [Record("id", *about, {}, (Value("test_mse", 1.0, 10.0),), {}, {}, {}, "", 0.0)]
+    for _ in range(2):
+        assert not (folder / "report.html").exists() or whole_page(folder)
+        write_report(records, folder / "report.html")
+        tell("page")
+    return "whole"
+
+
+def whole_page(folder: Path) -> bool:
+    """Says whether a report has a beginning and an end."""
+    text = (folder / "report.html").read_text()
+    return text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
+
+
+WORKS: dict[str, Work] = {"training": train, "sparsification": sparsify, "experiment": experiment, "report": page}
+
+
+def warm_up() -> None:
+    """Does all work once, so that the processes made by `start` have nothing to load and compile."""
+    for work in WORKS.values():
+        with tempfile.TemporaryDirectory() as place:
+            work(Path(place), silent)
+
+
+def lost(work: Work, folder: Path, log: Path, writers: int = 1) -> int:
+    """Counts what was told to be saved and is not there.
+
+    Two trainings with one checkpoint replace each other's epochs: then only a checkpoint that is gone counts.
+    """
+    lines = log.read_text().splitlines() if log.exists() else []
+    if work is train:
+        told = max((int(line.split()[1]) for line in lines if line.startswith("epoch")), default=0)
+        state = Checkpoint(folder / "run.ckpt").load()
+        found = 0 if state is None else len(state["history"]["train_loss"])
+        return max(0, (told if writers == 1 else min(told, 1)) - found)
+    if work is sparsify:
+        told = max((int(line.split()[1]) for line in lines if line.startswith("rows")), default=0)
+        return max(0, told - CHUNK * len(list(folder.glob("rows-*.npz"))))
+    if work is experiment:
+        ended = {line.rpartition(": ")[0] for line in lines if re.search(r": [\d.]+ s$", line)}
+        return max(0, SEEDS * len(ended) - len(Store(folder).records()))
+    return int("page" in lines and not whole_page(folder))
+
+
+def start(work: Work, folder: Path, log: Path) -> int:
+    """Runs work in a process; what it tells is appended to a file, so that a kill loses no message."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        told = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        result = work(folder, lambda text: (os.write(told, f"{text}\n".encode()), None)[1])
+        os.write(told, f"done {result}\n".encode())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def finish(children: list[int]) -> list[int]:
+    """Waits for processes and returns their exit codes."""
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def results(log: Path) -> list[str]:
+    """Returns what the works that came to their end have found."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line.removeprefix("done ") for line in lines if line.startswith("done ")]
