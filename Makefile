@@ -53,15 +53,18 @@ rivals: $(BENCH_VENV)/.installed ## the same with jaxopt and optimistix: errors,
 memory: $(BENCH_VENV)/.installed ## memory of a training step against the number of solver steps
 	$(BENCH_VENV)/bin/python -m benchmarks.memory $(MEMORY_ARGS)
 
-campaign: $(VENV)/.installed-test ## kill, damage and mutate the library by the thousand; takes hours
+campaign: $(VENV)/.installed-test ## kill, damage, soak and mutate the library by the thousand; takes hours
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/faults.py
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/soak.py --minutes 15
+	$(VENV)/bin/python tests/campaigns/large_rows.py
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.campaigns.soundness --jobs 2
 	$(INSTALL) coverage
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/mutants.py map
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/mutants.py run
 
-fuzz: $(VENV)/.installed-test ## changed files for every reader, then atheris (FUZZ_CASES=1000 FUZZ_SECONDS=30 FUZZ_SEED=0)
+fuzz: $(VENV)/.installed-test ## changed files and odd arguments, then atheris (FUZZ_CASES=1000 FUZZ_SECONDS=30 FUZZ_SEED=0)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.mutate --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.entry_points --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)
 	$(INSTALL) atheris==3.0.0
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.guided --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 

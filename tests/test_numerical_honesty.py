@@ -233,6 +233,23 @@ def test_bounds_hold_for_inputs_of_any_size(method, scale):
         assert found.contains(form(u), tolerance=1e-12 * scale).all() and found.width.isfinite().all()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_bounds_that_overflow_are_infinite_and_never_nan(method):
+    ring = ImplicitForm(torch.tensor([[0.0, 0.08142781], [12.280816, 0.0]]), torch.eye(2), 1e9 * torch.ones(1, 2))
+    held = ImplicitForm(
+        torch.tensor([[-1e192, 1e191], [0.07, -1e192]]).double(), torch.eye(2).double(), torch.ones(1, 2).double()
+    )
+    for form, size in ((ring, 1e20), (held, 1.0)):
+        try:
+            found = output_bounds(
+                form, Box.around(torch.full((1, 2), size).to(form.dtype), 0.5 * size, None, None), method
+            )
+        except (InputError, IllPosedError):
+            continue
+        assert not found.lower.isnan().any() and not found.upper.isnan().any()
+        assert (found.lower <= found.upper).all()
+
+
 def test_a_state_that_overflows_is_reported():
     steep = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
     nn.init.constant_(steep[0].weight, 2.0)

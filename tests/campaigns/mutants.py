@@ -285,7 +285,11 @@ def judged(mutant: Mutant, tests: list[str], known: dict[str, Any], functions: F
 def run(options: argparse.Namespace) -> None:
     """Judges the first mutants and notes every verdict at once."""
     known = json.loads(options.map.read_text())
-    collect(test.split("::")[0] for test in mapped(known))
+    there = set(collect({test.split("::")[0] for test in mapped(known)}))
+    known["lines"] = {
+        file: {line: [test for test in tests if test in there] for line, tests in lines.items()}
+        for file, lines in known["lines"].items()
+    }
     sample, functions = sampled(options)
     first, last = (int(part) if part else None for part in options.slice.split(":"))
     old = verdicts(options.verdicts)

@@ -6,8 +6,8 @@ session fits in minutes, for a leak is one of calls and seldom one of sizes. Wha
 
 After every round are recorded: resident memory, bytes that malloc has handed out, objects that Python tracks,
 tensors, open file descriptors, threads, child processes, temporary files. After the warm-up (caches, compilers)
-each must be flat: the Theil-Sen slope, times the rounds that were judged, or those of a session if these are more,
-stays within its tolerance.
+each must be flat. Two numbers stay within its tolerance: the Theil-Sen slope, times the rounds that were judged,
+or those of a session if these are more; and the step from the median of the first quarter to that of the last.
 
 Run: python tests/campaigns/soak.py --minutes 15     writes results/campaigns/soak.json
 """
@@ -98,12 +98,15 @@ def judged(rounds: list[dict[str, float]], whole: int) -> dict[str, dict[str, An
     for name, allowed in TOLERANCES.items():
         values = [one[name] for one in rounds]
         growth = slope(values) * max(whole, len(values))
+        quarter = max(1, len(values) // 4)
+        step = statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
         found[name] = {
             "first": round(values[0], 2),
             "last": round(values[-1], 2),
             "growth_in_a_session": round(growth, 3),
+            "step": round(step, 3),
             "tolerance": allowed,
-            "flat": growth <= allowed,
+            "flat": growth <= allowed and step <= allowed,
         }
     return found
 

@@ -4,7 +4,7 @@ conic solver. A violation is a bug of the library, never of the case.
 Run: python -m tests.campaigns.soundness --points 1000000 --jobs 2     writes results/campaigns/soundness.json
 
 Cases have numbers, and a number and the seed decide a case, whatever the number of processes. Parts that are not
-run (`--only bounds`) keep what the file says of them. `--minutes` ends a part early.
+run (`--only bounds`), and other seeds, keep what the file says of them. `--minutes` ends a part early.
 """
 
 import argparse
@@ -43,8 +43,8 @@ def bounds_task(seed: int, number: int) -> Tally:
     return soundness_bounds.trial(seed, number // 2, (torch.float32, torch.float64)[number % 2])
 
 
-def numbers_task(part: str, seed: int, first: int, count: int) -> tuple[Counter, list[dict[str, Any]]]:
-    """Some matrices, or some problems."""
+def numbers_task(part: str, seed: int, first: int, count: int) -> tuple[int, Counter, list[dict[str, Any]]]:
+    """Some matrices, or some problems; returns how many, what was checked, and what is wrong."""
     module = {"conditions": soundness_conditions, "gaps": soundness_gaps}[part]
     counts: Counter = Counter()
     wrong: list[dict[str, Any]] = []
@@ -52,7 +52,7 @@ def numbers_task(part: str, seed: int, first: int, count: int) -> tuple[Counter,
         found, bad = module.examine(seed, number)
         counts.update(found)
         wrong += bad
-    return counts, wrong
+    return count, counts, wrong
 
 
 class Here(Executor):
@@ -115,17 +115,19 @@ def run_numbers(
 ) -> None:
     """Examines matrices or problems of the first so many numbers."""
     counts: Counter = Counter()
+    examined = 0
     wrong: list[dict[str, Any]] = []
     began, size = time.monotonic(), CHUNK[part]
     tasks = (
         (numbers_task, part, options.seed, first, min(size, total - first)) for first in range(0, total, size)
     )
-    for found, bad in carried_out(
+    for done, found, bad in carried_out(
         pool, tasks, options.jobs, lambda: time.monotonic() - began > 60 * options.minutes
     ):
         counts.update(found)
         wrong += bad
-        save(summary(counts, wrong, began) | {"examined": total})
+        examined += done
+        save(summary(counts, wrong, began) | {"examined": examined})
 
 
 def summary(kinds: Counter, wrong: list[dict[str, Any]], began: float) -> dict[str, Any]:
@@ -159,9 +161,12 @@ def main(arguments: list[str] | None = None) -> int:
     asked = {name: value for name, value in vars(options).items() if name not in ("out", "only")}
     environment = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}
 
+    def name(part: str) -> str:
+        return f"{part}, seed {options.seed}"
+
     def saver(part: str) -> Callable[[dict], None]:
         def save(found: dict[str, Any]) -> None:
-            report[part] = {"asked": asked, **environment, **found}
+            report[name(part)] = {"asked": asked, **environment, **found}
             options.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
 
         return save
@@ -175,13 +180,13 @@ def main(arguments: list[str] | None = None) -> int:
             run_bounds(pool, options, saver("bounds"))
     parts = ("bounds", "conditions", "gaps") if options.only is None else (options.only,)
     for part in parts:
-        found = report[part]
+        found = report[name(part)]
         print(
             f"{part}: {found['cases']} cases, {found['violations']} violations, {found['seconds']} s", flush=True
         )
         for note in found["first violations"]:
             print(f"  {note}", flush=True)
-    return int(any(report[part]["violations"] for part in parts))
+    return int(any(report[name(part)]["violations"] for part in parts))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from wellposed.equilibrium.conditions import CONDITIONS
 from wellposed.equilibrium.induced_norm import induced_norm, spectral_norm, symmetric_eigenvalue
 from wellposed.equilibrium.perron import depth
 from wellposed.equilibrium.rescaling import rescaling
-from wellposed.errors import IllPosedError, InputError
+from wellposed.errors import IllPosedError, InputError, MissingExtraError
 from wellposed.forms import Block, Dense, ImplicitForm, gains
+from wellposed.robust import METHODS, Box, output_bounds
 from wellposed.robust.spectrum import largest_eigenvalue, largest_singular_value
 
 LOST = Fraction(10) ** -99  # underflow
@@ -300,6 +302,37 @@ def long_rows(draw: Draw, dtype: torch.dtype) -> Iterator[Finding]:
         yield f"{name}, long projected rows", top <= Fraction(0.95), f"{float(top)!r}"
 
 
+def bounds(A: Tensor, draw: Draw) -> Iterator[Finding]:
+    """Every method on a ReLU loop: the exact equilibria of all corners of a box lie within, with no slack."""
+    n = len(A)
+    if n > 3 or not bool(A.isfinite().all()):
+        return
+    C = torch.tensor(draw.normal(size=(2, n)) * 10.0 ** draw.choice([-9, 0, 9])).to(A.dtype)
+    u = torch.tensor(draw.normal(size=(1, n)) * 10.0 ** draw.choice([-20, -3, 0, 3, 20])).to(A.dtype)
+    box = Box.around(u, float(u.abs().max()) * float(draw.choice([0.0, 1e-9, 1e-2, 1.0])), None, None)
+    form, E, weights = ImplicitForm(A, torch.eye(n, dtype=A.dtype), C), q.exact(A), q.exact(C)
+    ends = zip(q.exact(box.lower)[0], q.exact(box.upper)[0], strict=True)
+    states = [q.relu_equilibrium(E, list(corner)) for corner in product(*ends)]
+    outputs = [q.times(weights, [[entry] for entry in x]) for x in states if x is not None]
+    for method in METHODS:
+        try:
+            found = output_bounds(form, box, method)
+        except (InputError, IllPosedError, MissingExtraError):
+            continue
+        lower, upper = found.lower[0].tolist(), found.upper[0].tolist()
+        good = (
+            len(outputs) == 2**n
+            and not any(map(math.isnan, (*lower, *upper)))
+            and all(_between(lower[i], y[i][0], upper[i]) for y in outputs for i in range(2))
+        )
+        yield f"exact corners, {method}", good, f"{lower} {upper} {[[float(e[0]) for e in y] for y in outputs]}"
+
+
+def _between(lower: float, value: Fraction, upper: float) -> bool:
+    above = lower == -math.inf or Fraction(lower) <= value if lower != math.inf else False
+    return above and (upper == math.inf or (upper != -math.inf and value <= Fraction(upper)))
+
+
 def matrix(seed: int, number: int) -> tuple[str, Tensor, Activation, Draw]:
     """Draws the matrix of a number, with its family and an activation."""
     draw = np.random.default_rng((seed, number))
@@ -322,6 +355,7 @@ def examine(seed: int, number: int) -> tuple[Counter, list[dict[str, Any]]]:
         "conditions": conditions(A, phi), "form": searched(A, phi), "projection": projections(A, phi),
         "norms": norms(A), "units": other_units(A, draw), "low rank": low_rank(draw, A.dtype),
         "gains": forward_gains(A, phi), "errors": errors(A, draw),
+        "bounds": bounds(A, draw) if number % 8 == 0 else iter(()),
         "long rows": long_rows(draw, A.dtype) if number % 5 == 0 else iter(()),
     }  # fmt: skip
     for part, findings in parts.items():

@@ -133,9 +133,10 @@ def test_sizes_beyond_what_squares_can_hold_prove_their_row_sums():
 
 def test_command_writes_what_it_ran_and_keeps_the_rest(tmp_path):
     out = tmp_path / "soundness.json"
-    out.write_text(json.dumps({"gaps": {"cases": 7}}))
+    out.write_text(json.dumps({"gaps, seed 0": {"cases": 7}}))
     assert soundness.main(["--only", "conditions", "--matrices", "6", "--jobs", "0", "--out", str(out)]) == 0
     report = json.loads(out.read_text())
-    assert report["gaps"] == {"cases": 7}
-    found = report["conditions"]
+    assert report["gaps, seed 0"] == {"cases": 7}
+    found = report["conditions, seed 0"]
+    assert found["examined"] == 6
     assert found["violations"] == 0 < found["cases"] and found["asked"]["seed"] == 0

@@ -19,6 +19,8 @@ from wellposed.equilibrium import (
 )
 from wellposed.equilibrium.contraction import BlockNorm, WeightedNorm
 from wellposed.equilibrium.induced_norm import induced_norm, split_blocks
+from wellposed.equilibrium.map import piece_norms
+from wellposed.equilibrium.one_sided import Triangular
 from wellposed.equilibrium.projection import clip_singular_values, project_block_rows, project_rows
 from wellposed.equilibrium.rounding import map_rounding, operand_roundoff
 from wellposed.equilibrium.safeguard import Safeguard
@@ -99,18 +101,42 @@ def test_phantom_refuses_what_is_no_damping():
     assert Phantom(1, 1.0).steps == 1
 
 
+def test_broyden_needs_a_memory():
+    assert Broyden(1).memory == 1
+    with pytest.raises(InputError):
+        Broyden(0)
+
+
+def test_diagonals_of_triangles_stay_below_one():
+    raw, relu = torch.tensor([[5.0, 2.0], [3.0, -7.0]], dtype=F64), get_activation("relu")
+    found = Triangular(diagonal=True).parametrise(raw, None, relu)
+    assert found.tolist() == [[1 - 1e-3, 2.0], [0.0, -7.0]]
+    assert Triangular(diagonal=True).certify(found, relu).holds
+    assert Triangular(diagonal=True).parametrise(raw, 0.5, relu).diagonal().tolist() == [0.5, -7.0]
+
+
+def test_norms_of_pieces_are_those_of_rows_on_a_cpu():
+    x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(piece_norms(x), x.abs().amax(-1, keepdim=True))
+    assert piece_norms(x[..., :0]).tolist() == [[[0.0]] * 3] * 2
+
+
 def test_gain_is_infinite_where_nothing_is_proven():
     assert Certificate.of("inf", 1.0, gain=3.0).gain == math.inf
     assert Certificate.of("inf", 1.5, gain=3.0).gain == math.inf
     assert Certificate.of("inf", 0.5, gain=3.0).gain == 3.0
 
 
-def test_rounding_of_operands_follows_the_precision_of_products(monkeypatch):
-    one = torch.ones(1, dtype=torch.float32)
-    for name, expected in (("tf32", 3 * 2.0**-11), ("bf16", 3 * 2.0**-8), ("ieee", 0.0)):
-        monkeypatch.setattr(torch.backends.mkldnn.matmul, "fp32_precision", name)
-        assert operand_roundoff(one) == expected
-        assert operand_roundoff(one.double()) == 0.0
+def test_rounding_of_operands_follows_the_precision_of_products():
+    one, settings = torch.ones(1, dtype=torch.float32), torch.backends.mkldnn.matmul
+    before = settings.fp32_precision
+    try:
+        for name, expected in (("tf32", 3 * 2.0**-11), ("bf16", 3 * 2.0**-8), ("ieee", 0.0)):
+            settings.fp32_precision = name
+            assert operand_roundoff(one) == expected
+            assert operand_roundoff(one.double()) == 0.0
+    finally:
+        settings.fp32_precision = before
 
 
 def test_rounding_of_a_row_does_not_depend_on_its_companions():
@@ -157,9 +183,9 @@ def test_rows_that_fit_exactly_stay_as_they_are():
 
 
 def test_single_block_is_projected_in_its_own_norm():
-    raw = torch.tensor([[0.25, 0.25], [0.5, -1.0]], dtype=F64)
+    raw = torch.tensor([[0.2, 0.2], [0.5, -1.0]], dtype=F64)
     softmax, pool = get_activation("softmax"), max_pool(2)
     inside = BlockNorm().parametrise(raw, 0.5, softmax)
-    radius = 0.5 / softmax.lipschitz("inf")
-    assert torch.equal(inside, project_rows(raw, radius)) and torch.equal(inside[0], raw[0])
+    assert torch.equal(inside[0], raw[0])
+    torch.testing.assert_close(inside, project_rows(raw, 0.5), rtol=0, atol=1e-12)
     assert BlockNorm().certify(BlockNorm().parametrise(3 * raw, 0.5, pool), pool).value <= 0.5 + 1e-12

@@ -1,4 +1,5 @@
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -233,3 +234,22 @@ def test_gradient_flows_through_the_rescaled_matrices():
     result = apply_rescaling(A, torch.eye(2), torch.ones(1, 2), None, rescaling(A, 0.9), RELU)
     result.A.sum().backward()
     assert torch.equal(A.grad, torch.tensor([[1.0, 0.125], [8.0, 1.0]]))
+
+
+def test_norm_of_a_scaling_that_float32_rounds_is_still_a_bound():
+    rounded = 0
+    for seed in range(200):
+        draw = torch.Generator().manual_seed(seed)
+        A = torch.rand(3, 3, generator=draw) * 10.0 ** (6 * torch.rand(3, 1, generator=draw))
+        A = A / A.double().abs().mm(torch.ones(3, 1).double()).float()
+        units = 10.0 ** (-8 * torch.rand(3, generator=draw))
+        A = 0.999 * A * units[:, None] / units
+        try:
+            found = rescaling(A, 1.0)
+        except IllPosedError:
+            continue
+        D, inverse = ([Fraction(d) for d in found.factors(sign).tolist()] for sign in (1, -1))
+        rows = [[D[i] * abs(Fraction(float(A[i, j]))) * inverse[j] for j in range(3)] for i in range(3)]
+        assert max(map(sum, rows)) <= Fraction(found.norm)
+        rounded += not found.power_of_two
+    assert rounded > 50

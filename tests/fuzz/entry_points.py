@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import wellposed as wp
-from tests.fuzz.mutate import GROWTH, SECONDS, limit_memory, too_long
+from tests.fuzz.mutate import GROWTH, limit_memory
 from wellposed import robust
 from wellposed.convex import RowFit
 from wellposed.errors import WellposedError
@@ -39,14 +39,9 @@ NUMBERS = (-1, 0, 1, 2, 7, 1.5, -0.5, 1e-30, 1e30, float("nan"), float("inf"), -
 ENDLESS = ("steps", "max_steps", "epochs", "max_epochs", "num_layers")  # whose largest value is what it asks for
 TEXTS = ("", "x", "relu", "inf", "picard", "\u2603", "a" * 5000)
 STRANGE = (None, [], {}, (), b"x", object, 1j)
-OF_TYPES = (
-    TypeError,
-    AttributeError,
-    ValueError,
-    RuntimeError,
-    KeyError,
-    IndexError,
-)  # of arguments of other types
+# What Python and torch raise for arguments of other types.
+OF_TYPES = (TypeError, AttributeError, ValueError, RuntimeError, KeyError, IndexError, OverflowError)
+SECONDS = 60  # a call that compiles kernels takes a while
 
 
 def tensors(draw: random.Random) -> Tensor:
@@ -309,6 +304,10 @@ def tried(entry: Entry, draw: random.Random) -> str:
 def kind(value: Any) -> type:
     """Tells numbers, texts, tensors and the rest apart."""
     return float if isinstance(value, bool | int | float) else type(value)
+
+
+def too_long(*_: object) -> None:
+    raise TimeoutError(f"more than {SECONDS} seconds")
 
 
 def fuzz(name: str, cases: int, seed: int) -> tuple[collections.Counter[str], list[str]]:

@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 MEMORY = 4096  # MiB
@@ -45,6 +47,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="readers whose names contain this")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="a folder for inputs that fail")
+    parser.add_argument("--jobs", type=int, default=1, help="readers at a time")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--corpus", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -53,23 +56,28 @@ def main() -> int:
     from tests.fuzz.readers import READERS
 
     given.keep.mkdir(parents=True, exist_ok=True)
-    bad = 0
-    for reader in (one for one in READERS if given.only in one.name):
-        with tempfile.TemporaryDirectory() as corpus:
-            words = ["--one", reader.name, "--seconds", given.seconds, "--seed", given.seed, "--keep", given.keep]
-            command = [sys.executable, "-m", "tests.fuzz.guided", *map(str, words), "--corpus", corpus]
-            start = time.monotonic()
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-        stats = dict(line.split(":")[-2:] for line in done.stderr.splitlines() if line.startswith("stat::"))
-        runs = stats.get("number_of_executed_units", "?").strip()
-        print(
-            f"{reader.name:24s} {runs:>8s} runs, {time.monotonic() - start:4.0f} s, exit {done.returncode}",
-            flush=True,
-        )
-        if done.returncode:
-            bad += 1
-            print(done.stderr[-3000:])
-    return int(bad > 0)
+    chosen = [one.name for one in READERS if given.only in one.name]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        codes = list(pool.map(partial(apart, given), chosen))
+    print(
+        f"{len(chosen)} readers, {given.seconds} s each, seed {given.seed}: {sum(map(bool, codes))} with failures"
+    )
+    return int(any(codes))
+
+
+def apart(given: argparse.Namespace, name: str) -> int:
+    """Fuzzes one reader in a process of its own; returns how it ended."""
+    with tempfile.TemporaryDirectory() as corpus:
+        words = ["--one", name, "--seconds", given.seconds, "--seed", given.seed, "--keep", given.keep]
+        command = [sys.executable, "-m", "tests.fuzz.guided", *map(str, words), "--corpus", corpus]
+        start = time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    stats = dict(line.split(":")[-2:] for line in done.stderr.splitlines() if line.startswith("stat::"))
+    runs = stats.get("number_of_executed_units", "?").strip()
+    print(f"{name:24s} {runs:>8s} runs, {time.monotonic() - start:4.0f} s, exit {done.returncode}", flush=True)
+    if done.returncode:
+        print(done.stderr[-3000:])
+    return done.returncode
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ def test_odd_arguments_lead_to_errors_of_our_own():
         ("fit", {"seed": 10**30}),
         ("fit", {"seed": float("nan")}),
         ("pgd", {"steps": 1.5}),
+        ("jsma", {"u": torch.tensor(0.5), "count": 0.5}),
     ],
 )
 def test_arguments_that_once_led_to_other_errors(entry, arguments):

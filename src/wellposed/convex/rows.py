@@ -106,6 +106,8 @@ class RowFit:
     def __post_init__(self) -> None:
         if self.bound not in ("state", "row"):
             raise InputError(f"bound must be 'state' (the row of A) or 'row' (all of it); received {self.bound!r}")
+        for name in ("kappa", "ridge", "lasso"):  # whole numbers of any size, which tensors do not take
+            object.__setattr__(self, name, float(getattr(self, name)))
         Workers(self.jobs, self.backend)
         if not isinstance(self.chunk, int) or self.chunk < 1:
             raise InputError(f"chunk must be a positive whole number; received {self.chunk!r}")

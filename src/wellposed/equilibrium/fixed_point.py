@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -41,8 +40,8 @@ def make_method(
 ) -> Method:
     """Fills in defaults, resolves names and checks the options of a solve."""
     steps = MAX_STEPS if max_steps is None else max_steps
-    if not isinstance(steps, Integral) or not 1 <= steps <= MOST_STEPS:
-        raise InputError(f"max_steps must be a whole number from 1 to {MOST_STEPS}; received {max_steps!r}")
+    if not hasattr(steps, "__index__") or not 1 <= steps <= MOST_STEPS:
+        raise InputError(f"max_steps must be at least 1, a whole number of 31 bits; received {max_steps!r}")
     check_policy(on_failure)
     chosen = SOLVERS.get(Anderson() if solver is None else solver)
     rule = STOPPINGS.get(Relative() if stop is None else stop).seeded(generator)

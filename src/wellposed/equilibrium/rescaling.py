@@ -160,8 +160,10 @@ def _centre(exponent: Tensor) -> Tensor:
 
 def _verified(A: Tensor, exponent: Tensor, power_of_two: bool) -> Rescaling:
     found = Rescaling(exponent, power_of_two, math.inf)
-    scaled = _times(A.detach(), found.factors().unsqueeze(-1) * found.factors(-1).unsqueeze(0))
-    norm = float(upward(double(scaled).abs().sum(-1), len(A)).amax())
+    factor = found.factors().unsqueeze(-1) * found.factors(-1).unsqueeze(0)
+    # Both D A D^-1 and what is left of it in the type of A.
+    matrices = double(A).abs() * factor, double(_times(A.detach(), factor)).abs()
+    norm = max(float(upward(matrix.sum(-1), len(A) + 2).amax()) for matrix in matrices)
     return replace(found, norm=norm)
 
 

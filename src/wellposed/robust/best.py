@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from wellposed.errors import IllPosedError, MissingExtraError
-from wellposed.robust.query import MethodError, Query
+from wellposed.errors import IllPosedError, InputError, MissingExtraError
+from wellposed.robust.query import Query
 from wellposed.robust.result import Bounds
 
 ORDER = ("interval", "l2", "crown", "optimised", "triangle")  # cheapest first; those that are registered are tried
@@ -20,8 +20,8 @@ def best_bounds(query: Query, methods: Mapping[str, Callable[[Query], Bounds]]) 
         if name not in methods or (found is not None and query.late):
             continue
         try:
-            bounds = methods[name](query)
-        except (MethodError, IllPosedError, MissingExtraError) as error:
+            bounds = methods[name](query).stated()
+        except (InputError, IllPosedError, MissingExtraError) as error:
             reasons.append(f"{name}: {error}")
             continue
         found = bounds if found is None else found.within(bounds)

@@ -116,7 +116,7 @@ def _answer(method: str | Method, query: Query) -> Bounds:
         none = query.set.center.new_zeros(query.shape)
         return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
     with plain_sums(query.set.center):
-        return prove(query)
+        return prove(query).stated()
 
 
 def get_method(method: str | Method) -> Method:

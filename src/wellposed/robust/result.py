@@ -41,6 +41,16 @@ class Bounds:
         inside = (value >= self.lower - tolerance) & (value <= self.upper + tolerance)
         return inside.all(-1)
 
+    def stated(self) -> "Bounds":
+        """Replaces ends that are no numbers, as overflow leaves them, by infinite ones: nothing is proven there.
+
+        Example:
+            >>> Bounds(torch.tensor([[torch.nan]]), torch.tensor([[2.0]]), "box", torch.zeros(1, 1)).stated().lower
+            tensor([[-inf]])
+        """
+        lower = torch.where(self.lower.isnan(), -torch.inf, self.lower)
+        return replace(self, lower=lower, upper=torch.where(self.upper.isnan(), torch.inf, self.upper))
+
     def within(self, other: "Bounds") -> "Bounds":
         """Intersects two proofs of the same values."""
         lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)

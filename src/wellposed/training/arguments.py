@@ -1,7 +1,6 @@
 """Turns the arguments of fit() into what the loop needs, or says what is wrong with them."""
 
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -94,7 +93,7 @@ def require_sensible(
         if (
             name in WHOLE
             and value is not None
-            and (isinstance(value, bool) or not isinstance(value, Integral) or value >= 2**63)
+            and (isinstance(value, bool) or not hasattr(value, "__index__") or value >= 2**63)
         ):
             raise InputError(f"{name} must be a whole number below 2^63; received {value!r}")
     if numbers["patience"] is not None and not validated:

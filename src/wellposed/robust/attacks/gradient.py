@@ -79,7 +79,7 @@ def pgd(
         >>> pgd(form, u, target, 0.1).success
         tensor([ True, False])
     """
-    whole = isinstance(steps, int) and isinstance(restarts, int)
+    whole = hasattr(steps, "__index__") and hasattr(restarts, "__index__")
     if (
         not whole
         or steps < 1
@@ -88,7 +88,7 @@ def pgd(
         or (step_size is not None and not step_size > 0)
     ):
         raise InputError(
-            "steps are whole and at least 1, restarts not negative, momentum in [0, 1) and step_size positive; "
+            "steps are at least 1 and whole, restarts not negative, momentum in [0, 1) and step_size positive; "
             f"received {steps}, {restarts}, {momentum}, {step_size}"
         )
     threat, raised = Threat(u, epsilon, norm, lower, upper, count), Loss(loss)

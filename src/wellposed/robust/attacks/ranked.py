@@ -1,5 +1,7 @@
 """Attacks on the entries that rank highest: by sensitivity, by gradient, or at random for comparison."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -81,7 +83,7 @@ def entries(count: int | float | None, u: Tensor) -> int | None:
         return count
     if not 0 <= count <= 1:
         raise InputError(f"a share of entries lies in [0, 1]; received {count}")
-    return round(count * u[0].numel())
+    return round(count * math.prod(u.shape[1:]))  # of no samples too
 
 
 def _scores(

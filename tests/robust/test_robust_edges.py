@@ -1,0 +1,192 @@
+"""Edges of bounds and attacks: direct paths, ties, empty budgets, and what is drawn."""
+
+import numpy as np
+import pytest
+import torch
+from attack_cases import linear
+from torch import nn
+
+from wellposed.errors import IllPosedError, InputError
+from wellposed.forms import ImplicitForm
+from wellposed.robust import Box, MethodError, Separable, output_bounds, relaxed_set, separable_bound
+from wellposed.robust.attacks import Threat, jsma, pgd, train_surrogate
+from wellposed.robust.attacks.attack import under_attack
+from wellposed.robust.attacks.ranked import entries
+from wellposed.robust.attacks.saliency import _slopes, _step
+from wellposed.robust.gallery import gallery
+from wellposed.robust.interval import Interval
+from wellposed.robust.linear_program import LinearProgram
+from wellposed.robust.live_form import live_form
+from wellposed.robust.pictures import bound_projection
+from wellposed.robust.proof import _reach
+from wellposed.robust.trades import TradesLoss
+from wellposed.robust.uncertainty import radii
+
+F64 = torch.float64
+
+
+def test_intervals_of_another_type_hold_what_they_are_made_of():
+    generator = torch.Generator().manual_seed(0)
+    center = torch.randn(1000, generator=generator, dtype=F64)
+    radius = torch.rand(1000, generator=generator, dtype=F64) * 1e-7
+    found = Interval.around(center, radius, torch.float32)
+    assert (found.upper.double() >= center + radius).all() and (found.lower.double() <= center - radius).all()
+    assert (found.upper.double() - found.lower.double() <= 2 * radius + 1e-6 * center.abs() + 1e-30).all()
+
+
+@pytest.mark.parametrize("method", ["l2", "box", "interval", "crown"])
+def test_bounds_count_the_path_past_the_states(method):
+    D = torch.tensor([[2.0, -1.0]], dtype=F64)
+    form = ImplicitForm(torch.zeros(1, 1, dtype=F64), torch.zeros(1, 2, dtype=F64), torch.ones(1, 1, dtype=F64), D)
+    found = output_bounds(form, Box.around(torch.tensor([[0.5, 0.25]], dtype=F64), 0.1), method)
+    torch.testing.assert_close(found.lower, torch.tensor([[0.45]], dtype=F64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(found.upper, torch.tensor([[1.05]], dtype=F64), atol=1e-9, rtol=0)
+
+
+def test_range_over_a_box_is_that_of_its_corners():
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(3, 2, generator=generator, dtype=F64)
+    lower = torch.randn(4, 2, generator=generator, dtype=F64)
+    upper = lower + torch.rand(4, 2, generator=generator, dtype=F64)
+    corners = torch.stack([torch.stack([a[:, 0], b[:, 1]], 1) for a in (lower, upper) for b in (lower, upper)])
+    images = corners @ matrix.mT
+    low, high, size = _reach(matrix, lower, upper)
+    torch.testing.assert_close(low, images.amin(0))
+    torch.testing.assert_close(high, images.amax(0))
+    assert (size >= (corners.abs() @ matrix.abs().mT).amax(0) - 1e-12).all()
+
+
+def test_a_radius_is_nowhere_negative():
+    with pytest.raises(InputError):
+        radii(torch.zeros(1, 2), torch.tensor([0.1, -0.1]))
+    assert radii(torch.zeros(1, 2), torch.tensor([0.1, 0.0])).shape == (1, 2)
+
+
+def test_nothing_may_change_where_the_count_is_zero():
+    assert entries(0.0, torch.zeros(1, 5)) == 0 and entries(1.0, torch.zeros(1, 5)) == 5
+    for share in (-0.1, 1.1):
+        with pytest.raises(InputError):
+            entries(share, torch.zeros(1, 5))
+    u, target = torch.full((1, 6), 0.5, dtype=F64), torch.tensor([0])
+    assert Threat(u, 0.1, count=0).count == 0
+    assert torch.equal(pgd(linear()[0], u, target, 0.1, count=0).inputs, u)
+
+
+class Window(nn.Module):
+    """Class 1 wins where the input is near a point, class 0 elsewhere."""
+
+    def __init__(self, point: float, width: float) -> None:
+        super().__init__()
+        self.point, self.width = point, width
+
+    def forward(self, u: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(u), self.width**2 - (u - self.point).square()], 1)
+
+
+@pytest.mark.parametrize(("steps", "share", "point", "width"), [(1, 0.2, 0.31, 0.1), (4, 0.1, 0.385, 0.02)])
+def test_the_last_point_of_a_climb_counts_and_late_steps_are_shorter(steps, share, point, width):
+    u = torch.full((1, 1), 0.2, dtype=F64)
+    found = pgd(Window(point, width), u, torch.tensor([0]), 0.5, steps=steps, step_size=share)
+    reached = 0.2 + 0.5 * share * (1.0 if steps == 1 else 3.5)  # 1 + 1 + 1 + 1/2 steps of four
+    assert found.success.all() and float(found.inputs) == pytest.approx(reached)
+
+
+def test_surrogates_need_a_step():
+    with pytest.raises(InputError):
+        train_surrogate(linear()[0], torch.rand(4, 6, dtype=F64), step=0.0)
+
+
+def test_saliency_is_that_of_a_linear_model():
+    model, W, _ = linear(4, 3)
+    u, target, goals = torch.rand(2, 4, dtype=F64), torch.tensor([0, 2]), torch.tensor([1, 0])
+    with under_attack(model, u, target) as victim:
+        rise, others, lead = _slopes(victim, u, goals)
+    torch.testing.assert_close(rise, W[goals])
+    torch.testing.assert_close(others, W.sum(0) - W[goals])
+    torch.testing.assert_close(lead, W[goals] - W[target])
+
+
+def test_saliency_moves_what_can_still_move():
+    threat = Threat(torch.tensor([[1.0, 0.5, 0.0]], dtype=F64), 1.0)
+    slopes = tuple(
+        torch.tensor([row], dtype=F64) for row in ([3.0, 1.0, -2.0], [-3.0, -1.0, 2.0], [1.0, 1.0, 1.0])
+    )
+    points, free = _step(threat, threat.u, torch.ones(1, 3, dtype=torch.bool), slopes)
+    assert points.tolist() == [[1.0, 1.0, 0.0]] and free.tolist() == [[True, False, True]]
+
+
+def test_saliency_keeps_to_its_count():
+    u = torch.rand(3, 6, dtype=F64)
+    found = jsma(linear()[0], u, torch.tensor([0, 1, 0]), 2, 0.3)
+    assert ((found.inputs != u).sum(1) <= 2).all()
+
+
+def test_trades_is_the_clean_loss_without_radius_or_weight():
+    torch.manual_seed(0)
+    model, u, target = nn.Linear(2, 2), torch.rand(4, 2), torch.tensor([0, 1, 0, 1])
+    clean = nn.functional.cross_entropy(model(u), target)
+    for radius, weight in ((0.0, 6.0), (0.1, 0.0)):
+        assert torch.equal(TradesLoss(model, radius, weight=weight)(model(u), target), clean)
+    for radius, weight in ((1.0, 6.0), (0.1, 1.0)):
+        assert TradesLoss(model, radius, weight=weight)(model(u), target) > clean
+    with pytest.raises(InputError):
+        TradesLoss(model, 0.1, weight=-1.0)
+
+
+def test_entries_must_be_numbers_and_loops_well_posed():
+    box = Box.around(torch.zeros(1, 1), 0.1)
+    one, three = torch.ones(1, 1), torch.full((1, 1), 3.0)
+    with pytest.raises(InputError):
+        output_bounds(ImplicitForm(torch.zeros(1, 1), torch.nan * one, one), box, "interval")
+    with pytest.raises(IllPosedError):
+        output_bounds(ImplicitForm(three, one, one, activation="tanh"), box, "interval")
+    with pytest.raises(InputError):
+        separable_bound(ImplicitForm(0.5 * one, one, one), box, Separable(torch.square, "convex"), tolerance=0.0)
+
+
+def test_a_single_layer_is_no_network():
+    with pytest.raises(MethodError):
+        live_form(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(MethodError):
+        live_form(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+
+
+def test_programs_say_nothing(capfd):
+    whole = np.array([-np.inf]), np.array([1.0])
+    program = LinearProgram(np.ones((1, 2)), *whole, np.zeros(2), np.ones(2))
+    assert program.maximum(np.ones(2)).bound == pytest.approx(1.0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_programs_are_refused_by_the_size_of_their_matrix(monkeypatch):
+    form = ImplicitForm(torch.zeros(2, 2, dtype=F64), torch.ones(2, 3, dtype=F64), torch.ones(1, 2, dtype=F64))
+    monkeypatch.setattr(relaxed_set, "LARGEST", 28)  # 4 x (4 + 3)
+    assert relaxed_set.Rows.of(form, "lp").terms > 0
+    monkeypatch.setattr(relaxed_set, "LARGEST", 27)
+    with pytest.raises(MethodError, match="4 x 7 entries"):
+        relaxed_set.Rows.of(form, "lp")
+
+
+@pytest.mark.parametrize(("width", "aspect"), [(4, 1.0), (5, "auto")])
+def test_galleries_have_no_ticks_and_strips_fill_their_place(width, aspect):
+    form = ImplicitForm(torch.zeros(2, 2), torch.eye(2, width), torch.eye(2))
+    u, target = torch.full((2, width), 0.5), torch.tensor([0, 1])
+    figure = gallery(form, u, pgd(form, u, target, 0.1), target)
+    for axes in figure.axes:
+        assert not len(axes.get_xticks()) and not len(axes.get_yticks())
+        assert axes.get_aspect() == aspect
+
+
+def test_galleries_print_the_scale_of_the_difference():
+    form = ImplicitForm(torch.zeros(2, 2), torch.eye(2, 4), torch.eye(2))
+    u, target = torch.full((2, 4), 0.5), torch.tensor([0, 1])
+    for radius, scale in ((0.25, "0.25"), (0.0, "1e-12")):
+        figure = gallery(form, u, pgd(form, u, target, radius), target)
+        assert scale in figure.axes[4].get_ylabel()
+
+
+def test_boxes_have_a_legend():
+    form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), torch.eye(2))
+    figure = bound_projection(form, Box.around(torch.zeros(1, 2), 0.1), methods=("interval", "box"), samples=20)
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert any("interval" in name for name in names) and any("box" in name for name in names)
