@@ -59,8 +59,12 @@ campaign: $(VENV)/.installed-test ## kill, damage, soak and mutate the library b
 	$(VENV)/bin/python tests/campaigns/large_rows.py
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.campaigns.soundness --jobs 2
 	$(INSTALL) coverage
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/mutants.py map
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/mutants.py run
+	$(VENV)/bin/python tests/campaigns/mutants.py map
+	$(VENV)/bin/python tests/campaigns/mutants.py check
+	$(VENV)/bin/python tests/campaigns/mutants.py run --count 500 --seed 0
+	$(VENV)/bin/python tests/campaigns/mutants.py map --jit
+	$(VENV)/bin/python tests/campaigns/mutants.py check --jit
+	$(VENV)/bin/python tests/campaigns/mutants.py run --jit --count 200 --seed 0
 
 fuzz: $(VENV)/.installed-test ## changed files and odd arguments, then atheris (FUZZ_CASES=1000 FUZZ_SECONDS=30 FUZZ_SEED=0)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.mutate --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)

@@ -4,9 +4,8 @@ import hashlib
 import json
 import random
 import struct
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from wellposed.tasks.cache import DataFile, fetch
 from wellposed.tasks.idx import read_idx
 from wellposed.training import Checkpoint
 
+OUTCOMES = ("refused", "read as written", "damaged part skipped", "weaker and proven")
 TICK = 0.01  # seconds, longer than the clock of a file system takes to notice a change
 
 
@@ -44,12 +44,14 @@ class Damaged:
         read: reads it; what it returns is compared by its text.
         parts: whether the reader skips what is damaged and names it.
         pause: whether a file must differ in its date to be read again.
+        weaker: whether what was read says less than what was written, and is true.
     """
 
     path: Path
     read: Callable[[], Any]
     parts: bool = False
     pause: bool = False
+    weaker: Callable[[Any], bool] = lambda found: False
 
 
 def append(folder: Path, tell: Callable[[str], None], first: int, count: int) -> str:
@@ -100,6 +102,13 @@ def settled(found: Any) -> str:
     return repr(found) + digest(*found.state_dict().values())
 
 
+def less(model: wp.ImplicitModel, found: Any) -> bool:
+    """Says whether a changed certificate claims no more than the norm of the matrix gives."""
+    (claim,) = found
+    condition, _, value = claim.stated.removesuffix(" < 1").partition(": ")
+    return condition == "inf" and float(model.A.detach().abs().sum(1).max()) <= float(value) < 1
+
+
 def kinds(folder: Path) -> dict[str, Damaged]:
     """Writes a file of every kind and returns how it is read."""
     torch.manual_seed(0)
@@ -120,7 +129,9 @@ def kinds(folder: Path) -> dict[str, Damaged]:
         "model file": Damaged(
             folder / "model.safetensors", lambda: settled(wp.load(folder / "model.safetensors"))
         ),
-        "certificate": Damaged(folder / "model.cert", lambda: repr(check(folder / "model.safetensors"))),
+        "certificate": Damaged(
+            folder / "model.cert", lambda: check(folder / "model.safetensors"), weaker=partial(less, model)
+        ),
         "folder of a model, weights": Damaged(
             shared / "model.safetensors", lambda: settled(wp.from_pretrained(shared))
         ),
@@ -179,7 +190,7 @@ def outcome(file: Damaged, expected: str) -> str:
 def judge(name: str, file: Damaged, kind: str, count: int, generator: random.Random) -> dict[str, Any]:
     """Damages one file again and again; it must be refused, skipped in part, or read as it was written."""
     whole, expected = file.path.read_bytes(), repr(file.read())
-    outcomes = dict.fromkeys(("refused", "read as written", "damaged part skipped"), 0)
+    outcomes = dict.fromkeys(OUTCOMES, 0)
     wrong = 0
     for _ in range(count):
         file.path.write_bytes(CHANGES[kind](whole, generator))
@@ -196,9 +207,10 @@ def judge(name: str, file: Damaged, kind: str, count: int, generator: random.Ran
     return {"fault": f"{name}, {kind}", "times": count, "other result": wrong, "lost": 0, **outcomes}
 
 
-def damage(count: int, generator: random.Random) -> Iterator[dict[str, Any]]:
-    """Damages every kind of file in every way."""
-    with tempfile.TemporaryDirectory() as place:
-        for name, file in kinds(Path(place)).items():
-            for kind in CHANGES:
-                yield judge(name, file, kind, count, generator)
+def damages(count: int, root: Path) -> dict[str, Callable[[random.Random], dict[str, Any]]]:
+    """Lists all kinds of files, below a folder, with all kinds of damages."""
+    return {
+        f"{name}, {kind}": partial(judge, name, file, kind, count)
+        for name, file in kinds(root).items()
+        for kind in CHANGES
+    }

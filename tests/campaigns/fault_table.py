@@ -8,19 +8,20 @@ from typing import Any
 
 RESULT = Path(__file__).parents[2] / "results" / "campaigns" / "faults.json"
 HEAD = "| fault | times | outcome | data lost |\n|---|---|---|---|"
-READINGS = ("refused", "read as written", "damaged part skipped")
+READINGS = ("refused", "read as written", "damaged part skipped", "weaker and proven")
 
 
 def outcome(row: dict[str, Any]) -> str:
     """Says how a fault ended."""
     if "refused" in row:
-        return ", ".join(f"{row[name]:,} {name}" for name in READINGS if row[name])
+        return ", ".join(f"{row[name]:,} {name}" for name in READINGS if row.get(name))
     if "records" in row:
         return f"all of {row['records']:,} reported records are there"
     if row["fault"].startswith("kill"):
         return f"same numbers, {row['finished']:,} times to the end"
     if "stopped" in row:
-        ended = f"stopped {row['stopped']:,} times with an error that names the file"
+        times = "once" if row["stopped"] == 1 else f"{row['stopped']:,} times"
+        ended = f"stopped {times} with an error that names the file"
         return (
             ended if row["fault"].startswith("read-only") else f"{ended}; same numbers when there was room again"
         )

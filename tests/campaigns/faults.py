@@ -16,13 +16,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from damage import append, damage
+from damage import append, damages
 from places import places
 from works import WORKS, Work, finish, lost, results, start, warm_up
 
@@ -31,6 +31,7 @@ from wellposed.models.atomic import written_whole
 
 RESULT = Path(__file__).parents[2] / "results" / "campaigns" / "faults.json"
 KILLED = [(name, writers) for name in WORKS for writers in (1, 2)]
+Trial = Callable[[random.Random], dict[str, Any]]
 IN_A_ROW = 3  # kills before work may come to its end
 
 
@@ -94,14 +95,16 @@ def kill_writers(count: int, generator: random.Random) -> dict[str, Any]:
             "torn lines skipped": len(store.damaged)}  # fmt: skip
 
 
-def rows(options: argparse.Namespace, generator: random.Random) -> Iterator[dict[str, Any]]:
-    """Yields one row of the table after the other."""
+def trials(options: argparse.Namespace, root: Path) -> dict[str, Trial]:
+    """Lists what is to be tried; each has a generator of its own, so that a part can be run alone."""
     share = -(-options.kills // (len(KILLED) + 1))
-    yield kill_writers(share, generator)
-    for name, writers in KILLED:
-        yield kill(name, writers, share, generator)
-    yield from places(options.disks, generator)
-    yield from damage(options.damages, generator)
+    killed = {f"kill -9, {name}, {writers}": partial(kill, name, writers, share) for name, writers in KILLED}
+    return {
+        "kill -9, store": partial(kill_writers, share),
+        **killed,
+        **places(options.disks),
+        **damages(options.damages, root),
+    }
 
 
 def main() -> None:
@@ -113,6 +116,7 @@ def main() -> None:
         "--disks", type=int, default=20, help="full disks, and meetings in a folder, of every work"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="faults whose names contain this")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -121,11 +125,13 @@ def main() -> None:
     numbers = f"--kills {options.kills} --damages {options.damages} --disks {options.disks} --seed {options.seed}"
     facts: dict[str, Any] = {"command": f"python tests/campaigns/faults.py {numbers}", "rows": []}
     table = facts["rows"]
-    for row in rows(options, random.Random(options.seed)):
-        print(row, flush=True)
-        table.append(row)
-        with written_whole(options.out) as place:
-            place.write_text(json.dumps(facts, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as root:
+        chosen = {name: trial for name, trial in trials(options, Path(root)).items() if options.only in name}
+        for name, trial in chosen.items():
+            table.append(trial(random.Random(f"{options.seed} {name}")))
+            print(table[-1], flush=True)
+            with written_whole(options.out) as place:
+                place.write_text(json.dumps(facts, indent=1) + "\n")
     sys.exit(any(row["other result"] or row["lost"] for row in table))
 
 

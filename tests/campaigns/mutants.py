@@ -8,32 +8,30 @@ Which mutants are drawn depends on the seed alone, not on the number of jobs. Fi
 of their own (--jit), run as Python with the compiler off, by those tests that are tiny enough for it.
 
 Run: python tests/campaigns/mutants.py map      runs the tests once and notes who executes which line
-     python tests/campaigns/mutants.py check    runs them again without coverage; those that fail are left out
+     python tests/campaigns/mutants.py check    runs them again without coverage; those that fail are left out,
+                                                so that no mutant is killed by a test that fails anyway
      python tests/campaigns/mutants.py run --count 500 --seed 0 --jobs 2
                                                 prints survivors, writes results/campaigns/mutants.json
      python tests/campaigns/mutants.py report   writes that file anew from the verdicts so far
 """
 
 import argparse
-import contextlib
 import gc
-import importlib
+import hashlib
 import json
 import os
-import resource
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mutations import PARTS, ROOT, SOURCE, Functions, Mutant, changes, drawn, living
+from mutant_processes import QUIET, Notes, again, collect, covered, in_parallel
+from mutations import ROOT, SOURCE, Functions, Mutant, changes, drawn, living
 
 OTHERS = ("checker", "contracts", "forms", "models")  # tests of what is built on the parts
 FOLDER = ROOT / "build" / "mutants"
@@ -41,105 +39,8 @@ EQUIVALENT = Path(__file__).with_name("equivalent.json")  # survivors that do th
 LONGEST = 40.0  # seconds of tests for a mutant, measured without it
 TINY = 5.0  # seconds a test may take with the compiler off
 PIECE = 15.0  # seconds of tests that a check runs in one process
-BETWEEN = 90.0  # seconds for what is not a test: imports, and what is taken down
-MEMORY = 12 << 30
-QUIET = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", "--tb=no", "--show-capture=no"]
 SURVIVED, MISSED, IMPOSSIBLE, BROKEN = "survived", "not executed by a test", "not possible", "broken"
 DEAD = ("killed", "timeout", "crashed")
-
-
-class Notes:
-    """A plugin that keeps durations and failures, tells coverage which test runs, and ends long tests."""
-
-    def __init__(self, limits: dict[str, float] | None = None, coverage: Any = None, longest: float = 0.0) -> None:
-        self.limits, self.coverage, self.longest = limits or {}, coverage, longest
-        self.seconds: dict[str, float] = {}
-        self.passed: set[str] = set()
-        self.failed: set[str] = set()
-        self.found: list[str] = []
-
-    def pytest_collection_finish(self, session: Any) -> None:
-        self.found = [item.nodeid for item in session.items]
-
-    def pytest_runtest_setup(self, item: Any) -> None:
-        if self.coverage is not None:
-            self.coverage.switch_context(item.nodeid)
-        limit = self.longest or 10 + 10 * self.limits.get(item.nodeid, 10.0)
-        signal.setitimer(signal.ITIMER_REAL, limit)
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.when == "teardown":
-            signal.setitimer(signal.ITIMER_REAL, BETWEEN)
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0) + report.duration
-        if report.failed:
-            self.failed.add(report.nodeid)
-        elif report.when == "call" and report.passed:
-            self.passed.add(report.nodeid)
-
-
-def too_long(number: int, frame: Any) -> None:
-    """Fails a test."""
-    raise TimeoutError
-
-
-def in_child(work: Callable[[Path], Any], index: int, scratch: Path) -> int:
-    """Forks a process that does some work without a word and leaves what it returns as a file."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
-        signal.setitimer(signal.ITIMER_REAL, BETWEEN)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        place = scratch / f"{index}.tests"
-        (scratch / f"{index}.json").write_text(json.dumps(work(place)))
-        shutil.rmtree(place, ignore_errors=True)
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def in_parallel(
-    works: Iterable[tuple[Any, Callable[[Path], Any]]], jobs: int, done: Callable[[Any, Any], None], until: float
-) -> None:
-    """Does works in forked processes, a few at a time; `done` gets what they return, or the signal's number."""
-    running: dict[int, tuple[int, Any]] = {}
-    todo = iter(enumerate(works))
-    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
-        while True:
-            while len(running) < jobs and time.time() < until and (work := next(todo, None)) is not None:
-                running[in_child(work[1][1], work[0], Path(folder))] = (work[0], work[1][0])
-            if not running:
-                return
-            pid, status = os.wait()
-            if pid in running:
-                index, name = running.pop(pid)
-                path = Path(folder) / f"{index}.json"
-                code = os.waitstatus_to_exitcode(status)
-                done(name, json.loads(path.read_text()) if code == 0 else code)
-
-
-def covered(tests: list[str], longest: float) -> Callable[[Path], Any]:
-    """Returns the work of running tests under coverage: durations, failures, and who executes what."""
-
-    def work(place: Path) -> Any:
-        coverage = importlib.import_module("coverage")
-        watch = coverage.Coverage(source=[str(SOURCE / part) for part in PARTS], data_file=None)
-        watch.start()
-        notes = Notes(coverage=watch, longest=longest)
-        signal.signal(signal.SIGALRM, too_long)
-        pytest.main([*QUIET, f"--basetemp={place}", *tests], [notes])
-        watch.stop()
-        data, lines, good = watch.get_data(), {}, notes.passed - notes.failed
-        for path in data.measured_files():
-            found = data.contexts_by_lineno(path).items()
-            lines[str(Path(path).relative_to(ROOT))] = {line: sorted(good & {*tests}) for line, tests in found}
-        return {"seconds": notes.seconds, "failed": sorted(notes.failed), "lines": lines}
-
-    return work
 
 
 def draw_map(options: argparse.Namespace) -> None:
@@ -156,7 +57,7 @@ def draw_map(options: argparse.Namespace) -> None:
         found = json.loads(options.map.read_text())
 
     def done(tests: list[str], result: Any) -> None:
-        if isinstance(result, int):
+        if isinstance(result, tuple):
             print(f"{tests}: ended with {result}", flush=True)
             return
         found["seconds"] |= result["seconds"]
@@ -176,16 +77,10 @@ def draw_map(options: argparse.Namespace) -> None:
     )
 
 
-def again(tests: list[str], longest: float) -> Callable[[Path], Any]:
-    """Returns the work of running tests as they are."""
-
-    def work(place: Path) -> Any:
-        notes = Notes(longest=longest)
-        signal.signal(signal.SIGALRM, too_long)
-        pytest.main([*QUIET, f"--basetemp={place}", *tests], [notes])
-        return {"seconds": notes.seconds, "passed": sorted(notes.passed - notes.failed)}
-
-    return work
+def state_of_files() -> str:
+    """Returns a checksum of all that is tested and of all tests."""
+    paths = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 def mapped(known: dict[str, Any]) -> list[str]:
@@ -226,29 +121,9 @@ def check(options: argparse.Namespace) -> None:
         file: {line: [test for test in tests if test in passed] for line, tests in found.items()}
         for file, found in known["lines"].items()
     }
-    options.map.write_text(json.dumps({"seconds": seconds, "failed": known["failed"] + left, "lines": lines}))
+    found = {"seconds": seconds, "failed": known["failed"] + left, "lines": lines, "files": state_of_files()}
+    options.map.write_text(json.dumps(found))
     print(f"{len(tests)} tests, {sum(seconds.values()):.0f} s, left out {len(left)}:", *left, sep="\n  ")
-
-
-def warm_up() -> None:
-    """Imports what the tests need, once for all processes."""
-    names = ("torch", "scipy.linalg", "scipy.sparse", "sklearn", "numba", "matplotlib.pyplot", "cvxpy", "highspy")
-    for name in (*names, "wellposed", *(f"wellposed.{part}" for part in PARTS)):
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    hypothesis = importlib.import_module("hypothesis")
-    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # a failure needs no shrinking here
-    hypothesis.settings.register_profile("mutants", derandomize=True, deadline=None, database=None, phases=phases)
-    importlib.import_module("torch").set_num_threads(1)
-
-
-def collect(files: Iterable[str]) -> list[str]:
-    """Imports files of tests, once for all processes; returns the names of their tests."""
-    warm_up()
-    notes = Notes()
-    with contextlib.redirect_stdout(open(os.devnull, "w")):
-        pytest.main([*QUIET, "--collect-only", *sorted(set(files))], [notes])
-    return notes.found
 
 
 def chosen(mutant: Mutant, known: dict[str, Any]) -> list[str]:
@@ -273,9 +148,9 @@ def judged(mutant: Mutant, tests: list[str], known: dict[str, Any], functions: F
     def work(place: Path) -> Any:
         for function, code in changes(mutant, functions):
             function.__code__ = code
-        notes, start = Notes(limits=known["seconds"]), time.monotonic()
-        code = int(pytest.main(["-x", *QUIET, f"--basetemp={place}", *tests], [notes]))
-        verdict = {0: SURVIVED, 1: "killed", 2: "killed"}.get(code, BROKEN)
+        notes, start = Notes(limits=known["seconds"], diary=place.with_suffix(".diary")), time.monotonic()
+        ended = int(pytest.main(["-x", *QUIET, f"--basetemp={place}", *tests], [notes]))
+        verdict = SURVIVED if ended == 0 else "killed" if ended in (1, 2) else BROKEN
         by = next(iter(notes.failed), None)
         return {"verdict": verdict, "by": by, "seconds": round(time.monotonic() - start, 2), "tests": len(tests)}
 
@@ -285,6 +160,8 @@ def judged(mutant: Mutant, tests: list[str], known: dict[str, Any], functions: F
 def run(options: argparse.Namespace) -> None:
     """Judges the first mutants and notes every verdict at once."""
     known = json.loads(options.map.read_text())
+    if known.get("files") != state_of_files():
+        sys.exit("files have changed since the tests were checked: run check first (and map, if lines have moved)")
     there = set(collect({test.split("::")[0] for test in mapped(known)}))
     known["lines"] = {
         file: {line: [test for test in tests if test in there] for line, tests in lines.items()}
@@ -305,16 +182,27 @@ def run(options: argparse.Namespace) -> None:
         else:
             note(options.verdicts, mutant, {"verdict": MISSED})
 
+    doubtful: list[tuple[Mutant, dict[str, Any]]] = []
+
     def done(mutant: Mutant, result: Any) -> None:
-        if isinstance(result, int):
-            result = {"verdict": "timeout" if result == -signal.SIGALRM else "crashed"}
+        if isinstance(result, tuple):
+            verdict = "timeout" if result[0] == -signal.SIGALRM else "crashed"
+            doubtful.append((mutant, {"verdict": verdict, "by": result[1]}))
+            return
         note(options.verdicts, mutant, result)
         if result["verdict"] not in DEAD:
             print(f"line {mutant.line} of {mutant.key}: {result['verdict']}", flush=True)
 
+    def confirmed(pair: tuple[Mutant, dict[str, Any]], result: Any) -> None:
+        fair = isinstance(result, dict) and pair[1]["by"] in result["passed"]
+        note(options.verdicts, pair[0], pair[1] if fair else {"verdict": BROKEN, "by": pair[1]["by"]})
+
     gc.collect()
     gc.freeze()  # the processes share these pages
-    in_parallel(works, options.jobs, done, time.time() + options.minutes * 60)
+    until = time.time() + options.minutes * 60
+    in_parallel(works, options.jobs, done, until)
+    # What hangs or dies in the same test without the mutant says nothing about it.
+    in_parallel([(pair, again([pair[1]["by"]], 120.0)) for pair in doubtful], options.jobs, confirmed, until)
     gc.unfreeze()
     report(options)
 
@@ -326,14 +214,19 @@ def note(path: Path, mutant: Mutant, result: dict[str, Any]) -> None:
 
 
 def verdicts(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Reads all verdicts; the last one about a mutant counts, unless it had been killed before."""
+    """Reads all verdicts; of several about a mutant the strongest counts: dead, survived, not executed."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         result = json.loads(line)
-        name = (result["mutant"], result["digest"])
-        if found.get(name, {}).get("verdict") not in DEAD:
-            found[name] = result
+        before = found.setdefault((result["mutant"], result["digest"]), result)
+        if strength(result["verdict"]) > strength(before["verdict"]):
+            found[result["mutant"], result["digest"]] = result
     return found
+
+
+def strength(verdict: str) -> int:
+    """Ranks verdicts."""
+    return 3 if verdict in DEAD else 2 if verdict == SURVIVED else 1
 
 
 def sampled(options: argparse.Namespace) -> tuple[list[Mutant], Functions]:

@@ -1,13 +1,13 @@
-"""A few of the faults of `faults` and of the mutants of `mutants`; `make campaign` runs them by the thousand."""
+"""A few of the faults of `faults`; `make campaign` runs them by the thousand."""
 
-import ast
+import json
 import os
 import random
 import shutil
 
 import damage
+import fault_table
 import faults
-import mutants
 import places
 import pytest
 import works
@@ -45,8 +45,8 @@ def test_no_record_that_was_reported_is_lost():
     assert row["lost"] == 0 and row["records"] > 0
 
 
-def test_damaged_files_are_refused_or_skipped():
-    rows = list(damage.damage(8, random.Random(3)))
+def test_damaged_files_are_refused_or_skipped(tmp_path):
+    rows = [judge(random.Random(3)) for judge in damage.damages(8, tmp_path).values()]
     assert [row["fault"] for row in rows if row["other result"]] == []
     assert all(row["refused"] or row["damaged part skipped"] for row in rows)
     assert not any(row["read as written"] for row in rows if row["fault"].startswith("data set"))
@@ -94,18 +94,11 @@ def test_numba_without_a_place_for_its_cache(monkeypatch):
     assert compiled(2) == 3
 
 
-def test_mutants_are_put_in():
-    path = mutants.SOURCE / "equilibrium" / "stopping.py"
-    found = mutants.mutants_of(path)
-    assert len(found) > 20 and len({(mutant.line, mutant.before, mutant.after) for mutant in found}) > 20
-    assert all(mutant.compiled().co_filename == str(path) for mutant in found[:5])
-    assert ast.unparse(found[0].tree) == ast.unparse(ast.parse(path.read_text()))  # itself never changed
-
-
-def test_a_mutant_is_killed_by_its_test(tmp_path):
-    found = mutants.mutants_of(mutants.SOURCE / "equilibrium" / "stopping.py")
-    test = tmp_path / "test_small.py"
-    test.write_text("def test_fails():\n    raise ValueError\n")
-    assert mutants.judge(found[0], [str(test)], 1.0) == "killed"
-    test.write_text("def test_passes():\n    pass\n")
-    assert mutants.judge(found[0], [str(test)], 1.0) == "survived"
+def test_a_part_can_be_run_alone(tmp_path, monkeypatch):
+    words = ["faults.py", "--damages", "3", "--only", "order of an experiment", "--out", str(tmp_path / "f.json")]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as ended:
+        faults.main()
+    facts = json.loads((tmp_path / "f.json").read_text())
+    assert not ended.value.code and [row["times"] for row in facts["rows"]] == [3, 3, 3]
+    assert fault_table.markdown(facts).count("\n") == 3 and "9 refused" in fault_table.markdown(facts)

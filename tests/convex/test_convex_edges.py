@@ -28,6 +28,8 @@ from wellposed.convex.eliminate import _counts
 from wellposed.convex.matching import _advance, restricted
 from wellposed.convex.objective import Objective
 from wellposed.convex.polish import polished
+from wellposed.convex.problem import rounding_of_gap
+from wellposed.convex.proof import _reduced
 from wellposed.convex.report import judged, relative_errors
 from wellposed.convex.shared_report import LayerFit, SharedReport
 from wellposed.errors import FileFormatError, InputError
@@ -84,6 +86,23 @@ def test_shares_are_relative_to_the_row():
     sizes = torch.linalg.vector_norm(torch.cat([X, U], 1), dim=0)
     share = found.weights[1:].abs() * sizes / torch.linalg.vector_norm(Z[:, 1:], dim=0)[:, None]
     torch.testing.assert_close(found.share, share.amax(0), rtol=1e-4, atol=1e-12)
+
+
+def test_fewer_samples_have_the_same_misfits():
+    generator = torch.Generator().manual_seed(0)
+    M, Z, W = (torch.randn(*shape, generator=generator, dtype=F64) for shape in ((40, 4), (40, 2), (4, 2)))
+    for bias in (True, False):
+        shift = (M.mean(0), Z.mean(0)) if bias else (0.0, 0.0)
+        expected = ((M - shift[0]) @ W - (Z - shift[1])).square().sum(0)
+        few, targets = _reduced(M + 0.0, Z + 0.0, bias)
+        assert len(few) == 6
+        torch.testing.assert_close((few @ W - targets).square().sum(0), expected)
+
+
+def test_rounding_of_a_gap_counts_that_of_the_lasso():
+    plain, sparse = (case("plain", 0).problem(0.7, lasso=lasso) for lasso in (0.0, 1e6))
+    weights = torch.ones(6, 12, dtype=F64)
+    assert (rounding_of_gap(sparse, weights) > 1.1 * rounding_of_gap(plain, weights)).all()
 
 
 def test_polish_solves_the_conditions_on_a_support():

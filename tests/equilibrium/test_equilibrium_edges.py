@@ -17,6 +17,7 @@ from wellposed.equilibrium import (
     Steps,
     fixed_point,
 )
+from wellposed.equilibrium.affine import AffineMap
 from wellposed.equilibrium.contraction import BlockNorm, WeightedNorm
 from wellposed.equilibrium.induced_norm import induced_norm, split_blocks
 from wellposed.equilibrium.map import piece_norms
@@ -119,6 +120,21 @@ def test_norms_of_pieces_are_those_of_rows_on_a_cpu():
     x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
     assert torch.equal(piece_norms(x), x.abs().amax(-1, keepdim=True))
     assert piece_norms(x[..., :0]).tolist() == [[[0.0]] * 3] * 2
+
+
+def test_inputs_need_a_batch():
+    for bad in (torch.tensor(1.0), torch.ones(3, 1)):
+        with pytest.raises(InputError, match="batch-first"):
+            fixed_point(lambda x, u: 0.5 * x + u, torch.zeros(2, 1), bad)
+
+
+def test_errors_are_bounded_only_by_what_is_known():
+    v, identity = torch.ones(1, 2), get_activation("relu")
+    for bound, context, expected in (
+        (None, v, None), (lambda x, context: context, None, None), (lambda x, context: context, v, v)
+    ):  # fmt: skip
+        f = AffineMap((torch.zeros(2, 2),), v, identity, 1.0, bound, context)
+        assert f.error_bound(v, v) is expected
 
 
 def test_gain_is_infinite_where_nothing_is_proven():

@@ -252,6 +252,14 @@ def test_paper_scale_counts_before_default_and_tiny_never():
     assert number([*failed, *default]).ours == 2.0
 
 
+def test_seeds_enough_to_decide_count_before_a_larger_scale():
+    sides = [*seeds([1.0] * 3), *seeds([9.0] * 3, "mlp")]
+    few = [*seeds([9.0] * 2, scale="paper"), *seeds([1.0] * 2, "mlp", scale="paper")]
+    found = judge(Beats(OURS, RIVAL, "lower"), [*sides, *few])
+    assert (found.verdict, found.scale) == ("reproduced", "default")
+    assert judge(Beats(OURS, RIVAL, "lower"), few).scale == "paper"
+
+
 def test_both_sides_of_an_order_are_of_one_scale():
     default = [*seeds([1.0] * 5), *seeds([9.0] * 5, "mlp")]
     paper = seeds([100.0] * 5, scale="paper")

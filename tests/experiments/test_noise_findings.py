@@ -137,7 +137,13 @@ def test_sentences_say_how_many_images_were_seen() -> None:
                    (Value("accuracy", 0.7), Value("accuracy", 0.6, 10.0)), {}, facts, {}, "2026", 1.0)  # fmt: skip
     text = " ".join(get_suite("noise-cifar").controls([known]))
     assert "9000 images of 32 x 32 pixels, 12 epochs in batches of 256, and tested on 1000 images held out" in text
-    assert "mdeq-4: without noise 70.0 %, at 10 dB 60.0 %" in text
+    assert "held out, one seed;" in text and "mdeq-4: without noise 70.0 %, at 10 dB 60.0 %" in text
+    both = get_suite("noise-cifar").controls([known, dataclasses.replace(known, scale="default", id="b")])
+    assert len(both) == 4 and both[:2] == both[2:]
+    rival = dataclasses.replace(known, model="ffw-conv-4", id="c", values=(Value("accuracy", 0.5, 10.0),))
+    pairs = [dataclasses.replace(r, scale=scale) for r in (known, rival) for scale in ("default", "paper")]
+    last = get_suite("noise-cifar").controls(pairs)[-1]
+    assert "+10.0 at scale default and +10.0 at scale paper" in last
 
 
 def test_images_are_averaged() -> None:

@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import json
 import math
 import multiprocessing
@@ -82,3 +83,20 @@ def test_two_writers_lose_nothing(tmp_path):
         worker.join()
     store = Store(tmp_path)
     assert len(store.records()) == 80 and not store.damaged
+
+
+def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path, monkeypatch):
+    store, plain, room = Store(tmp_path), os.write, [20]
+    store.append(record("a"))
+
+    def fill(handle, data):
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return plain(handle, data[: room.pop()])
+
+    monkeypatch.setattr(os, "write", fill)
+    with pytest.raises(OSError, match=r"records\.jsonl could not be written"):
+        store.append(record("b"))
+    monkeypatch.undo()
+    store.append(record("c"))
+    assert [one.id for one in store.records()] == ["a", "c"] and len(store.damaged) == 1

@@ -6,8 +6,9 @@ import torch
 from attack_cases import linear
 from torch import nn
 
+from wellposed.activations import get_activation
 from wellposed.errors import IllPosedError, InputError
-from wellposed.forms import ImplicitForm
+from wellposed.forms import Dense, ImplicitForm
 from wellposed.robust import Box, MethodError, Separable, output_bounds, relaxed_set, separable_bound
 from wellposed.robust.attacks import Threat, jsma, pgd, train_surrogate
 from wellposed.robust.attacks.attack import under_attack
@@ -17,8 +18,10 @@ from wellposed.robust.gallery import gallery
 from wellposed.robust.interval import Interval
 from wellposed.robust.linear_program import LinearProgram
 from wellposed.robust.live_form import live_form
+from wellposed.robust.multipliers import Multipliers
 from wellposed.robust.pictures import bound_projection
 from wellposed.robust.proof import _reach
+from wellposed.robust.relax_lines import lines_of
 from wellposed.robust.trades import TradesLoss
 from wellposed.robust.uncertainty import radii
 
@@ -142,6 +145,22 @@ def test_entries_must_be_numbers_and_loops_well_posed():
         output_bounds(ImplicitForm(three, one, one, activation="tanh"), box, "interval")
     with pytest.raises(InputError):
         separable_bound(ImplicitForm(0.5 * one, one, one), box, Separable(torch.square, "convex"), tolerance=0.0)
+
+
+def test_multipliers_that_have_settled_stay():
+    start = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=F64)
+    ones = torch.ones(2, 2, dtype=F64)
+    loop = Multipliers({0: start}, {0: (ones, ones)}, {0: [(0, Dense(0.1 * torch.eye(2, dtype=F64)))]})
+    nu, image = loop.settled(50, 0.5)
+    assert torch.equal(nu[0], start)
+    torch.testing.assert_close(image[0], 1.1 * start)
+    nu, _ = loop.settled(50, 1e-12)
+    torch.testing.assert_close(nu[0], start / 0.9)
+
+
+def test_a_known_argument_needs_no_lines():
+    z = Interval(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.6]))
+    assert lines_of(get_activation("tanh")).unstable(z).tolist() == [False, True]
 
 
 def test_a_single_layer_is_no_network():

@@ -23,7 +23,7 @@ from wellposed.experiments.store import Store
 
 Judgement = Literal["reproduced", "better", "worse", "claim does not hold", "not run"]
 JUDGEMENTS: tuple[Judgement, ...] = ("reproduced", "better", "worse", "claim does not hold", "not run")
-JUDGED_SCALES = ("paper", "default")  # the first that has the runs
+JUDGED_SCALES = ("paper", "default")  # the first that has the runs, with seeds enough to decide
 DIVERGED = "NonFiniteLossError"
 
 
@@ -158,9 +158,12 @@ def _fits(ours: str | None, wanted: str | None) -> bool:
 
 
 def _choose(row: Row, found: list[list[Sample]]) -> list[Sample] | None:
-    """Picks one configuration for each measure: of one scale, and of one suite if there is one with all."""
-    for measured_only in (True, False):
-        usable = [[one for one in samples if one.values or not measured_only] for samples in found]
+    """Picks one configuration for each measure: of one scale, and of one suite if there is one with all.
+
+    Scales with enough seeds to decide go before larger ones with fewer.
+    """
+    for seeds in (MIN_SEEDS, 1, 0):
+        usable = [[one for one in samples if len(one.values) >= seeds] for samples in found]
         for scale in JUDGED_SCALES:
             here = [[one for one in samples if one.scale == scale] for samples in usable]
             if all(here):

@@ -36,8 +36,8 @@ RULES = (
     "range of the seeds, so with 3 seeds they cover 75 % at most. Fewer than 3 seeds make no number better or "
     "worse and decide no order and no limit.",
     "A run that diverged counts against the model that a claim praises and is left out on the rival's side.",
-    "Runs at scale paper count before those at scale default; tiny runs are never judged. A printed number that "
-    "cannot be a target is listed as not run, with the reason.",
+    "Runs at scale paper count before those at scale default if they have 3 seeds; tiny runs are never judged. A "
+    "printed number that cannot be a target is listed as not run, with the reason.",
 )
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from wellposed.experiments.compare import JUDGED_SCALES
 from wellposed.experiments.config import Scale
 from wellposed.experiments.findings import median_of
 from wellposed.experiments.noise_cifar_run import SOLVERS, CifarNoiseRun, Kind
-from wellposed.experiments.noise_findings import of_one_scale
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
@@ -44,14 +44,35 @@ def plan(scale: Scale) -> list[CifarNoiseRun]:
 
 def controls(records: Sequence[Record]) -> list[str]:
     """Says how the models were trained beside what is published, and what noise does to each."""
-    judged, sentences = [r for r in of_one_scale(records) if r.task == DATA and r.error is None], []
-    settings = "side", "epochs", "batch_size"
+    judged = [r for r in records if r.task == DATA and r.error is None]
+    scales = {scale: [r for r in judged if r.scale == scale] for scale in JUDGED_SCALES}
+    return [*(text for found in scales.values() for text in _told(found)), *_leads(scales)]
+
+
+def _leads(scales: dict[str, list[Record]]) -> list[str]:
+    """Says whether the lead of the equilibrium model outlasts a longer training."""
+    told = []
+    for scale, records in scales.items():
+        ours, rival = (median_of(records, DATA, model, "accuracy", 10.0) for model in ("mdeq-4", "ffw-conv-4"))
+        if ours is not None and rival is not None:
+            told.append(f"{100 * (ours - rival):+.1f} at scale {scale}")
+    if len(told) < 2:
+        return []
+    return [
+        f"Lead of mdeq-4 over ffw-conv-4 at 10 dB in points: {' and '.join(told[::-1])}, which trains for longer."
+    ]
+
+
+def _told(judged: Sequence[Record]) -> list[str]:
+    """Says this of the records of one scale."""
+    sentences, settings = [], ("side", "epochs", "batch_size")
+    seeds = {1: "one seed"}.get(count := len({r.seed for r in judged}), f"{count} seeds")
     seen = {(r.facts.get("images", 0), r.facts.get("tested", 0), *map(r.config.get, settings)) for r in judged}
     for images, tested, side, epochs, batch in sorted(seen):
         sentences.append(
             f"Trained on {images} images of {side} x {side} pixels, {epochs} epochs in batches of {batch}, and "
-            f"tested on {f'{tested} images' if tested else 'images'} held out; published are 50000 images of "
-            "32 x 32, 100 epochs in batches of 24."
+            f"tested on {f'{tested} images' if tested else 'images'} held out, {seeds}; published are 50000 "
+            "images of 32 x 32, 100 epochs in batches of 24."
         )
     for model in ("mdeq-4", "mdeq-4-stochastic-unrolling", "ffw-conv-4"):
         found = {at: median_of(judged, DATA, model, "accuracy", at) for at in (None, *POINTS)}

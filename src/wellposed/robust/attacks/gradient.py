@@ -79,18 +79,7 @@ def pgd(
         >>> pgd(form, u, target, 0.1).success
         tensor([ True, False])
     """
-    whole = hasattr(steps, "__index__") and hasattr(restarts, "__index__")
-    if (
-        not whole
-        or steps < 1
-        or restarts < 0
-        or not 0 <= momentum < 1
-        or (step_size is not None and not step_size > 0)
-    ):
-        raise InputError(
-            "steps are at least 1 and whole, restarts not negative, momentum in [0, 1) and step_size positive; "
-            f"received {steps}, {restarts}, {momentum}, {step_size}"
-        )
+    _check_steps(steps, restarts, momentum, step_size)
     threat, raised = Threat(u, epsilon, norm, lower, upper, count), Loss(loss)
     generator = torch.Generator(u.device).manual_seed(seed)
     share = 2.5 / steps if step_size is None else step_size
@@ -106,6 +95,16 @@ def pgd(
             if len(rows) == 0:
                 break
     return victim.attack("pgd", _zero_gradients(slope))
+
+
+def _check_steps(steps: int, restarts: int, momentum: float, step_size: float | None) -> None:
+    whole = hasattr(steps, "__index__") and hasattr(restarts, "__index__")
+    length = 1.0 if step_size is None else step_size
+    if not whole or steps < 1 or restarts < 0 or not 0 <= momentum < 1 or not length > 0:
+        raise InputError(
+            "steps are at least 1 and whole, restarts not negative, momentum in [0, 1) and step_size positive; "
+            f"received {steps}, {restarts}, {momentum}, {step_size}"
+        )
 
 
 def _climb(

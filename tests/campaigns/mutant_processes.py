@@ -1,0 +1,157 @@
+"""Tests in forked processes: several at a time, in silence, with a limit of time for every test."""
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutations import PARTS, ROOT, SOURCE
+
+BETWEEN = 90.0  # seconds for what is not a test: imports, and what is taken down
+MEMORY = 12 << 30
+QUIET = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", "--tb=no", "--show-capture=no"]
+
+
+class Notes:
+    """A plugin that keeps durations and failures, tells coverage which test runs, and ends long tests."""
+
+    def __init__(
+        self,
+        limits: dict[str, float] | None = None,
+        coverage: Any = None,
+        longest: float = 0.0,
+        diary: Path | None = None,
+    ) -> None:
+        self.limits, self.coverage, self.longest, self.diary = limits or {}, coverage, longest, diary
+        self.seconds: dict[str, float] = {}
+        self.passed: set[str] = set()
+        self.failed: set[str] = set()
+        self.found: list[str] = []
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.found = [item.nodeid for item in session.items]
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        if self.coverage is not None:
+            self.coverage.switch_context(item.nodeid)
+        if self.diary is not None:
+            self.diary.write_text(item.nodeid)
+        limit = self.longest or 10 + 10 * self.limits.get(item.nodeid, 10.0)
+        signal.setitimer(signal.ITIMER_REAL, limit)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "teardown":
+            signal.setitimer(signal.ITIMER_REAL, BETWEEN)
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0) + report.duration
+        if report.failed:
+            self.failed.add(report.nodeid)
+        elif report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
+
+
+def too_long(number: int, frame: Any) -> None:
+    """Fails a test."""
+    raise TimeoutError
+
+
+def in_child(work: Callable[[Path], Any], index: int, scratch: Path) -> int:
+    """Forks a process that does some work without a word and leaves what it returns as a file."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        signal.setitimer(signal.ITIMER_REAL, BETWEEN)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        place = scratch / f"{index}.tests"
+        (scratch / f"{index}.json").write_text(json.dumps(work(place)))
+        shutil.rmtree(place, ignore_errors=True)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def in_parallel(
+    works: Iterable[tuple[Any, Callable[[Path], Any]]], jobs: int, done: Callable[[Any, Any], None], until: float
+) -> None:
+    """Does works in forked processes, a few at a time; `done` gets what they return, or code and last test."""
+    running: dict[int, tuple[int, Any]] = {}
+    todo = iter(enumerate(works))
+    with tempfile.TemporaryDirectory(prefix="mutants") as folder:
+        while True:
+            while len(running) < jobs and time.time() < until and (work := next(todo, None)) is not None:
+                running[in_child(work[1][1], work[0], Path(folder))] = (work[0], work[1][0])
+            if not running:
+                return
+            pid, status = os.wait()
+            if pid in running:
+                index, name = running.pop(pid)
+                path, diary = Path(folder) / f"{index}.json", Path(folder) / f"{index}.diary"
+                code = os.waitstatus_to_exitcode(status)
+                last = diary.read_text() if diary.exists() else ""
+                done(name, json.loads(path.read_text()) if code == 0 else (code, last))
+
+
+def warm_up() -> None:
+    """Imports what the tests need, once for all processes."""
+    names = ("torch", "scipy.linalg", "scipy.sparse", "sklearn", "numba", "matplotlib.pyplot", "cvxpy", "highspy")
+    for name in (*names, "wellposed", *(f"wellposed.{part}" for part in PARTS)):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    hypothesis = importlib.import_module("hypothesis")
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # a failure needs no shrinking here
+    hypothesis.settings.register_profile("mutants", derandomize=True, deadline=None, database=None, phases=phases)
+    importlib.import_module("torch").set_num_threads(1)
+
+
+def collect(files: Iterable[str]) -> list[str]:
+    """Imports files of tests, once for all processes; returns the names of their tests."""
+    warm_up()
+    notes = Notes()
+    with contextlib.redirect_stdout(open(os.devnull, "w")):
+        pytest.main([*QUIET, "--collect-only", *sorted(set(files))], [notes])
+    return notes.found
+
+
+def covered(tests: list[str], longest: float) -> Callable[[Path], Any]:
+    """Returns the work of running tests under coverage: durations, failures, and who executes what."""
+
+    def work(place: Path) -> Any:
+        coverage = importlib.import_module("coverage")
+        watch = coverage.Coverage(source=[str(SOURCE / part) for part in PARTS], data_file=None)
+        watch.start()
+        notes = Notes(coverage=watch, longest=longest)
+        signal.signal(signal.SIGALRM, too_long)
+        pytest.main([*QUIET, f"--basetemp={place}", *tests], [notes])
+        watch.stop()
+        data, lines, good = watch.get_data(), {}, notes.passed - notes.failed
+        for path in data.measured_files():
+            found = data.contexts_by_lineno(path).items()
+            lines[str(Path(path).relative_to(ROOT))] = {line: sorted(good & {*tests}) for line, tests in found}
+        return {"seconds": notes.seconds, "failed": sorted(notes.failed), "lines": lines}
+
+    return work
+
+
+def again(tests: list[str], longest: float) -> Callable[[Path], Any]:
+    """Returns the work of running tests as they are."""
+
+    def work(place: Path) -> Any:
+        notes = Notes(longest=longest)
+        signal.signal(signal.SIGALRM, too_long)
+        pytest.main([*QUIET, f"--basetemp={place}", *tests], [notes])
+        return {"seconds": notes.seconds, "passed": sorted(notes.passed - notes.failed)}
+
+    return work
