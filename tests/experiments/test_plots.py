@@ -112,6 +112,11 @@ def test_every_model_looks_different_and_roles_can_be_told_apart():
     assert min(widths["ours"]) > max(widths["baseline"]) > max(widths["control"])
 
 
+def test_a_figure_may_be_of_some_models_only():
+    drawn = curves(replace(SINGLE, models=("b",)), [record("a"), record("b")])
+    assert [curve.name for found in drawn.values() for curve in found] == ["b"]
+
+
 def test_many_models_of_ours_have_colours_of_their_own():
     counts = (("ours", 7), ("baseline", 6), ("control", 6))
     found = styles(record(f"{role}-{index}", role=role) for role, count in counts for index in range(count))

@@ -94,6 +94,22 @@ def test_the_last_point_of_a_climb_counts_and_late_steps_are_shorter(steps, shar
     assert found.success.all() and float(found.inputs) == pytest.approx(reached)
 
 
+def test_steps_of_a_climb_are_whole_and_positive():
+    u, target = torch.full((1, 6), 0.5, dtype=F64), torch.tensor([0])
+    wrong = (
+        {"steps": 1.5},
+        {"restarts": 0.5},
+        {"steps": 0},
+        {"restarts": -1},
+        {"step_size": 0.0},
+        {"momentum": 1.0},
+    )
+    for options in wrong:
+        with pytest.raises(InputError):
+            pgd(linear()[0], u, target, 0.1, **options)
+    assert pgd(linear()[0], u, target, 0.1, steps=1, restarts=0, step_size=1.0).inputs.shape == u.shape
+
+
 def test_surrogates_need_a_step():
     with pytest.raises(InputError):
         train_surrogate(linear()[0], torch.rand(4, 6, dtype=F64), step=0.0)

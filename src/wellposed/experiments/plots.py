@@ -83,6 +83,8 @@ def curves(figure: Figure, records: Sequence[Record]) -> dict[str, list[Curve]]:
     """
     scale = best_scale(records)
     usable = [r for r in records if r.kind == "run" and r.error is None and r.scale == scale]
+    if figure.models:
+        usable = [record for record in usable if record.model in figure.models]
     found = {}
     for task in figure.tasks:
         models = defaultdict(list)

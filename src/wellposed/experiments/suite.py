@@ -28,6 +28,7 @@ class Figure:
         log: which axes are logarithmic.
         quantity: what the metric is, for readers; the metric's name in words if empty.
         only: points of the axis that are drawn; all if empty.
+        models: which are drawn; all if empty.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Figure:
     log: Literal["", "x", "y", "xy"] = "xy"
     quantity: str = ""
     only: tuple[Point, ...] = ()
+    models: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

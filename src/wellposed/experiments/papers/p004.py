@@ -12,7 +12,7 @@ from wellposed.experiments.rules import Measure
 WIDTHS = {1: 128, 3: 223, 5: 288, 7: 340, 9: 386, 11: 427, 13: 467}  # layers of the FFW: width of the DEQ
 TRAINED = {"": "without noise", "-noise-10db": "with noise of 10 dB", "-noise-0db": "with noise of 0 dB"}
 
-EPOCHS = "The DEQ is trained for 30 epochs and the FFW for 64; the sizes agree only inside the cell."
+EPOCHS = "004 trains the DEQ for 30 epochs and the FFW for 64; the sizes agree only inside the cell."
 INJECTED = (
     "The FFW has no input injection in the analysis and one in the experiments; with it the advantage of the DEQ "
     "mostly vanishes."

@@ -102,6 +102,28 @@ def _thresholds() -> tuple[Threshold, ...]:
     return (*accurate, *leads, taught(128, 0.06), taught(467, 0.02), *ratios)
 
 
+def _figures() -> tuple[Figure, ...]:
+    axis, tasks = "signal-to-noise ratio in decibels", (DATA, "digits")
+    names = [f"deq-{width}" for width in WIDTHS.values()] + [f"ffw-{layers}" for layers in WIDTHS]
+    trained = {"": "without noise", "-noise-10db": "with 10 dB", "-noise-0db": "with 0 dB",
+               "-jacobian": "with a Jacobian penalty"}  # fmt: skip
+    shown = [
+        Figure(f"Accuracy under noise, trained {how}", tasks, "accuracy", axis, log="",
+               paper=f"004 Figure {10 + k}", models=tuple(name + ending for name in names))
+        for k, (ending, how) in enumerate(trained.items())
+    ]  # fmt: skip
+    controls = tuple(
+        f"ffw-13-{name}" for name in ("xavier", "xavier-mean-10", "inject", "inject-tied", "inject-wide")
+    )
+    steps = tuple(name for name in names if name.startswith("deq"))
+    return (
+        *shown,
+        Figure("Accuracy of 13 layers under noise, trained without", tasks, "accuracy", axis, log="",
+               models=("deq-128", "deq-467", "ffw-13", *controls)),
+        Figure("Steps of the averaged rule", tasks, "steps", axis, paper="004 Figure 5", log="", models=steps),
+    )  # fmt: skip
+
+
 SUITE = Suite(
     name="noise-mnist",
     title="Noise on MNIST",
@@ -110,12 +132,7 @@ SUITE = Suite(
     papers=("004 section 4.1", "004 Figures 1, 2 and 10-13"),
     plan=plan,
     seeds={"tiny": 1, "default": 3, "paper": 3},
-    figures=(
-        Figure("Accuracy under noise", (DATA, "digits"), "accuracy", "signal-to-noise ratio in decibels",
-               paper="004 Figures 10-13", log=""),
-        Figure("Steps of the averaged rule", (DATA, "digits"), "steps", "signal-to-noise ratio in decibels",
-               paper="004 Figure 5", log=""),
-    ),
+    figures=_figures(),
     pictures=(
         Picture("Accuracy by depth", draw_depths, "Medians over seeds, at 0 dB.", "004 Figure 1 (a-c)"),
         Picture("Sensitivity and eigenvalues", draw_sensitivity, "Of models that were trained without noise.",
