@@ -102,3 +102,10 @@ def test_a_part_can_be_run_alone(tmp_path, monkeypatch):
     facts = json.loads((tmp_path / "f.json").read_text())
     assert not ended.value.code and [row["times"] for row in facts["rows"]] == [3, 3, 3]
     assert fault_table.markdown(facts).count("\n") == 3 and "9 refused" in fault_table.markdown(facts)
+
+
+def test_the_table_of_the_documentation_is_that_of_the_records():
+    written = (faults.RESULT.parents[2] / "docs" / "concepts" / "trust.md").read_text()
+    facts = json.loads(faults.RESULT.read_text())
+    assert fault_table.markdown(facts) in written and facts["command"] in written
+    assert not any(row["other result"] or row["lost"] for row in facts["rows"])

@@ -13,6 +13,7 @@ from tests.robust.robust_cases import exact, looped
 from wellposed.activations import get_activation
 from wellposed.convex import duality_gap
 from wellposed.equilibrium import contraction, one_sided
+from wellposed.equilibrium.conditions import CONDITIONS
 from wellposed.robust import METHODS
 from wellposed.robust.spectrum import largest_eigenvalue
 
@@ -118,6 +119,23 @@ def test_exact_equilibria_of_relu():
 def test_a_symmetric_part_that_overflows_proves_nothing():
     A = torch.tensor([[0.5, 1.7e308], [1.7e308, 0.5]], dtype=torch.float64)
     assert not one_sided.Monotone().certify(A, get_activation("relu")).holds
+
+
+def test_the_step_of_a_huge_skew_part_does_not_overflow():
+    A = torch.tensor([[0.5, 1e200], [-1e200, 0.0]], dtype=torch.float64)
+    assert 0 <= float(one_sided.Monotone().equivalent(A, get_activation("relu")).scale) < 1
+
+
+@pytest.mark.parametrize("decomposition", ["svd", "eigh"])
+def test_a_decomposition_that_fails_proves_nothing_more(decomposition, monkeypatch):
+    def fail(*given, **options):
+        raise torch.linalg.LinAlgError("no convergence")
+
+    A = torch.tensor([[0.3, 0.4], [-0.4, 0.3]], dtype=torch.float64)
+    monkeypatch.setattr(torch.linalg, decomposition, fail)
+    found = {name: CONDITIONS[name].certify(A, get_activation("relu")) for name in ("spectral", "monotone")}
+    assert found["monotone"].holds == (decomposition == "svd")
+    assert 0.5 <= found["spectral"].value < 0.7001
 
 
 def test_the_rounding_of_a_gap_counts_that_of_the_lasso():

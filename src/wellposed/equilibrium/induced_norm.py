@@ -125,14 +125,17 @@ def spectral_norm(A: Tensor) -> Tensor:
     simple = _largest_sum(matrix, -1).sqrt() * _largest_sum(matrix, -2).sqrt() * (1 + 4 * EPS)
     if not bool(matrix.isfinite().all()):
         return simple
-    U, s, Vh = torch.linalg.svd(matrix, full_matrices=False)
+    try:
+        U, s, Vh = torch.linalg.svd(matrix, full_matrices=False)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return simple
     stretch = ((1 + _orthogonality(U)) * (1 + _orthogonality(Vh.mT))).sqrt()
     verified = stretch * s.amax(-1) + _residual(matrix, U * s.unsqueeze(-2), Vh)
     return torch.minimum(simple, verified * (1 + 16 * EPS))
 
 
 def symmetric_eigenvalue(A: Tensor) -> float:
-    """Bounds lambda_max((A + A') / 2) from above in floating point, by the same kind of residuals.
+    """Bounds lambda_max((A + A') / 2) from above in floating point, by the same kind of residuals; else NaN.
 
     With S = Q L Q' + E, Ostrowski's theorem gives lambda_max(S) <= max(L) + |Q'Q - I| |max(L)| + |E|_F.
 
@@ -145,7 +148,10 @@ def symmetric_eigenvalue(A: Tensor) -> float:
     symmetric = (matrix + matrix.mT) / 2
     if not bool(symmetric.isfinite().all()):
         return math.nan
-    values, Q = torch.linalg.eigh(symmetric)
+    try:
+        values, Q = torch.linalg.eigh(symmetric)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return math.nan
     halving = EPS * _frobenius(symmetric)
     error = values[-1].abs() * _orthogonality(Q) + _residual(symmetric, Q * values, Q.mT) + halving
     return float(values[-1] + (error + EPS * values[-1].abs()) * (1 + 16 * EPS))

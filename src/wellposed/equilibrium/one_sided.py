@@ -93,7 +93,8 @@ class Monotone(Condition):
         certificate = self.certify(A, activation)
         if not certificate.holds:
             raise IllPosedError(f"no step makes the iteration contract: {certificate}")
-        step = certificate.margin / _distance_from_identity(A) ** 2
+        reach = _distance_from_identity(A)
+        step = certificate.margin / reach / reach  # whose square may overflow
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         return Equivalent((1 - step) * identity + step * A, torch.full_like(A[0, 0].detach(), step), 1.0)
 
