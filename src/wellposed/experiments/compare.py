@@ -163,10 +163,10 @@ def _choose(row: Row, found: list[list[Sample]]) -> list[Sample] | None:
     Scales with enough seeds to decide go before larger ones with fewer.
     """
     for seeds in (MIN_SEEDS, 1, 0):
-        usable = [[one for one in samples if len(one.values) >= seeds] for samples in found]
+        usable = [[one for one in samples if one.values or not seeds] for samples in found]
         for scale in JUDGED_SCALES:
             here = [[one for one in samples if one.scale == scale] for samples in usable]
-            if all(here):
+            if all(any(len(one.values) >= seeds for one in samples) for samples in here):
                 return _within_suite(row.suite, here)
     return None
 
