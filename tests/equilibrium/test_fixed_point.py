@@ -53,7 +53,7 @@ def test_options_are_checked():
         fixed_point(halve, ONE, ONE, gradient="exact")
     with pytest.raises(UnknownNameError, match="on_failure"):
         fixed_point(halve, ONE, ONE, on_failure="explode")
-    with pytest.raises(InputError, match="max_steps must be at least 1, .* received 0"):
+    with pytest.raises(InputError, match=r"max_steps must be at least 1, .* received 0"):
         fixed_point(halve, ONE, ONE, max_steps=0)
     with pytest.raises(InputError, match="batch size 2 of x0"):
         fixed_point(halve, ONE, torch.ones(3, 1))
