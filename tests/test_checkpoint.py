@@ -11,7 +11,7 @@ from training_problems import QUIET, implicit, problem, seeded
 
 from wellposed import Ensemble
 from wellposed.errors import FileFormatError, InputError
-from wellposed.training import Checkpoint, Interrupted, fit
+from wellposed.training import Checkpoint, Interrupted, checkpoint, fit
 
 
 def state():
@@ -27,6 +27,25 @@ def same(a, b):
     if isinstance(a, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return a == b and type(a) is type(b)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    file = Checkpoint(tmp_path / "run.ckpt")
+    file.save({"epoch": 1, "weights": torch.zeros(3)})
+    plain, left = checkpoint.safe_open, [2, 3]
+
+    def replacing(path, framework):
+        opened = plain(path, framework=framework)
+        if left:
+            epoch = left.pop(0)
+            file.save({"epoch": epoch, "weights": torch.full((3 * epoch,), 1.0)})
+        return opened
+
+    monkeypatch.setattr(checkpoint, "safe_open", replacing)
+    assert same(file.load(), {"epoch": 3, "weights": torch.ones(9)})
+    left.extend([4] * checkpoint.TRIES)
+    with pytest.raises(FileFormatError, match="other runs replace it"):
+        file.load()
 
 
 def test_everything_comes_back(tmp_path):

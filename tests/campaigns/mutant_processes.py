@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutations import PARTS, ROOT, SOURCE
+from mutant_changes import PARTS, ROOT, SOURCE
 
 BETWEEN = 90.0  # seconds for what is not a test: imports, and what is taken down
 MEMORY = 12 << 30

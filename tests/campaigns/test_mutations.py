@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mutations import ROOT, changes, drawn, living, mutants_of
+from mutant_changes import ROOT, changes, drawn, living, mutants_of
 
 from wellposed.errors import InputError
 from wellposed.robust.attacks.ranked import entries

@@ -13,6 +13,7 @@ from wellposed.models.atomic import written_whole
 from wellposed.models.tensor_file import checksum, write_tensors
 
 FORMAT = "wellposed-checkpoint-1"
+TRIES = 100  # to read a file that another run replaces
 
 
 class Checkpoint:
@@ -74,11 +75,24 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise self._refuse(f"it is not a checkpoint or is damaged ({error})") from error
+        """Reads the file, again if another run has replaced it meanwhile, for it is opened by its name twice."""
+        for _ in range(TRIES):
+            before, found, damage = self._version(), None, None
+            try:
+                with safe_open(self.path, framework="pt") as file:
+                    found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            except (SafetensorError, RuntimeError) as error:  # the latter of a file that has become shorter
+                damage = error
+            if self._version() != before:
+                continue
+            if found is not None:
+                return found
+            raise self._refuse(f"it is not a checkpoint or is damaged ({damage})") from damage
+        raise self._refuse("other runs replace it all the time")
+
+    def _version(self) -> tuple[int, int]:
+        status = self.path.stat()
+        return status.st_ino, status.st_mtime_ns
 
     def _refuse(self, reason: str) -> FileFormatError:
         return FileFormatError(
