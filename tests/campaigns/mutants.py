@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutant_processes import QUIET, Notes, again, collect, covered, in_parallel
 from mutant_changes import ROOT, SOURCE, Functions, Mutant, changes, drawn, living
+from mutant_processes import QUIET, Notes, again, collect, covered, in_parallel
 
 OTHERS = ("checker", "contracts", "forms", "models")  # tests of what is built on the parts
 FOLDER = ROOT / "build" / "mutants"
