@@ -25,28 +25,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed import ImplicitModel, MeanRelative, Noise, Noisy, Solution, Steps
-from wellposed.equilibrium.stopping import Stopping
+from benchmarks import noise_kernels
+from benchmarks.noise_kernels import INPUTS, RULES
+from wellposed import Noisy, Solution
 
 RESULT = Path(__file__).parent / "results" / "gpu_noise.json"
-WAYS: dict[str, tuple[str, bool | None]] = {
-    "kernel": ("triton", None),
-    "loop": ("reference", None),
-    "loop, torch's draws": ("reference", False),
-}
-RULES: dict[str, Stopping] = {"20 steps": Steps(20), "mean of 10": MeanRelative(0.05, 10)}
+WAYS = {**noise_kernels.WAYS, "kernel": ("triton", None)}
 SIZES = (20, 256), (20, 65_536), (100, 256), (100, 4_096), (128, 65_536)
-INPUTS, ALIKE = 20, 16_384  # of a model, and samples of the same input
+ALIKE = 16_384  # samples of the same input
 
 
-def make(n: int, stop: Stopping, way: str, seed: int = 0) -> Noisy:
-    """Returns a model with noise at 20 dB in the signal."""
-    torch.manual_seed(0)
-    executor, counter = WAYS[way]
-    options: dict[str, Any] = {"solver": "picard", "stop": stop, "max_steps": 60, "executor": executor}
-    model = ImplicitModel(INPUTS, 5, n, activation="tanh", on_failure="ignore", **options).cuda()
-    generator = torch.Generator("cuda").manual_seed(seed)
-    return Noisy(model, Noise(signal=20.0, generator=generator, counter=counter))
+def make(n: int, rule: str, way: str, seed: int = 0) -> Noisy:
+    """Returns a model under noise on the GPU."""
+    return noise_kernels.make(n, RULES[rule], WAYS[way], "cuda", seed)
 
 
 def times(runs: dict[str, Callable[[], object]], budget: float) -> dict[str, float]:
@@ -73,10 +64,10 @@ def _states(solution: Solution) -> Tensor:  # (B, n)
 def measure(n: int, batch: int, rule: str, budget: float) -> dict[str, Any]:
     """Times all ways in turns and compares kernel and loop on the same draws."""
     u = torch.randn(batch, INPUTS, generator=torch.Generator().manual_seed(1)).cuda()
-    found = {way: make(n, RULES[rule], way).equilibrium(u) for way in WAYS}
+    found = {way: make(n, rule, way).equilibrium(u) for way in WAYS}
     same = found["kernel"].steps == found["loop"].steps
     gap = torch.sub(*(_states(found[way])[same] for way in ("kernel", "loop"))).abs().max()
-    models = {way: make(n, RULES[rule], way) for way in WAYS}
+    models = {way: make(n, rule, way) for way in WAYS}
     milliseconds = times({way: partial(model, u) for way, model in models.items()}, budget)
     row = {"states": n, "batch": batch, "rule": rule, "explain": models["kernel"].explain(u)}
     row |= {"steps": {way: float(solution.steps.double().mean()) for way, solution in found.items()}}
@@ -89,7 +80,7 @@ def agreement(n: int, rule: str) -> dict[str, Any]:
     """Compares the distributions of the states of one input, with draws of two kinds."""
     u = torch.randn(1, INPUTS, generator=torch.Generator().manual_seed(2)).expand(ALIKE, -1).contiguous().cuda()
     ways = {"kernel": 1, "loop, torch's draws": 2}
-    one, two = (_states(make(n, RULES[rule], way, seed).equilibrium(u)).double() for way, seed in ways.items())
+    one, two = (_states(make(n, rule, way, seed).equilibrium(u)).double() for way, seed in ways.items())
     error = ((one.var(0) + two.var(0)) / ALIKE).sqrt()
     ratio = (one.std(0) / two.std(0)).log().abs().max().exp()
     distances = smirnov(one, two)

@@ -25,22 +25,24 @@ WAYS: dict[str, tuple[str, bool | None]] = {
     "loop, torch's draws": ("reference", False),
 }
 RULES: dict[str, Stopping] = {"20 steps": Steps(20), "mean of 10": MeanRelative(0.05, 10)}
+INPUTS = 20  # of a model
 
 
-def make(n: int, stop: Stopping, way: str) -> Noisy:
-    """Returns a model with noise at 20 dB in the signal."""
+def make(n: int, stop: Stopping, way: tuple[str, bool | None], device: str = "cpu", seed: int = 0) -> Noisy:
+    """Returns a model with noise at 20 dB in the signal, its draws by a seed."""
     torch.manual_seed(0)
-    executor, counter = WAYS[way]
+    executor, counter = way
     options: dict[str, Any] = {"solver": "picard", "stop": stop, "max_steps": 60, "executor": executor}
-    model = ImplicitModel(20, 5, n, activation="tanh", on_failure="ignore", **options)
-    return Noisy(model, Noise(signal=20.0, generator=torch.Generator().manual_seed(0), counter=counter))
+    model = ImplicitModel(INPUTS, 5, n, activation="tanh", on_failure="ignore", **options).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    return Noisy(model, Noise(signal=20.0, generator=generator, counter=counter))
 
 
 @torch.no_grad()
 def measure(n: int, batch: int, rule: str) -> dict[str, Any]:
     """Times all ways in turns."""
-    u = torch.randn(batch, 20, generator=torch.Generator().manual_seed(1))
-    models = {way: make(n, RULES[rule], way) for way in WAYS}
+    u = torch.randn(batch, INPUTS, generator=torch.Generator().manual_seed(1))
+    models = {name: make(n, RULES[rule], way) for name, way in WAYS.items()}
     runs: dict[str, Callable[[], object]] = {way: partial(model, u) for way, model in models.items()}
     steps = {way: float(model.equilibrium(u).steps.double().mean()) for way, model in models.items()}
     milliseconds = {way: 1e3 * best for way, best in best_times(runs, rounds=3, budget=0.03).items()}

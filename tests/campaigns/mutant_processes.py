@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from mutant_changes import PARTS, ROOT, SOURCE
+from silent import be_silent
 
 BETWEEN = 90.0  # seconds for what is not a test: imports, and what is taken down
 MEMORY = 12 << 30
@@ -70,9 +71,7 @@ def in_child(work: Callable[[Path], Any], index: int, scratch: Path) -> int:
         return child
     code = 1
     try:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
+        be_silent()
         signal.setitimer(signal.ITIMER_REAL, BETWEEN)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         place = scratch / f"{index}.tests"

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from silent import be_silent
 from torch import nn
 
 from wellposed import ImplicitModel
@@ -135,9 +136,7 @@ def start(work: Work, folder: Path, log: Path) -> int:
         return child
     code = 1
     try:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
+        be_silent()
         told = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         result = work(folder, lambda text: (os.write(told, f"{text}\n".encode()), None)[1])
         os.write(told, f"done {result}\n".encode())

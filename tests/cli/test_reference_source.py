@@ -14,11 +14,12 @@ def run(*arguments):
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
-def test_certify_takes_a_reference_model():
+def test_certify_takes_a_reference_model(tmp_path):
     pytest.importorskip("sklearn")
     done = run(
         *("certify", "--model", "reference:digits-robust", "--data", "digits", "--samples", 40),
         *("--epsilon", 0.01, "--method", "interval", "--steps", 3, "--json"),
+        *("--out", tmp_path / "page.html"),
     )
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
