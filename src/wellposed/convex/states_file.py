@@ -18,7 +18,7 @@ from wellposed.errors import FileFormatError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form, registered_name, unpack_form
 from wellposed.models.atomic import written_whole
-from wellposed.models.tensor_file import write_tensors
+from wellposed.models.tensor_file import file_digest, write_tensors
 
 FORMAT, INDEX, FORM = "wellposed-states-1", "states.json", "form.safetensors"
 PIECE = 4096  # samples that are written at a time
@@ -54,7 +54,7 @@ def save_states(states: States, folder: str | os.PathLike[str]) -> None:
         tensors, metadata = pack_form(states.form)
         with written_whole(place / FORM) as temporary:
             write_tensors(temporary, {name: part.contiguous().cpu() for name, part in tensors.items()}, metadata)
-    index["files"] = {name: _file_digest(place / name) for name in _files(index["form"])}
+    index["files"] = {name: file_digest(place / name) for name in _files(index["form"])}
     index["sha256"] = _sealed(index)
     with written_whole(place / INDEX) as temporary:
         temporary.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
@@ -92,11 +92,6 @@ def _files(form: bool) -> list[str]:
     return [f"{name}.npy" for name in _MATRICES] + [FORM] * form
 
 
-def _file_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _sealed(index: dict[str, Any]) -> str:
     """Returns the checksum of an index, but for that itself."""
     said = {name: value for name, value in index.items() if name != "sha256"}
@@ -106,7 +101,7 @@ def _sealed(index: dict[str, Any]) -> str:
 def _check(place: Path, index: dict[str, Any], verify: bool) -> None:
     damaged = [INDEX] if index["sha256"] != _sealed(index) else []
     if verify and not damaged:
-        damaged = [name for name in _files(index["form"]) if _file_digest(place / name) != index["files"][name]]
+        damaged = [name for name in _files(index["form"]) if file_digest(place / name) != index["files"][name]]
     if damaged:
         raise FileFormatError(f"{damaged[0]} is damaged: its checksum does not match; record the states again")
 

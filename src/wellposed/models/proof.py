@@ -1,7 +1,6 @@
 """Certificates as files: what is proven of a saved model, in a form that `wellposed.checker` checks on its own."""
 
 import copy
-import hashlib
 import json
 import os
 import platform
@@ -28,7 +27,7 @@ from wellposed.models.atomic import written_whole
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.matrix import StateMatrix
 from wellposed.models.recurrent import ImplicitRNN
-from wellposed.models.tensor_file import write_tensors
+from wellposed.models.tensor_file import file_digest, write_tensors
 
 # Room for the checker, whose factors of matrices are approximate and whose constants of phi have fewer digits.
 ROOM = 1e-9
@@ -78,9 +77,9 @@ def write_certificate(
         names = {name: f"{number}.{name}" for name in claim.tensors}
         tensors |= {names[name]: double(value).cpu().contiguous() for name, value in claim.tensors.items()}
         listed.append({"kind": claim.kind, "about": claim.about, **_renamed(claim.facts, names)})
-    said: dict[str, Any] = {"sha256": _digest(Path(path))}
+    said: dict[str, Any] = {"sha256": file_digest(Path(path))}
     if config:
-        said["config_sha256"] = _digest(Path(path).with_name(CONFIG))
+        said["config_sha256"] = file_digest(Path(path).with_name(CONFIG))
     versions = {"wellposed": sys.modules["wellposed"].__version__, "torch": torch.__version__}
     said |= {"claims": listed, "versions": {**versions, "python": platform.python_version()}}
     metadata = {"format": FORMAT, "certificate": json.dumps(said, allow_nan=False)}
@@ -198,8 +197,3 @@ def _renamed(facts: Any, names: dict[str, str]) -> Any:
     if isinstance(facts, list):
         return [_renamed(value, names) for value in facts]
     return names.get(facts, facts) if isinstance(facts, str) else facts
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

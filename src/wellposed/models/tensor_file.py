@@ -36,3 +36,9 @@ def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
         total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         total.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Returns the SHA-256 of the bytes of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
