@@ -45,8 +45,8 @@ CONTRACT = {
         "States": "U, Z, X, Y, blocks, activations",
         "record_states": "network, loader",
         "fit_states": (
-            "states, *, kappa, bound, objective, strength, target_sparsity, support, rescale, refit_output, solver, "
-            "jobs, device"
+            "states, *, kappa, bound, objective, strength, target_sparsity, support, rescale, refit_output, "
+            "solver, jobs, device"
         ),
         "eliminate_features": "states, *, kappa, gamma, method, keep",
         "Box": "lower, upper",
