@@ -6,19 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.baselines.mlp import MLP, parameter_count
 from wellposed.equilibrium.certificate import Certificate
-from wellposed.experiments.config import Choice
 from wellposed.experiments.threads import one_thread
-from wellposed.experiments.zoo import build
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
-from wellposed.tasks.math import addition
 from wellposed.training import History, fit
 
 FEATURES, STATES = 50, 20
@@ -94,11 +91,10 @@ def run_demo(config: DemoConfig, progress: bool = True) -> DemoResult:
     began = time.perf_counter()
     train = _draw(config, config.samples, 1.0, part=0)
     tests = [_draw(config, config.test_samples, shift / 2, part=1) for shift in SHIFTS]
-    sizes = [FEATURES, STATES, STATES, 1]
     kinds: dict[str, Callable[[], nn.Module]] = {
         "implicit model": _implicit,
-        "MLP": lambda: MLP(sizes),
-        "bias-free MLP": lambda: MLP(sizes, bias=False),
+        "MLP": lambda: _mlp(bias=True),
+        "bias-free MLP": lambda: _mlp(bias=False),
     }
     with one_thread():
         models = [_train(name, kind, config, train, tests, progress) for name, kind in kinds.items()]
@@ -117,13 +113,36 @@ def _draw(config: DemoConfig, samples: int, scale: float, part: int) -> tuple[Te
     parts = []
     for seed in range(config.seeds):
         generator = torch.Generator().manual_seed(1_000_000 * (part + 1) + seed)
-        parts.append(addition(FEATURES, seed).sample(samples, scale, generator))
+        parts.append(addition(seed, samples, scale, generator))
     u, y = zip(*parts, strict=True)
     return torch.stack(u), torch.stack(y)  # (M, N, p), (M, N, 1)
 
 
+def addition(seed: int, samples: int, scale: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draws u from ``U(-scale, scale)`` and sums of two ranges of it, which the seed decides (001 sec. 2.1)."""
+    ranges = torch.Generator().manual_seed(seed)
+    index, weights = torch.arange(FEATURES), torch.zeros(FEATURES)
+    for _ in range(2):
+        low, high = sorted(torch.randperm(FEATURES, generator=ranges)[:2].tolist())
+        weights += ((low <= index) & (index <= high)).float()
+    u = scale * (2 * torch.rand(samples, FEATURES, generator=generator) - 1)
+    return u, u @ weights[:, None]
+
+
 def _implicit() -> nn.Module:
-    return build("addition", (FEATURES, 1), Choice.of("implicit", kappa=0.5, solver="picard"))
+    """Builds an implicit model that starts near zero: B and C have a tenth of their usual size."""
+    model = ImplicitModel(FEATURES, 1, STATES, kappa=0.5, solver="picard")
+    with torch.no_grad():
+        model.B.mul_(0.1)
+        model.C.mul_(0.1)
+    return model
+
+
+def _mlp(bias: bool) -> nn.Module:
+    first, second, last = (
+        nn.Linear(before, after, bias) for before, after in pairwise((FEATURES, STATES, STATES, 1))
+    )
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
 
 
 def _train(
@@ -149,7 +168,8 @@ def _train(
     members = [ensemble.member(index) for index in range(config.seeds)]
     with torch.no_grad():
         errors = torch.stack([(ensemble(u) - y).square().mean((1, 2)) for u, y in tests])
-    result = ModelResult(name, parameter_count(members[0]), errors, history)
+    parameters = sum(parameter.numel() for parameter in members[0].parameters())
+    result = ModelResult(name, parameters, errors, history)
     implicit = [member for member in members if isinstance(member, ImplicitModel)]
     return _with_equilibria(result, implicit, tests) if implicit else result
 

@@ -7,10 +7,9 @@ import torch
 from rich import box
 from rich.table import Table
 
-from wellposed.experiments.demo import FEATURES, SHIFTS, DemoResult, ModelResult
+from wellposed.experiments.demo import SHIFTS, DemoResult, ModelResult, addition
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.reference import load_reference
-from wellposed.tasks.math import addition
 
 REFERENCE = "addition"  # the model of the package that is shown beside those of the demo
 
@@ -76,7 +75,7 @@ def shipped() -> str:
     assert isinstance(model, ImplicitModel)
     for shift in (SHIFTS[0], SHIFTS[-1]):
         generator = torch.Generator().manual_seed(0)
-        u, y = addition(FEATURES, 0).sample(2000, shift / 2, generator)
+        u, y = addition(0, 2000, shift / 2, generator)
         found.append(f"{number(float((model(u) - y).square().mean()))} at k={shift}")
     return f"load_reference({REFERENCE!r}), trained beforehand: {', '.join(found)}; {model.certificate()}"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wellposed.experiments.certification import Radius
-from wellposed.experiments.demo_page import STYLE
+from wellposed.experiments.page_style import STYLE
 from wellposed.experiments.report.markup import Html, element, join, plural
 from wellposed.experiments.robust_charts import accuracy_chart, width_chart
 from wellposed.robust.attacks import Attack

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wellposed.errors import InputError
 
-Network = TypeVar("Network", bound=nn.Module)
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class StackedConvolution(nn.Module):
@@ -60,7 +60,7 @@ class Joined(nn.Module):
     Each network sees the samples of its own column and is not influenced by the others.
     """
 
-    def __init__(self, networks: Sequence[Network]) -> None:
+    def __init__(self, networks: Sequence[Module]) -> None:
         super().__init__()
         self.networks = tuple(networks)  # a tuple, so that their own weights are not trained
         self.inner = copy.deepcopy(networks[0])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InputError
-from wellposed.tasks.task import Pair, Point, Task
+from wellposed.tasks.task import Pair as Samples
+from wellposed.tasks.task import Point, Task
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,17 @@ class BumpRegression(Task):
         """Computes the function itself."""
         return 2 * (torch.exp(-u.square() / (2 * self.width**2)) - 0.5)
 
-    def train(self, seed: int) -> Pair:
+    def train(self, seed: int) -> Samples:
         return self._draw(self.samples, self.generator(seed, "train"))
 
-    def validation(self, seed: int) -> Pair:
+    def validation(self, seed: int) -> Samples:
         return self._draw(self.test_samples, self.generator(seed, "validation"))
 
-    def test(self, seed: int, at: Point) -> Pair:
+    def test(self, seed: int, at: Point) -> Samples:
         if at is not None:
             raise InputError(f"task {self.name!r} has one test distribution; received the point {at!r}")
         return self._draw(self.test_samples, self.generator(seed, "test"))
 
-    def _draw(self, samples: int, generator: torch.Generator) -> Pair:
+    def _draw(self, samples: int, generator: torch.Generator) -> Samples:
         u = 2 * torch.rand(samples, 1, generator=generator) - 1
         return u, self.target(u)
