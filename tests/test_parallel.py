@@ -96,7 +96,7 @@ def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_dask_needs_a_client():
-    pytest.importorskip("distributed", reason="dask is not installed: pip install 'wellposed[dask]'")
+    pytest.importorskip("distributed", reason="dask is not installed: pip install distributed")
     with pytest.raises(InputError, match="needs a client"):
         list(Workers(2, "dask").run(print, [(1,), (2,)]))
 
@@ -124,7 +124,7 @@ def lost_worker_then_rerun(tmp_path: Path, backend: str) -> None:
 
 @pytest.fixture(scope="module")
 def dask_client():
-    distributed = pytest.importorskip("distributed", reason="dask is not installed: pip install 'wellposed[dask]'")
+    distributed = pytest.importorskip("distributed", reason="dask is not installed: pip install distributed")
     pytest.importorskip("joblib")
     local = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
@@ -199,7 +199,7 @@ def test_work_that_comes_again_from_a_lost_worker_is_not_done_twice(tmp_path):
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'wellposed[ray]'")
+    pytest.importorskip("ray", reason="ray is not installed: pip install ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]))
         with cluster("ray"):  # its processes find this file

@@ -54,19 +54,25 @@ class ConvergenceWarning(RuntimeWarning):
     """Some samples did not reach an equilibrium."""
 
 
-def require(package: str, extra: str) -> ModuleType:
-    """Imports an optional package or says which extra brings it.
+def require(package: str, extra: str | None = None) -> ModuleType:
+    """Imports an optional package, or says how to install it.
+
+    Args:
+        package: a package or one of its modules.
+        extra: of this library, or "lab" for what comes with the lab; None: the package is installed by its name.
 
     Example:
-        >>> require("math", extra="none").sqrt(4.0)
+        >>> require("math").sqrt(4.0)
         2.0
     """
     try:
         return importlib.import_module(package)
+    except MissingExtraError:
+        raise  # one of our own modules has said what it needs
     except ImportError as error:
-        raise MissingExtraError(
-            f"{package!r} is needed here and is not installed; run: pip install 'wellposed[{extra}]'"
-        ) from error
+        name = package.partition(".")[0] if extra is None else f"'wellposed[{extra}]'"
+        install = "make lab (or pip install ./lab) in a checkout" if extra == "lab" else f"pip install {name}"
+        raise MissingExtraError(f"{package!r} is needed here and is not installed; run: {install}") from error
 
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameError:

@@ -83,7 +83,7 @@ class Workers:
         if self.backend != "dask":
             return {}
         try:
-            require("distributed", extra="dask").get_client()
+            require("distributed").get_client()
         except ValueError as error:
             raise InputError(
                 "backend='dask' needs a client of a running cluster: Client('tcp://scheduler:8786') of "
@@ -98,18 +98,18 @@ class Workers:
             return _Following(function, os.getpid()), common
         if self.backend != "ray":
             return function, common
-        require("ray.util.joblib", extra="ray").register_ray()
-        ray = require("ray", extra="ray")
+        require("ray.util.joblib").register_ray()
+        ray = require("ray")
         if not ray.is_initialized():
             ray.init(logging_level="error", log_to_driver=False)
         return _Fetching(function), ray.put(common)
 
     def _losses(self) -> tuple[type[BaseException], ...]:
         if self.backend == "dask":
-            dask = require("distributed", extra="dask")
+            dask = require("distributed")
             return dask.scheduler.KilledWorker, CancelledError
         if self.backend == "ray":
-            ray = require("ray.exceptions", extra="ray")
+            ray = require("ray.exceptions")
             return ray.RayActorError, ray.WorkerCrashedError, ray.NodeDiedError, ray.ObjectLostError
         return (BrokenExecutor,)
 
@@ -121,7 +121,7 @@ class _Fetching:
     function: Callable[..., Any]
 
     def __call__(self, common: Any, *task: Any) -> Any:
-        return self.function(require("ray", extra="ray").get(common), *task)
+        return self.function(require("ray").get(common), *task)
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,10 @@ def cluster(backend: str, address: str | None = None) -> Iterator[None]:
         raise InputError(f"an address goes with the backends {', '.join(CLUSTERS)}; received {backend!r}")
     if backend == "dask":
         own = {} if address is not None else {"threads_per_worker": 1}
-        with require("distributed", extra="dask").Client(address, **own):
+        with require("distributed").Client(address, **own):
             yield
     elif backend == "ray":
-        ray = require("ray", extra="ray")
+        ray = require("ray")
         ray.init(address, logging_level="error", log_to_driver=False)
         try:
             yield

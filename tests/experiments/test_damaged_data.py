@@ -51,9 +51,9 @@ def first_run(suite):
     [
         (
             "earthquake",
-            ("pip install 'wellposed[seismic]'", SMALL_TABLE.path, f"travel-times/ak135-v{VERSION}.npz"),
+            ("make lab", SMALL_TABLE.path, f"travel-times/ak135-v{VERSION}.npz"),
         ),
-        ("eliminate-earthquake", ("pip install 'wellposed[seismic]'", SMALL_TABLE.path)),
+        ("eliminate-earthquake", ("make lab", SMALL_TABLE.path)),
         ("sparsify-cifar", ("Three ways", CIFAR, "WELLPOSED_OFFLINE")),
         ("sparsify-newsgroups", ("Three ways", NEWS, "fetch_20newsgroups")),
     ],

@@ -47,7 +47,7 @@ def test_without_triton(monkeypatch):
         ImplicitModel(3, 2, 6, executor="triton")
     device_problem.cache_clear()
     try:
-        assert device_problem(torch.device("cuda")) == "triton is not installed; pip install 'wellposed[gpu]'"
+        assert device_problem(torch.device("cuda")) == "triton is not installed; pip install triton"
     finally:
         device_problem.cache_clear()
 

@@ -133,7 +133,7 @@ class Garch(nn.Module):
         returns = [BASIS_POINTS * np.diff(np.log(stretch)) for stretch in self._series if len(stretch) > 1]
         if not returns:
             raise InputError("a GARCH model is fitted to stretches of prices; pass them as series=")
-        model = require("arch", extra="finance").arch_model(
+        model = require("arch", extra="lab").arch_model(
             np.concatenate(returns), mean="Zero", vol="GARCH", p=1, q=1, rescale=False
         )
         found = model.fit(disp="off", show_warning=False).params

@@ -104,7 +104,7 @@ class EarthquakeData(Run):
         if times.name != "ak135":
             return {}
         try:
-            model = require("obspy.taup", extra="seismic").TauPyModel(times.name)
+            model = require("obspy.taup", extra="lab").TauPyModel(times.name)
         except MissingExtraError:
             return {}
         share = torch.rand(2, ASKED, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)

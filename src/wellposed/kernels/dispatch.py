@@ -33,7 +33,7 @@ def check_executor(executor: str) -> None:
     if executor == "numba" and installation_problem():
         kernels()
     if executor == "triton":
-        require("triton", extra="gpu")
+        require("triton")
 
 
 def choose_loop(executor: str, *, trace: bool, automatic: bool = False, sparse: SparseRows | None = None) -> Loop:

@@ -28,15 +28,15 @@ RESIDENT = {2: 128, 4: 128, 8: 32}  # states up to which A stays on the chip, by
 @functools.cache
 def launcher() -> ModuleType:
     """Imports what needs Triton, on first use."""
-    require("triton", extra="gpu")
-    return require("wellposed.kernels.gpu_launch", extra="gpu")
+    require("triton")
+    return require("wellposed.kernels.gpu_launch")
 
 
 def interpreted() -> bool:
     """Tells whether Triton interprets kernels, on tensors of the CPU."""
     if importlib.util.find_spec("triton") is None:
         return False
-    return bool(require("triton", extra="gpu").knobs.runtime.interpret)
+    return bool(require("triton").knobs.runtime.interpret)
 
 
 @functools.cache

@@ -5,8 +5,8 @@ from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
 from wellposed.kernels import recipe
 
-triton = require("triton", extra="gpu")
-tl = require("triton.language", extra="gpu")
+triton = require("triton")
+tl = require("triton.language")
 # Kernels see global numbers only as constants of Triton.
 RELU, SLOPED, LINEAR = tl.constexpr(recipe.RELU), tl.constexpr(recipe.SLOPED), tl.constexpr(recipe.LINEAR)
 TANH, SIGMOID = tl.constexpr(recipe.TANH), tl.constexpr(recipe.SIGMOID)

@@ -107,7 +107,7 @@ def _forward(
 @functools.cache
 def _projection() -> ModuleType:
     """Imports what needs Triton, on first use."""
-    return require("wellposed.kernels.gpu_projection", extra="gpu")
+    return require("wellposed.kernels.gpu_projection")
 
 
 class _DeviceLayer(torch.autograd.Function):

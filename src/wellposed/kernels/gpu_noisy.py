@@ -12,8 +12,8 @@ from wellposed.kernels.gpu_random import draw
 from wellposed.kernels.gpu_resident import matrix_product, start_rows
 from wellposed.kernels.gpu_steps import close, judge
 
-triton = require("triton", extra="gpu")
-tl = require("triton.language", extra="gpu")
+triton = require("triton")
+tl = require("triton.language")
 UNSPECIALISED = ("batch", "limit", "max_steps", "seed")
 STATE, SIGNAL = tl.constexpr(counter.STATE), tl.constexpr(counter.SIGNAL)
 

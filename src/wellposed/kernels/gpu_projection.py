@@ -12,8 +12,8 @@ from torch import Tensor
 from wellposed.errors import require
 from wellposed.kernels.gpu_calls import call
 
-triton = require("triton", extra="gpu")
-tl = require("triton.language", extra="gpu")
+triton = require("triton")
+tl = require("triton.language")
 WIDE = tl.constexpr(2.220446049250313e-16)  # the rounding unit of float64
 
 

@@ -8,8 +8,8 @@ import math
 
 from wellposed.errors import require
 
-triton = require("triton", extra="gpu")
-tl = require("triton.language", extra="gpu")
+triton = require("triton")
+tl = require("triton.language")
 NEAR = tl.constexpr(3_037_000_500)  # words from here on are uniform numbers above 1 / sqrt(2)
 EIGHTH, QUARTER = tl.constexpr(1 << 29), tl.constexpr(30)
 TURN, LOG2 = tl.constexpr(2 * math.pi / 2**32), tl.constexpr(math.log(2))

@@ -18,8 +18,8 @@ from wellposed.kernels.gpu_elementary import (
 )
 from wellposed.kernels.gpu_steps import close, extrapolate, judge, look_back
 
-triton = require("triton", extra="gpu")
-tl = require("triton.language", extra="gpu")
+triton = require("triton")
+tl = require("triton.language")
 UNSPECIALISED = ("batch", "limit", "max_steps")
 
 

@@ -26,8 +26,8 @@ CHUNK = 64  # inputs that are read at once
 @functools.cache
 def loops() -> ModuleType:
     """Imports the Triton loops, on first use."""
-    require("triton", extra="gpu")
-    return require("wellposed.kernels.gpu_sequence_loops", extra="gpu")
+    require("triton")
+    return require("wellposed.kernels.gpu_sequence_loops")
 
 
 @dataclass(frozen=True, eq=False)

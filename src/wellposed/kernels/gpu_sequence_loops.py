@@ -10,8 +10,8 @@ from wellposed.errors import require
 from wellposed.kernels.gpu_elementary import CONVERGED, LINEAR, MAX_STEPS, slope_at, split
 from wellposed.kernels.gpu_sequence_solve import RUNNING, multiply, solve
 
-triton = require("triton", extra="gpu")
-tl = require("triton.language", extra="gpu")
+triton = require("triton")
+tl = require("triton.language")
 
 VARYING = ("batch", "times", "limit", "max_steps", "zero")  # no value of theirs is worth a compilation
 

@@ -27,8 +27,8 @@ from wellposed.kernels.gpu_elementary import (
     split_product,
 )
 
-triton = require("triton", extra="gpu")
-tl = require("triton.language", extra="gpu")
+triton = require("triton")
+tl = require("triton.language")
 
 RUNNING = tl.constexpr(int(Status.RUNNING))
 PERIOD = tl.constexpr(LOOK)

@@ -63,7 +63,7 @@ def place_problem(device: torch.device) -> str:
 
 @functools.cache
 def _projection() -> ModuleType:
-    return require("wellposed.kernels.gpu_projection", extra="gpu")
+    return require("wellposed.kernels.gpu_projection")
 
 
 def projected(W: Tensor, radius: float) -> Tensor:

@@ -22,8 +22,8 @@ from wellposed.kernels.gpu_elementary import (
     STEPS_DONE,
 )
 
-triton = require("triton", extra="gpu")
-tl = require("triton.language", extra="gpu")
+triton = require("triton")
+tl = require("triton.language")
 PERIOD = tl.constexpr(loop.PERIOD)
 TINY = tl.constexpr(2.2250738585072014e-308)
 

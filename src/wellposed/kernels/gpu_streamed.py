@@ -15,8 +15,8 @@ from wellposed.kernels.gpu_elementary import LINEAR, SIGMOID, activate, product,
 from wellposed.kernels.gpu_resident import UNSPECIALISED
 from wellposed.kernels.gpu_steps import close, extrapolate, judge, look_back
 
-triton = require("triton", extra="gpu")
-tl = require("triton.language", extra="gpu")
+triton = require("triton")
+tl = require("triton.language")
 
 
 @triton.jit

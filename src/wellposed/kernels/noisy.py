@@ -199,7 +199,7 @@ class NoisyLoop:
 def run_noisy_on_device(A: Tensor, v: Tensor, x0: Tensor, recipe: NoisyRecipe) -> Iterates:
     """Solves ``x = phi(Ax + v)`` under noise by a Triton kernel, from `x0`."""
     launcher()
-    launched = require("wellposed.kernels.gpu_noisy_launch", extra="gpu").launch_noisy(A, v, x0, recipe)
+    launched = require("wellposed.kernels.gpu_noisy_launch").launch_noisy(A, v, x0, recipe)
     value, status, steps, residuals = launched
     trace = finished(residuals, steps)
     return Iterates(value, status, steps, lambda: trace)

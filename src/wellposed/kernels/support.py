@@ -103,7 +103,7 @@ def engine_problem(x: Tensor, kind: int = 0, slope: float = 0.0) -> str:
 def device_problem(device: torch.device) -> str:
     """Says why a device has no kernels; nothing if it has."""
     if importlib.util.find_spec("triton") is None:
-        return "triton is not installed; pip install 'wellposed[gpu]'"
+        return "triton is not installed; pip install triton"
     if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
         return "the kernels need an NVIDIA GPU of compute capability 8.0 or more"
     return ""

@@ -39,8 +39,8 @@ def export_onnx(
         >>> export_onnx(ImplicitModel(3, 2, 8), "model.onnx", torch.randn(4, 3), steps=50)  # doctest: +SKIP
         1.1920928955078125e-07
     """
-    require("onnx", extra="onnx")
-    require("onnxscript", extra="onnx")
+    require("onnx", extra="share")
+    require("onnxscript", extra="share")
     if not isinstance(example, Tensor) or example.dim() < 2 or example.shape[0] < 2:
         received = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise InputError(f"example must be a batch of at least two inputs, (B, ...); received {received}")

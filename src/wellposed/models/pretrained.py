@@ -118,7 +118,7 @@ def _folder(source: str | os.PathLike[str], revision: str | None) -> Path:
         return Path(source)
     if not isinstance(source, str) or not _REPOSITORY.fullmatch(source):
         raise FileNotFoundError(f"no folder at {os.fspath(source)!r}; a repository is named 'owner/model'")
-    hub = require("huggingface_hub", extra="hub")
+    hub = require("huggingface_hub", extra="share")
     return Path(hub.snapshot_download(source, revision=revision, allow_patterns=[WEIGHTS, CONFIG, CARD]))
 
 

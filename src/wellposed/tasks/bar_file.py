@@ -161,7 +161,7 @@ def _lines(stream: TextIO, path: Path) -> Iterator[str]:
 
 
 def _read_parquet(path: Path) -> BarTable:
-    parquet = require("pyarrow.parquet", extra="finance")
+    parquet = require("pyarrow.parquet", extra="lab")
     try:
         with parquet.ParquetFile(path) as file:
             about = file.metadata

@@ -63,8 +63,8 @@ class Earth:
     """
 
     def __init__(self, name: str = "ak135") -> None:
-        self.model = require("obspy.taup", extra="seismic").TauPyModel(name).model
-        self.phase = require("obspy.taup.seismic_phase", extra="seismic").SeismicPhase
+        self.model = require("obspy.taup", extra="lab").TauPyModel(name).model
+        self.phase = require("obspy.taup.seismic_phase", extra="lab").SeismicPhase
         self.parameters = self._between()
         self.depths = [self._turning(p) for p in self.parameters]
 

@@ -51,8 +51,8 @@ class TensorBoard:
         if taken:
             raise InputError(f"these numbers are written anyway: {', '.join(taken)}; choose other names")
         self.parameters, self.every = parameters, every
-        require("tensorboard", extra="tensorboard")
-        self._library = require("torch.utils.tensorboard", extra="tensorboard")
+        require("tensorboard", extra="plots")
+        self._library = require("torch.utils.tensorboard", extra="plots")
         self._writer: Any = None
 
     def __call__(self, history: History) -> None:

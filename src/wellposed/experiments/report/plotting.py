@@ -22,7 +22,7 @@ CLOSED = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "sh
 
 def library() -> Html:
     """Returns plotly.js as a script, so that the page needs no network."""
-    code = require("plotly.offline", extra="report").get_plotlyjs()
+    code = require("plotly.offline", extra="plots").get_plotlyjs()
     return Html("<script>" + re.sub(r"</(script)", r"<\\/\1", code, flags=re.IGNORECASE) + "</script>")
 
 
@@ -68,7 +68,7 @@ def _caption(figure: Figure, drawn: dict[str, list[Curve]], hidden: set[str], li
 def _panel(
     figure: Figure, task: str, found: list[Curve], chosen: dict[str, Style], hidden: set[str], lines: bool
 ) -> Html:
-    graph = require("plotly.graph_objects", extra="report")
+    graph = require("plotly.graph_objects", extra="plots")
     shown = [curve for curve in found if curve.name not in hidden]
     traces = _lines(graph, figure, found, chosen, hidden) if lines else _dots(graph, shown)
     layout = (_line_layout if lines else _dot_layout)(figure, shown)

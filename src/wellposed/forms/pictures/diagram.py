@@ -135,7 +135,7 @@ def _draw_node(axes: Any, patches: Any, node: Node) -> None:
 
 def interactive(diagram: Diagram) -> Any:
     """Draws with plotly."""
-    graph = require("plotly.graph_objects", extra="report")
+    graph = require("plotly.graph_objects", extra="plots")
     left, right, top, bottom = diagram.frame
     traces = [_plotly_arrow(graph, arrow) for arrow in diagram.arrows]
     traces.append(_plotly_nodes(graph, diagram))

@@ -50,7 +50,7 @@ def write_page(
         keys: what each colour means.
         tall: pixels that the picture has at least, below which the page scrolls.
     """
-    code = require("plotly.offline", extra="report").get_plotlyjs()
+    code = require("plotly.offline", extra="plots").get_plotlyjs()
     code = re.sub(r"</(script)", r"<\\\\/\1", code, flags=re.IGNORECASE)
     legend = "".join(
         f'<span class="key" style="background:{colour}"></span>{escape(text)}' for text, colour in keys.items()

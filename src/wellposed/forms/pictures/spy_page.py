@@ -16,7 +16,7 @@ Cells = tuple[list[list[int | None]], list[list[str]]]
 
 def interactive(wiring: Wiring, picture: Raster) -> Any:
     """Lays the picture below cells that say what they are: blocks, or entries where those are few."""
-    graph = require("plotly.graph_objects", extra="report")
+    graph = require("plotly.graph_objects", extra="plots")
     height, width, _ = picture.pixels.shape
     states, inputs, outputs = wiring.labels
     source = {"source": png_address(picture.pixels), "sizing": "stretch", "sizex": width, "sizey": height}
