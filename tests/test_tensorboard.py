@@ -115,5 +115,5 @@ def test_wrong_arguments_are_explained(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="written anyway: steps"):
         TensorBoard(tmp_path, {"steps": lambda: 1.0})
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(MissingExtraError, match=r"wellposed\[tensorboard\]"):
+    with pytest.raises(MissingExtraError, match=r"wellposed\[plots\]"):
         TensorBoard(tmp_path)

@@ -275,7 +275,7 @@ def test_everything_is_escaped(text, found):
 
 def test_a_missing_plotly_is_named_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(MissingExtraError, match=r"wellposed\[report\]"):
+    with pytest.raises(MissingExtraError, match=r"wellposed\[plots\]"):
         write_report(RUNS[:5], tmp_path / "report.html", suites=KNOWN)
     assert not (tmp_path / "report.html").exists()
 

@@ -54,5 +54,5 @@ def test_wrong_examples(tmp_path, monkeypatch):
 
 def test_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
-    with pytest.raises(MissingExtraError, match=r"wellposed\[onnx\]"):
+    with pytest.raises(MissingExtraError, match=r"wellposed\[share\]"):
         wp.export_onnx(wp.ImplicitModel(3, 2, 6), tmp_path / "model.onnx", torch.zeros(2, 3), steps=3)

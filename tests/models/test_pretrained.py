@@ -117,5 +117,5 @@ def test_a_repository_is_downloaded_once_the_hub_is_there(tmp_path, monkeypatch)
     assert wp.from_pretrained("someone/model", revision="v1").state_features == 6
     assert asked == [("someone/model", "v1")]
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingExtraError, match=r"wellposed\[hub\]"):
+    with pytest.raises(MissingExtraError, match=r"wellposed\[share\]"):
         wp.from_pretrained("someone/model")

@@ -207,7 +207,7 @@ def test_without_obspy_the_data_folder_serves(bare, no_obspy, cone, monkeypatch)
 
 
 def test_without_anything_the_message_says_what_to_do(bare, no_obspy):
-    with pytest.raises(MissingDataError, match=r"wellposed\[seismic\].*ak135_first_P_table.npz.*WELLPOSED_CACHE"):
+    with pytest.raises(MissingDataError, match=r"make lab.*ak135_first_P_table.npz.*WELLPOSED_CACHE"):
         travel_times("ak135")
 
 
