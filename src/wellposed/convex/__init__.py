@@ -18,7 +18,6 @@ from wellposed.convex.projected import Projected
 from wellposed.convex.report import FitReport
 from wellposed.convex.rows import RowFit, RowGroup, row_groups
 from wellposed.convex.schur import Schur
-from wellposed.convex.screened import Screened
 from wellposed.convex.screening import certified_zeros
 from wellposed.convex.shared import RowUnits, SharedFit, fit_shared
 from wellposed.convex.shared_layer import shared_layers
@@ -36,7 +35,6 @@ _SOLVERS: dict[str, Callable[[], RowSolver]] = {
     "bisection": lambda: Schur(Bisection()),
     "bisection-literal": lambda: Schur(Bisection(eps=0.01, literal=True)),
     "conic": Conic,
-    "screened": Screened,
     "cvxpy": Modelled,
 }
 for _name, _factory in _SOLVERS.items():
@@ -67,7 +65,6 @@ __all__ = [
     "RowSolver",
     "RowUnits",
     "Schur",
-    "Screened",
     "SharedFit",
     "SharedReport",
     "StateFit",
