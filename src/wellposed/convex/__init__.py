@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from wellposed.convex.automatic import Automatic
-from wellposed.convex.bisection import Bisection
 from wellposed.convex.conic import Conic, Modelled
 from wellposed.convex.design import Design
 from wellposed.convex.eliminate import EliminationPath, EliminationStep, eliminate_features
@@ -32,8 +31,6 @@ _SOLVERS: dict[str, Callable[[], RowSolver]] = {
     "homotopy": lambda: Schur(Homotopy()),
     "refined": lambda: Schur(Homotopy(), tol=1e-9),
     "projected": Projected,
-    "bisection": lambda: Schur(Bisection()),
-    "bisection-literal": lambda: Schur(Bisection(eps=0.01, literal=True)),
     "conic": Conic,
     "cvxpy": Modelled,
 }
@@ -43,7 +40,6 @@ for _name, _factory in _SOLVERS.items():
 __all__ = [
     "ROW_SOLVERS",
     "Automatic",
-    "Bisection",
     "Conic",
     "Design",
     "EliminationPath",
