@@ -1,9 +1,8 @@
 """What Gap-Safe screening saves, and what its certificates are worth.
 
 The MLP of `benchmarks.convex_rows` (FashionMNIST where WELLPOSED_DATA has it, else digits) is recorded on 1 000
-images, and its rows are solved with and without screening, on one processor: by Clarabel on the columns that are
-left of each row, and by the projected gradient, which drops a column from a batch of rows once no row of it can
-need it.
+images, and its rows are solved with and without screening, on one processor, by the projected gradient, which
+drops a column from a batch of rows once no row of it can need it.
 
 Run: python -m benchmarks.convex_screening
 """
@@ -17,17 +16,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.convex_rows import KAPPAS, ORACLE_ROWS, SAMPLES, images, seconds, trained
+from benchmarks.convex_rows import KAPPAS, SAMPLES, images, seconds, trained
 from benchmarks.timing import one_thread
 from wellposed.convex import (
-    Conic,
     Design,
     Projected,
     RowProblem,
     RowSolution,
     RowSolver,
     Schur,
-    Screened,
     States,
     certified_zeros,
     record_states,
@@ -74,12 +71,8 @@ def measure(states: States, kappa: float) -> dict[str, Any]:
     """Measures the problem whose cap counts the whole row."""
     design = Design.of(states.X, states.U)
     problem = row_problem(design, states.Z, kappa=kappa, capped=design.shape[1])
-    some = problem.chosen(torch.linspace(0, problem.rows - 1, ORACLE_ROWS).long())
     gradient = Projected(tol=TOL, max_steps=LIMIT)
-    solves = [
-        compared("Clarabel", some, Screened(), Conic()),
-        compared("projected gradient", problem, gradient, replace(gradient, screen=False)),
-    ]
+    solves = [compared("projected gradient", problem, gradient, replace(gradient, screen=False))]
     size = {"kappa": kappa, "rows": problem.rows, "columns": problem.columns}
     return {**size, "removed": removed(problem), "solves": solves}
 

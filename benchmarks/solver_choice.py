@@ -1,4 +1,4 @@
-"""Picard, Anderson and Newton at equal true error, and how well `kernels.choice` picks between them.
+"""Picard, Anderson and Newton at equal true error.
 
 Run: python -m benchmarks.solver_choice          measures, writes results/solver_choice.json and the plot
      python -m benchmarks.solver_choice --plot   draws the plot from the JSON
@@ -30,13 +30,12 @@ from wellposed.equilibrium.anderson import Anderson
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.map import max_norm
 from wellposed.equilibrium.picard import Picard
-from wellposed.kernels.active_set import WARM, solve_active_set
-from wellposed.kernels.choice import choose
+from wellposed.kernels.active_set import solve_active_set
 from wellposed.kernels.executor import CompiledLoop
 
 SIZES = ((20, 128), (64, 512), (190, 500), (300, 256), (512, 64))
 NORMS = (0.5, 0.9, 0.99, 0.999)
-HELD_OUT = ((40, 1024), (128, 64)), (0.95, 0.995)  # sizes and contractions that the rule was not made from
+OTHERS = ((40, 1024), (128, 64)), (0.95, 0.995)  # further sizes and contractions
 ERROR = 1e-4  # relative to the largest state of a sample, in float32
 TOLERANCES = (1e-4, 1e-5, 1e-6)
 MAX_STEPS = 4000
@@ -72,7 +71,7 @@ def _trained(n: int, batch: int) -> tuple[Tensor, Tensor]:
 def cases() -> list[tuple[str, float, Tensor, Tensor]]:
     """Lists family, norm, A and v of all problems."""
     found = []
-    for sizes, norms in ((SIZES, NORMS), HELD_OUT):
+    for sizes, norms in ((SIZES, NORMS), OTHERS):
         for (n, batch), family in itertools.product(sizes, (*FAMILIES, "trained")):
             known = _trained(n, batch) if family == "trained" else None
             for norm in norms:
@@ -149,7 +148,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Times all solvers on one problem and lets the rule choose."""
+    """Times all solvers on one problem."""
     compiled, n, batch = CompiledLoop(), case.A.shape[0], case.v.shape[0]
     makers: dict[str, Callable[[float], Run]] = {
         "picard": lambda rtol: loop_run(case, compiled, Picard(), rtol),
@@ -164,26 +163,11 @@ def measure(case: Case) -> dict[str, Any]:
         run, rtol, error = accurate(case, make)
         forward, both = seconds(partial(run, False)), seconds(partial(run, True))
         row["solvers"][name] = {"rtol": rtol, "error": error, "forward": forward, "both": both}
-    f = AffineMap((case.A,), case.v, RELU)
-    rtol = row["solvers"]["anderson"]["rtol"]
-    probe = CompiledLoop(trace=True)(f, torch.zeros_like(case.v), Anderson(), Relative(rtol=rtol), WARM)
-    x, goal = probe.value, rtol * max_norm(probe.value)
-    row["choice"] = choose(n, case.norm, probe.residuals, goal, f.rounding(x, x))
     return row
 
 
-def regret(rows: list[dict[str, Any]], key: str) -> list[float]:
-    """Returns the time of the chosen solver over that of the best, problem by problem."""
-    found = []
-    for row in rows:
-        times = {name: row["solvers"][name] for name in COLOURS}
-        allowed = [t[key] for t in times.values() if t["error"] <= 3 * ERROR] or [t[key] for t in times.values()]
-        found.append(times[row["choice"]][key] / min(allowed))
-    return found
-
-
 def draw(rows: list[dict[str, Any]]) -> None:
-    """Draws time over contraction, a panel per family and size, the choice of the rule ringed."""
+    """Draws time over contraction, a panel per family and size."""
     sizes = ((20, 128), (190, 500), (512, 64))
     families = (*FAMILIES, "trained")
     figure, axes = plt.subplots(len(sizes), len(families), figsize=(11, 6), sharex=True, sharey="row")
@@ -193,8 +177,6 @@ def draw(rows: list[dict[str, Any]]) -> None:
             for name, colour in COLOURS.items():
                 times = [1e3 * r["solvers"][name]["both"] for r in chosen]
                 axis.semilogy(range(len(chosen)), times, ".-", color=colour, label=name)
-            picks = [1e3 * r["solvers"][r["choice"]]["both"] for r in chosen]
-            axis.plot(range(len(chosen)), picks, "o", mfc="none", mec="black", ms=9, label="chosen")
             axis.set_xticks(range(len(chosen)), [str(r["norm"]) for r in chosen])
             if axis is axis_row[0]:
                 axis.set_ylabel(f"n={size[0]}, batch {size[1]}\nms")
@@ -208,14 +190,12 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarises how often each solver is best and what the choice costs."""
-    both = sorted(regret(rows, "both"))
+    """Summarises how often each solver is best, and how long each takes for all problems."""
     wins = [min((r["solvers"][name]["both"], name) for name in COLOURS)[1] for r in rows]
     total = {name: sum(r["solvers"][name]["both"] for r in rows) for name in COLOURS}
     return {
         "wins": {name: wins.count(name) for name in COLOURS},
-        "regret": {"median": both[len(both) // 2], "90 %": both[int(0.9 * len(both))], "worst": both[-1]},
-        "total seconds": {**total, "chosen": sum(r["solvers"][r["choice"]]["both"] for r in rows)},
+        "total seconds": total,
     }
 
 
@@ -231,12 +211,12 @@ def main() -> None:
     for family, norm, A, v in cases():
         row = measure(make_case(family, norm, A, v))
         times = "  ".join(f"{name} {1e3 * t['both']:.2f}" for name, t in row["solvers"].items())
-        print(f"{row['n']:4}{row['batch']:5} {family:9}{norm:6}  {times} ms  -> {row['choice']}", flush=True)
+        print(f"{row['n']:4}{row['batch']:5} {family:9}{norm:6}  {times} ms", flush=True)
         rows.append(row)
     machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
     seen = [row for row in rows if (row["n"], row["batch"]) in SIZES]
-    others = [row for row in rows if (row["n"], row["batch"]) in HELD_OUT[0]]
-    summaries = {"summary": summary(seen), "held out": summary(others)}
+    others = [row for row in rows if (row["n"], row["batch"]) in OTHERS[0]]
+    summaries = {"summary": summary(seen), "others": summary(others)}
     found = {"machine": machine, "error": ERROR, **summaries, "rows": rows}
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
     draw(rows)

@@ -17,7 +17,6 @@ from torch import Tensor
 from tests.convex.row_cases import KINDS, Case, case
 from wellposed.convex import (
     ROW_SOLVERS,
-    Bisection,
     Conic,
     GroupLasso,
     Homotopy,
@@ -31,12 +30,15 @@ from wellposed.convex import (
 )
 from wellposed.convex.problem import rounding_of_gap
 from wellposed.errors import InputError, MissingExtraError, require
+from wellposed.experiments.row_solvers import Bisection
 
 HURRIED: dict[str, RowSolver] = {
     "projected, 3 steps": Projected(max_steps=3, period=3),
     "projected, 40 steps": Projected(max_steps=40, period=10, screen=False, polish=False),
     "projected after elimination": Schur(Projected(max_steps=5, period=5)),
+    "bisection": Schur(Bisection()),
     "bisection, coarse": Bisection(eps=0.3),
+    "bisection-literal": Schur(Bisection(eps=0.01, literal=True)),
     "path, refined once": Schur(Homotopy(), refine=1),
     "conic, coarse": Conic(tol=1e-3),
 }

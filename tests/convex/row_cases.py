@@ -1,11 +1,14 @@
-"""Row problems with every kind of degeneracy, small enough for an interior-point solver."""
+"""Small row problems with every kind of degeneracy, and checks of their solutions."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.convex import Design, RowProblem, row_problem
+from wellposed.convex import Design, RowProblem, RowSolution, RowSolver, capped_norm, objective, row_problem
+from wellposed.convex.path import CAPPED, CLOSED, FLOOR
 
 KINDS = ("plain", "duplicates", "zeros", "few samples", "tied", "scales", "dead target", "masked", "bias")
 
@@ -54,3 +57,63 @@ def case(kind: str, seed: int, m: int = 24, d: int = 12, rows: int = 6) -> Case:
         support = torch.rand(rows, d, generator=generator) < 0.7
         support[0], support[1, : d // 2] = False, False
     return Case(M, z, support)
+
+
+def gram(seed: int, common: float = 0.0, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Draws a Gram matrix and the correlations of three rows; a common part makes entries leave the path."""
+    generator = np.random.default_rng(seed)
+    M = scale * (generator.normal(size=(9, 7)) + common * generator.normal(size=(9, 1)))
+    return M.T @ M, generator.normal(size=(3, 9)) @ M
+
+
+def reference(G: np.ndarray, c: np.ndarray, kappa: float, floor: float, target: float) -> tuple:
+    """Follows a path without ties by solving with G_AA anew at every event."""
+    a, active, left, steps, leaves = np.zeros(len(c)), [int(np.abs(c).argmax())], None, 0, 0
+    level = np.abs(c).max()
+    while True:
+        steps += 1
+        r = c - G @ a
+        w = np.zeros(len(c))
+        s = np.sign(r[active])
+        w[active] = np.linalg.solve(G[np.ix_(active, active)], s)
+        v, falls = G @ w, {}
+        for q in set(range(len(c))) - set(active):
+            for sign in (1.0, -1.0):
+                if 1 - sign * v[q] > 0 and not (q == left and sign == np.sign(r[q])):
+                    t = (level - sign * r[q]) / (1 - sign * v[q])
+                    falls["join", q] = min(falls.get(("join", q), math.inf), t)
+        for i, q in enumerate(active):
+            if w[q] * s[i] < 0:
+                falls["leave", q] = -a[q] / w[q]
+        falls["end", FLOOR] = level - floor
+        falls["end", CAPPED] = (kappa - np.abs(a).sum()) / (w[active] @ s)
+        (kind, q), t = min(falls.items(), key=lambda fall: fall[1])
+        a, level, left = a + t * w, level - t, None
+        if kind == "end" or (level - floor) * (kappa - np.abs(a).sum()) <= target:
+            return a, level, steps, q if kind == "end" else CLOSED, leaves
+        if kind == "join":
+            active.append(q)
+        else:
+            active.remove(q)
+            a[q], left, leaves = 0.0, q, leaves + 1
+
+
+def is_optimal(G: np.ndarray, c: np.ndarray, a: np.ndarray, level: float, allowed: np.ndarray) -> None:
+    """Asserts that c - Ga lies in lambda times the subdifferential of |a|_1 on the columns that are allowed."""
+    rest, scale = c - G @ a, np.abs(c).max()
+    assert (np.abs(rest)[allowed] <= level + 1e-10 * scale).all()
+    np.testing.assert_allclose(rest[a != 0], level * np.sign(a[a != 0]), atol=1e-10 * scale)
+    assert not a[~allowed].any()
+
+
+def agrees(solver: RowSolver, problem: RowProblem, oracle: RowSolution, tol: float) -> None:
+    """Asserts that a solver finds feasible rows as good as those of the oracle, up to the gaps of both."""
+    found = solver.solve(problem)
+    assert (capped_norm(problem, found.weights) <= problem.kappa + 1e-12).all()
+    if problem.support is not None:
+        assert (found.weights[~problem.support] == 0).all()
+    assert found.relative_gap.max() <= tol
+    best, ours = objective(problem, oracle.weights), objective(problem, found.weights)
+    slack = 1e-8 * problem.scale + 1e-13
+    assert (ours <= best + found.gap + slack).all()
+    assert (best <= ours + oracle.gap + slack).all()

@@ -4,22 +4,18 @@ import math
 
 import pytest
 import torch
-from row_cases import KINDS, case
+from row_cases import KINDS, agrees, case
 
 from wellposed.convex import (
     ROW_SOLVERS,
     Automatic,
-    Bisection,
     Conic,
     Design,
     Homotopy,
     Modelled,
     Projected,
-    RowSolver,
     Schur,
-    capped_norm,
     duality_gap,
-    objective,
     row_problem,
 )
 from wellposed.errors import InputError, UnknownNameError
@@ -32,18 +28,6 @@ STATE = {
     "projected": Schur(Projected(tol=1e-8)),
     "automatic": Automatic(),
 }
-
-
-def agrees(solver: RowSolver, problem, oracle, tol: float) -> None:
-    found = solver.solve(problem)
-    assert (capped_norm(problem, found.weights) <= problem.kappa + 1e-12).all()
-    if problem.support is not None:
-        assert (found.weights[~problem.support] == 0).all()
-    assert found.relative_gap.max() <= tol
-    best, ours = objective(problem, oracle.weights), objective(problem, found.weights)
-    slack = 1e-8 * problem.scale + 1e-13
-    assert (ours <= best + found.gap + slack).all()
-    assert (best <= ours + oracle.gap + slack).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,32 +52,6 @@ def test_elastic_net_agrees_with_the_oracle(kind, capped):
     for kappa in (0.4, 5.0) if capped else (math.inf,):
         problem = case(kind, 3).problem(kappa, capped=capped, lasso=0.8, ridge=0.3)
         agrees(Automatic(), problem, Conic().solve(problem), 1e-8)
-
-
-@pytest.mark.parametrize("kind", ["plain", "duplicates", "masked"])
-def test_bisection_returns_a_feasible_point_near_the_optimum(kind):
-    problem = case(kind, 1).problem(0.7)
-    agrees(Bisection(), problem, Conic().solve(problem), 1e-6)
-
-
-def test_bisection_returns_the_end_that_needs_no_projection():
-    problem = case("plain", 0).problem(0.7)
-    found = Bisection(eps=0.3).solve(problem)
-    assert (capped_norm(problem, found.weights) < 0.7 * (1 - 1e-6)).all()
-
-
-def test_warm_start_saves_sweeps():
-    problem = case("plain", 1, m=60, d=40).problem(0.7)
-    warm, cold = (Bisection(warm_start=choice).solve(problem).steps.sum() for choice in (True, False))
-    assert warm < cold
-
-
-def test_literal_algorithm_violates_the_cap_and_says_so():
-    problem = case("plain", 0).problem(0.7)
-    found = Bisection(eps=0.3, literal=True).solve(problem)
-    outside = capped_norm(problem, found.weights) > problem.kappa
-    assert outside.any()
-    assert torch.equal(found.gap.isinf(), outside)
 
 
 def test_modelled_solves_the_same_problem_and_one_of_its_own():
@@ -140,7 +98,7 @@ def test_refinement_recovers_digits_that_the_complement_loses():
 def test_inactive_cap_gives_least_squares():
     data = case("plain", 0)
     exact = torch.linalg.lstsq(data.M, data.z).solution.mT
-    for solver in (Homotopy(), Projected(tol=1e-11), Bisection()):
+    for solver in (Homotopy(), Projected(tol=1e-11)):
         assert torch.allclose(solver.solve(data.problem(1e3)).weights, exact, atol=1e-6)
 
 
@@ -162,12 +120,10 @@ def test_names_and_refusals():
     problem = case("plain", 0).problem(0.5, capped=8, lasso=0.1)
     with pytest.raises(InputError, match="Projected"):
         Schur().solve(problem)
-    with pytest.raises(InputError, match="whole row"):
-        Bisection().solve(problem)
     with pytest.raises(UnknownNameError, match="homotopy"):
         ROW_SOLVERS.get("homotopi")
     plain = case("plain", 0).problem(0.5, capped=8)
-    for name in ("automatic", "homotopy", "bisection", "conic", "cvxpy"):
+    for name in ("automatic", "homotopy", "conic", "cvxpy"):
         assert ROW_SOLVERS.get(name).solve(plain).relative_gap.max() < 1e-5
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from row_cases import KINDS, case
 
-from wellposed.convex import Conic, Homotopy, Projected, RowProblem, Schur, Screened, certified_zeros, objective
+from wellposed.convex import Homotopy, Projected, RowProblem, Schur, certified_zeros, objective
 from wellposed.convex.schur import restricted
 
 KAPPAS = (0.05, 0.3, 0.99, 3.0)
@@ -77,27 +77,3 @@ def test_screened_and_unscreened_solutions_are_equal(kind):
         assert ((values[0] - values[1]).abs() <= allowed).all()
         if kind in ("plain", "scales", "bias"):  # where the solution is unique
             assert torch.allclose(with_it.weights, without.weights, atol=2e-4)
-
-
-@pytest.mark.parametrize("capped", [None, 8])
-@pytest.mark.parametrize("kind", KINDS)
-def test_screened_rows_agree_with_the_oracle_on_all_columns(kind, capped):
-    for seed, kappa in enumerate(KAPPAS):
-        problem = case(kind, seed, rows=3).problem(kappa, capped)
-        found, oracle = Screened().solve(problem), Conic().solve(problem)
-        assert found.relative_gap.max() < 1e-6
-        apart = (objective(problem, found.weights) - objective(problem, oracle.weights)).abs()
-        assert (apart <= found.gap + oracle.gap + 1e-9 * problem.scale + 1e-12).all()
-
-
-def test_screened_rows_are_solved_on_few_columns():
-    seen = []
-
-    class Counting(Conic):
-        def solve(self, problem):
-            seen.append(problem.columns)
-            return super().solve(problem)
-
-    problem = case("plain", 0, m=100, d=60, rows=4).problem(0.3)
-    Screened(Counting()).solve(problem)
-    assert len(seen) == 4 and max(seen) < 30

@@ -12,7 +12,8 @@ from torch import nn
 from wellposed.experiments.record import Record
 from wellposed.experiments.report.gallery import gallery_html
 from wellposed.experiments.suite import Gallery
-from wellposed.experiments.thumbnails import SHOWN, attack_thumbnails, png, tones, two_coloured
+from wellposed.experiments.thumbnails import SHOWN, attack_thumbnails, tones, two_coloured
+from wellposed.forms.pictures.page import png
 from wellposed.robust.attacks import Attack, pgd
 
 
@@ -24,7 +25,7 @@ def read(content):
 @pytest.mark.parametrize("shape", [(5, 7), (4, 6, 3), (1, 9)])
 def test_files_are_read_back_as_they_were(shape):
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
-    assert torch.equal(read(base64.b64encode(png(pixels))), pixels)
+    assert torch.equal(read(base64.b64encode(png(pixels.numpy()))), pixels)
 
 
 def test_tones_and_colours():

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from wellposed import DEQ, ImplicitModel, MeanRelative, MultiscaleDEQ, Picard, Relative, Steps
 from wellposed.equilibrium import RobbinsMonro, Status
 from wellposed.errors import InputError
+from wellposed.kernels import explain
+from wellposed.kernels.counter import SIGNAL, STATE, draw_seed, normals
 from wellposed.models import DenseCell, PlainConvCell, RecallCell
 from wellposed.models.noise import Disturbance, Noise, signal_points
 from wellposed.models.noisy import Noisy
@@ -139,6 +141,80 @@ def test_noisy_implicit_model_averages_to_the_quiet_one() -> None:
     assert bool(found.converged.all()) and not torch.equal(found.value, quiet.value)
     assert float((found.value - quiet.value).norm() / quiet.value.norm()) < 0.05
     torch.testing.assert_close(Noisy(model, Noise())(u), model(u))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_of_an_implicit_model_have_the_counted_draws(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = ImplicitModel(3, 2, 12, activation="tanh", solver="picard", stop=Steps(5)).to(dtype)
+    u, n = torch.randn(7, 3, dtype=dtype), 12
+    with torch.no_grad():
+        noise = Noise(signal=10.0, state=20.0, generator=torch.Generator().manual_seed(1))
+        found = Noisy(model, noise).equilibrium(u).value
+        seed, samples = draw_seed(torch.Generator().manual_seed(1)), torch.arange(7)
+        x, v = torch.zeros(7, n, dtype=dtype), nn.functional.linear(u, model.B, model.bias)
+        for step in range(5):
+            first, second = (normals(seed, samples, step, site, n, dtype) for site in (STATE, SIGNAL))
+            x = x + x.norm(dim=1, keepdim=True) / math.sqrt(n * 100) * first
+            z = x @ model.A.mT + v
+            x = torch.tanh(z + z.norm(dim=1, keepdim=True) / math.sqrt(n * 10) * second)
+    torch.testing.assert_close(found, x)
+
+
+def test_counted_draws_depend_on_the_seed_and_not_on_companions() -> None:
+    torch.manual_seed(0)
+    model = ImplicitModel(3, 2, 12, solver="picard", stop=MeanRelative(0.1, 6), max_steps=60,
+                          on_failure="ignore").double()  # fmt: skip
+    u = torch.randn(40, 3, dtype=torch.float64)
+
+    def answers(u: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        given = u.clone().requires_grad_()
+        noise = Noise(signal=10.0, generator=torch.Generator().manual_seed(seed))
+        x = Noisy(model, noise).equilibrium(given).value
+        return x, torch.autograd.grad(x.sum(), given)[0]
+
+    for whole, part, other in zip(answers(u, 3), answers(u[:2], 3), answers(u, 4), strict=True):
+        torch.testing.assert_close(part, whole[:2])
+        assert not torch.allclose(other, whole, atol=1e-3)
+    noisy = Noisy(model, Noise(signal=10.0, generator=torch.Generator().manual_seed(0)))
+    assert not torch.equal(noisy(u), noisy(u))  # every solve draws a seed
+
+
+@pytest.mark.parametrize("noise", [{"signal": 10.0}, {"state": 5.0}, {"signal": 15.0, "kind": "additive"}])
+def test_counted_and_torch_draws_agree_in_distribution(noise: dict) -> None:
+    """Compares final states and numbers of steps of 4000 samples of one input; all seeds are fixed."""
+    torch.manual_seed(2)
+    model = ImplicitModel(3, 2, 12, solver="picard", stop=MeanRelative(0.1, 6), max_steps=60,
+                          on_failure="ignore").double()  # fmt: skip
+    u = torch.ones(MANY, 3, dtype=torch.float64)
+    columns = []
+    for seed, counter in enumerate((True, False)):
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            found = Noisy(model, Noise(**noise, generator=generator, counter=counter)).equilibrium(u)
+        columns.append(torch.cat([found.value, found.steps[:, None].double()], dim=1))
+    distances = [_distance(*pair) for pair in zip(columns[0].T, columns[1].T, strict=True)]
+    assert max(distances) < 1.95 * (2 / MANY) ** 0.5  # a level of 0.001 each
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """Returns the distance of Kolmogorov and Smirnov between two samples."""
+    grid = torch.cat([a, b]).sort().values
+    ranks = [torch.searchsorted(part.sort().values, grid, right=True) / len(part) for part in (a, b)]
+    return float((ranks[0] - ranks[1]).abs().max())
+
+
+def test_noise_has_no_kernel_and_says_so() -> None:
+    u, noise = torch.zeros(5, 3), Noise(signal=0.0)
+    text = "reference: ImplicitModel under noise has no kernel"
+    assert explain(Noisy(ImplicitModel(3, 2, 8), noise), u) == text
+    asked = Noisy(ImplicitModel(3, 2, 8, executor="reference"), noise)
+    assert asked.explain(u) == 'reference: executor="reference" was asked for'
+    silent = Noisy(ImplicitModel(3, 2, 8), Noise())
+    assert silent.explain(u) == explain(silent.model, u)
+    pytest.importorskip("numba")
+    with pytest.raises(InputError, match="noise has no kernel"):
+        Noisy(ImplicitModel(3, 2, 8, executor="numba"), noise)(u)
 
 
 def test_feed_forward_networks_are_disturbed_between_layers() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from wellposed.convex.automatic import Automatic
-from wellposed.convex.bisection import Bisection
 from wellposed.convex.conic import Conic, Modelled
 from wellposed.convex.design import Design
 from wellposed.convex.eliminate import EliminationPath, EliminationStep, eliminate_features
@@ -18,7 +17,6 @@ from wellposed.convex.projected import Projected
 from wellposed.convex.report import FitReport
 from wellposed.convex.rows import RowFit, RowGroup, row_groups
 from wellposed.convex.schur import Schur
-from wellposed.convex.screened import Screened
 from wellposed.convex.screening import certified_zeros
 from wellposed.convex.shared import RowUnits, SharedFit, fit_shared
 from wellposed.convex.shared_layer import shared_layers
@@ -33,10 +31,7 @@ _SOLVERS: dict[str, Callable[[], RowSolver]] = {
     "homotopy": lambda: Schur(Homotopy()),
     "refined": lambda: Schur(Homotopy(), tol=1e-9),
     "projected": Projected,
-    "bisection": lambda: Schur(Bisection()),
-    "bisection-literal": lambda: Schur(Bisection(eps=0.01, literal=True)),
     "conic": Conic,
-    "screened": Screened,
     "cvxpy": Modelled,
 }
 for _name, _factory in _SOLVERS.items():
@@ -45,7 +40,6 @@ for _name, _factory in _SOLVERS.items():
 __all__ = [
     "ROW_SOLVERS",
     "Automatic",
-    "Bisection",
     "Conic",
     "Design",
     "EliminationPath",
@@ -67,7 +61,6 @@ __all__ = [
     "RowSolver",
     "RowUnits",
     "Schur",
-    "Screened",
     "SharedFit",
     "SharedReport",
     "StateFit",

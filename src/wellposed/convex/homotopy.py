@@ -21,10 +21,10 @@ TIED, NUDGE = 1e-10, 1e-9
 
 
 @cache
-def compiled(name: str) -> ModuleType:
-    """Imports a file of this package that needs numba, on first use."""
+def _compiled() -> ModuleType:
+    """Imports what needs numba, on first use."""
     require("numba", extra="convex")
-    return require(f"wellposed.convex.{name}", extra="convex")
+    return require("wellposed.convex.path", extra="convex")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Homotopy(RowSolver):
         gram, cross = (np.ascontiguousarray(part.cpu().numpy()) for part in (problem.gram, problem.cross))
         targets = (self.tol * problem.scale).cpu().numpy()
         kappa = float(problem.kappa) if problem.capped else math.inf
-        found = compiled("path").follow_all(gram, cross, kappa, float(problem.lasso), targets, allowed, limit)
+        found = _compiled().follow_all(gram, cross, kappa, float(problem.lasso), targets, allowed, limit)
         return torch.from_numpy(found[0]).to(problem.cross), torch.from_numpy(found[2])
 
 

@@ -21,7 +21,6 @@ from wellposed.baselines.pruning import (
     weight_sparsity,
 )
 from wellposed.convex import (
-    Bisection,
     Design,
     FitReport,
     RowProblem,
@@ -35,6 +34,7 @@ from wellposed.convex.rescale import fitting_units
 from wellposed.experiments.dense import Dense
 from wellposed.experiments.layers import Layers
 from wellposed.experiments.record import Value
+from wellposed.experiments.row_solvers import Bisection
 from wellposed.models.implicit import ImplicitModel
 
 FEW = 500  # samples of 002 section 5.2

@@ -1,14 +1,13 @@
 """Small pictures that a record carries: attacked images as PNG in text, so that a report needs records alone."""
 
 import base64
-import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from wellposed.forms.pictures.page import png
 from wellposed.robust.attacks import Attack
 from wellposed.robust.gallery import as_picture, strongest, telling
 
@@ -90,27 +89,4 @@ def text(pixels: Tensor) -> str:
         >>> text(torch.zeros(2, 2, dtype=torch.uint8))[:11]
         'iVBORw0KGgo'
     """
-    return base64.b64encode(png(pixels)).decode()
-
-
-def png(pixels: Tensor) -> bytes:
-    """Writes bytes as a PNG file (Portable Network Graphics, third edition, W3C, 2025): no filter, one stream.
-
-    Example:
-        >>> png(torch.zeros(2, 3, 3, dtype=torch.uint8))[:4]
-        b'\\x89PNG'
-    """
-    height, width = pixels.shape[:2]
-    kind = 2 if pixels.dim() == 3 else 0
-    lines = b"".join(b"\0" + bytes(line.flatten().tolist()) for line in pixels)
-    parts = (
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)),
-        (b"IDAT", zlib.compress(lines, 9)),
-        (b"IEND", b""),
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    checksum = zlib.crc32(name + content)
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
+    return base64.b64encode(png(pixels.numpy())).decode()

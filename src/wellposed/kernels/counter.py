@@ -1,7 +1,7 @@
 """Normal numbers that are functions of a seed and of places: Philox-4x32-10 and the Box-Muller transform.
 
 A draw is named by its seed, its sample, its step, its site in the step and its number there, so that it does not
-matter who computes it, in which order and how often: the compiled kernels draw the same numbers as a plain loop.
+matter in which order and how often it is computed, on which device and for which samples at once.
 
 Reference: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

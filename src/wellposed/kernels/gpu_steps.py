@@ -11,7 +11,6 @@ at another.
 from wellposed.equilibrium import loop
 from wellposed.errors import require
 from wellposed.kernels.gpu_elementary import (
-    AVERAGED,
     CONVERGED,
     COUNTED,
     DIVERGED,
@@ -35,8 +34,6 @@ def verdict(residual, size, l1, index, limit, atol, rtol, RULE: tl.constexpr):
         found = tl.where((residual >= 0) & (index >= limit), STEPS_DONE, 0)
     elif RULE == SETTLED:
         found = tl.where((residual == 0) | (index >= limit), CONVERGED, 0)
-    elif RULE == AVERAGED:
-        found = tl.where(atol > 0, CONVERGED, 0)  # rows of `atol` are one where the mean has been accepted
     else:
         found = tl.where(residual <= tl.maximum(atol, rtol * size), CONVERGED, 0)
     # Maxima ignore NaN, sums do not.

@@ -10,7 +10,7 @@ from wellposed.equilibrium.solver import Solver
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps, Stopping, default_tolerance
 
 RELU, SLOPED, LINEAR, TANH, SIGMOID = range(5)  # kinds of maps; LINEAR is the adjoint
-TOLERANCE, SETTLED, COUNTED, AVERAGED = range(4)  # stopping rules; the last is for noise alone
+TOLERANCE, SETTLED, COUNTED = range(3)  # stopping rules
 KINDS = {"relu": (RELU, 0.0), "identity": (SLOPED, 1.0), "tanh": (TANH, 0.0), "sigmoid": (SIGMOID, 0.0)}
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from wellposed.activations import Activation
 from wellposed.equilibrium.packing import State
 from wellposed.errors import InputError
-from wellposed.kernels.counter import INPUT, SIGNAL, SITES, STATE, draw_seed
-from wellposed.kernels.noisy import draw_normals
+from wellposed.kernels.counter import INPUT, SIGNAL, SITES, STATE, draw_seed, normals
 
 Kind = Literal["multiplicative", "additive"]
 KINDS = ("multiplicative", "additive")
@@ -40,8 +39,8 @@ class Noise:
         literal: whether to take eq. 4 of 004 as it is printed.
         generator: of the draws; torch's own if None.
         counter: whether draws are functions of sample, step and state (Philox), under a seed that every solve
-            draws once. They do not depend on how a batch is cut up, and the kernels draw the same numbers. If
-            false draws are those of torch; None leaves counters to `ImplicitModel` and torch's draws to others.
+            draws once, so that they do not depend on which samples are still at work. If false draws are those
+            of torch; None leaves counters to `ImplicitModel` and torch's draws to others.
 
     Example:
         >>> x = torch.ones(1, 4)
@@ -151,7 +150,7 @@ class Disturbance:
         samples = torch.arange(self.batch, device=x.device) if self.rows is None else self.rows
         step = max(self.step, 0) if self.noise.redraw else 0
         site = SITES * self._calls[place] + PLACES[place]
-        return draw_normals(seed, samples, step, site, x.shape[1:].numel(), x.dtype).reshape(x.shape)
+        return normals(seed, samples, step, site, x.shape[1:].numel(), x.dtype).reshape(x.shape)
 
     def _draw(self, place: str, x: Tensor) -> Tensor:
         key = place, self._calls[place], x.shape[1:]

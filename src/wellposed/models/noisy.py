@@ -5,12 +5,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellposed.equilibrium.fixed_point import fixed_point
+from wellposed.equilibrium.loop import Iterates, iterate
+from wellposed.equilibrium.map import FunctionMap, Map
 from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.problem import Loop
 from wellposed.equilibrium.solution import Solution
+from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import InputError
 from wellposed.kernels import explain
-from wellposed.kernels.noisy import NoisyLoop, Strength
-from wellposed.kernels.support import engine_of
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.noise import Disturbance, Noise, NoisyMap, disturbed_signals, signal_points
@@ -58,6 +61,10 @@ class Noisy(nn.Module):
         system = model.state.system()
         if system.splitting is not None or system.damping != 1 or system.scale is not None:
             raise InputError(f"noise needs plain steps, which condition {model.condition.name!r} does not take")
+        if model.executor in ("numba", "triton"):
+            raise InputError(
+                f'executor="{model.executor}" cannot compute this: noise has no kernel; use executor="auto"'
+            )
         model._check(u)
         flat = u.reshape(-1, model.in_features)
         disturbance = Disturbance(self.noise, flat.shape[0], counter=True)
@@ -72,51 +79,23 @@ class Noisy(nn.Module):
         noisy = NoisyMap(f, disturbance)
         found = fixed_point(noisy, start, v, rows, solver=model.solver, stop=model.stop, max_steps=model.max_steps,
                             gradient=model.gradient, on_failure=model.on_failure,
-                            loop=self._loop(noisy, model, A))  # fmt: skip
+                            loop=_new_draws_afterwards(noisy))  # fmt: skip
         x = found.value
         assert isinstance(x, Tensor)
         y = F.linear(x, model.C)
         y = y if model.D is None else y + F.linear(given, model.D)
         return found, y.reshape(*u.shape[:-1], model.out_features)
 
-    def _loop(self, noisy: NoisyMap, model: ImplicitModel, A: Tensor) -> NoisyLoop:
-        """Returns what computes the solve; evaluations after it have draws that no step had."""
-        disturbance, noise, n = noisy.disturbance, self.noise, model.state_features
-        strength = None
-        if disturbance.seed is not None:
-            sizes = noise.scale(noise.state, n), noise.scale(noise.signal, n)
-            strength = Strength(disturbance.seed, *sizes, noise.kind == "additive", not noise.redraw)
-
-        def after(steps: int) -> None:
-            disturbance.step = steps - 1
-
-        return NoisyLoop(noisy, A, model.activation, strength, model.executor, after)
-
     def explain(self, u: Tensor) -> str:
         """Says which executor computes the equilibrium of an `ImplicitModel` for `u`, and why.
 
         Example:
-            >>> from wellposed.equilibrium import Steps
-            >>> model = ImplicitModel(3, 2, 8, solver="picard", stop=Steps(9), executor="reference")
-            >>> Noisy(model, Noise(signal=0.0)).explain(torch.zeros(5, 3))
-            'reference: executor="reference" was asked for'
+            >>> Noisy(ImplicitModel(3, 2, 8), Noise(signal=0.0)).explain(torch.zeros(5, 3))
+            'reference: ImplicitModel under noise has no kernel'
         """
-        model = self.model
-        if not isinstance(model, ImplicitModel):
-            return f"reference: {type(model).__name__} under noise has no kernel"
-        if self.noise.silent():
-            return explain(model, u)
-        v = torch.empty(u.shape[:-1].numel(), model.state_features, dtype=model.B.dtype, device=u.device)
-        method = model.method()
-        with torch.no_grad():
-            strength = None if self.noise.counter is False else Strength(0, 0.0, 0.0, False, False)
-            loop = NoisyLoop(model, v, model.activation, strength, model.executor, lambda steps: None)
-            problem = loop.problem(v, method.solver, method.stop)
-        if problem:
-            return f"reference: {problem}"
-        dtype, solver = str(v.dtype).removeprefix("torch."), type(method.solver).__name__
-        size = f"{v.shape[1]} states, batch {v.shape[0]}"
-        return f"{engine_of(v)}: {model.activation.name}, {dtype}, {size}, {solver}, noise by counters"
+        if isinstance(self.model, ImplicitModel) and (self.noise.silent() or self.model.executor == "reference"):
+            return explain(self.model, u)
+        return f"reference: {type(self.model).__name__} under noise has no kernel"
 
     def _around(self, inner: list[DEQ], u: Tensor) -> Tensor:
         """Lends the noise to the equilibrium models inside."""
@@ -145,3 +124,15 @@ class Noisy(nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _new_draws_afterwards(noisy: NoisyMap) -> Loop:
+    """Returns the loop of a noisy map; evaluations after a solve have draws that no step had."""
+
+    def loop(f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> Iterates:
+        found = iterate(f, x, solver, stop, max_steps)
+        if isinstance(f, FunctionMap) and f.function is noisy:  # not the equation of the backward pass
+            noisy.disturbance.step = max_steps - 1
+        return found
+
+    return loop

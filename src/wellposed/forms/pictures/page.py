@@ -75,12 +75,25 @@ def png_address(pixels: np.ndarray) -> str:
         >>> png_address(np.zeros((1, 1, 3), dtype=np.uint8))[:30]
         'data:image/png;base64,iVBORw0K'
     """
-    height, width, _ = pixels.shape
+    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Writes bytes as a PNG file (Portable Network Graphics, third edition, W3C, 2025): no filter, one stream.
+
+    Args:
+        pixels: grey ``(height, width)`` or coloured ``(height, width, 3)``.
+
+    Example:
+        >>> png(np.zeros((2, 3, 3), dtype=np.uint8))[:4]
+        b'\\x89PNG'
+    """
+    height, width = pixels.shape[:2]
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
     body = b"".join(
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
         for name, data in chunks
     )
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
+    return b"\x89PNG\r\n\x1a\n" + body
