@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-import benchmarks.extrapolation_figures as figures
+import benchmarks.figures.extrapolation as figures
 from wellposed.experiments.record import Record, Value
 from wellposed.experiments.store import Store
 

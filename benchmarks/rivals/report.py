@@ -26,7 +26,7 @@ COLUMNS = (
 )
 PAGE = Path(__file__).parent / "README.md"
 TEMPLATE = Path(__file__).parent / "page.md"
-RESULT = Path(__file__).parents[1] / "results" / "rivals.json"
+RESULT = Path(__file__).parents[1] / "results" / "rivals" / "compare.json"
 
 
 def by_problem(rows: list[Row]) -> list[tuple[str, list[Row]]]:

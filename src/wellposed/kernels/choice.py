@@ -1,8 +1,8 @@
 """Which solver to go on with after a few steps: a rule from measurements.
 
 Measured in float32 on one thread, forward and backward to a true error of 1e-4, ReLU
-(`benchmarks.solver_choice`): the compiled plain step costs what its products cost, an accelerated step about a
-tenth more, and Newton's method what `newton_cost` says, with little regard to the contraction. So the steps
+(`benchmarks.solve.solver_choice`): the compiled plain step costs what its products cost, an accelerated step about
+a tenth more, and Newton's method what `newton_cost` says, with little regard to the contraction. So the steps
 still to go decide, and a probe of 16 accelerated steps tells them: residuals 3 to 6 are those of plain steps,
 the second half shows what acceleration gains. Where the second half falls more slowly than the first, jumps
 have failed and plain steps have slowed down: then the late rate is that of plain steps as well. Extrapolated

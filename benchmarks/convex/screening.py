@@ -1,0 +1,102 @@
+"""What Gap-Safe screening saves, and what its certificates are worth.
+
+The MLP of `benchmarks.convex.rows` (FashionMNIST where WELLPOSED_DATA has it, else digits) is recorded on 1 000
+images, and its rows are solved with and without screening, on one processor: by Clarabel on the columns that are
+left of each row, and by the projected gradient, which drops a column from a batch of rows once no row of it can
+need it.
+
+Run: python -m benchmarks.convex.screening
+"""
+
+import json
+import os
+import platform
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.convex.rows import KAPPAS, ORACLE_ROWS, SAMPLES, images, seconds, trained
+from benchmarks.timing import one_thread
+from wellposed.convex import (
+    Conic,
+    Design,
+    Projected,
+    RowProblem,
+    RowSolution,
+    RowSolver,
+    Schur,
+    Screened,
+    States,
+    certified_zeros,
+    record_states,
+    row_problem,
+)
+from wellposed.convex import objective as value
+
+RESULT = Path(__file__).parents[1] / "results" / "convex" / "screening.json"
+TOL, LIMIT, LOOKS = 1e-6, 20_000, (10, 40, 160)
+
+
+def compared(method: str, problem: RowProblem, screened: RowSolver, plain: RowSolver) -> dict[str, Any]:
+    """Times both ways and compares their solutions."""
+    spent, found = seconds(lambda: screened.solve(problem))
+    other, whole = seconds(lambda: plain.solve(problem))
+    assert isinstance(found, RowSolution) and isinstance(whole, RowSolution)
+    apart = (value(problem, found.weights) - value(problem, whole.weights)).abs() / problem.scale
+    return {
+        "method": method,
+        "rows": problem.rows,
+        "seconds_screened": round(spent, 3),
+        "seconds_unscreened": round(other, 3),
+        "time_saved": round(1 - spent / other, 3),
+        "largest_relative_gap": float(max(part.relative_gap.max() for part in (found, whole))),
+        "largest_relative_difference_of_objectives": float(apart.max()),
+    }
+
+
+def removed(problem: RowProblem) -> list[dict[str, Any]]:
+    """Counts what is certified after some steps, and how much of it the exact path uses."""
+    exact = Schur().solve(problem).weights
+    used = exact.abs() * problem.gram.diagonal().sqrt() > 1e-9 * problem.power.sqrt()[:, None]
+    found = []
+    for steps in LOOKS:
+        early = Projected(max_steps=steps, period=steps, screen=False, polish=False).solve(problem).weights
+        zeros = certified_zeros(problem, early)
+        counts = zeros.sum(1).double()
+        found.append({"steps": steps, "columns": problem.columns, "median_removed": float(counts.median()),
+                      "least_removed": int(counts.min()), "wrong": int((zeros & used).sum())})  # fmt: skip
+    return found
+
+
+def measure(states: States, kappa: float) -> dict[str, Any]:
+    """Measures the problem whose cap counts the whole row."""
+    design = Design.of(states.X, states.U)
+    problem = row_problem(design, states.Z, kappa=kappa, capped=design.shape[1])
+    some = problem.chosen(torch.linspace(0, problem.rows - 1, ORACLE_ROWS).long())
+    gradient = Projected(tol=TOL, max_steps=LIMIT)
+    solves = [
+        compared("Clarabel", some, Screened(), Conic()),
+        compared("projected gradient", problem, gradient, replace(gradient, screen=False)),
+    ]
+    size = {"kappa": kappa, "rows": problem.rows, "columns": problem.columns}
+    return {**size, "removed": removed(problem), "solves": solves}
+
+
+def main() -> None:
+    """Measures, prints and writes the JSON file."""
+    one_thread()
+    train, name = images("train")
+    states = record_states(trained(train), [train.flat()[:SAMPLES]])
+    machine = {"torch": torch.__version__, "python": platform.python_version(), "cpu": platform.machine()}
+    facts: dict[str, Any] = {"command": "python -m benchmarks.convex.screening", "data": name, "samples": SAMPLES}
+    facts |= {"tol": TOL, "machine": machine, "load_before": round(os.getloadavg()[0], 2), "results": []}
+    for kappa in KAPPAS:
+        facts["results"].append(measure(states, kappa))
+        print(facts["results"][-1], flush=True)
+        RESULT.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
