@@ -48,7 +48,7 @@ kernels: $(BENCH_VENV)/.installed ## the compiled kernels against both at equal 
 	OMP_NUM_THREADS=1 $(BENCH_VENV)/bin/python -m benchmarks.kernels.layer $(KERNELS_ARGS)
 
 rivals: $(BENCH_VENV)/.installed ## the same with jaxopt and optimistix: errors, gradients, steps, memory (RIVALS_ARGS=--quick)
-	$(BENCH_VENV)/bin/python -m benchmarks.rivals $(RIVALS_ARGS)
+	$(BENCH_VENV)/bin/python -m benchmarks.rivals.compare $(RIVALS_ARGS)
 
 memory: $(BENCH_VENV)/.installed ## memory of a training step against the number of solver steps
 	$(BENCH_VENV)/bin/python -m benchmarks.solve.memory $(MEMORY_ARGS)

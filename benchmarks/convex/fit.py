@@ -6,31 +6,24 @@ equilibrium of the fitted model itself. Sparsity counts the weights of the three
 fitted on the model's own states, and for the pruned network too ("refitted"); "all fitted" fits all entries that
 pruning by magnitude keeps. Nothing is trained by gradients after pruning.
 
-Run: python -m benchmarks.convex.fit
+Run: python -m benchmarks.convex.fit [--quick]
 """
 
-import json
-import platform
 import time
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.convex.rows import images
-from benchmarks.timing import one_thread
+from benchmarks.harness import make_parser, one_thread, save
+from benchmarks.problems import images, trained_mlp
 from wellposed.baselines.pruning import linear_layers, prune_by_magnitude
 from wellposed.convex import FitReport, States, eliminate_features, fit_states, record_states, support_mask
 from wellposed.convex.problem import Bound
 from wellposed.tasks.images import Images
 
-RESULT = Path(__file__).parents[1] / "results" / "convex" / "fit.json"
 KAPPAS, SEEDS, SAMPLES = (0.3, 0.99), (0, 1), 5000
 SPARSITIES, LASSO, KEEP = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98), (0.7, 0.9), (0.5, 0.25, 0.1, 0.05)
-
-
 METHODS: tuple[Literal["certified", "ranked"], ...] = ("certified", "ranked")
 CASES: tuple[tuple[Bound, bool, str], ...] = (
     ("state", True, "layered"),
@@ -39,23 +32,6 @@ CASES: tuple[tuple[Bound, bool, str], ...] = (
     ("row", False, "full"),
     ("row", True, "layered"),
 )
-
-
-def trained(data: Images, seed: int) -> nn.Sequential:
-    """Trains the MLP, with biases."""
-    torch.manual_seed(seed)
-    u, y = data.flat(), data.labels
-    layers: list[nn.Module] = []
-    for one, other in pairwise([u.shape[1], 64, 32, 16, 10]):
-        layers += [nn.Linear(one, other), nn.ReLU()]
-    network = nn.Sequential(*layers[:-1])
-    optimiser = torch.optim.Adam(network.parameters(), 1e-3)
-    for _ in range(3 if len(u) > 10_000 else 60):
-        for rows in torch.randperm(len(u)).split(128):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(network(u[rows]), y[rows]).backward()
-            optimiser.step()
-    return network
 
 
 def accuracy(model: nn.Module, data: Images) -> float:
@@ -85,10 +61,10 @@ def facts(report: FitReport, start: float) -> dict[str, Any]:
     }
 
 
-def capped(states: States, test: Images, baseline: float) -> list[dict[str, Any]]:
+def capped(states: States, test: Images, baseline: float, kappas: tuple[float, ...]) -> list[dict[str, Any]]:
     """Fits without an objective: both bounds, with and without rescaling."""
     found = []
-    for kappa in KAPPAS:
+    for kappa in kappas:
         for bound, rescale, support in CASES:
             start = time.process_time()
             model, report = fit_states(states, kappa=kappa, bound=bound, rescale=rescale, support=support)
@@ -122,10 +98,12 @@ def largest(states: States, sparsity: float) -> Tensor:
     return size > weights.kthvalue(max(1, int(sparsity * len(weights)))).values
 
 
-def frontier(network: nn.Sequential, states: States, test: Images, baseline: float) -> list[dict[str, Any]]:
+def frontier(
+    network: nn.Sequential, states: States, test: Images, baseline: float, sparsities: tuple[float, ...]
+) -> list[dict[str, Any]]:
     """Compares fits of given sparsity with pruning by magnitude."""
     found = []
-    for sparsity in SPARSITIES:
+    for sparsity in sparsities:
         for objective in ("none", "lasso") if sparsity in LASSO else ("none",):
             start = time.process_time()
             model, report = fit_states(states, kappa=0.99, objective=objective, target_sparsity=sparsity)
@@ -161,20 +139,23 @@ def eliminated(states: States, test: Images, baseline: float) -> list[dict[str, 
 
 def main() -> None:
     """Runs everything and writes the result."""
+    quick = "one seed, cap and sparsity, 500 images, no elimination of features"
+    options = make_parser(__doc__, __file__, quick=quick).parse_args()
     one_thread()
     (train, name), (test, _) = images("train"), images("test")
+    seeds, samples = (SEEDS[:1], 500) if options.quick else (SEEDS, SAMPLES)
+    kappas, sparsities = (KAPPAS[:1], (0.9,)) if options.quick else (KAPPAS, SPARSITIES)
     results = []
-    for seed in SEEDS:
-        network = trained(train, seed)
+    for seed in seeds:
+        network = trained_mlp(train, seed)
         baseline = accuracy(network, test)
         print({"seed": seed, "baseline": baseline}, flush=True)
-        states = record_states(network, train.flat()[:SAMPLES].split(1000))
-        rows = capped(states.subset(slice(0, 2000)), test, baseline) + frontier(network, states, test, baseline)
-        features = eliminated(states.subset(slice(0, 2000)), test, baseline)
+        states = record_states(network, train.flat()[:samples].split(1000))
+        some = states.subset(slice(0, 2000))
+        rows = capped(some, test, baseline, kappas) + frontier(network, states, test, baseline, sparsities)
+        features = [] if options.quick else eliminated(some, test, baseline)
         results.append({"seed": seed, "baseline": baseline, "rows": rows, "elimination": features})
-    machine = {"torch": torch.__version__, "python": platform.python_version(), "cpu": platform.machine()}
-    page = {"command": "python -m benchmarks.convex.fit", "data": name, "machine": machine, "seeds": results}
-    RESULT.write_text(json.dumps(page, indent=1) + "\n")
+    save(options, data=name, seeds=results)
 
 
 if __name__ == "__main__":

@@ -3,25 +3,18 @@
 An MLP (784-64-32-16-10 on FashionMNIST where WELLPOSED_DATA has it, else 64-64-32-16-10 on digits) is trained for
 a few epochs, its states are recorded on 1 000 images, and all of its 112 rows are fitted on one processor.
 
-Run: python -m benchmarks.convex.rows
+Run: python -m benchmarks.convex.rows [--quick]
 """
 
-import json
-import platform
-import time
 import warnings
-from collections.abc import Callable
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from sklearn.linear_model import Lasso
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.timing import one_thread
+from benchmarks.harness import cpu_seconds, make_parser, one_thread, print_table, save
+from benchmarks.problems import images, trained_mlp
 from wellposed.convex import (
     Design,
     Modelled,
@@ -34,45 +27,14 @@ from wellposed.convex import (
     record_states,
     row_problem,
 )
-from wellposed.tasks.cache import MissingDataError
-from wellposed.tasks.images import Images, load_images
 
-RESULT = Path(__file__).parents[1] / "results" / "convex" / "rows.json"
 SAMPLES, ORACLE_ROWS, KAPPAS = 1000, 12, (0.3, 0.99)
 
 
-def images(split: str) -> tuple[Images, str]:
-    """Loads FashionMNIST, or digits where it is missing."""
-    try:
-        return load_images("fashion-mnist", split), "fashion-mnist"
-    except MissingDataError:
-        return load_images("digits", split), "digits"
-
-
-def trained(data: Images, epochs: int = 3) -> nn.Sequential:
-    """Trains the MLP of 002 section 5.2."""
-    torch.manual_seed(0)
-    u, y = data.flat(), data.labels
-    sizes = [u.shape[1], 64, 32, 16, 10]
-    layers = [nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)]
-    network = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2], nn.ReLU(), layers[3])
-    optimiser = torch.optim.Adam(network.parameters(), 1e-3)
-    for _ in range(epochs if len(u) > 10_000 else 20 * epochs):
-        for rows in torch.randperm(len(u)).split(128):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(network(u[rows]), y[rows]).backward()
-            optimiser.step()
-    return network
-
-
-def seconds(work: Callable[[], object], rounds: int = 1) -> tuple[float, object]:
-    """Returns the best processor time and the last result."""
-    best, result = float("inf"), None
-    for _ in range(rounds):
-        start = time.process_time()
-        result = work()
-        best = min(best, time.process_time() - start)
-    return best, result
+def recorded(samples: int = SAMPLES) -> tuple[States, str]:
+    """Trains the MLP without biases; returns its states on some images, and the name of the data."""
+    train, name = images("train")
+    return record_states(trained_mlp(train, bias=False), [train.flat()[:samples]]), name
 
 
 def algorithm_one(problem: RowProblem, M: np.ndarray, eps: float = 0.01) -> Tensor:
@@ -122,15 +84,15 @@ def measure(states: States, kappa: float, bound: str) -> list[dict[str, object]]
     ways = {"path": Schur(), "path, refined": Schur(refine=1), "path, 1e-9 proven from the data": Schur(tol=1e-9)}
     for method, solver in ways.items():
         if bound == "state" or method == "path":
-            spent, weights = seconds(lambda chosen=solver: ours(chosen), rounds=5)
+            spent, weights = cpu_seconds(lambda chosen=solver: ours(chosen), rounds=5)
             note(method, spent, problem, weights, problem.rows)
     chosen = torch.linspace(0, problem.rows - 1, ORACLE_ROWS).long()
     part = problem.chosen(chosen)
-    spent, found = seconds(lambda: Modelled().solve(part).weights)
+    spent, found = cpu_seconds(lambda: Modelled().solve(part).weights)
     note("CVXPY + Clarabel", spent, part, found, ORACLE_ROWS)
     if bound == "row":
         M = np.asfortranarray(torch.cat([states.X, states.U], 1).double().numpy())
-        spent, found = seconds(lambda: algorithm_one(problem, M))
+        spent, found = cpu_seconds(lambda: algorithm_one(problem, M))
         note("Algorithm 1, scikit-learn, eps 0.01", spent, problem, found, problem.rows)
     for row in rows:
         row["ratio"] = row["seconds"] / rows[0]["seconds"]
@@ -139,32 +101,28 @@ def measure(states: States, kappa: float, bound: str) -> list[dict[str, object]]
 
 def show(rows: list[dict[str, object]], title: str) -> None:
     """Prints the table."""
-    table = Table(title=title)
-    for column in ("bound", "kappa", "method", "seconds", "ratio", "relative gap", "excess"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        numbers = [f"{row[key]:.3g}" for key in ("seconds", "ratio", "gap", "excess")]
-        table.add_row(str(row["bound"]), str(row["kappa"]), str(row["method"]), *numbers)
-    Console(width=120).print(table)
+    header = ("bound", "kappa", "method", "seconds", "ratio", "relative gap", "excess")
+    lines = [
+        [row["bound"], row["kappa"], row["method"]]
+        + [f"{row[key]:.3g}" for key in ("seconds", "ratio", "gap", "excess")]
+        for row in rows
+    ]
+    print_table(title, header, lines, width=120)
 
 
 def main() -> None:
-    """Measures, prints and writes the JSON file."""
+    """Measures, prints and writes the result."""
+    options = make_parser(__doc__, __file__, quick="one cap of the rows of A, 200 images").parse_args()
     one_thread()
     warnings.simplefilter("ignore")
-    train, name = images("train")
-    network = trained(train)
-    states = record_states(network, [train.flat()[:SAMPLES]])
+    states, name = recorded(200 if options.quick else SAMPLES)
     Schur().solve(row_problem(Design.of(states.X[:, :4], states.U[:, :4]), states.Z[:, :2], kappa=0.3, capped=4))
-    rows = [row for bound in ("row", "state") for kappa in KAPPAS for row in measure(states, kappa, bound)]
+    bounds, kappas = (("state",), KAPPAS[:1]) if options.quick else (("row", "state"), KAPPAS)
+    rows = [row for bound in bounds for kappa in kappas for row in measure(states, kappa, bound)]
     n, p = states.X.shape[1], states.U.shape[1]
     size = f"{name}, {n} rows, {n + p} columns, {states.samples} samples"
     show(rows, size)
-    machine = {"torch": torch.__version__, "python": platform.python_version(), "cpu": platform.machine()}
-    command = "python -m benchmarks.convex.rows"
-    RESULT.write_text(
-        json.dumps({"command": command, "problem": size, "machine": machine, "rows": rows}, indent=1) + "\n"
-    )
+    save(options, problem=size, rows=rows)
 
 
 if __name__ == "__main__":

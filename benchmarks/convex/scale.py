@@ -9,14 +9,11 @@ threads on chunks of k rows and a piece of c samples, and compared with the high
 
     8 (6 d^2 + 3 r d + c d) + j 8 d (8 k + s)  bytes
 
-Run: python -m benchmarks.convex.scale [--rows 10000] [--columns 4000] [--jobs 2]
+Run: python -m benchmarks.convex.scale [--quick] [--rows 10000] [--columns 4000] [--jobs 2]
 """
 
-import argparse
 import gc
-import json
 import os
-import platform
 import resource
 import time
 from pathlib import Path
@@ -25,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.harness import make_parser, save
 from wellposed.convex import Design, RowFit, capped_norm, duality_gap, row_problem
 from wellposed.convex.problem import Bound
 
-RESULT = Path(__file__).parents[1] / "results" / "convex" / "scale.json"
 KAPPA, SAMPLES, RANK, CHUNK = 0.99, 6000, 60, 64
 BOUNDS: tuple[Bound, ...] = ("state", "row")
 
@@ -98,32 +95,28 @@ def measure(data: tuple[Tensor, Tensor, Tensor], bound: Bound, jobs: int) -> dic
 
 
 def main() -> None:
-    """Measures both bounds, prints and writes the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000)
-    parser.add_argument("--columns", type=int, default=4_000)
+    """Measures both bounds, prints and writes the result."""
+    parser = make_parser(__doc__, __file__, quick="64 rows of 200 columns unless said otherwise")
+    parser.add_argument("--rows", type=int, help="default: 10000")
+    parser.add_argument("--columns", type=int, help="default: 4000")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--bounds", nargs="+", default=BOUNDS)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    given = parser.parse_args()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // given.jobs))
+    parser.add_argument("--bounds", nargs="+", choices=BOUNDS, default=BOUNDS)
+    options = parser.parse_args()
+    rows, columns = (64, 200) if options.quick else (10_000, 4_000)
+    rows, columns, jobs = options.rows or rows, options.columns or columns, options.jobs
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     RowFit(kappa=0.3, jobs=2, chunk=2).solve(*(part[:50] for part in recorded(4, 10)))  # compiles
-    data = recorded(given.rows, given.columns)
+    data = recorded(rows, columns)
     gc.collect()
-    start = current()
-    facts: dict[str, Any] = {
-        "command": f"python -m benchmarks.convex.scale --rows {given.rows} --columns {given.columns}",
-        **{"kappa": KAPPA, "rows": given.rows, "columns": given.columns, "samples": SAMPLES, "jobs": given.jobs},
-        "machine": {"torch": torch.__version__, "cpu": platform.machine(), "cores": os.cpu_count()},
-        "results": [],
-    }
-    for bound in given.bounds:
-        found = measure(data, bound, given.jobs)
-        stated = formula(given.rows, given.columns, given.jobs, found["nonzeros_a_row"])
-        found |= {"memory_stated_gib": round(stated, 2), "memory_used_gib": round(peak() - start, 2)}
-        print(found, flush=True)
-        facts["results"].append(found)
-        given.out.write_text(json.dumps(facts, indent=1) + "\n")
+    start, results = current(), []
+    size = {"kappa": KAPPA, "rows": rows, "columns": columns, "samples": SAMPLES, "jobs": jobs}
+    for bound in options.bounds:
+        result = measure(data, bound, jobs)
+        stated = formula(rows, columns, jobs, result["nonzeros_a_row"])
+        result |= {"memory_stated_gib": round(stated, 2), "memory_used_gib": round(peak() - start, 2)}
+        print(result, flush=True)
+        results.append(result)
+        save(options, **size, cores=os.cpu_count(), results=results)
 
 
 if __name__ == "__main__":

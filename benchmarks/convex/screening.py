@@ -5,45 +5,38 @@ images, and its rows are solved with and without screening, on one processor: by
 left of each row, and by the projected gradient, which drops a column from a batch of rows once no row of it can
 need it.
 
-Run: python -m benchmarks.convex.screening
+Run: python -m benchmarks.convex.screening [--quick]
 """
 
-import json
 import os
-import platform
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.convex.rows import KAPPAS, ORACLE_ROWS, SAMPLES, images, seconds, trained
-from benchmarks.timing import one_thread
+from benchmarks.convex.rows import KAPPAS, ORACLE_ROWS, SAMPLES, recorded
+from benchmarks.harness import cpu_seconds, make_parser, one_thread, save
 from wellposed.convex import (
     Conic,
     Design,
     Projected,
     RowProblem,
-    RowSolution,
     RowSolver,
     Schur,
     Screened,
     States,
     certified_zeros,
-    record_states,
     row_problem,
 )
 from wellposed.convex import objective as value
 
-RESULT = Path(__file__).parents[1] / "results" / "convex" / "screening.json"
 TOL, LIMIT, LOOKS = 1e-6, 20_000, (10, 40, 160)
 
 
 def compared(method: str, problem: RowProblem, screened: RowSolver, plain: RowSolver) -> dict[str, Any]:
     """Times both ways and compares their solutions."""
-    spent, found = seconds(lambda: screened.solve(problem))
-    other, whole = seconds(lambda: plain.solve(problem))
-    assert isinstance(found, RowSolution) and isinstance(whole, RowSolution)
+    spent, found = cpu_seconds(lambda: screened.solve(problem))
+    other, whole = cpu_seconds(lambda: plain.solve(problem))
     apart = (value(problem, found.weights) - value(problem, whole.weights)).abs() / problem.scale
     return {
         "method": method,
@@ -85,17 +78,16 @@ def measure(states: States, kappa: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures, prints and writes the JSON file."""
+    """Measures, prints and writes the result."""
+    options = make_parser(__doc__, __file__, quick="one cap, 200 images").parse_args()
     one_thread()
-    train, name = images("train")
-    states = record_states(trained(train), [train.flat()[:SAMPLES]])
-    machine = {"torch": torch.__version__, "python": platform.python_version(), "cpu": platform.machine()}
-    facts: dict[str, Any] = {"command": "python -m benchmarks.convex.screening", "data": name, "samples": SAMPLES}
-    facts |= {"tol": TOL, "machine": machine, "load_before": round(os.getloadavg()[0], 2), "results": []}
-    for kappa in KAPPAS:
-        facts["results"].append(measure(states, kappa))
-        print(facts["results"][-1], flush=True)
-        RESULT.write_text(json.dumps(facts, indent=1) + "\n")
+    samples, kappas = (200, KAPPAS[:1]) if options.quick else (SAMPLES, KAPPAS)
+    (states, name), load = recorded(samples), round(os.getloadavg()[0], 2)
+    results = []
+    for kappa in kappas:
+        results.append(measure(states, kappa))
+        print(results[-1], flush=True)
+        save(options, data=name, samples=samples, tol=TOL, load_before=load, results=results)
 
 
 if __name__ == "__main__":

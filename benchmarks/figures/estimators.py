@@ -1,20 +1,15 @@
 """Draws docs/guides/estimators-diabetes.png: proven and observed influence of every feature.
 
-Run: python -m benchmarks.figures.estimators
+Run: python -m benchmarks.figures.estimators [--out FOLDER]
 """
 
-from pathlib import Path
-
-import matplotlib
 import numpy as np
 from sklearn.datasets import load_diabetes
 
+from benchmarks.harness import docs_folder
 from wellposed import ImplicitRegressor
+from wellposed.errors import require
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-PICTURE = Path(__file__).parents[2] / "docs" / "guides" / "estimators-diabetes.png"
 NAMES = {
     "age": "age",
     "sex": "sex",
@@ -30,6 +25,9 @@ NAMES = {
 
 
 def main() -> None:
+    """Fits and draws."""
+    folder, plt = docs_folder(__doc__, __file__), require("matplotlib.pyplot", extra="plots")
+    picture = folder / "guides" / "estimators-diabetes.png"
     X, y = load_diabetes(return_X_y=True, as_frame=True)
     regressor = ImplicitRegressor(kappa=0.3, random_state=0).fit(X, y)
     spread = X.std().to_numpy()
@@ -52,8 +50,8 @@ def main() -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False)
     axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, fontsize=9)
-    figure.savefig(PICTURE, dpi=150)
-    print(PICTURE, f"R2 on the training data {regressor.score(X, y):.2f}; proven {proven.round(1).tolist()}")
+    figure.savefig(picture, dpi=150)
+    print(picture, f"R2 on the training data {regressor.score(X, y):.2f}; proven {proven.round(1).tolist()}")
 
 
 if __name__ == "__main__":

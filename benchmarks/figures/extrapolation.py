@@ -1,9 +1,9 @@
 """The plots and tables of docs/concepts/extrapolation.md, from the committed records.
 
-Run: python -m benchmarks.figures.extrapolation
-
 Every section of the page includes a file extrapolation-*.inc that is written here, with the plot beside it; one
 whose records are missing says which command makes them.
+
+Run: python -m benchmarks.figures.extrapolation [--out FOLDER]
 """
 
 import math
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.harness import docs_folder
 from wellposed.experiments.findings import median_of
 from wellposed.experiments.plots import draw
 from wellposed.experiments.record import Record
@@ -23,7 +24,6 @@ from wellposed.experiments.suites.feedback import METRICS, RIVALS, conclusion, w
 from wellposed.tasks.task import Point
 
 RESULTS = Path(__file__).parents[2] / "results"
-PAGES = Path(__file__).parents[2] / "docs" / "concepts"
 
 Records = list[Record]
 Column = tuple[str, str, str, Point]  # heading, task, metric, point
@@ -88,18 +88,18 @@ def table(records: Sequence[Record], models: Mapping[str, str], columns: Sequenc
     return lines
 
 
-def picture(figure: Figure, records: Sequence[Record], models: Mapping[str, str], name: str) -> list[str]:
+def picture(figure: Figure, records: Sequence[Record], models: Mapping[str, str], path: Path) -> list[str]:
     """Draws some models and returns the line that shows the plot."""
     chosen = [
         replace(record, model=models[record.model], size=None)
         for record in records
         if record.model in models and record.size in (None, "001")
     ]
-    draw(figure, chosen, PAGES / f"{name}.png")
-    return ["", f"![{figure.title}]({name}.png)", ""]
+    draw(figure, chosen, path)
+    return ["", f"![{figure.title}]({path.name})", ""]
 
 
-def scale() -> list[str]:
+def scale(pages: Path) -> list[str]:
     """Writes the section on shifts of scale."""
     records = load("identity", "arithmetic")
     if not records:
@@ -118,11 +118,11 @@ def scale() -> list[str]:
         "",
         f"From k = 5 to k = 205 the error of the implicit model on the identity grows by {growth} (its medians "
         f"over the seeds); homogeneity says {number((205 / 5) ** 2)}, but for the draw of the samples.",
-        *picture(figure, records, SCALE_MODELS, "extrapolation-scale"),
+        *picture(figure, records, SCALE_MODELS, pages / "extrapolation-scale.png"),
     ]
 
 
-def argmax() -> list[str]:
+def argmax(pages: Path) -> list[str]:
     """Writes the section on the argmax."""
     records = load("rolling-argmax")
     if not records:
@@ -131,11 +131,11 @@ def argmax() -> list[str]:
         (f"accuracy, k = {number(at)}", "rolling-argmax", "accuracy", at) for at in (1.0, 100.0, 1e5)
     ]
     figure = Figure("Accuracy under a shift of scale", ("rolling-argmax",), "accuracy", "k", log="x")
-    shown = picture(figure, records, ARGMAX_MODELS, "extrapolation-argmax")
+    shown = picture(figure, records, ARGMAX_MODELS, pages / "extrapolation-argmax.png")
     return [*table(records, ARGMAX_MODELS, columns), *shown]
 
 
-def translation() -> list[str]:
+def translation(pages: Path) -> list[str]:
     """Writes the section on translations."""
     records = load("activations", "rolling-average")
     if not records:
@@ -151,11 +151,11 @@ def translation() -> list[str]:
     own = [record for record in records if record.suite == "rolling-average"]
     return [
         *table(records, TRANSLATION_MODELS, columns),
-        *picture(figure, own, TRANSLATION_MODELS, "extrapolation-translation"),
+        *picture(figure, own, TRANSLATION_MODELS, pages / "extrapolation-translation.png"),
     ]
 
 
-def feedback() -> list[str]:
+def feedback(pages: Path) -> list[str]:
     """Writes the section on feedback."""
     records = load("feedback")
     if not records:
@@ -178,10 +178,10 @@ def feedback() -> list[str]:
         "implicit-no-feedback": "A = 0",
     }
     figure = Figure("Test error with and without feedback", ("addition", "subtraction"), "test_mse", "k")
-    return [*lines, *picture(figure, records, models, "extrapolation-feedback")]
+    return [*lines, *picture(figure, records, models, pages / "extrapolation-feedback.png")]
 
 
-def depth() -> list[str]:
+def depth(pages: Path) -> list[str]:
     """Writes the section on depth."""
     records = load("depth")
     if not records:
@@ -227,9 +227,9 @@ def depth() -> list[str]:
     )
     return [
         *lines,
-        *picture(absolute, records, models, "extrapolation-depth-absolute"),
-        *picture(relative, records, models, "extrapolation-depth-relative"),
-        *picture(inside, records, models, "extrapolation-depth-inside"),
+        *picture(absolute, records, models, pages / "extrapolation-depth-absolute.png"),
+        *picture(relative, records, models, pages / "extrapolation-depth-relative.png"),
+        *picture(inside, records, models, pages / "extrapolation-depth-inside.png"),
         *_spreads(records),
     ]
 
@@ -252,7 +252,7 @@ def _spreads(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def beyond() -> list[str]:
+def beyond(pages: Path) -> list[str]:
     """Writes the section on tasks for which an equilibrium matters."""
     records = load("beyond")
     if not records:
@@ -272,7 +272,7 @@ def beyond() -> list[str]:
     )
     return [
         *table(records, BEYOND_MODELS, columns),
-        *picture(figure, records, BEYOND_MODELS, "extrapolation-beyond"),
+        *picture(figure, records, BEYOND_MODELS, pages / "extrapolation-beyond.png"),
     ]
 
 
@@ -282,7 +282,7 @@ def missing(*suites: str) -> list[str]:
     return [f"*The records of this section are made by {commands}.*"]
 
 
-SECTIONS: dict[str, Callable[[], list[str]]] = {
+SECTIONS: dict[str, Callable[[Path], list[str]]] = {
     "scale": scale,
     "argmax": argmax,
     "translation": translation,
@@ -292,10 +292,16 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def main() -> None:
+def write_sections(pages: Path) -> None:
+    """Writes all sections and their plots into the folder of the page."""
     for name, write in SECTIONS.items():
-        text = "\n".join(write()).strip() + "\n"
-        (PAGES / f"extrapolation-{name}.inc").write_text(text, encoding="utf-8")
+        text = "\n".join(write(pages)).strip() + "\n"
+        (pages / f"extrapolation-{name}.inc").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Writes all sections."""
+    write_sections(docs_folder(__doc__, __file__) / "concepts")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,20 @@
 """The picture of docs/concepts/gradients.md: how far shortcuts are off, and what each gradient costs.
 
-Run: python -m benchmarks.figures.gradients
-
 A model x = relu(Ax + Bu + b) of 64 states is trained a little at several caps of |A|, so that its matrices are
 those of training and not random ones. Then one gradient of its loss by all parameters is computed in every way, in
 double precision at a tolerance of 1e-6, and compared with that at 1e-14.
-"""
 
-import time
-from pathlib import Path
+Run: python -m benchmarks.figures.gradients [--out FOLDER]
+"""
 
 import torch
 from torch import Tensor
 
+from benchmarks.harness import cpu_seconds, docs_folder
 from wellposed import Gradient, Implicit, ImplicitModel, Phantom, Relative, Unrolled, fit
 from wellposed.errors import require
 from wellposed.tasks import load_images
 
-PLACE = Path(__file__).parents[2] / "docs" / "concepts" / "choosing-a-gradient.png"
 CAPS = (0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
 WAYS: dict[str, Gradient] = {
     "Phantom(1), Jacobian-free": Phantom(1),
@@ -42,14 +39,13 @@ def trained(kappa: float) -> tuple[ImplicitModel, Tensor, Tensor]:
 def gradient(model: ImplicitModel, u: Tensor, labels: Tensor) -> tuple[Tensor, float]:
     """Returns one gradient by all parameters and its CPU seconds."""
     model.zero_grad()
-    began = time.process_time()
-    torch.nn.functional.cross_entropy(model(u), labels).backward()
-    spent = time.process_time() - began
+    spent, _ = cpu_seconds(lambda: torch.nn.functional.cross_entropy(model(u), labels).backward())
     return torch.cat([part.grad.flatten() for part in model.parameters() if part.grad is not None]), spent
 
 
 def main() -> None:
     """Measures and draws."""
+    folder = docs_folder(__doc__, __file__)
     torch.set_num_threads(1)
     pyplot = require("matplotlib.pyplot", extra="plots")
     errors: dict[str, list[float]] = {name: [] for name in WAYS}
@@ -72,9 +68,9 @@ def main() -> None:
     axes[0].set(xlabel="cap kappa of a trained model", ylabel="relative error of the gradient")
     axes[1].set(xlabel="cap kappa of a trained model", ylabel="forward and backward, ms")
     axes[0].legend(frameon=False, fontsize=8)
-    for place in axes:
-        place.grid(alpha=0.3)
-    figure.savefig(PLACE, dpi=150)
+    for panel in axes:
+        panel.grid(alpha=0.3)
+    figure.savefig(folder / "concepts" / "choosing-a-gradient.png", dpi=150)
 
 
 if __name__ == "__main__":

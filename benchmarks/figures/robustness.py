@@ -1,6 +1,6 @@
 """The pictures of docs/concepts/robustness-bounds.md and docs/guides/attack.md, of the models in the package.
 
-Run: python -m benchmarks.figures.robustness
+Run: python -m benchmarks.figures.robustness [--out FOLDER]
 """
 
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import docs_folder
 from wellposed.errors import require
 from wellposed.models import ImplicitModel, load_reference
 from wellposed.robust import Box, certified, output_bounds
@@ -15,7 +16,6 @@ from wellposed.robust.attacks import pgd
 from wellposed.robust.gallery import gallery
 from wellposed.tasks import load_images
 
-DOCS = Path(__file__).parents[2] / "docs"
 MODELS = {"digits": "trained as usual", "digits-robust": "trained by bounds"}
 METHODS = {"norm": "#4b5563", "box": "#a86a00", "interval": "#c2410c", "crown": "#1f5fd0", "optimised": "#00795a"}
 RADII = (0.003, 0.01, 0.03, 0.1)
@@ -45,7 +45,7 @@ def reached(model: ImplicitModel, u: torch.Tensor, radius: float) -> float:
     return float(torch.stack(widths).mean())
 
 
-def draw_widths(pyplot: Any) -> None:
+def draw_widths(pyplot: Any, path: Path) -> None:
     """Draws the widths of all methods over the radius."""
     u = load_images("digits", "test").flat()[:20]
     figure, axes = pyplot.subplots(1, 2, figsize=(7.5, 3.4), sharey=True, layout="constrained")
@@ -62,10 +62,10 @@ def draw_widths(pyplot: Any) -> None:
         place.grid(alpha=0.3)
     axes[0].set_ylabel("mean width of an output's bounds")
     axes[1].legend(frameon=False, fontsize=8)
-    figure.savefig(DOCS / "concepts" / "robustness-widths.png", dpi=150)
+    figure.savefig(path, dpi=150)
 
 
-def draw_classes(pyplot: Any) -> None:
+def draw_classes(pyplot: Any, path: Path) -> None:
     """Draws certified and attacked accuracy over the radius."""
     test, radii = load_images("digits", "test"), (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1)
     u, labels = test.flat()[:SAMPLES], test.labels[:SAMPLES]
@@ -80,23 +80,24 @@ def draw_classes(pyplot: Any) -> None:
     axes.set(xlabel="largest change of a pixel", ylabel=f"accuracy on {SAMPLES} unseen digits", ylim=(0, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
-    figure.savefig(DOCS / "concepts" / "robustness-digits.png", dpi=150)
+    figure.savefig(path, dpi=150)
 
 
-def draw_gallery() -> None:
+def draw_gallery(path: Path) -> None:
     """Draws attacked digits."""
     test, model = load_images("digits", "test"), models()["digits"]
     u, labels = test.flat()[:100], test.labels[:100]
-    gallery(model, u, pgd(model, u, labels, 0.1, steps=20), labels, DOCS / "guides" / "attack-gallery.png")
+    gallery(model, u, pgd(model, u, labels, 0.1, steps=20), labels, path)
 
 
 def main() -> None:
     """Draws all."""
+    folder = docs_folder(__doc__, __file__)
     torch.set_num_threads(1)
     pyplot = require("matplotlib.pyplot", extra="plots")
-    draw_widths(pyplot)
-    draw_classes(pyplot)
-    draw_gallery()
+    draw_widths(pyplot, folder / "concepts" / "robustness-widths.png")
+    draw_classes(pyplot, folder / "concepts" / "robustness-digits.png")
+    draw_gallery(folder / "guides" / "attack-gallery.png")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
 """Block sizes of the Triton kernels: times of all candidates, from which the table of `gpu_launch` is made.
 
-Run on a CUDA machine: python -m benchmarks.gpu.block_sizes [--only 64,4096 128,4096] [--adjoint]
+Run: python -m benchmarks.gpu.block_sizes [--quick | --only 64,4096 128,4096] [--adjoint]
 """
 
-import argparse
-import json
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.harness import make_parser, need_cuda, relative_error, save
 from wellposed.activations import get_activation
 from wellposed.equilibrium import Absolute, Anderson
 from wellposed.kernels.gpu_launch import Shape, launch
@@ -113,7 +111,7 @@ def measure(n: int, batch: int, shape: Shape, adjoint: bool) -> dict[str, Any]:
     exact = torch.zeros_like(v, dtype=torch.float64)
     for _ in range(400):
         exact = torch.relu(torch.addmm(v.double(), exact, A.double().mT))
-    error = float((found.value - exact).abs().max() / exact.abs().max())
+    error = relative_error(found.value, exact)
     row = {"n": n, "batch": batch, "shape": str(shape), "error": error, "steps": int(found.steps.max())}
     row["forward"] = 1e3 * seconds(lambda: solve(A, v, shape, flag, adjoint=False))
     row["host"] = 1e3 * host_seconds(lambda: solve(A, v, shape, flag, adjoint=False))
@@ -124,12 +122,13 @@ def measure(n: int, batch: int, shape: Shape, adjoint: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Compiles all candidates in parallel, then times them one by one."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", help="n,batch")
-    parser.add_argument("--adjoint", action="store_true")
-    parser.add_argument("--output", type=Path)
+    parser = make_parser(__doc__, __file__, quick="the smallest size")
+    parser.add_argument("--only", nargs="*", metavar="N,BATCH", help="states and batch of the sizes to measure")
+    parser.add_argument("--adjoint", action="store_true", help="time the backward solve too")
     options = parser.parse_args()
-    sizes = [tuple(map(int, text.split(","))) for text in options.only] if options.only else SIZES
+    need_cuda()
+    sizes = SIZES[:1] if options.quick else SIZES
+    sizes = [tuple(map(int, text.split(","))) for text in options.only] if options.only else sizes
     tasks = [(n, batch, shape) for n, batch in sizes for shape in candidates(n)]
     start = time.perf_counter()
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
@@ -143,8 +142,8 @@ def main() -> None:
             continue
         rows.append(measure(*task, options.adjoint))
         print(*(f"{value:.3g}" if isinstance(value, float) else value for value in rows[-1].values()), flush=True)
-    if options.output is not None:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.out or not options.only:
+        save(options, rows=rows)
 
 
 if __name__ == "__main__":

@@ -5,31 +5,23 @@ intervals of a loop of a thousand states, and the accelerated projected gradient
 sides compute the same in float64; "apart" is the largest difference of their answers, relative to the largest.
 "waits" counts how often the host waited for the device in one call.
 
-Run: python -m benchmarks.gpu.bounds
+Run: python -m benchmarks.gpu.bounds [--quick]
 """
 
-import argparse
-import json
-import platform
-import shlex
-import statistics
-import sys
-import time
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness import device_times, make_parser, need_cuda, relative_error, save
 from wellposed.convert import to_implicit
 from wellposed.convex import Design, Projected, row_problem
 from wellposed.forms import ImplicitForm
 from wellposed.robust import Box, Crown, output_bounds
 
-RESULT = Path(__file__).parents[1] / "results" / "gpu" / "bounds.json"
 F64 = torch.float64
 
 
@@ -70,18 +62,6 @@ def problems() -> dict[str, Callable[[str], Tensor]]:
     }
 
 
-def seconds(run: Callable[[], object], budget: float = 1.0) -> float:
-    """Returns the median time of several runs, of one where that takes longer than the budget."""
-    times: list[float] = []
-    while sum(times) < budget and len(times) < 20:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def waits(run: Callable[[], object]) -> int:
     """Counts how often the host waits for the device."""
     with warnings.catch_warnings(record=True) as found:
@@ -94,17 +74,17 @@ def waits(run: Callable[[], object]) -> int:
     return sum("synchronizing" in str(warning.message) for warning in found)
 
 
-def measure(name: str, run: Callable[[str], Tensor]) -> dict[str, Any]:
+def measure(name: str, run: Callable[[str], Tensor], budget: float) -> dict[str, Any]:
     """Times one problem on both sides."""
-    there, answers = run("cuda").cpu(), []
-    slow, fast = seconds(lambda: answers.append(run("cpu"))), seconds(lambda: run("cuda"))
-    here = answers[-1]
+    here, there = run("cpu"), run("cuda").cpu()
+    runs = {device: lambda device=device: run(device) for device in ("cpu", "cuda")}
+    slow, fast = device_times(runs, budget, least=1, most=20, warm_up=0).values()
     row = {
         "problem": name,
         "cpu_ms": 1e3 * slow,
         "gpu_ms": 1e3 * fast,
         "ratio": slow / fast,
-        "apart": float((here - there).abs().max() / here.abs().max()),
+        "apart": relative_error(there, here),
         "waits": waits(lambda: run("cuda")),
     }
     print(
@@ -115,17 +95,13 @@ def measure(name: str, run: Callable[[str], Tensor]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs all problems, prints a table and writes the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    arguments = parser.parse_args()
+    """Runs all problems, prints a table and writes the result."""
+    options = make_parser(__doc__, __file__, quick="short timings").parse_args()
+    need_cuda()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows = [measure(name, run) for name, run in problems().items()]
-    device = f"{torch.cuda.get_device_name()}; one thread of {platform.processor() or platform.machine()}"
-    machine = {"device": device, "torch": torch.__version__}
-    command = shlex.join(["python", "-m", "benchmarks.gpu.bounds", *sys.argv[1:]])
-    arguments.out.write_text(json.dumps({"command": command, "machine": machine, "rows": rows}, indent=1) + "\n")
+    budget = 0.1 if options.quick else 1.0
+    save(options, rows=[measure(name, run, budget) for name, run in problems().items()])
 
 
 if __name__ == "__main__":

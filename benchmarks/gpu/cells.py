@@ -6,36 +6,28 @@ no tolerance, so that the work is equal. Errors are those of the state against a
 to its largest entry. Twice: as torch comes, with convolutions in TF32 (to 1e-4 of the state), and all in float32
 (to 1e-5). cuDNN chooses its algorithms by trying them (benchmark mode), for all.
 
-Run: python -m benchmarks.gpu.cells
+Run: python -m benchmarks.gpu.cells [--quick]
 """
 
-import argparse
 import copy
-import functools
-import json
-import shlex
-import statistics
-import sys
-import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness import device_times, make_parser, need_cuda, relative_error, save, versions
+from benchmarks.rivals.libraries import rival
 from wellposed import DEQ, Relative
 from wellposed.equilibrium import Anderson, Picard
-from wellposed.errors import require
 from wellposed.models import ConvCell, PlainConvCell, TransformerCell
 from wellposed.models.cell_parts import Cell
 
-RESULT = Path(__file__).parents[1] / "results" / "gpu" / "cells.json"
 SOLVERS = {"anderson": (Anderson, "anderson"), "picard": (Picard, "fixed_point_iter")}
 TOLERANCES = {"tf32": 1e-4, "float32": 1e-5}
-Runs = dict[str, Callable[[], Tensor]]
 
 
 def problems() -> dict[str, tuple[Callable[[], Cell], tuple[int, ...]]]:
@@ -55,7 +47,7 @@ class Rival(nn.Module):
     def __init__(self, cell: Cell, solver: str, forward_steps: int, backward_steps: int) -> None:
         super().__init__()
         self.cell = cell
-        self.deq = require("torchdeq", extra="rivals").get_deq(
+        self.deq = rival("torchdeq").get_deq(
             f_solver=solver,
             b_solver=solver,
             f_max_iter=forward_steps,
@@ -71,22 +63,9 @@ class Rival(nn.Module):
         return self.deq(lambda x: self.cell.step(x, injection), start)[0][-1]
 
 
-def timed(runs: Runs, rounds: int, budget: float) -> dict[str, float]:
-    """Returns the median milliseconds of every run, measured in turns."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        for _ in range(4):
-            run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            torch.cuda.synchronize()
-            start, count = time.perf_counter(), 0
-            while count == 0 or time.perf_counter() - start < budget:
-                run()
-                torch.cuda.synchronize()
-                count += 1
-            times[name].append(1e3 * (time.perf_counter() - start) / count)
-    return {name: statistics.median(values) for name, values in times.items()}
+def milliseconds(runs: dict[str, Callable[[], Tensor]], budget: float) -> dict[str, float]:
+    """Returns the median time of every run, after the calls in which graphs are captured."""
+    return {name: 1e3 * seconds for name, seconds in device_times(runs, budget, warm_up=4).items()}
 
 
 def exact(cell: Cell, u: Tensor) -> Tensor:
@@ -110,7 +89,7 @@ def training_step(model: nn.Module, u: Tensor) -> Callable[[], Tensor]:
     return run
 
 
-def measure(cell: Cell, u: Tensor, solver: str, tolerance: float, rounds: int, budget: float) -> dict[str, Any]:
+def measure(cell: Cell, u: Tensor, solver: str, tolerance: float, budget: float) -> dict[str, Any]:
     """Times one cell under one solver."""
     ours, theirs = SOLVERS[solver]
     options: dict[str, Any] = {"solver": ours(), "stop": Relative(tolerance), "max_steps": 100}
@@ -122,10 +101,10 @@ def measure(cell: Cell, u: Tensor, solver: str, tolerance: float, rounds: int, b
     truth, errors = exact(cell, u), {}
     for kind, model in models.items():
         with torch.no_grad():
-            errors[kind] = float((model(u) - truth).abs().max() / truth.abs().max())
+            errors[kind] = relative_error(model(u), truth)
     with torch.no_grad():
-        forward = timed({kind: functools.partial(model, u) for kind, model in models.items()}, rounds, budget)
-    both = timed({kind: training_step(model, u) for kind, model in models.items()}, rounds, budget)
+        forward = milliseconds({kind: partial(model, u) for kind, model in models.items()}, budget)
+    both = milliseconds({kind: training_step(model, u) for kind, model in models.items()}, budget)
     return {
         "solver": solver,
         "steps": steps,
@@ -151,26 +130,26 @@ def show(row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Runs all problems, prints a table and writes the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=0.04, help="seconds a run and round")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    arguments = parser.parse_args()
+    """Runs all problems, prints a table and writes the result."""
+    parser = make_parser(__doc__, __file__, quick="two small convolutions in float32")
+    parser.add_argument("--budget", type=float, default=0.12, help="seconds of calls of each run")
+    options = parser.parse_args()
+    need_cuda()
     warnings.simplefilter("ignore")
     torch.backends.cudnn.benchmark = True
     print("milliseconds: graph / reference / torchdeq, and torchdeq over graph; forward, then forward + backward")
+    cases = product(TOLERANCES, problems().items(), SOLVERS)
+    if options.quick:
+        cases = product(["float32"], list(problems().items())[:2], SOLVERS)
     rows = []
-    for precision, (name, (make, shape)), solver in product(TOLERANCES, problems().items(), SOLVERS):
+    for precision, (name, (make, shape)), solver in cases:
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
         torch.manual_seed(0)
         cell, u = make().cuda(), torch.randn(shape, device="cuda")
-        found = measure(cell, u, solver, TOLERANCES[precision], arguments.rounds, arguments.budget)
-        rows.append({"problem": name, "precision": precision, **found})
+        measured = measure(cell, u, solver, TOLERANCES[precision], options.budget)
+        rows.append({"problem": name, "precision": precision, **measured})
         show(rows[-1])
-    machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    command = shlex.join(["python", "-m", "benchmarks.gpu.cells", *sys.argv[1:]])
-    arguments.out.write_text(json.dumps({"command": command, "machine": machine, "rows": rows}, indent=1) + "\n")
+    save(options, versions=versions("wellposed", "torch", "torchdeq"), rows=rows)
 
 
 if __name__ == "__main__":

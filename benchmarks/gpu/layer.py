@@ -10,14 +10,10 @@ Steps with gradients are measured twice, as they come and with the backward pass
 (`torch.autograd.set_multithreading_enabled`): in a virtual machine waking the engine's thread and being woken by
 it may take half a millisecond, whatever the library.
 
-Run on a CUDA machine: python -m benchmarks.gpu.layer              writes results/gpu/layer.json
-                       python -m benchmarks.gpu.layer --quick      two sizes, writes nothing
+Run: python -m benchmarks.gpu.layer [--quick]
 """
 
-import argparse
 import json
-import platform
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -26,23 +22,21 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness import device_times, make_parser, need_cuda, peak_bytes, relative_error, save, versions
 from benchmarks.problems import state_matrix
-from benchmarks.rivals.libraries import MAX_STEPS, TOLERANCE, torchdeq_model, torchidl_model, versions
+from benchmarks.rivals.libraries import MAX_STEPS, TOLERANCE, torchdeq_model, torchidl_model
 from wellposed import Absolute, ImplicitModel
 from wellposed.kernels import explain
 
 SIZES = ((20, 128), (20, 10_000), (64, 4096), (128, 4096), (190, 4096), (512, 4096), (1024, 4096))
 OTHERS = ("ring", "sparse", "random")
 OTHER_SIZES = ((64, 4096), (190, 4096))
-RESULT = Path(__file__).parents[1] / "results" / "gpu" / "layer.json"
 LIBRARIES = ("wellposed", "torchidl", "torchdeq")
-SECONDS = 0.1  # of calls, for every time, and at least two
 
 
 @dataclass(frozen=True)
@@ -118,16 +112,9 @@ def step_alone(model: nn.Module, case: Case) -> Tensor:
         return step(model, case)
 
 
-def seconds(run: Callable[[], object], budget: float = SECONDS) -> float:
+def seconds(run: Callable[[], object], budget: float = 0.1) -> float:
     """Returns the median time of a call with a wait after it."""
-    times: list[float] = []
-    torch.cuda.synchronize()
-    while sum(times) < budget or len(times) < 2:
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[(len(times) - 1) // 2]
+    return device_times({"run": run}, budget, least=2)["run"]
 
 
 def busy_seconds(run: Callable[[], object], repeats: int = 20) -> float:
@@ -169,8 +156,7 @@ def errors(model: Any, case: Case, exact: tuple[Tensor, Tensor]) -> dict[str, fl
     """Returns the largest errors of outputs and of the gradient by A, relative to their largest entries."""
     y, gradient = step(model, case), matrix_of(model).grad
     assert gradient is not None
-    found = zip(("output", "gradient"), (y, gradient), exact, strict=True)
-    return {name: float((ours - truth).abs().max() / truth.abs().max()) for name, ours, truth in found}
+    return {"output": relative_error(y, exact[0]), "gradient": relative_error(gradient, exact[1])}
 
 
 KINDS = {"forward": forward, "both": step, "alone": step_alone}
@@ -252,11 +238,8 @@ def memory() -> list[dict[str, Any]]:
         steps = int(model.equilibrium(case.u).steps.max())
         for parameter in model.parameters():
             parameter.grad = None
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step(model, case)
-        found.append({"norm": norm, "steps": steps, "bytes": torch.cuda.max_memory_allocated() - before})
+        peak = peak_bytes(partial(step, model, case), "cuda")
+        found.append({"norm": norm, "steps": steps, "bytes": peak})
         print(f"peak of a training step, n = 190, batch 4096, contraction {norm}: {found[-1]}", flush=True)
     return found
 
@@ -283,20 +266,10 @@ def available() -> list[str]:
     return found
 
 
-def record(rows: list[dict[str, Any]], limits: dict[str, float], **more: Any) -> dict[str, Any]:
-    """Puts together what is written."""
-    machine = {"device": torch.cuda.get_device_name(), "python": platform.python_version()}
-    found = {"command": " ".join(["python -m benchmarks.gpu.layer", *sys.argv[1:]]), "machine": machine}
-    known = {"torch": torch.__version__} | versions((*LIBRARIES, "triton"))
-    return found | {"versions": known, "ceilings": limits, "summary": summary(rows), **more, "rows": rows}
-
-
 def main() -> None:
-    """Runs all problems, prints the table and writes the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two sizes")
-    parser.add_argument("--output", type=Path, default=RESULT, help="where to write the numbers")
-    options = parser.parse_args()
+    """Runs all problems, prints the table and writes the result."""
+    options = make_parser(__doc__, __file__, quick="two sizes").parse_args()
+    need_cuda()
     warnings.simplefilter("ignore")
     chosen = [("positive", *size) for size in (SIZES[2:4] if options.quick else SIZES)]
     start, rows = time.perf_counter(), []
@@ -310,10 +283,9 @@ def main() -> None:
         peaks = peaks if family == "positive" or peaks else memory()
         rows.append(measure(make_case(family, n, batch), names, limits))
         print(line(rows[-1]), flush=True)
-        found = record(rows, limits, memory=peaks, seconds=time.perf_counter() - start)
-        if not options.quick:
-            options.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found["summary"], indent=1))
+        about = {"versions": versions(*LIBRARIES, "triton"), "ceilings": limits, "summary": summary(rows)}
+        save(options, **about, memory=peaks, seconds=time.perf_counter() - start, rows=rows)
+    print(json.dumps(summary(rows), indent=1))
 
 
 if __name__ == "__main__":

@@ -10,28 +10,22 @@ TF32 products (float32 takes three), and of its inputs, outputs and matrices at 
 holds a recurrent network back is neither: steps wait for each other. `chain` is the number of evaluations that do,
 forward and backward together, and `link_us` the microseconds from one to the next, all else included.
 
-Run: python -m benchmarks.gpu.sequences [--quick] where there are a CUDA device and torchidl.
+Run: python -m benchmarks.gpu.sequences [--quick]
 """
 
-import argparse
-import json
-import statistics
-import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from benchmarks.kernels.sequences import Case, Rival
-from wellposed import Absolute, Implicit, ImplicitRNN, watch
-from wellposed.errors import MissingExtraError, require
+from benchmarks.gpu.layer import ceilings
+from benchmarks.harness import device_times, make_parser, need_cuda, relative_error, save, versions
+from benchmarks.kernels.sequences import Case, Rival, last_hidden, network, ours, torchidl
+from benchmarks.rivals.libraries import TOLERANCE, NotRunError
+from wellposed import ImplicitRNN, watch
 
-RESULT = Path(__file__).parents[1] / "results" / "gpu" / "sequences.json"
-COMMAND = "python -m benchmarks.gpu.sequences"
-TOLERANCE, MAX_STEPS, INPUTS = 3e-6, 3000, 4
+INPUTS = 4
 # Family, norm, states, hidden states, batch and length.
 CASES = (
     ("positive", 0.9, 21, 22, 100, 10),
@@ -42,63 +36,10 @@ CASES = (
 )
 
 
-def ours(case: Case, executor: str = "auto", tolerance: float = TOLERANCE) -> tuple[Rival, ImplicitRNN]:
-    """Returns our model, which lies where the case does."""
-    stop = Absolute(tolerance)
-    rnn = ImplicitRNN.from_matrices(
-        *case.matrices, executor=executor, stop=stop, gradient=Implicit(stop=stop), max_steps=MAX_STEPS
-    )
-    cell = rnn.cell(0)
-    assert cell.D is not None
-    return Rival(lambda s: rnn(s)[1][0], (cell.state.raw, cell.B, cell.C, cell.D)), rnn
-
-
-def torchidl(case: Case) -> Rival:
-    """Returns torchidl's model."""
-    A, B, C, _ = case.matrices
-    package = require("torchidl.implicit_rnn_model", extra="rivals")
-    limits = {"mitr": MAX_STEPS, "grad_mitr": MAX_STEPS, "tol": TOLERANCE, "grad_tol": TOLERANCE, "kappa": 0.9999}
-    cell = package.ImplicitRNNCell(B.shape[1] - C.shape[0], A.shape[0], C.shape[0], **limits).to(A.device)
-    parameters = cell.layer.A, cell.layer.B, cell.layer.C, cell.layer.D
-    with torch.no_grad():
-        for parameter, value in zip(parameters, case.matrices, strict=True):
-            parameter.copy_(value)
-    return Rival(lambda s: cell(s)[1], parameters)
-
-
 def lstm(case: Case) -> Rival:
     """Returns an LSTM of equal size."""
     net = nn.LSTM(INPUTS, case.weights.shape[1], batch_first=True).to(case.inputs.device)
     return Rival(lambda s: net(s)[1][0][0], tuple(net.parameters()))
-
-
-def times(runs: dict[str, Callable[[], object]], budget: float) -> dict[str, float]:
-    """Returns the median milliseconds of every run, measured in turns for some seconds each."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for name, run in runs.items():
-        for _ in range(1 if name == "torchidl" else 3):
-            run()
-    while not all(len(list_) >= 3 and sum(list_) >= budget for list_ in found.values()):
-        for name, run in runs.items():
-            if len(found[name]) >= 3 and sum(found[name]) >= budget:
-                continue
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            run()
-            torch.cuda.synchronize()
-            found[name].append(time.perf_counter() - start)
-    return {name: 1e3 * statistics.median(list_) for name, list_ in found.items()}
-
-
-def ceilings() -> dict[str, float]:
-    """Measures bytes copied and TF32 operations done in a second."""
-    a, b = (torch.randn(8192, 8192, device="cuda") for _ in range(2))
-    large = torch.empty(1 << 28, device="cuda")
-    other, before = torch.empty_like(large), torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    found = times({"copy": lambda: other.copy_(large), "product": lambda: a @ b}, 0.05)
-    torch.backends.cuda.matmul.allow_tf32 = before
-    return {"bytes": 2 * large.nbytes / (1e-3 * found["copy"]), "tf32": 2 * 8192**3 / (1e-3 * found["product"])}
 
 
 def floors(case: Case, rnn: ImplicitRNN, rates: dict[str, float]) -> dict[str, Any]:
@@ -118,37 +59,37 @@ def floors(case: Case, rnn: ImplicitRNN, rates: dict[str, float]) -> dict[str, A
         ("forward", forward, size),
         ("both", forward + backward, size + 4 * matrices),
     ):
-        found[f"{name}_floor_ms"] = 1e3 * max(operations / (rates["tf32"] / 3), bytes_ / rates["bytes"])
+        found[f"{name}_floor_ms"] = 1e3 * max(operations / (rates["flops"] / 3), bytes_ / rates["bytes"])
     return {**found, "steps": steps[0] / elements, "adjoint_steps": steps[1] / elements, "chain": chain}
-
-
-def error(found: Tensor, wanted: Tensor) -> float:
-    """Returns the largest difference, relative to the largest entry."""
-    return float((found.double() - wanted).abs().max() / wanted.abs().max())
 
 
 def measure(problem: tuple[Any, ...], rates: dict[str, float], budget: float) -> list[dict[str, Any]]:
     """Returns a row per library."""
     drawn = Case.draw(*problem)
     double, case = drawn.to("cuda", torch.float64), drawn.to("cuda")
-    exact = ours(double, "reference", 1e-12)[0]
+    exact = ours(double, "reference", 1e-12, 1e-12)
     last, gradients = exact.forward(double), exact.step(double)
-    mine, rnn = ours(case)
-    models = {"wellposed": mine, "cuDNN LSTM": lstm(case)}
+    rnn = network(case, "auto", TOLERANCE, TOLERANCE)
+    models = {"wellposed": last_hidden(rnn), "cuDNN LSTM": lstm(case)}
     try:
         models["torchidl"] = torchidl(case)
-    except MissingExtraError as reason:
+    except NotRunError as reason:
         print(reason)
-    forward = times({name: lambda m=m: m.forward(case) for name, m in models.items()}, budget)
-    both = times({name: lambda m=m: m.step(case) for name, m in models.items()}, budget)
+    passes = [
+        {name: lambda m=model: m.forward(case) for name, model in models.items()},
+        {name: lambda m=model: m.step(case) for name, model in models.items()},
+    ]
+    forward, both = (
+        {name: 1e3 * seconds for name, seconds in device_times(runs, budget, warm_up=2).items()} for runs in passes
+    )
     about = dict(zip(("family", "norm", "states", "hidden", "batch", "length"), problem, strict=True))
     rows = []
     for name, model in models.items():
         row = {**about, "library": name, "forward_ms": forward[name], "both_ms": both[name]}
         row |= {"forward_ratio": forward[name] / forward["wellposed"], "ratio": both[name] / both["wellposed"]}
         if name != "cuDNN LSTM":
-            worst = max(error(a, b) for a, b in zip(model.step(case), gradients, strict=True))
-            row |= {"value_error": error(model.forward(case), last), "gradient_error": worst}
+            worst = max(map(relative_error, model.step(case), gradients))
+            row |= {"value_error": relative_error(model.forward(case), last), "gradient_error": worst}
         if name == "wellposed":
             counted = floors(case, rnn, rates)
             row |= counted | {"explained": rnn.explain(), "link_us": 1e3 * both[name] / counted["chain"]}
@@ -162,31 +103,21 @@ def show(row: dict[str, Any]) -> None:
     print("  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measures all cases; a full run also writes the JSON file."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two cases, short timings, nothing written")
-    parser.add_argument("--output", type=Path, default=RESULT, help="where the results go")
-    options = parser.parse_args(arguments)
+def main() -> None:
+    """Measures all cases; a full run also writes the result."""
+    options = make_parser(__doc__, __file__, quick="two cases and short timings").parse_args()
+    need_cuda()
     warnings.simplefilter("ignore")
     rates = ceilings()
-    print(f"copies {rates['bytes'] / 1e12:.2f} TB/s, TF32 products {rates['tf32'] / 1e12:.0f} TFLOP/s")
-    rows = []
+    print(f"copies {rates['bytes'] / 1e12:.2f} TB/s, TF32 products {rates['flops'] / 1e12:.0f} TFLOP/s")
+    rows: list[dict[str, Any]] = []
     for problem in CASES[:2] if options.quick else CASES:
-        found = measure(problem, rates, 0.05 if options.quick else 0.2)
-        for row in found:
+        measured = measure(problem, rates, 0.05 if options.quick else 0.2)
+        for row in measured:
             show(row)
-        rows += found
-    if options.quick:
-        return
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    about = {
-        "device": torch.cuda.get_device_name(),
-        "tolerance": TOLERANCE,
-        "ceilings": rates,
-        "versions": versions,
-    }
-    options.output.write_text(json.dumps({"command": COMMAND, **about, "rows": rows}, indent=1) + "\n")
+        rows += measured
+    known = versions("wellposed", "torch", "torchidl", "triton") | {"cudnn": torch.backends.cudnn.version()}
+    save(options, tolerance=TOLERANCE, ceilings=rates, versions=known, rows=rows)
 
 
 if __name__ == "__main__":

@@ -3,81 +3,92 @@
 Every library gets the loosest tolerance at which its outputs are within a common target of the exact ones; where
 it reaches the target at no tolerance it is timed at the one that came nearest, and the table says so.
 
-Run: make kernels                             all problems, writes results/kernels/layer.json
-     make kernels KERNELS_ARGS=--quick        two sizes and no slow problems, writes nothing
+Run: make kernels (KERNELS_ARGS=--quick), or python -m benchmarks.kernels.layer [--quick]
 """
 
-import argparse
 import json
-import platform
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.kernels_problems import FAMILIES, LIBRARIES, TOLERANCES, Case, available, make_case
-from benchmarks.rivals.libraries import versions
-from benchmarks.timing import one_thread
+from benchmarks.harness import best_times, make_parser, one_thread, save, versions
+from benchmarks.problems import SolvedProblem, solved_problem
+from benchmarks.rivals.libraries import installed, torchdeq_model, torchidl_model
+from wellposed import Absolute, ImplicitModel
 from wellposed.kernels import explain
 
+FAMILIES = ("positive", "ring", "shift", "trained")
 SIZES = ((20, 128), (30, 2048), (64, 512), (300, 256), (512, 128))
 TARGETS = {0.9: 1e-5, 0.99: 1e-4}  # relative error of outputs, by contraction
-RESULT = Path(__file__).parents[1] / "results" / "kernels" / "layer.json"
-ROUNDS, LEAST = 5, 0.04  # rounds, and seconds of runs in each
+TOLERANCES = tuple(3.0 ** -(k % 2) * 10.0 ** -(k // 2) for k in range(4, 15))  # 1e-2, 3e-3, ..., 1e-7
+MAX_STEPS = 20_000
 
 
-def choose_tolerance(case: Case, make: Callable[[Case, float], nn.Module], target: float) -> tuple[float, float]:
+def ours(case: SolvedProblem, tolerance: float, **options: Any) -> ImplicitModel:
+    """Returns our model as it comes, but for the tolerance."""
+    chosen: dict[str, Any] = {
+        "stop": Absolute(tolerance),
+        "max_steps": MAX_STEPS,
+        "on_failure": "ignore",
+    } | options
+    return ImplicitModel.from_matrices(case.A, case.B, case.C, **chosen)
+
+
+def torchidl(case: SolvedProblem, tolerance: float) -> nn.Module:
+    """Returns torchidl's model; its settings are attributes of a class, so every model gets a class of its own."""
+    base = import_module("torchidl.implicit_function").ImplicitFunctionInf
+    model: Any = torchidl_model(case.A, case.B, case.C, function=type("Own", (base,), {}))
+    model.f.set_parameters(tol=tolerance, grad_tol=tolerance, mitr=MAX_STEPS, grad_mitr=MAX_STEPS)
+    return model
+
+
+MODELS: dict[str, Callable[[SolvedProblem, float], nn.Module]] = {
+    "wellposed": ours,
+    "torchidl": torchidl,
+    "torchdeq": lambda case, tolerance: torchdeq_model(case.A, case.B, case.C, tolerance),
+}
+
+
+def choose_tolerance(
+    case: SolvedProblem, make: Callable[[SolvedProblem, float], nn.Module], target: float
+) -> tuple[float, float]:
     """Returns the loosest tolerance with a small enough error and that error, else the best there is."""
-    found: dict[int, float] = {}
+    errors: dict[int, float] = {}
 
-    def error(place: int) -> float:
-        if place not in found:
+    def error(index: int) -> float:
+        if index not in errors:
             with torch.no_grad():
-                found[place] = case.error(make(case, TOLERANCES[place])(case.u))
-        return found[place]
+                errors[index] = case.error(make(case, TOLERANCES[index])(case.u))
+        return errors[index]
 
     low, high = 0, len(TOLERANCES) - 1
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if error(middle) <= target else (middle + 1, high)
-    best = low if error(low) <= target else min(found, key=lambda place: found[place])
-    return TOLERANCES[best], found[best]
+    best = low if error(low) <= target else min(errors, key=lambda index: errors[index])
+    return TOLERANCES[best], errors[best]
 
 
-def step(model: nn.Module, case: Case) -> None:
+def step(model: nn.Module, case: SolvedProblem) -> None:
     """Computes outputs and the gradients of all parameters."""
     for parameter in model.parameters():
         parameter.grad = None
     model(case.u).backward(case.g)
 
 
-def times(models: dict[str, nn.Module], case: Case) -> dict[str, float]:
-    """Returns the best CPU seconds of a step of every model, measured in turns; slow ones get fewer rounds."""
-    best = dict.fromkeys(models, float("inf"))
-    for model in models.values():
-        step(model, case)
-    for turn in range(ROUNDS):
-        for name, model in models.items():
-            if turn >= 2 and best[name] > 0.3:
-                continue
-            start, count = time.process_time(), 0
-            while time.process_time() - start < LEAST or count == 0:
-                step(model, case)
-                count += 1
-            best[name] = min(best[name], (time.process_time() - start) / count)
-    return best
-
-
-def measure(case: Case, names: list[str]) -> dict[str, Any]:
+def measure(case: SolvedProblem, names: list[str]) -> dict[str, Any]:
     """Measures all libraries on one problem."""
     target, (n, batch) = TARGETS[case.norm], case.size
-    chosen = {name: choose_tolerance(case, LIBRARIES[name], target) for name in names}
-    models = {name: LIBRARIES[name](case, tolerance) for name, (tolerance, _) in chosen.items()}
-    seconds = times(models, case)
+    chosen = {name: choose_tolerance(case, MODELS[name], target) for name in names}
+    models = {name: MODELS[name](case, tolerance) for name, (tolerance, _) in chosen.items()}
+    steps = {name: partial(step, model, case) for name, model in models.items()}
+    seconds = best_times(steps, budget=0.04, slow=0.3)
     row: dict[str, Any] = {"family": case.family, "norm": case.norm, "n": n, "batch": batch, "target": target}
     row["libraries"] = {
         name: {"tolerance": chosen[name][0], "error": chosen[name][1], "ms": 1e3 * seconds[name]} for name in names
@@ -89,7 +100,7 @@ def measure(case: Case, names: list[str]) -> dict[str, Any]:
 def line(row: dict[str, Any]) -> str:
     """Writes a row of the table; times at which the target was not reached are in brackets."""
     cells = []
-    for name in LIBRARIES:
+    for name in MODELS:
         found = row["libraries"].get(name)
         text = "" if found is None else f"{found['ms']:.2f}"
         cells.append(
@@ -131,33 +142,20 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs all problems, prints the table and writes the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two sizes at contraction 0.9")
-    parser.add_argument("--output", type=Path, default=RESULT, help="where to write the numbers")
-    options = parser.parse_args()
+    """Runs all problems, prints the table and writes the result."""
+    options = make_parser(__doc__, __file__, quick="two sizes at contraction 0.9").parse_args()
     one_thread()
     warnings.simplefilter("ignore")
-    names, rows, start = available(), [], time.perf_counter()
+    names, rows, start = installed(MODELS), [], time.perf_counter()
     print(HEADER, flush=True)
     for norm in (0.9,) if options.quick else TARGETS:
         for family in FAMILIES:
             for n, batch in SIZES[:3:2] if options.quick else SIZES:
-                rows.append(measure(make_case(family, norm, n, batch), names))
+                rows.append(measure(solved_problem(family, norm, n, batch), names))
                 print(line(rows[-1]), flush=True)
-    machine = {"cpu": platform.machine(), "python": platform.python_version(), "torch": torch.__version__}
-    found = {
-        "command": "make kernels",
-        "machine": machine,
-        "versions": versions(tuple(LIBRARIES)),
-        "seconds": time.perf_counter() - start,
-        "summary": summary(rows),
-        "rows": rows,
-    }
-    print(json.dumps(found["summary"], indent=1))
-    if not options.quick:
-        options.output.parent.mkdir(exist_ok=True)
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
+    ratios, seconds = summary(rows), time.perf_counter() - start
+    print(json.dumps(ratios, indent=1))
+    save(options, versions=versions(*MODELS), seconds=seconds, summary=ratios, rows=rows)
 
 
 if __name__ == "__main__":

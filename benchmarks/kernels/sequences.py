@@ -10,32 +10,33 @@ until losses differ; in float64 both of our paths agree.
 Training is that of 001 (Tables 3 and 4): 10 000 sequences of ten numbers, A 21 x 21, B 21 x 23, C 22 x 21,
 D 22 x 23 and a linear layer to ten classes.
 
-Run: python -m benchmarks.kernels.sequences [--quick] in an environment that has torchidl.
+Run: python -m benchmarks.kernels.sequences [--quick]
 """
 
-import argparse
-import json
-import platform
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.harness import (
+    best_times,
+    cpu_seconds,
+    make_parser,
+    one_thread,
+    print_table,
+    relative_error,
+    save,
+    versions,
+)
 from benchmarks.problems import state_matrix
-from benchmarks.rivals.libraries import MAX_STEPS, TOLERANCE, NotRunError, rival, versions
-from benchmarks.timing import best_times, one_thread
+from benchmarks.rivals.libraries import MAX_STEPS, TOLERANCE, NotRunError, rival
 from wellposed import Absolute, Implicit, ImplicitRNN
 
-RESULT = Path(__file__).parents[1] / "results" / "kernels" / "sequences.json"
 SIZES = ((20, 20, 128), (37, 40, 128))  # states, hidden states, batch
 FLOOR = 1e-6  # relative errors below this are the rounding of float32
 LADDER = tuple(TOLERANCE * 2.0**power for power in range(5, -9, -1))  # tolerances that are tried
@@ -92,15 +93,24 @@ class Rival:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 
-def ours(case: Case, executor: str, forward: float, backward: float) -> Rival:
-    """Returns our model with a tolerance for each pass."""
+def network(case: Case, executor: str, forward: float, backward: float) -> ImplicitRNN:
+    """Returns our model with a tolerance for each pass, where the case lies."""
     stop, gradient = Absolute(forward), Implicit(stop=Absolute(backward))
-    rnn = ImplicitRNN.from_matrices(
+    return ImplicitRNN.from_matrices(
         *case.matrices, executor=executor, stop=stop, gradient=gradient, max_steps=MAX_STEPS
     )
+
+
+def last_hidden(rnn: ImplicitRNN) -> Rival:
+    """Returns our model as what is compared."""
     cell = rnn.cell(0)
     assert cell.D is not None
     return Rival(lambda s: rnn(s)[1][0], (cell.state.raw, cell.B, cell.C, cell.D))
+
+
+def ours(case: Case, executor: str, forward: float, backward: float) -> Rival:
+    """Returns our model with a tolerance for each pass."""
+    return last_hidden(network(case, executor, forward, backward))
 
 
 def torchidl(case: Case) -> Rival:
@@ -108,7 +118,7 @@ def torchidl(case: Case) -> Rival:
     A, B, C, _ = case.matrices
     package = rival("torchidl.implicit_rnn_model")
     limits = {"mitr": MAX_STEPS, "grad_mitr": MAX_STEPS, "tol": TOLERANCE, "grad_tol": TOLERANCE, "kappa": 0.9999}
-    cell = package.ImplicitRNNCell(B.shape[1] - C.shape[0], A.shape[0], C.shape[0], **limits)
+    cell = package.ImplicitRNNCell(B.shape[1] - C.shape[0], A.shape[0], C.shape[0], **limits).to(A.device)
     parameters = cell.layer.A, cell.layer.B, cell.layer.C, cell.layer.D
     with torch.no_grad():
         for parameter, value in zip(parameters, case.matrices, strict=True):
@@ -118,13 +128,9 @@ def torchidl(case: Case) -> Rival:
 
 def exact(case: Case) -> tuple[Tensor, list[Tensor]]:
     """Returns the last hidden states and the gradients from the plain loop in float64."""
-    double = Case(case.name, tuple(m.double() for m in case.matrices), case.inputs.double(), case.weights.double())
+    double = case.to(torch.float64)
     model = ours(double, "reference", 1e-13, 1e-13)
     return model.forward(double), model.step(double)
-
-
-def _error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted).abs().max() / wanted.abs().max())
 
 
 @dataclass(frozen=True)
@@ -138,8 +144,8 @@ class Errors:
     def of(cls, model: Rival, case: Case, exactly: tuple[Tensor, list[Tensor]]) -> "Errors":
         """Measures a model."""
         last, gradients = exactly
-        worst = max(_error(found, wanted) for found, wanted in zip(model.step(case), gradients, strict=True))
-        return cls(_error(model.forward(case), last), worst)
+        worst = max(map(relative_error, model.step(case), gradients))
+        return cls(relative_error(model.forward(case), last), worst)
 
 
 def _largest(error: Callable[[float], float], goal: float) -> tuple[float, bool]:
@@ -158,7 +164,7 @@ def tune(case: Case, exactly: tuple[Tensor, list[Tensor]], goal: Errors) -> tupl
     """Returns our tolerances, forward and backward, for torchidl's errors, and whether we have reached these."""
 
     def value(tolerance: float) -> float:
-        return _error(ours(case, "auto", tolerance, tolerance).forward(case), exactly[0])
+        return relative_error(ours(case, "auto", tolerance, tolerance).forward(case), exactly[0])
 
     def gradient(forward: float, backward: float) -> float:
         return Errors.of(ours(case, "auto", forward, backward), case, exactly).gradient
@@ -263,13 +269,15 @@ def train(library: str, make: Callable[[], nn.Module], epochs: int, samples: int
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     model(inputs[:128]).sum().backward()  # compiles
     optimiser.zero_grad()
-    start = time.process_time()
-    for _ in range(epochs):
-        for chosen in torch.randperm(samples, generator=generator).split(128):
-            optimiser.zero_grad()
-            F.cross_entropy(model(inputs[chosen]), labels[chosen]).backward()
-            optimiser.step()
-    spent = time.process_time() - start
+
+    def run() -> None:
+        for _ in range(epochs):
+            for chosen in torch.randperm(samples, generator=generator).split(128):
+                optimiser.zero_grad()
+                F.cross_entropy(model(inputs[chosen]), labels[chosen]).backward()
+                optimiser.step()
+
+    spent, _ = cpu_seconds(run)
     with torch.no_grad():
         loss = float(F.cross_entropy(model(inputs), labels))
     return Trained(library, spent / epochs, loss)
@@ -294,40 +302,30 @@ def trainings(quick: bool) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]], title: str) -> None:
     """Prints a table."""
-    table = Table(title=title)
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console(width=200).print(table)
+    header = [name.replace("_", " ") for name in rows[0]]
+    lines = [[f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
+    print_table(title, header, lines, width=200)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measures all cases; a full run also writes the JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels.sequences", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one size, short timings, nothing written")
-    quick = parser.parse_args(arguments).quick
+def main() -> None:
+    """Measures all cases; a full run also writes the result."""
+    options = make_parser(__doc__, __file__, quick="one size and a short training").parse_args()
     one_thread()
     warnings.simplefilter("ignore")
-    sizes, timing = (SIZES[:1], (3, 0.05)) if quick else (SIZES, (3, 0.05))
     rows = [
         row
-        for size in sizes
+        for size in (SIZES[:1] if options.quick else SIZES)
         for family, norm, lengths in KINDS
         for length in lengths
-        for row in measure(Case.draw(family, norm, *size, length), *timing)
+        for row in measure(Case.draw(family, norm, *size, length), rounds=3, budget=0.05)
     ]
     show(rows, "forward and backward over sequences")
     if lines := summary(rows):
         show(lines, "wellposed / torchidl, each at the tolerances above")
-    trained = trainings(quick)
+    trained = trainings(options.quick)
     show(trained, "an epoch of the rolling argmax")
-    if quick:
-        return
-    about = {"machine": f"{platform.machine()}, one thread", "tolerance": TOLERANCE}
-    about["versions"] = versions(("wellposed", "torch", "torchidl", "numba"))
-    text = {"command": "python -m benchmarks.kernels.sequences", **about, "rows": rows, "training": trained}
-    RESULT.write_text(json.dumps(text, indent=1) + "\n")
+    known = versions("wellposed", "torch", "torchidl", "numba")
+    save(options, tolerance=TOLERANCE, versions=known, rows=rows, training=trained)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,15 @@ of all rounds. "dense" is the dense kernel as a model calls it, which projects a
 the same without these preparations, so that the ratio to it is that of the solves alone. The last column is what
 the rule of `kernels.sparse` takes, and how much slower that is than the better of sparse and packed.
 
-Run: python -m benchmarks.kernels.sparse_inference              all sizes, writes results/kernels/sparse_inference.json
-     python -m benchmarks.kernels.sparse_inference --quick      two sizes, writes nothing
-     python -m benchmarks.kernels.sparse_inference --plot       draws the curves of the JSON file; needs matplotlib
+Run: python -m benchmarks.kernels.sparse_inference [--quick | --plot]
 """
 
-import argparse
 import json
 import math
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,7 +21,7 @@ import torch
 from torch import Tensor
 
 import wellposed.kernels.executor as executor
-from benchmarks.timing import one_thread
+from benchmarks.harness import DOCS, load, make_parser, one_thread, round_times, save
 from wellposed import ImplicitModel
 from wellposed.errors import require
 from wellposed.kernels.inference import sparse_parts
@@ -36,9 +31,7 @@ from wellposed.kernels.sparse import SparseModel, compress, largest_share
 SIZES, BATCHES = (128, 512, 1024, 2048), (1, 32, 256)
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 INPUTS, OUTPUTS, NORM = 100, 10, 0.9
-ROUNDS, LEAST = 7, 0.01  # rounds, and seconds of runs in each
-RESULT = Path(__file__).parents[1] / "results" / "kernels" / "sparse_inference.json"
-PICTURE = Path(__file__).parents[2] / "docs" / "guides" / "sparse-inference.png"
+PICTURE = DOCS / "guides" / "sparse-inference.png"
 
 
 def make_matrix(n: int, sparsity: float, layers: int, generator: torch.Generator) -> Tensor:
@@ -85,31 +78,18 @@ def make_runs(fast: ImplicitModel, plain: ImplicitModel, u: Tensor) -> dict[str,
     }
 
 
-def rounds(runs: dict[str, Callable[[], Tensor]]) -> dict[str, list[float]]:
-    """Returns CPU seconds of every run in every round, measured in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
-        for name, run in runs.items():
-            start, count = time.process_time(), 0
-            while time.process_time() - start < LEAST or count == 0:
-                run()
-                count += 1
-            seconds[name].append((time.process_time() - start) / count)
-    return seconds
-
-
 @torch.no_grad()
 def measure(n: int, batch: int, sparsity: float, layers: int, dtype: torch.dtype) -> dict[str, Any]:
     """Measures one model on one batch."""
     fast, plain = make_models(n, sparsity, layers, dtype)
     u = torch.randn(batch, INPUTS, generator=torch.Generator().manual_seed(1)).to(dtype)
     runs = make_runs(fast, plain, u)
-    outputs = {name: run() for name, run in runs.items()}  # also compiles
+    outputs = {name: run() for name, run in runs.items()}
     size = float(outputs["loop"].abs().max())
     error = max(float((y - outputs["loop"]).abs().max()) / size for y in outputs.values())
     if not error <= (1e-4 if dtype == torch.float32 else 1e-8):
         raise RuntimeError(f"results differ by {error:.1e} at n={n}, batch={batch}, sparsity={sparsity}")
-    seconds = rounds(runs)
+    seconds = round_times(runs, rounds=7, budget=0.01)
     ratios = {
         name: statistics.median(a / b for a, b in zip(seconds[name], seconds["sparse"], strict=True))
         for name in ("packed", "dense", "loop")
@@ -168,10 +148,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def plot(found: dict[str, Any], picture: Path) -> None:
+def plot(rows: list[dict[str, Any]]) -> None:
     """Draws the ratios against the sparsity, a panel for every batch."""
     pyplot = require("matplotlib.pyplot", extra="plots")
-    rows = [row for row in found["rows"] if not row["layers"]]
+    rows = [row for row in rows if not row["layers"]]
     batches = sorted({row["batch"] for row in rows})
     figure, axes = pyplot.subplots(1, len(batches), figsize=(4 * len(batches), 3.6), sharey=True, squeeze=False)
     for axis, batch in zip(axes[0], batches, strict=True):
@@ -192,11 +172,18 @@ def plot(found: dict[str, Any], picture: Path) -> None:
         axis.legend(fontsize=8, loc="upper left")
     axes[0][0].set_ylabel("time of dense / time of sparse")
     figure.tight_layout()
-    figure.savefig(picture, dpi=110)
+    figure.savefig(PICTURE, dpi=110)
 
 
-def run_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures every model, printing as it goes."""
+def main() -> None:
+    """Runs all cases, prints the table and writes the result; or draws it."""
+    parser = make_parser(__doc__, __file__, quick="two sizes and three sparsities", plot="draw the curves")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    options = parser.parse_args()
+    if options.plot:
+        plot(load(options)["rows"])
+        return
+    one_thread()
     dtype, rows, start = getattr(torch, options.dtype), [], time.perf_counter()
     cases = [(n, batch, s, 0) for n in SIZES for batch in BATCHES for s in SPARSITIES]
     cases += [(n, batch, 0.8, layers) for n in (512, 1024) for batch in BATCHES for layers in (2, 4)]
@@ -206,35 +193,9 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
     for case in cases:
         rows.append(measure(*case, dtype))
         print(line(rows[-1]), flush=True)
-    return {
-        "command": "python -m benchmarks.kernels.sparse_inference",
-        "machine": {"cpu": platform.machine(), "python": platform.python_version(), "torch": torch.__version__},
-        "dtype": options.dtype,
-        "seconds": time.perf_counter() - start,
-        "summary": summary(rows),
-        "rows": rows,
-    }
-
-
-def main() -> None:
-    """Runs all cases, prints the table and writes the JSON file; or draws it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two sizes and three sparsities")
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument(
-        "--output", type=Path, default=RESULT, help="where to write, or with --plot read, the numbers"
-    )
-    parser.add_argument("--plot", action="store_true", help="draw the picture from the numbers")
-    options = parser.parse_args()
-    if options.plot:
-        plot(json.loads(options.output.read_text()), PICTURE)
-        return
-    one_thread()
-    found = run_all(options)
-    print(json.dumps(found["summary"], indent=1))
-    if not options.quick:
-        options.output.parent.mkdir(exist_ok=True)
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
+    ratios = summary(rows)
+    print(json.dumps(ratios, indent=1))
+    save(options, dtype=options.dtype, seconds=time.perf_counter() - start, summary=ratios, rows=rows)
 
 
 if __name__ == "__main__":

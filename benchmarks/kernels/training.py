@@ -1,24 +1,18 @@
 """Time of training before and after: executor="reference" against the default, CPU seconds of one thread.
 
-Run: python -m benchmarks.kernels.training          writes results/kernels/training.json
+Run: python -m benchmarks.kernels.training [--quick]
 """
 
-import argparse
-import json
-import platform
-import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.timing import one_thread
+from benchmarks.harness import cpu_seconds, make_parser, markdown, one_thread, save
 from wellposed import ImplicitModel, ImplicitRNN
 
-RESULT = Path(__file__).parents[1] / "results" / "kernels" / "training.json"
 STEPS = 50
 
 
@@ -57,38 +51,48 @@ def train(make: Callable[[str], tuple[nn.Module, Tensor, Tensor]], executor: str
     model, u, target = make(executor)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     model(u).sum().backward()  # compiles
-    start = time.process_time()
-    for _ in range(steps):
-        optimiser.zero_grad()
-        loss = nn.functional.mse_loss(model(u), target)
-        loss.backward()
-        optimiser.step()
-    return {"seconds": time.process_time() - start, "loss": float(loss)}
+
+    def run() -> float:
+        for _ in range(steps):
+            optimiser.zero_grad()
+            loss = nn.functional.mse_loss(model(u), target)
+            loss.backward()
+            optimiser.step()
+        return float(loss)
+
+    seconds, loss = cpu_seconds(run)
+    return {"seconds": seconds, "loss": loss}
 
 
-def measure(name: str, make: Callable[[str], tuple[nn.Module, Tensor, Tensor]], rounds: int) -> dict[str, Any]:
+def measure(
+    name: str, make: Callable[[str], tuple[nn.Module, Tensor, Tensor]], rounds: int, steps: int
+) -> dict[str, Any]:
     """Trains both ways in turns; the best time of each counts."""
-    found = [{kind: train(make, kind, STEPS) for kind in ("reference", "auto")} for _ in range(rounds)]
+    found = [{kind: train(make, kind, steps) for kind in ("reference", "auto")} for _ in range(rounds)]
     best = {kind: min(one[kind]["seconds"] for one in found) for kind in ("reference", "auto")}
     losses = {kind: found[0][kind]["loss"] for kind in best}
     return {"model": name, "seconds": best, "ratio": best["reference"] / best["auto"], "loss": losses}
 
 
 def main() -> None:
-    """Measures both models, prints the table and writes the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULT, help="where to write the numbers")
-    output = parser.parse_args().output
+    """Measures both models, prints the table and writes the result."""
+    options = make_parser(__doc__, __file__, quick="five steps, once").parse_args()
     one_thread()
     warnings.simplefilter("ignore")
-    rows = [measure("ImplicitModel, n=190, batch 500", earthquake, 3), measure("ImplicitRNN argmax", argmax, 3)]
-    print(f"| {STEPS} training steps | before, s | after, s | ratio | last loss |\n|---|---|---|---|---|")
-    for row in rows:
-        before, after = row["seconds"]["reference"], row["seconds"]["auto"]
-        losses = " / ".join(f"{loss:.5f}" for loss in row["loss"].values())
-        print(f"| {row['model']} | {before:.2f} | {after:.2f} | {row['ratio']:.1f}x | {losses} |")
-    machine = {"cpu": platform.machine(), "torch": torch.__version__}
-    output.write_text(json.dumps({"machine": machine, "steps": STEPS, "rows": rows}, indent=1) + "\n")
+    rounds, steps = (1, 5) if options.quick else (3, STEPS)
+    models = {"ImplicitModel, n=190, batch 500": earthquake, "ImplicitRNN argmax": argmax}
+    rows = [measure(name, make, rounds, steps) for name, make in models.items()]
+    lines = [
+        [
+            row["model"],
+            *(f"{seconds:.2f}" for seconds in row["seconds"].values()),
+            f"{row['ratio']:.1f}x",
+            " / ".join(f"{loss:.5f}" for loss in row["loss"].values()),
+        ]
+        for row in rows
+    ]
+    print(markdown([f"{steps} training steps", "before, s", "after, s", "ratio", "last loss"], lines))
+    save(options, steps=steps, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,23 @@
 """Networks as implicit forms: time of conversion, time and memory of form(u) against network(u), on one thread.
 
-Run: python -m benchmarks.package.convert. Writes benchmarks/results/package/convert.json.
+Run: python -m benchmarks.package.convert [--quick]
 """
 
-import json
-import platform
 import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
-from benchmarks.meter import peak_bytes
-from benchmarks.rivals.libraries import versions
-from benchmarks.timing import best_times, one_thread
+from benchmarks.harness import best_times, make_parser, one_thread, peak_bytes, print_table, save, versions
 from wellposed.baselines import MLP, ResNet
 from wellposed.convert import to_implicit
 from wellposed.forms import ImplicitForm
 from wellposed.forms.operator import tensors
 
 BATCHES = (1, 8, 32)
-RESULT = Path(__file__).parents[1] / "results" / "package" / "convert.json"
 
 
 def lenet() -> nn.Module:
@@ -48,15 +40,15 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def stored(form: ImplicitForm) -> tuple[int, int]:
+def count_stored(form: ImplicitForm) -> tuple[int, int]:
     """Counts floating-point numbers and indices that a form keeps, shared ones once."""
-    found = [*tensors((form.A, form.B, form.C, form.D)), form.bias, form.output_bias]
-    own = {value.data_ptr(): value for value in found if value is not None and value.numel()}
+    stored = [*tensors((form.A, form.B, form.C, form.D)), form.bias, form.output_bias]
+    own = {value.data_ptr(): value for value in stored if value is not None and value.numel()}
     numbers = sum(value.numel() for value in own.values() if value.is_floating_point())
     return numbers, sum(value.numel() for value in own.values()) - numbers
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, batches: tuple[int, ...]) -> dict[str, Any]:
     """Converts one network and measures it."""
     build, shape = NETWORKS[name]
     torch.manual_seed(0)
@@ -64,7 +56,7 @@ def measure(name: str) -> dict[str, Any]:
     start = time.perf_counter()
     form = to_implicit(network, shape)
     seconds = time.perf_counter() - start
-    numbers, indices = stored(form)
+    numbers, indices = count_stored(form)
     row: dict[str, Any] = {
         "network": name,
         "states": form.sizes[0],
@@ -75,7 +67,7 @@ def measure(name: str) -> dict[str, Any]:
         "stored_indices": indices,
         "evaluation": [],
     }
-    for batch in BATCHES:
+    for batch in batches:
         u = torch.randn(batch, *shape)
         times = best_times({"network": lambda u=u: network(u), "form": lambda u=u: form(u)})
         memory = [peak_bytes(lambda f=f, u=u: f(u)) for f in (network, form)]
@@ -90,10 +82,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Prints the table."""
-    table = Table(title="a network and its implicit form, one thread", title_justify="left")
-    columns = ["network", "states", "convert s", "numbers / parameters", "batch", "network ms", "form ms", "ratio"]
-    for column in [*columns, "MiB network", "MiB form", "error"]:
-        table.add_column(column, justify="left" if column == "network" else "right")
+    lines = []
     for row in rows:
         size = f"{row['stored_numbers'] / row['parameters']:.2f}"
         head = [row["network"], str(row["states"]), f"{row['conversion_s']:.2f}", size]
@@ -101,25 +90,22 @@ def show(rows: list[dict[str, Any]]) -> None:
             times = [f"{1e3 * cell[key]:.2f}" for key in ("network_s", "form_s")]
             peaks = [f"{cell[key] / 2**20:.2f}" for key in ("network_peak_bytes", "form_peak_bytes")]
             shown = [str(cell["batch"]), *times, f"{cell['ratio']:.2f}", *peaks, f"{cell['error']:.0e}"]
-            table.add_row(*(head if k == 0 else [""] * len(head)), *shown)
-    Console(width=140).print(table)
+            lines.append([*(head if k == 0 else [""] * len(head)), *shown])
+    header = ["network", "states", "convert s", "numbers / parameters", "batch", "network ms", "form ms", "ratio"]
+    header += ["MiB network", "MiB form", "error"]
+    print_table("a network and its implicit form, one thread", header, lines, width=140, left=("network",))
 
 
 def main() -> None:
     """Measures all networks and writes the result."""
+    options = make_parser(__doc__, __file__, quick="LeNet and the transformer block, batch 1").parse_args()
     one_thread()
+    names, batches = (list(NETWORKS)[1::2], BATCHES[:1]) if options.quick else (list(NETWORKS), BATCHES)
     with torch.no_grad():
-        rows = [measure(name) for name in NETWORKS]
+        rows = [measure(name, batches) for name in names]
     show(rows)
-    about = {
-        "command": "python -m benchmarks.package.convert",
-        "threads": 1,
-        "python": platform.python_version(),
-        "versions": versions(("wellposed", "torch")),
-        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    save(options, versions=versions("wellposed", "torch"), peak_rss_bytes=peak, rows=rows)
 
 
 if __name__ == "__main__":

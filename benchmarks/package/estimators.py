@@ -1,17 +1,13 @@
 """Quality and CPU time of the estimators beside scikit-learn's multilayer perceptrons and linear models.
 
 Three-fold cross-validation, defaults everywhere; the others get a StandardScaler, and targets standardised.
-Run: python -m benchmarks.package.estimators          measures, writes results/package/estimators.json and prints the table
-     python -m benchmarks.package.estimators --table  prints the table from the JSON
+
+Run: python -m benchmarks.package.estimators [--quick | --table]
 """
 
-import argparse
-import json
-import platform
-import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,10 +21,9 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.timing import one_thread
+from benchmarks.harness import cpu_seconds, load, make_parser, markdown, one_thread, save, versions
 from wellposed import ImplicitClassifier, ImplicitRegressor
 
-RESULT = Path(__file__).parents[1] / "results" / "package" / "estimators.json"
 FOLDS = 3
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -83,49 +78,51 @@ def measure(estimator: Any, data: Data, folds: Any) -> dict[str, Any]:
     X, y = data
     scores, seconds = [], []
     for train, test in folds.split(X, y):
-        began = time.process_time()
-        fitted = sklearn.base.clone(estimator).fit(X[train], y[train])
-        seconds.append(time.process_time() - began)
+        fresh = sklearn.base.clone(estimator)
+        spent, fitted = cpu_seconds(partial(fresh.fit, X[train], y[train]))
+        seconds.append(spent)
         scores.append(float(fitted.score(X[test], y[test])))
     return {"scores": scores, "seconds": float(np.median(seconds))}
 
 
-def run() -> dict[str, Any]:
-    """Measures everything."""
+def measure_all(quick: bool) -> list[dict[str, Any]]:
+    """Measures all estimators on all data."""
     rows = []
     warm, targets = np.random.default_rng(0).normal(size=(300, 3)), np.arange(300) % 3
     ImplicitRegressor(max_epochs=2).fit(warm, targets), ImplicitClassifier(max_epochs=2).fit(warm, targets)
-    for table, models, kind in (
+    for tables, models, kind in (
         (REGRESSION, regressors, KFold),
         (CLASSIFICATION, classifiers, StratifiedKFold),
     ):
-        for name, load in table.items():
+        for name, make in list(tables.items())[: 1 if quick else None]:
             for model, estimator in models().items():
-                found = measure(estimator, load(), kind(FOLDS, shuffle=True, random_state=0))
-                rows.append({"data": name, "model": model, **found})
+                measured = measure(estimator, make(), kind(FOLDS, shuffle=True, random_state=0))
+                rows.append({"data": name, "model": model, **measured})
                 print(rows[-1], flush=True)
-    return {"python": platform.python_version(), "sklearn": sklearn.__version__, "rows": rows}
+    return rows
 
 
-def show(result: dict[str, Any]) -> str:
-    """Writes the table: mean score and its range over the folds, and seconds."""
-    names = list(dict.fromkeys(row["model"] for row in result["rows"]))
-    lines = ["| data | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for data in dict.fromkeys(row["data"] for row in result["rows"]):
-        cells = {row["model"]: row for row in result["rows"] if row["data"] == data}
-        texts = [f"{np.mean(cells[m]['scores']):.3f} ({cells[m]['seconds']:.1f} s)" for m in names]
-        lines.append(f"| {data} | " + " | ".join(texts) + " |")
-    return "\n".join(lines)
+def table(rows: list[dict[str, Any]]) -> str:
+    """Writes the mean score over the folds, and seconds."""
+    names, lines = list(dict.fromkeys(row["model"] for row in rows)), []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        cells = {row["model"]: row for row in rows if row["data"] == data}
+        lines.append([data, *(f"{np.mean(cells[m]['scores']):.3f} ({cells[m]['seconds']:.1f} s)" for m in names)])
+    return markdown(["data", *names], lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", action="store_true", help="print the table from the JSON")
-    if not parser.parse_args().table:
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        one_thread()
-        RESULT.write_text(json.dumps(run(), indent=1) + "\n")
-    print(show(json.loads(RESULT.read_text())))
+    """Measures, or prints what was measured."""
+    parser = make_parser(__doc__, __file__, quick="one data set of each kind", table="print the table")
+    options = parser.parse_args()
+    if options.table:
+        print(table(load(options)["rows"]))
+        return
+    warnings.simplefilter("ignore", ConvergenceWarning)
+    one_thread()
+    rows = measure_all(options.quick)
+    save(options, versions=versions("wellposed", "scikit-learn"), rows=rows)
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,13 @@
 """How long `import wellposed` takes beside `import torch`, in fresh processes in which a warning is an error.
 
-Run: python -m benchmarks.package.import_time          measures, writes results/package/import_time.json and prints the table
-     python -m benchmarks.package.import_time --table  prints the table from the JSON
+Run: python -m benchmarks.package.import_time [--quick | --table]
 """
 
-import argparse
-import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
-import torch
+from benchmarks.harness import load, make_parser, save
 
-RESULT = Path(__file__).parents[1] / "results" / "package" / "import_time.json"
 STATEMENTS = {
     "torch": "import torch",
     "wellposed": "import torch, wellposed",
@@ -30,24 +24,25 @@ def seconds(statement: str) -> float:
     return float(subprocess.run(command, check=True, capture_output=True).stdout)
 
 
-def measured() -> dict[str, Any]:
+def measure(repeats: int) -> dict[str, float]:
     """Returns the least CPU time of every statement, measured in turns so that all see the same machine."""
     best = dict.fromkeys(STATEMENTS, float("inf"))
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         for name, statement in STATEMENTS.items():
             best[name] = min(best[name], seconds(statement))
-    return {"python": sys.version.split()[0], "torch": torch.__version__, "seconds": best}
+    return best
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", action="store_true", help="print the table from the JSON")
-    if not parser.parse_args().table:
-        RESULT.write_text(json.dumps(measured(), indent=1) + "\n")
-    found = json.loads(RESULT.read_text())
-    print(f"Python {found['python']}, torch {found['torch']}")
-    for name, value in found["seconds"].items():
-        print(f"{name:26s} {value:5.2f} s  {value / found['seconds']['torch']:4.2f} x")
+    """Measures, or prints what was measured."""
+    options = make_parser(__doc__, __file__, quick="each import once", table="print the table").parse_args()
+    if options.table:
+        best = load(options)["seconds"]
+    else:
+        best = measure(1 if options.quick else REPEATS)
+        save(options, seconds=best)
+    for name, value in best.items():
+        print(f"{name:26s} {value:5.2f} s  {value / best['torch']:4.2f} x")
 
 
 if __name__ == "__main__":

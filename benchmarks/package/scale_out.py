@@ -2,8 +2,8 @@
 
 The processes run in a network namespace of their own, where nothing else speaks, so that the bytes of its loopback
 interface are theirs alone (Linux, as root; `unshare -rn` before the command gives the same without).
-Run: python -m benchmarks.package.scale_out          measures, writes results/package/scale_out.json and prints the tables
-     python -m benchmarks.package.scale_out --table  prints the tables from the JSON
+
+Run: python -m benchmarks.package.scale_out [--quick | --table]
 """
 
 import argparse
@@ -26,12 +26,12 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 
+from benchmarks.harness import load, make_parser, markdown, save
 from wellposed import ImplicitModel, fit
 from wellposed.convex import Design, RowFit, fit_states, record_states
 from wellposed.errors import require
 from wellposed.workers import Workers
 
-RESULT = Path(__file__).parents[1] / "results" / "package" / "scale_out.json"
 INPUTS, OUTPUTS = 16, 4
 CASES = [(64, 32), (128, 32), (256, 32), (512, 32), (256, 256)]  # states, batch of both processes
 ROWS = [(64, 128), (128, 128), (256, 128), (512, 128), (256, 512)]  # columns, rows
@@ -71,12 +71,12 @@ def trained(kind: str, states: int, batch: int, steps: int) -> tuple[int, float]
     return sent() - before, time.perf_counter() - began
 
 
-def training_rows(kind: str) -> list[dict[str, Any]]:
+def training_rows(kind: str, cases: int) -> list[dict[str, Any]]:
     """Measures steps of training in a process of torchrun: long runs less short ones."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     found = []
-    for states, batch in CASES:
+    for states, batch in CASES[:cases]:
         trained(kind, states, batch, 2)
         short, long = trained(kind, states, batch, 4), trained(kind, states, batch, 24)
         parameters = states * (states + INPUTS + OUTPUTS) + INPUTS * OUTPUTS
@@ -86,11 +86,11 @@ def training_rows(kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def by_torchrun(kind: str) -> list[dict[str, Any]]:
+def by_torchrun(kind: str, cases: int) -> list[dict[str, Any]]:
     """Starts two processes and returns what the first one has measured."""
     with tempfile.TemporaryDirectory() as folder:
         place = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", "29511"]
-        worker = ["-m", "benchmarks.package.scale_out", "--worker", kind, "--out", f"{folder}/rows.json"]
+        worker = ["-m", __spec__.name, "--worker", kind, "--cases", str(cases), "--out", f"{folder}/rows.json"]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "torch.distributed.run", *place, *worker]
         subprocess.run(command, env=environment, check=True)
@@ -111,7 +111,7 @@ def nothing(common: None, k: int) -> int:
     return k
 
 
-def dask_rows() -> list[dict[str, Any]]:
+def dask_rows(cases: int) -> list[dict[str, Any]]:
     """Measures convex rows and empty runs on a Dask cluster of two processes."""
     dask, found = require("distributed", extra="dask"), []
     local = dask.LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0)
@@ -120,7 +120,7 @@ def dask_rows() -> list[dict[str, Any]]:
         before, began = sent(), time.perf_counter()
         time.sleep(5)
         idle = (sent() - before) / (time.perf_counter() - began)
-        for columns, rows in ROWS:
+        for columns, rows in ROWS[:cases]:
             moved, seconds = quiet(lambda: fitted(columns, rows, "dask"), idle)  # noqa: B023
             found.append({"kind": "rows", "columns": columns, "rows": rows, "bytes": moved, "seconds": seconds})
         tasks = [(k,) for k in range(200)]
@@ -160,15 +160,16 @@ def passes() -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]]) -> str:
     """Writes the tables, each number beside what is expected of it."""
-    lines = ["| training | states | batch | bytes a process sends in a step | per P |", "|---|---|---|---|---|"]
+    steps = []
     for row in (row for row in rows if row["kind"] in ("ddp", "fsdp")):
         one = row["bytes"] / 2
-        share = one / row["parameters"]
-        lines.append(f"| {row['kind']} | {row['states']} | {row['batch']} | {one:,.0f} | {share:.2f} |")
-    lines += ["", "| d | r | bytes of a fit | of 8 (3 d^2 + 4 r d) |", "|---|---|---|---|"]
+        steps.append([row["kind"], row["states"], row["batch"], f"{one:,.0f}", f"{one / row['parameters']:.2f}"])
+    fits = []
     for row in (row for row in rows if row["kind"] == "rows"):
         d, r = row["columns"], row["rows"]
-        lines.append(f"| {d} | {r} | {row['bytes']:,.0f} | {row['bytes'] / (8 * d * (3 * d + 4 * r)):.2f} |")
+        fits.append([d, r, f"{row['bytes']:,.0f}", f"{row['bytes'] / (8 * d * (3 * d + 4 * r)):.2f}"])
+    header = ("training", "states", "batch", "bytes a process sends in a step", "per P")
+    lines = [markdown(header, steps), "", markdown(("d", "r", "bytes of a fit", "of 8 (3 d^2 + 4 r d)"), fits)]
     (runs,), (idle,) = ([row for row in rows if row["kind"] == kind] for kind in ("runs", "idle"))
     share, rest = runs["bytes"] / runs["runs"], idle["bytes_per_second"]
     pace = runs["runs"] / runs["seconds"]
@@ -179,22 +180,25 @@ def show(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", action="store_true", help="print the tables from the JSON")
+    """Measures, or prints what was measured."""
+    parser = make_parser(__doc__, __file__, quick="the two smallest cases of each kind", table="print the tables")
     parser.add_argument("--worker", choices=("ddp", "fsdp"), help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=RESULT, help="where the numbers go")
+    parser.add_argument("--cases", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        rows = training_rows(options.worker)
+        rows = training_rows(options.worker, options.cases)
         if os.environ["RANK"] == "0":
             options.out.write_text(json.dumps(rows))
         return
-    if not options.table:
-        enter_own_network()
-        torch.set_num_threads(1)
-        rows = [*passes(), *by_torchrun("ddp"), *by_torchrun("fsdp"), *dask_rows()]
-        options.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
-    print(show(json.loads(options.out.read_text())["rows"]))
+    if options.table:
+        print(show(load(options)["rows"]))
+        return
+    enter_own_network()
+    torch.set_num_threads(1)
+    cases = 2 if options.quick else len(CASES)
+    rows = [*passes(), *by_torchrun("ddp", cases), *by_torchrun("fsdp", cases), *dask_rows(cases)]
+    save(options, rows=rows)
+    print(show(rows))
 
 
 if __name__ == "__main__":

@@ -6,28 +6,23 @@ outputs of a few test images in the box of radius eps, clipped to [0, 1]; "pgd" 
 an inner bound of every width. All in float64 on one processor. Printed after each table is the width of refined
 bounds over that with optimised slopes, and over the triangle LP's where that is solved.
 
-Run: python -m benchmarks.robust.bounds
+Run: python -m benchmarks.robust.bounds [--quick]
 """
 
-import json
-import platform
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.convex.fit import trained
-from benchmarks.convex.rows import images
-from benchmarks.timing import one_thread
+from benchmarks.harness import cpu_seconds, make_parser, one_thread, save
+from benchmarks.problems import images, trained_mlp
 from wellposed.convert import to_implicit
 from wellposed.errors import IllPosedError
 from wellposed.forms import ImplicitForm
 from wellposed.robust import Box, Crown, MethodError, certified_accuracy, output_bounds, sensitivity
 
-RESULT = Path(__file__).parents[1] / "results" / "robust" / "bounds.json"
 EPSILONS, CERTIFIED_EPSILONS, WIDTH_IMAGES, CERTIFIED_IMAGES = (0.002, 0.01, 0.05), (0.002, 0.01), 8, 200
 METHODS: dict[str, Any] = {
     "norm": "norm",
@@ -74,10 +69,8 @@ def measured(form: ImplicitForm, box: Box, method: Any) -> dict[str, Any]:
         output_bounds(form, box, method)
     except (MethodError, IllPosedError) as error:
         return {"width": None, "ms": None, "why": str(error).splitlines()[0]}
-    start = time.process_time()
-    found = output_bounds(form, box, method)
-    spent = 1000 * (time.process_time() - start) / len(box)
-    return {"width": round(float(found.width.mean()), 5), "ms": round(spent, 2)}
+    spent, bounds = cpu_seconds(lambda: output_bounds(form, box, method))
+    return {"width": round(float(bounds.width.mean()), 5), "ms": round(1000 * spent / len(box), 2)}
 
 
 def table(
@@ -100,16 +93,17 @@ def table(
     return lines
 
 
-def certificates(form: ImplicitForm, u: Tensor, labels: Tensor) -> list[dict[str, Any]]:
+def certificates(
+    form: ImplicitForm, u: Tensor, labels: Tensor, epsilons: tuple[float, ...]
+) -> list[dict[str, Any]]:
     """Counts how many images keep their class for certain, and under attack."""
     lines = []
-    for epsilon in CERTIFIED_EPSILONS:
+    for epsilon in epsilons:
         box = Box.around(u, epsilon)
         row: dict[str, Any] = {"epsilon": epsilon}
         for method in ("box", "interval", "crown, refined", "crown, slopes optimised"):
-            start = time.process_time()
-            row[method] = round(100 * certified_accuracy(form, box, labels, METHODS[method]), 2)
-            row[f"{method}, ms"] = round(1000 * (time.process_time() - start) / len(u), 2)
+            spent, share = cpu_seconds(partial(certified_accuracy, form, box, labels, METHODS[method]))
+            row[method], row[f"{method}, ms"] = round(100 * share, 2), round(1000 * spent / len(u), 2)
         row["attacked"] = round(100 * attacked_accuracy(form, box, labels), 2)
         row["clean"] = round(100 * float((form(u).argmax(1) == labels).double().mean()), 2)
         print(row, flush=True)
@@ -140,17 +134,18 @@ def sensitivities(n: int, p: int, kappa: float) -> dict[str, Any]:
     """Times the sensitivity matrix against the iteration for all inputs at once, 003 section 4.2, to 1e-6."""
     form = looped(n, p, kappa, 1)
     sensitivity(form)
-    start = time.process_time()
-    S = sensitivity(form)
-    ours = time.process_time() - start
+    ours, S = cpu_seconds(lambda: sensitivity(form))
     A, B, C = (getattr(form, name).to_dense().abs() for name in "ABC")
-    start, states = time.process_time(), B
-    change, steps = 1.0, 0
-    while change > 1e-6:
-        following = A @ states + B
-        change, states = float((following - states).abs().max() / following.max()), following
-        steps += 1
-    theirs = time.process_time() - start
+
+    def iterated() -> tuple[Tensor, int]:
+        states, change, steps = B, 1.0, 0
+        while change > 1e-6:
+            following = A @ states + B
+            change, states = float((following - states).abs().max() / following.max()), following
+            steps += 1
+        return states, steps
+
+    theirs, (states, steps) = cpu_seconds(iterated)
     gap = float(((S - C @ states).abs() / S).max())
     line = {"n": n, "p": p, "kappa": kappa, "ours_s": round(ours, 4), "iteration_s": round(theirs, 3)}
     return {**line, "steps": steps, "ratio": round(theirs / ours, 1), "largest_relative_gap": gap}
@@ -158,24 +153,22 @@ def sensitivities(n: int, p: int, kappa: float) -> dict[str, Any]:
 
 def main() -> None:
     """Measures everything and writes the result."""
+    quick = "one radius, two images for widths, ten for certificates, small loops"
+    options = make_parser(__doc__, __file__, quick=quick).parse_args()
     one_thread()
-    train, name = images("train")
-    test, _ = images("test")
-    network = trained(train, 0).double()
-    u, labels = test.flat().double()[:CERTIFIED_IMAGES], test.labels[:CERTIFIED_IMAGES]
+    (train, name), (test, _) = images("train"), images("test")
+    network = trained_mlp(train).double()
+    epsilons, radii = ((0.01,), (0.01,)) if options.quick else (EPSILONS, CERTIFIED_EPSILONS)
+    some, many = (2, 10) if options.quick else (WIDTH_IMAGES, CERTIFIED_IMAGES)
+    small, large = (20, 100) if options.quick else (200, 1000)  # states of the loops
+    u, labels = test.flat().double()[:many], test.labels[:many]
     form, p = to_implicit(network, (u.shape[1],)), u.shape[1]
-    lines = table("mlp", form, u[:WIDTH_IMAGES], EPSILONS)
-    lines += table("loops, n=200", looped(200, p, 0.95, 0), u[:WIDTH_IMAGES], (0.01,))
-    lines += table("loops, n=1000", looped(1000, p, 0.95, 0), u[:2], (0.01,), programs=False)
-    result = {
-        "data": name,
-        "machine": f"{platform.machine()}, one thread, torch {torch.__version__}",
-        "widths": lines,
-        "certified": certificates(form, u, labels),
-        "sensitivity": sensitivities(1000, p, 0.99),
-    }
-    print(result["sensitivity"])
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    lines = table("mlp", form, u[:some], epsilons)
+    lines += table(f"loops, n={small}", looped(small, p, 0.95, 0), u[:some], (0.01,))
+    lines += table(f"loops, n={large}", looped(large, p, 0.95, 0), u[:2], (0.01,), programs=False)
+    numbers = {"certified": certificates(form, u, labels, radii), "sensitivity": sensitivities(large, p, 0.99)}
+    print(numbers["sensitivity"])
+    save(options, data=name, widths=lines, **numbers)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,23 @@
 """Steps, time and true error of every solver over the contraction, for four families of matrices.
 
-All solvers stop at the same residual, a millionth of the largest state, in float32 on one thread.
+All solvers stop at the same residual, a millionth of the largest state, in float32 on one thread. A full run also
+draws the plot of docs/concepts/choosing-a-solver.md.
 
-Run: python -m benchmarks.solve.contraction          measures, writes results/solve/contraction.json and the plot of the docs
-     python -m benchmarks.solve.contraction --plot   draws the plot from the JSON
+Run: python -m benchmarks.solve.contraction [--quick | --plot]
 """
 
-import argparse
-import json
-import platform
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.layer import step
-from benchmarks.kernels_problems import FAMILIES, LIBRARIES, MAX_STEPS, Case, available, make_case, ours
-from benchmarks.timing import one_thread
+from benchmarks.harness import DOCS, best_call, load, make_parser, one_thread, save
+from benchmarks.kernels.layer import FAMILIES, MAX_STEPS, MODELS, ours, step
+from benchmarks.problems import SolvedProblem, solved_problem
+from benchmarks.rivals.libraries import installed
 from wellposed import Absolute
 from wellposed.activations import get_activation
 from wellposed.errors import require
@@ -29,8 +25,7 @@ from wellposed.kernels.active_set import solve_active_set
 
 NORMS = (0.5, 0.7, 0.9, 0.95, 0.99, 0.995, 0.999)
 STATES, BATCH = 64, 128
-RESULT = Path(__file__).parents[1] / "results" / "solve" / "contraction.json"
-PLOT = Path(__file__).parents[2] / "docs" / "concepts" / "solver-sweep.png"
+PLOT = DOCS / "concepts" / "solver-sweep.png"
 STYLES = {
     "automatic": ("black", "o-"),
     "picard": ("#7f7f7f", ".-"),
@@ -50,13 +45,13 @@ class Run:
     steps: Callable[[], Tensor]
 
 
-def own_run(case: Case, tolerance: float, solver: str | None) -> Run:
+def own_run(case: SolvedProblem, tolerance: float, solver: str | None) -> Run:
     """Returns our model with a solver."""
     model = ours(case, tolerance, solver=solver)
     return Run(lambda: model(case.u), lambda: step(model, case), lambda: model.equilibrium(case.u).steps)
 
 
-def newton_run(case: Case, tolerance: float) -> Run:
+def newton_run(case: SolvedProblem, tolerance: float) -> Run:
     """Returns Newton's method from the seventeenth step on."""
     v, gradient, stop = case.u @ case.B.mT, case.g @ case.C, Absolute(tolerance)
 
@@ -71,9 +66,9 @@ def newton_run(case: Case, tolerance: float) -> Run:
     return Run(lambda: solve().value @ case.C.mT, both, lambda: solve().steps)
 
 
-def torchidl_run(case: Case, tolerance: float) -> Run:
+def torchidl_run(case: SolvedProblem, tolerance: float) -> Run:
     """Returns torchidl's plain iteration; its activation is counted."""
-    model: Any = LIBRARIES["torchidl"](case, tolerance)
+    model: Any = MODELS["torchidl"](case, tolerance)
     kind = type(model.f)
 
     def steps() -> Tensor:
@@ -93,13 +88,13 @@ def torchidl_run(case: Case, tolerance: float) -> Run:
     return Run(lambda: model(case.u), lambda: step(model, case), steps)
 
 
-def torchdeq_run(case: Case, tolerance: float) -> Run:
+def torchdeq_run(case: SolvedProblem, tolerance: float) -> Run:
     """Returns torchdeq's Anderson acceleration."""
-    model: Any = LIBRARIES["torchdeq"](case, tolerance)
+    model: Any = MODELS["torchdeq"](case, tolerance)
     return Run(lambda: model(case.u), lambda: step(model, case), lambda: model.solve(case.u)[1]["nstep"])
 
 
-def runs(case: Case, tolerance: float, names: list[str]) -> dict[str, Run]:
+def runs(case: SolvedProblem, tolerance: float, names: list[str]) -> dict[str, Run]:
     """Returns all solvers that are installed."""
     found = {name: own_run(case, tolerance, name) for name in ("picard", "anderson")}
     found = {"automatic": own_run(case, tolerance, None), **found, "newton": newton_run(case, tolerance)}
@@ -110,19 +105,7 @@ def runs(case: Case, tolerance: float, names: list[str]) -> dict[str, Run]:
     return found
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Returns the best CPU time of some runs, fewer of slow ones."""
-    run()
-    best, spent = float("inf"), 0.0
-    while spent < 0.15:
-        start = time.process_time()
-        run()
-        last = time.process_time() - start
-        best, spent = min(best, last), spent + last
-    return best
-
-
-def measure(case: Case, names: list[str]) -> dict[str, Any]:
+def measure(case: SolvedProblem, names: list[str]) -> dict[str, Any]:
     """Measures all solvers on one problem."""
     v = case.u @ case.B.mT
     size = float(solve_active_set(case.A, v, get_activation("relu")).value.abs().max())
@@ -131,7 +114,7 @@ def measure(case: Case, names: list[str]) -> dict[str, Any]:
         with torch.no_grad():
             error, steps = case.error(run.output()), run.steps().double()
         counts = {"steps_mean": float(steps.mean()), "steps_max": float(steps.max())}
-        row["solvers"][name] = {**counts, "error": error, "ms": 1e3 * seconds(run.step)}
+        row["solvers"][name] = {**counts, "error": error, "ms": 1e3 * best_call(run.step, 0.15)}
     return row
 
 
@@ -169,28 +152,27 @@ def above(rows: list[dict[str, Any]], limit: float = 1.2) -> list[str]:
 
 
 def main() -> None:
-    """Measures or draws."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", action="store_true", help="draw the plot from the JSON, measure nothing")
-    if parser.parse_args().plot:
-        draw(json.loads(RESULT.read_text())["rows"])
+    """Measures, writes the result and draws."""
+    parser = make_parser(__doc__, __file__, quick="two contractions", plot="draw the plot")
+    options = parser.parse_args()
+    if options.plot:
+        draw(load(options)["rows"])
         return
     one_thread()
     warnings.simplefilter("ignore")
-    names, rows = available(), []
+    names, rows = installed(MODELS), []
     for family in FAMILIES:
-        for norm in NORMS:
-            rows.append(measure(make_case(family, norm, STATES, BATCH), names))
+        for norm in NORMS[1:3] if options.quick else NORMS:
+            rows.append(measure(solved_problem(family, norm, STATES, BATCH), names))
             cells = (
                 f"{k} {s['steps_max']:.0f}/{s['ms']:.2f}/{s['error']:.0e}" for k, s in rows[-1]["solvers"].items()
             )
             print(f"{family:9}{norm:6}  " + "  ".join(cells), flush=True)
-    machine = {"cpu": platform.machine(), "torch": torch.__version__, "max_steps": MAX_STEPS}
     exceeded = above(rows)
-    report = {"command": "python -m benchmarks.solve.contraction", "machine": machine, "above": exceeded, "rows": rows}
-    RESULT.write_text(json.dumps(report, indent=1) + "\n")
     print("\n".join(exceeded) or "never above 1.2 times the steps of Picard")
-    draw(rows)
+    save(options, max_steps=MAX_STEPS, above=exceeded, rows=rows)
+    if not options.quick:
+        draw(rows)
 
 
 if __name__ == "__main__":

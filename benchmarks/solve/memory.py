@@ -1,27 +1,22 @@
 """Memory of one training step against the number of solver steps, for every gradient.
 
-Run: make memory, or python -m benchmarks.solve.memory [--device cuda]. Without torchdeq its rows say so.
+Without torchdeq its rows say so. A full run on a CPU also replaces the page results/solve/memory.md.
+
+Run: make memory, or python -m benchmarks.solve.memory [--quick] [--device cuda]
 """
 
-import argparse
-import json
 import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.meter import peak_bytes
-from benchmarks.rivals.libraries import NotRunError, rival, versions
+from benchmarks.harness import make_parser, markdown, one_thread, peak_bytes, print_table, save, versions
+from benchmarks.rivals.libraries import NotRunError, rival
 from wellposed import Anderson, Gradient, Implicit, Phantom, Picard, Solver, Status, Steps, Unrolled, fixed_point
 
 STEPS = (5, 10, 20, 40, 80)
-RESULT = Path(__file__).parents[1] / "results" / "solve" / "memory.json"
-PAGE = Path(__file__).parents[1] / "results" / "solve" / "memory.md"
 
 
 class ConvolutionalCell(nn.Module):
@@ -92,7 +87,7 @@ def variants(cell: ConvolutionalCell, u: Tensor) -> dict[str, Callable[[], Step]
     }
 
 
-def measure(device: str, channels: int = 16, size: int = 32, batch: int = 8) -> list[dict[str, Any]]:
+def measure(device: str, size: int, channels: int = 16, batch: int = 8) -> list[dict[str, Any]]:
     """Returns the peak bytes of each variant at each number of steps."""
     generator = torch.Generator().manual_seed(0)
     cell = ConvolutionalCell(channels, generator).to(device)
@@ -125,20 +120,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
 HEADER = ["MiB at the peak", *(f"{n} steps" for n in STEPS), "last / first"]
 
 
-def show(rows: list[dict[str, Any]], title: str) -> None:
-    """Prints the table."""
-    table = Table(title=title, title_justify="left")
-    for column in HEADER:
-        table.add_column(column, justify="left" if column == HEADER[0] else "right")
-    for row in rows:
-        table.add_row(*_cells(row))
-    Console(width=140).print(table)
-
-
 def page(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
     """Writes the table with what it means."""
-    lines = [HEADER, ["---"] * len(HEADER), *map(_cells, rows)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"""# Memory of one training step
 
 Written by `make memory`. One forward and one backward pass of `x = tanh(K * x + u)`,
@@ -147,7 +130,7 @@ forward and, where the backward pass is a solve, backward. {about["meter"]};
 parameters, their gradients of earlier steps and the input are not counted. The solver is plain iteration where
 nothing else is said.
 
-{table}
+{markdown(HEADER, map(_cells, rows))}
 
 The state itself takes {about["state_bytes"] / 2**20:.2f} MiB. An implicit gradient keeps the last state and the
 graph of one evaluation, whatever the number of steps; a phantom gradient keeps the graph of its own steps, an
@@ -156,32 +139,32 @@ its peak is that of the first combination, after seven steps.
 """
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Measures, prints and, on a CPU, replaces the page and the JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.solve.memory", description=__doc__)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda; only cpu replaces the page")
-    device = parser.parse_args(arguments).device
-    torch.set_num_threads(1)
-    rows = measure(device)
+    parser = make_parser(__doc__, __file__, quick="8 by 8 pixels")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; only cpu replaces the result")
+    options = parser.parse_args()
+    device, size = options.device, 8 if options.quick else 32
+    one_thread()
+    rows = measure(device, size)
     meters = {
         "cpu": "Counted are the bytes of tensor storages alive at once (a dispatch mode sees every operation)"
     }
     meter = meters.get(device, "Measured by torch.cuda.max_memory_allocated")
     about = {
-        "command": "make memory",
         "device": device,
-        "problem": "16 channels of 32 by 32 pixels, 8 samples, float32",
+        "problem": f"16 channels of {size} by {size} pixels, 8 samples, float32",
         "meter": meter,
-        "state_bytes": 8 * 16 * 32 * 32 * 4,
+        "state_bytes": 8 * 16 * size * size * 4,
         "steps": STEPS,
         "python": platform.python_version(),
-        "versions": versions(("wellposed", "torch", "torchdeq")),
+        "versions": versions("wellposed", "torch", "torchdeq"),
     }
-    show(rows, f"one training step on {device}; {meter}")
-    if device == "cpu":
-        RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-        PAGE.write_text(page(rows, about))
+    print_table(f"one training step on {device}; {meter}", HEADER, map(_cells, rows), width=140, left=HEADER[:1])
+    if device == "cpu" or options.out:
+        save(options, **about, rows=rows)
+    if device == "cpu" and not (options.quick or options.out):
+        options.result.with_suffix(".md").write_text(page(rows, about))
 
 
 if __name__ == "__main__":

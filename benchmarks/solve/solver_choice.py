@@ -1,28 +1,23 @@
 """Picard, Anderson and Newton at equal true error, and how well `kernels.choice` picks between them.
 
-Run: python -m benchmarks.solve.solver_choice          measures, writes results/solve/solver_choice.json and the plot
-     python -m benchmarks.solve.solver_choice --plot   draws the plot from the JSON
+A full run also draws the plot of docs/concepts/choosing-a-solver.md.
+
+Run: python -m benchmarks.solve.solver_choice [--quick | --plot]
 """
 
-import argparse
 import itertools
 import json
-import platform
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
-from benchmarks.kernels_problems import trained
-from benchmarks.problems import FAMILIES, state_matrix
-from benchmarks.timing import one_thread
+from benchmarks.harness import DOCS, best_call, load, make_parser, one_thread, save
+from benchmarks.problems import FAMILIES, state_matrix, trained_matrices
 from wellposed import Relative
 from wellposed.activations import get_activation
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
@@ -30,6 +25,7 @@ from wellposed.equilibrium.anderson import Anderson
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.map import max_norm
 from wellposed.equilibrium.picard import Picard
+from wellposed.errors import require
 from wellposed.kernels.active_set import WARM, solve_active_set
 from wellposed.kernels.choice import choose
 from wellposed.kernels.executor import CompiledLoop
@@ -41,8 +37,7 @@ ERROR = 1e-4  # relative to the largest state of a sample, in float32
 TOLERANCES = (1e-4, 1e-5, 1e-6)
 MAX_STEPS = 4000
 REFERENCE_SIZES = ((20, 128), (190, 500))  # at which the reference loop is timed too
-RESULT = Path(__file__).parents[1] / "results" / "solve" / "solver_choice.json"
-PLOT = Path(__file__).parents[2] / "docs" / "concepts" / "choosing-a-solver.png"
+PLOT = DOCS / "concepts" / "choosing-a-solver.png"
 RELU = get_activation("relu")
 COLOURS = {"picard": "#7f7f7f", "anderson": "#1f77b4", "newton": "#d62728"}
 
@@ -63,26 +58,21 @@ class Case:
         return float((max_norm(x.double() - self.exact) / max_norm(self.exact).clamp_min(1e-3)).max())
 
 
-def _trained(n: int, batch: int) -> tuple[Tensor, Tensor]:
-    """Returns a trained A with norm one and the offsets v."""
-    A, B, u = trained(n, batch)
-    return A, u @ B.mT
-
-
-def cases() -> list[tuple[str, float, Tensor, Tensor]]:
+def cases(quick: bool) -> list[tuple[str, float, Tensor, Tensor]]:
     """Lists family, norm, A and v of all problems."""
-    found = []
-    for sizes, norms in ((SIZES, NORMS), HELD_OUT):
+    listed = []
+    for sizes, norms in ((SIZES[:1], NORMS[:2]),) if quick else ((SIZES, NORMS), HELD_OUT):
         for (n, batch), family in itertools.product(sizes, (*FAMILIES, "trained")):
-            known = _trained(n, batch) if family == "trained" else None
+            trained = trained_matrices(n, batch) if family == "trained" else None
             for norm in norms:
                 generator = torch.Generator().manual_seed(0)
-                if known is None:
+                if trained is None:
                     A, v = state_matrix(family, n, norm, generator), torch.randn(batch, n, generator=generator)
                 else:
-                    A, v = norm * known[0], known[1]
-                found.append((family, norm, A, v))
-    return found
+                    unit, B, u = trained
+                    A, v = norm * unit, u @ B.mT
+                listed.append((family, norm, A, v))
+    return listed
 
 
 def make_case(family: str, norm: float, A: Tensor, v: Tensor) -> Case:
@@ -135,19 +125,6 @@ def accurate(case: Case, make: Callable[[float], Run]) -> tuple[Run, float, floa
     return run, rtol, error
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Returns the best CPU time of runs for a tenth of a second, forty at most."""
-    best, spent = float("inf"), 0.0
-    for _ in range(40):
-        start = time.process_time()
-        run()
-        last = time.process_time() - start
-        best, spent = min(best, last), spent + last
-        if spent > 0.1:
-            break
-    return best
-
-
 def measure(case: Case) -> dict[str, Any]:
     """Times all solvers on one problem and lets the rule choose."""
     compiled, n, batch = CompiledLoop(), case.A.shape[0], case.v.shape[0]
@@ -162,7 +139,7 @@ def measure(case: Case) -> dict[str, Any]:
     row: dict[str, Any] = {"family": case.family, "norm": case.norm, "n": n, "batch": batch, "solvers": {}}
     for name, make in makers.items():
         run, rtol, error = accurate(case, make)
-        forward, both = seconds(partial(run, False)), seconds(partial(run, True))
+        forward, both = (best_call(partial(run, backward), most=40) for backward in (False, True))
         row["solvers"][name] = {"rtol": rtol, "error": error, "forward": forward, "both": both}
     f = AffineMap((case.A,), case.v, RELU)
     rtol = row["solvers"]["anderson"]["rtol"]
@@ -184,6 +161,7 @@ def regret(rows: list[dict[str, Any]], key: str) -> list[float]:
 
 def draw(rows: list[dict[str, Any]]) -> None:
     """Draws time over contraction, a panel per family and size, the choice of the rule ringed."""
+    plt = require("matplotlib.pyplot", extra="plots")
     sizes = ((20, 128), (190, 500), (512, 64))
     families = (*FAMILIES, "trained")
     figure, axes = plt.subplots(len(sizes), len(families), figsize=(11, 6), sharex=True, sharey="row")
@@ -220,27 +198,27 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", action="store_true", help="draw the plot from the JSON, measure nothing")
-    if parser.parse_args().plot:
-        draw(json.loads(RESULT.read_text())["rows"])
+    """Measures, writes the result and draws."""
+    parser = make_parser(__doc__, __file__, quick="the smallest size at two contractions", plot="draw the plot")
+    options = parser.parse_args()
+    if options.plot:
+        draw(load(options)["rows"])
         return
     one_thread()
     warnings.simplefilter("ignore")
     rows = []
-    for family, norm, A, v in cases():
+    for family, norm, A, v in cases(options.quick):
         row = measure(make_case(family, norm, A, v))
         times = "  ".join(f"{name} {1e3 * t['both']:.2f}" for name, t in row["solvers"].items())
         print(f"{row['n']:4}{row['batch']:5} {family:9}{norm:6}  {times} ms  -> {row['choice']}", flush=True)
         rows.append(row)
-    machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
-    seen = [row for row in rows if (row["n"], row["batch"]) in SIZES]
-    others = [row for row in rows if (row["n"], row["batch"]) in HELD_OUT[0]]
-    summaries = {"summary": summary(seen), "held out": summary(others)}
-    found = {"machine": machine, "error": ERROR, **summaries, "rows": rows}
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    draw(rows)
+    groups = {"summary": SIZES, "held out": HELD_OUT[0]}
+    chosen = {name: [row for row in rows if (row["n"], row["batch"]) in sizes] for name, sizes in groups.items()}
+    summaries = {name: summary(members) for name, members in chosen.items() if members}
     print(json.dumps(summaries, indent=1))
+    save(options, error=ERROR, **summaries, rows=rows)
+    if not options.quick:
+        draw(rows)
 
 
 if __name__ == "__main__":

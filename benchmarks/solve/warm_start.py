@@ -1,16 +1,10 @@
 """Steps and time that warm starts save in training, on one thread.
 
-Run: python -m benchmarks.solve.warm_start          measures, writes results/solve/warm_start.json and prints the table
-     python -m benchmarks.solve.warm_start --table  prints the table from the JSON
+Run: python -m benchmarks.solve.warm_start [--quick | --table]
 """
 
-import argparse
-import json
-import platform
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +12,10 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from benchmarks.timing import one_thread
+from benchmarks.harness import cpu_seconds, load, make_parser, markdown, one_thread, save
 from wellposed import ImplicitModel, fit, watch
 from wellposed.models.warm_start import WarmStart
 
-RESULT = Path(__file__).parents[1] / "results" / "solve" / "warm_start.json"
 EPOCHS, KAPPA, MAX_STEPS, REPEATS = 12, 0.99, 2000, 2
 KEPT: dict[str, dict[str, Any] | None] = {
     "cold": None,
@@ -35,8 +28,8 @@ Problem = tuple[Tensor, Tensor, int, int, Callable[..., Tensor], int]
 
 def digits() -> Problem:
     """Ten classes from 8 x 8 pixels; n = 64, batch 64."""
-    found = load_digits()
-    u, y = torch.tensor(found.data / 16, dtype=torch.float32), torch.tensor(found.target)
+    data = load_digits()
+    u, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
     return u, y, 64, 10, F.cross_entropy, 64
 
 
@@ -56,7 +49,9 @@ def travel() -> Problem:
     return u, source, 190, 3, F.mse_loss, 500
 
 
-def train(problem: Problem, executor: str, solver: str | None, schedule: str | None, kept: Any) -> dict[str, Any]:
+def train(
+    problem: Problem, executor: str, solver: str | None, schedule: str | None, kept: Any, epochs: int
+) -> dict[str, Any]:
     """Trains one model and returns what it took."""
     u, y, n, q, loss, batch = problem
     torch.manual_seed(0)
@@ -65,20 +60,20 @@ def train(problem: Problem, executor: str, solver: str | None, schedule: str | N
     starts = None if kept is None else WarmStart(**kept)
     optimizer = partial(torch.optim.Adam, lr=2e-3)
     with watch() as log:
-        began = time.process_time()
-        history = fit(
-            model,
-            (u, y),
-            loss,
-            epochs=EPOCHS,
-            batch_size=batch,
-            optimizer=optimizer,
-            schedule=schedule,  # type: ignore[arg-type]
-            progress=False,
-            warm_start=starts or False,
+        seconds, history = cpu_seconds(
+            lambda: fit(
+                model,
+                (u, y),
+                loss,
+                epochs=epochs,
+                batch_size=batch,
+                optimizer=optimizer,
+                schedule=schedule,  # type: ignore[arg-type]
+                progress=False,
+                warm_start=starts or False,
+            )
         )
-        seconds = time.process_time() - began
-    adjoint = torch.cat([steps for _, steps in log.adjoint]).double().reshape(EPOCHS, -1).mean(1)
+    adjoint = torch.cat([steps for _, steps in log.adjoint]).double().reshape(epochs, -1).mean(1)
     return {
         "forward_steps": [round(float(step), 2) for step in history.steps],
         "adjoint_steps": [round(float(step), 2) for step in adjoint],
@@ -89,12 +84,14 @@ def train(problem: Problem, executor: str, solver: str | None, schedule: str | N
     }
 
 
-def measure(name: str, problem: Problem, executor: str, solver: str | None, schedule: str | None) -> list[dict]:
+def measure(
+    name: str, problem: Problem, executor: str, solver: str | None, schedule: str | None, epochs: int
+) -> list[dict[str, Any]]:
     """Trains with every way to keep starts, in turns, and takes the best time of each."""
     rows: dict[str, dict[str, Any]] = {}
     for _ in range(REPEATS):
         for way, kept in KEPT.items():
-            found = train(problem, executor, solver, schedule, kept)
+            found = train(problem, executor, solver, schedule, kept, epochs)
             found["seconds"] = min(found["seconds"], rows.get(way, found)["seconds"])
             rows[way] = found
     case = {
@@ -108,41 +105,38 @@ def measure(name: str, problem: Problem, executor: str, solver: str | None, sche
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Writes the results as Markdown: means over all epochs, and of the last one."""
-    lines = [
-        "| problem | executor | solver | rate | kept | MB | forward (last) | adjoint (last) | seconds | loss |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for row in rows:
         forward, adjoint = (torch.tensor(row[f"{kind}_steps"]) for kind in ("forward", "adjoint"))
-        cells = [
-            *(row[key] for key in ("problem", "executor", "solver", "schedule", "kept")),
-            f"{row['megabytes']:.2f}",
-            f"{forward.mean():.1f} ({forward[-1]:.1f})",
-            f"{adjoint.mean():.1f} ({adjoint[-1]:.1f})",
-            f"{row['seconds']:.2f}",
-            f"{row['final_loss']:.5f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(
+            [
+                *(row[key] for key in ("problem", "executor", "solver", "schedule", "kept")),
+                f"{row['megabytes']:.2f}",
+                f"{forward.mean():.1f} ({forward[-1]:.1f})",
+                f"{adjoint.mean():.1f} ({adjoint[-1]:.1f})",
+                f"{row['seconds']:.2f}",
+                f"{row['final_loss']:.5f}",
+            ]
+        )
+    header = ("problem", "executor", "solver", "rate", "kept", "MB", "forward (last)", "adjoint (last)")
+    return markdown((*header, "seconds", "loss"), lines)
 
 
 def main() -> None:
     """Measures, or prints what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", action="store_true", help="print the table of the stored results")
-    if not parser.parse_args().table:
-        one_thread()
-        problems = {"digits": digits(), "travel": travel()}
-        cases = [(None, None), (None, "cosine")]
-        rows = []
-        for name, problem in problems.items():
-            for executor in ("reference", "numba"):
-                for solver, schedule in cases:
-                    rows += measure(name, problem, executor, solver, schedule)
-                    print(table(rows[-len(KEPT) :]), flush=True)
-        where = {"torch": torch.__version__, "machine": platform.machine(), "epochs": EPOCHS, "kappa": KAPPA}
-        RESULT.write_text(json.dumps({"environment": where, "rows": rows}, indent=1) + "\n")
-    print(table(json.loads(RESULT.read_text())["rows"]))
+    options = make_parser(__doc__, __file__, quick="digits, two epochs", table="print the table").parse_args()
+    if options.table:
+        print(table(load(options)["rows"]))
+        return
+    one_thread()
+    problems = {"digits": digits()} if options.quick else {"digits": digits(), "travel": travel()}
+    epochs, rows = 2 if options.quick else EPOCHS, []
+    for name, problem in problems.items():
+        for executor in ("reference", "numba"):
+            for schedule in (None, "cosine"):
+                rows += measure(name, problem, executor, None, schedule, epochs)
+                print(table(rows[-len(KEPT) :]), flush=True)
+    save(options, epochs=epochs, kappa=KAPPA, rows=rows)
 
 
 if __name__ == "__main__":

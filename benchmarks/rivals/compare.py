@@ -1,16 +1,58 @@
-"""The measurements as a table for the terminal, a JSON file and a page."""
+"""Compares ours with torchidl, torchdeq, jaxopt and optimistix: errors, gradients, steps, time and memory.
 
-import json
+A full run replaces the page beside this file, too. Libraries that are not installed are left out, with the reason.
+
+Run: make rivals, or python -m benchmarks.rivals.compare [--quick]
+"""
+
 import math
+import platform
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks.harness import (
+    best_times,
+    load,
+    make_parser,
+    markdown,
+    one_thread,
+    print_table,
+    relative_error,
+    save,
+    versions,
+)
+from benchmarks.problems import SIZES, Exact, Problem, exact, problems
+from benchmarks.rivals.libraries import (
+    TOLERANCE,
+    NotRunError,
+    Run,
+    jaxopt_anderson,
+    jaxopt_plain,
+    optimistix_plain,
+    torchdeq_anderson,
+    torchdeq_plain,
+    torchidl,
+    wellposed_fixed_point,
+    wellposed_model,
+)
 
-from benchmarks.rivals.measure import LIBRARIES, Row
-
+PACKAGES = ("wellposed", "torch", "torchidl", "torchdeq", "jax", "jaxopt", "optimistix")
+LIBRARIES: dict[str, Callable[[Problem], Run]] = {
+    "wellposed ImplicitModel": wellposed_model,
+    "wellposed fixed_point": wellposed_fixed_point,
+    "torchidl": torchidl,
+    "torchdeq anderson": torchdeq_anderson,
+    "torchdeq plain": torchdeq_plain,
+    "jaxopt plain": jaxopt_plain,
+    "jaxopt anderson": jaxopt_anderson,
+    "optimistix plain": optimistix_plain,
+}
+WRONG = 1e-2  # a gradient further off than this is called wrong
 OURS = tuple(name for name in LIBRARIES if name.startswith("wellposed"))
 RIVALS = tuple(name for name in LIBRARIES if name not in OURS)
 COLUMNS = (
@@ -26,7 +68,68 @@ COLUMNS = (
 )
 PAGE = Path(__file__).parent / "README.md"
 TEMPLATE = Path(__file__).parent / "page.md"
-RESULT = Path(__file__).parents[1] / "results" / "rivals" / "compare.json"
+
+
+@dataclass
+class Row:
+    """One library on one problem; None where it was not run."""
+
+    problem: str
+    states: int
+    batch: int
+    library: str
+    value_error: float | None = None  # relative to the largest output
+    gradient_error: float | None = None  # of A, B and C, the worst, relative to the largest entry
+    steps_mean: float | None = None
+    steps_max: int | None = None
+    forward_ms: float | None = None
+    both_ms: float | None = None
+    memory_bytes: int | None = None
+    compile_s: float | None = None
+    note: str = ""
+
+
+def _accuracy(row: Row, run: Run, wanted: Exact) -> None:
+    row.value_error = relative_error(run.output(), wanted.output)
+    found = run.gradients()
+    errors = {name: relative_error(found[name], gradient) for name, gradient in wanted.gradients.items()}
+    worst = max(errors, key=lambda name: errors[name])
+    row.gradient_error = errors[worst]
+    notes = [run.complaint()]
+    if errors[worst] > WRONG:
+        notes.append(f"gradient of {worst} off by {errors[worst]:.0%}")
+    row.note = "; ".join(filter(None, notes))
+
+
+def _counts(row: Row, run: Run) -> None:
+    steps = run.steps()
+    row.steps_mean, row.steps_max = float(steps.double().mean()), int(steps.max())
+    row.memory_bytes, row.compile_s = run.memory(), run.compile_seconds
+
+
+def measure(problem: Problem, rounds: int = 5, budget: float = 0.15) -> list[Row]:
+    """Returns a row per library; what cannot run says why."""
+    rows: list[Row] = []
+    runs: dict[str, Run] = {}
+    wanted = exact(problem)
+    for name, prepare in LIBRARIES.items():
+        row = Row(problem.name, problem.states, problem.batch, name)
+        rows.append(row)
+        try:
+            runs[name] = run = prepare(problem)
+        except NotRunError as reason:
+            row.note = f"not run: {reason}"
+            continue
+        _accuracy(row, run, wanted)
+        _counts(row, run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        forward = best_times({name: run.forward for name, run in runs.items()}, rounds, budget)
+        both = best_times({name: run.step for name, run in runs.items()}, rounds, budget)
+    for row in rows:
+        if row.library in runs:
+            row.forward_ms, row.both_ms = 1e3 * forward[row.library], 1e3 * both[row.library]
+    return rows
 
 
 def by_problem(rows: list[Row]) -> list[tuple[str, list[Row]]]:
@@ -60,24 +163,7 @@ def cells(row: Row, group: list[Row]) -> list[str]:
 def show(rows: list[Row]) -> None:
     """Prints one table a problem."""
     for title, group in by_problem(rows):
-        table = Table(title=title, title_justify="left")
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column in ("library", "note") else "right")
-        for row in group:
-            table.add_row(*cells(row, group))
-        Console(width=170).print(table)
-
-
-def write_json(rows: list[Row], about: dict[str, Any], path: Path = RESULT) -> None:
-    """Writes the rows and what they were measured with."""
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**about, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n")
-
-
-def read_json(path: Path = RESULT) -> tuple[list[Row], dict[str, Any]]:
-    """Reads what `write_json` wrote."""
-    about = json.loads(path.read_text())
-    return [Row(**row) for row in about.pop("rows")], about
+        print_table(title, COLUMNS, (cells(row, group) for row in group), width=170, left=("library", "note"))
 
 
 def _ratios(rows: list[Row], library: str) -> list[float]:
@@ -112,12 +198,6 @@ def summary(rows: list[Row]) -> list[list[str]]:
             ]
         )
     return lines
-
-
-def markdown(header: list[str], lines: list[list[str]]) -> str:
-    """Formats a Markdown table."""
-    safe = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *safe])
 
 
 def losses(rows: list[Row]) -> list[str]:
@@ -165,3 +245,36 @@ def page(rows: list[Row], about: dict[str, Any]) -> str:
         inaccuracies="\n".join(inaccuracies(rows)) or "Nowhere.",
         tables=tables,
     )
+
+
+def measure_all(quick: bool) -> list[Row]:
+    """Measures every problem, on one thread."""
+    one_thread()
+    warnings.simplefilter("ignore")
+    rows: list[Row] = []
+    for problem in problems(SIZES[:1] if quick else SIZES):
+        print(f"{problem.name}, n = {problem.states}, batch {problem.batch}", file=sys.stderr, flush=True)
+        rows += measure(problem, *(2, 0.03) if quick else (5, 0.15))
+    return rows
+
+
+def main() -> None:
+    """Measures all problems; a full run also replaces the JSON file and the page."""
+    parser = make_parser(
+        __doc__, __file__, quick="small problems and short timings", page="write the page, measuring nothing,"
+    )
+    options = parser.parse_args()
+    if not options.page:
+        rows = measure_all(options.quick)
+        show(rows)
+        about = {"python": platform.python_version(), "machine": f"{platform.machine()}, one thread"}
+        about |= {"tolerance": TOLERANCE, "versions": versions(*PACKAGES)}
+        save(options, **about, rows=[asdict(row) for row in rows])
+        if options.quick or options.out:
+            return
+    about = load(options)
+    PAGE.write_text(page([Row(**row) for row in about.pop("rows")], about))
+
+
+if __name__ == "__main__":
+    main()
