@@ -42,16 +42,16 @@ docs: $(VENV)/.installed-docs ## build the documentation; a warning is an error
 	@echo "open docs/_build/html/index.html"
 
 bench: $(BENCH_VENV)/.installed ## compare with torchidl and torchdeq, in an environment of its own
-	$(BENCH_VENV)/bin/python -m benchmarks.reference $(BENCH_ARGS)
+	$(BENCH_VENV)/bin/python -m benchmarks.solve.reference $(BENCH_ARGS)
 
 kernels: $(BENCH_VENV)/.installed ## the compiled kernels against both at equal true error (KERNELS_ARGS=--quick)
-	OMP_NUM_THREADS=1 $(BENCH_VENV)/bin/python -m benchmarks.kernels $(KERNELS_ARGS)
+	OMP_NUM_THREADS=1 $(BENCH_VENV)/bin/python -m benchmarks.kernels.layer $(KERNELS_ARGS)
 
 rivals: $(BENCH_VENV)/.installed ## the same with jaxopt and optimistix: errors, gradients, steps, memory (RIVALS_ARGS=--quick)
-	$(BENCH_VENV)/bin/python -m benchmarks.rivals $(RIVALS_ARGS)
+	$(BENCH_VENV)/bin/python -m benchmarks.rivals.compare $(RIVALS_ARGS)
 
 memory: $(BENCH_VENV)/.installed ## memory of a training step against the number of solver steps
-	$(BENCH_VENV)/bin/python -m benchmarks.memory $(MEMORY_ARGS)
+	$(BENCH_VENV)/bin/python -m benchmarks.solve.memory $(MEMORY_ARGS)
 
 campaign: $(VENV)/.installed-test ## kill, damage, soak and mutate the library by the thousand; takes hours
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/faults.py

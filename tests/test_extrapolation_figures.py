@@ -4,11 +4,14 @@ import statistics
 
 import pytest
 
-import benchmarks.extrapolation_figures as figures
+import benchmarks.figures.extrapolation as figures
+from benchmarks.harness import DOCS
 from wellposed.experiments.record import Record, Value
 from wellposed.experiments.store import Store
 
 pytest.importorskip("matplotlib")
+
+PAGES = DOCS / "concepts"
 
 
 def record(suite, task, model, seed, values, size=None):
@@ -35,12 +38,11 @@ def record(suite, task, model, seed, values, size=None):
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(figures, "PAGES", tmp_path)
     return tmp_path
 
 
 def test_without_records_every_section_names_its_commands(places):
-    figures.main()
+    figures.write_sections(places)
     for name in figures.SECTIONS:
         text = (places / f"extrapolation-{name}.inc").read_text()
         assert "`wellposed run " in text and "|" not in text
@@ -48,13 +50,13 @@ def test_without_records_every_section_names_its_commands(places):
 
 
 def test_the_page_includes_every_section_and_nothing_else():
-    page = (figures.PAGES / "extrapolation.md").read_text()
+    page = (PAGES / "extrapolation.md").read_text()
     included = [line.split()[-1] for line in page.splitlines() if line.startswith("```{include}")]
     assert included == [f"extrapolation-{name}.inc" for name in figures.SECTIONS]
     for name in figures.SECTIONS:
-        text = (figures.PAGES / f"extrapolation-{name}.inc").read_text()
+        text = (PAGES / f"extrapolation-{name}.inc").read_text()
         shown = [part.split(")")[0] for part in text.split("](")[1:]]
-        assert all((figures.PAGES / image).exists() for image in shown)
+        assert all((PAGES / image).exists() for image in shown)
 
 
 def test_medians_over_seeds(places):
@@ -67,7 +69,7 @@ def test_medians_over_seeds(places):
             for seed, error in enumerate(errors)
         ]
         Store(places / "results" / f"{suite}.jsonl").append(*rows)
-    lines = figures.scale()
+    lines = figures.scale(places)
     middle = statistics.median(errors)
     assert f"| implicit model | {middle:g} | {middle:g} | {middle:g} | {middle:g} |" in lines
     assert "| MLP | 2,000 | 2,000 | 2,000 | 2,000 |" in lines
@@ -88,5 +90,5 @@ def test_wins_and_their_meaning(places):
         for seed in range(8)
     ]
     Store(places / "results" / "feedback.jsonl").append(*rows)
-    (line,) = [line for line in figures.feedback() if line.startswith("| addition")]
+    (line,) = [line for line in figures.feedback(places) if line.startswith("| addition")]
     assert "8 of 8 seeds, 3 |" in line and "0 of 8 seeds, 0.5 |" in line and "feedback harms" in line

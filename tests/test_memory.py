@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.meter import peak_bytes
+from benchmarks.harness import peak_bytes
 from wellposed.equilibrium import (
     Anderson,
     Broyden,

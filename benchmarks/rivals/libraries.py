@@ -1,16 +1,23 @@
-"""The same equilibrium model in each library, ready to be measured."""
+"""The same equilibrium model in each library, ready to be measured.
 
-from collections.abc import Callable, Mapping
+None of the other libraries is imported before it is asked for.
+"""
+
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.meter import peak_bytes
-from benchmarks.problems import Problem
-from benchmarks.rivals.oracle import PHI, SLOPE
+from benchmarks.harness import cpu_seconds, peak_bytes
+from benchmarks.problems import PHI, SLOPE, Problem
 from wellposed import Absolute, ImplicitModel, Solution, Status, fixed_point
 from wellposed.errors import IllPosedError
 
@@ -28,6 +35,25 @@ def rival(package: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise NotRunError(f"{package} is not installed here; `make rivals` installs it") from error
+
+
+def installed(names: Iterable[str]) -> list[str]:
+    """Returns those of some libraries that can be imported.
+
+    The package torchidl imports plotting and convex solvers that its model does not need; without them the model
+    is loaded alone.
+    """
+    specs = {name: find_spec(name) for name in names}
+    package = specs.get("torchidl")
+    if package is not None and package.origin is not None:
+        try:
+            import_module("torchidl")
+        except ImportError:
+            bare: Any = types.ModuleType("torchidl")
+            bare.__path__, bare.__spec__ = [str(Path(package.origin).parent)], package
+            sys.modules["torchidl"] = bare
+            bare.ImplicitModel = import_module("torchidl.implicit_base_model").ImplicitModel
+    return [name for name, spec in specs.items() if spec is not None]
 
 
 @dataclass(frozen=True)
@@ -220,11 +246,11 @@ class _TorchdeqModel(_Cell):
         return z[-1], report
 
 
-def torchdeq_model(A: Tensor, B: Tensor, C: Tensor) -> nn.Module:
+def torchdeq_model(A: Tensor, B: Tensor, C: Tensor, tolerance: float = TOLERANCE) -> Any:
     """Returns the ReLU model written for torchdeq, with Anderson acceleration and implicit differentiation."""
     nothing = torch.empty(0)
-    tolerance = TOLERANCE * A.shape[0] ** 0.5  # it measures 2-norms
-    return _TorchdeqModel(Problem("", A, B, C, nothing, nothing), "anderson", tolerance, 200)
+    length = tolerance * A.shape[0] ** 0.5  # it measures 2-norms
+    return _TorchdeqModel(Problem("", A, B, C, nothing, nothing), "anderson", length, 200)
 
 
 def _torchdeq(problem: Problem, solver: str, max_steps: int) -> Run:
@@ -248,7 +274,107 @@ def torchdeq_plain(problem: Problem) -> Run:
     return _torchdeq(problem, "fixed_point_iter", MAX_STEPS)
 
 
-def versions(names: tuple[str, ...]) -> dict[str, str]:
-    """Returns the versions of packages that are installed."""
-    installed = {distribution.metadata["Name"]: distribution.version for distribution in metadata.distributions()}
-    return {name: installed[name] for name in names if name in installed}
+# JAX: compiled ahead, float32.
+
+JaxSolve = Callable[[Any, Any], tuple[Any, Any, Any]]  # (A, v) -> x, steps and failures
+
+
+def _jax_array(tensor: Tensor) -> Any:
+    return rival("jax.numpy").asarray(tensor.numpy())
+
+
+def _from_jax(array: Any) -> Tensor:
+    return torch.from_numpy(np.array(array))
+
+
+def _jax_phi(problem: Problem) -> Callable[[Any], Any]:
+    jax = rival("jax")
+    return {"relu": jax.nn.relu, "tanh": jax.numpy.tanh, "identity": lambda z: z}[problem.activation]
+
+
+def _jax_capped(problem: Problem, A: Any) -> Any:
+    jnp = rival("jax.numpy")
+    return A if problem.cap is None else A * jnp.minimum(problem.cap / jnp.abs(A).sum(1).max(), 1)
+
+
+def _compile(function: Callable, arguments: tuple) -> tuple[Callable, float]:
+    seconds, compiled = cpu_seconds(lambda: rival("jax").jit(function).lower(*arguments).compile())
+    return compiled, seconds
+
+
+def _jax_run(problem: Problem, solve: JaxSolve) -> Run:
+    jax = rival("jax")
+    data = tuple(_jax_array(t) for t in (problem.A, problem.B, problem.C, problem.u))
+    weights = _jax_array(problem.weights)
+
+    def output(A: Any, B: Any, C: Any, u: Any) -> tuple[Any, tuple]:
+        x, *report = solve(_jax_capped(problem, A), u @ B.T)
+        return x @ C.T, tuple(report)
+
+    def loss(A: Any, B: Any, C: Any, u: Any) -> Any:
+        return (output(A, B, C, u)[0] * weights).sum()
+
+    value, first = _compile(lambda *arguments: output(*arguments)[0], data)
+    gradient, second = _compile(jax.grad(loss, argnums=(0, 1, 2)), data)
+    steps, failures = jax.jit(lambda *arguments: output(*arguments)[1])(*data)
+    used = gradient.memory_analysis()  # type: ignore[attr-defined]
+
+    def gradients() -> dict[str, Tensor]:
+        return dict(zip("ABC", map(_from_jax, gradient(*data)), strict=True))
+
+    failed = int(np.sum(failures))
+    return Run(
+        forward=lambda: jax.block_until_ready(value(*data)),
+        step=lambda: jax.block_until_ready(gradient(*data)),
+        output=lambda: _from_jax(value(*data)),
+        gradients=gradients,
+        steps=lambda: _from_jax(steps).expand(problem.batch),
+        memory=lambda: int(used.temp_size_in_bytes + used.output_size_in_bytes),
+        complaint=lambda: f"{failed} out of steps" if failed else "",
+        compile_seconds=first + second,
+    )
+
+
+def jaxopt_plain(problem: Problem) -> Run:
+    """Runs jaxopt's FixedPointIteration, each sample by itself (vmap), with its default adjoint (normal CG)."""
+    jax, jaxopt, phi = rival("jax"), rival("jaxopt"), _jax_phi(problem)
+    tolerance = TOLERANCE * problem.states**0.5  # its residual is the 2-norm
+    solver = jaxopt.FixedPointIteration(lambda x, A, v: phi(A @ x + v), maxiter=MAX_STEPS, tol=tolerance)
+
+    def solve(A: Any, v: Any) -> tuple[Any, Any, Any]:
+        found = jax.vmap(lambda row: solver.run(jax.numpy.zeros_like(row), A, row))(v)
+        return found.params, found.state.iter_num, found.state.error > tolerance
+
+    return _jax_run(problem, solve)
+
+
+def jaxopt_anderson(problem: Problem) -> Run:
+    """Runs jaxopt's AndersonAcceleration on the batch as one state, which is faster than under vmap."""
+    jax, jaxopt, phi = rival("jax"), rival("jaxopt"), _jax_phi(problem)
+    tolerance = TOLERANCE * (problem.states * problem.batch) ** 0.5
+    solver = jaxopt.AndersonAcceleration(lambda x, A, v: phi(x @ A.T + v), maxiter=MAX_STEPS, tol=tolerance)
+
+    def solve(A: Any, v: Any) -> tuple[Any, Any, Any]:
+        found = solver.run(jax.numpy.zeros_like(v), A, v)
+        return found.params, found.state.iter_num, found.state.error > tolerance
+
+    return _jax_run(problem, solve)
+
+
+def optimistix_plain(problem: Problem) -> Run:
+    """Runs optimistix' FixedPointIteration under vmap, with its default adjoint (a dense factorisation)."""
+    jax, optimistix, phi = rival("jax"), rival("optimistix"), _jax_phi(problem)
+    solver = optimistix.FixedPointIteration(rtol=0.0, atol=TOLERANCE)
+
+    def one(A: Any, row: Any) -> tuple[Any, Any, Any]:
+        found = optimistix.fixed_point(
+            lambda x, args: phi(args[0] @ x + args[1]),
+            solver,
+            jax.numpy.zeros_like(row),
+            (A, row),
+            max_steps=MAX_STEPS,
+            throw=False,
+        )
+        return found.value, found.stats["num_steps"], found.result != optimistix.RESULTS.successful
+
+    return _jax_run(problem, jax.vmap(one, in_axes=(None, 0)))

@@ -1,4 +1,4 @@
-"""After how many steps a slow sample goes to Newton's method: a rule from `benchmarks.solver_choice`."""
+"""After how many steps a slow sample goes to Newton's method: a rule from `benchmarks.solve.solver_choice`."""
 
 
 def patience(states: int) -> int:

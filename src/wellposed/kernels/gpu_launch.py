@@ -38,7 +38,7 @@ class Shape:
 
 @functools.lru_cache(maxsize=256)
 def choose_shape(n: int, batch: int, item: int) -> Shape:
-    """Returns the measured best for a number of states and a batch (`benchmarks.gpu_sweep`, on an H200).
+    """Returns the measured best for a number of states and a batch (`benchmarks.gpu.block_sizes`, on an H200).
 
     Tiles depend on the number of states alone, so that a sample is computed alike in every batch; batches that
     would leave processors idle get smaller blocks.

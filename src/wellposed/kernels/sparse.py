@@ -2,7 +2,7 @@
 
 A matrix is kept as compressed rows, ``itemsize + 4`` bytes for every entry (rows are padded to four) and 8 for
 every row: a fifth of the dense matrix at 90 % sparsity in float32. The share of entries up to which the sparse
-product is taken was measured (`benchmarks.sparse_inference`): one thread, float32, 128 to 2048 states.
+product is taken was measured (`benchmarks.kernels.sparse_inference`): one thread, float32, 128 to 2048 states.
 """
 
 import functools

@@ -1,0 +1,1 @@
+"""Convex fits of implicit models to recorded states."""

@@ -1,0 +1,1 @@
+"""The pictures and tables of the documentation that no benchmark draws."""

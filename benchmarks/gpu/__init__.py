@@ -1,0 +1,1 @@
+"""Triton kernels and CUDA graphs; these need a CUDA device."""

@@ -1,0 +1,1 @@
+"""Compiled kernels on one CPU thread: the affine layer, sequences, sparse matrices, training."""

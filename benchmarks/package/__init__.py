@@ -1,0 +1,1 @@
+"""What surrounds the solvers: conversion, estimators, imports, work on several processes."""

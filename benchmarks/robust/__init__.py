@@ -1,0 +1,1 @@
+"""Bounds of outputs under changes of the input."""

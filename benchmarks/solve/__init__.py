@@ -1,0 +1,1 @@
+"""Solvers of the fixed-point equation: time, steps and error, memory, warm starts."""
