@@ -1,4 +1,4 @@
-"""Every published claim in every place of every paper, and the verdict of the committed records on it, as written down.
+"""Every published claim at every place of every paper, and the verdict of the committed records on it.
 
 `published_verdicts.jsonl` has one line a paper and place. Texts that need not be read are digests. After a change
 that is meant, ``python -m tests.experiments.test_verdicts_unchanged`` writes the file again, and its difference is
