@@ -32,12 +32,12 @@ def lines():
     """One line a claim and place: what is published, and what the records say of it."""
     found = []
     for verdict in verdicts(committed_records(RESULTS)):
-        claim = verdict.row
-        for paper, place in [(claim.paper, claim.place)]:
+        claim = verdict.claim
+        for paper, place in claim.where:
             line = {
                 "paper": paper,
                 "place": place,
-                "says": claim.claim,
+                "says": claim.says,
                 "value": claim.value,
                 "suite": claim.suite,
                 "rest": digest(rule_of(claim.rule), claim.unit, claim.note),
