@@ -26,7 +26,7 @@ def images(count: int = 5) -> torch.Tensor:
     return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-def test_tiny_runs_measure_what_the_rows_ask_for() -> None:
+def test_tiny_runs_measure_what_the_claims_ask_for() -> None:
     runs = get_suite("adversarial").runs("tiny", 1)
     assert len({run.labels for run in runs}) == len(runs) == 3
     claims = [claim for claim in load_claims() if claim.suite == "adversarial"]
@@ -40,7 +40,7 @@ def test_tiny_runs_measure_what_the_rows_ask_for() -> None:
     assert wanted <= found
 
 
-def test_the_default_plan_has_all_models_of_the_rows_and_points_of_the_thresholds() -> None:
+def test_the_default_plan_has_all_models_of_the_claims_and_points_of_the_thresholds() -> None:
     suite = get_suite("adversarial")
     names = {model.name for model in EVERY}
     measures = [m for claim in load_claims() if claim.suite == "adversarial" for m in claim.rule.measures]
