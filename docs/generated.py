@@ -15,9 +15,9 @@ from sphinx.util.docutils import SphinxDirective
 
 from wellposed.cli import cli
 from wellposed.experiments.compare import JUDGEMENTS, verdicts
+from wellposed.experiments.published_claims import PAPERS, claim_files
 from wellposed.experiments.record import Record
 from wellposed.experiments.report.markup import element
-from wellposed.experiments.report.page import PAPERS
 from wellposed.experiments.report.paper import Album, chapters, committed_records, summary
 from wellposed.experiments.report.tables import badge, bar, count_cells
 from wellposed.models import reference_models
@@ -57,7 +57,7 @@ class Paper(Generated):
 
     def run(self) -> list[nodes.Node]:
         """Writes the counts, then suite by suite the pictures, the claims and what the controls show."""
-        self.rest_on(sorted(RESULTS.glob("*.jsonl")))
+        self.rest_on([*sorted(RESULTS.glob("*.jsonl")), *claim_files()])
         paper = self.arguments[0]
         up = "../" * self.env.docname.count("/")
         album = Album(Path(self.env.app.outdir) / PICTURES, f"{up}{PICTURES}")
@@ -73,12 +73,12 @@ class Papers(Generated):
 
     def run(self) -> list[nodes.Node]:
         """Writes one line a paper."""
-        self.rest_on(sorted(RESULTS.glob("*.jsonl")))
+        self.rest_on([*sorted(RESULTS.glob("*.jsonl")), *claim_files()])
         found = verdicts(records())
         heads = [element("th", "paper"), *(element("th", badge(name)) for name in JUDGEMENTS)]
         rows = []
         for paper, title in PAPERS.items():
-            own = [verdict for verdict in found if verdict.row.paper == paper]
+            own = [verdict for verdict in found if paper in verdict.claim.papers]
             name = element("td", element("a", f"{paper} {title}", href=f"papers/{paper}.html"), bar(own))
             rows.append(element("tr", name, count_cells(own)))
         table = element("table", element("thead", element("tr", heads)), element("tbody", rows), class_="docutils")

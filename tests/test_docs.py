@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import wellposed
-from wellposed.experiments.report.page import PAPERS
+from wellposed.experiments.published_claims import PAPERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(p for p in ROOT.glob("docs/**/*.md") if "_build" not in p.parts)])

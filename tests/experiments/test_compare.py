@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from wellposed.experiments.compare import JUDGEMENTS, verdicts
-from wellposed.experiments.papers import ROWS, Row
+from wellposed.experiments.published_claims import PublishedClaim, load_claims
 from wellposed.experiments.record import Record, Value
 from wellposed.experiments.rules import AtLeast, AtMost, Beats, Measure, NotATarget, Number, is_sentence
 from wellposed.experiments.store import Store
@@ -46,12 +46,12 @@ def seeds(values, model="implicit", **fields):
     return [record(model, seed, value, **fields) for seed, value in enumerate(values)]
 
 
-def row(rule, value=None, suite="identity"):
-    return Row("001", "Figure 3", "Something is claimed.", value, suite, rule)
+def claim(rule, value=None, suite="identity"):
+    return PublishedClaim((("001", "Figure 3"),), "Something is claimed.", value, suite, rule)
 
 
 def judge(rule, records, value=None, **fields):
-    (found,) = verdicts(records, [row(rule, value, **fields)])
+    (found,) = verdicts(records, [claim(rule, value, **fields)])
     return found
 
 
@@ -64,14 +64,14 @@ def order(ours, rival, better="lower", factor=1.0, **fields):
     return judge(Beats(OURS, RIVAL, better, factor), records)
 
 
-def test_every_row_is_judged_in_order_and_nothing_is_run_without_records(tmp_path):
+def test_every_claim_is_judged_in_order_and_nothing_is_run_without_records(tmp_path):
     found = verdicts([])
-    assert [one.row for one in found] == list(ROWS)
+    assert [one.claim for one in found] == list(load_claims())
     assert all(one.verdict == "not run" and one.record_id is None and one.ours is None for one in found)
     assert all(is_sentence(one.why) for one in found)
     store = Store(tmp_path)
     store.append(*seeds(CLOSE))
-    assert verdicts(store, [row(Number(OURS), 1.0)])[0].verdict == "reproduced"
+    assert verdicts(store, [claim(Number(OURS), 1.0)])[0].verdict == "reproduced"
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,8 @@ def test_one_model_at_two_points_is_compared_with_itself():
 
 
 def test_every_why_is_one_sentence_and_every_verdict_known():
-    models = {measure.model for one in ROWS for measure in one.rule.measures if measure.task == "identity"}
+    measures = [measure for one in load_claims() for measure in one.rule.measures]
+    models = {measure.model for measure in measures if measure.task == "identity"}
     points = tuple(Value("test_mse", 2.0 + at, at) for at in (10.0, 15.0, 30.0, 80.0, 205.0))
     records = [
         replace(record(model, seed, size=size), values=points)
@@ -323,8 +324,8 @@ def test_every_why_is_one_sentence_and_every_verdict_known():
         for size in ("000", "001")
         for seed in range(5)
     ]
-    found = [one for one in verdicts(records) if one.row.suite == "identity"]
-    assert sum(one.verdict != "not run" for one in found) > 20
+    found = [one for one in verdicts(records) if one.claim.suite == "identity"]
+    assert sum(one.verdict != "not run" for one in found) > 12
     assert {one.verdict for one in found} < set(JUDGEMENTS)
     for one in found:
         assert is_sentence(one.why) and ". " not in one.why.replace("vs. ", ""), one.why

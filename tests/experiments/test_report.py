@@ -14,8 +14,9 @@ import pytest
 
 from wellposed.errors import MissingExtraError
 from wellposed.experiments.compare import JUDGEMENTS, verdicts
-from wellposed.experiments.papers import ROWS, SUITES
+from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Record, Value
+from wellposed.experiments.registry import SUITES
 from wellposed.experiments.report import write_report
 from wellposed.experiments.report.markup import Html, element, join
 from wellposed.experiments.report.section import Part, environments, orders, section
@@ -151,24 +152,24 @@ def test_the_page_can_be_used_without_a_mouse(found):
 def test_every_claim_is_listed_once_with_its_verdict(found):
     rows = [known for tag, known in found.elements if tag == "tr" and "data-verdict" in known]
     expected = Counter(verdict.verdict for verdict in verdicts(RUNS))
-    assert len(rows) == len(ROWS)
+    assert len(rows) == len(load_claims())
     assert Counter(row["data-verdict"] for row in rows) == expected
     assert len(expected) >= 3 and set(expected) <= set(JUDGEMENTS)
     words = "".join(found.words)
     for verdict in verdicts(RUNS):
-        assert re.sub(r"\^(\d)", r"\1", verdict.row.claim) in words
+        assert re.sub(r"\^(\d)", r"\1", verdict.claim.says) in words
         assert re.sub(r"\^(\d)", r"\1", verdict.why) in words
 
 
 def test_the_summary_counts_every_suite(text):
     summary = text[text.index('id="summary"') : text.index('id="filter"')]
-    judged = Counter((verdict.row.suite, verdict.verdict) for verdict in verdicts(RUNS))
+    judged = Counter((verdict.claim.suite, verdict.verdict) for verdict in verdicts(RUNS))
     row = summary[summary.index(">The identity function<") :]
     row = row[: row.index("</tr>")]
     cells = re.findall(r"<td[^>]*>(?:<a[^>]*>)?([^<]*)", row)
     expected = [str(judged["identity", name] or "·") for name in JUDGEMENTS]
     assert cells == expected
-    assert summary.count("<tr") == len(SUITES) + 2
+    assert summary.count("<tr") == len({claim.suite for claim in load_claims()}) + 2
     total = re.findall(r"<td[^>]*>([^<]*)", summary[summary.index('class="total"') :])[:5]
     overall = Counter(verdict.verdict for verdict in verdicts(RUNS))
     assert total == [str(overall[name] or "·") for name in JUDGEMENTS]
@@ -188,10 +189,13 @@ def test_a_suite_says_everything(text, found):
     assert len(networks) == 2 and all("<td>631</td><td>1,497</td><td>no</td>" in row for row in networks)
 
 
-def test_suites_without_runs_are_collapsed_by_paper(text):
+def test_suites_without_runs_are_collapsed(text):
     left = text[text.index('id="not-run"') :]
     left = left[: left.index("</section>")]
-    assert re.findall(r'<details class="paper"><summary><b>(\d+)</b>', left) == ["000", "001", "002", "003", "004"]
+    judged = {one.claim.suite for one in verdicts(RUNS) if one.verdict != "not run"}
+    expected = {claim.suite for claim in load_claims()} - {run.suite for run in RUNS} - judged
+    titles = [name.replace("-", " ").capitalize() for name in SUITES if name in expected]
+    assert len(titles) > 20 and re.findall(r'<details class="group"><summary>([^<]+)<', left) == titles
     assert "<details open" not in text
     assert 'data-verdict="reproduced"' not in left
 
@@ -296,7 +300,7 @@ addEventListener("load", async () => {
   facts.text = { at_first: shown().length, form: !document.getElementById("filter").hidden };
   location.hash = "#filter:verdict=reproduced&paper=001";
   await pause(100);
-  facts.filtered = shown().map((row) => [row.dataset.verdict, row.dataset.paper]);
+  facts.filtered = shown().map((row) => [row.dataset.verdict, row.dataset.papers]);
   facts.output = document.querySelector("#filter output").textContent;
   const field = document.querySelector("#filter input");
   field.value = "MLP shift";
@@ -410,14 +414,15 @@ def test_all_plots_are_drawn(seen):
 
 def test_the_filter_filters(seen):
     facts = seen[1280]
-    judged = Counter((verdict.verdict, verdict.row.paper) for verdict in verdicts(RUNS))
-    assert facts["text"] == {"at_first": len(ROWS), "form": True}
-    assert facts["filtered"] == [["reproduced", "001"]] * judged["reproduced", "001"]
-    assert facts["output"] == f"{judged['reproduced', '001']} of {len(ROWS)} claims"
+    judged = [one.claim for one in verdicts(RUNS) if one.verdict == "reproduced" and "001" in one.claim.papers]
+    assert facts["text"] == {"at_first": len(load_claims()), "form": True}
+    assert {verdict for verdict, _ in facts["filtered"]} == {"reproduced"}
+    assert sorted(papers for _, papers in facts["filtered"]) == sorted(" ".join(one.papers) for one in judged)
+    assert facts["output"] == f"{len(judged)} of {len(load_claims())} claims"
     assert 0 < len(facts["searched"]) < len(facts["filtered"])
     assert all("mlp" in words and "shift" in words for words in facts["searched"])
     assert facts["address"] == "#filter:verdict=reproduced&paper=001&text=MLP+shift"
-    assert facts["reset"] == len(ROWS) and facts["linked"] == ["claim does not hold"]
+    assert facts["reset"] == len(load_claims()) and facts["linked"] == ["claim does not hold"]
 
 
 def test_tables_are_sorted(seen):

@@ -1,4 +1,4 @@
-"""The pages of the papers in the documentation, made from rows and records."""
+"""The pages of the papers in the documentation, made from claims and records."""
 
 import re
 from collections import Counter
@@ -9,8 +9,7 @@ import pytest
 
 from wellposed.errors import UnknownNameError
 from wellposed.experiments.compare import JUDGEMENTS, verdicts
-from wellposed.experiments.papers import ROWS
-from wellposed.experiments.report.page import PAPERS
+from wellposed.experiments.published_claims import PAPERS, load_claims
 from wellposed.experiments.report.paper import Album, chapters, committed_records, summary
 from wellposed.experiments.statistics import number
 
@@ -55,20 +54,21 @@ def table_of(html):
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_claim_is_on_its_page_once_with_its_verdict(paper, records):
     rows = [row for chapter in chapters(paper, records) for row in table_of(chapter.html) if len(row) == 5]
-    expected = Counter((row.place, row.paper) for row in ROWS if row.paper == paper)
-    assert Counter((row[0], paper) for row in rows) == expected
-    judged = [verdict for verdict in verdicts(records) if verdict.row.paper == paper]
+    claims = [claim for claim in load_claims() if paper in claim.papers]
+    expected = Counter("; ".join(place for one, place in claim.where if one == paper) for claim in claims)
+    assert Counter(row[0] for row in rows) == expected
+    judged = verdicts(records, claims)
     shown = Counter(next(name for name in JUDGEMENTS if name in row[4]) for row in rows)
     assert shown == Counter(verdict.verdict for verdict in judged)
     for verdict in judged:
-        if verdict.ours is not None and isinstance(verdict.row.value, float):
-            claim = re.sub(r"\^(\d+)", r"\1", verdict.row.claim)
-            assert any(claim in row[1] and number(verdict.ours) in row[3] for row in rows), verdict.row.claim
+        if verdict.ours is not None and isinstance(verdict.claim.value, float):
+            claim = re.sub(r"\^(\d+)", r"\1", verdict.claim.says)
+            assert any(claim in row[1] and number(verdict.ours) in row[3] for row in rows), verdict.claim.says
 
 
 @pytest.mark.parametrize("paper", ["000", "004"])
 def test_summary_counts_what_the_tables_show(paper, records):
-    counts = Counter(v.verdict for v in verdicts(records) if v.row.paper == paper)
+    counts = Counter(v.verdict for v in verdicts(records) if paper in v.claim.papers)
     text = re.sub(r"<[^>]+>", "", summary(paper, records))
     for name, count in counts.items():
         assert re.search(rf"(?<!\d){count} \S {name}", text), (name, count, text)

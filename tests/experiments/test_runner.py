@@ -15,7 +15,7 @@ import pytest
 from wellposed.errors import FileFormatError, InputError, NonFiniteLossError, UnknownNameError
 from wellposed.experiments import runner
 from wellposed.experiments.config import Choice, Training
-from wellposed.experiments.papers import ROWS
+from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.registry import SUITES, get_suite
 from wellposed.experiments.rules import Number
@@ -80,10 +80,10 @@ def test_published_parameter_counts_are_those_of_our_networks(tmp_path):
     counts = {(r.task, r.model, r.size): r.value("parameters") for r in Store(tmp_path).records()}
     assert len(counts) > 60
     wrong = []
-    for row in (row for row in ROWS if row.suite == "parameters" and isinstance(row.rule, Number)):
-        measure = row.rule.measure
-        if measure.metric == "parameters" and counts[measure.task, measure.model, measure.size] != row.value:
-            wrong.append((row.paper, measure.task, measure.model))
+    for claim in (one for one in load_claims() if one.suite == "parameters" and isinstance(one.rule, Number)):
+        measure = claim.rule.measure
+        if measure.metric == "parameters" and counts[measure.task, measure.model, measure.size] != claim.value:
+            wrong.append((claim.where, measure.task, measure.model))
     assert not wrong
 
 

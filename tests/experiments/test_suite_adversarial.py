@@ -11,7 +11,7 @@ from wellposed.experiments.adversarial_exam import Budget, Exam
 from wellposed.experiments.adversarial_findings import sentences
 from wellposed.experiments.adversarial_models import THRESHOLD, Defended, ImageCell, Shape
 from wellposed.experiments.adversarial_run import AdversarialRun, Lesson, _loss
-from wellposed.experiments.papers import ROWS
+from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Record, Value
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.run import Context
@@ -26,10 +26,11 @@ def images(count: int = 5) -> torch.Tensor:
     return torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-def test_tiny_runs_measure_what_the_rows_ask_for() -> None:
+def test_tiny_runs_measure_what_the_claims_ask_for() -> None:
     runs = get_suite("adversarial").runs("tiny", 1)
     assert len({run.labels for run in runs}) == len(runs) == 3
-    wanted = {measure.metric for row in ROWS if row.suite == "adversarial" for measure in row.rule.measures}
+    claims = [claim for claim in load_claims() if claim.suite == "adversarial"]
+    wanted = {measure.metric for claim in claims for measure in claim.rule.measures}
     found = set()
     for run in runs:
         (result,) = run.carry_out([run], Context())
@@ -39,10 +40,10 @@ def test_tiny_runs_measure_what_the_rows_ask_for() -> None:
     assert wanted <= found
 
 
-def test_the_default_plan_has_all_models_of_the_rows_and_points_of_the_thresholds() -> None:
+def test_the_default_plan_has_all_models_of_the_claims_and_points_of_the_thresholds() -> None:
     suite = get_suite("adversarial")
     names = {model.name for model in EVERY}
-    measures = [m for row in ROWS if row.suite == "adversarial" for m in row.rule.measures]
+    measures = [m for claim in load_claims() if claim.suite == "adversarial" for m in claim.rule.measures]
     measures += [m for threshold in suite.thresholds for m in threshold.measures]
     assert {measure.model for measure in measures} <= names
     budget = Budget()

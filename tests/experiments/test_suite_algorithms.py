@@ -13,7 +13,7 @@ from wellposed.experiments.algorithm_models import Design, Equilibrium, Growth, 
 from wellposed.experiments.algorithm_run import AlgorithmRun, predict
 from wellposed.experiments.config import Training
 from wellposed.experiments.maze_picture import draw_answers, drawn_maze
-from wellposed.experiments.papers import ROWS
+from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Record, Value
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.regression_picture import draw_errors, errors_by_noise
@@ -157,7 +157,7 @@ def test_tiny_runs_and_default_plans_measure_what_the_rows_ask_for(name: str) ->
         assert result.values and all(math.isfinite(value.value) for value in result.values)
         metrics |= {value.metric for value in result.values}
     planned = suite.runs("default", 1)
-    wanted = [m for row in ROWS if row.suite == name for m in row.rule.measures]
+    wanted = [m for claim in load_claims() if claim.suite == name for m in claim.rule.measures]
     wanted += [m for threshold in suite.thresholds for m in threshold.measures]
     assert wanted and {m.metric for m in wanted} | {figure.metric for figure in suite.figures} <= metrics
     assert {(m.task, m.model) for m in wanted} <= {run.labels[:2] for run in planned}

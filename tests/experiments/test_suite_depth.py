@@ -1,4 +1,4 @@
-"""The suite `depth`: every claim of its rows is judged, and its records say what decides the steps."""
+"""The suite `depth`: every claim is judged, and its records say what decides the steps."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from wellposed.errors import InputError
 from wellposed.experiments.compare import verdicts
 from wellposed.experiments.config import Choice
 from wellposed.experiments.depth_run import SCALES
-from wellposed.experiments.papers import ROWS
+from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.run import Context
 from wellposed.experiments.runner import Order, carry_out
@@ -16,7 +16,7 @@ from wellposed.experiments.store import Store
 from wellposed.experiments.suites.depth import SUITE, TASKS, plan
 from wellposed.experiments.thresholds import check
 
-CLAIMS = [row for row in ROWS if row.suite == "depth"]
+CLAIMS = [claim for claim in load_claims() if claim.suite == "depth"]
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,9 @@ def test_it_is_registered():
 
 
 def test_every_claim_is_judged(records):
-    assert len(CLAIMS) > 15 and any("a third of the epochs" in row.claim for row in CLAIMS)
+    assert len(CLAIMS) > 10 and any("a third of the epochs" in claim.says for claim in CLAIMS)
     found = verdicts(as_default(records), CLAIMS)
-    assert [verdict.row.claim for verdict in found if verdict.verdict == "not run"] == []
+    assert [verdict.claim.says for verdict in found if verdict.verdict == "not run"] == []
     assert all(verdict.record_id is not None for verdict in found)
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from wellposed.baselines.feedforward import FeedForward
 from wellposed.equilibrium import Steps, fixed_point
 from wellposed.experiments.classical_anderson import ClassicalAnderson
-from wellposed.experiments.noise_models import Equilibrium, Pair, penalty, sensitivities, under_noise
-from wellposed.experiments.papers.p004 import WIDTHS
+from wellposed.experiments.noise_models import WIDTHS, Equilibrium, Pair, penalty, sensitivities, under_noise
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.run import Context, grouped
 from wellposed.experiments.solver_trace_run import SolverTraceRun, mean_root

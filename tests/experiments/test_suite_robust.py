@@ -10,13 +10,13 @@ from PIL import Image
 
 from wellposed.experiments import attacked as attacked_module
 from wellposed.experiments.attack_kinds import white_attack
+from wellposed.experiments.attack_plan import PRINTED
 from wellposed.experiments.attack_run import AttackRun
 from wellposed.experiments.attacked import AttackedDense, AttackedResNet
 from wellposed.experiments.bounds_run import random_loops, reached
 from wellposed.experiments.certified_run import CertifiedRun
 from wellposed.experiments.dense import Dense
-from wellposed.experiments.papers import ROWS
-from wellposed.experiments.papers.p003 import ATTACKS as PRINTED
+from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Value
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.report import write_report
@@ -250,9 +250,9 @@ def test_every_claim_can_be_judged(name):
     points = {}
     for run in get_suite(name).plan("default"):
         points.setdefault(run.labels[:2], set()).update({*run.points, None})
-    claims = [row for row in ROWS if row.suite == name and not isinstance(row.rule, NotATarget)]
+    claims = [one for one in load_claims() if one.suite == name and not isinstance(one.rule, NotATarget)]
     assert len(claims) >= 2
-    for measure in (measure for row in claims for measure in row.rule.measures):
+    for measure in (measure for claim in claims for measure in claim.rule.measures):
         assert measure.at in points[measure.task, measure.model], measure
 
 

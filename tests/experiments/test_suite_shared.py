@@ -14,8 +14,8 @@ from wellposed.convex.shared_layer import row_weights
 from wellposed.errors import InputError, UnknownNameError
 from wellposed.experiments.folded import folded, inner, layer_names, layer_units, raw_sizes
 from wellposed.experiments.newsgroups import Newsgroups, topic_texts
-from wellposed.experiments.papers import ROWS
 from wellposed.experiments.photographs import Photographs
+from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.runner import Order, carry_out
@@ -140,7 +140,7 @@ def test_every_claim_and_threshold_can_be_judged(name):
     """Each number that a claim asks for is measured by one of the runs at default scale."""
     suite = get_suite(name)
     points = {run.labels[:2]: {*run.points, None} for run in suite.plan("default")}
-    claims = [measure for row in ROWS if row.suite == name for measure in row.rule.measures]
+    claims = [measure for claim in load_claims() if claim.suite == name for measure in claim.rule.measures]
     asked = [measure for threshold in suite.thresholds for measure in threshold.measures]
     assert len(claims) >= 6 and len(asked) >= 3
     for measure in [*claims, *asked]:

@@ -6,7 +6,7 @@ import torch
 from wellposed.convex import fit_states, record_states
 from wellposed.experiments.dense import Dense
 from wellposed.experiments.layers import Layers
-from wellposed.experiments.papers import ROWS
+from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.runner import Order, carry_out
@@ -41,7 +41,7 @@ def test_every_claim_can_be_judged(name):
     runs = get_suite(name).plan("default")
     labels = {run.labels[:2] for run in runs}
     points = {run.labels[:2]: {*run.points, None} for run in runs}
-    claims = [measure for row in ROWS if row.suite == name for measure in row.rule.measures]
+    claims = [measure for claim in load_claims() if claim.suite == name for measure in claim.rule.measures]
     assert len(claims) >= 4
     for measure in claims:
         key = (measure.task, measure.model)

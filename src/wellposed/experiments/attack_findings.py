@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wellposed.experiments.attack_plan import KINDS, RANKINGS, SHARES
+from wellposed.experiments.attack_plan import KINDS, PRINTED, RANKINGS, SHARES
 from wellposed.experiments.findings import median_of
-from wellposed.experiments.papers.p003 import ATTACKS as PRINTED
 from wellposed.experiments.record import Record
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from wellposed.errors import InputError
 from wellposed.experiments.differences import with_differences
-from wellposed.experiments.papers import ROWS, Row
+from wellposed.experiments.published_claims import PublishedClaim, load_claims
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import AtLeast, AtMost, Beats, Measure, NotATarget, Number
 from wellposed.experiments.statistics import MIN_SEEDS, Advantage, Interval, advantage, interval, mean, number
@@ -32,7 +32,7 @@ class Verdict:
     """What the records say of one published claim.
 
     Args:
-        row: the claim.
+        claim: what is published.
         record_id: the first record that it rests on; None if there is none.
         ours: our number: the mean over the seeds, for an order the ratio (or difference) to the rival.
         verdict: one of `JUDGEMENTS`.
@@ -44,7 +44,7 @@ class Verdict:
         kind: what `ours` is.
     """
 
-    row: Row
+    claim: PublishedClaim
     record_id: str | None
     ours: float | None
     verdict: Judgement
@@ -88,17 +88,17 @@ class Sample:
 Index = dict[tuple[str, str], list[Record]]
 
 
-def verdicts(store: Store | Iterable[Record], rows: Sequence[Row] = ROWS) -> list[Verdict]:
-    """Judges claims by records, one verdict a row.
+def verdicts(store: Store | Iterable[Record], claims: Sequence[PublishedClaim] | None = None) -> list[Verdict]:
+    """Judges claims by records, one verdict a claim.
 
     A number is "better" or "worse" only if its whole interval over the seeds lies beyond the tolerance, an order
     "reproduced" only if the whole interval of the paired ratio lies beyond its factor, a limit only if every seed
-    keeps to it; all of these need three seeds, an exact count needs one. A row that is no target is "not run", and
-    its reason is the why.
+    keeps to it; all of these need three seeds, an exact count needs one. A claim that is no target is "not run",
+    and its reason is the why.
 
     Args:
         store: the records, or where they are.
-        rows: the claims.
+        claims: None for all that are published.
 
     Example:
         >>> {verdict.verdict for verdict in verdicts([])}
@@ -108,26 +108,26 @@ def verdicts(store: Store | Iterable[Record], rows: Sequence[Row] = ROWS) -> lis
     for record in with_differences(store.records() if isinstance(store, Store) else store):
         if record.kind == "run":
             index[record.task, record.model].append(record)
-    return [_judge(row, index) for row in rows]
+    return [_judge(claim, index) for claim in (load_claims() if claims is None else claims)]
 
 
-def _judge(row: Row, index: Index) -> Verdict:
-    if isinstance(row.rule, NotATarget):
-        return _not_run(row, row.rule.reason)
-    found = [_samples(measure, index) for measure in row.rule.measures]
-    chosen = _choose(row, found)
+def _judge(claim: PublishedClaim, index: Index) -> Verdict:
+    if isinstance(claim.rule, NotATarget):
+        return _not_run(claim, claim.rule.reason)
+    found = [_samples(measure, index) for measure in claim.rule.measures]
+    chosen = _choose(claim, found)
     if chosen is None:
-        return _not_run(row, _missing(row, found, index))
+        return _not_run(claim, _missing(claim, found, index))
     failed = [sample for sample in chosen if not sample.values and not sample.diverged]
     if failed:
-        return _not_run(row, _failure(failed[0]), chosen)
-    if isinstance(row.rule, Number):
-        return _judge_number(row, row.rule, chosen[0])
-    if isinstance(row.rule, Beats):
-        return _judge_order(row, row.rule, *chosen)
-    if isinstance(row.rule, AtMost | AtLeast):
-        return _judge_limit(row, row.rule, chosen[0])
-    raise InputError(f"a claim is judged by a rule of wellposed.experiments.rules; received {row.rule!r}")
+        return _not_run(claim, _failure(failed[0]), chosen)
+    if isinstance(claim.rule, Number):
+        return _judge_number(claim, claim.rule, chosen[0])
+    if isinstance(claim.rule, Beats):
+        return _judge_order(claim, claim.rule, *chosen)
+    if isinstance(claim.rule, AtMost | AtLeast):
+        return _judge_limit(claim, claim.rule, chosen[0])
+    raise InputError(f"a claim is judged by a rule of wellposed.experiments.rules; received {claim.rule!r}")
 
 
 def _samples(measure: Measure, index: Index) -> list[Sample]:
@@ -157,7 +157,7 @@ def _fits(ours: str | None, wanted: str | None) -> bool:
     return ours is None or wanted is None or ours == wanted
 
 
-def _choose(row: Row, found: list[list[Sample]]) -> list[Sample] | None:
+def _choose(claim: PublishedClaim, found: list[list[Sample]]) -> list[Sample] | None:
     """Picks one configuration for each measure: of one scale, and of one suite if there is one with all.
 
     Scales with enough seeds to decide go before larger ones with fewer.
@@ -167,7 +167,7 @@ def _choose(row: Row, found: list[list[Sample]]) -> list[Sample] | None:
         for scale in JUDGED_SCALES:
             here = [[one for one in samples if one.scale == scale] for samples in usable]
             if all(any(len(one.values) >= seeds for one in samples) for samples in here):
-                return _within_suite(row.suite, here)
+                return _within_suite(claim.suite, here)
     return None
 
 
@@ -180,9 +180,9 @@ def _within_suite(first: str, found: list[list[Sample]]) -> list[Sample]:
     return [max(samples, key=lambda one: (one.suite == first, *one.rank)) for samples in found]
 
 
-def _missing(row: Row, found: list[list[Sample]], index: Index) -> str:
+def _missing(claim: PublishedClaim, found: list[list[Sample]], index: Index) -> str:
     """Says what a claim would need."""
-    for measure, samples in zip(row.rule.measures, found, strict=True):
+    for measure, samples in zip(claim.rule.measures, found, strict=True):
         known = [r for r in index.get((measure.task, measure.model), ()) if _fits(r.size, measure.size)]
         if not known:
             return f"There is no run of {_model(measure.model, measure.size)} on {measure.task}."
@@ -194,31 +194,31 @@ def _missing(row: Row, found: list[list[Sample]], index: Index) -> str:
     return "Its two sides were not run at the same scale."
 
 
-def _judge_number(row: Row, rule: Number, sample: Sample) -> Verdict:
-    published = float(row.value or 0.0)
+def _judge_number(claim: PublishedClaim, rule: Number, sample: Sample) -> Verdict:
+    published = float(claim.value or 0.0)
     against = f"published is {number(published)}{_trouble(sample)}."
     if rule.better is None and rule.tolerance == 0 and sample.values:
-        return _count(row, published, against, sample)
+        return _count(claim, published, against, sample)
     values = _with_divergence(sample)
     ours, ends = mean(values), interval(values) if len(values) >= MIN_SEEDS else None
     outcome, text = rule.outcome(published, ours), f"Ours is {number(ours)}{_seeds(len(values), ends)}"
     if ends is None:
         if outcome == "reproduced":
-            return _verdict(row, outcome, f"{text}; {against}", [sample], ours)
+            return _verdict(claim, outcome, f"{text}; {against}", [sample], ours)
         why = f"{text}, too few to call it {outcome}; {against}"
-        return _verdict(row, "not run", why, [sample], ours)
+        return _verdict(claim, "not run", why, [sample], ours)
     if math.isfinite(ours) and _overlap(ends, published, rule.tolerance):
         note = "" if outcome == "reproduced" else ", and the interval reaches the tolerance"
-        return _verdict(row, "reproduced", f"{text}{note}; {against}", [sample], ours, ends)
+        return _verdict(claim, "reproduced", f"{text}{note}; {against}", [sample], ours, ends)
     beyond = "" if math.isnan(ours) else f", beyond the tolerance of {100 * rule.tolerance:g} %"
-    return _verdict(row, outcome, f"{text}{beyond}; {against}", [sample], ours, ends)
+    return _verdict(claim, outcome, f"{text}{beyond}; {against}", [sample], ours, ends)
 
 
-def _count(row: Row, published: float, against: str, sample: Sample) -> Verdict:
+def _count(claim: PublishedClaim, published: float, against: str, sample: Sample) -> Verdict:
     """Judges a number that has no spread and does not depend on how training ends."""
     values = list(sample.values.values())
     judged: Judgement = "reproduced" if all(value == published for value in values) else "worse"
-    return _verdict(row, judged, f"Ours is {number(mean(values))}; {against}", [sample], mean(values))
+    return _verdict(claim, judged, f"Ours is {number(mean(values))}; {against}", [sample], mean(values))
 
 
 def _overlap(ends: Interval, published: float, tolerance: float) -> bool:
@@ -226,25 +226,25 @@ def _overlap(ends: Interval, published: float, tolerance: float) -> bool:
     return ends[0] <= published + margin and ends[1] >= published - margin
 
 
-def _judge_order(row: Row, rule: Beats, ours: Sample, rival: Sample) -> Verdict:
+def _judge_order(claim: PublishedClaim, rule: Beats, ours: Sample, rival: Sample) -> Verdict:
     sides = [ours, rival]
     if not rival.values:
-        return _not_run(row, _failure(rival), sides)
+        return _not_run(claim, _failure(rival), sides)
     values = {**ours.values, **dict.fromkeys(ours.diverged, math.nan)}
     seeds = sorted(values.keys() & rival.values.keys())
     if not seeds:
-        return _not_run(row, "Its two sides have no seed in common.", sides)
+        return _not_run(claim, "Its two sides have no seed in common.", sides)
     found = advantage([values[s] for s in seeds], [rival.values[s] for s in seeds], rule.better, rule.factor)
     text = _order_text(rule, found, ours, rival, len(seeds))
     if math.isnan(found.mean):
         judged: Judgement = "claim does not hold" if len(seeds) >= MIN_SEEDS else "not run"
-        return _verdict(row, judged, f"{text}.", sides, None, None, len(seeds))
+        return _verdict(claim, judged, f"{text}.", sides, None, None, len(seeds))
     if found.interval is None:
         why = f"{text}; fewer than {MIN_SEEDS} seeds do not decide an order."
-        return _verdict(row, "not run", why, sides, found.mean, None, len(seeds), found.kind)
+        return _verdict(claim, "not run", why, sides, found.mean, None, len(seeds), found.kind)
     judged = "reproduced" if found.interval[0] > found.threshold else "claim does not hold"
     why = f"{text}; {_order_reason(found)}."
-    return _verdict(row, judged, why, sides, found.mean, found.interval, len(seeds), found.kind)
+    return _verdict(claim, judged, why, sides, found.mean, found.interval, len(seeds), found.kind)
 
 
 def _order_text(rule: Beats, found: Advantage, ours: Sample, rival: Sample, seeds: int) -> str:
@@ -281,7 +281,7 @@ def _order_reason(found: Advantage) -> str:
     return f"{claimed}, and the interval includes {includes}: undecided"
 
 
-def _judge_limit(row: Row, rule: AtMost | AtLeast, sample: Sample) -> Verdict:
+def _judge_limit(claim: PublishedClaim, rule: AtMost | AtLeast, sample: Sample) -> Verdict:
     values = _with_divergence(sample)
     ours, ends = mean(values), interval(values) if len(values) >= MIN_SEEDS else None
     kept = sum(rule.holds(value) for value in values)
@@ -289,15 +289,15 @@ def _judge_limit(row: Row, rule: AtMost | AtLeast, sample: Sample) -> Verdict:
     text = f"Ours is {number(ours)}{_seeds(len(values), ends)}"
     if ends is None:
         why = f"{text}, too few to judge a limit; published is {bound}{_trouble(sample)}."
-        return _verdict(row, "not run", why, [sample], ours)
+        return _verdict(claim, "not run", why, [sample], ours)
     if kept == len(values):
         why = f"{text}; published is {bound}, and every seed keeps to it."
-        return _verdict(row, "reproduced", why, [sample], ours, ends)
+        return _verdict(claim, "reproduced", why, [sample], ours, ends)
     how = f"{kept} of {len(values)} seeds keep to it" if kept else "no seed keeps to it"
     if kept or sample.diverged:
         how += ": undecided"
     why = f"{text}; published is {bound}, and {how}{_trouble(sample)}."
-    return _verdict(row, "claim does not hold", why, [sample], ours, ends)
+    return _verdict(claim, "claim does not hold", why, [sample], ours, ends)
 
 
 def _with_divergence(sample: Sample) -> list[float]:
@@ -305,7 +305,7 @@ def _with_divergence(sample: Sample) -> list[float]:
 
 
 def _verdict(
-    row: Row,
+    claim: PublishedClaim,
     judged: Judgement,
     why: str,
     samples: Sequence[Sample],
@@ -318,11 +318,13 @@ def _verdict(
     known = ours if ours is not None and not math.isnan(ours) else None
     shown = ends if ends is not None and not math.isnan(ends[0]) else None
     count = len(samples[0].values) + len(samples[0].diverged) if seeds is None else seeds
-    return Verdict(row, ids[0], known, judged, why, shown, samples[0].scale, ids, count, kind)
+    return Verdict(claim, ids[0], known, judged, why, shown, samples[0].scale, ids, count, kind)
 
 
-def _not_run(row: Row, why: str, samples: Sequence[Sample] = ()) -> Verdict:
-    return _verdict(row, "not run", why, samples, None) if samples else Verdict(row, None, None, "not run", why)
+def _not_run(claim: PublishedClaim, why: str, samples: Sequence[Sample] = ()) -> Verdict:
+    if not samples:
+        return Verdict(claim, None, None, "not run", why)
+    return _verdict(claim, "not run", why, samples, None)
 
 
 def _failure(sample: Sample) -> str:

@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from wellposed.experiments.compare import Judgement, Verdict
-from wellposed.experiments.papers import ROWS
+from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.runner import Progress
 from wellposed.experiments.statistics import number
 from wellposed.experiments.suite import Suite
@@ -17,7 +17,7 @@ def suite_table(suites: Sequence[Suite]) -> Table:
     """Shows every suite with what it reproduces."""
     shown = _table("suite", "runs", "claims", "what it reproduces")
     for suite in suites:
-        claims = sum(row.suite == suite.name for row in ROWS)
+        claims = sum(claim.suite == suite.name for claim in load_claims())
         places = ", ".join(suite.papers)
         shown.add_row(suite.name, str(len(suite.runs())), str(claims), f"{suite.claim}\n[dim]{places}[/dim]")
     return shown
@@ -32,7 +32,7 @@ def suite_facts(suites: Sequence[Suite]) -> list[dict[str, object]]:
             "claim": suite.claim,
             "papers": list(suite.papers),
             "runs": len(suite.runs()),
-            "claims": sum(row.suite == suite.name for row in ROWS),
+            "claims": sum(claim.suite == suite.name for claim in load_claims()),
         }
         for suite in suites
     ]
@@ -79,8 +79,8 @@ def verdict_table(judged: Sequence[Verdict]) -> Table:
     """Counts the verdicts of every suite that was run."""
     kinds: tuple[Judgement, ...] = ("reproduced", "better", "worse", "claim does not hold")
     shown = _table("suite", *kinds)
-    for suite in dict.fromkeys(verdict.row.suite for verdict in judged):
-        own = [verdict.verdict for verdict in judged if verdict.row.suite == suite]
+    for suite in dict.fromkeys(verdict.claim.suite for verdict in judged):
+        own = [verdict.verdict for verdict in judged if verdict.claim.suite == suite]
         shown.add_row(suite, *(str(own.count(kind)) for kind in kinds))
     return shown
 
@@ -89,11 +89,10 @@ def verdict_facts(judged: Sequence[Verdict]) -> list[dict[str, object]]:
     """Returns every verdict as data."""
     return [
         {
-            "paper": verdict.row.paper,
-            "place": verdict.row.place,
-            "suite": verdict.row.suite,
-            "claim": verdict.row.claim,
-            "published": verdict.row.value,
+            "where": [f"{paper} {place}" for paper, place in verdict.claim.where],
+            "suite": verdict.claim.suite,
+            "claim": verdict.claim.says,
+            "published": verdict.claim.value,
             "ours": verdict.ours,
             "verdict": verdict.verdict,
             "why": verdict.why,

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
-from wellposed.experiments.papers.p004 import WIDTHS
+from wellposed.experiments.noise_models import WIDTHS
 from wellposed.experiments.record import Record, Value
 
 SUITE = "noise-mnist"

@@ -6,8 +6,7 @@ from itertools import pairwise
 from wellposed.experiments.compare import JUDGED_SCALES
 from wellposed.experiments.differences import with_differences
 from wellposed.experiments.findings import median_of
-from wellposed.experiments.noise_models import TOTALS
-from wellposed.experiments.papers.p004 import WIDTHS
+from wellposed.experiments.noise_models import TOTALS, WIDTHS
 from wellposed.experiments.record import Record
 
 DATA = "mnist"

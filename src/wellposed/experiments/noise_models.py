@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from wellposed.baselines.feedforward import FeedForward, HiddenLayer
 from wellposed.equilibrium import MeanRelative, Picard, Relative, Stopping
-from wellposed.experiments.papers.p004 import WIDTHS
 from wellposed.models import DEQ, DenseCell, Noise, Noisy, jacobian_penalty, noise_sensitivity
 from wellposed.models.noise_sensitivity import sensitivity_norms
 
 STEPS = 60  # of plain unrolling, 004 Table 1
 LOOSE, TIGHT = 0.05, 1e-3  # tolerances of 004 Table 1, with and without noise
 WINDOW = 10  # of the averaged rule; 004 does not print one
+WIDTHS = {1: 128, 3: 223, 5: 288, 7: 340, 9: 386, 11: 427, 13: 467}  # layers of the FFW: width of the DEQ
 TOTALS = {
     5: 187,
     9: 241,

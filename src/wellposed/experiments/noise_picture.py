@@ -8,7 +8,7 @@ from wellposed.errors import require
 from wellposed.experiments.differences import with_differences
 from wellposed.experiments.findings import median_of
 from wellposed.experiments.noise_findings import DATA, TRAINED, of_one_scale
-from wellposed.experiments.papers.p004 import WIDTHS
+from wellposed.experiments.noise_models import WIDTHS
 from wellposed.experiments.plots import PALETTE
 from wellposed.experiments.record import Record
 

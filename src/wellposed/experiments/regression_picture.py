@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from wellposed.errors import MissingExtraError, require
-from wellposed.experiments.papers.p004 import WIDTHS
+from wellposed.experiments.noise_models import WIDTHS
 from wellposed.experiments.plots import PALETTE, best_scale
 from wellposed.experiments.record import Record
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wellposed.baselines.published import ParameterRow, parameter_table
 from wellposed.experiments.compare import JUDGED_SCALES, JUDGEMENTS, Verdict, verdicts
-from wellposed.experiments.papers import SUITES as SUITE_NAMES
+from wellposed.experiments.published_claims import PAPERS, load_claims, require_known_suites
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import SUITES
 from wellposed.experiments.report.markup import Html, element, join, plural
@@ -19,13 +19,6 @@ from wellposed.experiments.suite import Suite
 from wellposed.models.atomic import written_whole
 
 TITLE = "What the papers claim and what we measured"
-PAPERS = {
-    "000": "On the Abilities of Mathematical Extrapolation with Implicit Models",
-    "001": "The Extrapolation Power of Implicit Models",
-    "002": "Towards Efficient and Robust Out-of-Distribution Deep Learning with Implicit Models",
-    "003": "Implicit Learning in Deep Models",
-    "004": "Regularizing the Infinite",
-}
 RULES = (
     "A number is compared by its mean over the seeds: reproduced if its interval reaches the tolerance around the "
     "published value, better or worse if the whole interval lies beyond. A count has to be the same.",
@@ -93,14 +86,14 @@ def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
 
 
 def _parts(records: Sequence[Record], suites: Mapping[str, Suite]) -> list[Part]:
-    """Sorts everything by suite, in the order of the papers."""
+    """Sorts everything by suite, in the order of the registry, with suites that are not in it at the end."""
+    require_known_suites(load_claims(), SUITES)
     found = verdicts(records)
     networks = parameter_table()
-    others = [name for name in dict.fromkeys([*suites, *(r.suite for r in records)]) if name not in SUITE_NAMES]
     parts = []
-    for name in (*SUITE_NAMES, *others):
+    for name in dict.fromkeys([*SUITES, *suites, *(record.suite for record in records)]):
         own = [record for record in records if record.suite == name]
-        claims = [verdict for verdict in found if verdict.row.suite == name]
+        claims = [verdict for verdict in found if verdict.claim.suite == name]
         parts.append(Part(name, suites.get(name), own, claims, _networks(name, own, networks)))
     return parts
 
@@ -204,16 +197,15 @@ def _filter() -> Html:
 
 
 def _not_run(parts: Sequence[Part]) -> Html:
-    left = [verdict for part in parts for verdict in part.verdicts]
-    if not left:
+    if not any(part.verdicts for part in parts):
         return Html("")
     blocks = []
-    for paper, title in PAPERS.items():
-        claims = [verdict for verdict in left if verdict.row.paper == paper]
-        if claims:
+    for part in parts:
+        if claims := part.verdicts:
             count = element("span", f" ({plural(len(claims), 'claim')})", class_="count", data_all=len(claims))
-            summary = element("summary", element("b", paper), f" {title}", count)
-            blocks.append(element("details", summary, verdict_table(claims, f"Not run: {paper}"), class_="paper"))
+            summary = element("summary", part.title, count)
+            table = verdict_table(claims, f"Not run: {part.name}")
+            blocks.append(element("details", summary, table, class_="group"))
     names = ", ".join(part.name for part in parts if part.verdicts)
     intro = f"These claims belong to suites that have not been run: {names}."
     heading = element("h2", "Not run yet", id="not-run-title")

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from wellposed.errors import unknown_name
 from wellposed.experiments.compare import JUDGEMENTS, Verdict, verdicts
-from wellposed.experiments.papers import SUITES as SUITE_NAMES
 from wellposed.experiments.plots import best_scale, curves, draw
+from wellposed.experiments.published_claims import PAPERS, load_claims, require_known_suites
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import SUITES
 from wellposed.experiments.report.gallery import LEGEND, gallery_html
 from wellposed.experiments.report.markup import Child, Html, element, join, plural, prose
-from wellposed.experiments.report.page import PAPERS
 from wellposed.experiments.report.tables import badge, bar, ours_of, published_of
 from wellposed.experiments.rules import NotATarget
 from wellposed.experiments.store import Store, merged
@@ -83,7 +82,7 @@ def summary(paper: str, records: Iterable[Record]) -> Html:
 
 
 def chapters(paper: str, records: Sequence[Record], album: Album | None = None) -> list[Chapter]:
-    """Writes the claims of a paper suite by suite, in its order.
+    """Writes the claims of a paper suite by suite, in the order of the registry.
 
     Args:
         paper: ``"000"`` to ``"004"``.
@@ -92,61 +91,56 @@ def chapters(paper: str, records: Sequence[Record], album: Album | None = None) 
 
     Example:
         >>> [chapter.suite for chapter in chapters("004", [])][:2]
-        ['noise-solvers', 'noise-mnist']
+        ['adversarial', 'noise-mnist']
     """
     found = _verdicts(paper, records)
     written = []
-    for name in SUITE_NAMES:
-        claims = [verdict for verdict in found if verdict.row.suite == name]
+    for name, suite in SUITES.items():
+        claims = [verdict for verdict in found if verdict.claim.suite == name]
         if claims:
-            suite = SUITES.get(name)
             own = [record for record in records if record.suite == name and record.kind == "run"]
             own = [record for record in own if record.scale == best_scale(own)]
-            title = suite.title if suite else name.replace("-", " ").capitalize()
-            written.append(Chapter(name, title, _body(paper, name, suite, own, claims, album)))
+            written.append(Chapter(name, suite.title, _body(paper, suite, own, claims, album)))
     return written
 
 
 def _verdicts(paper: str, records: Sequence[Record]) -> list[Verdict]:
     if paper not in PAPERS:
         raise unknown_name("paper", paper, PAPERS)
-    return [verdict for verdict in verdicts(records) if verdict.row.paper == paper]
+    claims = [claim for claim in load_claims() if paper in claim.papers]
+    require_known_suites(claims, SUITES)
+    return verdicts(records, claims)
 
 
 def _body(
-    paper: str,
-    name: str,
-    suite: Suite | None,
-    records: Sequence[Record],
-    claims: Sequence[Verdict],
-    album: Album | None,
+    paper: str, suite: Suite, records: Sequence[Record], claims: Sequence[Verdict], album: Album | None
 ) -> Html:
-    said = element("p", prose(suite.claim)) if suite else None
-    sentences = suite.controls(records) if suite and records else []
+    said = element("p", prose(suite.claim))
+    sentences = suite.controls(records) if records else []
     controls = [
         element("h4", "What the controls show"),
         element("ul", [element("li", prose(s)) for s in sentences]),
     ]
-    again = element("p", "Run it: ", element("code", f"wellposed run {name}"), class_="again") if suite else None
-    shown = _pictures(paper, suite, records, album) if suite and records and album else Html("")
-    table = _table(claims, f"Claims of {paper} on {name}")
+    again = element("p", "Run it: ", element("code", f"wellposed run {suite.name}"), class_="again")
+    shown = _pictures(paper, suite, records, album) if records and album else Html("")
+    table = _table(paper, claims, f"Claims of {paper} on {suite.name}")
     return join(said, shown, table, *(controls if sentences else ()), again)
 
 
-def _table(claims: Sequence[Verdict], label: str) -> Html:
+def _table(paper: str, claims: Sequence[Verdict], label: str) -> Html:
     head = element("thead", element("tr", [element("th", title, scope="col") for title in HEADS]))
-    rows = element("tbody", [_row(verdict) for verdict in claims])
+    rows = element("tbody", [_row(paper, verdict) for verdict in claims])
     inner = element("table", head, rows, class_="claims docutils")
     return element("div", inner, class_="claims-box", tabindex=0, role="region", aria_label=label)
 
 
-def _row(verdict: Verdict) -> Html:
-    row = verdict.row
-    small = [text for text in (row.note, verdict.why) if text]
-    no_target = element("small", "no target") if isinstance(row.rule, NotATarget) else None
+def _row(paper: str, verdict: Verdict) -> Html:
+    claim = verdict.claim
+    small = [text for text in (claim.note, verdict.why) if text]
+    no_target = element("small", "no target") if isinstance(claim.rule, NotATarget) else None
     cells: tuple[Child, ...] = (
-        row.place,
-        [prose(row.claim), *(element("small", prose(text)) for text in small)],
+        "; ".join(claim.places(paper)),
+        [prose(claim.says), *(element("small", prose(text)) for text in small)],
         published_of(verdict) or "-",
         ours_of(verdict),
         [badge(verdict.verdict), no_target or ""],

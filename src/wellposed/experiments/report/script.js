@@ -57,7 +57,7 @@
   const apply = () => {
     const { verdict, paper, text } = wanted();
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    const fits = (row) => (!verdict || row.dataset.verdict === verdict) && (!paper || row.dataset.paper === paper)
+    const fits = (row) => (!verdict || row.dataset.verdict === verdict) && (!paper || row.dataset.papers.split(" ").includes(paper))
       && words.every((word) => row.words.includes(word));
     rows.forEach((row) => { row.hidden = !fits(row); });
     all(".verdicts").forEach((table) => {
@@ -65,9 +65,9 @@
       table.parentElement.hidden = none;
       table.parentElement.nextElementSibling.hidden = !none;
     });
-    all(".paper").forEach((paperBlock) => {
-      const count = paperBlock.querySelector(".count"), total = count.dataset.all;
-      const left = all("tbody tr", paperBlock).filter((row) => !row.hidden).length;
+    all(".group").forEach((group) => {
+      const count = group.querySelector(".count"), total = count.dataset.all;
+      const left = all("tbody tr", group).filter((row) => !row.hidden).length;
       count.textContent = ` (${left < total ? left + " of " : ""}${total} claims)`;
     });
     const shown = rows.filter((row) => !row.hidden).length;

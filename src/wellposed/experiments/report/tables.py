@@ -7,6 +7,7 @@ from typing import Any
 
 from wellposed.baselines.published import ParameterRow
 from wellposed.experiments.compare import JUDGEMENTS, Verdict
+from wellposed.experiments.published_claims import PublishedClaim
 from wellposed.experiments.record import Record
 from wellposed.experiments.report.markup import Child, Html, element, plural, prose
 from wellposed.experiments.rules import AtLeast, AtMost, Beats, NotATarget
@@ -53,14 +54,14 @@ def verdict_table(verdicts: Sequence[Verdict], label: str) -> Html:
 
 
 def _verdict_row(verdict: Verdict, heads: Sequence[str]) -> Html:
-    row = verdict.row
-    note = element("small", prose(row.note)) if row.note else None
-    no_target = element("small", "no target") if isinstance(row.rule, NotATarget) else None
+    claim = verdict.claim
+    note = element("small", prose(claim.note)) if claim.note else None
+    no_target = element("small", "no target") if isinstance(claim.rule, NotATarget) else None
     cells: list[tuple[Child, Any]] = [
-        ([element("b", row.paper), " ", row.place], f"{row.paper} {row.place}"),
-        ([prose(row.claim), note or ""], row.claim),
+        (_where(claim), " ".join(claim.where[0])),
+        ([prose(claim.says), note or ""], claim.says),
         (ours_of(verdict), "" if verdict.ours is None else verdict.ours),
-        (published_of(verdict), "" if row.value is None else row.value),
+        (published_of(verdict), "" if claim.value is None else claim.value),
         ([badge(verdict.verdict), no_target or ""], JUDGEMENTS.index(verdict.verdict)),
         (prose(verdict.why), verdict.why),
     ]
@@ -68,7 +69,12 @@ def _verdict_row(verdict: Verdict, heads: Sequence[str]) -> Html:
         element("td", content, data_label=head, data_sort=_sort_key(key))
         for head, (content, key) in zip(heads, cells, strict=True)
     ]
-    return element("tr", filled, data_verdict=verdict.verdict, data_paper=row.paper)
+    return element("tr", filled, data_verdict=verdict.verdict, data_papers=" ".join(claim.papers))
+
+
+def _where(claim: PublishedClaim) -> list[Html]:
+    """Writes the places of a claim, one line a paper."""
+    return [element("div", element("b", paper), " ", "; ".join(claim.places(paper))) for paper in claim.papers]
 
 
 def _sort_key(key: Any) -> str:
@@ -88,11 +94,11 @@ def ours_of(verdict: Verdict) -> list[str]:
 
 def published_of(verdict: Verdict) -> str:
     """Writes what the paper prints, or what an order asks of the ratio."""
-    row = verdict.row
-    if isinstance(row.rule, Beats):
-        return "difference > 0" if verdict.kind == "difference" else f"ratio > {number(row.rule.factor)}"
-    sign = "≤ " if isinstance(row.rule, AtMost) else "≥ " if isinstance(row.rule, AtLeast) else ""
-    return f"{sign}{number(row.value)} {row.unit}".strip()
+    claim = verdict.claim
+    if isinstance(claim.rule, Beats):
+        return "difference > 0" if verdict.kind == "difference" else f"ratio > {number(claim.rule.factor)}"
+    sign = "≤ " if isinstance(claim.rule, AtMost) else "≥ " if isinstance(claim.rule, AtLeast) else ""
+    return f"{sign}{number(claim.value)} {claim.unit}".strip()
 
 
 def threshold_table(checks: Sequence[Check], label: str) -> Html:

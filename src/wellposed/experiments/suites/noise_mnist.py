@@ -5,10 +5,9 @@ from typing import Literal
 
 from wellposed.experiments.config import Scale
 from wellposed.experiments.noise_findings import DATA, noise_findings
-from wellposed.experiments.noise_models import TOTALS, Kind, Pair
+from wellposed.experiments.noise_models import TOTALS, WIDTHS, Kind, Pair
 from wellposed.experiments.noise_picture import draw_depths, draw_sensitivity
 from wellposed.experiments.noise_run import NoiseRun
-from wellposed.experiments.papers.p004 import WIDTHS
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
 from wellposed.experiments.suite import Figure, Picture, Suite

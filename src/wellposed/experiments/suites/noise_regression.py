@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from wellposed.experiments.config import Scale, Training
 from wellposed.experiments.findings import median_of
-from wellposed.experiments.noise_models import Pair
-from wellposed.experiments.papers.p004 import WIDTHS
+from wellposed.experiments.noise_models import WIDTHS, Pair
 from wellposed.experiments.record import Record
 from wellposed.experiments.regression_picture import PROJECTIONS, draw_errors
 from wellposed.experiments.regression_run import RegressionRun
