@@ -20,8 +20,8 @@ from torch.export import ExportedProgram
 
 from wellposed.cli.samples import ALIASES, SETS, Samples, read_samples, wrong
 from wellposed.cli.source import Network, read_source
+from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
-from wellposed.cli.verify import save_certified
 from wellposed.convert import to_implicit
 from wellposed.convex import ROW_SOLVERS, FitReport, StateFit, States, record_states
 from wellposed.convex.objective import OBJECTIVES
