@@ -65,6 +65,15 @@ def test_what_needs_no_torch_imports_none(words, code, told, lab):
     assert done.returncode == code and told in done.stdout + done.stderr, done.stdout + done.stderr
 
 
+def test_workers_need_no_torch():
+    program = LIGHT.replace("from wellposed.cli import main\nmain()", "import wellposed.workers")
+    assert program != LIGHT
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(SOURCE)}, timeout=60
+    )
+    assert done.returncode == 0
+
+
 def test_the_check_itself_notices_torch():
     assert light("show", "--help").returncode == 99
 

@@ -32,6 +32,7 @@ from wellposed.convex.support import SUPPORTS, is_feedforward, support_mask
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models import Claim, ImplicitModel
+from wellposed.workers import threads_for
 
 BATCH = 1000
 LARGEST_PROOF = 10**8  # products that a check of gaps takes
@@ -124,7 +125,8 @@ def sparsify(
         with refused(), progress(quiet) as bar:
             states = _recorded(built, found)
             work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
-            result = _scored(built, work.fit(states), found.source, unseen)
+            with threads_for(max(states.X.shape[1], states.U.shape[1])):
+                result = _scored(built, work.fit(states), found.source, unseen)
     except KeyboardInterrupt:
         click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
         raise

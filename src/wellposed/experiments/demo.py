@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from wellposed.baselines.mlp import MLP, parameter_count
 from wellposed.equilibrium.certificate import Certificate
 from wellposed.experiments.config import Choice
-from wellposed.experiments.threads import one_thread
 from wellposed.experiments.zoo import build
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
 from wellposed.tasks.math import addition
 from wellposed.training import History, fit
+from wellposed.workers import one_thread
 
 FEATURES, STATES = 50, 20
 SHIFTS = (1, 2, 10, 50, 100)
