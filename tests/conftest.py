@@ -1,4 +1,4 @@
-"""Shared set-up: few threads, and the helper modules of this folder importable."""
+"""Shared set-up: few threads, the commands of the lab, and the helper modules of this folder importable."""
 
 import os
 import signal
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from distributions import declared_commands, write_distribution
 
 # A shell starts what runs in its background deaf to Ctrl-C, which some tests send to themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -24,3 +25,12 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatabl
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _lab_commands(tmp_path_factory):
+    """Has the command line find the commands that pyproject.toml declares, also where nothing is installed."""
+    folder = write_distribution(tmp_path_factory.mktemp("installed"), "wellposed-lab", declared_commands())
+    sys.path.append(str(folder))
+    yield
+    sys.path.remove(str(folder))

@@ -27,7 +27,7 @@ def small(monkeypatch):
         tiny = DemoConfig(config.seeds, config.epochs, samples=100, batch_size=50, test_samples=20)
         return run_demo(tiny, progress)
 
-    monkeypatch.setattr(cli, "run_demo", run)
+    monkeypatch.setattr("wellposed.cli.demo.run_demo", run)
     return seen
 
 
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_reported_before_training(small, tmp_
 
 
 def test_interrupt_is_one_line_and_130(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "run_demo", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("wellposed.cli.demo.run_demo", lambda *_, **__: signal.raise_signal(signal.SIGINT))
     assert leave(monkeypatch, "demo", "--out", str(tmp_path)) == 130
     assert capsys.readouterr().err.split() == ["interrupted"]
 
@@ -101,7 +101,7 @@ def test_our_errors_are_one_line(tmp_path, monkeypatch, capsys):
     def fail(*_, **__):
         raise InputError("what is wrong")
 
-    monkeypatch.setattr(cli, "run_demo", fail)
+    monkeypatch.setattr("wellposed.cli.demo.run_demo", fail)
     assert leave(monkeypatch, "demo", "--out", str(tmp_path)) == 1
     assert capsys.readouterr().err == "Error: what is wrong\n"
 

@@ -1,4 +1,4 @@
-"""Many pieces of work at once, through joblib: threads, processes, or a cluster of Dask or Ray."""
+"""Many pieces of work at once, through joblib: threads, processes, or a cluster; and the threads of torch."""
 
 import contextlib
 import functools
@@ -15,6 +15,8 @@ from wellposed.errors import InputError, WorkerLostError, require, unknown_name
 PAUSE = 1.0  # seconds after which a worker looks for its parent again
 BACKENDS = ("sequential", "threading", "loky", "multiprocessing", "dask", "ray")
 CLUSTERS = ("dask", "ray")
+SMALL = 2000  # numbers in the widest layer up to which the products of a model are small
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 AT_ONCE = ("ray", "multiprocessing")  # joblib gets nothing from them before everything is done
 
 
@@ -177,3 +179,34 @@ def cluster(backend: str, address: str | None = None) -> Iterator[None]:
             ray.shutdown()
     else:
         yield
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps tiny matrix products from waiting for other threads, which costs more than it saves."""
+    import torch  # only here: commands that start without it import this module
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def threads_for(width: int) -> contextlib.AbstractContextManager[None]:
+    """Runs the products of a small model in one thread, unless the user has said how many there are.
+
+    A product of small matrices is over before a second thread has begun, and where that thread has to wait for
+    another program's turn, every product waits with it. Up to `SMALL` numbers in the widest layer there is one
+    thread; above, and wherever OMP_NUM_THREADS or MKL_NUM_THREADS is set, torch keeps its own number.
+
+    Args:
+        width: of the widest layer, states and inputs included.
+
+    Example:
+        >>> with threads_for(100):
+        ...     pass
+    """
+    asked = any(os.environ.get(name) for name in THREAD_VARIABLES)
+    return contextlib.nullcontext() if asked or width > SMALL else one_thread()

@@ -203,7 +203,7 @@ def test_ctrl_c(folder, monkeypatch, capsys):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["wellposed.cli.certify"], "examine", interrupted)
+    monkeypatch.setattr("wellposed.cli.certify.examine", interrupted)
     arguments = ["--model", "certify_networks:network", "--data", "data.npz", "--epsilon", "0.1"]
     monkeypatch.setattr(sys, "argv", ["wellposed", "certify", *arguments])
     with pytest.raises(SystemExit) as caught:

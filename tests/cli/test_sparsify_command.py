@@ -212,7 +212,7 @@ def test_interrupted_rows_are_kept_and_used(folder, monkeypatch):
 
         yield stop
 
-    monkeypatch.setattr(sys.modules["wellposed.cli.sparsify"], "progress", impatient)
+    monkeypatch.setattr("wellposed.cli.sparsify.progress", impatient)
     result = basic()
     assert result.exit_code != 0 and "model.safetensors.rows; the same command goes on" in result.stderr
     kept = {path: path.stat().st_mtime_ns for path in (folder / "model.safetensors.rows").iterdir()}

@@ -25,6 +25,7 @@ from wellposed.cli.classifier import (
     PagePath,
     read_labelled,
     read_surrogate,
+    widest_layer,
     write_file,
 )
 from wellposed.cli.samples import wrong
@@ -44,6 +45,7 @@ from wellposed.robust.attacks import (
     transfer_attack,
 )
 from wellposed.robust.gallery import gallery
+from wellposed.workers import threads_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +188,7 @@ def attack(
         other = None if surrogate is None else read_surrogate(surrogate, given)
     request = Request(given, epsilon, count, steps, valid, seed, other)
     start = time.monotonic()
-    with _carried_out(), _waiting(kind, quiet):
+    with _carried_out(), _waiting(kind, quiet), threads_for(widest_layer(given.model, given.u)):
         found = ATTACKS[kind](request)
         with torch.no_grad():
             clean = float((given.model(given.u).argmax(1) == given.target).double().mean())

@@ -22,6 +22,7 @@ from wellposed.errors import IllPosedError, unknown_name
 from wellposed.experiments.certification import WIDTHS, Radius, examine, output_widths
 from wellposed.experiments.robust_page import Heading, certificate_page
 from wellposed.robust import METHODS
+from wellposed.workers import threads_for
 
 WIDTH_SAMPLES = 8
 SLOW = ("optimised", "lp", "triangle")  # take long on large forms
@@ -110,15 +111,16 @@ def certify(
     start = time.monotonic()
     with _bounded(), progress(len(wanted) * len(given.u), quiet) as tell:
         form = given.form()
-        for epsilon in wanted:
-            options: dict[str, Any] = {"valid": valid, "budget": budget}
-            found = examine(given.model, form, given.u, given.target, epsilon, method=method, steps=steps,
-                            tell=tell, **options)  # fmt: skip
-            if widths:
-                methods = [name for name in WIDTHS if name not in SLOW or form.sizes[0] <= LARGE]
-                measured = output_widths(form, given.u[:WIDTH_SAMPLES], epsilon, methods=methods, **options)
-                found = Radius(epsilon, found.clean, found.attacked, found.certified, *measured)
-            radii.append(found)
+        with threads_for(max(form.sizes)):
+            for epsilon in wanted:
+                options: dict[str, Any] = {"valid": valid, "budget": budget}
+                found = examine(given.model, form, given.u, given.target, epsilon, method=method, steps=steps,
+                                tell=tell, **options)  # fmt: skip
+                if widths:
+                    methods = [name for name in WIDTHS if name not in SLOW or form.sizes[0] <= LARGE]
+                    measured = output_widths(form, given.u[:WIDTH_SAMPLES], epsilon, methods=methods, **options)
+                    found = Radius(epsilon, found.clean, found.attacked, found.certified, *measured)
+                radii.append(found)
     result = Certificate(given, method, radii, min(WIDTH_SAMPLES, len(given.u)), time.monotonic() - start)
     write_file(
         out, certificate_page(_heading(result, form.sizes, valid, out), radii, method, result.width_samples)

@@ -178,6 +178,27 @@ def read_surrogate(source: str, given: Labelled) -> Adapted:
     return Adapted(model, tuple(u.shape[1:]), u.dtype)
 
 
+def widest_layer(model: Classifier, u: Tensor) -> int:
+    """Counts the numbers that the widest layer holds for one sample, inputs and states included."""
+    if isinstance(model, ImplicitForm):
+        return max(model.sizes)
+    sample = u[:2]
+    sizes = [u[0].numel(), *(part.state_features for part in model.modules() if isinstance(part, ImplicitModel))]
+
+    def count(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if isinstance(outputs, Tensor):
+            sizes.append(outputs.numel() // len(sample))
+
+    hooks = [part.register_forward_hook(count) for part in model.modules()]
+    try:
+        with torch.no_grad():
+            model(sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(sizes)
+
+
 def _check_range(u: Tensor, valid: tuple[float, float]) -> None:
     low, high = float(u.min()), float(u.max())
     if low < valid[0] or high > valid[1]:

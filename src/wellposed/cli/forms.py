@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.cli.source import Network, read_source
+from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
-from wellposed.cli.verify import save_certified
 from wellposed.convert import to_implicit
 from wellposed.errors import FileFormatError, InputError
 from wellposed.forms import ImplicitForm

@@ -20,8 +20,8 @@ from torch.export import ExportedProgram
 
 from wellposed.cli.samples import ALIASES, SETS, Samples, read_samples, wrong
 from wellposed.cli.source import Network, read_source
+from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
-from wellposed.cli.verify import save_certified
 from wellposed.convert import to_implicit
 from wellposed.convex import ROW_SOLVERS, FitReport, StateFit, States, record_states
 from wellposed.convex.objective import OBJECTIVES
@@ -32,6 +32,7 @@ from wellposed.convex.support import SUPPORTS, is_feedforward, support_mask
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models import Claim, ImplicitModel
+from wellposed.workers import threads_for
 
 BATCH = 1000
 LARGEST_PROOF = 10**8  # products that a check of gaps takes
@@ -124,7 +125,8 @@ def sparsify(
         with refused(), progress(quiet) as bar:
             states = _recorded(built, found)
             work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
-            result = _scored(built, work.fit(states), found.source, unseen)
+            with threads_for(max(states.X.shape[1], states.U.shape[1])):
+                result = _scored(built, work.fit(states), found.source, unseen)
     except KeyboardInterrupt:
         click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
         raise

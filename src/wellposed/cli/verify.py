@@ -3,21 +3,18 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import click
-import torch
 from rich import box
 from rich.table import Table
 
 from wellposed.checker import Finding, RefusedError, certificate_path, check
+from wellposed.checker.check import CONFIG
+from wellposed.checker.tensors import TensorFile, read_json
 from wellposed.cli.terminal import print_table
 from wellposed.errors import WellposedError
-from wellposed.forms import ImplicitForm
-from wellposed.models import Claim, ImplicitModel, ImplicitRNN, from_pretrained, load, save
-from wellposed.models.pretrained import WEIGHTS
-from wellposed.models.storage import Model
 
+WEIGHTS, FORM = "model.safetensors", "wellposed-form-1"  # as the library writes them, which is not imported here
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -45,7 +42,7 @@ def verify(model: Path, certificate: Path | None, as_json: bool) -> None:
                 f"there is no file {str(wanted)!r}; wellposed.save(model, path, certificate=True) writes both"
             )
     try:
-        found = [*check(path, proof), as_stored(path, folder=model.is_dir())]
+        found = [*check(path, proof), _evaluated(path, folder=model.is_dir())]
     except (RefusedError, WellposedError, OSError) as error:
         if as_json:
             click.echo(json.dumps({"file": str(path), "proven": False, "reason": str(error)}, indent=2))
@@ -57,23 +54,27 @@ def verify(model: Path, certificate: Path | None, as_json: bool) -> None:
         print_table(table(found))
 
 
-def as_stored(path: Path, *, folder: bool) -> Finding:
-    """Sees that the library evaluates the matrices as they lie in the file, of which the proofs speak."""
-    model = from_pretrained(path.parent) if folder else load(path)
-    if isinstance(model, ImplicitForm):
+def _evaluated(path: Path, *, folder: bool) -> Finding:
+    """Says that the library evaluates the matrices as they lie in the file, of which the proofs speak.
+
+    A form has no other parameters than its matrices. A model may project A once more when it is loaded; whether it
+    does takes the library itself, and torch, which is imported for this alone.
+    """
+    if _is_form(path, folder=folder):
         return Finding("evaluated as stored", "", "a form", "it has no other parameters")
-    if not isinstance(model, Model):
-        raise RefusedError(f"{path.name} holds {type(model).__name__}, of which nothing is proven")
-    for cell in cells_of(model):
-        stored = (cell.state.raw,) if hasattr(cell.state, "raw") else (cell.state.left, cell.state.right)
-        if not all(map(torch.equal, stored, cell.state.factors())):
-            raise RefusedError("the model would evaluate another A than the one in the file; save it again")
-    return Finding("evaluated as stored", "", "bit for bit", "the loaded model's A is the one in the file")
+    from wellposed.cli.stored import as_stored
+
+    return as_stored(path, folder=folder)
 
 
-def cells_of(model: ImplicitModel | ImplicitRNN) -> list[ImplicitModel]:
-    """Lists the equations of a model."""
-    return [model] if isinstance(model, ImplicitModel) else [model.cell(k) for k in range(len(model.cells))]
+def _is_form(path: Path, *, folder: bool) -> bool:
+    """Tells whether checker and library both read these files as a form."""
+    named = TensorFile(path).metadata.get("format", "pt")
+    if folder and named == "pt":
+        named = read_json(path.with_name(CONFIG).read_bytes(), CONFIG).get("format")
+    elif folder:  # the checker has read the file, and the library would read the configuration beside it
+        return False
+    return bool(named == FORM)
 
 
 def table(findings: Iterable[Finding]) -> Table:
@@ -84,13 +85,3 @@ def table(findings: Iterable[Finding]) -> Table:
     for finding in findings:
         shown.add_row(finding.claim, finding.about or "the model", finding.stated, finding.proof)
     return shown
-
-
-def save_certified(model: Any, out: Path, claims: Iterable[Claim] = ()) -> None:
-    """Saves a model with its certificate, or without one and says why."""
-    try:
-        save(model, out, certificate=True, claims=claims)
-    except WellposedError as error:
-        if not out.is_file():
-            raise
-        click.echo(f"no certificate beside {out}: {error}", err=True)

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellposed.equilibrium.certificate import Certificate
-from wellposed.experiments.threads import one_thread
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
 from wellposed.training import History, fit
+from wellposed.workers import one_thread
 
 FEATURES, STATES = 50, 20
 SHIFTS = (1, 2, 10, 50, 100)

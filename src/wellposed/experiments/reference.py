@@ -13,7 +13,6 @@ from wellposed.convex import fit_states, record_states
 from wellposed.equilibrium import certificate
 from wellposed.errors import unknown_name
 from wellposed.experiments.sequence_zoo import SeriesRNN
-from wellposed.experiments.threads import one_thread
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form
 from wellposed.models.implicit import ImplicitModel
@@ -24,6 +23,7 @@ from wellposed.tasks.extrapolation import Addition
 from wellposed.tasks.images import Images, load_images
 from wellposed.tasks.timeseries import RollingArgmax
 from wellposed.training import fit
+from wellposed.workers import one_thread
 
 RADIUS = 0.05  # of the certified classifier, in pixels from 0 to 1
 COMMAND = "python examples/train_reference_models.py {name}"

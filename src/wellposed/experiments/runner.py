@@ -19,9 +19,8 @@ from wellposed.experiments.run import Context, Group, Run, grouped
 from wellposed.experiments.search import chosen, search_runs
 from wellposed.experiments.store import Store
 from wellposed.experiments.suite import Suite
-from wellposed.experiments.threads import one_thread
 from wellposed.models.atomic import written_whole
-from wellposed.workers import CLUSTERS, Workers
+from wellposed.workers import CLUSTERS, Workers, one_thread
 
 PLANS, CHECKPOINTS = "plans", "checkpoints"
 
