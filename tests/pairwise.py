@@ -1,0 +1,71 @@
+"""Covering arrays: a few combinations of parameters in which every pair of values still occurs.
+
+A test marked ``@pytest.mark.covering`` runs by default only for such combinations; the others are
+marked slow. ``@pytest.mark.covering(strength=1)`` asks only that every value occurs.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import combinations, product
+
+import pytest
+
+
+def covering(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
+    """Chooses rows in which all combinations of `strength` values occur that occur in any row.
+
+    Greedy: the row that adds most comes next, the first of equals. Columns are taken by position, and a
+    combination is one of values in certain columns.
+
+    Returns:
+        The positions of the chosen rows, in ascending order.
+    """
+    width = min(strength, len(rows[0])) if rows else 0
+    columns = list(combinations(range(len(rows[0])), width)) if rows else []
+    missing = [{(where, tuple(row[c] for c in where)) for where in columns} for row in rows]
+    having: dict[Hashable, list[int]] = defaultdict(list)
+    for position, some in enumerate(missing):
+        for combination in some:
+            having[combination].append(position)
+    chosen: list[int] = []
+    while having:
+        best = max(range(len(rows)), key=lambda position: len(missing[position]))  # the first of equals
+        chosen.append(best)
+        for combination in list(missing[best]):
+            for position in having.pop(combination):
+                missing[position].discard(combination)
+    return sorted(chosen)
+
+
+def pairwise(*factors: Sequence[Hashable]) -> list[tuple[Hashable, ...]]:
+    """Returns combinations of one value of each factor in which all pairs of values occur."""
+    rows = list(product(*(range(len(factor)) for factor in factors)))
+    return [
+        tuple(factor[index] for factor, index in zip(factors, rows[position], strict=True))
+        for position in covering(rows)
+    ]
+
+
+def _row(item: pytest.Function) -> tuple[Hashable, ...]:
+    """Returns the parameters of a test, by identity; those of one ``parametrize`` are one value."""
+    params = item.callspec.params
+    names = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    together = [tuple(part.strip() for part in n.split(",")) if isinstance(n, str) else tuple(n) for n in names]
+    fixtures = sorted(params.keys() - {name for group in together for name in group})
+    groups = [*together, *((name,) for name in fixtures)]
+    return tuple(tuple(id(params[name]) for name in group) for group in groups)
+
+
+def mark_uncovered(items: Iterable[pytest.Item]) -> None:
+    """Marks as slow what the covering combinations of tests marked ``covering`` leave out."""
+    tests: dict[tuple[pytest.Item | None, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("covering") and hasattr(item, "callspec"):
+            tests[item.parent, item.originalname].append(item)
+    for instances in tests.values():
+        strength = instances[0].get_closest_marker("covering").kwargs.get("strength", 2)
+        usual = [item for item in instances if not item.get_closest_marker("slow")]
+        kept = set(covering([_row(item) for item in usual], strength))
+        for position, item in enumerate(usual):
+            if position not in kept:
+                item.add_marker(pytest.mark.slow)
