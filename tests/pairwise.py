@@ -4,7 +4,7 @@ A test marked ``@pytest.mark.covering`` runs by default only for such combinatio
 marked slow. ``@pytest.mark.covering(strength=1)`` asks only that every value occurs.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations, product
 
@@ -14,12 +14,16 @@ import pytest
 def covering(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
     """Chooses rows in which all combinations of `strength` values occur that occur in any row.
 
-    Greedy: the row that adds most comes next, the first of equals. Columns are taken by position, and a
-    combination is one of values in certain columns.
+    A combination is one of values in certain columns.
 
     Returns:
         The positions of the chosen rows, in ascending order.
     """
+    return min((_greedy(rows, strength, balanced) for balanced in (True, False)), key=len)
+
+
+def _greedy(rows: Sequence[Sequence[Hashable]], strength: int, balanced: bool) -> list[int]:
+    """Takes the row that adds most; of equals the one with the rarest values if `balanced`, then the first."""
     width = min(strength, len(rows[0])) if rows else 0
     columns = list(combinations(range(len(rows[0])), width)) if rows else []
     missing = [{(where, tuple(row[c] for c in where)) for where in columns} for row in rows]
@@ -28,9 +32,15 @@ def covering(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]
         for combination in some:
             having[combination].append(position)
     chosen: list[int] = []
+    used: Counter[Hashable] = Counter()
+
+    def merit(position: int) -> tuple[int, int]:
+        return len(missing[position]), -sum(used[value] for value in enumerate(rows[position]))
+
     while having:
-        best = max(range(len(rows)), key=lambda position: len(missing[position]))  # the first of equals
+        best = max(range(len(rows)), key=merit)
         chosen.append(best)
+        used.update(enumerate(rows[best]) if balanced else ())
         for combination in list(missing[best]):
             for position in having.pop(combination):
                 missing[position].discard(combination)

@@ -31,6 +31,11 @@ def test_strength_says_how_many_values_occur_together(strength, count):
     assert len(covering(list(product(range(4), range(3), range(2))), strength)) == count
 
 
+def test_values_are_chosen_about_equally_often():
+    chosen = covering(list(product(range(9), range(3))), strength=1)
+    assert [position % 3 for position in chosen] == [0, 1, 2] * 3
+
+
 def test_what_is_left_out_is_slow_and_nothing_is_lost(pytester):
     pytester.makeconftest(
         """
