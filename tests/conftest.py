@@ -17,8 +17,8 @@ from pairwise import mark_uncovered
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples at every run; HYPOTHESIS_PROFILE=explore draws new ones.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+# The same few examples at every run; HYPOTHESIS_PROFILE=explore draws many new ones.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=40)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=300)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 

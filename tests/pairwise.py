@@ -1,12 +1,13 @@
 """Covering arrays: a few combinations of parameters in which every pair of values still occurs.
 
-A test marked ``@pytest.mark.covering`` runs by default only for such combinations; the others are
-marked slow. ``@pytest.mark.covering(strength=1)`` asks only that every value occurs.
+A test marked ``@pytest.mark.covering`` runs by default only for such combinations of its arguments; the
+others are marked slow. ``@pytest.mark.covering(strength=1)`` asks only that every value occurs.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations, product
+from operator import itemgetter
 
 import pytest
 
@@ -56,14 +57,13 @@ def pairwise(*factors: Sequence[Hashable]) -> list[tuple[Hashable, ...]]:
     ]
 
 
-def _row(item: pytest.Function) -> tuple[Hashable, ...]:
-    """Returns the parameters of a test, by identity; those of one ``parametrize`` are one value."""
-    params = item.callspec.params
-    names = [mark.args[0] for mark in item.iter_markers("parametrize")]
-    together = [tuple(part.strip() for part in n.split(",")) if isinstance(n, str) else tuple(n) for n in names]
-    fixtures = sorted(params.keys() - {name for group in together for name in group})
-    groups = [*together, *((name,) for name in fixtures)]
-    return tuple(tuple(id(params[name]) for name in group) for group in groups)
+def _key(value: object) -> Hashable:
+    """Returns what tells a parameter from another: itself, or its identity if it cannot be hashed."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
 
 
 def mark_uncovered(items: Iterable[pytest.Item]) -> None:
@@ -75,7 +75,11 @@ def mark_uncovered(items: Iterable[pytest.Item]) -> None:
     for instances in tests.values():
         strength = instances[0].get_closest_marker("covering").kwargs.get("strength", 2)
         usual = [item for item in instances if not item.get_closest_marker("slow")]
-        kept = set(covering([_row(item) for item in usual], strength))
+        rows = [
+            tuple(_key(value) for _, value in sorted(item.callspec.params.items(), key=itemgetter(0)))
+            for item in usual
+        ]
+        kept = set(covering(rows, strength))
         for position, item in enumerate(usual):
             if position not in kept:
                 item.add_marker(pytest.mark.slow)

@@ -292,6 +292,7 @@ def test_certificate_reads_well():
     assert Certificate.of("inf", math.nan).holds is False
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 20.0])
 @pytest.mark.parametrize(("name", "activation"), PAIRS)

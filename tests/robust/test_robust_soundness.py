@@ -53,6 +53,7 @@ def check(form, inputs, methods, u, tolerance):
     return proved
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 @pytest.mark.parametrize("name", FORMS)
 def test_points_of_a_set_stay_within_every_bound(name, dtype):
@@ -65,6 +66,7 @@ def test_points_of_a_set_stay_within_every_bound(name, dtype):
         assert check(form, inputs, methods, points(form, inputs, 12), 1e-7) >= 2
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 @pytest.mark.parametrize("name", ["relu loop", "tanh loop", "relu layers", "pooling network"])
 def test_a_single_point_is_enclosed_in_spite_of_rounding(name, dtype):
@@ -149,6 +151,7 @@ def test_a_sample_does_not_depend_on_its_batch(name):
         torch.testing.assert_close(whole.upper[2:3], alone.upper, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "hardtanh", "gelu"])
 @pytest.mark.parametrize("method", ["interval", "l2", "crown", "best"])
 def test_bounds_of_states_stay_in_what_an_activation_returns(activation, method):
