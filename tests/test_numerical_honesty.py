@@ -222,6 +222,7 @@ def test_the_default_rule_stops_at_its_floor_and_the_error_bound_says_so():
     assert ((exact.value - found.value).abs().amax(1) <= found.error_bound + exact.error_bound).all()
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 @pytest.mark.parametrize("method", METHODS)
 def test_bounds_hold_for_inputs_of_any_size(method, scale):

@@ -236,9 +236,10 @@ def test_gradient_flows_through_the_rescaled_matrices():
     assert torch.equal(A.grad, torch.tensor([[1.0, 0.125], [8.0, 1.0]]))
 
 
-def test_norm_of_a_scaling_that_float32_rounds_is_still_a_bound():
+@pytest.mark.parametrize("seeds", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_norm_of_a_scaling_that_float32_rounds_is_still_a_bound(seeds):
     rounded = 0
-    for seed in range(200):
+    for seed in range(seeds):
         draw = torch.Generator().manual_seed(seed)
         A = torch.rand(3, 3, generator=draw) * 10.0 ** (6 * torch.rand(3, 1, generator=draw))
         A = A / A.double().abs().mm(torch.ones(3, 1).double()).float()
@@ -252,4 +253,4 @@ def test_norm_of_a_scaling_that_float32_rounds_is_still_a_bound():
         rows = [[D[i] * abs(Fraction(float(A[i, j]))) * inverse[j] for j in range(3)] for i in range(3)]
         assert max(map(sum, rows)) <= Fraction(found.norm)
         rounded += not found.power_of_two
-    assert rounded > 50
+    assert rounded > seeds / 4
