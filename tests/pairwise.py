@@ -57,6 +57,14 @@ def pairwise(*factors: Sequence[Hashable]) -> list[tuple[Hashable, ...]]:
     ]
 
 
+def first(count: int, values: Iterable[object]) -> list[object]:
+    """Returns values for ``parametrize`` of which all but the first `count` are slow."""
+    return [
+        value if number < count else pytest.param(value, marks=pytest.mark.slow)
+        for number, value in enumerate(values)
+    ]
+
+
 def _key(value: object) -> Hashable:
     """Returns what tells a parameter from another: itself, or its identity if it cannot be hashed."""
     try:

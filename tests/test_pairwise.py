@@ -1,7 +1,7 @@
 from itertools import combinations, product
 
 import pytest
-from pairwise import covering, pairwise
+from pairwise import covering, first, pairwise
 
 pytest_plugins = ["pytester"]
 
@@ -34,6 +34,14 @@ def test_strength_says_how_many_values_occur_together(strength, count):
 def test_values_are_chosen_about_equally_often():
     chosen = covering(list(product(range(9), range(3))), strength=1)
     assert [position % 3 for position in chosen] == [0, 1, 2] * 3
+
+
+def test_all_but_the_first_values_are_slow():
+    usual, other, last = first(1, "abc")
+    assert usual == "a" and [(one.values, [mark.name for mark in one.marks]) for one in (other, last)] == [
+        (("b",), ["slow"]),
+        (("c",), ["slow"]),
+    ]
 
 
 def test_what_is_left_out_is_slow_and_nothing_is_lost(pytester):
