@@ -21,8 +21,8 @@ def test_all_pairs_occur_in_fewer_rows(sizes):
 def test_rows_that_do_not_exist_are_not_asked_for():
     rows = [row for row in product(range(4), range(3), range(2)) if row[0] != row[1]]
     kept = [rows[position] for position in covering(rows)]
-    for first, second in combinations(range(3), 2):
-        assert {(row[first], row[second]) for row in kept} == {(row[first], row[second]) for row in rows}
+    for one, other in combinations(range(3), 2):
+        assert {(row[one], row[other]) for row in kept} == {(row[one], row[other]) for row in rows}
     assert covering([]) == [] and covering([()]) == [0]
 
 
