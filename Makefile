@@ -30,15 +30,16 @@ lab: $(VENV)/.installed-lab ## set up the experiments: wellposed run, wellposed 
 	@echo "now: $(VENV)/bin/wellposed list"
 
 test: $(VENV)/.installed-test ## run the tests and doctests (PYTEST_ARGS="-k solver" is passed on)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 -q $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -q $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-lint ## check style, formatting and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-docs: $(VENV)/.installed-docs ## build the documentation; a warning is an error
+docs: $(VENV)/.installed-docs $(VENV)/.installed-test ## build the documentation, a warning is an error, and run its code
 	$(VENV)/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -q -m docs tests/test_docs.py tests/test_examples.py
 	@echo "open docs/_build/html/index.html"
 
 bench: $(BENCH_VENV)/.installed ## compare with torchidl and torchdeq, in an environment of its own

@@ -1,4 +1,7 @@
-"""Runs every ```python block of README and documentation, but for ```python no-run, and misses no page or name."""
+"""Runs every ```python block of README and documentation, but for ```python no-run, and misses no page or name.
+
+Two pages run by default and the others with ``make docs``.
+"""
 
 import importlib
 import importlib.util
@@ -14,6 +17,7 @@ from wellposed.experiments.published_claims import PAPERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(p for p in ROOT.glob("docs/**/*.md") if "_build" not in p.parts)])
+FIRST = (ROOT / "README.md", ROOT / "docs" / "tour.md")
 FENCE = re.compile(
     r"^(?P<indent>[ ]*)(?P<ticks>`{3,})(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)(?P=ticks)`*[ ]*$",
     re.M | re.S,
@@ -30,7 +34,11 @@ def blocks(text: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.filterwarnings("default")  # a page may show what a warning looks like
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=() if page in FIRST else pytest.mark.docs) for page in PAGES],
+    ids=[page.relative_to(ROOT).as_posix() for page in PAGES],
+)
 def test_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}

@@ -1,4 +1,7 @@
-"""Runs the examples as a reader would: the long ones as scripts, the short ones as notebooks, cell by cell."""
+"""Runs the examples as a reader would: the long ones as scripts, the short ones as notebooks, cell by cell.
+
+The notebooks run with ``make docs``.
+"""
 
 import ast
 import importlib.util
@@ -61,6 +64,7 @@ def test_there_are_outcomes_for_every_notebook():
     assert [path.stem for path in NOTEBOOKS] == sorted(OUTCOMES) and 6 <= len(NOTEBOOKS) <= 10
 
 
+@pytest.mark.docs
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, monkeypatch):

@@ -52,6 +52,7 @@ def train():
 
 
 # Anderson has all it ever keeps when its second cycle begins, after nine steps.
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize(("solver", "start"), [(Picard(), 10), (Anderson(), 20), (Broyden(memory=5), 10)], ids=str)
 @pytest.mark.parametrize("gradient", [Implicit(), Phantom(steps=1), Phantom(steps=5)], ids=str)
 def test_memory_does_not_depend_on_the_number_of_steps(train, gradient, solver, start):

@@ -89,6 +89,7 @@ def output(model: Callable[..., Tensor], u: Tensor) -> Tensor:
 # numbers that are not finite
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", WITH_FORMS)
 def test_inputs_that_are_not_finite_are_refused_with_their_place(name, bad):
@@ -202,6 +203,7 @@ def test_a_matrix_that_rounding_cannot_tell_from_critical_is_refused():
 # sizes
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15, 1e30])
 @pytest.mark.parametrize("condition", ["inf", "weighted", "spectral", "mu", "monotone"])
@@ -220,6 +222,7 @@ def test_the_default_rule_stops_at_its_floor_and_the_error_bound_says_so():
     assert ((exact.value - found.value).abs().amax(1) <= found.error_bound + exact.error_bound).all()
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 @pytest.mark.parametrize("method", METHODS)
 def test_bounds_hold_for_inputs_of_any_size(method, scale):
@@ -294,6 +297,7 @@ def test_inputs_of_another_type_are_refused_or_promoted(name):
             output(model, u)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", REAL)
 @pytest.mark.parametrize("name", WITH_FORMS)
 def test_models_of_every_real_type_agree(name, dtype):
@@ -325,6 +329,7 @@ def test_forms_of_whole_numbers_and_complex_rows_are_refused():
         RowFit().solve(X, X, X)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("method", METHODS)
 def test_bounds_in_half_precision_hold(method, dtype):

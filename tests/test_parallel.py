@@ -145,6 +145,7 @@ def await_new_worker(client, before: set[int]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow  # the runs below lose a worker too, and the whole fit has rows
 def test_rows_by_dask_with_a_killed_worker(dask_client, tmp_path):
     alone = RowFit(kappa=0.5, chunk=2).solve(*rows())
     before, victims = processes(dask_client), []

@@ -194,6 +194,7 @@ def test_a_given_start_wins():
     assert not starts.states
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("kept", [True, WarmStart(adjoint=True)], ids=["forward", "both"])
 def test_training_has_the_same_losses_in_fewer_steps(executor, kept):

@@ -20,6 +20,7 @@ def warm():
     works.warm_up()
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize(("name", "writers"), faults.KILLED)
 def test_killed_work_goes_on_to_the_same_numbers(name, writers):
     row = faults.kill(name, writers, 1, random.Random(1))

@@ -69,6 +69,7 @@ def test_the_slope_is_robust():
     assert soak.slope([3.0]) == 0.0 and soak.slope([2.0, 2.0, 2.0]) == 0.0
 
 
+@pytest.mark.slow  # those of LIGHT have run above
 def test_every_piece_works(tmp_path):
     for name, piece in PIECES.items():
         (tmp_path / name).mkdir(parents=True)

@@ -174,6 +174,7 @@ def slope_by_differences(name):
 
 
 # F test_fixed_point_jvp and R test_root_find_jvp, in reverse mode: the product with random tangents.
+@pytest.mark.covering
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(("solver", "gradient"), DIFFERENTIATION, ids=str)
 def test_vjp_against_finite_differences(solver, gradient, case):

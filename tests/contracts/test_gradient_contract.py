@@ -34,10 +34,14 @@ def leaves():
     return W, u
 
 
+@pytest.mark.parametrize("fast_mode", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fast", "whole"])
 @pytest.mark.parametrize("solver", SOLVERS.factories)
 @pytest.mark.parametrize("gradient", [Implicit(), Unrolled(), Phantom(steps=80)], ids=str)
-def test_gradcheck(leaves, solver, gradient):
-    assert torch.autograd.gradcheck(lambda W, u: equilibrium(W, u, solver=solver, gradient=gradient), leaves)
+def test_gradcheck(leaves, solver, gradient, fast_mode):
+    def run(W, u):
+        return equilibrium(W, u, solver=solver, gradient=gradient)
+
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=fast_mode)
 
 
 @pytest.mark.parametrize("solver", SOLVERS.factories)

@@ -35,6 +35,7 @@ def looping(form):
     return [(i, j) for i, j in form.blocks[0].parts if j <= i]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("length", "bias"), [(1, True), (2, True), (2, False), (7, True)])
 @pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (1, True), (2, False), (2, True)])
 @pytest.mark.parametrize("kind", LAYERS)

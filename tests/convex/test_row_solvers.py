@@ -30,6 +30,7 @@ STATE = {
 }
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ROW)
 def test_bound_on_the_row_agrees_with_the_oracle(name, kind):
@@ -38,6 +39,7 @@ def test_bound_on_the_row_agrees_with_the_oracle(name, kind):
         agrees(ROW[name], problem, Conic().solve(problem), 1e-8 if name == "projected" else 1e-9)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", STATE)
 def test_bound_on_the_state_agrees_with_the_oracle(name, kind):
@@ -46,6 +48,7 @@ def test_bound_on_the_state_agrees_with_the_oracle(name, kind):
         agrees(STATE[name], problem, Conic().solve(problem), 1e-6)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("capped", [12, 8, 0])
 @pytest.mark.parametrize("kind", KINDS)
 def test_elastic_net_agrees_with_the_oracle(kind, capped):

@@ -29,17 +29,18 @@ def system():
     return A, v, L, R
 
 
+@pytest.mark.parametrize("fast_mode", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fast", "whole"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("direct", [0, 16])
-def test_first_and_second_derivatives(system, activation, direct):
+def test_first_and_second_derivatives(system, activation, direct, fast_mode):
     A, v, L, R = system
     for factors in ((A,), (L, R)):
 
         def run(v, *factors):
             return solve(activation, v, *factors, direct=direct)
 
-        assert torch.autograd.gradcheck(run, (v, *factors))
-        assert torch.autograd.gradgradcheck(run, (v, *factors))
+        assert torch.autograd.gradcheck(run, (v, *factors), fast_mode=fast_mode)
+        assert torch.autograd.gradgradcheck(run, (v, *factors), fast_mode=fast_mode)
 
 
 @pytest.mark.parametrize("solver", [Picard(), Anderson()], ids=str)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pairwise import first
 
 from wellposed.activations import Activation, get_activation, group_sort, leaky_relu, max_pool
 from wellposed.equilibrium.certificate import Certificate
@@ -74,6 +75,7 @@ CASES = [
 ]
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "activation", "factor"), CASES)
 def test_bound_holds_for_truncated_and_converged_states(name, activation, factor, dtype):
@@ -126,7 +128,7 @@ def solve_exactly(A, v_long, condition, phi, activation):
     return x, float(residual) * (gain if math.isfinite(gain) else 1e4) * A.shape[0]
 
 
-@pytest.mark.parametrize("seed", range(125))
+@pytest.mark.parametrize("seed", first(40, range(125)))
 def test_bound_holds_on_many_small_systems_at_any_state(seed):
     """Random states, not iterates: 125 systems x 64 states in float32 against float64."""
     generator = torch.Generator().manual_seed(seed)

@@ -3,6 +3,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from pairwise import first
 
 from wellposed.activations import check_constants, get_activation, max_pool
 from wellposed.equilibrium.conditions import CONDITIONS
@@ -130,7 +131,7 @@ def test_blocks_share_their_scale():
     assert CONDITIONS["inf"].certify(result.A, pool).value < 0.9
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", first(10, range(30)))
 def test_cyclic_matrices_below_and_above_the_limit(seed):
     A = normal(seed, 7, 7) * (2 * normal(seed + 50, 7)).exp()[:, None]
     radius = torch.linalg.eigvals(A.abs()).abs().max()
@@ -176,7 +177,7 @@ def brute_force(M, kappa, low):
     return best
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", first(10, range(25)))
 def test_greedy_powers_are_the_greatest_feasible_ones(seed):
     M = (normal(seed, 3, 3).abs() * (2 * normal(seed + 9, 3)).exp()[:, None] * 0.2).round(decimals=3)
     expected = brute_force(M, 0.9, -8)
@@ -236,9 +237,10 @@ def test_gradient_flows_through_the_rescaled_matrices():
     assert torch.equal(A.grad, torch.tensor([[1.0, 0.125], [8.0, 1.0]]))
 
 
-def test_norm_of_a_scaling_that_float32_rounds_is_still_a_bound():
+@pytest.mark.parametrize("seeds", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_norm_of_a_scaling_that_float32_rounds_is_still_a_bound(seeds):
     rounded = 0
-    for seed in range(200):
+    for seed in range(seeds):
         draw = torch.Generator().manual_seed(seed)
         A = torch.rand(3, 3, generator=draw) * 10.0 ** (6 * torch.rand(3, 1, generator=draw))
         A = A / A.double().abs().mm(torch.ones(3, 1).double()).float()
@@ -252,4 +254,4 @@ def test_norm_of_a_scaling_that_float32_rounds_is_still_a_bound():
         rows = [[D[i] * abs(Fraction(float(A[i, j]))) * inverse[j] for j in range(3)] for i in range(3)]
         assert max(map(sum, rows)) <= Fraction(found.norm)
         rounded += not found.power_of_two
-    assert rounded > 50
+    assert rounded > seeds / 4

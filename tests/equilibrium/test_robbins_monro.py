@@ -17,7 +17,7 @@ def _noisy(scale: float, seed: int = 0):
     return f
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("decay", [0.0, pytest.param(0.7, marks=pytest.mark.slow), 1.0])
 def test_without_noise_it_goes_to_the_equilibrium(decay: float) -> None:
     found = fixed_point(lambda x: -0.5 * x + 3, torch.zeros(2, 3, dtype=torch.float64),
                         solver=RobbinsMonro(0.5, decay), stop=Steps(4000), on_failure="ignore")  # fmt: skip

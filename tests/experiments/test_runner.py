@@ -154,7 +154,7 @@ def _child(folder, pause):
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment, text=True)
 
 
-@pytest.mark.parametrize("saves", [2, 4])
+@pytest.mark.parametrize("saves", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_a_killed_run_resumes_to_the_same_numbers(saves, tmp_path):
     carry_out(SUITE, Order("small", "tiny"), tmp_path / "whole")
     child = _child(tmp_path / "killed", 0.3)
@@ -180,7 +180,7 @@ list(Workers(2, sys.argv[1]).run(work, [(1,), (2,)]))
 """
 
 
-@pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
+@pytest.mark.parametrize("backend", ["loky", pytest.param("multiprocessing", marks=pytest.mark.slow)])
 def test_workers_end_with_the_process_that_started_them(backend):
     parent = subprocess.Popen([sys.executable, "-c", ORPHANS, backend], stdout=subprocess.PIPE, text=True)
     workers = [int(parent.stdout.readline()) for _ in range(2)]

@@ -33,6 +33,7 @@ from wellposed.forms.operators import as_operator
 EVERY = pytest.mark.parametrize("name", OPERATORS)
 
 
+@pytest.mark.covering(strength=1)
 @EVERY
 @pytest.mark.parametrize("batch", [0, 1, 5])
 def test_multiplies_a_batch(name, batch):
@@ -96,6 +97,7 @@ def test_examples_hold_triangles_of_both_kinds():
     assert {"block upper", "repeated upper"} <= found and not {"dense", "block on both sides"} & found
 
 
+@pytest.mark.covering(strength=1)
 @EVERY
 @pytest.mark.parametrize("factor", [0.5, -3.0, 0.0])
 def test_scales(name, factor):

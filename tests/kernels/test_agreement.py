@@ -50,6 +50,7 @@ def assert_agree(f, x0, solver, stop, max_steps, norm):
     assert torch.equal(both, same & plain.residuals[:, :columns].isfinite())
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("solver", [Anderson(), Picard()], ids=["anderson", "picard"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
@@ -61,6 +62,7 @@ def test_forward(n, batch, activation, dtype, solver):
         assert_agree(f, torch.randn_like(f.v), solver, Absolute(1e-4), 200, 0.7)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
 @pytest.mark.parametrize(("n", "batch"), SHAPES)

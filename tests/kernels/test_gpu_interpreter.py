@@ -1,10 +1,11 @@
 """What can be said of the GPU kernels without a GPU: their arithmetic, and when they are taken."""
 
+import collections
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -19,17 +20,30 @@ from wellposed.kernels.support import device_problem, engine_problem, solver_pro
 HERE = Path(__file__).parent
 
 
-def test_kernels_in_the_interpreter():
+@pytest.mark.parametrize(
+    ("marked", "kernels", "sequences"),
+    [("gpu and not slow", 25, 15), pytest.param("gpu", 50, 15, marks=pytest.mark.slow)],
+)
+def test_kernels_in_the_interpreter(marked, kernels, sequences, tmp_path):
     # Triton looks at the variable when it is imported, and other tests may have done that.
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-W", "ignore"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", marked, "-p", "no:cacheprovider", "-W", "ignore"]
     variables = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    files = ("test_gpu_kernels", "test_gpu_sequence_kernels")
     run = subprocess.run(
-        [*command, str(HERE / "test_gpu_kernels.py")], env=variables, capture_output=True, text=True, check=False
+        [*command, f"--junitxml={tmp_path / 'run.xml'}", *(str(HERE / f"{name}.py") for name in files)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    passed = re.search(r"(\d+) passed", run.stdout)
-    assert run.returncode == 0, run.stdout[-4000:]
-    assert passed is not None and int(passed[1]) > 50 and "skipped" not in run.stdout
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
+    passed = collections.Counter(
+        case.get("classname").rpartition(".")[2]
+        for case in ElementTree.parse(tmp_path / "run.xml").iter("testcase")
+        if case.find("skipped") is None
+    )
+    assert passed["test_gpu_kernels"] >= kernels and passed["test_gpu_sequence_kernels"] >= sequences
 
 
 def test_triton_is_not_for_the_cpu():

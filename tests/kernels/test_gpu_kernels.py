@@ -29,7 +29,11 @@ DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter multiplies 
 TILES = gpu_launch.Shape(16, 16, 16, 16, 4, 1)  # streams what is small enough for the chip
 SIZES = [(1, 5), (3, 40), (17, 1), (33, 5), (65, 5), (130, 5)]  # states, batch
 CASES = [
-    pytest.param(n, batch, activation, dtype, id=f"{n}-{batch}-{get_activation(activation).name}-{dtype}")
+    pytest.param(
+        *(n, batch, activation, dtype),
+        id=f"{n}-{batch}-{get_activation(activation).name}-{dtype}",
+        marks=pytest.mark.slow if INTERPRETED and n > 100 and dtype != torch.float16 else (),
+    )
     for i, (n, batch) in enumerate(
         SIZES if INTERPRETED else [*SIZES, (130, 40), (190, 300), (600, 70), (1024, 33)]
     )
@@ -93,6 +97,7 @@ def assert_solves(f, stop, tolerance, shape=None, norm=0.7):
     assert float(error.max()) <= (tolerance + 8 * torch.finfo(found.value.dtype).eps) / (1 - norm)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize(("n", "batch", "activation", "dtype"), CASES)
 def test_forward_and_adjoint(n, batch, activation, dtype):
     maps = [forward_map(n, batch, activation, dtype), adjoint_map(n, batch, activation, dtype)]
@@ -103,6 +108,7 @@ def test_forward_and_adjoint(n, batch, activation, dtype):
             assert_solves(f, Absolute(2e-2), 2e-2)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("solver", [Anderson(), Anderson(memory=2), Picard()], ids=str)
 @pytest.mark.parametrize("shape", [None, TILES], ids=["resident", "streamed"])
 def test_both_kernels(solver, shape):
@@ -119,6 +125,7 @@ def test_slow_problems_in_float64(shape):
         assert_agree(f, Anderson(memory=3), Absolute(1e-3), 400, shape=shape, norm=0.9)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("shape", [None, TILES], ids=["resident", "streamed"])
 @pytest.mark.parametrize("stop", [Steps(0), Steps(9), Settled(7)], ids=str)
 def test_rules_that_count(stop, shape):
@@ -127,6 +134,7 @@ def test_rules_that_count(stop, shape):
     assert_agree(f, Picard(), stop, stop.limit(), shape=shape)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("shape", [None, TILES], ids=["resident", "streamed"])
 @pytest.mark.parametrize("solver", [Anderson(), Picard()], ids=str)
 def test_every_status(solver, shape):
@@ -208,6 +216,7 @@ def test_no_samples_and_strided_operands():
     assert torch.equal(solve(strided, Anderson(), Relative()).value, solve(f, Anderson(), Relative()).value)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("n", [1, 7, 40] if INTERPRETED else [1, 7, 40, 190, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_projection(n, dtype):

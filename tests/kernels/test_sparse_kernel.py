@@ -67,6 +67,7 @@ def assert_agree(f, norm, **options):
     assert torch.equal(found.residuals.isfinite()[same], plain.residuals.isfinite()[same][:, :columns])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=name_of)
 @pytest.mark.parametrize(("n", "batch"), SHAPES)
@@ -89,6 +90,7 @@ def test_slow_problems(family):
     torch.testing.assert_close(*tight, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_dense_matrices_are_sparse_matrices(batch, dtype):
@@ -173,6 +175,7 @@ def test_threads_change_nothing():
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch", [0, 1, 3, 32, 65])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 40), (65, 3), (40, 130)])
@@ -207,6 +210,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 @pytest.mark.parametrize("batch", [1, 5, 70])
@@ -276,6 +280,7 @@ def kinds(monkeypatch):
     return met
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("batch", [1, 5, 40])
 def test_a_sparse_model_is_a_faster_way_to_the_same_outputs(batch, dtype, kinds):

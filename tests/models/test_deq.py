@@ -32,16 +32,17 @@ def test_reaches_the_equilibrium_of_the_cell():
     assert torch.equal(deq(u), found.value)
 
 
+@pytest.mark.parametrize("fast_mode", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fast", "whole"])
 @pytest.mark.parametrize("solver", SOLVERS.factories)
 @pytest.mark.parametrize("gradient", [Implicit(), Unrolled(), Phantom(60)], ids=str)
-def test_gradcheck(solver, gradient):
+def test_gradcheck(solver, gradient, fast_mode):
     deq, u = build(solver=solver, gradient=gradient), inputs(2).requires_grad_()
     names = [name for name, _ in deq.named_parameters()]
 
     def run(u, *values):
         return torch.func.functional_call(deq, dict(zip(names, values, strict=True)), (u,))
 
-    assert torch.autograd.gradcheck(run, (u, *deq.parameters()))
+    assert torch.autograd.gradcheck(run, (u, *deq.parameters()), fast_mode=fast_mode)
 
 
 def test_tuple_states_and_inputs():

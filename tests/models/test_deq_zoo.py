@@ -198,6 +198,7 @@ class Counted(nn.Module):
         return weight
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("apply", [weight_norm, lambda module: spectral_norm(module, 0.5)])
 @pytest.mark.parametrize("name", CELLS)
 def test_norms_inside_a_solve(name, apply):

@@ -53,7 +53,7 @@ def draw_case(index, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("systems", [200])
+@pytest.mark.parametrize("systems", [60, pytest.param(200, marks=pytest.mark.slow)])
 def test_never_violated(dtype, systems):
     solves, tight = 0, []
     for index in range(systems):

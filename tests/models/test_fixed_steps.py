@@ -52,7 +52,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "recurrent, all" else ()) for name in MODELS]
+)
 def test_exported_program_equals_the_model(name):
     build, shape = MODELS[name]
     model, u = build().double(), torch.randn(shape).double()

@@ -80,8 +80,9 @@ def test_agrees_with_plain_iteration():
     torch.testing.assert_close(model.equilibrium(u).value.detach(), x, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("fast_mode", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fast", "whole"])
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in ("broyden", "phantom")])
-def test_gradcheck_above_kappa(variant):
+def test_gradcheck_above_kappa(variant, fast_mode):
     gradient = VARIANTS[variant].get("gradient", Implicit())
     model = build(variant, stop=Relative(1e-14), max_steps=4000, gradient=gradient)
     u = inputs(3).requires_grad_()
@@ -92,7 +93,7 @@ def test_gradcheck_above_kappa(variant):
     def run(u, *values):
         return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (u,))
 
-    assert torch.autograd.gradcheck(run, (u, *model.parameters()))
+    assert torch.autograd.gradcheck(run, (u, *model.parameters()), fast_mode=fast_mode)
 
 
 @pytest.mark.parametrize("variant", ["plain", "low rank", "tanh", "weighted", "monotone"])

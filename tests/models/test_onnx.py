@@ -17,7 +17,7 @@ MODELS = {
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["implicit", pytest.param("recurrent", marks=pytest.mark.slow), "inside"])
 def test_runtime_agrees_with_the_model(name, tmp_path):
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

@@ -129,9 +129,10 @@ def test_a_sequence_goes_on_from_its_last_state():
     torch.testing.assert_close(h_n, last, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("fast_mode", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fast", "whole"])
 @pytest.mark.parametrize("solver", SOLVERS.factories)
 @pytest.mark.parametrize("gradient", [Implicit(), Unrolled(), Phantom(50)], ids=str)
-def test_gradcheck(solver, gradient):
+def test_gradcheck(solver, gradient, fast_mode):
     rnn = build(solver=solver, gradient=gradient, kappa=0.5)
     names = [name for name, _ in rnn.named_parameters()]
     s, h0 = sequences(2, 2).requires_grad_(), torch.randn(1, 2, 4, dtype=torch.float64, requires_grad=True)
@@ -139,7 +140,7 @@ def test_gradcheck(solver, gradient):
     def run(s, h0, *values):
         return torch.func.functional_call(rnn, dict(zip(names, values, strict=True)), (s, h0))
 
-    assert torch.autograd.gradcheck(run, (s, h0, *rnn.parameters()))
+    assert torch.autograd.gradcheck(run, (s, h0, *rnn.parameters()), fast_mode=fast_mode)
 
 
 @pytest.mark.parametrize("layout", ["all", "triangular", "monotone"])

@@ -201,6 +201,7 @@ def test_program_attacks_better_than_random_values(models):
         assert program.accuracy < random.accuracy
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("kind", ["implicit", "layers"])
 @pytest.mark.parametrize("count", [None, 5])
 def test_no_attack_leaves_its_set_or_contradicts_a_certificate(models, kind, count):

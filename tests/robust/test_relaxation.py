@@ -113,6 +113,7 @@ def test_printed_program_equals_scipy():
         assert float(found.lower[0, i]) == pytest.approx(-printed_by_scipy(form, box, x0, sigma, -unit), abs=1e-6)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("kind", ["lp", "triangle"])
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 def test_no_point_leaves_the_bounds(kind, dtype):

@@ -110,7 +110,8 @@ def test_training_lowers_the_sensitivity_of_layers(plain):
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), [("implicit", "interval"), ("layers", "interval"), ("layers", "crown")]
+    ("kind", "method"),
+    [("implicit", "interval"), pytest.param("layers", "interval", marks=pytest.mark.slow), ("layers", "crown")],
 )
 def test_certified_loss_raises_certified_accuracy(plain, kind, method):
     u, y = digits("test", 100)
@@ -122,7 +123,7 @@ def test_certified_loss_raises_certified_accuracy(plain, kind, method):
     assert ramp.taken == 90 and accuracy(model) > 0.8
 
 
-@pytest.mark.parametrize("kind", ["implicit", "layers"])
+@pytest.mark.parametrize("kind", ["implicit", pytest.param("layers", marks=pytest.mark.slow)])
 def test_adversarial_loss_raises_attacked_accuracy(plain, kind):
     u, y = digits("test", 200)
     model = trained(kind, epochs=15, make=lambda m: AdversarialLoss(m, Ramp(0.1, steps=10)))
