@@ -28,8 +28,7 @@ from wellposed.cli.classifier import (
     widest_layer,
     write_file,
 )
-from wellposed.cli.samples import wrong
-from wellposed.cli.sparsify import RefusedError, refused
+from wellposed.cli.samples import RefusedError, refused, wrong
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, MissingExtraError
 from wellposed.experiments.robust_page import Heading, attack_page

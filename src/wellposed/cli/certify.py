@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from wellposed.cli.classifier import Epsilon, Labelled, PagePath, read_labelled, write_file
-from wellposed.cli.sparsify import RefusedError, refused
+from wellposed.cli.samples import RefusedError, refused
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, unknown_name
 from wellposed.experiments.certification import WIDTHS, Radius, examine, output_widths

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from wellposed.cli.samples import Samples, read_samples, wrong
+from wellposed.cli.samples import RefusedError, Samples, read_samples, refused, wrong
 from wellposed.cli.source import read_source
-from wellposed.cli.sparsify import RefusedError, refused
 from wellposed.convert import to_implicit
 from wellposed.errors import FileFormatError, InputError, UnknownNameError
 from wellposed.forms import ImplicitForm

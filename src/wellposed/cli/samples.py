@@ -1,6 +1,7 @@
 """Data that a command is given: a set by name, or a file of arrays. Nothing in a file is ever executed."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from wellposed.errors import WellposedError
+from wellposed.errors import InputError, WellposedError
 from wellposed.tasks.arrays import read_arrays
 from wellposed.tasks.images import SPLITS, load_images
 
@@ -134,3 +135,18 @@ def _tensor(value: Any, option: str) -> Tensor:
 def wrong(message: str, option: str) -> click.BadParameter:
     """Makes the error of an option, which ends the command with the exit code 2."""
     return click.BadParameter(message, param_hint=option)
+
+
+class RefusedError(click.ClickException):
+    """Input that cannot be used; the message says why."""
+
+    exit_code = 2
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Turns an error about the user's input into one line and the exit code 2."""
+    try:
+        yield
+    except InputError as error:
+        raise RefusedError(str(error).partition("\n\nWhile executing")[0]) from error

@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from wellposed.cli.samples import ALIASES, SETS, Samples, read_samples, wrong
+from wellposed.cli.samples import ALIASES, SETS, Samples, read_samples, refused, wrong
 from wellposed.cli.source import Network, read_source
 from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
@@ -37,12 +37,6 @@ from wellposed.workers import threads_for
 BATCH = 1000
 LARGEST_PROOF = 10**8  # products that a check of gaps takes
 FILE = click.Path(dir_okay=False, path_type=Path)
-
-
-class RefusedError(click.ClickException):
-    """Input that cannot be used; the message says why."""
-
-    exit_code = 2
 
 
 class ReportPath(click.ParamType):
@@ -176,15 +170,6 @@ def _example(program: ExportedProgram, source: str) -> tuple[int, ...]:
     if not given or not isinstance(given[0], Tensor):
         raise wrong(f"{source!r} has no example input, so the shape of a sample is not known", "--network")
     return tuple(given[0].shape[1:])
-
-
-@contextlib.contextmanager
-def refused() -> Iterator[None]:
-    """Turns an error about the user's input into one line and the exit code 2."""
-    try:
-        yield
-    except InputError as error:
-        raise RefusedError(str(error).partition("\n\nWhile executing")[0]) from error
 
 
 @contextlib.contextmanager
