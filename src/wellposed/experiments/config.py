@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,13 +68,22 @@ class Choice:
 def describe(config: Any) -> Any:
     """Turns a configuration into JSON; dataclasses carry their class, so that no two kinds look alike.
 
+    A class that was renamed keeps the name under which its records were written in the class variable
+    `record_type`, and the old names of its fields in `record_fields`, by the new ones. Subclasses do not inherit
+    the former: two classes never share a name.
+
     Example:
         >>> describe(Choice("mlp"))
         {'type': 'Choice', 'name': 'mlp', 'size': None, 'options': []}
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = {field.name: describe(getattr(config, field.name)) for field in dataclasses.fields(config)}
-        return {"type": type(config).__name__, **fields}
+        kind = type(config)
+        old_names: Mapping[str, str] = getattr(kind, "record_fields", {})
+        fields = {
+            old_names.get(field.name, field.name): describe(getattr(config, field.name))
+            for field in dataclasses.fields(config)
+        }
+        return {"type": vars(kind).get("record_type", kind.__name__), **fields}
     if isinstance(config, tuple | list):
         return [describe(part) for part in config]
     if config is None or isinstance(config, bool | int | float | str):
