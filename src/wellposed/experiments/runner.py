@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wellposed.errors import FileFormatError, InputError, WellposedError
+from wellposed.experiments.cache import CACHE
 from wellposed.experiments.config import SCALES, Scale
 from wellposed.experiments.environment import environment, now
 from wellposed.experiments.record import Record, Result
@@ -193,6 +194,7 @@ def _apart(common: None, group: Group, context: Context, store: Store, parent: i
 def _work(group: Group, context: Context, store: Store) -> str:
     """Carries out a group and records it; one that fails is tried seed by seed."""
     began, started = time.perf_counter(), now()
+    CACHE.serve(group.runs[0].suite)
     try:
         with one_thread():
             results: list[Result | str] = list(group.runs[0].carry_out(group.runs, context))
