@@ -8,13 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from wellposed.experiments import attacked as attacked_module
-from wellposed.experiments.attack_kinds import white_attack
+from wellposed.experiments.attack_kinds import surrogate, white_attack
 from wellposed.experiments.attack_run import AttackRun
-from wellposed.experiments.attacked import AttackedDense, AttackedResNet
 from wellposed.experiments.bounds_run import random_loops, reached
+from wellposed.experiments.cache import CACHE
 from wellposed.experiments.certified_run import CertifiedRun
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.papers import ROWS
 from wellposed.experiments.papers.p003 import ATTACKS as PRINTED
 from wellposed.experiments.record import Value
@@ -23,6 +21,7 @@ from wellposed.experiments.report import write_report
 from wellposed.experiments.rules import NotATarget
 from wellposed.experiments.runner import Order, carry_out
 from wellposed.experiments.store import Store
+from wellposed.experiments.trained_network import Dense, ImageNetwork, ResidualNetwork
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
 from wellposed.robust import Box, lipschitz
@@ -179,25 +178,25 @@ def shown(records):
 
 
 def test_one_network_serves_all_seeds_and_images_are_drawn():
-    victim = AttackedResNet()
-    assert victim.own(5) == 0 and AttackedResNet("digits", 8, 1).own(5) == 5
-    digits = AttackedResNet("digits", depth=8, epochs=1)
-    u, target = digits.pair("test", 10, seed=3)
-    again, other = digits.pair("test", 10, seed=3)[0], digits.pair("test", 10, seed=4)[0]
+    victim = ResidualNetwork()
+    assert victim.own(5) == 0 and ResidualNetwork("digits", 8, 1).own(5) == 5
+    digits = ResidualNetwork("digits", depth=8, epochs=1)
+    u, target = digits.sample("test", 10, seed=3)
+    again, other = digits.sample("test", 10, seed=3)[0], digits.sample("test", 10, seed=4)[0]
     assert u.shape == (10, 1, 8, 8) and torch.equal(u, again) and not torch.equal(u, other)
-    assert len(digits.pair("test", 10_000, 0)[1]) == 355 and target.dtype == torch.int64
+    assert len(digits.sample("test", 10_000, 0)[1]) == 355 and target.dtype == torch.int64
 
 
 def test_a_surrogate_learns_answers_on_the_other_split(monkeypatch):
-    victim = AttackedResNet("digits", depth=8, epochs=6)
+    victim = ResidualNetwork("digits", depth=8, epochs=6)
     asked = []
-    own = attacked_module.images
-    monkeypatch.setattr(attacked_module, "images", lambda data, split: asked.append(split) or own(data, split))
-    copy = victim.surrogate(0, "test", 150, 30)
+    own = ImageNetwork.images
+    monkeypatch.setattr(ImageNetwork, "images", lambda self, split: asked.append(split) or own(self, split))
+    copy = surrogate(victim, 0, "test", 150, 30)
     assert "holdout" in asked
-    u, _ = victim.pair("test", 200, 0)
+    u, _ = victim.sample("test", 200, 0)
     with torch.no_grad():
-        agree = (copy(u).argmax(1) == victim.network(0)(u).argmax(1)).double().mean()
+        agree = (copy(u).argmax(1) == victim.trained(0)(u).argmax(1)).double().mean()
     assert float(agree) > 0.6
 
 
@@ -234,10 +233,9 @@ def test_controls_say_which_values_are_nearest_to_the_table(attacked):
 
 def test_success_counts_images_that_were_right():
     dense = Dense("digits", hidden=(16,), epochs=15)
-    victim = AttackedDense(dense)
-    run = AttackRun(suite="attack-mnist", seed=0, scale="tiny", victim=victim, axis="radius", attack="fgsm",
+    run = AttackRun(suite="attack-mnist", seed=0, scale="tiny", victim=dense, axis="radius", attack="fgsm",
                     points=(0.1,), samples=150)  # fmt: skip
-    network, (u, target) = dense.trained(0), victim.pair("test", 150, 0)
+    network, (u, target) = dense.trained(0), dense.sample("test", 150, 0)
     right = network(u).argmax(1) == target
     found = fgsm(network, u, target, 0.1)
     rate = float((found.success & right).sum() / right.sum())
@@ -270,7 +268,8 @@ def test_missing_images_are_said_so(monkeypatch):
     def missing(name, split):
         raise MissingDataError(f"{name} is not here")
 
-    monkeypatch.setattr(attacked_module, "images", missing)
+    CACHE.clear()
+    monkeypatch.setattr("wellposed.experiments.trained_network.load_images", missing)
     run = get_suite("attack-cifar").plan("default")[0]
     with pytest.raises(MissingDataError, match="cifar10 is not here"):
         run.carry_out([run], None)

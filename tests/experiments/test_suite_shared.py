@@ -15,12 +15,12 @@ from wellposed.errors import InputError, UnknownNameError
 from wellposed.experiments.folded import folded, inner, layer_names, layer_units, raw_sizes
 from wellposed.experiments.newsgroups import Newsgroups, topic_texts
 from wellposed.experiments.papers import ROWS
-from wellposed.experiments.photographs import Photographs
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.runner import Order, carry_out
 from wellposed.experiments.shared_measures import frontier, own_units, prune_shared
 from wellposed.experiments.store import Store
+from wellposed.experiments.trained_network import FoldedResNet
 from wellposed.tasks import MissingDataError
 
 QUICK = Newsgroups("topics", words=200, length=24, width=16, depth=1, epochs=30)
@@ -109,7 +109,9 @@ def test_units_of_own_rows_just_fit():
 @pytest.mark.parametrize("model", ["state-driven-tuned", "magnitude-tuned"])
 def test_training_afterwards_keeps_the_zeros(model, monkeypatch):
     seen = []
-    monkeypatch.setattr(Newsgroups, "scores", lambda self, network: seen.append(network) or {"accuracy": 0.5})
+    monkeypatch.setattr(
+        Newsgroups, "scores", lambda self, network, seed: seen.append(network) or {"accuracy": 0.5}
+    )
     result = frontier(QUICK, 0, model, (0.8,), (0.8,), 64, 5)
     reached = next(value.value for value in result.values if value.metric == "sparsity")
     network = seen[0] if seen[0] is not QUICK.trained(0) else seen[-1]
@@ -164,14 +166,14 @@ def test_missing_images_are_said_so(monkeypatch):
     def missing(name, split):
         raise MissingDataError(f"{name} is not here")
 
-    monkeypatch.setattr("wellposed.experiments.photographs.load_images", missing)
+    monkeypatch.setattr("wellposed.experiments.trained_network.load_images", missing)
     with pytest.raises(MissingDataError, match="cifar10 is not here"):
-        Photographs("cifar10", held_out=7).tests()
+        FoldedResNet("cifar10", held_out=7).tests()
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(UnknownNameError, match="cifar10"):
-        Photographs("cifar100")
+        FoldedResNet("cifar100")
     with pytest.raises(UnknownNameError, match="topics"):
         Newsgroups("reuters")
     with pytest.raises(UnknownNameError, match="magnitude"):

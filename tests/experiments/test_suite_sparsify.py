@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from wellposed.convex import fit_states, record_states
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.layers import Layers
 from wellposed.experiments.papers import ROWS
 from wellposed.experiments.record import Record
@@ -12,6 +11,7 @@ from wellposed.experiments.registry import get_suite
 from wellposed.experiments.runner import Order, carry_out
 from wellposed.experiments.sparsify_measures import RIVALS, frontier, iterations, sufficient, warm_starts
 from wellposed.experiments.store import Store
+from wellposed.experiments.trained_network import Dense
 from wellposed.tasks import MissingDataError
 
 QUICK = Dense("digits", epochs=8)
@@ -50,7 +50,7 @@ def test_every_claim_can_be_judged(name):
 
 def test_missing_images_are_said_so(tmp_path, monkeypatch):
     monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
-    monkeypatch.setattr("wellposed.experiments.dense.load_images", _missing)
+    monkeypatch.setattr("wellposed.experiments.trained_network.load_images", _missing)
     run = get_suite("sparsify-fashion").plan("default")[0]
     with pytest.raises(MissingDataError, match="not here"):
         type(run)(**{**vars(run), "dense": Dense("fashion-mnist", epochs=7)}).carry_out([run], None)
@@ -76,7 +76,7 @@ def test_every_method_reaches_the_sparsity(model):
     assert reached == pytest.approx(0.6, abs=0.06)
     accuracy = next(value.value for value in values if value.metric == "accuracy")
     drop = next(value.value for value in values if value.metric == "accuracy_drop")
-    assert accuracy + drop == pytest.approx(QUICK.accuracy(QUICK.trained(0)))
+    assert accuracy + drop == pytest.approx(QUICK.score(QUICK.trained(0)))
 
 
 def test_warm_starts_save_sweeps_and_halvings_help():

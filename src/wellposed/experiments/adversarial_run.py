@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
 
 import torch
@@ -10,10 +9,11 @@ from torch import Tensor
 
 from wellposed.experiments.adversarial_exam import RADIUS, Budget, Exam
 from wellposed.experiments.adversarial_models import Classifier, Defended, Shape
+from wellposed.experiments.cache import cached
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
+from wellposed.experiments.trained_network import images
 from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
-from wellposed.tasks.images import Images, load_images
 from wellposed.training import fit
 
 
@@ -90,20 +90,15 @@ class AdversarialRun(Run):
 
 def pair_of(data: str, split: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draws images and their classes."""
-    images = _images(data, split)
-    images = images.subset(count, seed) if count < len(images) else images
-    return images.to_float(), images.labels
+    found = images(data, split)
+    found = found.subset(count, seed) if count < len(found) else found
+    return found.to_float(), found.labels
 
 
-@lru_cache(maxsize=4)
-def _images(data: str, split: str) -> Images:
-    return load_images(data, split)
-
-
-@lru_cache(maxsize=4)
+@cached
 def _trained(model: Defended, shape: Shape, data: str, lesson: Lesson, seed: int, device: str) -> Classifier:
     u, labels = pair_of(data, "train", lesson.images, seed)
-    network = model.build(shape, u.shape[1], len(_images(data, "train").classes), seed).to(device)
+    network = model.build(shape, u.shape[1], len(images(data, "train").classes), seed).to(device)
     network.reseed(seed)
     loss = _loss(network, lesson, seed, batches=-(-len(u) // lesson.batch_size))
     fit(network, (u, labels), loss, epochs=lesson.epochs, batch_size=lesson.batch_size, seed=seed, device=device,

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from wellposed.experiments.attack_kinds import Axis
+from wellposed.experiments.attack_kinds import Axis, Split
 from wellposed.experiments.attack_run import AttackRun
-from wellposed.experiments.attacked import Attacked, Split
 from wellposed.experiments.config import Scale
 from wellposed.experiments.papers.p003 import ATTACKS as PRINTED
 from wellposed.experiments.run import Role
+from wellposed.experiments.trained_network import ImageNetwork
 
 SHARES = tuple(line[0] / 100 for line in PRINTED)
 KINDS = {"attack": "random values", "signed": "values along the gradient's sign", "white": "white pixels"}
@@ -66,8 +66,8 @@ class AttackPlan:
 
     suite: str
     lines: tuple[Line, ...]
-    victim: Attacked
-    tiny: Attacked
+    victim: ImageNetwork
+    tiny: ImageNetwork
     more: int
 
     def __call__(self, scale: Scale) -> list[AttackRun]:

@@ -98,5 +98,10 @@ def identity(config: Any) -> str:
         >>> identity(Choice("mlp")) == identity(Choice("mlp")), identity(Choice("mlp")) == identity(Choice("nac"))
         (True, False)
     """
-    text = json.dumps(describe(config), sort_keys=True, separators=(",", ":"))
+    return digest(describe(config))
+
+
+def digest(data: Any) -> str:
+    """Returns a short hash of JSON data."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

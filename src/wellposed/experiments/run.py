@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from wellposed.experiments.config import describe, identity
+from wellposed.experiments.config import describe, digest, identity
 from wellposed.experiments.record import Result
 from wellposed.training.checkpoint import Checkpoint
 
@@ -78,7 +78,7 @@ class Run(abc.ABC):
     def id(self) -> str:
         """A hash of everything that decides the numbers."""
         plain = dataclasses.replace(self, **{name: _default(self, name) for name in self.not_identity})
-        return identity(plain)
+        return digest(plain.config)
 
     @property
     def family(self) -> str:

@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,9 +25,10 @@ from wellposed.convex.design import WIDE
 from wellposed.convex.gather import RowData
 from wellposed.convex.shared_layer import row_weights, set_rows, widths
 from wellposed.errors import unknown_name
+from wellposed.experiments.cache import cached
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.sparsify_measures import bisected, sufficient
-from wellposed.experiments.subject import Subject
+from wellposed.experiments.trained_network import TrainedNetwork
 
 KAPPA = 0.99
 POSITIONS = 64  # of a sample
@@ -37,9 +37,11 @@ METHODS = ("state-driven", "state-driven-tuned", "state-driven-recorded", "magni
            "magnitude-tuned", "dense-tuned")  # fmt: skip
 
 
-def scored(subject: Subject, seed: int, network: nn.Module, sparsity: float, at: float | None) -> list[Value]:
+def scored(
+    subject: TrainedNetwork, seed: int, network: nn.Module, sparsity: float, at: float | None
+) -> list[Value]:
     """Scores a network on all test data."""
-    found, before = subject.scores(network), dense_scores(subject, seed)
+    found, before = subject.scores(network, seed), dense_scores(subject, seed)
     return [
         *(Value(metric, value, at) for metric, value in found.items()),
         Value("accuracy_drop", before["accuracy"] - found["accuracy"], at),
@@ -47,14 +49,14 @@ def scored(subject: Subject, seed: int, network: nn.Module, sparsity: float, at:
     ]
 
 
-@lru_cache(maxsize=8)
-def dense_scores(subject: Subject, seed: int) -> dict[str, float]:
+@cached
+def dense_scores(subject: TrainedNetwork, seed: int) -> dict[str, float]:
     """Scores the network itself."""
-    return subject.scores(subject.trained(seed))
+    return subject.scores(subject.trained(seed), seed)
 
 
 def frontier(
-    subject: Subject,
+    subject: TrainedNetwork,
     seed: int,
     model: str,
     points: Sequence[float],
@@ -92,7 +94,7 @@ def certificates(report: SharedReport, at: float) -> list[Value]:
 
 
 def _made(
-    subject: Subject, seed: int, model: str, at: float, path: tuple[float, ...], samples: int
+    subject: TrainedNetwork, seed: int, model: str, at: float, path: tuple[float, ...], samples: int
 ) -> tuple[nn.Module, float]:
     if model.startswith("magnitude"):
         network = subject.trained(seed)
@@ -105,16 +107,16 @@ def _made(
     return network, report.sparsity
 
 
-@lru_cache(maxsize=4)
+@cached
 def fits(
-    subject: Subject, seed: int, path: tuple[float, ...], samples: int, sequential: bool = True
+    subject: TrainedNetwork, seed: int, path: tuple[float, ...], samples: int, sequential: bool = True
 ) -> list[tuple[nn.Module, SharedReport]]:
     """Fits the network at growing sparsity, under the cap where there are units for one."""
     network = subject.trained(seed)
     units = subject.units(network, KAPPA)
     gathering = Gathering(samples=POSITIONS * samples, seed=seed, valid=subject.valid)
     how = SharedFit(kappa=KAPPA if units else float("inf"), gathering=gathering, sequential=sequential)
-    return list(how.path(network, subject.batches(seed, samples), path, subject.layers(network), units))
+    return list(how.path(network, _batches(subject, seed, samples), path, subject.layers(network), units))
 
 
 def prune_shared(
@@ -167,11 +169,11 @@ def own_units(network: nn.Module, names: Sequence[str], kappa: float) -> dict[st
     return found
 
 
-def kappas(subject: Subject, seed: int, points: Sequence[float], samples: int) -> Result:
+def kappas(subject: TrainedNetwork, seed: int, points: Sequence[float], samples: int) -> Result:
     """Caps whole rows, as P(kappa) of 003 is printed, in units in which the network's own rows fit at .99."""
     network = subject.trained(seed)
     names = subject.layers(network)
-    units, batches = own_units(network, names, KAPPA), subject.batches(seed, samples)
+    units, batches = own_units(network, names, KAPPA), _batches(subject, seed, samples)
     gathering = Gathering(samples=POSITIONS * samples, seed=seed, valid=subject.valid)
     values: list[Value] = []
     for kappa in points:
@@ -181,7 +183,7 @@ def kappas(subject: Subject, seed: int, points: Sequence[float], samples: int) -
     return Result(tuple(values))
 
 
-def partial_data(subject: Subject, seed: int, points: Sequence[float], sparsity: float) -> Result:
+def partial_data(subject: TrainedNetwork, seed: int, points: Sequence[float], sparsity: float) -> Result:
     """Fits on shares of the training data (003 Figures 3.6 and 3.7), on what the network itself computes."""
     network, total = subject.trained(seed), len(subject.training()[0])
     names, values, found = subject.layers(network), [], []
@@ -189,7 +191,7 @@ def partial_data(subject: Subject, seed: int, points: Sequence[float], sparsity:
         count = max(8, round(share * total))
         gathering = Gathering(samples=8 * count, seed=seed, valid=subject.valid)
         how = SharedFit(target_sparsity=sparsity, gathering=gathering, sequential=False)
-        fitted, report = how.fit(network, subject.batches(seed, count), names)
+        fitted, report = how.fit(network, _batches(subject, seed, count), names)
         values += scored(subject, seed, fitted, report.sparsity, share)
         found.append((share, subject_accuracy(values)))
     return Result((*values, Value("sufficient_data", sufficient(found))))
@@ -200,7 +202,7 @@ def subject_accuracy(values: Sequence[Value]) -> float:
     return next(value.value for value in reversed(values) if value.metric == "accuracy")
 
 
-def warm_starts(subject: Subject, seed: int, points: Sequence[float], samples: int, warm: bool) -> Result:
+def warm_starts(subject: TrainedNetwork, seed: int, points: Sequence[float], samples: int, warm: bool) -> Result:
     """Counts the sweeps of Algorithm 1 and, for warm starts, the gain in processor time (003 Table 3.3)."""
     data, values, gains = _recorded(subject, seed, samples), [], []
     for kappa in points:
@@ -213,7 +215,9 @@ def warm_starts(subject: Subject, seed: int, points: Sequence[float], samples: i
     return Result((*values, Value("speedup", sum(gains) / len(gains))) if warm else tuple(values))
 
 
-def partial_speed(subject: Subject, seed: int, points: Sequence[float], samples: int, share: float) -> Result:
+def partial_speed(
+    subject: TrainedNetwork, seed: int, points: Sequence[float], samples: int, share: float
+) -> Result:
     """Measures how much faster the rows of all layers are fitted on a share of the data (003 Table 3.3)."""
     data, values = _recorded(subject, seed, samples), []
     for kappa in points:
@@ -227,17 +231,17 @@ def partial_speed(subject: Subject, seed: int, points: Sequence[float], samples:
     return Result(tuple(values))
 
 
-@lru_cache(maxsize=2)
-def _recorded(subject: Subject, seed: int, samples: int) -> dict[str, RowData]:
+@cached
+def _recorded(subject: TrainedNetwork, seed: int, samples: int) -> dict[str, RowData]:
     network = subject.trained(seed)
     known = shared_layers(network)
     layers = {name: known[name] for name in subject.layers(network)}
     gathering = Gathering(samples=8 * samples, seed=seed, valid=subject.valid)
-    return gathering.run(network, layers, subject.batches(seed, samples))
+    return gathering.run(network, layers, _batches(subject, seed, samples))
 
 
 def _problems(
-    subject: Subject, seed: int, data: dict[str, RowData], kappa: float, share: float = 1.0
+    subject: TrainedNetwork, seed: int, data: dict[str, RowData], kappa: float, share: float = 1.0
 ) -> list[RowProblem]:
     """Builds P(kappa) of some rows of every layer, in units in which its own rows fit at .99."""
     network = subject.trained(seed)
@@ -250,10 +254,14 @@ def _problems(
     return found
 
 
-def form_difference(subject: Subject, seed: int, network: nn.Module) -> float:
+def form_difference(subject: TrainedNetwork, seed: int, network: nn.Module) -> float:
     """Compares a network with its implicit form on two inputs: the largest relative difference of outputs."""
-    u = subject.batches(seed, 2)[0]
+    u = subject.draw(seed, 2)
     with torch.no_grad():
         y = network(u)
         found = to_implicit(network, tuple(u.shape[1:]))(u)
     return float((found - y).abs().max() / y.abs().max())
+
+
+def _batches(subject: TrainedNetwork, seed: int, count: int) -> list[Tensor]:
+    return list(subject.draw(seed, count).split(64))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from wellposed.experiments.newsgroups import Newsgroups
-from wellposed.experiments.photographs import Photographs
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
 from wellposed.experiments.shared_measures import (
@@ -16,6 +15,7 @@ from wellposed.experiments.shared_measures import (
     partial_speed,
     warm_starts,
 )
+from wellposed.experiments.trained_network import FoldedResNet
 
 Part = Literal["dense", "level", "sparsity", "kappa", "data", "speed", "words"]
 ENDINGS: dict[str, str] = {"level": "-sparsity", "sparsity": "-sparsity", "data": "-data"}
@@ -37,7 +37,7 @@ class SharedRun(Run):
         level: sparsity of "data", share of "speed".
     """
 
-    subject: Photographs | Newsgroups
+    subject: FoldedResNet | Newsgroups
     part: Part
     model: str
     points: tuple[float, ...] = ()
@@ -48,7 +48,7 @@ class SharedRun(Run):
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
-        return self.subject.task + ENDINGS.get(self.part, ""), self.model, None
+        return self.subject.data + ENDINGS.get(self.part, ""), self.model, None
 
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run.measured() for run in runs]

@@ -3,7 +3,6 @@
 import copy
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,9 +31,10 @@ from wellposed.convex import (
     support_mask,
 )
 from wellposed.convex.rescale import fitting_units
-from wellposed.experiments.dense import Dense
+from wellposed.experiments.cache import cached
 from wellposed.experiments.layers import Layers
 from wellposed.experiments.record import Value
+from wellposed.experiments.trained_network import Dense
 from wellposed.models.implicit import ImplicitModel
 
 FEW = 500  # samples of 002 section 5.2
@@ -51,8 +51,8 @@ Found = tuple[nn.Module, float]  # a model and its sparsity
 
 def scores(dense: Dense, seed: int, model: nn.Module, sparsity: float, at: float | None) -> list[Value]:
     """Scores a model on the test images."""
-    found = dense.accuracy(model)
-    before = dense.accuracy(dense.trained(seed))
+    found = dense.score(model)
+    before = dense.score(dense.trained(seed))
     return [
         Value("accuracy", found, at),
         Value("accuracy_drop", before - found, at),
@@ -96,7 +96,7 @@ def _fitted(objective: str, tuned: bool) -> Callable[[Dense, int, int, int], Cal
     return prepared
 
 
-@lru_cache(maxsize=32)
+@cached
 def _sparse_fit(
     dense: Dense, seed: int, samples: int, objective: str, sparsity: float
 ) -> tuple[ImplicitModel, FitReport]:
@@ -106,7 +106,7 @@ def _sparse_fit(
 
 def _magnitude(layerwise: bool, tuned: bool) -> Callable[[Dense, int, int, int], Callable[[float], Found]]:
     def prepared(dense: Dense, seed: int, samples: int, epochs: int) -> Callable[[float], Found]:
-        network = dense.trained(seed)
+        network = _layers_of(dense, seed)
 
         def make(sparsity: float) -> Found:
             return _tuned(dense, seed, prune_by_magnitude(network, sparsity, layerwise=layerwise), epochs * tuned)
@@ -118,7 +118,7 @@ def _magnitude(layerwise: bool, tuned: bool) -> Callable[[Dense, int, int, int],
 
 def _sss(dense: Dense, seed: int, samples: int, epochs: int) -> Callable[[float], Found]:
     """Trains factors with their l1-norm from the trained network on; the smallest ones go."""
-    scaled = ScaledUnits(copy.deepcopy(dense.trained(seed)))
+    scaled = ScaledUnits(copy.deepcopy(_layers_of(dense, seed)))
     dense.train(scaled, seed, epochs, optimizer=ProximalDescent(scaled, lr=0.01, gamma=GAMMA))
     sizes, network = [factor.abs() for factor in scaled.factors], scaled.merged()
     return lambda sparsity: _tuned(dense, seed, prune_units(network, sizes, sparsity), epochs)
@@ -126,7 +126,7 @@ def _sss(dense: Dense, seed: int, samples: int, epochs: int) -> Callable[[float]
 
 def _spr(dense: Dense, seed: int, samples: int, epochs: int) -> Callable[[float], Found]:
     """Trains with the penalty from the trained network on; the units with the smallest weights go."""
-    network = copy.deepcopy(dense.trained(seed))
+    network = copy.deepcopy(_layers_of(dense, seed))
 
     def loss(y: Tensor, labels: Tensor) -> Tensor:
         penalty = perspective_penalty(unit_weights(network), ALPHA, LARGEST)
@@ -135,6 +135,12 @@ def _spr(dense: Dense, seed: int, samples: int, epochs: int) -> Callable[[float]
     dense.train(network, seed, epochs, loss=loss)
     sizes = [weights.norm(dim=1) for weights in unit_weights(network)]
     return lambda sparsity: _tuned(dense, seed, prune_units(network, sizes, sparsity), epochs)
+
+
+def _layers_of(dense: Dense, seed: int) -> nn.Sequential:
+    network = dense.trained(seed)
+    assert isinstance(network, nn.Sequential)
+    return network
 
 
 def _tuned(dense: Dense, seed: int, network: nn.Sequential, epochs: int) -> Found:

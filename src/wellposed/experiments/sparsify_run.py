@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
 from wellposed.experiments.sparsify_measures import (
@@ -15,6 +14,7 @@ from wellposed.experiments.sparsify_measures import (
     partial_speed,
     warm_starts,
 )
+from wellposed.experiments.trained_network import Dense
 
 Part = Literal["dense", "kappa", "sparsity", "data", "iterations", "speed"]
 ENDINGS: dict[str, str] = {"sparsity": "-sparsity", "data": "-data", "iterations": "-iterations"}
@@ -54,7 +54,7 @@ class SparsifyRun(Run):
         """Returns all numbers of this run."""
         dense, seed, points = self.dense, self.seed, self.points
         if self.part == "dense":
-            found = dense.accuracy(dense.trained(seed))
+            found = dense.score(dense.trained(seed))
             return [Value("sparsity", 0.0), *(Value("accuracy", found, at) for at in (None, *points))]
         if self.part == "kappa":
             return kappas(dense, seed, self.model, points, self.samples)

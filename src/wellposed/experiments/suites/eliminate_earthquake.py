@@ -70,7 +70,7 @@ def plan(scale: Scale) -> list[Run]:
             seed=0,
             scale=scale,
             role=role,
-            dense=StationDense(sources, inputs_only=inputs_only, **dense),  # type: ignore[arg-type]
+            network=StationDense(sources, inputs_only=inputs_only, **dense),  # type: ignore[arg-type]
             model=model,
             points=POINTS,
             samples=samples,

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from wellposed.experiments.config import Scale
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.eliminate_run import EliminateRun
 from wellposed.experiments.findings import median_of
 from wellposed.experiments.record import Record
@@ -11,6 +10,7 @@ from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
 from wellposed.experiments.suite import Figure, Suite
 from wellposed.experiments.thresholds import Threshold
+from wellposed.experiments.trained_network import Dense
 
 DATA = "fashion-mnist"
 POINTS = (0.25, 0.5, 0.75, 0.9, 0.95)
@@ -27,7 +27,7 @@ RUNS: tuple[tuple[Role, str, dict[str, object]], ...] = (
 
 def plan(scale: Scale) -> list[EliminateRun]:
     """Returns every order of removal; tiny runs are on digits."""
-    dense = Dense("digits", epochs=20) if scale == "tiny" else Dense(DATA)
+    network = Dense("digits", epochs=20) if scale == "tiny" else Dense(DATA)
     points = (0.5, 0.9) if scale == "tiny" else POINTS
     return [
         EliminateRun(
@@ -35,7 +35,7 @@ def plan(scale: Scale) -> list[EliminateRun]:
             seed=0,
             scale=scale,
             role=role,
-            dense=dense,
+            network=network,
             model=model,
             points=points,
             **options,  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from wellposed.experiments.config import Scale
-from wellposed.experiments.photographs import Photographs
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
@@ -17,6 +16,7 @@ from wellposed.experiments.shared_findings import (
 from wellposed.experiments.shared_run import Part, SharedRun
 from wellposed.experiments.suite import Figure, Suite
 from wellposed.experiments.thresholds import Threshold
+from wellposed.experiments.trained_network import FoldedResNet
 
 NAME, DATA = "sparsify-cifar", "cifar10"
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
@@ -47,7 +47,7 @@ SHARED = (
 def plan(scale: Scale) -> list[SharedRun]:
     """Returns every method along every axis; tiny runs are of a small network on digits."""
     tiny, paper = scale == "tiny", scale == "paper"
-    subject = Photographs("digits", 100, 30) if tiny else Photographs(DATA, 10_000 if paper else 1000)
+    subject = FoldedResNet("digits", 100, 30) if tiny else FoldedResNet(DATA, 10_000 if paper else 1000)
     samples, steps = (32, 5) if tiny else (1024, 600) if paper else (128, 60)
 
     def run(part: Part, role: Role, model: str, points: Sequence[float]) -> SharedRun:

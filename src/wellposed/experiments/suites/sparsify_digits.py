@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from wellposed.experiments.config import Scale
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.record import Record
 from wellposed.experiments.sparsify_run import SparsifyRun
 from wellposed.experiments.suite import Suite
 from wellposed.experiments.suites.sparsify_fashion import figures, sparsify_controls, sparsify_runs
+from wellposed.experiments.trained_network import Dense
 
 
 def plan(scale: Scale) -> list[SparsifyRun]:

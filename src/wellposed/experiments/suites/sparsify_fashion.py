@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from wellposed.experiments.config import Scale
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
@@ -17,6 +16,7 @@ from wellposed.experiments.sparsify_findings import (
 from wellposed.experiments.sparsify_run import Part, SparsifyRun
 from wellposed.experiments.suite import Figure, Suite
 from wellposed.experiments.thresholds import Threshold
+from wellposed.experiments.trained_network import Dense
 
 DATA = "fashion-mnist"
 KAPPAS = (0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.99)
