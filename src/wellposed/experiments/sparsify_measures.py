@@ -1,9 +1,16 @@
-"""What the sparsifying suites measure: fits under caps, frontiers, partial data and the steps of Algorithm 1."""
+"""What the sparsifying suites measure: fits under caps, frontiers, partial data and the steps of Algorithm 1.
 
+The rows of an MLP are fitted all at once to its recorded states (`DenseRows`). Rows that many positions share, as
+in convolutions and transformers, are fitted layer by layer (`SharedRows`). The network says which, see `rows_of`.
+"""
+
+import abc
 import copy
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +26,36 @@ from wellposed.baselines.pruning import (
     unit_weights,
     weight_sparsity,
 )
+from wellposed.convert import to_implicit
 from wellposed.convex import (
     Bisection,
     Design,
     FitReport,
+    Gathering,
+    RowFit,
     RowProblem,
+    RowUnits,
     Schur,
+    SharedFit,
+    SharedReport,
     States,
     fit_states,
     row_problem,
+    shared_layers,
     support_mask,
 )
+from wellposed.convex.design import WIDE
+from wellposed.convex.gather import RowData
 from wellposed.convex.rescale import fitting_units
+from wellposed.convex.shared_layer import row_weights, set_rows, widths
+from wellposed.errors import InputError, unknown_name
 from wellposed.experiments.cache import cached
 from wellposed.experiments.layers import Layers
-from wellposed.experiments.record import Value
-from wellposed.experiments.trained_network import Dense
+from wellposed.experiments.record import Result, Value
+from wellposed.experiments.trained_network import TrainedNetwork
 from wellposed.models.implicit import ImplicitModel
 
+KAPPA = 0.99
 FEW = 500  # samples of 002 section 5.2
 EPS = 0.01  # of Algorithm 1 in 003 section 3.4
 INNER, SWEEPS = 1e-10, 100  # of its inner problems, which take very long on pixels otherwise
@@ -46,191 +65,192 @@ CAPS: dict[str, dict[str, Any]] = {
     "state-driven-literal": {"bound": "row", "rescale": False, "support": "full"},
 }
 GAMMA, ALPHA, LARGEST, STRENGTH = 1e-3, 0.1, 5.0, 1.0  # of SSS and SPR
-Found = tuple[nn.Module, float]  # a model and its sparsity
+POSITIONS, FEWER = 64, 8  # of a sample, where rows are shared: for fits, and for what is only timed or partial
+FEW_ROWS = 16  # of a layer with shared rows, on which Algorithm 1 is timed
 
 
-def scores(dense: Dense, seed: int, model: nn.Module, sparsity: float, at: float | None) -> list[Value]:
-    """Scores a model on the test images."""
-    found = dense.score(model)
-    before = dense.score(dense.trained(seed))
-    return [
-        Value("accuracy", found, at),
-        Value("accuracy_drop", before - found, at),
-        Value("sparsity", sparsity, at),
+@dataclass(frozen=True)
+class Fitted:
+    """A network that was made sparse.
+
+    Args:
+        model: it.
+        sparsity: the share of its weights that are zero.
+        report: what is proven of its rows, where that is to be recorded.
+    """
+
+    model: nn.Module
+    sparsity: float
+    report: SharedReport | None = None
+
+
+Maker = Callable[[float], Fitted]  # from the sparsity to reach
+
+
+@dataclass(frozen=True)
+class Rows(abc.ABC):
+    """How the rows of a network are fitted to what it computes.
+
+    Args:
+        network: with its data.
+        seed: of the network and of the samples that are drawn.
+        samples: training samples that a fit sees.
+    """
+
+    network: TrainedNetwork
+    seed: int
+    samples: int
+    methods: ClassVar[tuple[str, ...]]  # that make a network of given sparsity
+    printed: ClassVar[tuple[tuple[float, int], ...]] = ()  # caps of 002, with the number of samples
+
+    @abc.abstractmethod
+    def capped(self, model: str, kappa: float, samples: int) -> Fitted:
+        """Fits under a cap."""
+
+    @abc.abstractmethod
+    def on_share(self, share: float, sparsity: float | None) -> Fitted:
+        """Fits on a share of the training data."""
+
+    @abc.abstractmethod
+    def maker(self, method: str, training: int, path: tuple[float, ...]) -> Maker:
+        """Returns what makes networks of given sparsity.
+
+        Args:
+            method: one of `methods`.
+            training: epochs of training afterwards, or steps where rows are shared.
+            path: all sparsities that fits of shared rows go through, from the lowest on.
+        """
+
+    @abc.abstractmethod
+    def problems(self, share: float = 1.0) -> Callable[[float], list[RowProblem]]:
+        """Returns what builds P(kappa) of every layer, the cap on whole rows, on a share of the samples."""
+
+    @abc.abstractmethod
+    def timed(self, share: float) -> Callable[[float], Any]:
+        """Returns what fits under a cap on a share of the data, everything else done before."""
+
+
+def rows_of(network: TrainedNetwork, seed: int, samples: int = 0) -> Rows:
+    """Returns the way in which the rows of a network are fitted."""
+    return (SharedRows if network.shared_rows else DenseRows)(network, seed, samples)
+
+
+def scored(network: TrainedNetwork, seed: int, fitted: Fitted, at: float | None) -> list[Value]:
+    """Scores what was made of a network on all test data, and says what is proven of it."""
+    found, before = network.scores(fitted.model, seed), dense_scores(network, seed)
+    values = [
+        *(Value(metric, value, at) for metric, value in found.items()),
+        Value("accuracy_drop", before["accuracy"] - found["accuracy"], at),
+        Value("sparsity", fitted.sparsity, at),
     ]
-
-
-def kappas(dense: Dense, seed: int, model: str, points: Sequence[float], samples: int) -> list[Value]:
-    """Fits under caps; without a point: with the cap and the number of samples of 002."""
-    values = []
-    for at, kappa, count in [(None, 0.3, FEW), *((point, point, samples) for point in points)]:
-        fitted, report = fit_states(dense.states(seed, count), kappa=kappa, **CAPS[model])
-        values += scores(dense, seed, fitted, report.sparsity, at)
+    if fitted.report is not None:
+        values.append(Value("largest_norm", float(fitted.report.norm.max()), at))
+        values.append(Value("largest_gap", float(fitted.report.relative_gap.max()), at))
     return values
-
-
-def frontier(
-    dense: Dense, seed: int, model: str, points: Sequence[float], samples: int, epochs: int
-) -> list[Value]:
-    """Makes models of given sparsity."""
-    make = RIVALS[model](dense, seed, samples, epochs)
-    values = []
-    for sparsity in points:
-        found, reached = make(sparsity)
-        values += scores(dense, seed, found, reached, sparsity)
-    return values
-
-
-def _fitted(objective: str, tuned: bool) -> Callable[[Dense, int, int, int], Callable[[float], Found]]:
-    def prepared(dense: Dense, seed: int, samples: int, epochs: int) -> Callable[[float], Found]:
-        def make(sparsity: float) -> Found:
-            model, report = _sparse_fit(dense, seed, samples, objective, sparsity)
-            if not tuned:
-                return model, report.sparsity
-            layers = Layers(model, report.blocks, report.exponents)
-            dense.train(layers, seed, epochs)
-            return layers, report.sparsity
-
-        return make
-
-    return prepared
 
 
 @cached
-def _sparse_fit(
-    dense: Dense, seed: int, samples: int, objective: str, sparsity: float
-) -> tuple[ImplicitModel, FitReport]:
-    states = dense.states(seed, samples)
-    return fit_states(states, kappa=0.99, objective=objective, target_sparsity=sparsity)
+def dense_scores(network: TrainedNetwork, seed: int) -> dict[str, float]:
+    """Scores the network itself."""
+    return network.scores(network.trained(seed), seed)
 
 
-def _magnitude(layerwise: bool, tuned: bool) -> Callable[[Dense, int, int, int], Callable[[float], Found]]:
-    def prepared(dense: Dense, seed: int, samples: int, epochs: int) -> Callable[[float], Found]:
-        network = _layers_of(dense, seed)
-
-        def make(sparsity: float) -> Found:
-            return _tuned(dense, seed, prune_by_magnitude(network, sparsity, layerwise=layerwise), epochs * tuned)
-
-        return make
-
-    return prepared
+def level_line(network: TrainedNetwork, seed: int, points: Sequence[float]) -> Result:
+    """Scores the network itself, as a level line along an axis."""
+    found = dense_scores(network, seed)
+    values = [Value(metric, value, at) for at in (None, *points) for metric, value in found.items()]
+    return Result((Value("sparsity", 0.0), *values))
 
 
-def _sss(dense: Dense, seed: int, samples: int, epochs: int) -> Callable[[float], Found]:
-    """Trains factors with their l1-norm from the trained network on; the smallest ones go."""
-    scaled = ScaledUnits(copy.deepcopy(_layers_of(dense, seed)))
-    dense.train(scaled, seed, epochs, optimizer=ProximalDescent(scaled, lr=0.01, gamma=GAMMA))
-    sizes, network = [factor.abs() for factor in scaled.factors], scaled.merged()
-    return lambda sparsity: _tuned(dense, seed, prune_units(network, sizes, sparsity), epochs)
+def kappas(network: TrainedNetwork, seed: int, model: str, points: Sequence[float], samples: int) -> Result:
+    """Fits under caps; without a point: with the cap and the number of samples of 002."""
+    rows, values = rows_of(network, seed, samples), []
+    asked = [(None, *printed) for printed in rows.printed] + [(point, point, samples) for point in points]
+    for at, kappa, count in asked:
+        values += scored(network, seed, rows.capped(model, kappa, count), at)
+    return Result(tuple(values))
 
 
-def _spr(dense: Dense, seed: int, samples: int, epochs: int) -> Callable[[float], Found]:
-    """Trains with the penalty from the trained network on; the units with the smallest weights go."""
-    network = copy.deepcopy(_layers_of(dense, seed))
-
-    def loss(y: Tensor, labels: Tensor) -> Tensor:
-        penalty = perspective_penalty(unit_weights(network), ALPHA, LARGEST)
-        return cross_entropy(y, labels) + STRENGTH * penalty
-
-    dense.train(network, seed, epochs, loss=loss)
-    sizes = [weights.norm(dim=1) for weights in unit_weights(network)]
-    return lambda sparsity: _tuned(dense, seed, prune_units(network, sizes, sparsity), epochs)
-
-
-def _layers_of(dense: Dense, seed: int) -> nn.Sequential:
-    network = dense.trained(seed)
-    assert isinstance(network, nn.Sequential)
-    return network
-
-
-def _tuned(dense: Dense, seed: int, network: nn.Sequential, epochs: int) -> Found:
-    """Trains what is left."""
-    sparsity = weight_sparsity(network)
-    if epochs:
-        keep_zeros(network)
-        dense.train(network, seed, epochs)
-    return network, sparsity
+def frontier(
+    network: TrainedNetwork,
+    seed: int,
+    model: str,
+    points: Sequence[float],
+    samples: int,
+    training: int,
+    path: Sequence[float] = (),
+) -> Result:
+    """Makes networks of given sparsity; `training` and `path` are those of `Rows.maker`."""
+    rows = rows_of(network, seed, samples)
+    if model not in rows.methods:
+        raise unknown_name("method", model, rows.methods)
+    make, values, facts = rows.maker(model, training, tuple(path)), [], {}
+    for sparsity in points:
+        fitted = make(sparsity)
+        values += scored(network, seed, fitted, sparsity)
+        if fitted.report is not None:
+            facts[f"{sparsity:g}"] = fitted.report.facts()
+    if facts and network.convertible:
+        values.append(Value("form_difference", form_difference(network, seed, fitted.model), points[-1]))
+    return Result(tuple(values), facts={"fits": facts} if facts else {})
 
 
-RIVALS: dict[str, Callable[[Dense, int, int, int], Callable[[float], Found]]] = {
-    "state-driven": _fitted("none", tuned=False),
-    "state-driven-tuned": _fitted("none", tuned=True),
-    "state-driven-lasso": _fitted("lasso", tuned=False),
-    "magnitude": _magnitude(layerwise=False, tuned=False),
-    "magnitude-layerwise": _magnitude(layerwise=True, tuned=False),
-    "magnitude-tuned": _magnitude(layerwise=False, tuned=True),
-    "sss": _sss,
-    "spr": _spr,
-}
+def form_difference(network: TrainedNetwork, seed: int, model: nn.Module) -> float:
+    """Compares a model with its implicit form on two inputs: the largest relative difference of outputs."""
+    u = network.draw(seed, 2)
+    with torch.no_grad():
+        y = model(u)
+        found = to_implicit(model, tuple(u.shape[1:]))(u)
+    return float((found - y).abs().max() / y.abs().max())
 
 
-def partial_data(
-    dense: Dense, seed: int, model: str, points: Sequence[float], target: float | None
-) -> list[Value]:
-    """Fits on shares of the training images (003 Figures 3.6 and 3.7)."""
-    total, values, found = len(dense.pair("train")[0]), [], []
+def partial_data(network: TrainedNetwork, seed: int, points: Sequence[float], target: float | None) -> Result:
+    """Fits on shares of the training data (003 Figures 3.6 and 3.7)."""
+    rows, values, accuracies = rows_of(network, seed), [], []
     for share in points:
-        states = dense.states(seed, max(2, round(share * total)))
-        fitted, report = fit_states(states, kappa=0.99, target_sparsity=target)
-        values += scores(dense, seed, fitted, report.sparsity, share)
-        found.append((share, values[-3].value))
-    return [*values, Value("sufficient_data", sufficient(found))]
+        values += scored(network, seed, rows.on_share(share, target), share)
+        accuracies.append((share, next(v.value for v in reversed(values) if v.metric == "accuracy")))
+    return Result((*values, Value("sufficient_data", sufficient(accuracies))))
 
 
-def sufficient(found: Sequence[tuple[float, float]]) -> float:
+def sufficient(accuracies: Sequence[tuple[float, float]]) -> float:
     """Returns the share from which on accuracy stays within a point of its best.
 
     Example:
         >>> sufficient([(0.1, 0.7), (0.2, 0.8), (0.5, 0.81), (1.0, 0.815)])
         0.5
     """
-    best = max(score for _, score in found)
-    enough = found[-1][0]
-    for share, score in reversed(found):
+    best = max(score for _, score in accuracies)
+    enough = accuracies[-1][0]
+    for share, score in reversed(accuracies):
         if score < best - 0.01:
             break
         enough = share
     return enough
 
 
-def iterations(dense: Dense, seed: int, kappa: float, points: Sequence[float], samples: int) -> list[Value]:
-    """Scores what Algorithm 1 has after some halvings in every row (003 Figures 3.2 and 3.3)."""
-    states, values = dense.states(seed, samples), []
+def iterations(network: TrainedNetwork, seed: int, kappa: float, points: Sequence[float], samples: int) -> Result:
+    """Scores what Algorithm 1 has after some halvings in every row of an MLP (003 Figures 3.2 and 3.3)."""
+    states, values = network.states(seed, samples), []
     for count in points:
         solver = Schur(Bisection(eps=2.0**-count, inner_tol=INNER, max_sweeps=SWEEPS))
         fitted, report = fit_states(states, kappa=kappa, solver=solver, **CAPS["state-driven-row"])
-        values += scores(dense, seed, fitted, report.sparsity, count)
-    return values
+        values += scored(network, seed, Fitted(fitted, report.sparsity), count)
+    return Result(tuple(values))
 
 
-def warm_starts(dense: Dense, seed: int, points: Sequence[float], samples: int, warm: bool) -> list[Value]:
-    """Counts the sweeps of Algorithm 1 and, for warm starts, the gain in time (003 Table 3.3)."""
-    states, values, gains = dense.states(seed, samples), [], []
-    bisected(_problems(states, 0.5)[-1:], warm)  # compiles
+def warm_starts(network: TrainedNetwork, seed: int, points: Sequence[float], samples: int, warm: bool) -> Result:
+    """Counts the sweeps of Algorithm 1 and, for warm starts, the gain in processor time (003 Table 3.3)."""
+    problems, values, gains = rows_of(network, seed, samples).problems(), [], []
+    bisected(problems(0.5)[-1:], warm)  # compiles
     for kappa in points:
-        problems = _problems(states, kappa)
-        steps, seconds = bisected(problems, warm)
+        capped = problems(kappa)
+        steps, seconds = bisected(capped, warm)
         values.append(Value("steps", steps, kappa))
         if warm:
-            gains.append(bisected(problems, False)[1] / seconds)
+            gains.append(bisected(capped, False)[1] / seconds)
             values.append(Value("speedup", gains[-1], kappa))
-    return [*values, Value("speedup", sum(gains) / len(gains))] if warm else values
-
-
-def _problems(states: States, kappa: float) -> list[RowProblem]:
-    """Builds P(kappa) of every layer, the cap on all of (a, b), in units in which the network's rows fit."""
-    mask, found, n = support_mask(states, "layered"), [], states.X.shape[1]
-    factors = fitting_units(states, 0.99, mask).factors
-    X, U, Z = (part.double() for part in (states.X * factors, states.U, states.Z * factors))
-    X, U, Z = X - X.mean(0), U - U.mean(0), Z - Z.mean(0)
-    start = 0
-    for size in states.blocks:
-        columns = torch.nonzero(mask[start])[:, 0]
-        design = Design.of(X, U).restricted(columns)
-        found.append(row_problem(design, Z[:, start : start + size], kappa=kappa, capped=len(columns)))
-        start += size
-    assert start == n
-    return found
+    return Result((*values, Value("speedup", sum(gains) / len(gains))) if warm else tuple(values))
 
 
 def bisected(problems: Sequence[RowProblem], warm: bool) -> tuple[float, float]:
@@ -241,16 +261,274 @@ def bisected(problems: Sequence[RowProblem], warm: bool) -> tuple[float, float]:
     return float(steps.double().mean()), time.process_time() - began
 
 
-def partial_speed(dense: Dense, seed: int, points: Sequence[float], share: float) -> list[Value]:
-    """Measures how much faster a fit on a share of the images is (003 Table 3.3)."""
-    total = len(dense.pair("train")[0])
-    parts = [dense.states(seed, round(part * total)) for part in (share, 1.0)]
-    values = []
+def partial_speed(
+    network: TrainedNetwork, seed: int, points: Sequence[float], samples: int, share: float
+) -> Result:
+    """Measures how much faster a fit on a share of the data is (003 Table 3.3)."""
+    rows, values = rows_of(network, seed, samples), []
+    fits = [rows.timed(part) for part in (share, 1.0)]
     for kappa in points:
         seconds = []
-        for states in parts:
+        for fit in fits:
             began = time.process_time()
-            fit_states(states, kappa=kappa)
+            fit(kappa)
             seconds.append(time.process_time() - began)
         values.append(Value("speedup", seconds[1] / seconds[0], kappa))
-    return values
+    return Result(tuple(values))
+
+
+@dataclass(frozen=True)
+class DenseRows(Rows):
+    """Fits all rows of an MLP to its recorded states."""
+
+    methods: ClassVar[tuple[str, ...]] = (
+        "state-driven",
+        "state-driven-tuned",
+        "state-driven-lasso",
+        "magnitude",
+        "magnitude-layerwise",
+        "magnitude-tuned",
+        "sss",
+        "spr",
+    )
+    printed: ClassVar[tuple[tuple[float, int], ...]] = ((0.3, FEW),)
+
+    def capped(self, model: str, kappa: float, samples: int) -> Fitted:
+        fitted, report = fit_states(self.network.states(self.seed, samples), kappa=kappa, **CAPS[model])
+        return Fitted(fitted, report.sparsity)
+
+    def on_share(self, share: float, sparsity: float | None) -> Fitted:
+        states = self._states(share, 2)
+        fitted, report = fit_states(states, kappa=KAPPA, target_sparsity=sparsity)
+        return Fitted(fitted, report.sparsity)
+
+    def maker(self, method: str, training: int, path: tuple[float, ...]) -> Maker:
+        if method.startswith("state-driven"):
+            return partial(self._sparse, method, training)
+        if method.startswith("magnitude"):
+            return partial(self._pruned, method, training)
+        return self._sss(training) if method == "sss" else self._spr(training)
+
+    def problems(self, share: float = 1.0) -> Callable[[float], list[RowProblem]]:
+        """Returns what builds P(kappa) of every layer, in units in which the network's rows fit."""
+        return partial(_layer_problems, self.network.states(self.seed, round(share * self.samples)))
+
+    def timed(self, share: float) -> Callable[[float], Any]:
+        states = self._states(share, 1)
+        return lambda kappa: fit_states(states, kappa=kappa)
+
+    def _states(self, share: float, least: int) -> States:
+        total = len(self.network.training(self.seed)[0])
+        return self.network.states(self.seed, max(least, round(share * total)))
+
+    def _sparse(self, method: str, epochs: int, sparsity: float) -> Fitted:
+        model, report = self._fit("lasso" if method.endswith("lasso") else "none", sparsity)
+        if not method.endswith("tuned"):
+            return Fitted(model, report.sparsity)
+        layers = Layers(model, report.blocks, report.exponents)
+        self.network.train(layers, self.seed, epochs)
+        return Fitted(layers, report.sparsity)
+
+    @cached
+    def _fit(self, objective: str, sparsity: float) -> tuple[ImplicitModel, FitReport]:
+        states = self.network.states(self.seed, self.samples)
+        return fit_states(states, kappa=KAPPA, objective=objective, target_sparsity=sparsity)
+
+    def _pruned(self, method: str, epochs: int, sparsity: float) -> Fitted:
+        pruned = prune_by_magnitude(self._layers(), sparsity, layerwise=method.endswith("layerwise"))
+        return self._tuned(pruned, epochs if method.endswith("tuned") else 0)
+
+    def _sss(self, epochs: int) -> Maker:
+        """Trains factors with their l1-norm from the trained network on; the smallest ones go."""
+        scaled = ScaledUnits(copy.deepcopy(self._layers()))
+        self.network.train(scaled, self.seed, epochs, optimizer=ProximalDescent(scaled, lr=0.01, gamma=GAMMA))
+        sizes, network = [factor.abs() for factor in scaled.factors], scaled.merged()
+        return lambda sparsity: self._tuned(prune_units(network, sizes, sparsity), epochs)
+
+    def _spr(self, epochs: int) -> Maker:
+        """Trains with the penalty from the trained network on; the units with the smallest weights go."""
+        network = copy.deepcopy(self._layers())
+
+        def loss(y: Tensor, labels: Tensor) -> Tensor:
+            penalty = perspective_penalty(unit_weights(network), ALPHA, LARGEST)
+            return cross_entropy(y, labels) + STRENGTH * penalty
+
+        self.network.train(network, self.seed, epochs, loss=loss)
+        sizes = [weights.norm(dim=1) for weights in unit_weights(network)]
+        return lambda sparsity: self._tuned(prune_units(network, sizes, sparsity), epochs)
+
+    def _tuned(self, network: nn.Sequential, epochs: int) -> Fitted:
+        """Trains what is left."""
+        sparsity = weight_sparsity(network)
+        if epochs:
+            keep_zeros(network)
+            self.network.train(network, self.seed, epochs)
+        return Fitted(network, sparsity)
+
+    def _layers(self) -> nn.Sequential:
+        network = self.network.trained(self.seed)
+        if not isinstance(network, nn.Sequential):
+            raise InputError(f"an MLP is needed, as a Sequential; received {type(network).__name__}")
+        return network
+
+
+def _layer_problems(states: States, kappa: float) -> list[RowProblem]:
+    mask, problems = support_mask(states, "layered"), []
+    factors = fitting_units(states, KAPPA, mask).factors
+    X, U, Z = (part.double() for part in (states.X * factors, states.U, states.Z * factors))
+    X, U, Z = X - X.mean(0), U - U.mean(0), Z - Z.mean(0)
+    start = 0
+    for size in states.blocks:
+        columns = torch.nonzero(mask[start])[:, 0]
+        design = Design.of(X, U).restricted(columns)
+        problems.append(row_problem(design, Z[:, start : start + size], kappa=kappa, capped=len(columns)))
+        start += size
+    return problems
+
+
+@dataclass(frozen=True)
+class SharedRows(Rows):
+    """Fits rows that positions share, layer by layer, each on what the sparse layers before it give."""
+
+    methods: ClassVar[tuple[str, ...]] = (
+        "state-driven",
+        "state-driven-tuned",
+        "state-driven-recorded",
+        "magnitude",
+        "magnitude-layerwise",
+        "magnitude-tuned",
+        "dense-tuned",
+    )
+
+    def capped(self, model: str, kappa: float, samples: int) -> Fitted:
+        """Caps whole rows, as P(kappa) of 003 is printed, in units in which the network's own rows fit at .99."""
+        network = self.network.trained(self.seed)
+        names = self.network.layers(network)
+        how = SharedFit(kappa=kappa, bound="row", gathering=self._gathering(POSITIONS * samples))
+        fitted, report = how.fit(network, self._batches(samples), names, own_units(network, names, KAPPA))
+        return Fitted(fitted, report.sparsity, report)
+
+    def on_share(self, share: float, sparsity: float | None) -> Fitted:
+        """Fits on what the network itself computes."""
+        network, total = self.network.trained(self.seed), len(self.network.training(self.seed)[0])
+        count = max(8, round(share * total))
+        how = SharedFit(target_sparsity=sparsity, gathering=self._gathering(FEWER * count), sequential=False)
+        fitted, report = how.fit(network, self._batches(count), self.network.layers(network))
+        return Fitted(fitted, report.sparsity)
+
+    def maker(self, method: str, training: int, path: tuple[float, ...]) -> Maker:
+        def make(sparsity: float) -> Fitted:
+            fitted = self._made(method, sparsity, path)
+            if not method.endswith("tuned"):
+                return fitted
+            model = copy.deepcopy(fitted.model)
+            keep_zeros(model)
+            self.network.tune(model, self.seed, training)
+            return Fitted(model, fitted.sparsity)
+
+        return make
+
+    def problems(self, share: float = 1.0) -> Callable[[float], list[RowProblem]]:
+        """Returns what builds P(kappa) of some rows of every layer, in units in which its own rows fit at .99."""
+        units = own_units(self.network.trained(self.seed), list(self._recorded()), KAPPA)
+        return partial(self._problems, units, share)
+
+    def timed(self, share: float) -> Callable[[float], Any]:
+        problems = self.problems(share)
+
+        def fit(kappa: float) -> None:
+            for problem in problems(kappa):
+                RowFit(kappa=kappa, bound="row").solve_problem(problem)
+
+        return fit
+
+    def _made(self, method: str, sparsity: float, path: tuple[float, ...]) -> Fitted:
+        network = self.network.trained(self.seed)
+        if method.startswith("dense"):
+            return Fitted(network, 0.0)
+        if method.startswith("magnitude"):
+            layerwise, sizes = method.endswith("layerwise"), self.network.sizes(self.seed)
+            names = self.network.layers(network)
+            return Fitted(*prune_shared(network, names, sparsity, layerwise=layerwise, sizes=sizes))
+        model, report = self._fits(path, method != "state-driven-recorded")[path.index(sparsity)]
+        return Fitted(model, report.sparsity, report if method == "state-driven" else None)
+
+    @cached
+    def _fits(self, path: tuple[float, ...], sequential: bool) -> list[tuple[nn.Module, SharedReport]]:
+        """Fits the network at growing sparsity, under the cap where there are units for one."""
+        network = self.network.trained(self.seed)
+        units, gathering = self.network.units(network, KAPPA), self._gathering(POSITIONS * self.samples)
+        how = SharedFit(kappa=KAPPA if units else float("inf"), gathering=gathering, sequential=sequential)
+        return list(how.path(network, self._batches(self.samples), path, self.network.layers(network), units))
+
+    @cached
+    def _recorded(self) -> dict[str, RowData]:
+        network = self.network.trained(self.seed)
+        known = shared_layers(network)
+        layers = {name: known[name] for name in self.network.layers(network)}
+        return self._gathering(FEWER * self.samples).run(network, layers, self._batches(self.samples))
+
+    def _problems(self, units: Mapping[str, RowUnits], share: float, kappa: float) -> list[RowProblem]:
+        problems = []
+        for name, data in self._recorded().items():
+            count = max(2, round(share * len(data.targets)))
+            M = torch.cat(data.parts, dim=1)[:count].to(WIDE) / 2.0 ** units[name].shifts[0]
+            z = data.targets[:count, :FEW_ROWS].to(WIDE)
+            problems.append(row_problem(Design.of(M - M.mean(0)), z - z.mean(0), kappa=kappa, capped=M.shape[1]))
+        return problems
+
+    def _gathering(self, samples: int) -> Gathering:
+        return Gathering(samples=samples, seed=self.seed, valid=self.network.valid)
+
+    def _batches(self, count: int) -> list[Tensor]:
+        return list(self.network.draw(self.seed, count).split(64))
+
+
+def prune_shared(
+    network: nn.Module,
+    names: Sequence[str],
+    sparsity: float,
+    *,
+    layerwise: bool = False,
+    sizes: Mapping[str, Tensor] | None = None,
+) -> tuple[nn.Module, float]:
+    """Sets the smallest weights of some layers to zero, in a copy; returns it with the share that went.
+
+    Args:
+        network: with shared rows.
+        names: of the layers.
+        sparsity: the share of weights that go.
+        layerwise: whether every layer loses this share, or all of them together.
+        sizes: what is compared in place of the weights, by layer.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+        >>> prune_shared(network, ["0", "2"], 0.5)[1]
+        0.5
+    """
+    twin = copy.deepcopy(network)
+    known = shared_layers(twin)
+    before = {name: row_weights(known[name]) for name in names}
+    own = {name: (sizes or {}).get(name, weights.abs()) for name, weights in before.items()}
+    for group in [[name] for name in names] if layerwise else [list(names)]:
+        compared = torch.cat([own[name].flatten() for name in group])
+        count = round((1 - sparsity) * int((compared != 0).sum()))
+        kept = torch.zeros(len(compared), dtype=torch.bool)
+        kept[compared.topk(count).indices] = True
+        for name, mask in zip(group, kept.split([own[name].numel() for name in group]), strict=True):
+            layer = known[name]
+            assert layer.bias is not None
+            set_rows(layer, before[name] * mask.view_as(before[name]), layer.bias.detach().clone())
+    left = sum(int((row_weights(known[name]) != 0).sum()) for name in names)
+    return twin, 1 - left / sum(int((weights != 0).sum()) for weights in before.values())
+
+
+def own_units(network: nn.Module, names: Sequence[str], kappa: float) -> dict[str, RowUnits]:
+    """Returns units, powers of two for each layer, in which its own rows have an l1-norm below kappa."""
+    known, found = shared_layers(network), {}
+    for name in names:
+        largest = row_weights(known[name]).double().abs().sum(1).max()
+        shift = float(torch.floor(torch.log2(kappa / largest * (1 - 1e-9))))
+        count = len(widths(known[name]))
+        found[name] = RowUnits((shift,) * count, (True,) * count)
+    return found

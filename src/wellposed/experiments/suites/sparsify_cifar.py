@@ -6,14 +6,14 @@ from wellposed.experiments.config import Scale
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
-from wellposed.experiments.shared_findings import (
+from wellposed.experiments.sparsify_findings import (
     cap_sentence,
     certificate_sentence,
     lead_sentences,
     loss_sentence,
     recorded_sentence,
 )
-from wellposed.experiments.shared_run import Part, SharedRun
+from wellposed.experiments.sparsify_run import Part, SharedRun
 from wellposed.experiments.suite import Figure, Suite
 from wellposed.experiments.thresholds import Threshold
 from wellposed.experiments.trained_network import FoldedResNet
@@ -47,13 +47,13 @@ SHARED = (
 def plan(scale: Scale) -> list[SharedRun]:
     """Returns every method along every axis; tiny runs are of a small network on digits."""
     tiny, paper = scale == "tiny", scale == "paper"
-    subject = FoldedResNet("digits", 100, 30) if tiny else FoldedResNet(DATA, 10_000 if paper else 1000)
+    network = FoldedResNet("digits", 100, 30) if tiny else FoldedResNet(DATA, 10_000 if paper else 1000)
     samples, steps = (32, 5) if tiny else (1024, 600) if paper else (128, 60)
 
     def run(part: Part, role: Role, model: str, points: Sequence[float]) -> SharedRun:
         chosen = tuple(points[:1] if tiny else points)
         path = tuple(TUNED[:1] if tiny else SPARSITIES) if part == "sparsity" else ()
-        return SharedRun(suite=NAME, seed=0, scale=scale, role=role, subject=subject, part=part, model=model,
+        return SharedRun(suite=NAME, seed=0, scale=scale, role=role, network=network, part=part, model=model,
                          points=TUNED[:1] if tiny and part == "sparsity" else chosen, path=path, samples=samples,
                          steps=steps if model.endswith("tuned") else 0)  # fmt: skip
 

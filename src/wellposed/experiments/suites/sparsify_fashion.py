@@ -41,9 +41,9 @@ def plan(scale: Scale) -> list[SparsifyRun]:
     return sparsify_runs("sparsify-fashion", scale, Dense("digits", epochs=20) if scale == "tiny" else Dense(DATA))
 
 
-def sparsify_runs(suite: str, scale: Scale, dense: Dense) -> list[SparsifyRun]:
+def sparsify_runs(suite: str, scale: Scale, network: Dense) -> list[SparsifyRun]:
     """Returns the runs of a suite on some images."""
-    tiny, few = scale == "tiny", dense.data == "digits"
+    tiny, few = scale == "tiny", network.data == "digits"
     shares = tuple(at for at in SHARES if at >= 0.05) if few else SHARES
     samples, every = (500, 1000) if few else (500, 5000)
 
@@ -56,8 +56,8 @@ def sparsify_runs(suite: str, scale: Scale, dense: Dense) -> list[SparsifyRun]:
         level: float = 0.0,
     ) -> SparsifyRun:
         chosen = tuple(points[-1:] if tiny else points)
-        epochs = 2 if not few else dense.epochs // 2
-        return SparsifyRun(suite=suite, seed=0, scale=scale, role=role, dense=dense, part=part, model=model,
+        epochs = 2 if not few else network.epochs // 2
+        return SparsifyRun(suite=suite, seed=0, scale=scale, role=role, network=network, part=part, model=model,
                            points=chosen, samples=samples, epochs=epochs if part == "sparsity" else 0,
                            level=level)  # fmt: skip
 

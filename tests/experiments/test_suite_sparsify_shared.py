@@ -18,7 +18,7 @@ from wellposed.experiments.papers import ROWS
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.runner import Order, carry_out
-from wellposed.experiments.shared_measures import frontier, own_units, prune_shared
+from wellposed.experiments.sparsify_measures import frontier, own_units, prune_shared
 from wellposed.experiments.store import Store
 from wellposed.experiments.trained_network import FoldedResNet
 from wellposed.tasks import MissingDataError
@@ -112,7 +112,7 @@ def test_training_afterwards_keeps_the_zeros(model, monkeypatch):
     monkeypatch.setattr(
         Newsgroups, "scores", lambda self, network, seed: seen.append(network) or {"accuracy": 0.5}
     )
-    result = frontier(QUICK, 0, model, (0.8,), (0.8,), 64, 5)
+    result = frontier(QUICK, 0, model, (0.8,), 64, 5, (0.8,))
     reached = next(value.value for value in result.values if value.metric == "sparsity")
     network = seen[0] if seen[0] is not QUICK.trained(0) else seen[-1]
     known, own = shared_layers(network), shared_layers(QUICK.trained(0))
@@ -159,7 +159,7 @@ def test_missing_weights_are_said_so(tmp_path, monkeypatch):
     monkeypatch.delenv("WELLPOSED_DATA")
     with pytest.raises(MissingDataError, match="WELLPOSED_DATA"):
         subject.training()
-    assert any(run.subject.network == "distilbert" for run in get_suite("sparsify-newsgroups").plan("paper"))
+    assert any(run.network.network == "distilbert" for run in get_suite("sparsify-newsgroups").plan("paper"))
 
 
 def test_missing_images_are_said_so(monkeypatch):
@@ -177,7 +177,7 @@ def test_unknown_names_are_refused():
     with pytest.raises(UnknownNameError, match="topics"):
         Newsgroups("reuters")
     with pytest.raises(UnknownNameError, match="magnitude"):
-        frontier(QUICK, 0, "random", (0.5,), (0.5,), 10, 0)
+        frontier(QUICK, 0, "random", (0.5,), 10, 0, (0.5,))
 
 
 def test_generated_texts_are_the_same_every_time():
