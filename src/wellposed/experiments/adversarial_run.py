@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class AdversarialRun(Run):
     shape: Shape
     lesson: Lesson
     budget: Budget
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     @property
     def labels(self) -> tuple[str, str, str | None]:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,8 @@ class DepthRun(ObservedRun):
     rules, whichever it was trained with: `steps_absolute` and `steps_relative` at the points of the task, and
     `scaled_absolute` and `scaled_relative` for the same samples at several scales.
     """
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # steps are counted there
 
     @property
     def together(self) -> bool:

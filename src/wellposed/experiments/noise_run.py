@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ class NoiseRun(Run):
     points: tuple[float, ...] = (20.0, 10.0, 0.0)
     samples: int = 2_500
     passes: int = 1
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     @property
     def labels(self) -> tuple[str, str, str | None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ class ObservedRun(TrainingRun):
     """
 
     observed: Point = None
+    resumable: ClassVar[bool] = False
 
     def _fit(
         self, model: nn.Module, data: list[tuple[Pair, Pair]], runs: Sequence[Self], context: Context

@@ -4,7 +4,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class TrainingRun(Run):
     training: Training
     fold: int | None = None
     folds: int = 5
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    resumable: ClassVar[bool] = True
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
@@ -54,6 +56,9 @@ class TrainingRun(Run):
     def trained(self) -> bool:
         """Whether the model is trained; else it has a closed form, and no setting of training matters."""
         return not entry(self.model.name).closed_form
+
+    def device_for(self, wanted: str) -> str:
+        return super().device_for(wanted) if self.trained else "cpu"
 
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         seeds = [run.seed for run in runs]
