@@ -279,13 +279,13 @@ def test_folds_share_no_sample_and_cover_all():
     held = []
     for fold in range(5):
         part = dataclasses.replace(run, fold=fold)
-        (u, _), (v, _) = part._split(0)
+        (u, _), (v, _) = part.data(0)
         rows, out = ({tuple(row) for row in tensor.tolist()} for tensor in (u, v))
         assert not rows & out and len(rows) + len(out) == 60
         held.append(out)
     assert len(set.union(*held)) == 60
     with pytest.raises(InputError, match="fold must lie"):
-        dataclasses.replace(run, fold=5)._split(0)
+        dataclasses.replace(run, fold=5).data(0)
 
 
 def test_a_run_is_the_same_alone_and_after_another(tmp_path):

@@ -138,14 +138,14 @@ def run(model, **settings):
 def test_folds_of_a_search_are_days_in_a_row():
     whole = SMALL.train(0)[0]
     for fold in range(3):
-        (kept, _), (held, _) = run(Choice("mlp"), fold=fold, folds=3)._split(0)
+        (kept, _), (held, _) = run(Choice("mlp"), fold=fold, folds=3).data(0)
         first = int((whole == held[0]).all(1).nonzero()[0])
         assert torch.equal(whole[first : first + len(held)], held) and len(kept) + len(held) == len(whole)
 
 
 @pytest.mark.parametrize("model", ["implicit-centred", "mlp-centred"])
 def test_centred_models_do_not_see_the_level(model):
-    made = run(Choice(model))._build(SMALL.train(0))
+    made = run(Choice(model)).make_model(SMALL.train(0))
     u = SMALL.train(0)[0][:5]
     assert torch.allclose(made(u), made(u + 3.0), atol=1e-4)
     assert not torch.allclose(made(u), made(2 * u), atol=1e-4)

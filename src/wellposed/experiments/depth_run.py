@@ -51,14 +51,14 @@ class DepthRun(ObservedRun):
     def together(self) -> bool:
         return False  # one model after the other takes the compiled kernels, which are faster than a stack
 
-    def _result(
+    def measure(
         self, model: nn.Module, pair: tuple[Pair, Pair], seed: int, history: History | None, member: int | None
     ) -> Result:
         if not isinstance(model, ImplicitModel) or history is None:
             raise InputError(f"the depth of implicit models is measured; received {type(model).__name__}")
         values = self._lost(model, seed) if self.fold is None else []
         model.double().max_steps = LIMIT  # the limit of the training would hide how many steps are needed
-        result = super()._result(model, pair, seed, history, member)
+        result = super().measure(model, pair, seed, history, member)
         if self.fold is None:
             inside = pair[1][0].double()
             values += self._under_shift(model, seed)
