@@ -44,7 +44,7 @@ BATCH = 50  # images of AutoAttack, in which convolutions are quickest
 
 
 @dataclass(frozen=True)
-class Try:
+class Attempt:
     """One attack at one point of its axis.
 
     Args:
@@ -90,42 +90,42 @@ class Try:
         return ranked_attack(network, u, target, *self.reach(u, at), **how)
 
 
-def _fgsm(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
-    epsilon, count = try_.reach(u, at)
+def _fgsm(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    epsilon, count = attempt.reach(u, at)
     return fgsm(network, u, target, epsilon, count=count)
 
 
-def _pgd(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
-    epsilon, count = try_.reach(u, at)
+def _pgd(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    epsilon, count = attempt.reach(u, at)
     return pgd(network, u, target, epsilon, count=count)
 
 
-def _jsma(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
-    return jsma(network, u, target, try_.few(u, at), 1.0)
+def _jsma(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return jsma(network, u, target, attempt.few(u, at), 1.0)
 
 
-def _lp(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
-    return lp_attack(network, u, target, *try_.reach(u, at), goals=GOALS)
+def _lp(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return lp_attack(network, u, target, *attempt.reach(u, at), goals=GOALS)
 
 
-def _auto(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
-    return autoattack(network, u, target, at, batch_size=BATCH, seed=try_.draw)
+def _auto(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return autoattack(network, u, target, at, batch_size=BATCH, seed=attempt.draw)
 
 
-def _transfer(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
-    copy = surrogate(try_.victim, try_.seed, try_.split, QUERIES, try_.epochs)
+def _transfer(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    copy = surrogate(attempt.victim, attempt.seed, attempt.split, QUERIES, attempt.epochs)
     return transfer_attack(network, u, target, at, copy)
 
 
-def _salt(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
-    return noise_attack(network, u, target, "salt_and_pepper", at, seed=try_.draw)
+def _salt(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return noise_attack(network, u, target, "salt_and_pepper", at, seed=attempt.draw)
 
 
-def _speckle(try_: Try, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
-    return noise_attack(network, u, target, "speckle", at, seed=try_.draw)
+def _speckle(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return noise_attack(network, u, target, "speckle", at, seed=attempt.draw)
 
 
-KINDS: dict[str, Callable[[Try, nn.Module, Tensor, Tensor, float], Attack]] = {
+KINDS: dict[str, Callable[[Attempt, nn.Module, Tensor, Tensor, float], Attack]] = {
     "fgsm": _fgsm,
     "pgd": _pgd,
     "jsma": _jsma,

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from wellposed.experiments.attack_kinds import Axis, Split, Try, sensitivity_matrix
+from wellposed.experiments.attack_kinds import Attempt, Axis, Split, sensitivity_matrix
 from wellposed.experiments.cache import cached
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
@@ -28,7 +28,7 @@ class AttackRun(Run):
 
     Args:
         victim: the network and its images.
-        axis: "clean" only measures; the others are those of `Try`.
+        axis: "clean" only measures; the others are those of `Attempt`.
         attack: which one.
         points: on the axis.
         samples: images; fewer than there are are drawn by the seed.
@@ -87,8 +87,8 @@ class AttackRun(Run):
         parts = []
         for number, (some, classes) in enumerate(zip(u.split(PART), target.split(PART), strict=True)):
             draw = 1000 * self.seed + number
-            try_ = Try(self.victim, self.axis, self.attack, self.split, self.seed, draw, self.epochs)
-            parts.append(try_(some, classes, at))
+            attempt = Attempt(self.victim, self.axis, self.attack, self.split, self.seed, draw, self.epochs)
+            parts.append(attempt(some, classes, at))
         return _joined(parts)
 
     def _counted(self, found: Attack, u: Tensor, right: Tensor, at: float) -> list[Value]:
