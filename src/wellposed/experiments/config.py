@@ -47,6 +47,21 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """How much of some images a model sees, for trainings that `fit` and `Training` do not describe, by Adam.
+
+    Args:
+        images: how many are drawn of the training images.
+        epochs, batch_size, learning_rate: of the training.
+    """
+
+    images: int
+    epochs: int
+    batch_size: int
+    learning_rate: float = 1e-3
+
+
+@dataclass(frozen=True)
 class Choice:
     """A model by name, with the size of a paper and options of its own.
 

@@ -11,7 +11,7 @@ from wellposed.baselines.mlp import parameter_count
 from wellposed.experiments.config import identity
 from wellposed.experiments.noise_ensemble import Member, Stack, make_stack
 from wellposed.experiments.noise_models import Pair, sensitivities, weight_eigenvalues
-from wellposed.experiments.noise_training import Schedule, Score, chosen, score, train
+from wellposed.experiments.noise_training import NoiseSchedule, Score, chosen, score, train
 from wellposed.experiments.record import Result, Series, Value
 from wellposed.experiments.run import Context, Run
 from wellposed.experiments.trained_network import images
@@ -82,8 +82,8 @@ class NoiseRun(Run):
         return Member(self.pair, self.noise, self.seed)
 
     @property
-    def _schedule(self) -> Schedule:
-        return Schedule(self.images, self.epochs, self.batch_size, self.learning_rate, self.jacobian)
+    def _schedule(self) -> NoiseSchedule:
+        return NoiseSchedule(self.images, self.epochs, self.batch_size, self.learning_rate, self.jacobian)
 
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         u, labels = (part.to(context.device) for part in pair_of(self.data, "train"))
