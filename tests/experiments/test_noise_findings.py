@@ -135,14 +135,14 @@ def test_sentences_say_how_many_images_were_seen() -> None:
     facts = {"images": 9_000, "tested": 1_000}
     known = Record("a", "noise-cifar", "paper", "cifar10", "mdeq-4", None, 0, "ours", "run", config,
                    (Value("accuracy", 0.7), Value("accuracy", 0.6, 10.0)), {}, facts, {}, "2026", 1.0)  # fmt: skip
-    text = " ".join(get_suite("noise-cifar").controls([known]))
+    text = " ".join(get_suite("noise-cifar").findings([known]))
     assert "9000 images of 32 x 32 pixels, 12 epochs in batches of 256, and tested on 1000 images held out" in text
     assert "held out, one seed;" in text and "mdeq-4: without noise 70.0 %, at 10 dB 60.0 %" in text
-    both = get_suite("noise-cifar").controls([known, dataclasses.replace(known, scale="default", id="b")])
+    both = get_suite("noise-cifar").findings([known, dataclasses.replace(known, scale="default", id="b")])
     assert len(both) == 4 and both[:2] == both[2:]
     rival = dataclasses.replace(known, model="ffw-conv-4", id="c", values=(Value("accuracy", 0.5, 10.0),))
     pairs = [dataclasses.replace(r, scale=scale) for r in (known, rival) for scale in ("default", "paper")]
-    last = get_suite("noise-cifar").controls(pairs)[-1]
+    last = get_suite("noise-cifar").findings(pairs)[-1]
     assert "+10.0 at scale default and +10.0 at scale paper" in last
 
 

@@ -73,7 +73,7 @@ def test_every_suite_runs_at_tiny_scale(name, tmp_path):
         assert not run.trained or len(record.series["train_loss"]) == run.training.epochs
         if record.model.startswith("implicit") and not record.model.endswith("-centred"):  # inside another module
             assert record.value("steps", run.task.points[0]) > 1 and "< 1" in record.facts["certificate"]
-    assert all(isinstance(text, str) for text in suite.controls(Store(tmp_path).records()))
+    assert all(isinstance(text, str) for text in suite.findings(Store(tmp_path).records()))
 
 
 def test_published_parameter_counts_are_those_of_our_networks(tmp_path):

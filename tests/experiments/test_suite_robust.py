@@ -83,7 +83,7 @@ def test_certified_training_at_tiny_scale(tmp_path):
     for record in records.values():
         proven, left = (record.value(f"{kind}_accuracy", 0.05) for kind in ("certified", "attacked"))
         assert 0 <= proven <= left <= record.value("accuracy") <= 1 and record.value("certified_excess", 0.05) == 0
-    told = " ".join(get_suite("certified-training").controls(list(records.values())))
+    told = " ".join(get_suite("certified-training").findings(list(records.values())))
     assert "certified-crown" in told and "% clean" in told
 
 
@@ -128,7 +128,7 @@ def test_attacks_at_tiny_scale(attacked):
     for (task, model), record in attacked.items():
         check_attack(task, model, record)
     assert attacked["digits-radius", "pgd"].value("success_rate", 0.3) > 0.5
-    told = " ".join(get_suite("attack-mnist").controls(list(attacked.values())))
+    told = " ".join(get_suite("attack-mnist").findings(list(attacked.values())))
     assert "not said" in told
 
 
@@ -155,7 +155,7 @@ def test_attacks_on_a_residual_network_at_tiny_scale(convolved):
         check_attack(task, model, record)
     auto, pgd = (convolved["digits-radius", name].value("success_rate", 0.3) for name in ("autoattack", "pgd"))
     assert auto >= pgd - 1 / 8 and auto > 0.5
-    told = " ".join(get_suite("attack-cifar").controls(list(convolved.values())))
+    told = " ".join(get_suite("attack-cifar").findings(list(convolved.values())))
     assert "out of reach" in told and "190 thousand states" in told
 
 
@@ -225,10 +225,10 @@ def test_controls_say_which_values_are_nearest_to_the_table(attacked):
         for column, name in ((0, "sensitivity"), (1, "gradient"), (0, "random")):
             values = tuple(Value("success_rate", line[column] + off, at) for at, line in printed.items())
             records.append(dataclasses.replace(model, task="mnist", model=f"{name}-{kind}", values=values))
-    told = " ".join(get_suite("attack-mnist").controls(records))
+    told = " ".join(get_suite("attack-mnist").findings(records))
     assert "random values 20, values along the gradient's sign 10, white pixels 1." in told
     assert "With white pixels, the nearest" in told and "72 % at 10 % and 91 % at 30 % of the pixels" in told
-    assert "the nearest" not in " ".join(get_suite("attack-mnist").controls(records[:5]))
+    assert "the nearest" not in " ".join(get_suite("attack-mnist").findings(records[:5]))
 
 
 def test_success_counts_images_that_were_right():

@@ -113,6 +113,6 @@ def test_controls_say_where_the_fit_is_not_ahead():
         _record(task, "state-driven", a50=0.83, a90=0.80),
         _record(task, "magnitude", a50=0.84, a90=0.30),
     ]
-    text = " ".join(get_suite("sparsify-fashion").controls(records))
+    text = " ".join(get_suite("sparsify-fashion").findings(records))
     assert "ahead in the median at a sparsity of 90 % and not at 50 %" in text
     assert "MLA" in text

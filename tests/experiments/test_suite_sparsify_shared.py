@@ -203,7 +203,7 @@ def test_controls_say_what_is_lost_and_who_leads():
         _record("cifar10-sparsity", "magnitude", a50=0.91, a80=0.35),
         _record("cifar10", "state-driven-row", a99=0.8),
     ]
-    text = " ".join(get_suite("sparsify-cifar").controls(records))
+    text = " ".join(get_suite("sparsify-cifar").findings(records))
     assert "-1.0 points at 50 %, +50.0 points at 80 %" in text and "patches of 256 images" in text
     assert "69 %" in text and "CIFAR-100" in text
 
@@ -217,5 +217,5 @@ def test_training_afterwards_has_a_control():
         _record("newsgroups-sparsity", "dense", a90=0.68),
         _record("newsgroups-sparsity", "dense-tuned", a90=0.7),
     ]
-    text = " ".join(get_suite("sparsify-newsgroups").controls(records))
+    text = " ".join(get_suite("sparsify-newsgroups").findings(records))
     assert "goes from 68.0 % to 70.0 %" in text

@@ -58,7 +58,7 @@ def plan(scale: Scale) -> list[AdversarialRun]:
     ]  # fmt: skip
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says how the runs differ from 004, and what the defences are worth."""
     small, large = SIZES["default"], SIZES["paper"]
     return [
@@ -132,6 +132,6 @@ SUITE = Suite(
             for title, at in (("Under the attack of 004", "construction"), ("Under the worst attack", "worst"))
         ),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=_thresholds(),
 )

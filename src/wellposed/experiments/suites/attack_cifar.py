@@ -30,7 +30,7 @@ FINDINGS = Findings(DATA, (2, 4), RADII)
 PLAN = AttackPlan("attack-cifar", LINES, ResidualNetwork(), ResidualNetwork("digits", depth=8, epochs=6), more=5)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the ranking is worth beside random pixels, and what was left out."""
     found = [
         "There is one network for all seeds, trained on data_batch_1 to data_batch_4, not for robustness; a seed "
@@ -105,6 +105,6 @@ SUITE = Suite(
         Gallery("Speckle", (f"{DATA}-speckle", "digits-speckle"), "speckle",
                 "Every input times 1 + 0.5 N(0, 1)."),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=_thresholds(),
 )  # fmt: skip

@@ -70,6 +70,6 @@ SUITE = Suite(
         Gallery("A tenth of the pixels, by the linear program", (DATA, "digits"), "lp",
                 "The largest changes are kept.", "003 Figure 4.7, right"),
     ),
-    controls=FINDINGS.sentences,
+    findings=FINDINGS.sentences,
     thresholds=_thresholds(),
 )  # fmt: skip

@@ -44,7 +44,7 @@ def plan(scale: Scale) -> list[EliminateRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the orders are worth, and what is certain."""
     found = [
         "Of the 896 columns of (X, U) no row reads the 16 of the last layer; shares are of the other 880.",
@@ -86,7 +86,7 @@ SUITE = Suite(
         Figure("Accuracy against removed features", (DATA, "digits"), "accuracy", "share of features removed",
                paper="002 Figure 9", log=""),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=(
         Threshold(
             "Without half of the features the fit on 5,000 samples loses at most a point of accuracy.",

@@ -69,7 +69,7 @@ def plan(scale: Scale) -> list[SharedRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     images = {r.config.get("samples") for r in records if r.model == "state-driven" and r.scale != "tiny"}
     return [
@@ -120,6 +120,6 @@ SUITE = Suite(
         Figure("Sparsity under a cap on whole rows", (DATA, "digits"), "sparsity", "kappa", paper="003 Table 3.1",
                log="x"),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=thresholds(),
 )  # fmt: skip

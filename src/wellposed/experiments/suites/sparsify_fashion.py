@@ -77,12 +77,12 @@ def sparsify_runs(suite: str, scale: Scale, network: Dense) -> list[SparsifyRun]
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
-    return sparsify_controls(records, DATA)
+    return sparsify_findings(records, DATA)
 
 
-def sparsify_controls(records: Sequence[Record], data: str) -> list[str]:
+def sparsify_findings(records: Sequence[Record], data: str) -> list[str]:
     """Says what the controls show on some images."""
     return [
         *bound_sentences(records, data, 0.99),
@@ -131,6 +131,6 @@ SUITE = Suite(
     plan=plan,
     seeds={"tiny": 1, "default": 3, "paper": 5},
     figures=figures(DATA),
-    controls=controls,
+    findings=findings,
     thresholds=thresholds(DATA),
 )

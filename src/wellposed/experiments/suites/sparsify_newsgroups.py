@@ -80,7 +80,7 @@ def plan(scale: Scale) -> list[SharedRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     return [
         *_words_sentence(records),
@@ -149,6 +149,6 @@ SUITE = Suite(
                paper="003 Figure 3.7", log="x"),
         Figure("Sweeps of Algorithm 1", (DATA, "topics"), "steps", "kappa", paper="003 Figure 3.5", log="y"),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=thresholds(),
 )  # fmt: skip
