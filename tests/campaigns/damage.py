@@ -23,10 +23,10 @@ from wellposed.convex import open_states, record_states, save_states
 from wellposed.errors import WellposedError
 from wellposed.estimators.storage import read, write
 from wellposed.experiments.config import Training
+from wellposed.experiments.kept import train_or_load
 from wellposed.experiments.record import Record
 from wellposed.experiments.runner import Order, orders
 from wellposed.experiments.store import Store
-from wellposed.experiments.trained_network import train_or_load
 from wellposed.tasks.cache import DataFile, fetch
 from wellposed.tasks.idx import read_idx
 from wellposed.training import Checkpoint

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from wellposed.baselines.convnet import ConvNet
+from wellposed.experiments.cache import CACHE
 from wellposed.experiments.differences import with_differences
 from wellposed.experiments.noise_cifar_run import CifarNoiseRun, disturbed, prepare
 from wellposed.experiments.noise_findings import crossover, noise_findings
@@ -159,11 +160,11 @@ def test_some_sprites_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "cifar10").mkdir()
     for name in ("labels.npz", "train_01.webp", "train_03.webp", "train_42.webp"):
         (tmp_path / "cifar10" / name).symlink_to(SPRITES / name)
-    photographs.cache_clear()
+    CACHE.clear()
     monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
     monkeypatch.setenv("WELLPOSED_CACHE", str(tmp_path))
     part, held = photographs("fit"), photographs("holdout")
-    photographs.cache_clear()
+    CACHE.clear()
     labels = torch.from_numpy(np.load(SPRITES / "labels.npz")["train"]).long()
     assert torch.equal(part.labels, torch.cat([labels[1000:2000], labels[3000:4000]]))
     assert torch.equal(held.labels, labels[42_000:43_000]) and held.pixels.shape == (1000, 3, 32, 32)

@@ -9,7 +9,8 @@ from wellposed.experiments.papers import ROWS
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.runner import Order, carry_out
-from wellposed.experiments.sparsify_measures import DenseRows, frontier, iterations, sufficient, warm_starts
+from wellposed.experiments.sparsify_measures import frontier, iterations, sufficient, warm_starts
+from wellposed.experiments.sparsify_rows import DenseRows
 from wellposed.experiments.store import Store
 from wellposed.experiments.trained_network import Dense
 from wellposed.tasks import MissingDataError

@@ -18,7 +18,8 @@ from wellposed.experiments.papers import ROWS
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.runner import Order, carry_out
-from wellposed.experiments.sparsify_measures import frontier, own_units, prune_shared
+from wellposed.experiments.sparsify_measures import frontier
+from wellposed.experiments.sparsify_rows import own_units, prune_shared
 from wellposed.experiments.store import Store
 from wellposed.experiments.trained_network import FoldedResNet
 from wellposed.tasks import MissingDataError
@@ -210,7 +211,7 @@ def test_controls_say_what_is_lost_and_who_leads():
 
 def test_training_afterwards_has_a_control():
     """The network itself, with all its weights, is trained by as many steps."""
-    result = frontier(QUICK, 0, "dense-tuned", (0.9,), (0.9,), 10, 3)
+    result = frontier(QUICK, 0, "dense-tuned", (0.9,), 10, 3, (0.9,))
     found = {value.metric: value.value for value in result.values}
     assert found["sparsity"] == 0.0 and found["accuracy"] > 0.5
     records = [

@@ -11,9 +11,10 @@ from torch import nn
 from wellposed.errors import FileFormatError
 from wellposed.experiments.attack_run import AttackRun
 from wellposed.experiments.config import describe
+from wellposed.experiments.kept import checksum, train_or_load
 from wellposed.experiments.newsgroups import Newsgroups
 from wellposed.experiments.station_network import StationDense
-from wellposed.experiments.trained_network import Dense, FoldedResNet, ResidualNetwork, checksum, train_or_load
+from wellposed.experiments.trained_network import Dense, FoldedResNet, ResidualNetwork
 from wellposed.tasks.earthquakes import StationNetwork
 
 

@@ -14,7 +14,8 @@ from wellposed.baselines.text_classifier import TextClassifier, TextShape, encod
 from wellposed.convex.gather import Valid
 from wellposed.errors import InputError, require, unknown_name
 from wellposed.experiments.cache import cached
-from wellposed.experiments.trained_network import Pair, TrainedNetwork, train_or_load
+from wellposed.experiments.kept import train_or_load
+from wellposed.experiments.trained_network import Pair, TrainedNetwork
 from wellposed.tasks.cache import MissingDataError, data_folder
 from wellposed.tasks.text import Texts, load_newsgroups
 from wellposed.tasks.vocabulary import Vocabulary

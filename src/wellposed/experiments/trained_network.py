@@ -1,41 +1,31 @@
 """Trained networks with their data: what is fitted, pruned, bounded and attacked.
 
 `TrainedNetwork` says what an experiment may ask of one. `Dense` (002 section 5.2) and the residual networks of 003
-are here, because several experiments use them; those of one experiment are beside it. Networks that take minutes
-to train stay in the cache folder, so that processes and later runs share them (`train_or_load`).
+are here, because several experiments use them; those of one experiment are beside it.
 """
 
 import abc
-import hashlib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from wellposed.baselines.resnet import ResNet
 from wellposed.convex import RowUnits, States, record_states, shared_layers
 from wellposed.convex.gather import Valid
-from wellposed.errors import FileFormatError, MissingExtraError, unknown_name
+from wellposed.errors import unknown_name
 from wellposed.experiments.cache import CACHE, cached
-from wellposed.experiments.config import identity
 from wellposed.experiments.folded import folded, layer_names, layer_units, raw_sizes
 from wellposed.experiments.resnet import trained_resnet20
-from wellposed.models.atomic import written_whole
-from wellposed.models.tensor_file import write_tensors
-from wellposed.tasks.cache import cache_folder
 from wellposed.tasks.images import Images, load_images
 from wellposed.training import fit
 
 Pair = tuple[Tensor, Tensor]  # inputs and targets
 Loss = Callable[[Tensor, Tensor], Tensor]
-FOLDER, VERSION = "networks", 1  # of kept weights; a change of architecture or training raises the version
 
 
 class TrainedNetwork(abc.ABC):
@@ -376,71 +366,3 @@ def mlp(shape: tuple[int, ...], seed: int) -> nn.Sequential:
 
 def _drawn(total: int, count: int, seed: int) -> Tensor:
     return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count]
-
-
-def train_or_load(
-    name: str, config: Any, network: nn.Module, train: Callable[[], None], folder: Path | None = None
-) -> None:
-    """Gives a network the weights that training gave it before, or trains it and keeps them.
-
-    The file is named after the configuration and carries a checksum of its tensors. Several processes that start
-    together each train the network, and the last one's file stays; without a cache nothing is kept.
-
-    Args:
-        name: begins the name of the file.
-        config: a frozen dataclass; everything that decides the weights.
-        network: with its initial weights; changed in place.
-        train: trains it.
-        folder: the cache, if it is not the usual one.
-
-    Raises:
-        FileFormatError: a file is there, and damaged or of something else.
-    """
-    place = _place(name, config, folder)
-    if place is not None and place.is_file():
-        _load(network, place)
-        return
-    train()
-    if place is not None:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
-        with written_whole(place) as part:
-            write_tensors(part, tensors, {"sha256": checksum(tensors)})
-
-
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Computes the sha256 of names, shapes and values.
-
-    Example:
-        >>> import torch
-        >>> checksum({"a": torch.ones(1)}) == checksum({"a": torch.zeros(1)})
-        False
-    """
-    digest = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _place(name: str, config: Any, folder: Path | None) -> Path | None:
-    try:
-        return (folder or cache_folder()) / FOLDER / f"{name}-{identity((VERSION, config))}.safetensors"
-    except MissingExtraError:  # no cache
-        return None
-
-
-def _load(network: nn.Module, place: Path) -> None:
-    remedy = "delete it, so that the network is trained again"
-    try:
-        with safe_open(os.fspath(place), "pt") as stored:
-            promised = (stored.metadata() or {}).get("sha256")
-            tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 - it is no mapping
-    except (OSError, SafetensorError) as error:
-        raise FileFormatError(f"{os.fspath(place)!r} holds no weights ({error}); {remedy}") from error
-    if checksum(tensors) != promised:
-        raise FileFormatError(f"{os.fspath(place)!r} is damaged: its checksum is wrong; {remedy}")
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise FileFormatError(f"{os.fspath(place)!r} holds the weights of another network; {remedy}") from error
