@@ -124,3 +124,8 @@ def test_sentences_name_the_best_number_of_steps():
 def test_sentences_compare_nothing_where_ours_fails():
     failed = [record("shortest-path", "equilibrium", 0.1, 0.1), record("shortest-path", "tied", 0.1, 0.1)]
     assert "what matters" not in " ".join(SUITE.findings(failed))
+
+
+def test_a_closed_form_has_no_use_for_a_gpu():
+    used = {run.model.name: run.device_for("cuda:1") for run in SUITE.plan("tiny")}
+    assert used.pop("linear") == "cpu" and set(used.values()) == {"cuda:1"}
