@@ -1,8 +1,38 @@
-"""Settings become the arguments of a training."""
+"""Settings become the arguments of a training, and configurations keep their identity when they are renamed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from wellposed.experiments.config import Training
+from wellposed.experiments.config import Training, describe, identity
+
+
+@dataclass(frozen=True)
+class Old:
+    width: int = 3
+
+
+@dataclass(frozen=True)
+class New:
+    size: int = 3
+    record_type: ClassVar[str] = "Old"
+    record_fields: ClassVar[Mapping[str, str]] = {"size": "width"}
+
+
+@dataclass(frozen=True)
+class Newer(New):
+    depth: int = 1
+
+
+def test_a_renamed_class_keeps_its_identity():
+    assert describe((New(5),)) == [{"type": "Old", "width": 5}]
+    assert identity(New(5)) == identity(Old(5)) != identity(New(6))
+
+
+def test_a_subclass_has_a_name_of_its_own():
+    assert describe(Newer()) == {"type": "Newer", "width": 3, "depth": 1}
 
 
 def test_training_as_arguments():

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from wellposed.cli import cli, main
 from wellposed.errors import FileFormatError
-from wellposed.experiments import newsgroups, photographs, shared_measures
+from wellposed.experiments.cache import CACHE
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.run import Context
 from wellposed.tasks import travel_times
@@ -20,9 +20,6 @@ from wellposed.tasks.travel_file import VERSION
 from wellposed.tasks.travel_times import SMALL_TABLE
 
 CIFAR, NEWS = "cifar10/cifar-10-binary.tar.gz", "20newsgroups/20news-bydate.tar.gz"
-
-REMEMBERED = (photographs._pair, newsgroups._texts, newsgroups._numbered, newsgroups._trained,
-              newsgroups._linear_accuracy, shared_measures.dense_scores, shared_measures.fits)  # fmt: skip
 
 
 @pytest.fixture
@@ -35,8 +32,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path / "sklearn"))
     for name in ("obspy", "obspy.taup"):
         monkeypatch.setitem(sys.modules, name, None)
-    for remembered in REMEMBERED:
-        remembered.cache_clear()
+    CACHE.clear()
     return data
 
 

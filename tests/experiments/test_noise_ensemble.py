@@ -14,12 +14,12 @@ from wellposed.experiments import noise_solve
 from wellposed.experiments.noise_ensemble import Draws, Member, Noises, make_stack
 from wellposed.experiments.noise_models import LOOSE, TIGHT, WINDOW, Equilibrium, Pair, under_noise
 from wellposed.experiments.noise_solve import Found, attach, solve_adjoint, solve_averaged, solve_plain
-from wellposed.experiments.noise_training import Schedule, chosen, score, train
+from wellposed.experiments.noise_training import NoiseSchedule, chosen, score, train
 from wellposed.models import Noise
 from wellposed.training import fit
 
 CPU, INPUTS, CLASSES = torch.device("cpu"), 12, 4
-SCHEDULE = Schedule(images=48, epochs=2, batch_size=16, learning_rate=1e-3)
+SCHEDULE = NoiseSchedule(images=48, epochs=2, batch_size=16, learning_rate=1e-3)
 
 
 def data() -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from wellposed.baselines.convnet import ConvNet
+from wellposed.experiments.cache import CACHE
 from wellposed.experiments.differences import with_differences
 from wellposed.experiments.noise_cifar_run import CifarNoiseRun, disturbed, prepare
 from wellposed.experiments.noise_findings import crossover, noise_findings
@@ -135,14 +136,14 @@ def test_sentences_say_how_many_images_were_seen() -> None:
     facts = {"images": 9_000, "tested": 1_000}
     known = Record("a", "noise-cifar", "paper", "cifar10", "mdeq-4", None, 0, "ours", "run", config,
                    (Value("accuracy", 0.7), Value("accuracy", 0.6, 10.0)), {}, facts, {}, "2026", 1.0)  # fmt: skip
-    text = " ".join(get_suite("noise-cifar").controls([known]))
+    text = " ".join(get_suite("noise-cifar").findings([known]))
     assert "9000 images of 32 x 32 pixels, 12 epochs in batches of 256, and tested on 1000 images held out" in text
     assert "held out, one seed;" in text and "mdeq-4: without noise 70.0 %, at 10 dB 60.0 %" in text
-    both = get_suite("noise-cifar").controls([known, dataclasses.replace(known, scale="default", id="b")])
+    both = get_suite("noise-cifar").findings([known, dataclasses.replace(known, scale="default", id="b")])
     assert len(both) == 4 and both[:2] == both[2:]
     rival = dataclasses.replace(known, model="ffw-conv-4", id="c", values=(Value("accuracy", 0.5, 10.0),))
     pairs = [dataclasses.replace(r, scale=scale) for r in (known, rival) for scale in ("default", "paper")]
-    last = get_suite("noise-cifar").controls(pairs)[-1]
+    last = get_suite("noise-cifar").findings(pairs)[-1]
     assert "+10.0 at scale default and +10.0 at scale paper" in last
 
 
@@ -159,11 +160,11 @@ def test_some_sprites_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "cifar10").mkdir()
     for name in ("labels.npz", "train_01.webp", "train_03.webp", "train_42.webp"):
         (tmp_path / "cifar10" / name).symlink_to(SPRITES / name)
-    photographs.cache_clear()
+    CACHE.clear()
     monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
     monkeypatch.setenv("WELLPOSED_CACHE", str(tmp_path))
     part, held = photographs("fit"), photographs("holdout")
-    photographs.cache_clear()
+    CACHE.clear()
     labels = torch.from_numpy(np.load(SPRITES / "labels.npz")["train"]).long()
     assert torch.equal(part.labels, torch.cat([labels[1000:2000], labels[3000:4000]]))
     assert torch.equal(held.labels, labels[42_000:43_000]) and held.pixels.shape == (1000, 3, 32, 32)

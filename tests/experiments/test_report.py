@@ -180,7 +180,7 @@ def test_a_suite_says_everything(text, found):
     section = html.unescape(section[: section.index("</section>")])
     assert arithmetic.SUITE.claim in section
     assert "wellposed run arithmetic\nwellposed report" in section
-    for sentence in arithmetic.controls([run for run in RUNS if run.suite == "arithmetic"]):
+    for sentence in arithmetic.findings([run for run in RUNS if run.suite == "arithmetic"]):
         assert sentence in section
     assert "python 3.11.7" in section and "Run on 2026-03-01" in section and "commit" not in section
     assert "seed 1, 3: NonFiniteLossError" in section

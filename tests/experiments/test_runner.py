@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -19,7 +20,7 @@ from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.registry import SUITES, get_suite
 from wellposed.experiments.rules import Number
-from wellposed.experiments.run import Run, grouped
+from wellposed.experiments.run import Context, Run, grouped
 from wellposed.experiments.runner import CHECKPOINTS, Order, carry_out, look, orders
 from wellposed.experiments.search import candidates, chosen, search_runs
 from wellposed.experiments.store import Store
@@ -72,7 +73,7 @@ def test_every_suite_runs_at_tiny_scale(name, tmp_path):
         assert not run.trained or len(record.series["train_loss"]) == run.training.epochs
         if record.model.startswith("implicit") and not record.model.endswith("-centred"):  # inside another module
             assert record.value("steps", run.task.points[0]) > 1 and "< 1" in record.facts["certificate"]
-    assert all(isinstance(text, str) for text in suite.controls(Store(tmp_path).records()))
+    assert all(isinstance(text, str) for text in suite.findings(Store(tmp_path).records()))
 
 
 def test_published_parameter_counts_are_those_of_our_networks(tmp_path):
@@ -278,13 +279,13 @@ def test_folds_share_no_sample_and_cover_all():
     held = []
     for fold in range(5):
         part = dataclasses.replace(run, fold=fold)
-        (u, _), (v, _) = part._split(0)
+        (u, _), (v, _) = part.data(0)
         rows, out = ({tuple(row) for row in tensor.tolist()} for tensor in (u, v))
         assert not rows & out and len(rows) + len(out) == 60
         held.append(out)
     assert len(set.union(*held)) == 60
     with pytest.raises(InputError, match="fold must lie"):
-        dataclasses.replace(run, fold=5)._split(0)
+        dataclasses.replace(run, fold=5).data(0)
 
 
 def test_a_run_is_the_same_alone_and_after_another(tmp_path):
@@ -293,3 +294,65 @@ def test_a_run_is_the_same_alone_and_after_another(tmp_path):
     alone = [run.carry_out([run], context)[0].values for run in runs]
     backwards = [run.carry_out([run], context)[0].values for run in reversed(runs)]
     assert alone == backwards[::-1]
+
+
+def test_a_device_that_no_run_can_use_is_refused_before_work(tmp_path):
+    order = Order("noise-solvers", "tiny", device="cuda")
+    with pytest.raises(InputError, match=r"can use the device 'cuda', only cpu; use: wellposed run noise-solvers"):
+        carry_out(get_suite("noise-solvers"), order, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+class _Moved(TrainingRun):
+    """Trains on the CPU and says where it was asked to."""
+
+    seen: ClassVar[list[str]] = []
+
+    def carry_out(self, runs, context):
+        self.seen.append(f"{self.model.name} {context.device}")
+        return super().carry_out(runs, dataclasses.replace(context, device="cpu"))
+
+
+def test_the_device_that_was_used_is_recorded(tmp_path, monkeypatch):
+    """A closed form has no use for a GPU, so that its record says CPU."""
+    monkeypatch.setattr(runner, "environment", lambda device: {"device": device})
+    moved = [_Moved(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
+             for run in plan("tiny")]  # fmt: skip
+    suite = dataclasses.replace(SUITE, plan=lambda scale: moved)
+    carry_out(suite, Order("small", "tiny", seeds=1, device="cuda:0"), tmp_path)
+    assert _Moved.seen == ["implicit cuda:0", "mlp cuda:0", "linear cpu"]
+    used = {record.model: record.environment["device"] for record in Store(tmp_path).records()}
+    assert used == {"implicit": "cuda:0", "mlp": "cuda:0", "linear": "cpu"}
+
+
+@dataclass(frozen=True)
+class Watched(Context):
+    """Counts how often a checkpoint is asked for."""
+
+    asked: list = dataclasses.field(default_factory=list)
+
+    def checkpoint(self, runs):
+        self.asked.append(runs)
+        return None
+
+
+KINDS = {
+    type(run): run
+    for suite in ("activations", "beyond", "noise-regression", "noise-solvers", "prefix-sums")
+    for run in reversed(get_suite(suite).plan("tiny"))
+    if getattr(run, "trained", True)
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_is_called_resumable_has_a_checkpoint(kind):
+    context = Watched()
+    KINDS[kind].carry_out([KINDS[kind]], context)
+    assert bool(context.asked) == kind.resumable
+
+
+def test_an_interruption_says_what_it_leaves():
+    assert SUITE.resumable() and not get_suite("depth").resumable() and not get_suite("bounds").resumable()
+    progress = runner.Progress(Order("small"), 3, 1, 0, at_work=0)
+    assert progress.kept == "finished runs are kept"
+    assert "last epoch" in dataclasses.replace(progress, at_work=1).kept

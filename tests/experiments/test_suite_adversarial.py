@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from wellposed.equilibrium import Polished, RandomThreshold
-from wellposed.experiments.adversarial_exam import Budget, Exam
+from wellposed.experiments.adversarial_exam import Budget, Evaluation
 from wellposed.experiments.adversarial_findings import sentences
 from wellposed.experiments.adversarial_models import THRESHOLD, Defended, ImageCell, Shape
-from wellposed.experiments.adversarial_run import AdversarialRun, Lesson, _loss
+from wellposed.experiments.adversarial_run import AdversarialRun, AdversarialSchedule, _loss
 from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Record, Value
 from wellposed.experiments.registry import get_suite
@@ -101,10 +101,10 @@ def test_noise_reaches_the_state_of_a_network_of_one_cell() -> None:
     assert float(power.mean()) == pytest.approx(0.1, rel=0.1)
 
 
-def test_losses_follow_the_teaching() -> None:
-    lesson = Lesson(100, 2, 50)
-    kinds = {teaching: _loss(Defended("ffw", teaching=teaching).build(SMALL, 1, 10, 0), lesson, 0, 2)
-             for teaching in ("pgd", "trades", "clean")}  # fmt: skip
+def test_losses_follow_the_objective() -> None:
+    schedule = AdversarialSchedule(100, 2, 50)
+    kinds = {objective: _loss(Defended("ffw", trained_by=objective).build(SMALL, 1, 10, 0), schedule, 0, 2)
+             for objective in ("pgd", "trades", "clean")}  # fmt: skip
     trades, plain, clean = kinds["trades"], kinds["pgd"], kinds["clean"]
     assert isinstance(trades, TradesLoss) and trades.weight == 6.0
     assert isinstance(plain, AdversarialLoss) and plain.share == 1.0 and plain.ramp.steps == 2
@@ -116,12 +116,12 @@ def test_the_worst_attack_is_chosen_image_by_image() -> None:
     u = 20 * images(30) - 10
     with torch.no_grad():
         target = network(u).argmax(1)
-    exam = Exam(network, u, target, Budget(part=7), 0)
+    evaluation = Evaluation(network, u, target, Budget(part=7), 0)
     halves = torch.arange(30)[:, None, None, None] < 15
-    exam.found = {"one": torch.where(halves, -u, u), "other": torch.where(halves, u, -u)}
+    evaluation.found = {"one": torch.where(halves, -u, u), "other": torch.where(halves, u, -u)}
     both = survival(network, -u, target)
-    assert exam.kept(u) == 1.0 and float(both.mean()) < 0.9
-    assert exam._worst() == pytest.approx(float(both.mean()))
+    assert evaluation.kept(u) == 1.0 and float(both.mean()) < 0.9
+    assert evaluation._worst() == pytest.approx(float(both.mean()))
 
 
 def test_the_worst_attack_is_never_weaker_than_any_for_all_images() -> None:
@@ -130,10 +130,10 @@ def test_the_worst_attack_is_never_weaker_than_any_for_all_images() -> None:
     network.reseed(0)
     with torch.no_grad():
         target = network(u).argmax(1)
-    exam = Exam(network, u, target, Budget(answers=2), 0)
-    exam.found = {str(scale): scale * u for scale in (1.0, 0.9, 1.1, -1.0)}
-    lowest = min(float(exam.survival(points, 3_000_000).mean()) for points in exam.found.values())
-    assert exam._worst() <= lowest < exam.kept(u)
+    evaluation = Evaluation(network, u, target, Budget(answers=2), 0)
+    evaluation.found = {str(scale): scale * u for scale in (1.0, 0.9, 1.1, -1.0)}
+    lowest = min(float(evaluation.survival(points, 3_000_000).mean()) for points in evaluation.found.values())
+    assert evaluation._worst() <= lowest < evaluation.kept(u)
 
 
 def test_findings_say_whether_robustness_survives() -> None:

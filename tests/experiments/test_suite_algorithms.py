@@ -208,26 +208,26 @@ def record(suite: str, model: str, values: Sequence[Value], facts: dict[str, Any
 
 
 def test_sentences_about_records() -> None:
-    assert all(get_suite(name).controls([]) == [] for name in SUITES)
+    assert all(get_suite(name).findings([]) == [] for name in SUITES)
     values = [Value(metric, 0.5, at) for metric in ("accuracy", "solved", "fixed_accuracy") for at in (32, 512)]
     values += [Value("steps", 99.0, at) for at in (32, 512)]
     values += [Value("alignment", 0.25, 512), Value("independent", 0.75, 512)]
-    told = " ".join(get_suite("prefix-sums").controls([record("prefix-sums", "deq", values)]))
+    told = " ".join(get_suite("prefix-sums").findings([record("prefix-sums", "deq", values)]))
     assert "0 of 1 equilibrium nets" in told and "99 and 99 steps" in told and "75 % at 512 (cosine 0.25" in told
     sound = record("prefix-sums", "deq", [Value("accuracy", 1.0, 512), Value("independent", 1.0, 512)])
-    told = " ".join(get_suite("prefix-sums").controls([sound, record("prefix-sums", "deq", values)]))
+    told = " ".join(get_suite("prefix-sums").findings([sound, record("prefix-sums", "deq", values)]))
     assert (
         "1 of 2 equilibrium nets" in told and "100 % have an equilibrium" in told and "75 % in the others" in told
     )
     small = record("mazes", "deq", [])
     small.config.update(design={"channels": 16}, task={"pixels": 1})
-    assert "16 channels" in get_suite("mazes").controls([small])[-1]
+    assert "16 channels" in get_suite("mazes").findings([small])[-1]
     pairs = {"deq-128-relu": 1.0, "ffw-1-relu": 0.5, "ffw-1-xavier-relu": 2.0}
-    told = " ".join(get_suite("noise-regression").controls(
+    told = " ".join(get_suite("noise-regression").findings(
         [record("noise-regression", model, [Value("test_mse", error, 0.0)]) for model, error in pairs.items()]
     ))  # fmt: skip
     bad = record("noise-regression", "deq-128-relu", [Value("test_mse", 0.5)])
-    assert "1 of 1 DEQs did not learn" in get_suite("noise-regression").controls([bad])[-1]
+    assert "1 of 1 DEQs did not learn" in get_suite("noise-regression").findings([bad])[-1]
     assert "1 layer 1.000, 0.500 and 2.000" in told and "0 of 1" in told and "1 of 1" in told
 
 

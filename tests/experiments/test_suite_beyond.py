@@ -106,7 +106,7 @@ def test_sentences_tell_equilibrium_from_tying(tied, deep, said, unsaid):
         record("shortest-path", "tied-deep", deep, deep),
         record("shortest-path", "linear", 0.02),
     ]
-    text = " ".join(SUITE.controls(found))
+    text = " ".join(SUITE.findings(found))
     assert all(part in text for part in said) and unsaid not in text
     assert "equilibrium 90 %" in text and "linear 2 %" in text and "linear-system" not in text
 
@@ -118,9 +118,14 @@ def test_sentences_name_the_best_number_of_steps():
         record("linear-system", "equilibrium", 1.0, 1.0),
         dataclasses.replace(tied, values=(*tied.values, *steps)),
     ]
-    assert "suits the test best, 48, it reaches 52 %" in " ".join(SUITE.controls(found))
+    assert "suits the test best, 48, it reaches 52 %" in " ".join(SUITE.findings(found))
 
 
 def test_sentences_compare_nothing_where_ours_fails():
     failed = [record("shortest-path", "equilibrium", 0.1, 0.1), record("shortest-path", "tied", 0.1, 0.1)]
-    assert "what matters" not in " ".join(SUITE.controls(failed))
+    assert "what matters" not in " ".join(SUITE.findings(failed))
+
+
+def test_a_closed_form_has_no_use_for_a_gpu():
+    used = {run.model.name: run.device_for("cuda:1") for run in SUITE.plan("tiny")}
+    assert used.pop("linear") == "cpu" and set(used.values()) == {"cuda:1"}

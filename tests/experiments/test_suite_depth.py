@@ -97,11 +97,11 @@ def test_thresholds_are_judged_by_the_records(records):
 
 
 def test_the_sentences_name_the_law_and_the_numbers(records):
-    text = " ".join(SUITE.controls(records))
+    text = " ".join(SUITE.findings(records))
     assert "log(c) / log(1 / rho)" in text and "On addition the same inputs times 1e5 take" in text
     assert "with a cap of 0.95 on A and" in text and "Depth does adapt within" in text
     assert "What sets the level" in text and ("A bias gives" in text or "the bias that is learnt" in text)
-    assert len(SUITE.controls([])) == 1
+    assert len(SUITE.findings([])) == 1
 
 
 def test_only_implicit_models_have_a_depth():

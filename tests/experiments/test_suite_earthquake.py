@@ -89,7 +89,7 @@ def test_differences_have_the_right_sign():
 
 def test_controls_are_said(records):
     own = [[record for record in records if record.suite == name] for name in SUITES]
-    quake, stations = (" ".join(get_suite(n).controls(part)) for n, part in zip(SUITES, own, strict=True))
+    quake, stations = (" ".join(get_suite(n).findings(part)) for n, part in zip(SUITES, own, strict=True))
     for text in (
         "Error of the longitude",
         "split at random",
@@ -100,19 +100,19 @@ def test_controls_are_said(records):
         assert text in quake
     for text in ("Predicting the mean", "at random", "Certified", "only stations go"):
         assert text in stations
-    assert get_suite("earthquake").controls([]) and get_suite("eliminate-earthquake").controls([])
+    assert get_suite("earthquake").findings([]) and get_suite("eliminate-earthquake").findings([])
 
 
 def test_different_travel_times_are_told(records):
     """Records say which times they were made with; those of one scale must agree."""
     own = [record for record in records if record.suite == "earthquake"]
     assert {record.facts[TIMES] for record in own} == {"homogeneous: straight rays at 9 km/s"}
-    assert "different travel times" not in " ".join(get_suite("earthquake").controls(own))
+    assert "different travel times" not in " ".join(get_suite("earthquake").findings(own))
     other = dataclasses.replace(own[0], facts={TIMES: "ak135: another table"})
-    text = " ".join(get_suite("earthquake").controls([*own[1:], other]))
+    text = " ".join(get_suite("earthquake").findings([*own[1:], other]))
     assert "scale tiny were made with different travel times (ak135: another table; homogeneous" in text
     earlier = dataclasses.replace(other, scale="default", facts={})
-    assert "different travel times" not in " ".join(get_suite("earthquake").controls([*own[1:], earlier]))
+    assert "different travel times" not in " ".join(get_suite("earthquake").findings([*own[1:], earlier]))
 
 
 def test_what_the_skip_closes_is_computed(records):
@@ -125,7 +125,7 @@ def test_what_the_skip_closes_is_computed(records):
         for record in records
         if record.task == "earthquake" and record.model in found
     ]
-    text = " ".join(get_suite("earthquake").controls(own))
+    text = " ".join(get_suite("earthquake").findings(own))
     assert "closes 77 to 77 % of the distance" in text and "changes the median error by +0.50 degrees" in text
 
 

@@ -113,6 +113,6 @@ def test_the_sentences_count():
         (("implicit", 1.0), *((rival, 2.0) for rival in RIVALS)), range(8)
     ):
         records.append(record("addition", model, seed, value))
-    text = " ".join(SUITE.controls(records))
+    text = " ".join(SUITE.findings(records))
     assert text.count("better in 8 of 8 seeds") == 3 and "2 times larger" in text
     assert "On addition: feedback helps" in text and "subtraction" not in text

@@ -8,14 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from wellposed.experiments import attacked as attacked_module
-from wellposed.experiments.attack_kinds import white_attack
+from wellposed.experiments.attack_kinds import surrogate, white_attack
 from wellposed.experiments.attack_plan import PRINTED
 from wellposed.experiments.attack_run import AttackRun
-from wellposed.experiments.attacked import AttackedDense, AttackedResNet
 from wellposed.experiments.bounds_run import random_loops, reached
+from wellposed.experiments.cache import CACHE
 from wellposed.experiments.certified_run import CertifiedRun
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Value
 from wellposed.experiments.registry import get_suite
@@ -23,6 +21,7 @@ from wellposed.experiments.report import write_report
 from wellposed.experiments.rules import NotATarget
 from wellposed.experiments.runner import Order, carry_out
 from wellposed.experiments.store import Store
+from wellposed.experiments.trained_network import Dense, ImageNetwork, ResidualNetwork
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
 from wellposed.robust import Box, lipschitz
@@ -84,7 +83,7 @@ def test_certified_training_at_tiny_scale(tmp_path):
     for record in records.values():
         proven, left = (record.value(f"{kind}_accuracy", 0.05) for kind in ("certified", "attacked"))
         assert 0 <= proven <= left <= record.value("accuracy") <= 1 and record.value("certified_excess", 0.05) == 0
-    told = " ".join(get_suite("certified-training").controls(list(records.values())))
+    told = " ".join(get_suite("certified-training").findings(list(records.values())))
     assert "certified-crown" in told and "% clean" in told
 
 
@@ -129,7 +128,7 @@ def test_attacks_at_tiny_scale(attacked):
     for (task, model), record in attacked.items():
         check_attack(task, model, record)
     assert attacked["digits-radius", "pgd"].value("success_rate", 0.3) > 0.5
-    told = " ".join(get_suite("attack-mnist").controls(list(attacked.values())))
+    told = " ".join(get_suite("attack-mnist").findings(list(attacked.values())))
     assert "not said" in told
 
 
@@ -156,7 +155,7 @@ def test_attacks_on_a_residual_network_at_tiny_scale(convolved):
         check_attack(task, model, record)
     auto, pgd = (convolved["digits-radius", name].value("success_rate", 0.3) for name in ("autoattack", "pgd"))
     assert auto >= pgd - 1 / 8 and auto > 0.5
-    told = " ".join(get_suite("attack-cifar").controls(list(convolved.values())))
+    told = " ".join(get_suite("attack-cifar").findings(list(convolved.values())))
     assert "out of reach" in told and "190 thousand states" in told
 
 
@@ -179,25 +178,25 @@ def shown(records):
 
 
 def test_one_network_serves_all_seeds_and_images_are_drawn():
-    victim = AttackedResNet()
-    assert victim.own(5) == 0 and AttackedResNet("digits", 8, 1).own(5) == 5
-    digits = AttackedResNet("digits", depth=8, epochs=1)
-    u, target = digits.pair("test", 10, seed=3)
-    again, other = digits.pair("test", 10, seed=3)[0], digits.pair("test", 10, seed=4)[0]
+    victim = ResidualNetwork()
+    assert victim.own(5) == 0 and ResidualNetwork("digits", 8, 1).own(5) == 5
+    digits = ResidualNetwork("digits", depth=8, epochs=1)
+    u, target = digits.sample("test", 10, seed=3)
+    again, other = digits.sample("test", 10, seed=3)[0], digits.sample("test", 10, seed=4)[0]
     assert u.shape == (10, 1, 8, 8) and torch.equal(u, again) and not torch.equal(u, other)
-    assert len(digits.pair("test", 10_000, 0)[1]) == 355 and target.dtype == torch.int64
+    assert len(digits.sample("test", 10_000, 0)[1]) == 355 and target.dtype == torch.int64
 
 
 def test_a_surrogate_learns_answers_on_the_other_split(monkeypatch):
-    victim = AttackedResNet("digits", depth=8, epochs=6)
+    victim = ResidualNetwork("digits", depth=8, epochs=6)
     asked = []
-    own = attacked_module.images
-    monkeypatch.setattr(attacked_module, "images", lambda data, split: asked.append(split) or own(data, split))
-    copy = victim.surrogate(0, "test", 150, 30)
+    own = ImageNetwork.images
+    monkeypatch.setattr(ImageNetwork, "images", lambda self, split: asked.append(split) or own(self, split))
+    copy = surrogate(victim, 0, "test", 150, 30)
     assert "holdout" in asked
-    u, _ = victim.pair("test", 200, 0)
+    u, _ = victim.sample("test", 200, 0)
     with torch.no_grad():
-        agree = (copy(u).argmax(1) == victim.network(0)(u).argmax(1)).double().mean()
+        agree = (copy(u).argmax(1) == victim.trained(0)(u).argmax(1)).double().mean()
     assert float(agree) > 0.6
 
 
@@ -226,18 +225,17 @@ def test_controls_say_which_values_are_nearest_to_the_table(attacked):
         for column, name in ((0, "sensitivity"), (1, "gradient"), (0, "random")):
             values = tuple(Value("success_rate", line[column] + off, at) for at, line in printed.items())
             records.append(dataclasses.replace(model, task="mnist", model=f"{name}-{kind}", values=values))
-    told = " ".join(get_suite("attack-mnist").controls(records))
+    told = " ".join(get_suite("attack-mnist").findings(records))
     assert "random values 20, values along the gradient's sign 10, white pixels 1." in told
     assert "With white pixels, the nearest" in told and "72 % at 10 % and 91 % at 30 % of the pixels" in told
-    assert "the nearest" not in " ".join(get_suite("attack-mnist").controls(records[:5]))
+    assert "the nearest" not in " ".join(get_suite("attack-mnist").findings(records[:5]))
 
 
 def test_success_counts_images_that_were_right():
     dense = Dense("digits", hidden=(16,), epochs=15)
-    victim = AttackedDense(dense)
-    run = AttackRun(suite="attack-mnist", seed=0, scale="tiny", victim=victim, axis="radius", attack="fgsm",
+    run = AttackRun(suite="attack-mnist", seed=0, scale="tiny", victim=dense, axis="radius", attack="fgsm",
                     points=(0.1,), samples=150)  # fmt: skip
-    network, (u, target) = dense.trained(0), victim.pair("test", 150, 0)
+    network, (u, target) = dense.trained(0), dense.sample("test", 150, 0)
     right = network(u).argmax(1) == target
     found = fgsm(network, u, target, 0.1)
     rate = float((found.success & right).sum() / right.sum())
@@ -270,7 +268,8 @@ def test_missing_images_are_said_so(monkeypatch):
     def missing(name, split):
         raise MissingDataError(f"{name} is not here")
 
-    monkeypatch.setattr(attacked_module, "images", missing)
+    CACHE.clear()
+    monkeypatch.setattr("wellposed.experiments.trained_network.load_images", missing)
     run = get_suite("attack-cifar").plan("default")[0]
     with pytest.raises(MissingDataError, match="cifar10 is not here"):
         run.carry_out([run], None)

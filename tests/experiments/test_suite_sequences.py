@@ -134,9 +134,9 @@ def test_training_is_watched_where_the_paper_does(records):
 
 def test_controls_speak(records):
     for name, word in zip(NAMES, ("translation", "logistic regression", "AR(10)"), strict=True):
-        text = " ".join(get_suite(name).controls([r for r in records if r.suite == name]))
+        text = " ".join(get_suite(name).findings([r for r in records if r.suite == name]))
         assert word in text and "nan" not in text
-        assert get_suite(name).controls([])
+        assert get_suite(name).findings([])
 
 
 def test_a_search_leaves_closed_forms_out():

@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from wellposed.convex import fit_states, record_states
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.layers import Layers
 from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.runner import Order, carry_out
-from wellposed.experiments.sparsify_measures import RIVALS, frontier, iterations, sufficient, warm_starts
+from wellposed.experiments.sparsify_measures import frontier, iterations, sufficient, warm_starts
+from wellposed.experiments.sparsify_rows import DenseRows
 from wellposed.experiments.store import Store
+from wellposed.experiments.trained_network import Dense
 from wellposed.tasks import MissingDataError
 
 QUICK = Dense("digits", epochs=8)
@@ -50,10 +51,10 @@ def test_every_claim_can_be_judged(name):
 
 def test_missing_images_are_said_so(tmp_path, monkeypatch):
     monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path))
-    monkeypatch.setattr("wellposed.experiments.dense.load_images", _missing)
+    monkeypatch.setattr("wellposed.experiments.trained_network.load_images", _missing)
     run = get_suite("sparsify-fashion").plan("default")[0]
     with pytest.raises(MissingDataError, match="not here"):
-        type(run)(**{**vars(run), "dense": Dense("fashion-mnist", epochs=7)}).carry_out([run], None)
+        type(run)(**{**vars(run), "network": Dense("fashion-mnist", epochs=7)}).carry_out([run], None)
 
 
 def _missing(name, split):
@@ -69,20 +70,23 @@ def test_layers_compute_what_the_model_computes(states, rescale):
     assert float((layers(u).detach() - again).norm() / again.norm()) < (0.3 if rescale else 1.0)
 
 
-@pytest.mark.parametrize("model", sorted({*RIVALS} - {"state-driven-lasso"}))  # that one searches, and is slow
+@pytest.mark.parametrize(
+    "model", sorted({*DenseRows.methods} - {"state-driven-lasso"})
+)  # that one searches, and is slow
 def test_every_method_reaches_the_sparsity(model):
-    values = frontier(QUICK, 0, model, (0.6,), 400, 1)
+    values = frontier(QUICK, 0, model, (0.6,), 400, 1).values
     reached = next(value.value for value in values if value.metric == "sparsity")
     assert reached == pytest.approx(0.6, abs=0.06)
     accuracy = next(value.value for value in values if value.metric == "accuracy")
     drop = next(value.value for value in values if value.metric == "accuracy_drop")
-    assert accuracy + drop == pytest.approx(QUICK.accuracy(QUICK.trained(0)))
+    assert accuracy + drop == pytest.approx(QUICK.score(QUICK.trained(0)))
 
 
 def test_warm_starts_save_sweeps_and_halvings_help():
-    warm, cold = (warm_starts(QUICK, 0, (0.5,), 200, start) for start in (True, False))
+    warm, cold = (warm_starts(QUICK, 0, (0.5,), 200, start).values for start in (True, False))
     assert warm[0].metric == "steps" and warm[0].value < cold[0].value
-    found = [value.value for value in iterations(QUICK, 0, 0.99, (1.0, 10.0), 200) if value.metric == "accuracy"]
+    values = iterations(QUICK, 0, 0.99, (1.0, 10.0), 200).values
+    found = [value.value for value in values if value.metric == "accuracy"]
     assert found[1] > found[0]
 
 
@@ -110,6 +114,6 @@ def test_controls_say_where_the_fit_is_not_ahead():
         _record(task, "state-driven", a50=0.83, a90=0.80),
         _record(task, "magnitude", a50=0.84, a90=0.30),
     ]
-    text = " ".join(get_suite("sparsify-fashion").controls(records))
+    text = " ".join(get_suite("sparsify-fashion").findings(records))
     assert "ahead in the median at a sparsity of 90 % and not at 50 %" in text
     assert "MLA" in text

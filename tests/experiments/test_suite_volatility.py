@@ -17,7 +17,7 @@ from wellposed.experiments.runner import Order, carry_out
 from wellposed.experiments.statistics import number
 from wellposed.experiments.store import Store
 from wellposed.experiments.suites.volatility import MODELS, plan
-from wellposed.experiments.volatility_findings import controls
+from wellposed.experiments.volatility_findings import findings
 from wellposed.experiments.volatility_picture import draw_history
 from wellposed.experiments.volatility_run import HistoryRun, VolatilityRun, history, range_variance
 from wellposed.experiments.volatility_zoo import CLOSED
@@ -79,15 +79,15 @@ def test_rules_that_learn_nothing_have_the_numbers_of_numpy(records):
 
 
 def test_controls_speak_of_data_persistence_and_garch(records):
-    sentences = controls(records)
+    sentences = findings(records)
     assert sentences[0].startswith("Data: two regimes, made up")
     assert any("may not be passed on" in sentence and "not run" in sentence for sentence in sentences)
     about = next(sentence for sentence in sentences if "by MAPE" in sentence and "the implicitRNN" in sentence)
     ours, theirs = (of(records, model).value("mape") for model in ("implicit-rnn", "garch"))
     assert f"{'beats' if ours < theirs else 'does not beat'} GARCH(1,1) ({number(theirs)})" in about
-    assert controls([]) == []
+    assert findings([]) == []
     amc = [dataclasses.replace(record, task="volatility") for record in records]
-    assert not any("may not be passed on" in sentence for sentence in controls(amc))
+    assert not any("may not be passed on" in sentence for sentence in findings(amc))
 
 
 def test_every_claim_finds_its_numbers_where_the_data_are_supplied(records):
@@ -138,14 +138,14 @@ def run(model, **settings):
 def test_folds_of_a_search_are_days_in_a_row():
     whole = SMALL.train(0)[0]
     for fold in range(3):
-        (kept, _), (held, _) = run(Choice("mlp"), fold=fold, folds=3)._split(0)
+        (kept, _), (held, _) = run(Choice("mlp"), fold=fold, folds=3).data(0)
         first = int((whole == held[0]).all(1).nonzero()[0])
         assert torch.equal(whole[first : first + len(held)], held) and len(kept) + len(held) == len(whole)
 
 
 @pytest.mark.parametrize("model", ["implicit-centred", "mlp-centred"])
 def test_centred_models_do_not_see_the_level(model):
-    made = run(Choice(model))._build(SMALL.train(0))
+    made = run(Choice(model)).make_model(SMALL.train(0))
     u = SMALL.train(0)[0][:5]
     assert torch.allclose(made(u), made(u + 3.0), atol=1e-4)
     assert not torch.allclose(made(u), made(2 * u), atol=1e-4)

@@ -22,7 +22,7 @@ from robust_cases import (
 from wellposed.activations import get_activation
 from wellposed.convert import to_implicit
 from wellposed.errors import IllPosedError, InputError, UnknownNameError
-from wellposed.experiments.dense import Dense
+from wellposed.experiments.trained_network import Dense
 from wellposed.forms import ImplicitForm, LowRank, Zero
 from wellposed.robust import (
     METHODS,

@@ -51,7 +51,7 @@ class Budget:
     part: int = 250
 
 
-class Exam:
+class Evaluation:
     """Attacks one model on test images.
 
     Args:

@@ -1,7 +1,8 @@
 """Classifiers of one convolutional cell, at rest or applied once, and the defences of 004 (section E.3)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ THRESHOLD = 8  # steps of the solver in training, M in 004
 EXACT = Implicit(stop=Relative(1e-3), max_steps=20)
 Kind = Literal["deq", "ffw"]
 Place = Literal["", "input", "state"]
-Teaching = Literal["pgd", "trades", "clean"]
+TrainedBy = Literal["pgd", "trades", "clean"]
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ class Defended:
         place: of the noise, which is drawn anew whenever it is added; "" for none.
         decibels: of the noise.
         random: whether the solver stops after 1 to 8 steps drawn at random.
-        teaching: trained on attacked inputs, by TRADES, or without attacks.
+        trained_by: attacks, TRADES, or inputs without attacks.
 
     Example:
-        >>> Defended("deq", "input").name, Defended("deq", random=True, teaching="trades").name
+        >>> Defended("deq", "input").name, Defended("deq", random=True, trained_by="trades").name
         ('deq-conv-input-0db', 'deq-conv-random-threshold-trades')
     """
 
@@ -68,14 +69,15 @@ class Defended:
     place: Place = ""
     decibels: float = 0.0
     random: bool = False
-    teaching: Teaching = "pgd"
+    trained_by: TrainedBy = "pgd"
+    record_fields: ClassVar[Mapping[str, str]] = {"trained_by": "teaching"}
 
     @property
     def name(self) -> str:
         """As the report names it."""
         noise = f"-{self.place}-{self.decibels:g}db" if self.place else ""
         endings = ("-random-threshold" if self.random else "") + {"pgd": ""}.get(
-            self.teaching, f"-{self.teaching}"
+            self.trained_by, f"-{self.trained_by}"
         )
         return f"{self.kind}-conv{noise}{endings}"
 
@@ -87,7 +89,7 @@ class Defended:
     @property
     def twin(self) -> "Defended":
         """The FFW of which 004 says that it is the best defended, trained alike."""
-        return Defended("ffw", "state", teaching=self.teaching)
+        return Defended("ffw", "state", trained_by=self.trained_by)
 
     def noise(self, generator: torch.Generator) -> Noise:
         """Returns the noise with a generator of its own."""

@@ -1,40 +1,37 @@
 """Runs that train a defended classifier against attacks and examine it under others (004 section 4.2)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from wellposed.experiments.adversarial_exam import RADIUS, Budget, Exam
+from wellposed.experiments.adversarial_exam import RADIUS, Budget, Evaluation
 from wellposed.experiments.adversarial_models import Classifier, Defended, Shape
+from wellposed.experiments.cache import cached
+from wellposed.experiments.config import Schedule
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
+from wellposed.experiments.trained_network import images
 from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
-from wellposed.tasks.images import Images, load_images
 from wellposed.training import fit
 
 
 @dataclass(frozen=True)
-class Lesson:
+class AdversarialSchedule(Schedule):
     """How a model is trained: by Adam with the largest second moments, on inputs attacked within a growing radius.
 
     Args:
-        images, epochs, batch_size, learning_rate: of the training.
         steps: of the attack, each 0.1 long where the radius is 0.3, and shorter in proportion before.
         grown: the share of the training after which the radius is 0.3.
         weight: of the second term of TRADES.
     """
 
-    images: int = 60_000
-    epochs: int = 64
-    batch_size: int = 32
-    learning_rate: float = 1e-3
     steps: int = 10
     grown: float = 0.5
     weight: float = 6.0
+    record_type: ClassVar[str] = "Lesson"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +47,17 @@ class AdversarialRun(Run):
         data: name of the images.
         model: with its defence.
         shape: its sizes.
-        lesson: its training.
+        schedule: of its training.
         budget: of the examination.
     """
 
     data: str
     model: Defended
     shape: Shape
-    lesson: Lesson
+    schedule: AdversarialSchedule
     budget: Budget
+    record_fields: ClassVar[Mapping[str, str]] = {"schedule": "lesson"}
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
@@ -69,54 +68,53 @@ class AdversarialRun(Run):
 
     def measured(self, device: str) -> Result:
         """Trains, attacks and returns all numbers of this run."""
-        exam = self.exam(self.model, device)
-        values = exam.values()
+        evaluation = self.evaluation(self.model, device)
+        values = evaluation.values()
         if self.model.kind == "deq" and (self.model.place, self.model.decibels) == ("input", 0.0):
-            twin = self.exam(self.model.twin, device)
+            twin = self.evaluation(self.model.twin, device)
             own = {value.at: value.value for value in values if value.metric == "pgd_accuracy"}
             for steps in self.budget.pgd_steps:
                 rival = twin.kept(twin.signed(steps, RADIUS))
                 values.append(Value("pgd_gain", own[float(steps)] - rival, float(steps)))
-        weights = sum(parameter.numel() for parameter in exam.model.parameters())
-        notes = {"notes": sorted(set(exam.notes))} if exam.notes else {}
+        weights = sum(parameter.numel() for parameter in evaluation.model.parameters())
+        notes = {"notes": sorted(set(evaluation.notes))} if evaluation.notes else {}
         return Result((*values, Value("parameters", float(weights))), facts=notes)
 
-    def exam(self, model: Defended, device: str) -> Exam:
+    def evaluation(self, model: Defended, device: str) -> Evaluation:
         """Returns the examination of a model that is trained as this run says."""
         u, target = pair_of(self.data, "test", self.budget.samples, self.seed)
-        trained = _trained(model, self.shape, self.data, self.lesson, self.seed, device)
-        return Exam(trained, u.to(device), target.to(device), self.budget, self.seed)
+        trained = _trained(model, self.shape, self.data, self.schedule, self.seed, device)
+        return Evaluation(trained, u.to(device), target.to(device), self.budget, self.seed)
 
 
 def pair_of(data: str, split: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draws images and their classes."""
-    images = _images(data, split)
-    images = images.subset(count, seed) if count < len(images) else images
-    return images.to_float(), images.labels
+    found = images(data, split)
+    found = found.subset(count, seed) if count < len(found) else found
+    return found.to_float(), found.labels
 
 
-@lru_cache(maxsize=4)
-def _images(data: str, split: str) -> Images:
-    return load_images(data, split)
-
-
-@lru_cache(maxsize=4)
-def _trained(model: Defended, shape: Shape, data: str, lesson: Lesson, seed: int, device: str) -> Classifier:
-    u, labels = pair_of(data, "train", lesson.images, seed)
-    network = model.build(shape, u.shape[1], len(_images(data, "train").classes), seed).to(device)
+@cached
+def _trained(
+    model: Defended, shape: Shape, data: str, schedule: AdversarialSchedule, seed: int, device: str
+) -> Classifier:
+    u, labels = pair_of(data, "train", schedule.images, seed)
+    network = model.build(shape, u.shape[1], len(images(data, "train").classes), seed).to(device)
     network.reseed(seed)
-    loss = _loss(network, lesson, seed, batches=-(-len(u) // lesson.batch_size))
-    fit(network, (u, labels), loss, epochs=lesson.epochs, batch_size=lesson.batch_size, seed=seed, device=device,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lesson.learning_rate, amsgrad=True),
-        schedule="cosine", progress=False)  # fmt: skip
+    loss = _loss(network, schedule, seed, batches=-(-len(u) // schedule.batch_size))
+    fit(network, (u, labels), loss, epochs=schedule.epochs, batch_size=schedule.batch_size, seed=seed,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, schedule.learning_rate, amsgrad=True),
+        schedule="cosine", device=device, progress=False)  # fmt: skip
     loss.watch.close()
     return network.eval()
 
 
-def _loss(network: Classifier, lesson: Lesson, seed: int, batches: int) -> AdversarialLoss | TradesLoss:
-    ramp = Ramp(RADIUS, steps=int(lesson.grown * lesson.epochs * batches))
+def _loss(
+    network: Classifier, schedule: AdversarialSchedule, seed: int, batches: int
+) -> AdversarialLoss | TradesLoss:
+    ramp = Ramp(RADIUS, steps=int(schedule.grown * schedule.epochs * batches))
     generator = torch.Generator(next(network.parameters()).device).manual_seed(seed)
-    if network.defended.teaching == "trades":
-        return TradesLoss(network, ramp, weight=lesson.weight, steps=lesson.steps, generator=generator)
-    share = 0.0 if network.defended.teaching == "clean" else 1.0
-    return AdversarialLoss(network, ramp, attack=SignSteps(lesson.steps, generator=generator), share=share)
+    if network.defended.trained_by == "trades":
+        return TradesLoss(network, ramp, weight=schedule.weight, steps=schedule.steps, generator=generator)
+    share = 0.0 if network.defended.trained_by == "clean" else 1.0
+    return AdversarialLoss(network, ramp, attack=SignSteps(schedule.steps, generator=generator), share=share)

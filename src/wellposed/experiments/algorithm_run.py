@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,8 @@ class AlgorithmRun(Run):
     probed: tuple[Point, ...] = ()
     starts: int = 16
     shown: tuple[Point, ...] = ()
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    resumable: ClassVar[bool] = True
 
     @property
     def labels(self) -> tuple[str, str, str | None]:

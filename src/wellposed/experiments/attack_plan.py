@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from wellposed.experiments.attack_kinds import Axis
+from wellposed.experiments.attack_kinds import Axis, Split
 from wellposed.experiments.attack_run import AttackRun
-from wellposed.experiments.attacked import Attacked, Split
 from wellposed.experiments.config import Scale
 from wellposed.experiments.run import Role
+from wellposed.experiments.trained_network import ImageNetwork
 
 # 003 Table 4.1 in per cent: perturbed pixels; success of sensitivity on MNIST and CIFAR-10, of gradient on both
 PRINTED = (
@@ -73,8 +73,8 @@ class AttackPlan:
 
     suite: str
     lines: tuple[Line, ...]
-    victim: Attacked
-    tiny: Attacked
+    victim: ImageNetwork
+    tiny: ImageNetwork
     more: int
 
     def __call__(self, scale: Scale) -> list[AttackRun]:

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from wellposed.experiments.attack_kinds import Axis, Try
-from wellposed.experiments.attacked import Attacked, Split
+from wellposed.experiments.attack_kinds import Attempt, Axis, Split, sensitivity_matrix
+from wellposed.experiments.cache import cached
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
 from wellposed.experiments.thumbnails import attack_thumbnails
+from wellposed.experiments.trained_network import Dense, ImageNetwork
 from wellposed.robust.attacks import Attack
 from wellposed.robust.pictures import row_correlation
 
@@ -28,7 +28,7 @@ class AttackRun(Run):
 
     Args:
         victim: the network and its images.
-        axis: "clean" only measures; the others are those of `Try`.
+        axis: "clean" only measures; the others are those of `Attempt`.
         attack: which one.
         points: on the axis.
         samples: images; fewer than there are are drawn by the seed.
@@ -37,7 +37,7 @@ class AttackRun(Run):
         epochs: of a surrogate.
     """
 
-    victim: Attacked
+    victim: ImageNetwork
     axis: Axis
     attack: str
     points: tuple[float, ...] = ()
@@ -52,6 +52,14 @@ class AttackRun(Run):
         axis = f"-{self.axis}" if self.axis in ("radius", "speckle") else ""
         return f"{self.victim.data}{split}{axis}", self.attack, None
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration as data; records have an MLP under attack inside an `AttackedDense`."""
+        config = super().config
+        if isinstance(self.victim, Dense):
+            config["victim"] = {"type": "AttackedDense", "dense": config["victim"]}
+        return config
+
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run.measured() for run in runs]
 
@@ -60,8 +68,8 @@ class AttackRun(Run):
         if self.axis == "clean":
             clean = _clean_accuracy(self.victim, self.victim.own(self.seed), self.split, self.samples)
             return Result((Value("accuracy", clean), *self._about_sensitivity()))
-        network = self.victim.network(self.seed)
-        u, target = self.victim.pair(self.split, self.samples, self.seed)
+        network = self.victim.trained(self.seed)
+        u, target = self.victim.sample(self.split, self.samples, self.seed)
         right = _right(network, u, target)
         values: list[Value] = []
         facts: dict[str, Any] = {}
@@ -79,8 +87,8 @@ class AttackRun(Run):
         parts = []
         for number, (some, classes) in enumerate(zip(u.split(PART), target.split(PART), strict=True)):
             draw = 1000 * self.seed + number
-            try_ = Try(self.victim, self.axis, self.attack, self.split, self.seed, draw, self.epochs)
-            parts.append(try_(some, classes, at))
+            attempt = Attempt(self.victim, self.axis, self.attack, self.split, self.seed, draw, self.epochs)
+            parts.append(attempt(some, classes, at))
         return _joined(parts)
 
     def _counted(self, found: Attack, u: Tensor, right: Tensor, at: float) -> list[Value]:
@@ -92,7 +100,7 @@ class AttackRun(Run):
         ]
 
     def _about_sensitivity(self) -> list[Value]:
-        S = self.victim.sensitivity(self.seed)
+        S = sensitivity_matrix(self.victim, self.seed)
         sizes = Value("sensitivity_outputs", float(len(S))), Value("sensitivity_inputs", float(S.shape[1]))
         return [Value("row_correlation", row_correlation(S)), *sizes]
 
@@ -104,10 +112,10 @@ def _joined(parts: Sequence[Attack]) -> Attack:
     return Attack(inputs, success, outputs, queries, parts[0].name, notes)
 
 
-@lru_cache(maxsize=8)
-def _clean_accuracy(victim: Attacked, seed: int, split: Split, samples: int) -> float:
-    u, target = victim.pair(split, samples, seed)
-    return float(_right(victim.network(seed), u, target).double().mean())
+@cached
+def _clean_accuracy(victim: ImageNetwork, seed: int, split: Split, samples: int) -> float:
+    u, target = victim.sample(split, samples, seed)
+    return float(_right(victim.trained(seed), u, target).double().mean())
 
 
 @torch.no_grad()

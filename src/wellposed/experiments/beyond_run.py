@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -47,10 +47,15 @@ class BeyondRun(Run):
     training: Training
     probe: float
     steps: tuple[int, ...] = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    resumable: ClassVar[bool] = True
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
         return self.task.name, self.model.name, self.model.size
+
+    def device_for(self, wanted: str) -> str:
+        return "cpu" if self.model.name == "linear" else super().device_for(wanted)  # which has a closed form
 
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run._alone(context) for run in runs]

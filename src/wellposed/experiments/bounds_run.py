@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, Self
 
 import torch
@@ -10,9 +9,10 @@ from torch import Tensor
 
 from wellposed.convert import to_implicit
 from wellposed.errors import IllPosedError, InputError
-from wellposed.experiments.dense import Dense
+from wellposed.experiments.cache import cached
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
+from wellposed.experiments.trained_network import Dense
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
 from wellposed.robust import Box, Crown, MethodError, output_bounds, state_bounds
@@ -85,7 +85,7 @@ class BoundsRun(Run):
         return trained_loops(dense, self.states, self.kappa, self.seed), u
 
 
-@lru_cache(maxsize=8)
+@cached
 def trained_loops(dense: Dense, n: int, kappa: float, seed: int) -> ImplicitForm:
     """Trains an implicit model on the images of a network; it is shared by all methods."""
     p, q = dense.shape[0], dense.shape[-1]

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
+from wellposed.experiments.trained_network import Dense, mlp
 from wellposed.models import ImplicitModel
 from wellposed.robust import (
     AdversarialLoss,
@@ -108,15 +107,18 @@ class CertifiedRun(Run):
     def trained(self) -> nn.Module:
         """Returns the trained classifier."""
         data = Dense("digits", hidden=self.hidden)
-        with torch.random.fork_rng(()):
-            torch.manual_seed(self.seed)
-            model = ImplicitModel(64, 10, self.states) if self.loops else _layers(data.shape)
+        model = self._implicit() if self.loops else mlp(data.shape, self.seed)
         train = data.pair("train")
         steps = self.epochs * -(-len(train[0]) // self.batch_size)
         fit(model, train, self.loss(model, steps), epochs=self.epochs, batch_size=self.batch_size, seed=self.seed,
             optimizer=lambda parameters: torch.optim.Adam(parameters, self.learning_rate), schedule="cosine",
             progress=False)  # fmt: skip
         return model.eval()
+
+    def _implicit(self) -> nn.Module:
+        with torch.random.fork_rng(()):
+            torch.manual_seed(self.seed)
+            return ImplicitModel(64, 10, self.states)
 
     def loss(self, model: nn.Module, steps: int) -> Loss:
         """Returns the loss of the recipe."""
@@ -132,10 +134,3 @@ class CertifiedRun(Run):
         if self.recipe == "adversarial":
             return AdversarialLoss(model, ramp)
         return cross_entropy
-
-
-def _layers(shape: Sequence[int]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for one, other in pairwise(shape):
-        layers += [nn.Linear(one, other), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])

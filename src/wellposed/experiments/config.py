@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,6 +47,21 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """How much of some images a model sees, for trainings that `fit` and `Training` do not describe, by Adam.
+
+    Args:
+        images: how many are drawn of the training images.
+        epochs, batch_size, learning_rate: of the training.
+    """
+
+    images: int
+    epochs: int
+    batch_size: int
+    learning_rate: float = 1e-3
+
+
+@dataclass(frozen=True)
 class Choice:
     """A model by name, with the size of a paper and options of its own.
 
@@ -68,13 +83,22 @@ class Choice:
 def describe(config: Any) -> Any:
     """Turns a configuration into JSON; dataclasses carry their class, so that no two kinds look alike.
 
+    A class that was renamed keeps the name under which its records were written in the class variable
+    `record_type`, and the old names of its fields in `record_fields`, by the new ones. Subclasses do not inherit
+    the former: two classes never share a name.
+
     Example:
         >>> describe(Choice("mlp"))
         {'type': 'Choice', 'name': 'mlp', 'size': None, 'options': []}
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        fields = {field.name: describe(getattr(config, field.name)) for field in dataclasses.fields(config)}
-        return {"type": type(config).__name__, **fields}
+        kind = type(config)
+        old_names: Mapping[str, str] = getattr(kind, "record_fields", {})
+        fields = {
+            old_names.get(field.name, field.name): describe(getattr(config, field.name))
+            for field in dataclasses.fields(config)
+        }
+        return {"type": vars(kind).get("record_type", kind.__name__), **fields}
     if isinstance(config, tuple | list):
         return [describe(part) for part in config]
     if config is None or isinstance(config, bool | int | float | str):
@@ -89,5 +113,10 @@ def identity(config: Any) -> str:
         >>> identity(Choice("mlp")) == identity(Choice("mlp")), identity(Choice("mlp")) == identity(Choice("nac"))
         (True, False)
     """
-    text = json.dumps(describe(config), sort_keys=True, separators=(",", ":"))
+    return digest(describe(config))
+
+
+def digest(data: Any) -> str:
+    """Returns a short hash of JSON data."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -44,18 +45,20 @@ class DepthRun(ObservedRun):
     `scaled_absolute` and `scaled_relative` for the same samples at several scales.
     """
 
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # steps are counted there
+
     @property
     def together(self) -> bool:
         return False  # one model after the other takes the compiled kernels, which are faster than a stack
 
-    def _result(
+    def measure(
         self, model: nn.Module, pair: tuple[Pair, Pair], seed: int, history: History | None, member: int | None
     ) -> Result:
         if not isinstance(model, ImplicitModel) or history is None:
             raise InputError(f"the depth of implicit models is measured; received {type(model).__name__}")
         values = self._lost(model, seed) if self.fold is None else []
         model.double().max_steps = LIMIT  # the limit of the training would hide how many steps are needed
-        result = super()._result(model, pair, seed, history, member)
+        result = super().measure(model, pair, seed, history, member)
         if self.fold is None:
             inside = pair[1][0].double()
             values += self._under_shift(model, seed)

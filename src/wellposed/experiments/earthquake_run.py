@@ -37,16 +37,16 @@ class LocationRun(TrainingRun):
     def together(self) -> bool:
         return False  # one seed at a time has compiled kernels
 
-    def _split(self, seed: int) -> tuple[Pair, Pair]:
+    def data(self, seed: int) -> tuple[Pair, Pair]:
         if isinstance(self.task, Earthquakes) and self.task.earth == "ak135":
             _picks()  # a damaged file is better noticed before training than after it
-        return super()._split(seed)
+        return super().data(seed)
 
-    def _result(
+    def measure(
         self, model: nn.Module, pair: tuple[Pair, Pair], seed: int, history: History | None, member: int | None
     ) -> Result:
         (u, y), validation = pair
-        result = super()._result(model, ((u[:SCORED], y[:SCORED]), validation), seed, history, member)
+        result = super().measure(model, ((u[:SCORED], y[:SCORED]), validation), seed, history, member)
         if isinstance(self.task, Located):
             result.facts[TIMES] = str(travel_times(self.task.earth))
         if not isinstance(self.task, Earthquakes) or self.fold is not None:

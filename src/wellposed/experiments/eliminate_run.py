@@ -1,19 +1,18 @@
 """Runs that remove features of a trained network and fit a model on what is left (002 Figure 9)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
 from wellposed.convex import EliminationPath, States, eliminate_features, support_mask
 from wellposed.convex.columns import Columns
 from wellposed.convex.rescale import fitting_units
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.layers import Layers
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
-from wellposed.experiments.station_network import StationDense
+from wellposed.experiments.trained_network import TrainedNetwork
 
 Order = Literal["misfit", "share", "random"]
 NEEDED = 1e-3  # share of a row below which an entry is not called needed
@@ -24,7 +23,7 @@ class EliminateRun(Run):
     """Removes features by one method.
 
     Args:
-        dense: the network and its data; it says what is scored, and which features go together.
+        network: the network and its data; it says what is scored, and which features go together.
         model: as tables name it.
         method, order: of `eliminate_features`.
         points: shares of all features to remove, where the method can choose.
@@ -35,7 +34,7 @@ class EliminateRun(Run):
         epochs: of training by gradients on what is left; zero: the fit alone.
     """
 
-    dense: Dense | StationDense
+    network: TrainedNetwork
     model: str
     method: Literal["certified", "ranked", "dual-literal"] = "ranked"
     order: Order = "misfit"
@@ -45,26 +44,27 @@ class EliminateRun(Run):
     kappa: float = 0.3
     ridge: float = 0.01
     epochs: int = 0
+    record_fields: ClassVar[Mapping[str, str]] = {"network": "dense"}
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
-        return self.dense.data, self.model, None
+        return self.network.data, self.model, None
 
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run._result() for run in runs]
 
     def _result(self) -> Result:
-        states = self.dense.states(self.seed, self.samples)
+        states = self.network.states(self.seed, self.samples)
         path = self._path(states)
-        network = self.dense.score(self.dense.trained(self.seed), self.seed)
+        before = self.network.score(self.network.trained(self.seed), self.seed)
         values = [
             Value("features", float(len(path.features))),
             Value("certified", float(path.certified.sum())),
         ]
         scores = self._scores(path)
         for at, score in scores:
-            change = self.dense.change(score, network, scores[0][1])
-            values += [Value(self.dense.metric, score, at), Value(self.dense.change_metric, change, at)]
+            change = self.network.change(score, before, scores[0][1])
+            values += [Value(self.network.metric, score, at), Value(self.network.change_metric, change, at)]
         if self.method != "ranked":
             values.append(Value("needed_removed", float(self._needed(states, path))))
         return Result(tuple(values))
@@ -79,8 +79,8 @@ class EliminateRun(Run):
             score = step.score
             if self.epochs:
                 layers = Layers(step.model, step.report.blocks, step.report.exponents)
-                self.dense.train(layers, self.seed, self.epochs)
-                score = self.dense.score(layers, self.seed)
+                self.network.train(layers, self.seed, self.epochs)
+                score = self.network.score(layers, self.seed)
             found.append((at, score))
         return found
 
@@ -94,8 +94,8 @@ class EliminateRun(Run):
             method=self.method,
             support=self.support,
             ridge=self.ridge,
-            groups=self.dense.groups(states),
-            evaluate=lambda model: self.dense.score(model, self.seed),
+            groups=self.network.groups(states),
+            evaluate=lambda model: self.network.score(model, self.seed),
             **options,
         )
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from wellposed.baselines.distilbert import load_distilbert
 from wellposed.baselines.text_classifier import TextClassifier, TextShape, encoder_layers
 from wellposed.convex.gather import Valid
 from wellposed.errors import InputError, require, unknown_name
+from wellposed.experiments.cache import cached
 from wellposed.experiments.kept import train_or_load
-from wellposed.experiments.subject import Pair, Subject
+from wellposed.experiments.trained_network import Pair, TrainedNetwork
 from wellposed.tasks.cache import MissingDataError, data_folder
 from wellposed.tasks.text import Texts, load_newsgroups
 from wellposed.tasks.vocabulary import Vocabulary
@@ -25,7 +27,7 @@ FOLDER, FILES = "distilbert", ("model.safetensors", "vocab.txt")  # below the da
 
 
 @dataclass(frozen=True)
-class Newsgroups(Subject):
+class Newsgroups(TrainedNetwork):
     """Posts without their headers and the transformer that tells their groups apart.
 
     Args:
@@ -39,7 +41,7 @@ class Newsgroups(Subject):
         tested: how many test texts it is scored on; all of them if zero.
 
     Example:
-        >>> Newsgroups("topics").task
+        >>> Newsgroups("topics").data
         'topics'
     """
 
@@ -51,6 +53,10 @@ class Newsgroups(Subject):
     depth: int = 1
     epochs: int = 4
     tested: int = 3000
+    batch_size: ClassVar[int] = 64
+    part: ClassVar[int] = 250
+    shared_rows: ClassVar[bool] = True
+    convertible: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for kind, name, valid in (("text source", self.source, SOURCES), ("network", self.network, NETWORKS)):
@@ -58,7 +64,7 @@ class Newsgroups(Subject):
                 raise unknown_name(kind, name, valid)
 
     @property
-    def task(self) -> str:
+    def data(self) -> str:
         return self.source if self.network == "small" else f"{self.source}-{self.network}"
 
     @property
@@ -69,18 +75,42 @@ class Newsgroups(Subject):
     def valid(self) -> Valid:
         return _words_of
 
-    def trained(self, seed: int) -> nn.Module:
-        """Returns the network; on newsgroups one serves all seeds, which draw other texts of the training data."""
-        return _trained(replace(self, tested=0), seed if self.source == "topics" else 0)
+    @property
+    def weights_config(self) -> Self:
+        return replace(self, tested=0)
+
+    def own(self, seed: int) -> int:
+        """Returns the seed of the weights; one network of newsgroups serves all seeds, which draw other texts."""
+        return seed if self.source == "topics" else 0
+
+    def make(self, seed: int) -> TextClassifier:
+        classes = len(self.texts()[0].classes)
+        if self.network == "distilbert":
+            model = load_distilbert(distilbert_folder())
+            if model.shape.classes != classes:
+                raise InputError(f"the weights are for {model.shape.classes} classes; the texts have {classes}")
+            return model
+
+        shape = TextShape(self.words + 2, self.length, self.width, self.depth, max(1, self.width // 32),
+                          4 * self.width, classes, "mean", 0.3)  # fmt: skip
+        with torch.random.fork_rng(()):
+            torch.manual_seed(seed)
+            model = TextClassifier(shape)
+            train = partial(self.tune, model, seed, -(-self.epochs * len(self.training()[0]) // self.batch_size))
+            if self.source == "topics":
+                train()
+            else:
+                train_or_load(self.source, self, model, train)
+        return model
 
     def layers(self, network: nn.Module) -> list[str]:
         return encoder_layers(network)
 
-    def training(self) -> Pair:
-        return _numbered(replace(self, tested=0))[0]
+    def training(self, seed: int = 0) -> Pair:
+        return _numbered(self.weights_config)[0]
 
-    def tests(self) -> Mapping[str, Pair]:
-        u, labels = _numbered(replace(self, tested=0))[1]
+    def tests(self, seed: int = 0) -> Mapping[str, Pair]:
+        u, labels = _numbered(self.weights_config)[1]
         count = self.tested or len(u)
         rows = torch.randperm(len(u), generator=torch.Generator().manual_seed(0))[:count]
         return {"accuracy": (u[rows], labels[rows])}
@@ -138,51 +168,29 @@ def _words_of(u: Tensor) -> Tensor:  # (B, T)
     return u != 0
 
 
-@lru_cache(maxsize=2)
+@cached
 def _texts(source: str) -> tuple[Texts, Texts]:
     if source == "topics":
         return topic_texts("train"), topic_texts("test")
     return load_newsgroups("train", headers=False), load_newsgroups("test", headers=False)
 
 
-@lru_cache(maxsize=2)
-def _numbered(subject: Newsgroups) -> tuple[Pair, Pair]:
-    pieces = WordPieces.read(distilbert_folder() / "vocab.txt") if subject.network == "distilbert" else None
-    train, test = subject.texts()
-    table = Vocabulary.of(train.texts, subject.words) if pieces is None else pieces
-    pairs = [(table.ids(texts.texts, subject.length), texts.labels) for texts in (train, test)]
+@cached
+def _numbered(network: Newsgroups) -> tuple[Pair, Pair]:
+    pieces = WordPieces.read(distilbert_folder() / "vocab.txt") if network.network == "distilbert" else None
+    train, test = network.texts()
+    table = Vocabulary.of(train.texts, network.words) if pieces is None else pieces
+    pairs = [(table.ids(texts.texts, network.length), texts.labels) for texts in (train, test)]
     return pairs[0], pairs[1]
 
 
-@lru_cache(maxsize=2)
-def _linear_accuracy(subject: Newsgroups) -> float:
+@cached
+def _linear_accuracy(network: Newsgroups) -> float:
     features = require("sklearn.feature_extraction.text", extra="sklearn")
     models = require("sklearn.linear_model", extra="sklearn")
-    train, test = subject.texts()
-    test = test.subset(min(subject.tested or len(test), len(test)))
-    table = features.TfidfVectorizer(max_features=subject.words, sublinear_tf=True)
+    train, test = network.texts()
+    test = test.subset(min(network.tested or len(test), len(test)))
+    table = features.TfidfVectorizer(max_features=network.words, sublinear_tf=True)
     u = table.fit_transform(train.texts)
     model = models.LogisticRegression(C=10.0, max_iter=200).fit(u, train.labels.numpy())
     return float(model.score(table.transform(test.texts), test.labels.numpy()))
-
-
-@lru_cache(maxsize=4)
-def _trained(subject: Newsgroups, seed: int) -> TextClassifier:
-    classes = len(subject.texts()[0].classes)
-    if subject.network == "distilbert":
-        model = load_distilbert(distilbert_folder())
-        if model.shape.classes != classes:
-            raise InputError(f"the weights are for {model.shape.classes} classes; the texts have {classes}")
-        return model
-
-    shape = TextShape(subject.words + 2, subject.length, subject.width, subject.depth, max(1, subject.width // 32),
-                      4 * subject.width, classes, "mean", 0.3)  # fmt: skip
-    with torch.random.fork_rng(()):
-        torch.manual_seed(seed)
-        model = TextClassifier(shape)
-        train = partial(subject.tune, model, seed, -(-subject.epochs * len(subject.training()[0]) // 64))
-        if subject.source == "topics":
-            train()
-        else:
-            train_or_load(subject.source, subject, model, train)
-    return model.eval()

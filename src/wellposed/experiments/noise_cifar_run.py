@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,7 @@ class CifarNoiseRun(Run):
     jacobian: float = 0.4
     points: tuple[float, ...] = (20.0, 10.0, 5.0, 0.0)
     samples: int = 10_000
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     @property
     def labels(self) -> tuple[str, str, str | None]:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +11,10 @@ from wellposed.baselines.mlp import parameter_count
 from wellposed.experiments.config import identity
 from wellposed.experiments.noise_ensemble import Member, Stack, make_stack
 from wellposed.experiments.noise_models import Pair, sensitivities, weight_eigenvalues
-from wellposed.experiments.noise_training import Schedule, Score, chosen, score, train
+from wellposed.experiments.noise_training import NoiseSchedule, Score, chosen, score, train
 from wellposed.experiments.record import Result, Series, Value
 from wellposed.experiments.run import Context, Run
-from wellposed.tasks.images import Images, load_images
+from wellposed.experiments.trained_network import images
 
 PROBED = 8  # images whose sensitivity is measured
 BINS, WIDEST = 30, 3.0  # of the histogram of eigenvalues, and their largest modulus
@@ -56,6 +55,7 @@ class NoiseRun(Run):
     points: tuple[float, ...] = (20.0, 10.0, 0.0)
     samples: int = 2_500
     passes: int = 1
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
@@ -82,13 +82,13 @@ class NoiseRun(Run):
         return Member(self.pair, self.noise, self.seed)
 
     @property
-    def _schedule(self) -> Schedule:
-        return Schedule(self.images, self.epochs, self.batch_size, self.learning_rate, self.jacobian)
+    def _schedule(self) -> NoiseSchedule:
+        return NoiseSchedule(self.images, self.epochs, self.batch_size, self.learning_rate, self.jacobian)
 
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         u, labels = (part.to(context.device) for part in pair_of(self.data, "train"))
         members = list(dict.fromkeys(run.member for run in runs))
-        classes = len(_images(self.data, "train").classes)
+        classes = len(images(self.data, "train").classes)
         stack = make_stack(members, u.shape[1], classes, context.device)
         tell = print if context.progress else lambda text: None
         losses = train(stack, u, labels, self._schedule, tell)
@@ -115,7 +115,7 @@ class NoiseRun(Run):
         if self.noise is None and self.passes == 1:
             measured, series["eigenvalues"] = self._sensitivity(model, device)
             values += measured
-        trained: dict[str, Any] = {"images": min(self.images, len(_images(self.data, "train")))}
+        trained: dict[str, Any] = {"images": min(self.images, len(images(self.data, "train")))}
         return Result(tuple(values), series, trained | {"ensemble": len(stack.members)})
 
     def _sensitivity(self, model: nn.Module, device: str) -> tuple[list[Value], list[float]]:
@@ -149,10 +149,5 @@ class Scores:
 
 def pair_of(data: str, split: str) -> tuple[Tensor, Tensor]:
     """Returns flat images and classes of a split."""
-    images = _images(data, split)
-    return images.flat(), images.labels
-
-
-@lru_cache(maxsize=4)
-def _images(data: str, split: str) -> Images:
-    return load_images(data, split)
+    found = images(data, split)
+    return found.flat(), found.labels

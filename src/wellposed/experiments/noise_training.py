@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from wellposed.experiments.config import Schedule
 from wellposed.experiments.noise_ensemble import Draws, Noises, Stack, make_stack
 
 WARM = 3  # steps before a graph is captured
@@ -17,22 +18,17 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """How all members of an ensemble are trained, by Adam.
+class NoiseSchedule(Schedule):
+    """How all members of an ensemble are trained; each draws images with its own seed.
 
     Args:
-        images: how many, drawn with the seed of each member.
         jacobian: weight of the Jacobian penalty.
     """
 
-    images: int
-    epochs: int
-    batch_size: int
-    learning_rate: float
     jacobian: float = 0.0
 
 
-def orders(seeds: Sequence[int], total: int, schedule: Schedule) -> "list[Order]":
+def orders(seeds: Sequence[int], total: int, schedule: NoiseSchedule) -> "list[Order]":
     """Returns the data order of every member; members of one seed share it."""
     known = {seed: Order(seed, total, schedule.images) for seed in seeds}
     return [known[seed] for seed in seeds]
@@ -62,7 +58,7 @@ class Trainer:
         schedule: how.
     """
 
-    def __init__(self, stack: Stack, u: Tensor, labels: Tensor, schedule: Schedule) -> None:
+    def __init__(self, stack: Stack, u: Tensor, labels: Tensor, schedule: NoiseSchedule) -> None:
         self.stack, self.u, self.labels, self.schedule = stack, u, labels, schedule
         cuda = u.device.type == "cuda"
         stack.penalised = schedule.jacobian > 0
@@ -132,7 +128,7 @@ def fast_products(device: torch.device) -> Iterator[None]:
 
 
 def train(
-    stack: Stack, u: Tensor, labels: Tensor, schedule: Schedule, tell: Progress = lambda text: None
+    stack: Stack, u: Tensor, labels: Tensor, schedule: NoiseSchedule, tell: Progress = lambda text: None
 ) -> Tensor:
     """Trains all members in place and returns their mean losses, ``(epochs, M)``."""
     trainer, history = Trainer(stack, u, labels, schedule), []

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from wellposed.errors import InputError
 from wellposed.experiments.record import Result
 from wellposed.experiments.run import Context
-from wellposed.experiments.training_run import TrainingRun
+from wellposed.experiments.training_run import TrainingRun, joined
 from wellposed.models.ensemble import Ensemble
 from wellposed.tasks.task import Pair, Point
 from wellposed.training import History, fit
@@ -44,8 +44,9 @@ class ObservedRun(TrainingRun):
     """
 
     observed: Point = None
+    resumable: ClassVar[bool] = False
 
-    def _fit(
+    def fit_model(
         self, model: nn.Module, data: list[tuple[Pair, Pair]], runs: Sequence[Self], context: Context
     ) -> ObservedHistory:
         if self.training.patience is not None:
@@ -58,7 +59,7 @@ class ObservedRun(TrainingRun):
             part = self._epoch(model, data, runs, context, optimizer, schedule, epoch)
             history.append(**{name: getattr(part, name)[0] for name in COLUMNS})
             if tests:
-                history.seen.append(self._look(model, tests, context.device))
+                history.seen.append(self.observe(model, tests, context.device))
         return history
 
     def _schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
@@ -76,7 +77,7 @@ class ObservedRun(TrainingRun):
         epoch: int,
     ) -> History:
         several = isinstance(model, Ensemble)
-        train, validation = (_joined([pair[part] for pair in data], several) for part in (0, 1))
+        train, validation = (joined([pair[part] for pair in data], several) for part in (0, 1))
         return fit(
             model,
             train,
@@ -94,27 +95,20 @@ class ObservedRun(TrainingRun):
         )
 
     @torch.no_grad()
-    def _look(self, model: nn.Module, tests: list[Pair], device: str) -> Scores:
+    def observe(self, model: nn.Module, tests: list[Pair], device: str) -> Scores:
+        """Tests a model after an epoch; returns the scores of every member."""
         several = isinstance(model, Ensemble)
-        u, y = _joined(tests, several)
+        u, y = joined(tests, several)
         model.eval()
         predictions = model(u.to(device)).cpu()
         if not several:
             return [self.task.score(predictions, y)]
         return [self.task.score(own, target) for own, target in zip(predictions, y, strict=True)]
 
-    def _result(
+    def measure(
         self, model: nn.Module, pair: tuple[Pair, Pair], seed: int, history: History | None, member: int | None
     ) -> Result:
-        result = super()._result(model, pair, seed, history, member)
+        result = super().measure(model, pair, seed, history, member)
         if isinstance(history, ObservedHistory):
             result.series.update(history.curves(member))
         return result
-
-
-def _joined(pairs: list[Pair], several: bool) -> Pair:
-    if not several:
-        return pairs[0]
-    inputs, targets = zip(*pairs, strict=True)
-    joined: tuple[Tensor, Tensor] = torch.stack(inputs), torch.stack(targets)
-    return joined

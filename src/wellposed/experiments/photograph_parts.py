@@ -1,11 +1,11 @@
 """CIFAR-10 as far as it is here: whole, or those thousands of images whose sprites are present."""
 
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 
+from wellposed.experiments.cache import cached
 from wellposed.tasks import cifar, files
 from wellposed.tasks.cache import DataFile, MissingDataError, fetch
 from wellposed.tasks.classes import CLASSES
@@ -15,7 +15,7 @@ NAME = "cifar10"
 FIRST = {"fit": 0, "holdout": 40}  # sprite of a split
 
 
-@lru_cache(maxsize=4)
+@cached
 def photographs(split: str) -> Images:
     """Returns the images of "fit" or "holdout" that are here; `source` says which.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ class RegressionRun(Run):
     pair: Pair
     training: Training
     points: tuple[float, ...] = (20.0, 10.0, 5.0, 0.0)
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    resumable: ClassVar[bool] = True
 
     @property
     def labels(self) -> tuple[str, str, str | None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from wellposed.experiments.config import describe, identity
+from wellposed.experiments.config import describe, digest, identity
 from wellposed.experiments.record import Result
 from wellposed.training.checkpoint import Checkpoint
 
@@ -54,11 +54,17 @@ class Run(abc.ABC):
     role: Role = "ours"
     kind: Literal["run", "search"] = "run"
     not_identity: ClassVar[tuple[str, ...]] = ("role",)
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # kinds that the run can use
+    resumable: ClassVar[bool] = False  # whether a stopped run goes on from its last epoch, by `Context.checkpoint`
 
     @property
     @abc.abstractmethod
     def labels(self) -> tuple[str, str, str | None]:
         """Task, model and size, as tables name them."""
+
+    def device_for(self, wanted: str) -> str:
+        """Returns the device on which the run is carried out: the wanted one, or the CPU if it cannot use that."""
+        return wanted if device_kind(wanted) in self.devices else "cpu"
 
     @property
     def together(self) -> bool:
@@ -78,7 +84,7 @@ class Run(abc.ABC):
     def id(self) -> str:
         """A hash of everything that decides the numbers."""
         plain = dataclasses.replace(self, **{name: _default(self, name) for name in self.not_identity})
-        return identity(plain)
+        return digest(plain.config)
 
     @property
     def family(self) -> str:
@@ -88,6 +94,16 @@ class Run(abc.ABC):
     def with_seed(self, seed: int) -> Self:
         """Returns the same run with another seed."""
         return dataclasses.replace(self, seed=seed)
+
+
+def device_kind(device: str) -> str:
+    """Returns the kind of a device.
+
+    Example:
+        >>> device_kind("cuda:1")
+        'cuda'
+    """
+    return device.partition(":")[0]
 
 
 def _default(run: Run, name: str) -> Any:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from wellposed.errors import FileFormatError, InputError, WellposedError
+from wellposed.experiments.cache import CACHE
 from wellposed.experiments.config import SCALES, Scale
 from wellposed.experiments.environment import environment, now
 from wellposed.experiments.record import Record, Result
-from wellposed.experiments.run import Context, Group, Run, grouped
+from wellposed.experiments.run import Context, Group, Run, device_kind, grouped
 from wellposed.experiments.search import chosen, search_runs
 from wellposed.experiments.store import Store
 from wellposed.experiments.suite import Suite
@@ -101,6 +102,11 @@ class Progress:
     failed: int
     at_work: int  # groups with a checkpoint
 
+    @property
+    def kept(self) -> str:
+        """What an interruption leaves, in words."""
+        return "finished runs are kept" + (" and the current one up to its last epoch" if self.at_work else "")
+
 
 def planned(suite: Suite, order: Order, store: Store) -> list[Run]:
     """Returns the runs of an order that are known now: after a search, with the settings it chose."""
@@ -150,6 +156,7 @@ def carry_out(
     """
     if jobs < 1:
         raise InputError(f"jobs must be at least 1; received {jobs}")
+    require_device(suite, order)
     workers = Workers(jobs, backend, extra="lab")
     order.save(out)
     store, context = Store(out.absolute()), Context(out.absolute() / CHECKPOINTS, order.device)
@@ -163,6 +170,16 @@ def carry_out(
         )
         _work_off(left, context, store, workers, tell)
     return look(suite, order, out)
+
+
+def require_device(suite: Suite, order: Order) -> None:
+    """Raises an error if no run of an order can use its device; if some can, the others are done on the CPU."""
+    devices = suite.devices(order.scale)
+    if device_kind(order.device) not in devices:
+        raise InputError(
+            f"no run of suite {suite.name!r} at scale {order.scale!r} can use the device {order.device!r}, only "
+            f"{' or '.join(devices)}; use: {replace(order, device='cpu').command}"
+        )
 
 
 def _work_off(
@@ -192,6 +209,8 @@ def _apart(common: None, group: Group, context: Context, store: Store, parent: i
 def _work(group: Group, context: Context, store: Store) -> str:
     """Carries out a group and records it; one that fails is tried seed by seed."""
     began, started = time.perf_counter(), now()
+    context = replace(context, device=group.runs[0].device_for(context.device))
+    CACHE.serve(group.runs[0].suite)
     try:
         with one_thread():
             results: list[Result | str] = list(group.runs[0].carry_out(group.runs, context))

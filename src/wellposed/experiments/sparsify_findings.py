@@ -1,4 +1,4 @@
-"""Sentences about sparsified networks, from records."""
+"""Sentences about networks that were made sparse, from records."""
 
 from collections.abc import Sequence
 
@@ -68,6 +68,82 @@ def warm_sentence(records: Sequence[Record], data: str, kappas: Sequence[float])
     return [
         f"Warm starts of Algorithm 1 save sweeps of coordinate descent by a factor from {min(ratios):.2g} to "
         f"{max(ratios):.2g}. The exact path, which all other fits here use, has no starts and no halvings."
+    ]
+
+
+def loss_sentence(records: Sequence[Record], data: str, points: Sequence[float]) -> list[str]:
+    """Says what every sparsity costs."""
+    drops = [(at, median_of(records, f"{data}-sparsity", "state-driven", "accuracy_drop", at)) for at in points]
+    known = [f"{100 * drop:.1f} points at {100 * at:g} %" for at, drop in drops if drop is not None]
+    return [f"What the fit alone loses, in the median: {', '.join(known)} of zero weights."] if known else []
+
+
+def certificate_sentence(records: Sequence[Record], data: str, points: Sequence[float]) -> list[str]:
+    """Says what is proven of the rows."""
+
+    def largest(metric: str) -> float | None:
+        found = [median_of(records, f"{data}-sparsity", "state-driven", metric, at) for at in points]
+        return max((value for value in found if value is not None), default=None)
+
+    norm, gap = largest("largest_norm"), largest("largest_gap")
+    if norm is None or gap is None:
+        return []
+    holds = "so that the implicit form contracts" if norm < 1 else "so that the cap proves nothing"
+    return [
+        f"In units of powers of two for each layer the largest row of A has an l1-norm of {norm:.3g}, {holds}; "
+        f"the largest relative duality gap of a row is {gap:.1g}."
+    ]
+
+
+def lead_sentences(
+    records: Sequence[Record], data: str, points: Sequence[float], tuned: Sequence[float]
+) -> list[str]:
+    """Says how far the fit is ahead of pruning by magnitude, without and with training afterwards."""
+    found = []
+    for ours, rival, where, extra in (
+        ("state-driven", "magnitude", points, ""),
+        ("state-driven", "magnitude-layerwise", points, " in every layer"),
+        ("state-driven-tuned", "magnitude-tuned", tuned, ", both trained a little afterwards"),
+    ):
+        leads = []
+        for at in where:
+            pair = [median_of(records, f"{data}-sparsity", model, "accuracy", at) for model in (ours, rival)]
+            if pair[0] is not None and pair[1] is not None:
+                leads.append(f"{100 * (pair[0] - pair[1]):+.1f} points at {100 * at:g} %")
+        if leads:
+            found.append(f"Against pruning by magnitude{extra}: {', '.join(leads)}.")
+    return found
+
+
+def recorded_sentence(records: Sequence[Record], data: str, at: float) -> list[str]:
+    """Says what it is worth to fit on what the sparse layers give."""
+    task = f"{data}-sparsity"
+    one, other = (
+        median_of(records, task, model, "accuracy", at) for model in ("state-driven", "state-driven-recorded")
+    )
+    if one is None or other is None:
+        return []
+    return [
+        f"At {100 * at:g} % a fit on the states of the network gives {100 * other:.1f} %, a fit on those of the "
+        f"sparse layers before {100 * one:.1f} %: errors of one layer are made good by the next."
+    ]
+
+
+def cap_sentence(records: Sequence[Record], data: str, kappas: Sequence[float]) -> list[str]:
+    """Says what a cap on whole rows does."""
+    found = []
+    for kappa in kappas:
+        accuracy, sparsity = (
+            median_of(records, data, "state-driven-row", metric, kappa) for metric in ("accuracy", "sparsity")
+        )
+        if accuracy is not None and sparsity is not None:
+            kept = f"{100 * sparsity:.0f} % zeros" if sparsity >= 0 else f"{-100 * sparsity:.0f} % more weights"
+            found.append(f"{100 * accuracy:.1f} % with {kept} at {kappa:g}")
+    if not found:
+        return []
+    return [
+        "A cap on whole rows, as 003 prints it, in units in which the network's own rows just fit at .99, gives "
+        f"{', '.join(found)}: it shrinks what it keeps, and is no way to sparsity."
     ]
 
 

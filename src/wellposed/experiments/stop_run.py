@@ -11,7 +11,7 @@ from wellposed.experiments.config import identity
 from wellposed.experiments.noise_ensemble import Member, make_stack
 from wellposed.experiments.noise_models import WINDOW, Equilibrium, Pair
 from wellposed.experiments.noise_run import pair_of
-from wellposed.experiments.noise_training import Schedule, train
+from wellposed.experiments.noise_training import NoiseSchedule, train
 from wellposed.experiments.record import Result, Value
 from wellposed.experiments.run import Context, Run
 from wellposed.models import Noise, Noisy
@@ -57,7 +57,7 @@ class StopRun(Run):
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         u, labels = pair_of(self.data, "train")
         stack = make_stack([Member(Pair("deq", 1), None, self.seed)], u.shape[1], int(labels.max()) + 1, "cpu")
-        train(stack, u, labels, Schedule(self.images, self.epochs, self.batch_size, 1e-3))
+        train(stack, u, labels, NoiseSchedule(self.images, self.epochs, self.batch_size, 1e-3))
         model = stack.member(0)
         assert isinstance(model, Equilibrium)
         return [Result(tuple(value for at in run.points for value in run.measured(model, at))) for run in runs]

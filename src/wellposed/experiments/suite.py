@@ -98,7 +98,7 @@ class Suite:
         figures: what the report draws.
         galleries: pictures of attacked inputs that it shows.
         pictures: drawings of other kinds, a map for instance.
-        controls: says in sentences what the honest controls show, from the records.
+        findings: says in sentences what the records show, the controls above all.
         grid: settings tried by a search, by field: of the training, or an option of the model.
         thresholds: what every seed has to reach.
     """
@@ -112,7 +112,7 @@ class Suite:
     figures: tuple[Figure, ...] = ()
     galleries: tuple[Gallery, ...] = ()
     pictures: tuple[Picture, ...] = ()
-    controls: Callable[[Sequence[Record]], list[str]] = lambda records: []
+    findings: Callable[[Sequence[Record]], list[str]] = lambda records: []
     grid: tuple[tuple[str, tuple[object, ...]], ...] = ()
     thresholds: tuple[Threshold, ...] = ()
 
@@ -124,3 +124,16 @@ class Suite:
         if count < 1:
             raise InputError(f"seeds must be at least 1; received {seeds}")
         return [run.with_seed(seed) for run in self.plan(scale) for seed in range(count)]
+
+    @property
+    def controls(self) -> Callable[[Sequence[Record]], list[str]]:
+        """The same as `findings`, by its earlier name."""
+        return self.findings
+
+    def devices(self, scale: Scale = "default") -> tuple[str, ...]:
+        """Returns the kinds of devices that at least one run of a scale can use."""
+        return tuple(sorted({kind for run in self.plan(scale) for kind in run.devices}))
+
+    def resumable(self, scale: Scale = "default") -> bool:
+        """Returns whether a stopped run of a scale may go on from its last epoch; others begin again."""
+        return any(run.resumable for run in self.plan(scale))

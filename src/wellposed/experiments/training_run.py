@@ -4,7 +4,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from wellposed.training import History, fit
 class TrainingRun(Run):
     """Trains one model on one task.
 
+    Subclasses change a step by overriding its method: `data`, `held_out`, `make_model`, `fit_model`, `measure`.
+
     Args:
         task: what to learn; its own configuration.
         model: by name, with options.
@@ -41,6 +43,8 @@ class TrainingRun(Run):
     training: Training
     fold: int | None = None
     folds: int = 5
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    resumable: ClassVar[bool] = True
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
@@ -55,41 +59,50 @@ class TrainingRun(Run):
         """Whether the model is trained; else it has a closed form, and no setting of training matters."""
         return not entry(self.model.name).closed_form
 
+    def device_for(self, wanted: str) -> str:
+        return super().device_for(wanted) if self.trained else "cpu"
+
     def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
         seeds = [run.seed for run in runs]
-        data = [self._split(seed) for seed in seeds]
+        data = [self.data(seed) for seed in seeds]
         with _random_numbers(seeds[0]):
             if not self.trained:
                 return [self._closed_form(data[0], seeds[0])]
-            model: nn.Module = Ensemble.of(lambda: self._build(data[0][0]), seeds)
+            model: nn.Module = Ensemble.of(lambda: self.make_model(data[0][0]), seeds)
             if len(seeds) == 1 or not self.together:
                 model = model.member(0)  # type: ignore[operator]
-            history = self._fit(model, data, runs, context)
+            history = self.fit_model(model, data, runs, context)
         models = [model.member(k) for k in range(len(seeds))] if isinstance(model, Ensemble) else [model]
         return [
-            self._result(one.eval(), pair, seed, history, k if isinstance(model, Ensemble) else None)
+            self.measure(one.eval(), pair, seed, history, k if isinstance(model, Ensemble) else None)
             for k, (one, pair, seed) in enumerate(zip(models, data, seeds, strict=True))
         ]
 
-    def _build(self, train: Pair) -> nn.Module:
+    def make_model(self, train: Pair) -> nn.Module:
+        """Builds the model, untrained, for training samples of these shapes."""
         return build(self.task.name, (train[0].shape[-1], train[1].shape[-1]), self.model)
 
-    def _split(self, seed: int) -> tuple[Pair, Pair]:
+    def data(self, seed: int) -> tuple[Pair, Pair]:
         """Returns training and validation samples; in a search both come from the training samples."""
         train = self.task.train(seed)
         if self.fold is None:
             return train, self.task.validation(seed)
         if not 0 <= self.fold < self.folds:
             raise InputError(f"fold must lie in 0..{self.folds - 1}; received {self.fold}")
-        held = torch.arange(len(train[0])) % self.folds == self.fold
+        held = self.held_out(len(train[0]), self.fold)
         return (train[0][~held], train[1][~held]), (train[0][held], train[1][held])
 
-    def _fit(
+    def held_out(self, samples: int, fold: int) -> Tensor:  # (samples,)
+        """Marks the training samples that a fold of a search holds out."""
+        return torch.arange(samples) % self.folds == fold
+
+    def fit_model(
         self, model: nn.Module, data: list[tuple[Pair, Pair]], runs: Sequence[Self], context: Context
     ) -> History:
+        """Trains a model in place; an `Ensemble` on the data of all runs, one a member."""
         several = isinstance(model, Ensemble)
-        joined = [_joined([pair[part] for pair in data], several) for part in (0, 1)]
-        train, validation = ((u.to(context.device), y.to(context.device)) for u, y in joined)
+        pairs = [joined([pair[part] for pair in data], several) for part in (0, 1)]
+        train, validation = ((u.to(context.device), y.to(context.device)) for u, y in pairs)
         return fit(
             model,
             train,
@@ -104,13 +117,22 @@ class TrainingRun(Run):
         )
 
     def _closed_form(self, pair: tuple[Pair, Pair], seed: int) -> Result:
-        model = self._build(pair[0])
+        model = self.make_model(pair[0])
         model.fit(*pair[0])  # type: ignore[operator]
-        return self._result(model.double(), pair, seed, None, None)
+        return self.measure(model.double(), pair, seed, None, None)
 
-    def _result(
+    def measure(
         self, model: nn.Module, pair: tuple[Pair, Pair], seed: int, history: History | None, member: int | None
     ) -> Result:
+        """Measures a trained model.
+
+        Args:
+            model: in evaluation mode.
+            pair: training and validation samples.
+            seed: of its run.
+            history: of its training; None for a closed form.
+            member: which one of the ensemble in the history it is; None if it was trained alone.
+        """
         values = [Value("parameters", float(parameter_count(model)))]
         values += self._scores(model, "train", pair[0]) + self._scores(model, "validation", pair[1])
         for at in self.task.points if self.fold is None else ():
@@ -166,7 +188,8 @@ def training_runs(
     ]
 
 
-def _joined(pairs: list[Pair], several: bool) -> Pair:
+def joined(pairs: list[Pair], several: bool) -> Pair:
+    """Stacks the samples of all members of an ensemble; those of a single model stay as they are."""
     if not several:
         return pairs[0]
     return torch.stack([u for u, _ in pairs]), torch.stack([y for _, y in pairs])

@@ -25,7 +25,7 @@ SCORE = (
 )
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says which data were used, and whether the implicit models beat rules that learn nothing."""
     tasks = [task for task in NAMES if any(record.task == task for record in records)]
     if not tasks:

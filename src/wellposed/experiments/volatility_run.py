@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from wellposed.errors import InputError
 from wellposed.experiments.record import Result, Value
@@ -41,26 +41,20 @@ class VolatilityRun(TrainingRun):
     def trained(self) -> bool:
         return self.model.name not in CLOSED and (own(self.model.name) is not None or super().trained)
 
-    def _build(self, train: Pair) -> nn.Module:
+    def make_model(self, train: Pair) -> nn.Module:
         make = own(self.model.name)
         if make is not None:
             return make(self.task, self.seed, train, self.model)
         return build("volatility", (train[0].shape[-1], train[1].shape[-1]), self.model)
 
-    def _split(self, seed: int) -> tuple[Pair, Pair]:
-        """Holds out days in a row in a search: windows overlap, so that every fifth one would be half known."""
-        if self.fold is None:
-            return super()._split(seed)
-        if not 0 <= self.fold < self.folds:
-            raise InputError(f"fold must lie in 0..{self.folds - 1}; received {self.fold}")
-        u, y = self.task.train(seed)
-        held = torch.arange(len(u)) * self.folds // len(u) == self.fold
-        return (u[~held], y[~held]), (u[held], y[held])
+    def held_out(self, samples: int, fold: int) -> Tensor:
+        """Marks days in a row: windows overlap, so that every fifth one would be half known."""
+        return torch.arange(samples) * self.folds // samples == fold
 
-    def _result(
+    def measure(
         self, model: nn.Module, pair: tuple[Pair, Pair], seed: int, history: History | None, member: int | None
     ) -> Result:
-        result = super()._result(model, pair, seed, history, member)
+        result = super().measure(model, pair, seed, history, member)
         return replace(result, facts={**result.facts, "data": self.task.about(seed)})
 
 

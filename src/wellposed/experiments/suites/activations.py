@@ -60,7 +60,7 @@ def training(scale: Scale, task: Task, model: Choice) -> Training:
     return Training(epochs=40, batch_size=500 if task.name == "identity" else 100, learning_rate=0.01)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     sentences = []
     for task in ("identity", "hard-addition", "hard-subtraction"):
@@ -111,7 +111,7 @@ SUITE = Suite(
             paper="000 Figure 6, 001 Figure 11",
         ),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)),),
     thresholds=tuple(
         Threshold(f"On {name} the implicit model errs by 0.1 at most.", measure, "at most", 0.1)

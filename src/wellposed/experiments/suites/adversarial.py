@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from wellposed.experiments.adversarial_exam import Budget
 from wellposed.experiments.adversarial_findings import DATA, sentences
 from wellposed.experiments.adversarial_models import Defended, Shape
-from wellposed.experiments.adversarial_run import AdversarialRun, Lesson
+from wellposed.experiments.adversarial_run import AdversarialRun, AdversarialSchedule
 from wellposed.experiments.config import Scale
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure
@@ -20,45 +20,45 @@ DEQS = (
     Defended("deq", "state", 0.0),
     Defended("deq", "state", 10.0),
     Defended("deq", random=True),
-    Defended("deq", "input", 0.0, teaching="trades"),
+    Defended("deq", "input", 0.0, trained_by="trades"),
 )
 FFWS = (
     Defended("ffw"),
     Defended("ffw", "state", 0.0),
     Defended("ffw", "state", 10.0),
-    Defended("ffw", "state", 0.0, teaching="trades"),
+    Defended("ffw", "state", 0.0, trained_by="trades"),
 )
-CONTROLS = (Defended("deq", teaching="clean"), Defended("ffw", teaching="clean"))
+CONTROLS = (Defended("deq", trained_by="clean"), Defended("ffw", trained_by="clean"))
 MODELS: tuple[tuple[Role, Defended], ...] = (
     *(("ours", model) for model in DEQS),
     *(("baseline", model) for model in FFWS),
     *(("control", model) for model in CONTROLS),
 )
-TINY = (Defended("deq", "input", 0.0), Defended("deq", random=True), Defended("ffw", "state", teaching="trades"))
+TINY = (Defended("deq", "input", 0.0), Defended("deq", random=True), Defended("ffw", "state", trained_by="trades"))
 LITTLE = Budget(samples=6, pgd_steps=(1, 2), epsilons=(0.3,), auto_epsilons=(0.3,), auto_samples=3, auto_steps=1,
                 queries=3, levels=(0.3,), adaptive_steps=2, draws=2, answers=2)  # fmt: skip
 MUCH = Budget(samples=500, auto_epsilons=(0.1, 0.2, 0.3), auto_samples=200, auto_steps=20, queries=1_000,
               adaptive_steps=20, draws=8, answers=8, part=500)  # fmt: skip
 SIZES = {
-    "tiny": (Shape(4, 3, 2, 2), Lesson(100, 1, 50, 3e-3, steps=2), LITTLE),
-    "default": (Shape(16, 5, 4, 7), Lesson(3_000, 4, 40, 5e-3), Budget()),
-    "paper": (Shape(), Lesson(24_000, 2, 128, 5e-3), MUCH),
+    "tiny": (Shape(4, 3, 2, 2), AdversarialSchedule(100, 1, 50, 3e-3, steps=2), LITTLE),
+    "default": (Shape(16, 5, 4, 7), AdversarialSchedule(3_000, 4, 40, 5e-3), Budget()),
+    "paper": (Shape(), AdversarialSchedule(24_000, 2, 128, 5e-3), MUCH),
 }
 
 
 def plan(scale: Scale) -> list[AdversarialRun]:
     """Returns every model with every defence; tiny runs are of three models on digits."""
-    shape, lesson, budget = SIZES[scale]
+    shape, schedule, budget = SIZES[scale]
     data = "digits" if scale == "tiny" else DATA
     return [
         AdversarialRun(suite="adversarial", seed=0, scale=scale, role=role, data=data, model=model, shape=shape,
-                       lesson=lesson, budget=budget)
+                       schedule=schedule, budget=budget)
         for role, model in MODELS
         if scale != "tiny" or model in TINY
     ]  # fmt: skip
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says how the runs differ from 004, and what the defences are worth."""
     small, large = SIZES["default"], SIZES["paper"]
     return [
@@ -132,6 +132,6 @@ SUITE = Suite(
             for title, at in (("Under the attack of 004", "construction"), ("Under the worst attack", "worst"))
         ),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=_thresholds(),
 )

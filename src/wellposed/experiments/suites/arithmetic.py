@@ -66,7 +66,7 @@ def training(scale: Scale, task: Task, model: Choice) -> Training:
     return Training(epochs=60, batch_size=200, learning_rate=0.03 if model.name.startswith("implicit") else 0.01)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     sentences = [
         "Both operations are linear in the input, and a linear regression or a NAC solves them to rounding. What "
@@ -123,7 +123,7 @@ SUITE = Suite(
             paper="000 Figure 2",
         ),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)), ("batch_size", (100, 500))),
     thresholds=(*_thresholds("addition"), *_thresholds("subtraction")),
 )

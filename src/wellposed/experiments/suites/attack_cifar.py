@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from wellposed.experiments.attack_findings import Findings
 from wellposed.experiments.attack_plan import ALL, SHARES, AttackPlan, Line, ranked_lines
-from wellposed.experiments.attacked import AttackedResNet
 from wellposed.experiments.findings import median_of
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.suite import Figure, Gallery, Suite
 from wellposed.experiments.thresholds import Threshold
+from wellposed.experiments.trained_network import ResidualNetwork
 
 DATA = "cifar10"
 HELD_OUT = f"{DATA}-holdout"
@@ -27,10 +27,10 @@ LINES = (  # images are per seed
     Line("control", "speckle", "speckle", SPECKLES, 300, gallery=0.5),
 )
 FINDINGS = Findings(DATA, (2, 4), RADII)
-PLAN = AttackPlan("attack-cifar", LINES, AttackedResNet(), AttackedResNet("digits", depth=8, epochs=6), more=5)
+PLAN = AttackPlan("attack-cifar", LINES, ResidualNetwork(), ResidualNetwork("digits", depth=8, epochs=6), more=5)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the ranking is worth beside random pixels, and what was left out."""
     found = [
         "There is one network for all seeds, trained on data_batch_1 to data_batch_4, not for robustness; a seed "
@@ -105,6 +105,6 @@ SUITE = Suite(
         Gallery("Speckle", (f"{DATA}-speckle", "digits-speckle"), "speckle",
                 "Every input times 1 + 0.5 N(0, 1)."),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=_thresholds(),
 )  # fmt: skip

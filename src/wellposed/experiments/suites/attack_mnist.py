@@ -2,11 +2,10 @@
 
 from wellposed.experiments.attack_findings import Findings
 from wellposed.experiments.attack_plan import ALL, SHARES, AttackPlan, Line, ranked_lines
-from wellposed.experiments.attacked import AttackedDense
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.suite import Figure, Gallery, Suite
 from wellposed.experiments.thresholds import Threshold
+from wellposed.experiments.trained_network import Dense
 
 DATA = "mnist"
 NETWORK = Dense(DATA, hidden=(200, 100), epochs=8)  # 784 + 200 + 100 + 10 = 1094, as Figure 4.1 counts
@@ -27,9 +26,7 @@ LINES = (
     Line("control", "speckle", "speckle", SPECKLES, ALL),
 )
 FINDINGS = Findings(DATA, (1, 3), RADII)
-PLAN = AttackPlan(
-    "attack-mnist", LINES, AttackedDense(NETWORK), AttackedDense(Dense("digits", hidden=(16,), epochs=15)), more=10
-)
+PLAN = AttackPlan("attack-mnist", LINES, NETWORK, Dense("digits", hidden=(16,), epochs=15), more=10)
 
 
 def _thresholds() -> tuple[Threshold, ...]:
@@ -73,6 +70,6 @@ SUITE = Suite(
         Gallery("A tenth of the pixels, by the linear program", (DATA, "digits"), "lp",
                 "The largest changes are kept.", "003 Figure 4.7, right"),
     ),
-    controls=FINDINGS.sentences,
+    findings=FINDINGS.sentences,
     thresholds=_thresholds(),
 )  # fmt: skip

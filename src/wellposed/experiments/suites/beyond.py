@@ -85,7 +85,7 @@ def training(scale: Scale, task: Task, name: str) -> Training:
     return Training(epochs=epochs, batch_size=batch, learning_rate=rate, clip=1.0)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what is due to the equilibrium, to tied weights and to depth."""
     sentences = [
         "Depth alone cannot do it. After k steps a node knows nothing of what is more than k edges away, and k "
@@ -243,6 +243,6 @@ SUITE = Suite(
         Figure("Steps until rest", TASKS, "steps", "condition number, or layers of the graph"),
         Figure("Training error", TASKS, "train_loss", "epoch", over="epoch", log="y"),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=_thresholds(),
 )

@@ -48,7 +48,7 @@ def plan(scale: Scale) -> list[BoundsRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says how the methods compare."""
     sentences = [
         "On layers interval propagation cannot be wider than the implicit box, whatever the weights: it adds the "
@@ -108,6 +108,6 @@ SUITE = Suite(
         ),
         Figure("Width of the outputs' bounds", NAMES, "output_width", "epsilon", quantity="mean width"),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=_thresholds(),
 )

@@ -49,7 +49,7 @@ def plan(scale: Scale) -> list[CertifiedRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what each recipe costs and buys."""
     sentences = [
         "The norm penalty (003 eq. 4.7, printed again as 4.9) asks for a cap on the rows of A, so it is tried on "
@@ -111,6 +111,6 @@ SUITE = Suite(
         Figure("Certified accuracy", TASKS, "certified_accuracy", "epsilon", log="", quantity="share of images"),
         Figure("Attacked accuracy", TASKS, "attacked_accuracy", "epsilon", log="", quantity="share of images"),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=_thresholds(),
 )

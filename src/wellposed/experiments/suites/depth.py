@@ -66,7 +66,7 @@ def training(scale: Scale, task: Task) -> Training:
     return Training(epochs=30, batch_size=500 if task.name == "identity" else 200, learning_rate=0.03)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what decides the number of steps."""
     sentences = [
         "Without a bias x(cu) = c x(u) for c > 0, and so for every iterate from x = 0: an input c times as large "
@@ -271,7 +271,7 @@ SUITE = Suite(
             quantity="steps",
         ),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)),),
     thresholds=_thresholds(),
 )

@@ -75,7 +75,7 @@ def training(scale: Scale, task: Task) -> Training:
     return Training(epochs=epochs, batch_size=250, learning_rate=3e-3)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     return [
         "The five features that 001 and 002 list make 25 inputs; with sine and cosine of the back-azimuth there "
@@ -281,7 +281,7 @@ SUITE = Suite(
             "001 Figure 2",
         ),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (1e-3, 3e-3, 1e-2)), ("batch_size", (250, 1000))),
     thresholds=(
         Threshold(

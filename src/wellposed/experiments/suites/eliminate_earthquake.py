@@ -70,7 +70,7 @@ def plan(scale: Scale) -> list[Run]:
             seed=0,
             scale=scale,
             role=role,
-            dense=StationDense(sources, inputs_only=inputs_only, **dense),  # type: ignore[arg-type]
+            network=StationDense(sources, inputs_only=inputs_only, **dense),  # type: ignore[arg-type]
             model=model,
             points=POINTS,
             samples=samples,
@@ -89,7 +89,7 @@ def training(scale: Scale) -> Training:
     return Training(epochs=20, batch_size=250, learning_rate=3e-3)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the numbers mean, and what the orders are worth."""
     found = [
         "The stations stay where they are, or there would be none to remove. Their coordinates are then constant, "
@@ -162,7 +162,7 @@ SUITE = Suite(
         Figure("Test error against removed features", (TASK,), "test_mse", "share of features removed",
                paper="002 Figure 9 (right)", log="y", quantity="mean squared error on new epicentres"),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=(
         Threshold(
             "Without 30 % of the features the test error grows by 0.02 at most.",

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from wellposed.experiments.config import Scale
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.eliminate_run import EliminateRun
 from wellposed.experiments.findings import median_of
 from wellposed.experiments.record import Record
@@ -11,6 +10,7 @@ from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
 from wellposed.experiments.suite import Figure, Suite
 from wellposed.experiments.thresholds import Threshold
+from wellposed.experiments.trained_network import Dense
 
 DATA = "fashion-mnist"
 POINTS = (0.25, 0.5, 0.75, 0.9, 0.95)
@@ -27,7 +27,7 @@ RUNS: tuple[tuple[Role, str, dict[str, object]], ...] = (
 
 def plan(scale: Scale) -> list[EliminateRun]:
     """Returns every order of removal; tiny runs are on digits."""
-    dense = Dense("digits", epochs=20) if scale == "tiny" else Dense(DATA)
+    network = Dense("digits", epochs=20) if scale == "tiny" else Dense(DATA)
     points = (0.5, 0.9) if scale == "tiny" else POINTS
     return [
         EliminateRun(
@@ -35,7 +35,7 @@ def plan(scale: Scale) -> list[EliminateRun]:
             seed=0,
             scale=scale,
             role=role,
-            dense=dense,
+            network=network,
             model=model,
             points=points,
             **options,  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def plan(scale: Scale) -> list[EliminateRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the orders are worth, and what is certain."""
     found = [
         "Of the 896 columns of (X, U) no row reads the 16 of the last layer; shares are of the other 880.",
@@ -86,7 +86,7 @@ SUITE = Suite(
         Figure("Accuracy against removed features", (DATA, "digits"), "accuracy", "share of features removed",
                paper="002 Figure 9", log=""),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=(
         Threshold(
             "Without half of the features the fit on 5,000 samples loses at most a point of accuracy.",

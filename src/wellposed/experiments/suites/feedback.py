@@ -100,7 +100,7 @@ def _errors(records: Sequence[Record], task: str, model: str) -> dict[int, float
     return {seed: 1 - value for seed, value in known.items()} if metric == "accuracy" else known
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Counts the wins and says what they mean."""
     sentences = [
         "A strictly triangular A is well-posed without a cap on its rows, so the papers' ablation changes two "
@@ -175,6 +175,6 @@ SUITE = Suite(
         ),
         Figure("Training error", tuple(METRICS), "train_loss", "epoch", over="epoch", log="y"),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)),),
 )

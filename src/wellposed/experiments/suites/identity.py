@@ -48,7 +48,7 @@ def training(scale: Scale, task: Task, model: Choice) -> Training:
     return Training(epochs=60, batch_size=500, learning_rate=0.03)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     at = 205.0
     return [
@@ -88,7 +88,7 @@ SUITE = Suite(
         ),
         Figure("Training error", ("identity",), "train_loss", "epoch", over="epoch", log="y"),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)), ("batch_size", (100, 500))),
     thresholds=(
         Threshold("The implicit model errs by 0.05 at most at k = 30.", _error("implicit", 30), "at most", 0.05),

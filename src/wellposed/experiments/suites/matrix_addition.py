@@ -40,7 +40,7 @@ def plan(scale: Scale) -> list[AlgorithmRun]:
     return [run(*model) for model in MODELS]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says how far the errors are from those of the answer zero."""
 
     def relative(model: str, at: float) -> float | None:
@@ -77,5 +77,5 @@ SUITE = Suite(
         Figure("Error under noise in the state", (TASK,), "noisy_test_mse", "signal-to-noise ratio in decibels",
                log="y", quantity="mean squared error at scale 1"),
     ),
-    controls=controls,
+    findings=findings,
 )  # fmt: skip

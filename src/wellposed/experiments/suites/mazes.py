@@ -56,7 +56,7 @@ def _training(scale: Scale) -> Training:
     return Training(epochs=1 if scale == "tiny" else 3, batch_size=16, learning_rate=3e-3, clip=1.0)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says how much of the accuracy is in the paths, and what an equilibrium needs for large mazes."""
     names = {
         "deq": "the DEQ",
@@ -108,5 +108,5 @@ SUITE = Suite(
     pictures=(
         Picture("Mazes and answers", draw_answers, "One maze of every size, the first seed."),
     ),
-    controls=controls,
+    findings=findings,
 )  # fmt: skip

@@ -42,7 +42,7 @@ def plan(scale: Scale) -> list[CifarNoiseRun]:
     return [run("ours", "mdeq", deepest), *tested, run("baseline", "ffw", deepest)]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says how the models were trained beside what is published, and what noise does to each."""
     judged = [r for r in records if r.task == DATA and r.error is None]
     scales = {scale: [r for r in judged if r.scale == scale] for scale in JUDGED_SCALES}
@@ -99,7 +99,7 @@ SUITE = Suite(
                paper="004 Figures 1 (e) and 6", log=""),
         Figure("Steps of the solvers", (DATA, "digits"), "steps", "signal-to-noise ratio in decibels", log=""),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=tuple(
         Threshold(f"The model {model} is at least 25 % accurate without noise, far above chance.",
                   Measure("accuracy", model, DATA), "at least", 0.25)

@@ -137,6 +137,6 @@ SUITE = Suite(
         Picture("Sensitivity and eigenvalues", draw_sensitivity, "Of models that were trained without noise.",
                 "004 Figures 2 and 13"),
     ),
-    controls=noise_findings,
+    findings=noise_findings,
     thresholds=_thresholds(),
 )  # fmt: skip

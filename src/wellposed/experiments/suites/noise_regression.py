@@ -48,7 +48,7 @@ def _training(scale: Scale, pair: Pair) -> Training:
     return Training(epochs=deq if pair.kind == "deq" else ffw, batch_size=16, learning_rate=1e-3, schedule=None)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says how much the order of the two depends on where the weights of the feed-forward network start."""
 
     def mse(model: str, at: float | None = 0.0) -> float | None:
@@ -110,5 +110,5 @@ SUITE = Suite(
         Picture("Pairs under noise", draw_errors, "Medians over the seeds; the cell of the DEQ has as many "
                 "weights as all layers of the FFW.", paper="004 Figures 7-9"),
     ),
-    controls=controls,
+    findings=findings,
 )  # fmt: skip

@@ -43,7 +43,7 @@ def _trained(scale: Scale) -> list[StopRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says where the averaged rule saves steps and where it costs some."""
     sentences = [
         "Residuals are those of the map without noise, after 60 steps; that of stochastic unrolling is at the "
@@ -89,7 +89,7 @@ SUITE = Suite(
         Figure("Steps until a rule stops", (TASK, "mnist"), "steps", "signal-to-noise ratio in decibels",
                paper="004 Figures 4 and 5", log=""),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=(
         Threshold("At 20 dB the averaged rule stops plain unrolling after at most 14 steps.",
                   Measure("steps", "unrolling-mean-relative", TASK, 20), "at most", 14.0),

@@ -85,7 +85,7 @@ def plan(scale: Scale) -> list[CountRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what counting shows."""
     blind = sorted({f"{entry.model} on {entry.task}" for entry in PUBLISHED.values() if "depend" in entry.note})
     return [
@@ -102,5 +102,5 @@ SUITE = Suite(
     papers=("000 section 3", "001 Table 4", "002 Table 1"),
     plan=plan,
     seeds={"tiny": 1, "default": 1, "paper": 1},
-    controls=controls,
+    findings=findings,
 )

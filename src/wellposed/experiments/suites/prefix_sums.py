@@ -46,7 +46,7 @@ def plan(scale: Scale) -> list[AlgorithmRun]:
     return [run(*model) for model in MODELS]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says how many nets solve the longest strings, and what they need for it."""
     nets = [r for r in records if r.model == "deq" and r.error is None and r.value("accuracy", 512) is not None]
     if not nets:
@@ -103,6 +103,6 @@ SUITE = Suite(
         Figure("Accuracy under noise in the state", (TASK,), "noisy_accuracy", "signal-to-noise ratio in decibels",
                log="", quantity="share of bits that are right, of 32"),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=_thresholds(),
 )  # fmt: skip

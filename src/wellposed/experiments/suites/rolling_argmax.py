@@ -72,7 +72,7 @@ def training(scale: Scale, task: Task, model: Choice) -> Training:
     return Training(epochs=20 if model.name == "rnn-relu" else 40, batch_size=100, learning_rate=0.01)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     sentences = [
         "The label is the argmax of a linear map, the identity, and a model without biases gives the same answer "
@@ -133,7 +133,7 @@ SUITE = Suite(
         ),
         Figure("Training loss", ("rolling-argmax",), "train_loss", "epoch", over="epoch", log="y"),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)), ("batch_size", (100, 500))),
     thresholds=_thresholds(),
 )

@@ -52,7 +52,7 @@ def training(scale: Scale, task: Task, model: Choice) -> Training:
     return Training(epochs=40 if model.name.startswith("implicit") else 20, batch_size=100, learning_rate=0.01)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     name = "rolling-average"
     sentences = [
@@ -109,7 +109,7 @@ SUITE = Suite(
         ),
         Figure("Training error", ("rolling-average",), "train_loss", "epoch", over="epoch", log="y"),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)), ("batch_size", (100, 500))),
     thresholds=(
         Threshold(

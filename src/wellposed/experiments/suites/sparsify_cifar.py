@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 
 from wellposed.experiments.config import Scale
-from wellposed.experiments.photographs import Photographs
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
-from wellposed.experiments.shared_findings import (
+from wellposed.experiments.sparsify_findings import (
     cap_sentence,
     certificate_sentence,
     lead_sentences,
     loss_sentence,
     recorded_sentence,
 )
-from wellposed.experiments.shared_run import Part, SharedRun
+from wellposed.experiments.sparsify_run import Part, SharedRun
 from wellposed.experiments.suite import Figure, Suite
 from wellposed.experiments.thresholds import Threshold
+from wellposed.experiments.trained_network import FoldedResNet
 
 NAME, DATA = "sparsify-cifar", "cifar10"
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95)
@@ -47,13 +47,13 @@ SHARED = (
 def plan(scale: Scale) -> list[SharedRun]:
     """Returns every method along every axis; tiny runs are of a small network on digits."""
     tiny, paper = scale == "tiny", scale == "paper"
-    subject = Photographs("digits", 100, 30) if tiny else Photographs(DATA, 10_000 if paper else 1000)
+    network = FoldedResNet("digits", 100, 30) if tiny else FoldedResNet(DATA, 10_000 if paper else 1000)
     samples, steps = (32, 5) if tiny else (1024, 600) if paper else (128, 60)
 
     def run(part: Part, role: Role, model: str, points: Sequence[float]) -> SharedRun:
         chosen = tuple(points[:1] if tiny else points)
         path = tuple(TUNED[:1] if tiny else SPARSITIES) if part == "sparsity" else ()
-        return SharedRun(suite=NAME, seed=0, scale=scale, role=role, subject=subject, part=part, model=model,
+        return SharedRun(suite=NAME, seed=0, scale=scale, role=role, network=network, part=part, model=model,
                          points=TUNED[:1] if tiny and part == "sparsity" else chosen, path=path, samples=samples,
                          steps=steps if model.endswith("tuned") else 0)  # fmt: skip
 
@@ -69,7 +69,7 @@ def plan(scale: Scale) -> list[SharedRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     images = {r.config.get("samples") for r in records if r.model == "state-driven" and r.scale != "tiny"}
     return [
@@ -120,6 +120,6 @@ SUITE = Suite(
         Figure("Sparsity under a cap on whole rows", (DATA, "digits"), "sparsity", "kappa", paper="003 Table 3.1",
                log="x"),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=thresholds(),
 )  # fmt: skip

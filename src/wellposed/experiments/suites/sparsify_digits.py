@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from wellposed.experiments.config import Scale
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.record import Record
 from wellposed.experiments.sparsify_run import SparsifyRun
 from wellposed.experiments.suite import Suite
-from wellposed.experiments.suites.sparsify_fashion import figures, sparsify_controls, sparsify_runs
+from wellposed.experiments.suites.sparsify_fashion import figures, sparsify_findings, sparsify_runs
+from wellposed.experiments.trained_network import Dense
 
 
 def plan(scale: Scale) -> list[SparsifyRun]:
@@ -15,9 +15,9 @@ def plan(scale: Scale) -> list[SparsifyRun]:
     return sparsify_runs("sparsify-digits", scale, Dense("digits", epochs=20 if scale == "tiny" else 60))
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
-    return sparsify_controls(records, "digits")
+    return sparsify_findings(records, "digits")
 
 
 SUITE = Suite(
@@ -28,5 +28,5 @@ SUITE = Suite(
     plan=plan,
     seeds={"tiny": 1, "default": 3, "paper": 5},
     figures=figures("digits"),
-    controls=controls,
+    findings=findings,
 )

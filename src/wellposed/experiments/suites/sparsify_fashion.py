@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from wellposed.experiments.config import Scale
-from wellposed.experiments.dense import Dense
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
@@ -17,6 +16,7 @@ from wellposed.experiments.sparsify_findings import (
 from wellposed.experiments.sparsify_run import Part, SparsifyRun
 from wellposed.experiments.suite import Figure, Suite
 from wellposed.experiments.thresholds import Threshold
+from wellposed.experiments.trained_network import Dense
 
 DATA = "fashion-mnist"
 KAPPAS = (0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.99)
@@ -41,9 +41,9 @@ def plan(scale: Scale) -> list[SparsifyRun]:
     return sparsify_runs("sparsify-fashion", scale, Dense("digits", epochs=20) if scale == "tiny" else Dense(DATA))
 
 
-def sparsify_runs(suite: str, scale: Scale, dense: Dense) -> list[SparsifyRun]:
+def sparsify_runs(suite: str, scale: Scale, network: Dense) -> list[SparsifyRun]:
     """Returns the runs of a suite on some images."""
-    tiny, few = scale == "tiny", dense.data == "digits"
+    tiny, few = scale == "tiny", network.data == "digits"
     shares = tuple(at for at in SHARES if at >= 0.05) if few else SHARES
     samples, every = (500, 1000) if few else (500, 5000)
 
@@ -56,8 +56,8 @@ def sparsify_runs(suite: str, scale: Scale, dense: Dense) -> list[SparsifyRun]:
         level: float = 0.0,
     ) -> SparsifyRun:
         chosen = tuple(points[-1:] if tiny else points)
-        epochs = 2 if not few else dense.epochs // 2
-        return SparsifyRun(suite=suite, seed=0, scale=scale, role=role, dense=dense, part=part, model=model,
+        epochs = 2 if not few else network.epochs // 2
+        return SparsifyRun(suite=suite, seed=0, scale=scale, role=role, network=network, part=part, model=model,
                            points=chosen, samples=samples, epochs=epochs if part == "sparsity" else 0,
                            level=level)  # fmt: skip
 
@@ -77,12 +77,12 @@ def sparsify_runs(suite: str, scale: Scale, dense: Dense) -> list[SparsifyRun]:
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
-    return sparsify_controls(records, DATA)
+    return sparsify_findings(records, DATA)
 
 
-def sparsify_controls(records: Sequence[Record], data: str) -> list[str]:
+def sparsify_findings(records: Sequence[Record], data: str) -> list[str]:
     """Says what the controls show on some images."""
     return [
         *bound_sentences(records, data, 0.99),
@@ -131,6 +131,6 @@ SUITE = Suite(
     plan=plan,
     seeds={"tiny": 1, "default": 3, "paper": 5},
     figures=figures(DATA),
-    controls=controls,
+    findings=findings,
     thresholds=thresholds(DATA),
 )

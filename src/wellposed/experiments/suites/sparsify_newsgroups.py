@@ -8,9 +8,14 @@ from wellposed.experiments.newsgroups import Newsgroups
 from wellposed.experiments.record import Record
 from wellposed.experiments.rules import Measure
 from wellposed.experiments.run import Role
-from wellposed.experiments.shared_findings import cap_sentence, lead_sentences, loss_sentence, recorded_sentence
-from wellposed.experiments.shared_run import Part, SharedRun
-from wellposed.experiments.sparsify_findings import warm_sentence
+from wellposed.experiments.sparsify_findings import (
+    cap_sentence,
+    lead_sentences,
+    loss_sentence,
+    recorded_sentence,
+    warm_sentence,
+)
+from wellposed.experiments.sparsify_run import Part, SharedRun
 from wellposed.experiments.suite import Figure, Suite
 from wellposed.experiments.thresholds import Threshold
 
@@ -48,10 +53,10 @@ def plan(scale: Scale) -> list[SharedRun]:
     samples = 64 if tiny else 512
 
     def run(part: Part, role: Role, model: str, points: Sequence[float], level: float = 0.0,
-            subject: Newsgroups = small) -> SharedRun:  # fmt: skip
+            network: Newsgroups = small) -> SharedRun:  # fmt: skip
         sparse = part == "sparsity"
         steps = (10 if tiny else 100) if model.endswith("tuned") else 0
-        return SharedRun(suite=NAME, seed=0, scale=scale, role=role, subject=subject, part=part, model=model,
+        return SharedRun(suite=NAME, seed=0, scale=scale, role=role, network=network, part=part, model=model,
                          points=TUNED[:1] if tiny and sparse else tuple(points[-1:] if tiny else points),
                          path=(TUNED[:1] if tiny else SPARSITIES) if sparse else (), samples=samples,
                          steps=steps, level=level)  # fmt: skip
@@ -68,14 +73,14 @@ def plan(scale: Scale) -> list[SharedRun]:
         run("speed", "control", "cold-start", SPEED_KAPPAS),
         run("speed", "ours", "partial-data", SPEED_KAPPAS, 0.3),
         *(
-            run("sparsity", role, model, points, subject=large)
+            run("sparsity", role, model, points, network=large)
             for role, model, points in (METHODS[0], METHODS[3])
             if scale == "paper"
         ),
     ]
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     return [
         *_words_sentence(records),
@@ -144,6 +149,6 @@ SUITE = Suite(
                paper="003 Figure 3.7", log="x"),
         Figure("Sweeps of Algorithm 1", (DATA, "topics"), "steps", "kappa", paper="003 Figure 3.5", log="y"),
     ),
-    controls=controls,
+    findings=findings,
     thresholds=thresholds(),
 )  # fmt: skip

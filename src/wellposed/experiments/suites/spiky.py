@@ -64,7 +64,7 @@ def training(scale: Scale, task: Task, model: Choice) -> Training:
     return Training(epochs=40, batch_size=100, learning_rate=3e-3 if model.name == "implicit-rnn" else 0.01)
 
 
-def controls(records: Sequence[Record]) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Says what the controls show."""
     names = {
         "mean": "Predicting the mean of the training series",
@@ -127,7 +127,7 @@ SUITE = Suite(
         ),
         Figure("Training error", ("spiky",), "train_loss", "epoch", over="epoch", log="y"),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)), ("batch_size", (100, 500))),
     thresholds=(
         Threshold("The implicitRNN errs by 0.002 at most.", _error("implicit-rnn"), "at most", 0.002),

@@ -9,7 +9,7 @@ from wellposed.experiments.run import Role, Run
 from wellposed.experiments.suite import Figure, Picture, Suite
 from wellposed.experiments.thresholds import Threshold
 from wellposed.experiments.training_run import training_runs
-from wellposed.experiments.volatility_findings import controls
+from wellposed.experiments.volatility_findings import findings
 from wellposed.experiments.volatility_picture import draw_history
 from wellposed.experiments.volatility_run import DailyRun, HistoryRun, VolatilityRun
 from wellposed.tasks.market import DAILY, FUTURES, JANUARY, MARCH, is_here
@@ -164,7 +164,7 @@ SUITE = Suite(
             "001 Figure 1",
         ),
     ),
-    controls=controls,
+    findings=findings,
     grid=(("learning_rate", (1e-3, 3e-3, 1e-2)), ("batch_size", (100, 500))),
     thresholds=(
         Threshold(

@@ -1,6 +1,7 @@
-"""Networks kept in the cache: trained once, checked when read, told apart by their configuration."""
+"""Trained networks answer alike; those kept in the cache folder are trained once and checked when read."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from wellposed.errors import FileFormatError
+from wellposed.experiments.attack_run import AttackRun
+from wellposed.experiments.config import describe
 from wellposed.experiments.kept import checksum, train_or_load
+from wellposed.experiments.newsgroups import Newsgroups
+from wellposed.experiments.station_network import StationDense
+from wellposed.experiments.trained_network import Dense, FoldedResNet, ResidualNetwork
+from wellposed.tasks.earthquakes import StationNetwork
 
 
 @dataclass(frozen=True)
@@ -98,3 +105,53 @@ def test_checksums_see_names_shapes_and_values():
 def test_the_file_holds_plain_tensors(tmp_path):
     Trainer().keep(tmp_path)
     assert set(load_file(only_file(tmp_path))) == {"weight", "bias"}
+
+
+STATIONS = StationDense(
+    StationNetwork(earth="homogeneous", stations=3, epicentres=3, depths=5, test_samples=10), (4,), epochs=1
+)
+NETWORKS = {
+    "dense": Dense("digits", hidden=(8,), epochs=1),
+    "stations": STATIONS,
+    "residual": ResidualNetwork("digits", depth=8, epochs=1),
+    "folded": FoldedResNet("digits", held_out=10, steps=5),
+    "words": Newsgroups("topics", words=50, length=8, width=16, epochs=1),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_speaks_the_same_language(name):
+    network = NETWORKS[name]
+    model = network.trained(1)
+    assert model is network.trained(1) and model is not network.trained(2) and not model.training
+    u, target = network.training(1)
+    drawn = network.draw(1, 6)
+    assert len(u) == len(target) and drawn.shape == (6, *u.shape[1:])
+    assert set(network.layers(model)) <= {place for place, _ in model.named_modules()} and network.layers(model)
+    scores = network.scores(model, 1)
+    assert next(iter(scores)) == network.metric and network.score(model, 1) == scores[network.metric]
+    other = copy.deepcopy(model).requires_grad_(True)
+    network.tune(other, 1, 2)
+    assert network.score(model, 1) == scores[network.metric], "the shared network stays as it was"
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_what_does_not_decide_the_weights_trains_no_second_network():
+    for name, change in (
+        ("stations", {"inputs_only": True}),
+        ("folded", {"held_out": 0}),
+        ("words", {"tested": 9}),
+    ):
+        assert NETWORKS[name].trained(0) is replace(NETWORKS[name], **change).trained(0)
+    assert NETWORKS["dense"].trained(0) is not replace(NETWORKS["dense"], hidden=(9,)).trained(0)
+
+
+def test_renamed_networks_keep_their_names_in_records():
+    assert describe(ResidualNetwork("digits", 8, 2)) == {
+        "type": "AttackedResNet", "images": "digits", "depth": 8, "epochs": 2,
+    }  # fmt: skip
+    assert describe(FoldedResNet("digits"))["type"] == "Photographs"
+    run = AttackRun(
+        suite="attack-mnist", seed=0, scale="tiny", victim=Dense("digits"), axis="clean", attack="dense"
+    )
+    assert run.config["victim"] == {"type": "AttackedDense", "dense": describe(Dense("digits"))}

@@ -14,13 +14,14 @@ from wellposed.convex.shared_layer import row_weights
 from wellposed.errors import InputError, UnknownNameError
 from wellposed.experiments.folded import folded, inner, layer_names, layer_units, raw_sizes
 from wellposed.experiments.newsgroups import Newsgroups, topic_texts
-from wellposed.experiments.photographs import Photographs
 from wellposed.experiments.published_claims import load_claims
 from wellposed.experiments.record import Record
 from wellposed.experiments.registry import get_suite
 from wellposed.experiments.runner import Order, carry_out
-from wellposed.experiments.shared_measures import frontier, own_units, prune_shared
+from wellposed.experiments.sparsify_measures import frontier
+from wellposed.experiments.sparsify_rows import own_units, prune_shared
 from wellposed.experiments.store import Store
+from wellposed.experiments.trained_network import FoldedResNet
 from wellposed.tasks import MissingDataError
 
 QUICK = Newsgroups("topics", words=200, length=24, width=16, depth=1, epochs=30)
@@ -109,8 +110,10 @@ def test_units_of_own_rows_just_fit():
 @pytest.mark.parametrize("model", ["state-driven-tuned", "magnitude-tuned"])
 def test_training_afterwards_keeps_the_zeros(model, monkeypatch):
     seen = []
-    monkeypatch.setattr(Newsgroups, "scores", lambda self, network: seen.append(network) or {"accuracy": 0.5})
-    result = frontier(QUICK, 0, model, (0.8,), (0.8,), 64, 5)
+    monkeypatch.setattr(
+        Newsgroups, "scores", lambda self, network, seed: seen.append(network) or {"accuracy": 0.5}
+    )
+    result = frontier(QUICK, 0, model, (0.8,), 64, 5, (0.8,))
     reached = next(value.value for value in result.values if value.metric == "sparsity")
     network = seen[0] if seen[0] is not QUICK.trained(0) else seen[-1]
     known, own = shared_layers(network), shared_layers(QUICK.trained(0))
@@ -157,25 +160,25 @@ def test_missing_weights_are_said_so(tmp_path, monkeypatch):
     monkeypatch.delenv("WELLPOSED_DATA")
     with pytest.raises(MissingDataError, match="WELLPOSED_DATA"):
         subject.training()
-    assert any(run.subject.network == "distilbert" for run in get_suite("sparsify-newsgroups").plan("paper"))
+    assert any(run.network.network == "distilbert" for run in get_suite("sparsify-newsgroups").plan("paper"))
 
 
 def test_missing_images_are_said_so(monkeypatch):
     def missing(name, split):
         raise MissingDataError(f"{name} is not here")
 
-    monkeypatch.setattr("wellposed.experiments.photographs.load_images", missing)
+    monkeypatch.setattr("wellposed.experiments.trained_network.load_images", missing)
     with pytest.raises(MissingDataError, match="cifar10 is not here"):
-        Photographs("cifar10", held_out=7).tests()
+        FoldedResNet("cifar10", held_out=7).tests()
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(UnknownNameError, match="cifar10"):
-        Photographs("cifar100")
+        FoldedResNet("cifar100")
     with pytest.raises(UnknownNameError, match="topics"):
         Newsgroups("reuters")
     with pytest.raises(UnknownNameError, match="magnitude"):
-        frontier(QUICK, 0, "random", (0.5,), (0.5,), 10, 0)
+        frontier(QUICK, 0, "random", (0.5,), 10, 0, (0.5,))
 
 
 def test_generated_texts_are_the_same_every_time():
@@ -201,19 +204,19 @@ def test_controls_say_what_is_lost_and_who_leads():
         _record("cifar10-sparsity", "magnitude", a50=0.91, a80=0.35),
         _record("cifar10", "state-driven-row", a99=0.8),
     ]
-    text = " ".join(get_suite("sparsify-cifar").controls(records))
+    text = " ".join(get_suite("sparsify-cifar").findings(records))
     assert "-1.0 points at 50 %, +50.0 points at 80 %" in text and "patches of 256 images" in text
     assert "69 %" in text and "CIFAR-100" in text
 
 
 def test_training_afterwards_has_a_control():
     """The network itself, with all its weights, is trained by as many steps."""
-    result = frontier(QUICK, 0, "dense-tuned", (0.9,), (0.9,), 10, 3)
+    result = frontier(QUICK, 0, "dense-tuned", (0.9,), 10, 3, (0.9,))
     found = {value.metric: value.value for value in result.values}
     assert found["sparsity"] == 0.0 and found["accuracy"] > 0.5
     records = [
         _record("newsgroups-sparsity", "dense", a90=0.68),
         _record("newsgroups-sparsity", "dense-tuned", a90=0.7),
     ]
-    text = " ".join(get_suite("sparsify-newsgroups").controls(records))
+    text = " ".join(get_suite("sparsify-newsgroups").findings(records))
     assert "goes from 68.0 % to 70.0 %" in text
