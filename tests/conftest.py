@@ -11,7 +11,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from distributions import declared_commands, write_distribution
-
 from pairwise import mark_uncovered
 
 # A shell starts what runs in its background deaf to Ctrl-C, which some tests send to themselves.
