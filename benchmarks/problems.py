@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from benchmarks.harness import relative_error
 from wellposed import ImplicitModel, Relative
 from wellposed.activations import get_activation
+from wellposed.data.cache import MissingDataError
+from wellposed.data.images import Images, load_images
 from wellposed.equilibrium.map import max_norm
 from wellposed.kernels.active_set import solve_active_set
-from wellposed.tasks.cache import MissingDataError
-from wellposed.tasks.images import Images, load_images
 
 FAMILIES = ("positive", "random", "ring", "shift")
 SIZES = ((20, 128), (64, 512))  # states and batch

@@ -12,16 +12,16 @@ import click
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from wellposed_lab.engine.claims import PAPERS, claim_files
+from wellposed_lab.engine.judge import JUDGEMENTS, verdicts
+from wellposed_lab.engine.store import Record
+from wellposed_lab.report.paper import Album, chapters, committed_records, summary
+from wellposed_lab.report.tables import badge, bar, count_cells
 
 from wellposed.cli import cli
-from wellposed.experiments.compare import JUDGEMENTS, verdicts
-from wellposed.experiments.published_claims import PAPERS, claim_files
-from wellposed.experiments.record import Record
-from wellposed.experiments.report.markup import element
-from wellposed.experiments.report.paper import Album, chapters, committed_records, summary
-from wellposed.experiments.report.tables import badge, bar, count_cells
 from wellposed.models import reference_models
 from wellposed.models.reference import HOME
+from wellposed.pages.markup import element
 
 RESULTS = Path(__file__).parents[1] / "results"
 PICTURES = "_images/papers"

@@ -11,10 +11,10 @@
 import torch
 from matplotlib import pyplot
 
+from wellposed.data import load_images
 from wellposed.models import load_reference, reference_models
 from wellposed.robust import Box, certified, output_bounds
 from wellposed.robust.attacks import pgd
-from wellposed.tasks import load_images
 
 test = load_images("digits", "test")
 u, labels = test.flat()[:100], test.labels[:100]

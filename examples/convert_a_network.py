@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import wellposed as wp
+from wellposed.data import load_images
 from wellposed.robust import lipschitz
-from wellposed.tasks import load_images
 
 torch.manual_seed(0)
 train, test = load_images("digits", "train"), load_images("digits", "test")

@@ -9,9 +9,9 @@
 # %%
 import torch
 from torch import nn
+from wellposed_lab.tasks.sequences import RollingArgmax
 
 import wellposed as wp
-from wellposed.tasks.timeseries import RollingArgmax
 
 task = RollingArgmax(samples=4000, test_samples=1000)
 u, y = task.train(seed=0)

@@ -12,7 +12,7 @@ from matplotlib import pyplot
 from torch import nn
 
 import wellposed as wp
-from wellposed.tasks import load_images
+from wellposed.data import load_images
 
 torch.manual_seed(0)
 train, test = load_images("digits", "train"), load_images("digits", "test")

@@ -10,7 +10,8 @@ import argparse
 import time
 from pathlib import Path
 
-from wellposed.experiments.reference import RECIPES, train_reference
+from wellposed_lab.reference import RECIPES, train_reference
+
 from wellposed.models.reference import HOME, store_reference
 
 

@@ -4,7 +4,7 @@
     python examples/train_resnet20.py --epochs 1 --images 2000                     # to see that it works
 
 Prints the accuracy on data_batch_5, which it has not seen, and on the test images that are there. Needs CIFAR-10;
-`wellposed.tasks.load_images` says where it looks for it.
+`wellposed.data.load_images` says where it looks for it.
 """
 
 import argparse
@@ -12,8 +12,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from wellposed.experiments.resnet import accuracy, save_weights, train_resnet, trained_resnet20
-from wellposed.tasks.images import Images, load_images
+from wellposed_lab.networks.resnet import accuracy, save_weights, train_resnet, trained_resnet20
+
+from wellposed.data.images import Images, load_images
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ import types
 from pathlib import Path
 
 import pytest
+from wellposed_lab.engine.claims import PAPERS
 
 import wellposed
-from wellposed.experiments.published_claims import PAPERS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(p for p in ROOT.glob("docs/**/*.md") if "_build" not in p.parts)])

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from wellposed_lab.engine.experiment import Suite
+from wellposed_lab.engine.run import Context, Run, grouped
+from wellposed_lab.engine.runner import Order, _apart, carry_out
+from wellposed_lab.engine.store import Result, Store, Value
 
 from wellposed.convex import RowFit, fit_states, record_states
 from wellposed.convex.problem import RowProblem
 from wellposed.convex.schur import Schur
 from wellposed.convex.solver import RowSolution, RowSolver
 from wellposed.errors import InputError, UnknownNameError, WorkerLostError
-from wellposed.experiments.record import Result, Value
-from wellposed.experiments.run import Context, Run, grouped
-from wellposed.experiments.runner import Order, _apart, carry_out
-from wellposed.experiments.store import Store
-from wellposed.experiments.suite import Suite
 from wellposed.workers import Workers, cluster
 
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from wellposed_lab.networks.pruning import linear_layers, prune_by_magnitude
 
 from benchmarks.harness import make_parser, one_thread, save
 from benchmarks.problems import images, trained_mlp
-from wellposed.baselines.pruning import linear_layers, prune_by_magnitude
 from wellposed.convex import FitReport, States, eliminate_features, fit_states, record_states, support_mask
 from wellposed.convex.problem import Bound
-from wellposed.tasks.images import Images
+from wellposed.data.images import Images
 
 KAPPAS, SEEDS, SAMPLES = (0.3, 0.99), (0, 1), 5000
 SPARSITIES, LASSO, KEEP = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98), (0.7, 0.9), (0.5, 0.25, 0.1, 0.05)

@@ -13,16 +13,7 @@ from typing import Any
 
 from benchmarks.convex.rows import KAPPAS, SAMPLES, recorded
 from benchmarks.harness import cpu_seconds, make_parser, one_thread, save
-from wellposed.convex import (
-    Design,
-    Projected,
-    RowProblem,
-    RowSolver,
-    Schur,
-    States,
-    certified_zeros,
-    row_problem,
-)
+from wellposed.convex import Design, Projected, RowProblem, RowSolver, Schur, States, certified_zeros, row_problem
 from wellposed.convex import objective as value
 
 TOL, LIMIT, LOOKS = 1e-6, 20_000, (10, 40, 160)

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from wellposed_lab.engine.experiment import Figure
+from wellposed_lab.engine.statistics import number
+from wellposed_lab.engine.store import Record, Store
+from wellposed_lab.experiments.depth.suite import TASKS as DEPTH_TASKS
+from wellposed_lab.experiments.depth.suite import bias_steps
+from wellposed_lab.experiments.mathematics.feedback import METRICS, RIVALS, conclusion, wins
+from wellposed_lab.report.figures import draw
+from wellposed_lab.report.findings import median_of
+from wellposed_lab.tasks.task import Point
+
 from benchmarks.harness import docs_folder
-from wellposed.experiments.findings import median_of
-from wellposed.experiments.plots import draw
-from wellposed.experiments.record import Record
-from wellposed.experiments.statistics import number
-from wellposed.experiments.store import Store
-from wellposed.experiments.suite import Figure
-from wellposed.experiments.suites.depth import TASKS as DEPTH_TASKS
-from wellposed.experiments.suites.depth import bias_steps
-from wellposed.experiments.suites.feedback import METRICS, RIVALS, conclusion, wins
-from wellposed.tasks.task import Point
 
 RESULTS = Path(__file__).parents[2] / "results"
 

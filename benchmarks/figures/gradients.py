@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks.harness import cpu_seconds, docs_folder
 from wellposed import Gradient, Implicit, ImplicitModel, Phantom, Relative, Unrolled, fit
+from wellposed.data import load_images
 from wellposed.errors import require
-from wellposed.tasks import load_images
 
 CAPS = (0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
 WAYS: dict[str, Gradient] = {

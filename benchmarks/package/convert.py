@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from wellposed_lab.networks.mlp import MLP
+from wellposed_lab.networks.resnet import ResNet
 
 from benchmarks.harness import best_times, make_parser, one_thread, peak_bytes, print_table, save, versions
-from wellposed.baselines import MLP, ResNet
 from wellposed.convert import to_implicit
 from wellposed.forms import ImplicitForm
 from wellposed.forms.operator import tensors

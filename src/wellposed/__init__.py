@@ -7,74 +7,71 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from wellposed import (
         activations,
-        baselines,
         compat,
         convert,
         convex,
+        data,
         equilibrium,
         errors,
-        experiments,
         forms,
         kernels,
         models,
         robust,
-        tasks,
         training,
     )
-    from wellposed.activations import Activation, register_activation
-    from wellposed.convert import to_implicit
-    from wellposed.convex import States, eliminate_features, fit_states, record_states
-    from wellposed.equilibrium import (
+    from wellposed.activations.activation import Activation
+    from wellposed.activations.registry import register_activation
+    from wellposed.convert.convert import to_implicit
+    from wellposed.convex.eliminate import eliminate_features
+    from wellposed.convex.fit import fit_states
+    from wellposed.convex.states import States, record_states
+    from wellposed.equilibrium.anderson import Anderson
+    from wellposed.equilibrium.broyden import Broyden
+    from wellposed.equilibrium.certificate import Certificate
+    from wellposed.equilibrium.conditions import certificate
+    from wellposed.equilibrium.fixed_point import fixed_point
+    from wellposed.equilibrium.gradient import Gradient, Implicit, Phantom, Polished, Unrolled
+    from wellposed.equilibrium.map import Contraction
+    from wellposed.equilibrium.monitor import watch
+    from wellposed.equilibrium.newton import Newton
+    from wellposed.equilibrium.picard import Picard
+    from wellposed.equilibrium.robbins_monro import RobbinsMonro
+    from wellposed.equilibrium.solution import Solution, Status
+    from wellposed.equilibrium.solver import Solver
+    from wellposed.equilibrium.stopping import (
         Absolute,
-        Anderson,
-        Broyden,
-        Certificate,
-        Contraction,
         ErrorBound,
-        Gradient,
-        Implicit,
         MeanRelative,
-        Newton,
-        Phantom,
-        Picard,
-        Polished,
         RandomSteps,
         RandomThreshold,
         Relative,
-        RobbinsMonro,
-        Solution,
-        Solver,
-        Status,
         Steps,
         Stopping,
-        Unrolled,
-        certificate,
-        fixed_point,
-        watch,
     )
-    from wellposed.estimators import ImplicitClassifier as ImplicitClassifier
-    from wellposed.estimators import ImplicitRegressor as ImplicitRegressor
-    from wellposed.estimators import ImplicitSequenceClassifier as ImplicitSequenceClassifier
-    from wellposed.estimators import ImplicitSequenceRegressor as ImplicitSequenceRegressor
-    from wellposed.forms import add, feedback, graph, parallel, product, series, spy
-    from wellposed.models import (
-        DEQ,
-        Ensemble,
-        ImplicitForm,
-        ImplicitModel,
-        ImplicitRNN,
-        MultiscaleDEQ,
-        Noise,
-        Noisy,
-        export_onnx,
-        fixed_steps,
-        from_pretrained,
-        load,
-        save,
-        save_pretrained,
-    )
-    from wellposed.robust import Box, SparseBox
-    from wellposed.training import fit
+    from wellposed.estimators.sequences import ImplicitSequenceClassifier as ImplicitSequenceClassifier
+    from wellposed.estimators.sequences import ImplicitSequenceRegressor as ImplicitSequenceRegressor
+    from wellposed.estimators.tables import ImplicitClassifier as ImplicitClassifier
+    from wellposed.estimators.tables import ImplicitRegressor as ImplicitRegressor
+    from wellposed.forms.compose import add, parallel, series
+    from wellposed.forms.feedback import feedback
+    from wellposed.forms.form import ImplicitForm
+    from wellposed.forms.graph import graph
+    from wellposed.forms.product import product
+    from wellposed.forms.spy import spy
+    from wellposed.models.deq import DEQ
+    from wellposed.models.ensemble import Ensemble
+    from wellposed.models.fixed_steps import fixed_steps
+    from wellposed.models.implicit import ImplicitModel
+    from wellposed.models.multiscale import MultiscaleDEQ
+    from wellposed.models.noise import Noise
+    from wellposed.models.noisy import Noisy
+    from wellposed.models.onnx import export_onnx
+    from wellposed.models.pretrained import from_pretrained, save_pretrained
+    from wellposed.models.recurrent import ImplicitRNN
+    from wellposed.models.storage import load, save
+    from wellposed.robust.convex_set import SparseBox
+    from wellposed.robust.uncertainty import Box
+    from wellposed.training.loop import fit
 
 __version__ = "0.1.0"
 
@@ -117,15 +114,14 @@ __all__ = [
     "Unrolled",
     "activations",
     "add",
-    "baselines",
     "certificate",
     "compat",
     "convert",
     "convex",
+    "data",
     "eliminate_features",
     "equilibrium",
     "errors",
-    "experiments",
     "export_onnx",
     "feedback",
     "fit",
@@ -147,7 +143,6 @@ __all__ = [
     "save_pretrained",
     "series",
     "spy",
-    "tasks",
     "to_implicit",
     "training",
     "watch",
@@ -195,15 +190,14 @@ _HOME = {
     "Unrolled": "wellposed.equilibrium",
     "activations": "wellposed",
     "add": "wellposed.forms",
-    "baselines": "wellposed",
     "certificate": "wellposed.equilibrium",
     "compat": "wellposed",
     "convert": "wellposed",
     "convex": "wellposed",
+    "data": "wellposed",
     "eliminate_features": "wellposed.convex",
     "equilibrium": "wellposed",
     "errors": "wellposed",
-    "experiments": "wellposed",
     "export_onnx": "wellposed.models",
     "feedback": "wellposed.forms",
     "fit": "wellposed.training",
@@ -225,7 +219,6 @@ _HOME = {
     "save_pretrained": "wellposed.models",
     "series": "wellposed.forms",
     "spy": "wellposed.forms",
-    "tasks": "wellposed",
     "to_implicit": "wellposed.convert",
     "training": "wellposed",
     "watch": "wellposed.equilibrium",

@@ -15,20 +15,19 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
+from wellposed_lab.config import Training
+from wellposed_lab.engine.runner import Order, orders
+from wellposed_lab.engine.store import Record, Store
+from wellposed_lab.networks.trained import train_or_load
 from works import digest, silent, sparsify
 
 import wellposed as wp
 from wellposed.checker import RefusedError, check
 from wellposed.convex import open_states, record_states, save_states
+from wellposed.data.cache import DataFile, fetch
+from wellposed.data.idx import read_idx
 from wellposed.errors import WellposedError
 from wellposed.estimators.storage import read, write
-from wellposed.experiments.config import Training
-from wellposed.experiments.kept import train_or_load
-from wellposed.experiments.record import Record
-from wellposed.experiments.runner import Order, orders
-from wellposed.experiments.store import Store
-from wellposed.tasks.cache import DataFile, fetch
-from wellposed.tasks.idx import read_idx
 from wellposed.training import Checkpoint
 
 OUTCOMES = ("refused", "read as written", "damaged part skipped", "weaker and proven")

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from damage import append, damages
 from places import places
+from wellposed_lab.engine.store import Store
 from works import WORKS, Work, finish, lost, results, start, warm_up
 
-from wellposed.experiments.store import Store
 from wellposed.models.atomic import written_whole
 
 RESULT = Path(__file__).parents[2] / "results" / "campaigns" / "faults.json"

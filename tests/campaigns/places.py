@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wellposed_lab.engine import runner
 from works import WORKS, Tell, Work, finish, lost, results, silent, start
 
 from wellposed.errors import WellposedError
-from wellposed.experiments import runner
 
 NOBODY, PAGE = 65534, 4096
 Prepare = Callable[[Path], object]

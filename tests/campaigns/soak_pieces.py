@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from wellposed_lab.networks.mlp import MLP
 from works import experiment, page, silent, sparsify, train
 
 import wellposed as wp
-from wellposed.baselines.mlp import MLP
 from wellposed.checker import check
 from wellposed.convex import open_states, record_states, save_states
 from wellposed.estimators import ImplicitRegressor, ImplicitSequenceRegressor

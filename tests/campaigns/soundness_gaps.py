@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from wellposed_lab.experiments.sparsify.row_solvers import Bisection
 
 from tests.convex.row_cases import KINDS, Case, case
 from wellposed.convex import (
@@ -30,7 +31,6 @@ from wellposed.convex import (
 )
 from wellposed.convex.problem import rounding_of_gap
 from wellposed.errors import InputError, MissingExtraError, require
-from wellposed.experiments.row_solvers import Bisection
 
 HURRIED: dict[str, RowSolver] = {
     "projected, 3 steps": Projected(max_steps=3, period=3),

@@ -13,17 +13,16 @@ from unittest import mock
 import torch
 from silent import be_silent
 from torch import nn
+from wellposed_lab.config import Choice, Training
+from wellposed_lab.engine.experiment import Suite
+from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.store import Record, Store, Value
+from wellposed_lab.engine.training import training_runs
+from wellposed_lab.report.page import write_report
+from wellposed_lab.tasks.mathematics import Identity
 
 from wellposed import ImplicitModel
 from wellposed.convex.rows import RowFit
-from wellposed.experiments.config import Choice, Training
-from wellposed.experiments.record import Record, Value
-from wellposed.experiments.report.page import write_report
-from wellposed.experiments.runner import Order, carry_out
-from wellposed.experiments.store import Store
-from wellposed.experiments.suite import Suite
-from wellposed.experiments.training_run import training_runs
-from wellposed.tasks.extrapolation import Identity
 from wellposed.training import Checkpoint, fit
 
 Tell = Callable[[str], None]

@@ -13,11 +13,10 @@ from torch import nn
 import wellposed
 from wellposed import cli
 from wellposed.convert import to_implicit
-from wellposed.experiments import certification
-from wellposed.experiments.certification import UnsoundError, examine, output_widths
 from wellposed.models import ImplicitModel
-from wellposed.robust import METHODS, Box, certified_accuracy, output_bounds
+from wellposed.robust import METHODS, Box, certification, certified_accuracy, output_bounds
 from wellposed.robust.attacks import pgd
+from wellposed.robust.certification import UnsoundError, examine, output_widths
 
 CODE = """
 import torch

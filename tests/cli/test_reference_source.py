@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from wellposed.cli import cli
-from wellposed.experiments.demo_text import shipped
 from wellposed.models import reference_models
+from wellposed.pages.demo import shipped
 
 
 def run(*arguments):

@@ -5,14 +5,7 @@ import argparse
 import pytest
 import torch
 
-from wellposed.compat.torchdeq import (
-    apply_norm,
-    get_deq,
-    remove_norm,
-    reset_deq,
-    reset_norm,
-    spectral_radius,
-)
+from wellposed.compat.torchdeq import apply_norm, get_deq, remove_norm, reset_deq, reset_norm, spectral_radius
 from wellposed.errors import ConvergenceWarning, InputError, UnknownNameError
 from wellposed.models import VariationalDropout
 

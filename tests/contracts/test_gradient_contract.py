@@ -4,16 +4,7 @@ import pytest
 import torch
 from problems import state_matrix
 
-from wellposed.equilibrium import (
-    GRADIENTS,
-    SOLVERS,
-    Implicit,
-    Phantom,
-    Picard,
-    Relative,
-    Unrolled,
-    fixed_point,
-)
+from wellposed.equilibrium import GRADIENTS, SOLVERS, Implicit, Phantom, Picard, Relative, Unrolled, fixed_point
 from wellposed.errors import SecondDerivativeError
 
 TIGHT = {"stop": Relative(1e-14), "max_steps": 500}

@@ -4,8 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from wellposed_lab.networks.mlp import MLP, EikoNet
+from wellposed_lab.networks.resnet import ResNet
+from wellposed_lab.networks.simple import LinearRegression
+from wellposed_lab.networks.twins import ConvNet, FeedForward
 
-from wellposed.baselines import MLP, ConvNet, EikoNet, FeedForward, LinearRegression, ResNet
 from wellposed.models import ImplicitModel
 
 

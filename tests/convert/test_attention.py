@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from comparison import Using, equal_form
 from torch import nn
+from wellposed_lab.networks.transformers import ArrayEncoder, ArrayTransformer, SequenceEncoder
 
 from wellposed.activations import get_activation
-from wellposed.baselines import ArrayEncoder, ArrayTransformer, SequenceEncoder
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.errors import InputError
 

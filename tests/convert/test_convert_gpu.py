@@ -1,9 +1,9 @@
 import pytest
 import torch
 from torch import nn
+from wellposed_lab.networks.resnet import ResNet
 
 from wellposed import ImplicitModel, feedback, series, to_implicit
-from wellposed.baselines.resnet import ResNet
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from wellposed_lab.networks.mlp import MLP, MLP_ACTIVATIONS
+from wellposed_lab.networks.nalu import NAC, NALU
+from wellposed_lab.networks.twins import ConvNet
 
-from wellposed.baselines import MLP, MLP_ACTIVATIONS, NAC, NALU, ConvNet
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.equilibrium.stopping import Relative
 from wellposed.models import DEQ, ImplicitModel

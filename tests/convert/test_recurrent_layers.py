@@ -4,10 +4,10 @@ import pytest
 import torch
 from comparison import Using, equal_form
 from torch import nn
+from wellposed_lab.networks.recurrent import LSTM, ReLURNN
 
 from wellposed import ImplicitRNN
 from wellposed.activations import get_activation
-from wellposed.baselines import LSTM, ReLURNN
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.errors import InputError
 

@@ -20,32 +20,29 @@ import click
 import numpy as np
 import torch
 from torch import nn
+from wellposed_lab.engine.runner import orders
+from wellposed_lab.engine.store import Record, Store
+from wellposed_lab.experiments.earthquake.travel_times import read_plain_table
+from wellposed_lab.experiments.sparsify.texts import WordPieces, read_newsgroups
+from wellposed_lab.experiments.volatility.bars import read_bars
+from wellposed_lab.experiments.volatility.market import OwnFile
+from wellposed_lab.networks.transformers import load_distilbert
 
 import wellposed as wp
 from tests.fuzz.mutations import mutated, mutated_json, mutated_safetensors
 from wellposed.activations import get_activation
-from wellposed.baselines.distilbert import load_distilbert
 from wellposed.checker import RefusedError, check
 from wellposed.cli import main
 from wellposed.cli.exported import check_exported
 from wellposed.cli.samples import read_samples
 from wellposed.convex import record_states
 from wellposed.convex.states_file import open_states, save_states
+from wellposed.data.cifar import load_plain, read_binary, read_pickled
+from wellposed.data.idx import read_idx
+from wellposed.data.images import read_table as read_images
 from wellposed.errors import WellposedError
 from wellposed.estimators.storage import read, write
-from wellposed.experiments.record import Record
-from wellposed.experiments.runner import orders
-from wellposed.experiments.store import Store
 from wellposed.models import DenseCell
-from wellposed.tasks.cifar import read_binary, read_pickled
-from wellposed.tasks.idx import read_idx
-from wellposed.tasks.market import OwnFile
-from wellposed.tasks.minute_bars import read_bars
-from wellposed.tasks.safe_pickle import load_plain
-from wellposed.tasks.table import read_table as read_images
-from wellposed.tasks.text import read_newsgroups
-from wellposed.tasks.travel_file import read_plain_table
-from wellposed.tasks.wordpiece import WordPieces
 from wellposed.training.checkpoint import Checkpoint
 
 # FileNotFoundError: the path itself; click's errors end a command with one line.

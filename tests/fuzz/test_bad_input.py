@@ -23,22 +23,22 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from wellposed_lab.engine.runner import orders
+from wellposed_lab.engine.store import Store
+from wellposed_lab.experiments.volatility import bars
+from wellposed_lab.experiments.volatility.bars import read_bars
+from wellposed_lab.experiments.volatility.market import OwnFile
 
 import wellposed as wp
 from tests.fuzz.entry_points import ENTRIES
 from wellposed.activations import get_activation
 from wellposed.cli import cli, main
 from wellposed.cli.exported import check_exported
+from wellposed.data.arrays import read_arrays
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
 from wellposed.estimators import ImplicitRegressor
 from wellposed.estimators.storage import read
-from wellposed.experiments.runner import orders
-from wellposed.experiments.store import Store
 from wellposed.models import DenseCell
-from wellposed.tasks import bar_file
-from wellposed.tasks.arrays import read_arrays
-from wellposed.tasks.market import OwnFile
-from wellposed.tasks.minute_bars import read_bars
 
 ROOT = Path(__file__).parents[2]
 CASES = 6
@@ -343,7 +343,7 @@ def test_bars_that_unpack_to_too_much(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(b"time,vwap\n" + b"2021-01-27 09:30,19.5" + b"0" * (1 << 21) + b"\n"))
     with pytest.raises(FileFormatError, match="letters"):
         read_bars(path)
-    monkeypatch.setattr(bar_file, "LARGEST", 60)
+    monkeypatch.setattr(bars, "LARGEST", 60)
     path.write_bytes(gzip.compress(b"time,vwap\n" + b"2021-01-27 09:30,19.5\n" * 5))
     with pytest.raises(FileFormatError, match="in all"):
         read_bars(path)
@@ -352,7 +352,7 @@ def test_bars_that_unpack_to_too_much(tmp_path, monkeypatch):
     parquet.write_table(
         pyarrow.table({"time": ["2021-01-27 09:30"] * 9, "vwap": [1.0] * 9}), tmp_path / "b.parquet"
     )
-    monkeypatch.setattr(bar_file, "MOST_ROWS", 8)
+    monkeypatch.setattr(bars, "MOST_ROWS", 8)
     with pytest.raises(FileFormatError, match="too many"):
         read_bars(tmp_path / "b.parquet")
 

@@ -7,8 +7,8 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from wellposed_lab.networks.mlp import MLP
 
-from wellposed.baselines.mlp import MLP
 from wellposed.equilibrium.stopping import Relative
 from wellposed.errors import InputError
 from wellposed.models.ensemble import Ensemble

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from wellposed import ImplicitModel
+from wellposed.data import load_images
 from wellposed.forms import ImplicitForm
-from wellposed.tasks import load_images
 from wellposed.training import fit
 
 F64 = torch.float64

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from wellposed_lab.experiments.robust.bounds import random_loops
 
 from wellposed.errors import InputError
-from wellposed.experiments.bounds_run import random_loops
 from wellposed.robust import Box, MethodError, sensitivity, state_bounds
 from wellposed.robust.gallery import gallery
 from wellposed.robust.pictures import bound_projection, caveat, class_maps, row_correlation, sensitivity_map

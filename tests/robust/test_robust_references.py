@@ -18,11 +18,12 @@ from robust_cases import (
     propagated,
     triangular,
 )
+from wellposed_lab.networks.trained import Dense
 
 from wellposed.activations import get_activation
 from wellposed.convert import to_implicit
+from wellposed.data import MissingDataError
 from wellposed.errors import IllPosedError, InputError, UnknownNameError
-from wellposed.experiments.trained_network import Dense
 from wellposed.forms import ImplicitForm, LowRank, Zero
 from wellposed.robust import (
     METHODS,
@@ -37,7 +38,6 @@ from wellposed.robust import (
 )
 from wellposed.robust.interval import Interval
 from wellposed.robust.relax_lines import lines_of
-from wellposed.tasks import MissingDataError
 
 
 def linear(n=6):

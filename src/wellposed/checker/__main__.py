@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from wellposed.checker import RefusedError, check
+from wellposed.checker.check import check
+from wellposed.checker.tensors import RefusedError
 
 
 def main(arguments: list[str]) -> int:

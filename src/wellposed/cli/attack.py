@@ -31,7 +31,7 @@ from wellposed.cli.classifier import (
 from wellposed.cli.samples import RefusedError, refused, wrong
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, MissingExtraError
-from wellposed.experiments.robust_page import Heading, attack_page
+from wellposed.pages.robust import Heading, attack_page
 from wellposed.robust.attacks import (
     Attack,
     autoattack,

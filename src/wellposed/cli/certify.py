@@ -19,9 +19,9 @@ from wellposed.cli.classifier import Epsilon, Labelled, PagePath, read_labelled,
 from wellposed.cli.samples import RefusedError, refused
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, unknown_name
-from wellposed.experiments.certification import WIDTHS, Radius, examine, output_widths
-from wellposed.experiments.robust_page import Heading, certificate_page
+from wellposed.pages.robust import Heading, certificate_page
 from wellposed.robust import METHODS
+from wellposed.robust.certification import WIDTHS, Radius, examine, output_widths
 from wellposed.workers import threads_for
 
 WIDTH_SAMPLES = 8

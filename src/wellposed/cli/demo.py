@@ -7,9 +7,17 @@ import click
 from rich.console import Console
 
 from wellposed.cli.terminal import make_folder
-from wellposed.experiments.demo import DemoConfig, DemoResult, run_demo
-from wellposed.experiments.demo_page import page
-from wellposed.experiments.demo_text import FINDING, certificates, record, shipped, table
+from wellposed.pages.demo import (
+    FINDING,
+    DemoConfig,
+    DemoResult,
+    certificates,
+    page,
+    record,
+    run_demo,
+    shipped,
+    table,
+)
 
 
 @click.command()

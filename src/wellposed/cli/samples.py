@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from wellposed.data.arrays import read_arrays
+from wellposed.data.images import SPLITS, load_images
 from wellposed.errors import InputError, WellposedError
-from wellposed.tasks.arrays import read_arrays
-from wellposed.tasks.images import SPLITS, load_images
 
 ALIASES = {"fashion": "fashion-mnist"}
 SETS = ("digits", "fashion-mnist", "mnist", "mnist-5k", "cifar10", "cifar100")

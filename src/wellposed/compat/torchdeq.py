@@ -10,14 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.compat.options import (
-    SOLVER_OPTIONS,
-    Options,
-    make_solver,
-    make_stop,
-    read_options,
-    require_known,
-)
+from wellposed.compat.options import SOLVER_OPTIONS, Options, make_solver, make_stop, read_options, require_known
 from wellposed.equilibrium.fixed_point import fixed_point
 from wellposed.equilibrium.gradient import Gradient, Implicit, Phantom
 from wellposed.equilibrium.packing import Packing, State

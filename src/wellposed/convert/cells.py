@@ -160,7 +160,7 @@ class LSTMCell(Cell):
             product = multiplied(i, g, name, (1.0, 1.0))
             return product if is_zero(state.c) else product.plus(multiplied(f, state.c))
         reach = None if state.reach is None else max(state.reach, 1.0)
-        both = multiplied(_piled(i, f), _piled(g, state.c), name, (1.0, reach))
+        both = multiplied(_stacked_pair(i, f), _stacked_pair(g, state.c), name, (1.0, reach))
         first, second = both.places()
         return both.select(first).plus(both.select(second))
 
@@ -204,7 +204,7 @@ class GRUCell(Cell):
         return rounded_up((self._gain * reach + self._offset) * (1 + COARSE + terms * UNIT))
 
 
-def _piled(a: Signal, b: Signal) -> Signal:  # (N, n), (N, n) -> (2, N, n)
+def _stacked_pair(a: Signal, b: Signal) -> Signal:  # (N, n), (N, n) -> (2, N, n)
     return picked([a, b], torch.arange(2 * a.size, device=a.device)).reshape((2, *a.shape))
 
 

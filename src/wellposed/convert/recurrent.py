@@ -67,7 +67,7 @@ def _label(name: str, layer: int | None, direction: int) -> str:
     return name + ("" if layer is None else f" layer {layer}") + (" backwards" if direction else "")
 
 
-def _piled(signals: Sequence[Signal]) -> Signal:  # K of (N, h) -> (K, N, h)
+def _stacked_layers(signals: Sequence[Signal]) -> Signal:  # K of (N, h) -> (K, N, h)
     return stacked(signals).reshape((len(signals), *signals[0].shape))
 
 
@@ -110,7 +110,7 @@ def _layer(module: nn.RNNBase, signal: Signal, hx: Any = None) -> tuple[Signal, 
 def _last(states: Sequence[State]) -> list[Signal]:
     """Returns the last hidden states and, of an LSTM, the last cell states."""
     cells = [state.c for state in states if state.c is not None]
-    return [_piled([state.h for state in states]), *([_piled(cells)] if cells else [])]
+    return [_stacked_layers([state.h for state in states]), *([_stacked_layers(cells)] if cells else [])]
 
 
 def _fused(

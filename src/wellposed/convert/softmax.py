@@ -94,7 +94,7 @@ def log_softmax(signal: Signal, dim: int | None = None, *rest: Any, **others: An
 
 
 @RULES.module(nn.Softmax, nn.Softmin, nn.LogSoftmax)
-def _layer(module: Any, signal: Signal) -> Signal:
+def _softmax_layer(module: Any, signal: Signal) -> Signal:
     rules = {nn.Softmax: softmax, nn.Softmin: _softmin, nn.LogSoftmax: log_softmax}
     return next(rule for kind, rule in rules.items() if isinstance(module, kind))(signal, module.dim)
 

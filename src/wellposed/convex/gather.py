@@ -76,7 +76,7 @@ class Gathering:
     def _hook(self, log: "_Log", name: str, place: int, quota: int) -> Callable[..., None]:
         def hook(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) * 1009 + log.batch)
-            places = _chosen(positions(layer, output), log.valid, generator, quota)
+            places = _sampled_positions(positions(layer, output), log.valid, generator, quota)
             log.add(name, RowData(read_by_rows(layer, inputs, places), given_by_rows(layer, output, places)))
 
         return hook
@@ -107,7 +107,9 @@ def _place_of(name: str, number: int) -> int:
     return sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 1_000_003 if name else number
 
 
-def _chosen(size: tuple[int, int], valid: Tensor | None, generator: torch.Generator, quota: int) -> Tensor:
+def _sampled_positions(
+    size: tuple[int, int], valid: Tensor | None, generator: torch.Generator, quota: int
+) -> Tensor:
     count = size[0] * size[1]
     if valid is None:
         return torch.randperm(count, generator=generator)[:quota]

@@ -94,7 +94,7 @@ class SharedFit:
     ) -> Iterator[tuple[nn.Module, SharedReport]]:
         """Fits copies of growing sparsity; the entries of each are among those of the one before."""
         given = copy.deepcopy(network).eval()
-        chosen = _chosen(given, layers)
+        chosen = _named_layers(given, layers)
         recorded = self.gathering.run(given, chosen, batches)
         rows = [_Rows(name, chosen[name], _units_of(chosen[name], units, name), self) for name in recorded]
         masks = [row.support() for row in rows]
@@ -260,7 +260,7 @@ class _Rows:
         return RowSolution(weights, gap, problem.scale, steps)
 
 
-def _chosen(network: nn.Module, names: Sequence[str] | None) -> dict[str, SharedLayer]:
+def _named_layers(network: nn.Module, names: Sequence[str] | None) -> dict[str, SharedLayer]:
     known = shared_layers(network)
     unknown = [name for name in names or () if name not in known]
     if unknown or not known:

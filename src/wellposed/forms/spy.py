@@ -69,7 +69,7 @@ def _still(wiring: Wiring, picture: Raster, title: str) -> Any:
     figure = canvas.Figure(figsize=(SIDE, SIDE * height / width + 0.35), layout="constrained")
     axes = figure.subplots()
     axes.imshow(picture.pixels, extent=(0, width, height, 0), interpolation="antialiased")
-    _rule(axes, picture)
+    _draw_lines(axes, picture)
     states, inputs, outputs = wiring.labels
     room = 8 * max(width, height) / (0.78 * SIDE * 72)  # eight points
     axes.set_yticks(*picture.rows.ticks((*states, *outputs), room), fontsize=7)
@@ -85,7 +85,7 @@ def _still(wiring: Wiring, picture: Raster, title: str) -> Any:
     return figure
 
 
-def _rule(axes: Any, picture: Raster) -> None:
+def _draw_lines(axes: Any, picture: Raster) -> None:
     """Draws the lines between blocks and the frames of A, B, C and D."""
     for left, right, top, bottom in picture.frames:
         axes.hlines(picture.rows.lines(top, bottom), left, right, color=GRID, linewidth=0.5)

@@ -11,7 +11,7 @@ from wellposed.equilibrium.loop import PERIOD
 from wellposed.kernels.gpu import RESIDENT, interpreted
 from wellposed.kernels.gpu_calls import call
 from wellposed.kernels.gpu_resident import solve_resident
-from wellposed.kernels.gpu_streamed import solve_streamed, split
+from wellposed.kernels.gpu_streamed import solve_streamed, split_float16
 from wellposed.kernels.recipe import Recipe
 
 FILLING = 2048  # samples that keep a device busy in blocks of 16
@@ -184,7 +184,7 @@ def split_matrix(A: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     high, low = (A.new_empty(width, width, dtype=torch.float16) for _ in range(2))
     units, n, strides = A.new_empty(width), A.shape[0], A.stride()
     constants = {"WIDTH": width, "POWER": 1 << (width - 1).bit_length()}
-    call(split, width, (width, n), (A, high, low, units), (n, *strides), constants, {"num_warps": 1})
+    call(split_float16, width, (width, n), (A, high, low, units), (n, *strides), constants, {"num_warps": 1})
     return high, low, units
 
 

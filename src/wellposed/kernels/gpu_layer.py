@@ -55,7 +55,7 @@ def run_device_layer(
     if torch.is_grad_enabled():
         output: Tensor = _DeviceLayer.apply(plan, source, u, source.parameter, B, C, D, bias)
         return output
-    return _forward(plan, source.radius, False, u, source.parameter, B, C, D, bias)[0]
+    return _device_forward(plan, source.radius, False, u, source.parameter, B, C, D, bias)[0]
 
 
 class _Pending:
@@ -84,7 +84,7 @@ class _Pending:
         return run_recipe(*self.operands, self.recipe, trace=True, scaled=self.scaled).residuals
 
 
-def _forward(
+def _device_forward(
     plan: Plan,
     radius: float | None,
     saves: bool,
@@ -115,7 +115,7 @@ class _DeviceLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, source: Source, *tensors: Any) -> Tensor:
-        y, *kept = _forward(plan, source.radius, True, *tensors)
+        y, *kept = _device_forward(plan, source.radius, True, *tensors)
         ctx.plan, ctx.source = plan, source
         ctx.save_for_backward(*kept, *tensors)
         ctx.set_materialize_grads(False)
@@ -128,8 +128,8 @@ class _DeviceLayer(torch.autograd.Function):
         x, d, A, levels, *tensors = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
-            return None, None, *_differentiable(ctx.plan, ctx.source, tensors, gradients[0], needs)
-        found, solve = _backward(ctx.plan, x, d, A, tensors, gradients[0], needs)
+            return None, None, *_device_differentiable(ctx.plan, ctx.source, tensors, gradients[0], needs)
+        found, solve = _device_backward(ctx.plan, x, d, A, tensors, gradients[0], needs)
         if found[1] is not None and ctx.source.radius is not None:
             found[1] = _projection().project_backward(tensors[1], levels, found[1])
         if solve is not None:
@@ -137,7 +137,7 @@ class _DeviceLayer(torch.autograd.Function):
         return None, None, *found
 
 
-def _backward(
+def _device_backward(
     plan: Plan, x: Tensor, d: Tensor, A: Tensor, tensors: list[Any], g: Tensor, needs: tuple[bool, ...]
 ) -> tuple[list[Any], _Pending | None]:
     """Launches the gradients by u, A, B, C, D and the bias; what solves for them is still to be settled."""
@@ -156,7 +156,7 @@ def _backward(
     return found, solve
 
 
-def _differentiable(
+def _device_differentiable(
     plan: Plan, source: Source, tensors: list[Any], g: Tensor, needs: tuple[bool, ...]
 ) -> list[Any]:
     """Computes gradients that can be differentiated, by solving once more."""

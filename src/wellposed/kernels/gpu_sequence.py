@@ -24,7 +24,7 @@ CHUNK = 64  # inputs that are read at once
 
 
 @functools.cache
-def loops() -> ModuleType:
+def device_loops() -> ModuleType:
     """Imports the Triton loops, on first use."""
     require("triton")
     return require("wellposed.kernels.gpu_sequence_loops")
@@ -137,11 +137,11 @@ def _walk(
         "BACKWARDS": course.backwards, "WARM": course.warm_start, "KEEP": keep,
         "CHUNK": min(CHUNK, padded(both - h)),
     }  # fmt: skip
-    launch.start(loops().walk, tensors, (batch, len(course.sizes), n, both - h, h), flags, flag)
+    launch.start(device_loops().walk, tensors, (batch, len(course.sizes), n, both - h, h), flags, flag)
     return Walked(hidden, last, known[:, :n], status, steps, data.new_empty(0)), known, images
 
 
-def run_forward(
+def run_forward_device(
     course: Course, data: Tensor, h0: Tensor, parts: Parts, *, keep: bool
 ) -> tuple[Walked, Tensor, Tensor]:
     """Walks through the sequences.
@@ -170,7 +170,7 @@ def run_forward(
     return found, known.mT, images.mT
 
 
-def run_backward(
+def run_backward_device(
     course: Course, images: Tensor, gradients: tuple[Tensor | None, ...], parts: Parts
 ) -> tuple[Tensor, Tensor, Callable[[], None]]:
     """Launches ``y = d (A'y + g)`` from the last time to the first.
@@ -203,7 +203,7 @@ def run_backward(
         "THROUGH": parts.D is not None, "OUTER": outer is not None, "EVERY": every is not None,
         "ENDING": ending is not None, "EVEN": course.sizes[0] == course.sizes[-1], "BACKWARDS": course.backwards,
     }  # fmt: skip
-    launch.start(loops().unwind, tensors, (batch, len(course.sizes), n, parts.inputs, h), flags, watch.flag)
+    launch.start(device_loops().unwind, tensors, (batch, len(course.sizes), n, parts.inputs, h), flags, watch.flag)
     watch.arm()
     y, total = found[:, :n], found[:, n:]
 

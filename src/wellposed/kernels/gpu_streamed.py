@@ -49,7 +49,7 @@ def units_of(size):
 
 
 @triton.jit(do_not_specialize=("row", "column"))
-def split(A, HIGH, LOW, UNITS, n, row, column, WIDTH: tl.constexpr, POWER: tl.constexpr):
+def split_float16(A, HIGH, LOW, UNITS, n, row, column, WIDTH: tl.constexpr, POWER: tl.constexpr):
     """Writes a row of A, in units of a power of two, as float16 numbers plus 2^-11 times such numbers."""
     line, inner = tl.program_id(0).to(tl.int64), tl.arange(0, POWER)
     a = tl.load(A + line * row + inner * column, mask=(line < n) & (inner < n), other=0.0)
@@ -62,7 +62,7 @@ def split(A, HIGH, LOW, UNITS, n, row, column, WIDTH: tl.constexpr, POWER: tl.co
 
 
 @triton.jit
-def split_product(HIGH, LOW, UNITS, x, rows, peak, states, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+def split_float16_product(HIGH, LOW, UNITS, x, rows, peak, states, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
                   TILE: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
     """Returns some columns of the product of A with the rows at `x`, of size `peak`, by three float16 products."""
     total = tl.zeros([BLOCK, TILE], tl.float32)
@@ -108,7 +108,7 @@ def evaluate(A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, colum
         states = tile + tl.arange(0, TILE)
         at, there = rows[:, None] * n + states[None, :], inside[:, None] & (states < n)[None, :]
         if SPLIT:
-            total = split_product(A, LOW, UNITS, x, rows, peak, states, WIDTH, BLOCK, TILE, DEPTH)
+            total = split_float16_product(A, LOW, UNITS, x, rows, peak, states, WIDTH, BLOCK, TILE, DEPTH)
         else:
             total = tile_product(A, x, rows, states, n, row, column, WIDTH, BLOCK, TILE, DEPTH)
         v = tl.load(V + at, mask=there, other=0.0).to(like)

@@ -64,7 +64,7 @@ def walk(course: Course, data: Tensor, h0: Tensor, parts: Parts) -> Walked:
 def _forward(
     course: Course, data: Tensor, h0: Tensor, parts: Parts, *, keep: bool
 ) -> tuple[Walked, Tensor, Tensor]:
-    run = gpu_sequence.run_forward if course.device else run_forward
+    run = gpu_sequence.run_forward_device if course.device else run_forward
     return run(course, data, h0, parts, keep=keep)
 
 
@@ -73,7 +73,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Callable[[], None]]:
     """Returns ``(n + h, N)`` y and total gradients of the hidden states, those of the first, and a last call."""
     if course.device:
-        return gpu_sequence.run_backward(course, images, gradients, parts)
+        return gpu_sequence.run_backward_device(course, images, gradients, parts)
     n, elements = images.shape
     every, last, outer = gradients
     found = columns(n + parts.C.shape[0], elements, known)

@@ -39,11 +39,7 @@ from wellposed.kernels.lanes import (
 from wellposed.kernels.product import multiply_tiles
 from wellposed.kernels.recipe import TOLERANCE
 from wellposed.kernels.sequence_vectors import mark, move, wipe
-from wellposed.kernels.vectors import (
-    ROWS,
-    VECTORS,
-    activate,
-)
+from wellposed.kernels.vectors import ROWS, VECTORS, activate
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")

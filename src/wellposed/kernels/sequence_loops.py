@@ -13,16 +13,7 @@ from wellposed.errors import require
 from wellposed.kernels.keeping import keeping
 from wellposed.kernels.lanes import D, V
 from wellposed.kernels.product import multiply_tiles
-from wellposed.kernels.sequence_lanes import (
-    IMAGE,
-    OUT,
-    POINT,
-    SCALE,
-    load,
-    pack_block,
-    solve_group,
-    store,
-)
+from wellposed.kernels.sequence_lanes import IMAGE, OUT, POINT, SCALE, load, pack_block, solve_group, store
 from wellposed.kernels.sequence_vectors import add, move, prepare, stretch, wipe
 from wellposed.kernels.stamp import stamp
 from wellposed.kernels.vectors import ROWS, VECTORS, borrow

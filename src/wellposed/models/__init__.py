@@ -1,6 +1,6 @@
 """Modules whose forward pass is a fixed point."""
 
-from wellposed.forms import ImplicitForm
+from wellposed.forms.form import ImplicitForm
 from wellposed.models.attention import TransformerCell
 from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell
 from wellposed.models.continuation import continued

@@ -124,7 +124,7 @@ def _arrows(
     for start, end, link in links:
         if start == end or link.feedback == "all":
             loops = {i for i, j, _ in links if i == j}
-            arrows.append(_arrow(wiring, link, _back(nodes, start, end, loops)))
+            arrows.append(_block_arrow(wiring, link, _back(nodes, start, end, loops)))
         else:
             arriving[end].append((placed.route(start, end)[-2][0], start, link))
     for end, found in arriving.items():
@@ -132,12 +132,12 @@ def _arrows(
         for number, (_, start, link) in enumerate(found):
             port = (number - (len(found) - 1) / 2) * min(0.16, 0.6 * nodes[end].width / len(found))
             arrows.append(
-                _arrow(wiring, link, _down(nodes[start], nodes[end], placed.route(start, end), port, sheet))
+                _block_arrow(wiring, link, _down(nodes[start], nodes[end], placed.route(start, end), port, sheet))
             )
     return arrows
 
 
-def _arrow(wiring: Wiring, link: Link, points: np.ndarray) -> Arrow:
+def _block_arrow(wiring: Wiring, link: Link, points: np.ndarray) -> Arrow:
     first, *rest = map(escape, wiring.about(link))
     role = "feedback" if link.feedback != "none" else link.role
     return Arrow(points, role, link.kind, "<br>".join([f"<b>{first}</b>", *rest]))

@@ -86,7 +86,7 @@ def raster(wiring: Wiring, pixels: int, scale: Scale) -> Raster:
     if scale == "auto":
         smallest = min(size for size in (*states, *inputs, *outputs, 1 << 62) if size)
         scale = "linear" if smallest >= 2 * SMALLEST * sum(states) else "sqrt"
-    rows, columns = (_axis(states, others, pixels, scale) for others in (outputs, inputs))
+    rows, columns = (_block_axis(states, others, pixels, scale) for others in (outputs, inputs))
     canvas = np.ones((rows.length, columns.length, 3), dtype=np.float32)
     picture = Raster(canvas, rows, columns, ())
     seen: set[Role] = set()
@@ -105,7 +105,7 @@ def _forward_role(link: Link) -> Role:
     return "weights" if link.role == "feedback" else link.role
 
 
-def _axis(states: Sequence[int], others: Sequence[int], pixels: int, scale: Scale) -> Axis:
+def _block_axis(states: Sequence[int], others: Sequence[int], pixels: int, scale: Scale) -> Axis:
     """Gives every block its share of the pixels; the others are on the scale of the states."""
     weight = SCALES[scale]
     shares = [weight(size) for size in states]

@@ -31,9 +31,10 @@ def interactive(wiring: Wiring, picture: Raster) -> Any:
         {
             "template": "none",
             "images": [{**source, "xref": "x", "yref": "y", "x": 0, "y": 0, "layer": "below"}],
-            "shapes": _rule(picture),
-            "xaxis": _axis(picture.columns, (*states, *inputs)) | {"side": "top", "tickangle": -90},
-            "yaxis": _axis(picture.rows, (*states, *outputs)) | {"autorange": "reversed", "scaleanchor": "x"},
+            "shapes": _plotly_lines(picture),
+            "xaxis": _plotly_axis(picture.columns, (*states, *inputs)) | {"side": "top", "tickangle": -90},
+            "yaxis": _plotly_axis(picture.rows, (*states, *outputs))
+            | {"autorange": "reversed", "scaleanchor": "x"},
             "margin": {"l": 20, "r": 20, "t": 10, "b": 16},
             "hoverlabel": {"bgcolor": "#fff", "font": {"size": 13}, "align": "left"},
             "dragmode": "zoom",
@@ -55,14 +56,14 @@ def _edges(axis: Axis, sizes: tuple[int, ...], small: bool) -> list[float]:
     return sorted(found)
 
 
-def _axis(axis: Axis, labels: tuple[str, ...]) -> dict[str, Any]:
+def _plotly_axis(axis: Axis, labels: tuple[str, ...]) -> dict[str, Any]:
     places, names = axis.ticks(labels, ROOM)
     plain = {"showgrid": False, "zeroline": False, "automargin": True, "ticks": "", "constrain": "domain"}
     shown = [escape(name) for name in names]
     return {**plain, "tickvals": places, "ticktext": shown, "tickfont": {"size": 10}, "range": [0, axis.length]}
 
 
-def _rule(picture: Raster) -> list[dict[str, Any]]:
+def _plotly_lines(picture: Raster) -> list[dict[str, Any]]:
     lines = []
     for left, right, top, bottom in picture.frames:
         lines += [_line(x, x, top, bottom, "#d3d9e1") for x in picture.columns.lines(left, right)]

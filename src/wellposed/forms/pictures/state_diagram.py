@@ -25,7 +25,7 @@ def state_diagram(wiring: Wiring, title: str) -> Diagram:
     places = _around(n, p, q) if places is None else places
     nodes = tuple(_node(k, n, p, q, places[k], weights) for k in range(n + p + q))
     largest = _largest(weights)
-    arrows = tuple(_arrow(nodes, weight, largest[_family(weight)], circle) for weight in weights)
+    arrows = tuple(_state_arrow(nodes, weight, largest[_family(weight)], circle) for weight in weights)
     return Diagram(nodes, arrows, title)
 
 
@@ -84,7 +84,7 @@ def _largest(weights: Sequence[Weight]) -> dict[str, float]:
     return found
 
 
-def _arrow(nodes: Sequence[Node], weight: Weight, largest: float, circle: bool) -> Arrow:
+def _state_arrow(nodes: Sequence[Node], weight: Weight, largest: float, circle: bool) -> Arrow:
     start, end, value, role = weight
     a, b = nodes[start], nodes[end]
     points = _loop(a, circle) if start == end else _arc(a, b, 0.14 if circle and role != "input" else 0.0)

@@ -1,0 +1,190 @@
+"""Ensembles of models under noise: they train and solve as their members would alone."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from wellposed_lab.experiments.noise import solve
+from wellposed_lab.experiments.noise.ensemble import Draws, Member, Noises, make_stack
+from wellposed_lab.experiments.noise.models import LOOSE, TIGHT, WINDOW, Equilibrium, Pair, under_noise
+from wellposed_lab.experiments.noise.solve import Found, attach, solve_adjoint, solve_averaged, solve_plain
+from wellposed_lab.experiments.noise.training import NoiseSchedule, chosen, score, train
+from wellposed_lab.networks.twins import FeedForward
+
+from wellposed.equilibrium import Implicit, MeanRelative, Relative
+from wellposed.models import Noise
+from wellposed.training import fit
+
+CPU, INPUTS, CLASSES = torch.device("cpu"), 12, 4
+SCHEDULE = NoiseSchedule(images=48, epochs=2, batch_size=16, learning_rate=1e-3)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, CLASSES, (64,), generator=generator)
+    return torch.rand(64, INPUTS, generator=generator), labels
+
+
+def trained_alone(member: Member) -> nn.Module:
+    u, labels = data()
+    model = member.pair.build(INPUTS, CLASSES, member.seed)
+    if isinstance(model, Equilibrium):
+        model.deq.gradient = Implicit(stop=Relative(TIGHT, norm="2"))
+    noisy = under_noise(model, member.noise, member.seed, training=True)
+    rows = torch.randperm(len(u), generator=torch.Generator().manual_seed(member.seed))[: SCHEDULE.images]
+    settings = {"epochs": SCHEDULE.epochs, "batch_size": SCHEDULE.batch_size, "seed": member.seed}
+    adam = lambda parameters: torch.optim.Adam(parameters, SCHEDULE.learning_rate)  # noqa: E731
+    fit(noisy, (u[rows], labels[rows]), cross_entropy, optimizer=adam, progress=False, **settings)
+    return model
+
+
+def distance(a: nn.Module, b: nn.Module) -> float:
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return max(float((p - q).detach().abs().max()) for p, q in pairs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "noises"), [("deq", (None,)), ("ffw", (None, 0.0))], ids=["equilibrium", "feed-forward"]
+)
+def test_members_are_trained_as_models_of_the_library_are(kind: str, noises: tuple[float | None, ...]) -> None:
+    members = [Member(Pair(kind, layers), noise, 1) for layers in (1, 3) for noise in noises]  # type: ignore[arg-type]
+    stack = make_stack(members, INPUTS, CLASSES, "cpu")
+    train(stack, *data(), SCHEDULE)
+    for place, member in enumerate(stack.members):
+        began = member.pair.build(INPUTS, CLASSES, member.seed)
+        assert distance(stack.member(place), trained_alone(member)) < 3e-5
+        assert distance(stack.member(place), began) > 3e-3
+
+
+@pytest.mark.parametrize("kind", ["deq", "ffw"])
+def test_company_changes_nothing(kind: str) -> None:
+    members = [Member(Pair(kind, 1), 0.0, 0), Member(Pair(kind, 3), 10.0, 1)]  # type: ignore[arg-type]
+    together = make_stack(members, INPUTS, CLASSES, "cpu")
+    losses = train(together, *data(), SCHEDULE)
+    for member in members:
+        alone = make_stack([member], INPUTS, CLASSES, "cpu")
+        own = train(alone, *data(), SCHEDULE)
+        place = together.members.index(member)
+        torch.testing.assert_close(own[:, 0], losses[:, place], rtol=1e-4, atol=1e-5)
+        assert distance(alone.member(0), together.member(place)) < 5e-5
+        width = member.pair.width
+        assert not together.W[0][place, width:].any() and not together.V[place, width:].any()
+
+
+def test_solves_are_those_of_the_library() -> None:
+    u = data()[0][:6]
+    member = Member(Pair("deq", 1), None, 3)
+    stack = make_stack([member], INPUTS, CLASSES, "cpu")
+    model = stack.member(0)
+    assert isinstance(model, Equilibrium)
+    x = stack.encode(u).detach() + stack.b[0].detach()
+    for at, stop in ((None, Relative(TIGHT, norm="2")), (20.0, MeanRelative(LOOSE, WINDOW))):
+        model.deq.stop = stop
+        model.deq.noise = Noise(signal=at, generator=torch.Generator().manual_seed(3))
+        with torch.no_grad():
+            expected = model.deq.equilibrium(u)
+        draws = Draws([member], CPU, 128)
+        noises = Noises([at], draws)
+
+        def draw(done: Tensor | None, draws: Draws = draws) -> Tensor:
+            return draws(range(1), len(u), [True])
+
+        W = stack.W[0].detach()
+        found = solve_plain(W, x) if at is None else solve_averaged(W, x, noises.amplitude, draw)
+        torch.testing.assert_close(found.mean[0], expected.value, rtol=1e-4, atol=1e-5)
+        assert torch.equal(found.steps[0].long(), expected.steps)
+
+
+def test_a_program_that_looks_at_no_values_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solve, "_compiled", lambda function, static: function)
+    generator = torch.Generator().manual_seed(0)
+    W, x = torch.randn(2, 9, 9, generator=generator) / 4.5, torch.randn(2, 5, 9, generator=generator)
+    none = torch.zeros(2, 1, 1)
+    for static in (solve_plain(W, x, True), solve_averaged(W, x, none, None, True)):
+        dynamic = solve_plain(W, x) if static.mean is static.value else solve_averaged(W, x, none, None)
+        assert torch.equal(static.value, dynamic.value) and torch.equal(static.steps, dynamic.steps)
+        assert torch.equal(static.mean, dynamic.mean)
+
+
+def test_adjoint_solves_its_linear_equation_and_gives_up_where_there_is_no_contraction() -> None:
+    generator = torch.Generator().manual_seed(1)
+    W = torch.randn(1, 7, 7, generator=generator) / 5
+    slope, growth, direction, g = (torch.rand(1, 3, 7, generator=generator) / 2 for _ in range(4))
+    found = solve_adjoint(g, W, slope, growth, direction)
+    for row in range(3):
+        inner = torch.diag(slope[0, row]) + torch.outer(direction[0, row], growth[0, row])
+        expected = torch.linalg.solve(torch.eye(7) - W[0].mT @ inner, g[0, row])
+        torch.testing.assert_close(found[0, row], expected, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(solve_adjoint(g, 20 * W, slope, growth, direction), g)
+
+
+def test_gradient_is_that_of_the_mean_map() -> None:
+    generator = torch.Generator().manual_seed(2)
+    W = (torch.randn(1, 6, 6, generator=generator) / 6).requires_grad_()
+    x, noise = torch.randn(1, 3, 6, generator=generator), torch.randn(8, 1, 3, 6, generator=generator)
+    amplitude, weights = torch.full((1, 1, 1), 0.3), torch.randn(1, 3, 6, generator=generator)
+    z = torch.zeros(1, 3, 6)
+    for _ in range(80):  # unrolled
+        s = torch.baddbmm(x, z, W.mT)
+        z = torch.tanh(s + amplitude * s.norm(dim=-1, keepdim=True) * noise).mean(0)
+    (expected,) = torch.autograd.grad((weights * z).sum(), W)
+    found = Found(z.detach(), torch.zeros(1, 3), z.detach())
+    value = attach(W, x, found, amplitude, noise)
+    (gradient,) = torch.autograd.grad((weights * value).sum(), W)
+    torch.testing.assert_close(value, z)
+    torch.testing.assert_close(gradient, expected, rtol=2e-2, atol=5e-3)
+
+
+@pytest.mark.parametrize("pair", [Pair("deq", 1), Pair("ffw", 3), Pair("ffw", 3, inject=True)])
+def test_penalty_is_the_mean_square_of_the_jacobian(pair: Pair) -> None:
+    u = data()[0][:2]
+    stack = make_stack([Member(pair, None, 0)], INPUTS, CLASSES, "cpu")
+    stack.penalised = True
+    found = stack(u[None], Noises([None], Draws(stack.members, CPU, 128)), training=True)
+    model, expected = stack.member(0), 0.0
+    with torch.no_grad():
+        steps = [(model.deq.cell, model.deq(u), u)] if isinstance(model, Equilibrium) else []
+        if isinstance(model, FeedForward):
+            x = z = model.encode(u)
+            for layer in model.layers:
+                steps.append((layer, z, x))
+                z = layer(z, x)
+    for function, z, given in steps:
+        for row in range(len(u)):
+            one = given[row : row + 1]
+            J = torch.autograd.functional.jacobian(lambda z, f=function, v=one: f(z[None], v)[0], z[row])
+            expected += float(J.square().sum()) / J.shape[0] / len(u)
+    assert float(found.penalty[0].detach()) == pytest.approx(expected, rel=1e-3)
+
+
+def test_scores_of_some_members_and_of_several_passes() -> None:
+    u, labels = data()
+    members = [Member(Pair("ffw", layers), None, layers) for layers in (1, 3, 5)]
+    stack = make_stack(members, INPUTS, CLASSES, "cpu")
+    train(stack, u, labels, dataclasses.replace(SCHEDULE, epochs=30, learning_rate=5e-3))
+    whole, clean = score(stack, u, labels, 0.0), score(stack, u, labels, None)
+    part = score(chosen(stack, [2, 0]), u, labels, 0.0)
+    assert part.accuracy.tolist() == [whole.accuracy[0].item(), whole.accuracy[2].item()]
+    assert whole.steps is None and whole.averaged is None
+    many = score(stack, u, labels, 0.0, passes=40)
+    assert (many.accuracy - clean.accuracy).abs().mean() < (whole.accuracy - clean.accuracy).abs().mean()
+
+
+def test_strength_of_the_noise_is_a_ratio_of_powers() -> None:
+    member = Member(Pair("ffw", 1), None, 0)
+    noises = Noises([0.0], Draws([member], CPU, 128))
+    s = torch.ones(1, 200, 128)
+    added = noises.amplitude * s.norm(dim=-1, keepdim=True) * noises.draws(range(1), 200, [True])
+    assert float(added.square().mean()) == pytest.approx(1.0, rel=0.03)
+    weaker = Noises([10.0], noises.draws).amplitude
+    torch.testing.assert_close(weaker, noises.amplitude / math.sqrt(10))
+
+
+def test_states_that_are_filled_up_have_no_noise() -> None:
+    members = [Member(Pair("deq", layers), 0.0, 0) for layers in (1, 3)]
+    amplitude = Noises([0.0, 0.0], Draws(members, CPU, 240)).amplitude
+    for member, row in zip(members, amplitude[:, 0], strict=True):
+        assert int(row.count_nonzero()) == member.pair.width and bool(row[: member.pair.width].all())

@@ -1,0 +1,203 @@
+"""A suite: what a claim is, the runs that test it, and how the results are shown.
+
+All suites by name.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from wellposed.errors import InputError, unknown_name
+from wellposed_lab.config import SCALES, Scale
+from wellposed_lab.engine.run import Run
+from wellposed_lab.engine.store import Record
+from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.experiments.adversarial import suite
+from wellposed_lab.experiments.algorithms import matrix_addition, mazes, prefix_sums
+from wellposed_lab.experiments.attack import cifar, mnist
+from wellposed_lab.experiments.beyond import suite
+from wellposed_lab.experiments.depth import suite
+from wellposed_lab.experiments.earthquake import eliminate, suite
+from wellposed_lab.experiments.mathematics import activations, arithmetic, feedback, identity, parameters
+from wellposed_lab.experiments.noise import cifar, mnist, regression, solvers
+from wellposed_lab.experiments.robust import bounds, certified_training
+from wellposed_lab.experiments.sequences import rolling_argmax, rolling_average, spiky
+from wellposed_lab.experiments.sparsify import cifar, digits, eliminate_fashion, fashion, newsgroups
+from wellposed_lab.experiments.volatility import suite
+from wellposed_lab.tasks.task import Point
+
+Plan = Callable[[Scale], Sequence[Run]]  # one run for every model and task, at seed 0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot of a metric along the axis of some tasks, in the style of a paper's figure.
+
+    Args:
+        title: what is seen.
+        tasks: one panel each.
+        metric: on the vertical axis; one of the values or, along epochs or time, of the series of a record.
+        axis: label of the horizontal axis.
+        over: what runs along it.
+        paper: the figure that it restates, e.g. ``"001 Figure 4"``.
+        log: which axes are logarithmic.
+        quantity: what the metric is, for readers; the metric's name in words if empty.
+        only: points of the axis that are drawn; all if empty.
+        models: which are drawn; all if empty.
+    """
+
+    title: str
+    tasks: tuple[str, ...]
+    metric: str
+    axis: str
+    over: Literal["points", "epoch", "time"] = "points"
+    paper: str = ""
+    log: Literal["", "x", "y", "xy"] = "xy"
+    quantity: str = ""
+    only: tuple[Point, ...] = ()
+    models: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What stands at the vertical axis."""
+        return self.quantity or self.metric.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures that records carry, see `thumbnails`.
+
+    Args:
+        title: what is seen.
+        tasks: of the records; the first one that has pictures is shown.
+        model: whose records they are.
+        note: what a reader should know.
+        paper: the figure that it restates.
+    """
+
+    title: str
+    tasks: tuple[str, ...]
+    model: str
+    note: str = ""
+    paper: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing of its own kind, made from records.
+
+    Args:
+        title: what is seen.
+        draw: makes a PNG from the records of the suite; None where they have nothing to draw.
+        note: what a reader should know.
+        paper: the figure that it restates.
+    """
+
+    title: str
+    draw: Callable[[Sequence[Record]], bytes | None]
+    note: str = ""
+    paper: str = ""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Experiments that belong together.
+
+    Args:
+        name: as on the command line.
+        title: of its section in the report.
+        claim: what the papers say, in one sentence.
+        papers: the texts with places, e.g. ``"001 Figure 3"``.
+        plan: returns the runs of a scale at seed 0.
+        seeds: how many seeds each scale has.
+        figures: what the report draws.
+        galleries: pictures of attacked inputs that it shows.
+        pictures: drawings of other kinds, a map for instance.
+        findings: says in sentences what the records show, the controls above all.
+        grid: settings tried by a search, by field: of the training, or an option of the model.
+        thresholds: what every seed has to reach.
+    """
+
+    name: str
+    title: str
+    claim: str
+    papers: tuple[str, ...]
+    plan: Plan
+    seeds: dict[str, int]
+    figures: tuple[Figure, ...] = ()
+    galleries: tuple[Gallery, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    findings: Callable[[Sequence[Record]], list[str]] = lambda records: []
+    grid: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    thresholds: tuple[Threshold, ...] = ()
+
+    def runs(self, scale: Scale = "default", seeds: int | None = None) -> list[Run]:
+        """Returns all runs of a scale, seed by seed."""
+        if scale not in SCALES:
+            raise unknown_name("scale", scale, SCALES)
+        count = self.seeds[scale] if seeds is None else seeds
+        if count < 1:
+            raise InputError(f"seeds must be at least 1; received {seeds}")
+        return [run.with_seed(seed) for run in self.plan(scale) for seed in range(count)]
+
+    @property
+    def controls(self) -> Callable[[Sequence[Record]], list[str]]:
+        """The same as `findings`, by its earlier name."""
+        return self.findings
+
+    def devices(self, scale: Scale = "default") -> tuple[str, ...]:
+        """Returns the kinds of devices that at least one run of a scale can use."""
+        return tuple(sorted({kind for run in self.plan(scale) for kind in run.devices}))
+
+    def resumable(self, scale: Scale = "default") -> bool:
+        """Returns whether a stopped run of a scale may go on from its last epoch; others begin again."""
+        return any(run.resumable for run in self.plan(scale))
+
+
+SUITES: dict[str, Suite] = {
+    module.SUITE.name: module.SUITE
+    for module in (
+        identity,
+        arithmetic,
+        activations,
+        rolling_average,
+        rolling_argmax,
+        spiky,
+        suite,
+        suite,
+        feedback,
+        suite,
+        suite,
+        digits,
+        fashion,
+        cifar,
+        newsgroups,
+        eliminate_fashion,
+        eliminate,
+        bounds,
+        mnist,
+        cifar,
+        certified_training,
+        suite,
+        mnist,
+        cifar,
+        regression,
+        solvers,
+        prefix_sums,
+        mazes,
+        matrix_addition,
+        parameters,
+    )
+}
+
+
+def get_suite(name: str) -> Suite:
+    """Returns a suite, or says which ones there are.
+
+    Example:
+        >>> get_suite("identity").papers[0]
+        '000 Figure 1'
+    """
+    if name not in SUITES:
+        raise unknown_name("suite", name, SUITES)
+    return SUITES[name]

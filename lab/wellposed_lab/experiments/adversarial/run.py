@@ -1,0 +1,120 @@
+"""Runs that train a defended classifier against attacks and examine it under others (004 section 4.2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
+from wellposed.training import fit
+from wellposed_lab.cache import cached
+from wellposed_lab.config import Schedule
+from wellposed_lab.engine.run import Context, Run
+from wellposed_lab.engine.store import Result, Value
+from wellposed_lab.experiments.adversarial.evaluation import RADIUS, Budget, Evaluation
+from wellposed_lab.experiments.adversarial.models import Classifier, Defended, Shape
+from wellposed_lab.networks.trained import images
+
+
+@dataclass(frozen=True)
+class AdversarialSchedule(Schedule):
+    """How a model is trained: by Adam with the largest second moments, on inputs attacked within a growing radius.
+
+    Args:
+        steps: of the attack, each 0.1 long where the radius is 0.3, and shorter in proportion before.
+        grown: the share of the training after which the radius is 0.3.
+        weight: of the second term of TRADES.
+    """
+
+    steps: int = 10
+    grown: float = 0.5
+    weight: float = 6.0
+    record_type: ClassVar[str] = "Lesson"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversarialRun(Run):
+    """Trains one defended model and examines it.
+
+    ``accuracy`` is that without attack; ``pgd_accuracy`` is over the steps of the plain attack within 0.3,
+    ``epsilon_accuracy`` over its radius; ``autoattack_accuracy``, ``autoattack_rand_accuracy``,
+    ``salt_and_pepper_accuracy`` and ``speckle_accuracy`` over their strength; ``adaptive_accuracy`` is within 0.3
+    by the name of the attack. Of the best defended DEQ ``pgd_gain`` is its lead over the best defended FFW.
+
+    Args:
+        data: name of the images.
+        model: with its defence.
+        shape: its sizes.
+        schedule: of its training.
+        budget: of the examination.
+    """
+
+    data: str
+    model: Defended
+    shape: Shape
+    schedule: AdversarialSchedule
+    budget: Budget
+    record_fields: ClassVar[Mapping[str, str]] = {"schedule": "lesson"}
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+
+    @property
+    def labels(self) -> tuple[str, str, str | None]:
+        return self.data, self.model.name, None
+
+    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+        return [run.measured(context.device) for run in runs]
+
+    def measured(self, device: str) -> Result:
+        """Trains, attacks and returns all numbers of this run."""
+        evaluation = self.evaluation(self.model, device)
+        values = evaluation.values()
+        if self.model.kind == "deq" and (self.model.place, self.model.decibels) == ("input", 0.0):
+            twin = self.evaluation(self.model.twin, device)
+            own = {value.at: value.value for value in values if value.metric == "pgd_accuracy"}
+            for steps in self.budget.pgd_steps:
+                rival = twin.kept(twin.signed(steps, RADIUS))
+                values.append(Value("pgd_gain", own[float(steps)] - rival, float(steps)))
+        weights = sum(parameter.numel() for parameter in evaluation.model.parameters())
+        notes = {"notes": sorted(set(evaluation.notes))} if evaluation.notes else {}
+        return Result((*values, Value("parameters", float(weights))), facts=notes)
+
+    def evaluation(self, model: Defended, device: str) -> Evaluation:
+        """Returns the examination of a model that is trained as this run says."""
+        u, target = pair_of(self.data, "test", self.budget.samples, self.seed)
+        trained = _trained(model, self.shape, self.data, self.schedule, self.seed, device)
+        return Evaluation(trained, u.to(device), target.to(device), self.budget, self.seed)
+
+
+def pair_of(data: str, split: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draws images and their classes."""
+    found = images(data, split)
+    found = found.subset(count, seed) if count < len(found) else found
+    return found.to_float(), found.labels
+
+
+@cached
+def _trained(
+    model: Defended, shape: Shape, data: str, schedule: AdversarialSchedule, seed: int, device: str
+) -> Classifier:
+    u, labels = pair_of(data, "train", schedule.images, seed)
+    network = model.build(shape, u.shape[1], len(images(data, "train").classes), seed).to(device)
+    network.reseed(seed)
+    loss = _loss(network, schedule, seed, batches=-(-len(u) // schedule.batch_size))
+    fit(network, (u, labels), loss, epochs=schedule.epochs, batch_size=schedule.batch_size, seed=seed,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, schedule.learning_rate, amsgrad=True),
+        schedule="cosine", device=device, progress=False)  # fmt: skip
+    loss.watch.close()
+    return network.eval()
+
+
+def _loss(
+    network: Classifier, schedule: AdversarialSchedule, seed: int, batches: int
+) -> AdversarialLoss | TradesLoss:
+    ramp = Ramp(RADIUS, steps=int(schedule.grown * schedule.epochs * batches))
+    generator = torch.Generator(next(network.parameters()).device).manual_seed(seed)
+    if network.defended.trained_by == "trades":
+        return TradesLoss(network, ramp, weight=schedule.weight, steps=schedule.steps, generator=generator)
+    share = 0.0 if network.defended.trained_by == "clean" else 1.0
+    return AdversarialLoss(network, ramp, attack=SignSteps(schedule.steps, generator=generator), share=share)

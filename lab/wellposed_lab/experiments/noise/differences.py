@@ -1,0 +1,64 @@
+"""Equilibrium models beside feed-forward networks, training with noise beside none: from the records of both."""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+
+from wellposed_lab.engine.store import Record, Value
+from wellposed_lab.experiments.noise.models import WIDTHS
+
+SUITE = "noise-mnist"
+LAYERS = {width: layers for layers, width in WIDTHS.items()}
+EQUILIBRIUM = re.compile(r"deq-(\d+)((?:-noise-[\d.]+db)?(?:-jacobian)?)")
+TRAINED = re.compile(r"-noise-[\d.]+db")
+Key = tuple[str, str, int, str]
+
+
+def with_noise_differences(records: Iterable[Record]) -> list[Record]:
+    """Adds to records of noise-mnist what compares them with others of the same seed.
+
+    ``accuracy_gain`` is the lead of a DEQ over the FFW of its size that was trained alike, ``xavier_gain`` over
+    the one with Xavier's start, ``sensitivity_ratio`` its sensitivity over that of the FFW, and ``training_gain``
+    the lead of a model trained with noise over the one without.
+
+    Example:
+        >>> with_noise_differences([])
+        []
+    """
+    given = list(records)
+    known = {_key(record, record.model): record for record in given if _usable(record)}
+    return [_extended(record, known) if _usable(record) else record for record in given]
+
+
+def _usable(record: Record) -> bool:
+    return record.suite == SUITE and record.kind == "run" and record.error is None
+
+
+def _key(record: Record, model: str) -> Key:
+    return record.scale, record.task, record.seed, model
+
+
+def _extended(record: Record, known: dict[Key, Record]) -> Record:
+    added = []
+    match = EQUILIBRIUM.fullmatch(record.model)
+    if match and int(match[1]) in LAYERS:
+        network = f"ffw-{LAYERS[int(match[1])]}"
+        twin = known.get(_key(record, network + match[2]))
+        added += _leads(record, twin, "accuracy_gain") + _ratio(record, twin)
+        added += _leads(record, known.get(_key(record, f"{network}-xavier{match[2]}")), "xavier_gain")
+    if TRAINED.search(record.model):
+        added += _leads(record, known.get(_key(record, TRAINED.sub("", record.model))), "training_gain")
+    return dataclasses.replace(record, values=(*record.values, *added)) if added else record
+
+
+def _leads(record: Record, rival: Record | None, name: str) -> list[Value]:
+    if rival is None:
+        return []
+    own = [value for value in record.values if value.metric == "accuracy"]
+    pairs = [(value, rival.value("accuracy", value.at)) for value in own]
+    return [Value(name, value.value - other, value.at) for value, other in pairs if other is not None]
+
+
+def _ratio(record: Record, rival: Record | None) -> list[Value]:
+    own, other = (None if one is None else one.value("sensitivity") for one in (record, rival))
+    return [] if own is None or not other else [Value("sensitivity_ratio", own / other)]

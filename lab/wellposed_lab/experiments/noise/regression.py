@@ -1,0 +1,292 @@
+"""A regression under noise: equilibrium and feed-forward models on a bump (004 section D.1, Figures 7-9).
+
+Runs that fit a bump with one half of a pair of 004 and test it under signal noise (section D.1).
+
+Errors under noise, a panel for every pair of networks (004 Figures 7-9), drawn from records.
+
+A bump on a line, the regression of 004 (section D.1).
+"""
+
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from wellposed.equilibrium import Unrolled, watch
+from wellposed.errors import InputError, MissingExtraError, require
+from wellposed.training import fit
+from wellposed_lab.config import Scale, Training
+from wellposed_lab.engine.experiment import Figure, Picture, Suite
+from wellposed_lab.engine.run import Context, Role, Run
+from wellposed_lab.engine.store import Record, Result, Value
+from wellposed_lab.experiments.noise.models import WIDTHS, Equilibrium, Pair, under_noise
+from wellposed_lab.report.figures import PALETTE, best_scale
+from wellposed_lab.report.findings import median_of
+from wellposed_lab.tasks.task import Pair as Samples
+from wellposed_lab.tasks.task import Point, Task
+
+PROJECTIONS = ("identity", "silu", "relu")
+LOOKS = {"DEQ": (PALETTE[0], "-"), "FFW": (PALETTE[1], "-"), "FFW, Xavier's start": (PALETTE[1], ":")}
+
+
+def draw_errors(records: Sequence[Record]) -> bytes | None:
+    """Draws the median error over the noise, a row a depth and a column an input activation, as PNG.
+
+    None where there is nothing to draw or matplotlib is not installed.
+    """
+    scale = best_scale(records)
+    usable = [record for record in records if record.scale == scale and record.error is None]
+    known = {record.model for record in usable}
+    depths = [n for n, width in WIDTHS.items() if any(f"deq-{width}-{name}" in known for name in PROJECTIONS)]
+    try:
+        canvas = require("matplotlib.figure", extra="plots")
+    except MissingExtraError:
+        return None
+    if not depths:
+        return None
+    page = canvas.Figure(figsize=(8.6, 2.1 * len(depths) + 0.5), layout="constrained")
+    axes = page.subplots(len(depths), len(PROJECTIONS), sharex=True, sharey=True, squeeze=False)
+    for line, layers in zip(axes, depths, strict=True):
+        for place, projection in zip(line, PROJECTIONS, strict=True):
+            _panel(place, usable, layers, projection)
+        line[0].set_ylabel("mean squared error", fontsize=8.5)
+    for place in axes[-1]:
+        place.set_xlabel("signal-to-noise ratio in decibels", fontsize=8.5)
+    page.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8,
+                frameon=False)  # fmt: skip
+    stream = io.BytesIO()
+    page.savefig(stream, format="png", dpi=130)
+    return stream.getvalue()
+
+
+def _panel(place: Any, records: Sequence[Record], layers: int, projection: str) -> None:
+    models = (f"deq-{WIDTHS[layers]}", f"ffw-{layers}", f"ffw-{layers}-xavier")
+    for model, (name, (colour, dash)) in zip(models, LOOKS.items(), strict=True):
+        places = errors_by_noise([record for record in records if record.model == f"{model}-{projection}"])
+        place.plot(list(places), list(places.values()), dash, color=colour, marker="o", markersize=3, label=name)
+    place.set_yscale("log")
+    place.set_title(f"{projection} input, {layers} layer{'s' if layers > 1 else ''}", fontsize=9, loc="left")
+    place.tick_params(which="both", labelsize=8)
+    place.grid(True, color="#e3e6ea", linewidth=0.6)
+    place.spines[["top", "right"]].set_visible(False)
+
+
+def errors_by_noise(records: Sequence[Record]) -> dict[float, float]:
+    """Returns the median error over the seeds at every strength of noise, the strongest first.
+
+    Example:
+        >>> errors_by_noise([])
+        {}
+    """
+    found: dict[float, list[float]] = {}
+    for record in records:
+        for value in record.values:
+            if value.metric == "test_mse" and isinstance(value.at, int | float):
+                found.setdefault(float(value.at), []).append(value.value)
+    return {at: statistics.median(found[at]) for at in sorted(found)}
+
+
+@dataclass(frozen=True)
+class BumpRegression(Task):
+    """Learns ``y = 2 (exp(-u^2 / (2 width^2)) - 1/2)`` from points u that are uniform in [-1, 1].
+
+    Args:
+        samples, test_samples: how many; 004 has 10,000.
+        width: of the bump.
+        points: the only test is on the same line.
+
+    Example:
+        >>> BumpRegression().target(torch.tensor([0.0, 0.25])).tolist()
+        [1.0, 0.2130613...]
+    """
+
+    samples: int = 10_000
+    test_samples: int = 1_000
+    width: float = 0.25
+    points: tuple[Point, ...] = (None,)
+    name: ClassVar[str] = "bump-regression"
+
+    def __post_init__(self) -> None:
+        if not self.width > 0:
+            raise InputError(f"the width of a bump is positive; received {self.width}")
+
+    def target(self, u: Tensor) -> Tensor:
+        """Computes the function itself."""
+        return 2 * (torch.exp(-u.square() / (2 * self.width**2)) - 0.5)
+
+    def train(self, seed: int) -> Samples:
+        return self._draw(self.samples, self.generator(seed, "train"))
+
+    def validation(self, seed: int) -> Samples:
+        return self._draw(self.test_samples, self.generator(seed, "validation"))
+
+    def test(self, seed: int, at: Point) -> Samples:
+        if at is not None:
+            raise InputError(f"task {self.name!r} has one test distribution; received the point {at!r}")
+        return self._draw(self.test_samples, self.generator(seed, "test"))
+
+    def _draw(self, samples: int, generator: torch.Generator) -> Samples:
+        u = 2 * torch.rand(samples, 1, generator=generator) - 1
+        return u, self.target(u)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionRun(Run):
+    """Fits a function without noise and measures its error under signal noise.
+
+    ``test_mse`` without a point is without noise, at a point it is under noise of so many decibels; ``steps`` are
+    those of the averaged stopping rule. A DEQ is differentiated through all steps of its solves: here they often
+    end at the 60 steps that 004 allows, and an implicit gradient at such a point leads astray.
+
+    Args:
+        task: the function and its samples.
+        pair: the model; its name here ends with the activation of the input projection.
+        training: epochs, batch size and so on.
+        points: decibels of the noise in the test.
+    """
+
+    task: BumpRegression
+    pair: Pair
+    training: Training
+    points: tuple[float, ...] = (20.0, 10.0, 5.0, 0.0)
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    resumable: ClassVar[bool] = True
+
+    @property
+    def labels(self) -> tuple[str, str, str | None]:
+        return self.task.name, f"{self.pair.name}-{self.pair.projection}", None
+
+    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+        return [run.result(context) for run in runs]
+
+    def result(self, context: Context) -> Result:
+        """Trains and measures."""
+        model = self.pair.build(1, 1, self.seed).to(context.device)
+        if isinstance(
+            model, Equilibrium
+        ):  # a solve that is cut off has no implicit gradient, and 60 steps are few
+            model.deq.gradient = Unrolled()
+        quiet = under_noise(model, None, self.seed, training=True)
+        history = fit(quiet, self.task.train(self.seed), self.task.loss, **self.training.arguments(),
+                      seed=self.seed, device=context.device, checkpoint=context.checkpoint([self]),
+                      progress=context.progress and ": ".join(self.labels[:2]))  # fmt: skip
+        values = [Value("parameters", float(sum(p.numel() for p in model.parameters())))]
+        for at in (None, *self.points):
+            values += self._tested(model.eval(), at)
+        losses = [float(f"{loss:.5g}") for loss in history.train_loss.tolist()]
+        return Result(tuple(values), {"train_loss": losses})
+
+    @torch.no_grad()
+    def _tested(self, model: nn.Module, at: float | None) -> list[Value]:
+        u, y = self.task.test(self.seed, None)
+        noisy = under_noise(model, at, self.seed, training=False)
+        with watch() as log:
+            prediction = noisy(u.to(next(model.parameters()).device)).cpu()
+        values = [Value(name, score, at) for name, score in self.task.score(prediction, y).items()]
+        return values + ([Value("steps", log.mean_steps, at)] if log.forward else [])
+
+
+TASK = "bump-regression"
+LAYERS = {"tiny": (1,), "default": (1, 3, 11), "paper": (1, 3, 5, 7, 9, 11)}
+POINTS = (20.0, 10.0, 5.0, 0.0)
+UNTRAINED = 0.1  # mean squared error; the variance of the function is about 0.5
+
+
+def plan(scale: Scale) -> list[RegressionRun]:
+    """Returns every pair with every input activation, and the feed-forward networks with Xavier's start too."""
+
+    def run(role: Role, pair: Pair) -> RegressionRun:
+        task = {
+            "tiny": BumpRegression(samples=200, test_samples=50),
+            "default": BumpRegression(samples=4_000),
+            "paper": BumpRegression(),
+        }[scale]
+        points = (0.0,) if scale == "tiny" else POINTS
+        return RegressionRun(suite="noise-regression", seed=0, scale=scale, role=role, task=task, pair=pair,
+                             training=_training(scale, pair), points=points)  # fmt: skip
+
+    runs = []
+    for projection in PROJECTIONS:
+        for layers in LAYERS[scale]:
+            runs += [
+                run("ours", Pair("deq", layers, projection=projection)),
+                run("baseline", Pair("ffw", layers, projection=projection)),
+                run("control", Pair("ffw", layers, xavier=True, projection=projection)),
+            ]
+    return runs
+
+
+def _training(scale: Scale, pair: Pair) -> Training:
+    """Returns 30 epochs for a DEQ and 64 for an FFW with batches of 16 (004 Tables 1 and 2), or less of it."""
+    deq, ffw = {"tiny": (1, 1), "default": (1, 2), "paper": (30, 64)}[scale]
+    return Training(epochs=deq if pair.kind == "deq" else ffw, batch_size=16, learning_rate=1e-3, schedule=None)
+
+
+def findings(records: Sequence[Record]) -> list[str]:
+    """Says how much the order of the two depends on where the weights of the feed-forward network start."""
+
+    def mse(model: str, at: float | None = 0.0) -> float | None:
+        return median_of(records, TASK, model, "test_mse", at)
+
+    sentences = []
+    wins = {"": [0, 0], "-xavier": [0, 0]}
+    for projection in PROJECTIONS:
+        told = []
+        for layers, width in WIDTHS.items():
+            deq = mse(f"deq-{width}-{projection}")
+            rivals = {start: mse(f"ffw-{layers}{start}-{projection}") for start in wins}
+            for start, rival in rivals.items():
+                if deq is not None and rival is not None:
+                    wins[start][0] += deq < rival
+                    wins[start][1] += 1
+            if deq is not None and None not in rivals.values():
+                count = f"{layers} layer" + ("s" if layers > 1 else "")
+                told.append(f"{count} {deq:.3f}, {rivals['']:.3f} and {rivals['-xavier']:.3f}")
+        if told:
+            sentences.append(
+                f"With {projection} input the mean squared error at 0 dB of the DEQ, the FFW with torch's and "
+                f"with Xavier's start: {'; '.join(told)}."
+            )
+    (usual, of), (xavier, of_xavier) = wins[""], wins["-xavier"]
+    if of:
+        sentences.append(
+            f"At 0 dB the DEQ has the lower median error in {usual} of {of} comparisons with torch's start of the "
+            f"FFW and in {xavier} of {of_xavier} with Xavier's"
+            + (", so part of the advantage is where the FFW starts." if xavier * of > usual * of_xavier else ".")
+        )
+    return sentences + _untrained(records)
+
+
+def _untrained(records: Sequence[Record]) -> list[str]:
+    """Says how many equilibrium models failed to learn the function at all."""
+    clean = [record.value("test_mse") for record in records if record.model.startswith("deq") and not record.error]
+    known = [value for value in clean if value is not None]
+    bad = sum(not value <= UNTRAINED for value in known)
+    return (
+        [f"{bad} of {len(known)} DEQs did not learn: their error without noise is above {UNTRAINED}."]
+        if bad
+        else []
+    )
+
+
+SUITE = Suite(
+    name="noise-regression",
+    title="Noise in a regression",
+    claim="In a regression under noise an equilibrium model has a lower error than a feed-forward network with as "
+    "many weights, even a shallow one.",
+    papers=("004 section D.1", "004 Figures 7-9"),
+    plan=plan,
+    seeds={"tiny": 1, "default": 3, "paper": 3},
+    figures=(
+        Figure("Steps of the averaged rule", (TASK,), "steps", "signal-to-noise ratio in decibels", log=""),
+    ),
+    pictures=(
+        Picture("Pairs under noise", draw_errors, "Medians over the seeds; the cell of the DEQ has as many "
+                "weights as all layers of the FFW.", paper="004 Figures 7-9"),
+    ),
+    findings=findings,
+)  # fmt: skip

@@ -1,0 +1,204 @@
+"""The equilibria of many dense cells at once, under noise or not, and their exact gradient (004 eqs. 1, 54, 57).
+
+Tensors have a leading member dimension, ``(M, B, n)``, and every sample of every member stops by itself. Steps
+and rules are those of `Picard` with `Relative` and `MeanRelative`. What makes a batched solve of its own worth
+while is that the mean of the last signals is the signal of the mean, which spares the averaged rule its products,
+and that nothing depends on values where a GPU is to replay it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellposed_lab.experiments.noise.models import LOOSE, STEPS, TIGHT, WINDOW
+
+FLOOR = 1e-3  # of the absolute tolerance, as a share of the relative one, as in `Relative`
+RUN_OFF = 50.0  # growth of an adjoint that has no meaning any more
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a solve came to: the iterate at which it stopped, and the mean over its window."""
+
+    value: Tensor  # (M, B, n)
+    steps: Tensor  # (M, B)
+    mean: Tensor  # (M, B, n)
+
+
+Draw = Callable[[Tensor | None], Tensor]  # from the samples that are done (M, B) to noise (M, B, n)
+
+
+def _tracked(candidate: Tensor, ok: Tensor, value: Tensor, done: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
+    """Follows the candidate of every sample until it is accepted."""
+    value = torch.where(done[..., None], value, candidate)
+    return value, done | ok, steps + ~done
+
+
+def _norm(x: Tensor) -> Tensor:  # (..., n) -> (...)
+    return torch.linalg.vector_norm(x, dim=-1)
+
+
+def _plain_step(z: Tensor, fz: Tensor, value: Tensor, done: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
+    ok = _norm(fz - z) <= (TIGHT * _norm(fz)).clamp_min(FLOOR * TIGHT)
+    return _tracked(z, ok, value, done, steps)
+
+
+def _tanh_step(s: Tensor, z: Tensor, value: Tensor, done: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
+    """Takes a step without noise and judges the state before it."""
+    fz = torch.tanh(s)
+    return fz, *_plain_step(z, fz, value, done, steps)
+
+
+def disturbed_tanh(s: Tensor, noise: Tensor | None, amplitude: Tensor) -> Tensor:
+    """Applies tanh to a signal under noise that grows with it."""
+    return torch.tanh(s if noise is None else torch.addcmul(s, noise, amplitude * _norm(s)[..., None]))
+
+
+def _judge_mean(
+    means: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], found: Tensor,
+    value: Tensor, done: Tensor, steps: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Moves the means of states and signals over the window by one step, and judges and follows the mean state."""
+    mean, signal = (m.add(n - o, alpha=1 / WINDOW) for m, n, o in zip(means, new, old, strict=True))
+    f_mean = torch.tanh(signal)
+    ok = _norm(f_mean - mean) <= LOOSE * _norm(f_mean)
+    return mean, signal, torch.where(done[..., None], found, mean), *_tracked(new[0], ok, value, done, steps)
+
+
+def _adjoint_step(
+    product: Tensor, w: Tensor, g: Tensor, value: Tensor, done: Tensor, steps: Tensor
+) -> tuple[Tensor, ...]:
+    fw = product + g
+    return fw, *_plain_step(w, fw, value, done, steps)
+
+
+def _backward_signal(w: Tensor, slope: Tensor, growth: Tensor | None, direction: Tensor | None) -> Tensor:
+    """Takes a cotangent from the state to the signal, whose size is also that of the noise."""
+    v = slope * w
+    return v if growth is None or direction is None else v + direction * (growth * w).sum(-1, keepdim=True)
+
+
+@lru_cache(maxsize=16)
+def _compiled(function: Callable[..., Any], static: bool) -> Callable[..., Any]:
+    """Has a step of a fixed program fused, where it would otherwise be twenty small kernels."""
+    return torch.compile(function, dynamic=False) if static else function
+
+
+def _begin(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns value, done and steps of a solve that begins."""
+    done = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
+    return torch.zeros_like(x), done, torch.zeros(done.shape, dtype=torch.int32, device=x.device)
+
+
+@torch.no_grad()
+def solve_plain(W: Tensor, x: Tensor, static: bool = False) -> Found:
+    """Solves ``z = tanh(W z + x)`` until the relative residual is below 1e-3 (004 Table 1, without noise).
+
+    Args:
+        W: ``(M, n, n)``.
+        x: what input and bias add, ``(M, B, n)``.
+        static: whether all steps are taken by a compiled program that never looks at values, for CUDA graphs.
+    """
+    step, z, W = _compiled(_tanh_step, static), torch.zeros_like(x), W.mT
+    value, done, steps = _begin(x)
+    for _ in range(STEPS):
+        z, value, done, steps = step(torch.baddbmm(x, z, W), z, value, done, steps)
+        if not static and bool(done.all()):
+            break
+    return Found(value, steps, value)
+
+
+@torch.no_grad()
+def solve_averaged(W: Tensor, x: Tensor, amplitude: Tensor, draw: Draw | None, static: bool = False) -> Found:
+    """Solves the same under signal noise until the mean of the last iterates is at rest to 0.05.
+
+    Args:
+        W, x, static: as in `solve_plain`.
+        amplitude: of the noise for a signal of norm one, ``(M, 1, 1)`` or ``(M, 1, n)``.
+        draw: makes the noise of a step; None for none.
+    """
+    noisy, judge = _compiled(disturbed_tanh, static), _compiled(_judge_mean, static)
+    z, W = torch.zeros_like(x), W.mT
+    value, done, steps = _begin(x)
+    found = value
+    past: list[tuple[Tensor, Tensor]] = []
+    for index in range(STEPS):
+        s = torch.baddbmm(x, z, W)
+        past = [*past[-WINDOW:], (z, s)]
+        if index + 1 < WINDOW:
+            steps += 1
+        else:
+            if index + 1 == WINDOW:  # the means over a full window, and one more step to be moved by nothing
+                means = tuple(torch.stack(part).mean(0) for part in zip(*past, strict=True))
+                past = [past[-1], *past]
+            judged = judge(means, past[-1], past[-WINDOW - 1], found, value, done, steps)
+            means, (found, value, done, steps) = judged[:2], judged[2:]
+            if not static and bool(done.all()):
+                break
+        z = noisy(s, None if draw is None else draw(None if static else done), amplitude)
+    return Found(value, steps, found)
+
+
+def attach(
+    W: Tensor, x: Tensor, found: Found, amplitude: Tensor, noise: Tensor | None, static: bool = False
+) -> Tensor:
+    """Gives a solution the derivative of the implicit function theorem.
+
+    The solution is that of the mean map ``z = E[tanh(s + a |s| xi)]``, ``s = W z + x`` (004 eq. 6). With y the
+    mean over some draws of xi and g what comes back, ``w = J' w + g`` is solved to 1e-3 and handed on to y. J is
+    the Jacobian of y at the mean iterate and includes that the noise grows with the signal; of a single draw it
+    would be no contraction at 0 dB.
+
+    Args:
+        W, x, amplitude, static: as in `solve_averaged`.
+        found: the solution; what is returned has the value of its iterate.
+        noise: draws, ``(K, M, B, n)``; None for none.
+    """
+    s = torch.baddbmm(x, found.mean, W.mT)
+    pieces: tuple[Tensor | None, ...]
+    if noise is None:
+        y = torch.tanh(s)
+        pieces = 1 - y.detach().square(), None, None
+    else:
+        states = disturbed_tanh(s, noise, amplitude)  # (K, M, B, n)
+        slopes, y = 1 - states.detach().square(), states.mean(0)
+        size = _norm(s.detach())[..., None].clamp_min(torch.finfo(s.dtype).tiny)
+        pieces = slopes.mean(0), (slopes * noise).mean(0), amplitude * s.detach() / size
+    attached: Tensor = _Attach.apply(y, found.value, (W.detach(), *pieces, static))
+    return attached
+
+
+class _Attach(torch.autograd.Function):
+    """Has the value of the solution and hands the solution of the adjoint equation on."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, value: Tensor, pieces: tuple[Any, ...]) -> Tensor:
+        ctx.pieces = pieces
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return solve_adjoint(gradients[0], *ctx.pieces), None, None
+
+
+@torch.no_grad()
+def solve_adjoint(
+    g: Tensor, W: Tensor, slope: Tensor, growth: Tensor | None, direction: Tensor | None, static: bool = False
+) -> Tensor:
+    """Solves ``w = W' (diag(slope) + direction growth') w + g`` to 1e-3, on gradients scaled to one."""
+    scale = g.abs().amax(-1, keepdim=True)
+    scale = torch.where(scale > 0, scale, 1)
+    g = g / scale
+    step, back = _compiled(_adjoint_step, static), _compiled(_backward_signal, static)
+    w = torch.zeros_like(g)
+    value, done, steps = _begin(g)
+    for _ in range(STEPS):
+        w, value, done, steps = step(back(w, slope, growth, direction) @ W, w, g, value, done, steps)
+        if not static and bool(done.all()):
+            break
+    runs_off = _norm(value) > RUN_OFF * _norm(g)  # no contraction there: the derivative of one step must do
+    return torch.where(runs_off[..., None], g, value) * scale

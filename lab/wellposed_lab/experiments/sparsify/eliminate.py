@@ -1,0 +1,108 @@
+"""Runs that remove features of a trained network and fit a model on what is left (002 Figure 9)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+
+from wellposed.convex import EliminationPath, States, eliminate_features, support_mask
+from wellposed.convex.columns import Columns
+from wellposed.convex.rescale import fitting_units
+from wellposed_lab.engine.run import Context, Run
+from wellposed_lab.engine.store import Result, Value
+from wellposed_lab.experiments.sparsify.rows import Layers
+from wellposed_lab.networks.trained import TrainedNetwork
+
+Order = Literal["misfit", "share", "random"]
+NEEDED = 1e-3  # share of a row below which an entry is not called needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class EliminateRun(Run):
+    """Removes features by one method.
+
+    Args:
+        network: the network and its data; it says what is scored, and which features go together.
+        model: as tables name it.
+        method, order: of `eliminate_features`.
+        points: shares of all features to remove, where the method can choose.
+        support: of the rows; in "triangular" a layer may read all layers before it, and the input.
+        samples: training samples whose states are fitted.
+        kappa: cap.
+        ridge: on the fits of what is left; without it 500 samples are too few for some 500 columns.
+        epochs: of training by gradients on what is left; zero: the fit alone.
+    """
+
+    network: TrainedNetwork
+    model: str
+    method: Literal["certified", "ranked", "dual-literal"] = "ranked"
+    order: Order = "misfit"
+    points: tuple[float, ...] = ()
+    support: str = "triangular"
+    samples: int = 500
+    kappa: float = 0.3
+    ridge: float = 0.01
+    epochs: int = 0
+    record_fields: ClassVar[Mapping[str, str]] = {"network": "dense"}
+
+    @property
+    def labels(self) -> tuple[str, str, str | None]:
+        return self.network.data, self.model, None
+
+    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+        return [run._result() for run in runs]
+
+    def _result(self) -> Result:
+        states = self.network.states(self.seed, self.samples)
+        path = self._path(states)
+        before = self.network.score(self.network.trained(self.seed), self.seed)
+        values = [
+            Value("features", float(len(path.features))),
+            Value("certified", float(path.certified.sum())),
+        ]
+        scores = self._scores(path)
+        for at, score in scores:
+            change = self.network.change(score, before, scores[0][1])
+            values += [Value(self.network.metric, score, at), Value(self.network.change_metric, change, at)]
+        if self.method != "ranked":
+            values.append(Value("needed_removed", float(self._needed(states, path))))
+        return Result(tuple(values))
+
+    def _scores(self, path: EliminationPath) -> list[tuple[float, float]]:
+        """Returns the share that is removed, as it was asked for where it was, and the score, step by step."""
+        asked = (0.0, *self.points) if self.method == "ranked" else [round(s.fraction, 3) for s in path.steps]
+        found = []
+        for at, step in zip(asked, path.steps, strict=True):
+            if step.model is None or step.report is None:
+                continue
+            score = step.score
+            if self.epochs:
+                layers = Layers(step.model, step.report.blocks, step.report.exponents)
+                self.network.train(layers, self.seed, self.epochs)
+                score = self.network.score(layers, self.seed)
+            found.append((at, score))
+        return found
+
+    def _path(self, states: States) -> EliminationPath:
+        options: dict[str, Any] = {"order": self.order}
+        if self.method == "ranked":
+            options["keep"] = [1 - point for point in self.points]
+        return eliminate_features(
+            states,
+            kappa=self.kappa,
+            method=self.method,
+            support=self.support,
+            ridge=self.ridge,
+            groups=self.network.groups(states),
+            evaluate=lambda model: self.network.score(model, self.seed),
+            **options,
+        )
+
+    def _needed(self, states: States, path: EliminationPath) -> int:
+        """Counts removed features that some row of the exact solution of P(kappa) uses."""
+        mask = support_mask(states, self.support)
+        factors = fitting_units(states, self.kappa, mask).factors
+        work = Columns.of(states, self.kappa, 0.0, "row", mask, factors)
+        needed = work.screened(work.features).share > NEEDED
+        return int(torch.count_nonzero(needed & work.features & ~path.steps[-1].kept))

@@ -1,0 +1,226 @@
+"""The report as one HTML file that needs no server and no network."""
+
+import importlib.resources
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from wellposed.models.atomic import written_whole
+from wellposed.pages.markup import Html, element, join, plural
+from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites
+from wellposed_lab.engine.experiment import SUITES, Suite
+from wellposed_lab.engine.judge import JUDGED_SCALES, JUDGEMENTS, Verdict, verdicts
+from wellposed_lab.engine.store import Record
+from wellposed_lab.networks.published import ParameterRow, parameter_table
+from wellposed_lab.report.drawing import library
+from wellposed_lab.report.section import Part, duration, environments, section
+from wellposed_lab.report.tables import badge, bar, count_cells, verdict_table
+
+TITLE = "What the papers claim and what we measured"
+RULES = (
+    "A number is compared by its mean over the seeds: reproduced if its interval reaches the tolerance around the "
+    "published value, better or worse if the whole interval lies beyond. A count has to be the same.",
+    "An order is judged seed by seed: reproduced if the whole interval of the ratio is beyond the claimed factor; "
+    "otherwise the claim does not hold here, and the why says whether the opposite was found or nothing decided.",
+    "A limit is reproduced if every seed keeps to it.",
+    "Intervals are 95 % bootstrap intervals over the seeds, widened for small samples; they cannot leave the "
+    "range of the seeds, so with 3 seeds they cover 75 % at most. Fewer than 3 seeds make no number better or "
+    "worse and decide no order and no limit.",
+    "A run that diverged counts against the model that a claim praises and is left out on the rival's side.",
+    "Runs at scale paper count before those at scale default if they have 3 seeds; tiny runs are never judged. A "
+    "printed number that cannot be a target is listed as not run, with the reason.",
+)
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def write_report(
+    records: Iterable[Record], path: str | os.PathLike[str], *, suites: Mapping[str, Suite] | None = None
+) -> Path:
+    """Writes the report of records as one HTML file and returns its path.
+
+    Args:
+        records: of any suites and scales, e.g. ``Store(folder).records()``.
+        path: of the file; its folder is made if need be.
+        suites: by name; None for all.
+
+    Example:
+        >>> import tempfile
+        >>> place = write_report([], f"{tempfile.mkdtemp()}/report.html")
+        >>> "nothing has been run" in place.read_text(encoding="utf-8")
+        True
+    """
+    text = page(list(records), SUITES if suites is None else suites)
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(place) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return place
+
+
+def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
+    """Writes the whole page."""
+    parts = _parts(records, suites)
+    run = [part for part in parts if part.was_run]
+    left = [part for part in parts if not part.was_run]
+    judged = [verdict for part in parts for verdict in part.verdicts]
+    body = [
+        element("a", "Skip to the results", href="#results", class_="skip"),
+        _header(records, judged),
+        _contents(run, left),
+        element(
+            "main",
+            _summary(parts, judged),
+            _filter(),
+            [section(part) for part in run],
+            _not_run(left),
+            id="results",
+            tabindex=-1,
+        ),
+        element("footer", _footer(records)),
+        library(),
+        element("script", Html(_file("script.js"))),
+    ]
+    return "<!doctype html>\n" + element("html", _head(), element("body", join(*body)), lang="en") + "\n"
+
+
+def _parts(records: Sequence[Record], suites: Mapping[str, Suite]) -> list[Part]:
+    """Sorts everything by suite, in the order of the registry, with suites that are not in it at the end."""
+    require_known_suites(load_claims(), SUITES)
+    found = verdicts(records)
+    networks = parameter_table()
+    parts = []
+    for name in dict.fromkeys([*SUITES, *suites, *(record.suite for record in records)]):
+        own = [record for record in records if record.suite == name]
+        claims = [verdict for verdict in found if verdict.claim.suite == name]
+        parts.append(Part(name, suites.get(name), own, claims, _networks(name, own, networks)))
+    return parts
+
+
+def _networks(name: str, records: Sequence[Record], networks: Sequence[ParameterRow]) -> list[ParameterRow]:
+    tasks = {record.task for record in records}
+    return [row for row in networks if row.task in tasks or name == "parameters"]
+
+
+def _head() -> Html:
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("title", f"wellposed: {TITLE.lower()}"),
+        element("style", Html(_file("style.css"))),
+    )
+
+
+def _header(records: Sequence[Record], judged: Sequence[Verdict]) -> Html:
+    counts = Counter(verdict.verdict for verdict in judged)
+    done = len(judged) - counts["not run"]
+    found = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS[:-1])
+    finding = (
+        f"{done} of {plural(len(judged), 'published claim')} are judged by {plural(len(records), 'run')}: {found}."
+    )
+    if not any(record.scale in JUDGED_SCALES for record in records):
+        finding = f"None of {plural(len(judged), 'published claim')} is judged yet: " + (
+            "all runs are tiny ones, which are for tests." if records else "nothing has been run."
+        )
+    return element(
+        "header",
+        element("h1", TITLE),
+        element("p", _when(records), class_="quiet"),
+        element("div", element("p", finding), bar(judged), class_="finding"),
+    )
+
+
+def _when(records: Sequence[Record]) -> str:
+    if not records:
+        return "Start with: wellposed run identity"
+    dates = sorted(record.started[:10] for record in records)
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    spent = duration(sum(record.seconds for record in records))
+    versions = {f"wellposed {record.environment.get('wellposed', '?')}" for record in records}
+    named = ", ".join(sorted(versions))
+    return f"{named}; runs of {when}, {spent} of computing. Everything here is made from their records."
+
+
+def _contents(run: Sequence[Part], left: Sequence[Part]) -> Html:
+    links = [("summary", "Summary"), *((part.anchor, part.title) for part in run)]
+    links += [("not-run", "Not run yet")] if any(part.verdicts for part in left) else []
+    items = [element("li", element("a", title, href=f"#{anchor}")) for anchor, title in links]
+    return element("nav", element("h2", "Contents"), element("ol", items), aria_label="Contents")
+
+
+def _summary(parts: Sequence[Part], judged: Sequence[Verdict]) -> Html:
+    heads = [
+        element("th", "suite", scope="col"),
+        *(element("th", badge(name), scope="col") for name in JUDGEMENTS),
+    ]
+    rows = []
+    for part in parts:
+        if part.verdicts or part.records:
+            target = part.anchor if part.was_run else None
+            name = element("a", part.title, href=f"#{target}") if target else part.title
+            title = element("th", name, bar(part.verdicts) if target else None, scope="row")
+            cells = count_cells(part.verdicts, target)
+            rows.append(element("tr", title, cells, class_=None if target else "left"))
+    total = element("tr", element("th", "all", scope="row"), count_cells(judged), class_="total")
+    inner = element(
+        "table", element("thead", element("tr", heads)), element("tbody", rows, total), class_="summary"
+    )
+    rules = element("ul", [element("li", rule) for rule in RULES])
+    return element(
+        "section",
+        element("h2", "Summary", id="summary-title"),
+        element("p", [join(badge(name), " ") for name in JUDGEMENTS], class_="key"),
+        element("div", inner, class_="scroll", tabindex=0, role="region", aria_label="Verdicts by suite"),
+        element("details", element("summary", "How a verdict is reached"), rules),
+        id="summary",
+        aria_labelledby="summary-title",
+    )
+
+
+def _filter() -> Html:
+    """Writes the form that filters all tables of claims; the script shows it."""
+
+    def options(names: Iterable[str]) -> list[Html]:
+        return [element("option", "all", value=""), *(element("option", name, value=name) for name in names)]
+
+    fields = [
+        element("label", "verdict ", element("select", options(JUDGEMENTS), name="verdict")),
+        element("label", "paper ", element("select", options(PAPERS), name="paper")),
+        element("label", "text ", element("input", type="search", name="text", autocomplete="off")),
+        element("button", "show all", type="reset"),
+        element("output", aria_live="polite"),
+    ]
+    return element("form", fields, id="filter", role="search", aria_label="Filter the claims", hidden=True)
+
+
+def _not_run(parts: Sequence[Part]) -> Html:
+    if not any(part.verdicts for part in parts):
+        return Html("")
+    blocks = []
+    for part in parts:
+        if claims := part.verdicts:
+            count = element("span", f" ({plural(len(claims), 'claim')})", class_="count", data_all=len(claims))
+            summary = element("summary", part.title, count)
+            table = verdict_table(claims, f"Not run: {part.name}")
+            blocks.append(element("details", summary, table, class_="group"))
+    names = ", ".join(part.name for part in parts if part.verdicts)
+    intro = f"These claims belong to suites that have not been run: {names}."
+    heading = element("h2", "Not run yet", id="not-run-title")
+    return element("section", heading, element("p", intro), blocks, id="not-run", aria_labelledby="not-run-title")
+
+
+def _footer(records: Sequence[Record]) -> list[Html]:
+    papers = [element("li", element("b", paper), f" {title}") for paper, title in PAPERS.items()]
+    where = [element("li", line) for line in environments(records)]
+    return [
+        element("h2", "Papers"),
+        element("ul", papers),
+        element("h2", "Versions") if where else Html(""),
+        element("ul", where) if where else Html(""),
+    ]
+
+
+def _file(name: str) -> str:
+    return importlib.resources.files("wellposed.experiments.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,255 @@
+"""One suite in the report."""
+
+import base64
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wellposed.pages.markup import Html, element, join, plural, prose
+from wellposed_lab.engine.experiment import Suite
+from wellposed_lab.engine.judge import JUDGEMENTS, Verdict
+from wellposed_lab.engine.runner import Order
+from wellposed_lab.engine.store import Record
+from wellposed_lab.engine.thresholds import Check, check
+from wellposed_lab.networks.published import ParameterRow
+from wellposed_lab.report.drawing import figure_html
+from wellposed_lab.report.figures import best_scale, label
+from wellposed_lab.report.gallery import LEGEND, gallery_html
+from wellposed_lab.report.tables import parameter_table, run_table, threshold_table, verdict_table
+
+TINY = "These are tiny runs, which only test that everything works; no claim is judged by them."
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the report knows of one suite.
+
+    Args:
+        name: of the suite.
+        suite: None where its records are left and the suite is gone, or its numbers come from other suites.
+        records: all of it.
+        verdicts: on the claims that belong to it.
+        parameters: of the networks on its tasks.
+    """
+
+    name: str
+    suite: Suite | None
+    records: Sequence[Record]
+    verdicts: Sequence[Verdict]
+    parameters: Sequence[ParameterRow] = ()
+
+    @property
+    def title(self) -> str:
+        """As the section is called."""
+        return self.suite.title if self.suite else self.name.replace("-", " ").capitalize()
+
+    @property
+    def anchor(self) -> str:
+        """Where it stands on the page."""
+        return "suite-" + re.sub(r"[^a-z0-9]+", "-", self.name.lower())
+
+    @property
+    def was_run(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.records) or any(verdict.verdict != "not run" for verdict in self.verdicts)
+
+
+def section(part: Part) -> Html:
+    """Writes the section of a suite."""
+    scale = best_scale(part.records)
+    shown = [record for record in part.records if record.scale == scale]
+    runs = [record for record in shown if record.kind == "run"]
+    return element(
+        "section",
+        element("h2", part.title, id=f"{part.anchor}-title"),
+        _claim(part),
+        element("p", _extent(part.records), class_="quiet") if part.records else None,
+        element("p", TINY, class_="notice") if scale == "tiny" else None,
+        _figures(part, runs),
+        _galleries(part, runs),
+        _pictures(part, runs),
+        element("h3", "Claims and verdicts"),
+        element("p", _counts(part.verdicts), class_="quiet"),
+        verdict_table(part.verdicts, f"Claims: {part.title}") if part.verdicts else None,
+        _thresholds(part),
+        _again(part),
+        _controls(part, runs),
+        _details(part, runs),
+        _environment(shown),
+        _failures(part.records),
+        id=part.anchor,
+        aria_labelledby=f"{part.anchor}-title",
+    )
+
+
+def _claim(part: Part) -> Html:
+    if part.suite is None:
+        text = "The claims below are judged by the records of other suites." if not part.records else ""
+        return element("p", text, class_="claim") if text else Html("")
+    where = element("span", f" ({', '.join(part.suite.papers)})", class_="quiet") if part.suite.papers else ""
+    return element("p", prose(part.suite.claim), where, class_="claim")
+
+
+def _extent(records: Sequence[Record]) -> str:
+    """Says how much was run."""
+    parts = []
+    for scale, count in Counter(record.scale for record in records).most_common():
+        seeds = len({record.seed for record in records if record.scale == scale and record.kind == "run"})
+        parts.append(f"{plural(count, 'run')} at scale {scale} with {plural(seeds, 'seed')}")
+    return f"{'; '.join(parts)}; {duration(sum(record.seconds for record in records))} of computing."
+
+
+def duration(seconds: float) -> str:
+    """Writes a time for people.
+
+    Example:
+        >>> duration(42), duration(600), duration(9000)
+        ('42 seconds', '10 minutes', '2.5 hours')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
+
+
+def _figures(part: Part, records: Sequence[Record]) -> Html:
+    figures = part.suite.figures if part.suite else ()
+    drawn = [figure_html(figure, records, f"{part.anchor}-{index}") for index, figure in enumerate(figures)]
+    found = [one for one in drawn if one is not None]
+    return join(element("h3", "Figures"), element("div", found, class_="figures")) if found else Html("")
+
+
+def _galleries(part: Part, records: Sequence[Record]) -> Html:
+    drawn = [gallery_html(gallery, records) for gallery in (part.suite.galleries if part.suite else ())]
+    found = [one for one in drawn if one is not None]
+    if not found:
+        return Html("")
+    legend = element("p", LEGEND, class_="quiet")
+    return join(element("h3", "Pictures"), legend, element("div", found, class_="figures"))
+
+
+def _pictures(part: Part, records: Sequence[Record]) -> Html:
+    found = []
+    for picture in part.suite.pictures if part.suite else ():
+        drawn = picture.draw(records) if records else None
+        if drawn is not None:
+            source = "data:image/png;base64," + base64.b64encode(drawn).decode()
+            where = element("span", f" (as {picture.paper})", class_="quiet") if picture.paper else ""
+            image = element("img", src=source, alt=picture.note or picture.title, loading="lazy", class_="picture")
+            note = element("figcaption", prose(picture.note), class_="quiet")
+            found.append(element("figure", element("h4", picture.title, where), image, note, class_="wide"))
+    return element("div", found, class_="figures") if found else Html("")
+
+
+def _counts(verdicts: Sequence[Verdict]) -> str:
+    counts = Counter(verdict.verdict for verdict in verdicts)
+    listed = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS if counts[name])
+    return (
+        f"{plural(len(verdicts), 'claim')}: {listed}."
+        if verdicts
+        else "No claim of a paper belongs to this suite."
+    )
+
+
+def _thresholds(part: Part) -> Html:
+    """Shows what every seed has to reach; not for tiny runs, which are not judged."""
+    found = check(part.suite.thresholds, part.records) if part.suite and part.records else []
+    if not found:
+        return Html("")
+    return join(
+        element("h3", "Thresholds"),
+        element("p", _met(found), class_="quiet"),
+        threshold_table(found, f"Thresholds: {part.title}"),
+    )
+
+
+def _met(found: Sequence[Check]) -> str:
+    counts = Counter(one.state for one in found)
+    listed = ", ".join(f"{counts[state]} {state}" for state in ("met", "not met", "not run") if counts[state])
+    return f"What the numbers of every seed have to reach here, whatever the papers say: {listed}."
+
+
+def _again(part: Part) -> Html:
+    if not part.records:
+        return Html("")
+    lines = [*(order.command for order in orders(part)), "wellposed report"]
+    return join(element("h3", "Run it again"), element("pre", element("code", "\n".join(lines))))
+
+
+def orders(part: Part) -> list[Order]:
+    """Returns what to ask for to get the same records, a scale at a time."""
+    found = []
+    for scale in ("tiny", "default", "paper"):
+        records = [record for record in part.records if record.scale == scale]
+        if records:
+            count = len({record.seed for record in records if record.kind == "run"})
+            usual = part.suite.seeds.get(scale) if part.suite else None
+            search = any(record.kind == "search" for record in records)
+            processors = all("CPU" in str(record.environment.get("device", "CPU")) for record in records)
+            seeds = None if count in (0, usual) else count
+            found.append(Order(part.name, scale, seeds, search, "cpu" if processors else "cuda"))
+    return found
+
+
+def _controls(part: Part, records: Sequence[Record]) -> Html:
+    sentences = part.suite.controls(records) if part.suite and records else []
+    if not sentences:
+        return Html("")
+    return join(
+        element("h3", "What the controls show"), element("ul", [element("li", prose(s)) for s in sentences])
+    )
+
+
+def _details(part: Part, runs: Sequence[Record]) -> Html:
+    parts = []
+    if part.parameters:
+        differ = sum(row.matches is False for row in part.parameters)
+        title = f"Parameters, ours and published ({plural(len(part.parameters), 'network')}, {differ} differ)"
+        inner = parameter_table(part.parameters, f"Parameters: {part.title}")
+        parts.append(element("details", element("summary", title), inner))
+    if runs:
+        title = f"Runs and settings ({plural(len(runs), 'run')})"
+        parts.append(element("details", element("summary", title), run_table(runs, f"Runs: {part.title}")))
+    return join(parts)
+
+
+def environments(records: Sequence[Record]) -> list[str]:
+    """Says where records were made, the most frequent place first."""
+    counts = Counter(
+        ", ".join(f"{name} {value}" for name, value in record.environment.items() if value is not None)
+        for record in records
+        if record.environment
+    )
+    alone = len(counts) == 1
+    return [where if alone else f"{where} ({plural(count, 'run')})" for where, count in counts.most_common()]
+
+
+def _environment(records: Sequence[Record]) -> Html:
+    lines = environments(records)
+    if not lines:
+        return Html("")
+    dates = sorted(record.started[:10] for record in records)
+    when = f"Run on {dates[0]}" if dates[0] == dates[-1] else f"Run from {dates[0]} to {dates[-1]}"
+    return join(
+        element("h3", "Environment"),
+        element(
+            "ul", [element("li", f"{when}: {line}" if index == 0 else line) for index, line in enumerate(lines)]
+        ),
+    )
+
+
+def _failures(records: Sequence[Record]) -> Html:
+    """Lists failed runs, those of one reason together."""
+    if not records:
+        return Html("")
+    groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    for record in records:
+        if record.error is not None:
+            groups[record.scale, record.task, label(record.model, record.size), record.error].append(record.seed)
+    if not groups:
+        return join(element("h3", "Failures"), element("p", "No run failed.", class_="quiet"))
+    lines = []
+    for (scale, task, model, error), seeds in groups.items():
+        numbers = ", ".join(map(str, sorted(seeds)))
+        lines.append(element("li", element("b", f"{model} on {task}"), f", {scale}, seed {numbers}: {error}"))
+    return join(element("h3", "Failures"), element("ul", lines, class_="failures"))

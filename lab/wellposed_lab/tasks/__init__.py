@@ -1,0 +1,1 @@
+"""Data of several experiments, and what counts as success on it. Nothing here knows a model."""

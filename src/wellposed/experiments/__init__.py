@@ -1,1 +1,0 @@
-"""Runs, their records, and reports made from the records."""

@@ -1,1 +1,0 @@
-"""The suites: one file for each group of claims."""
