@@ -12,7 +12,7 @@ from wellposed import ImplicitModel, Relative
 from wellposed.activations import get_activation
 from wellposed.data.cache import MissingDataError
 from wellposed.data.images import Images, load_images
-from wellposed.equilibrium.map import max_norm
+from wellposed.equilibrium.maps import max_norm
 from wellposed.kernels.active_set import solve_active_set
 
 FAMILIES = ("positive", "random", "ring", "shift")

@@ -21,10 +21,9 @@ from benchmarks.problems import FAMILIES, state_matrix, trained_matrices
 from wellposed import Relative
 from wellposed.activations import get_activation
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
-from wellposed.equilibrium.anderson import Anderson
 from wellposed.equilibrium.loop import iterate
-from wellposed.equilibrium.map import max_norm
-from wellposed.equilibrium.picard import Picard
+from wellposed.equilibrium.maps import max_norm
+from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.errors import require
 from wellposed.kernels.active_set import solve_active_set
 from wellposed.kernels.executor import CompiledLoop

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from wellposed.conditions import certificate
 from wellposed.convert import to_implicit
 from wellposed.convex import fit_states, record_states
 from wellposed.data.images import Images, load_images
-from wellposed.equilibrium import certificate
 from wellposed.errors import unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form

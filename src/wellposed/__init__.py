@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from wellposed import (
         activations,
         compat,
+        conditions,
         convert,
         convex,
         data,
@@ -20,24 +21,19 @@ if TYPE_CHECKING:
         training,
     )
     from wellposed.activations.activation import Activation
-    from wellposed.activations.registry import register_activation
+    from wellposed.activations.catalogue import register_activation
+    from wellposed.conditions.certificate import Certificate
+    from wellposed.conditions.conditions import certificate
     from wellposed.convert.convert import to_implicit
     from wellposed.convex.eliminate import eliminate_features
     from wellposed.convex.fit import fit_states
     from wellposed.convex.states import States, record_states
-    from wellposed.equilibrium.anderson import Anderson
-    from wellposed.equilibrium.broyden import Broyden
-    from wellposed.equilibrium.certificate import Certificate
-    from wellposed.equilibrium.conditions import certificate
     from wellposed.equilibrium.fixed_point import fixed_point
-    from wellposed.equilibrium.gradient import Gradient, Implicit, Phantom, Polished, Unrolled
-    from wellposed.equilibrium.map import Contraction
-    from wellposed.equilibrium.monitor import watch
-    from wellposed.equilibrium.newton import Newton
-    from wellposed.equilibrium.picard import Picard
-    from wellposed.equilibrium.robbins_monro import RobbinsMonro
+    from wellposed.equilibrium.gradients import Gradient, Implicit, Phantom, Polished, Unrolled
+    from wellposed.equilibrium.maps import Contraction
+    from wellposed.equilibrium.method import watch
     from wellposed.equilibrium.solution import Solution, Status
-    from wellposed.equilibrium.solver import Solver
+    from wellposed.equilibrium.solvers import Anderson, Broyden, Newton, Picard, RobbinsMonro, Solver
     from wellposed.equilibrium.stopping import (
         Absolute,
         ErrorBound,
@@ -116,6 +112,7 @@ __all__ = [
     "add",
     "certificate",
     "compat",
+    "conditions",
     "convert",
     "convex",
     "data",
@@ -155,7 +152,7 @@ _HOME = {
     "Anderson": "wellposed.equilibrium",
     "Box": "wellposed.robust",
     "Broyden": "wellposed.equilibrium",
-    "Certificate": "wellposed.equilibrium",
+    "Certificate": "wellposed.conditions",
     "Contraction": "wellposed.equilibrium",
     "Ensemble": "wellposed.models",
     "ErrorBound": "wellposed.equilibrium",
@@ -190,8 +187,9 @@ _HOME = {
     "Unrolled": "wellposed.equilibrium",
     "activations": "wellposed",
     "add": "wellposed.forms",
-    "certificate": "wellposed.equilibrium",
+    "certificate": "wellposed.conditions",
     "compat": "wellposed",
+    "conditions": "wellposed",
     "convert": "wellposed",
     "convex": "wellposed",
     "data": "wellposed",

@@ -27,7 +27,7 @@ from wellposed.activations import (
     softplus,
     softshrink,
 )
-from wellposed.equilibrium.rounding import unit_roundoff
+from wellposed.conditions.rounding import unit_roundoff
 from wellposed.errors import InputError, UnknownNameError
 
 LISTED = [get_activation(name) for name in activation_names()]

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellposed.activations import Activation, get_activation, rescaled
+from wellposed.activations.blockwise import piecewise
 from wellposed.errors import InputError
-from wellposed.forms.piecewise import piecewise
 
 COMPONENTWISE = ["relu", "tanh", "leaky_relu(0.2)", "sigmoid", "hardtanh(-2.0, 0.5)", "softplus(2.0)", "identity"]
 BLOCKWISE = ["max_pool(2)", "group_sort(2)", "softmax(2)", "softmax", "multiply(1.0, 2.0)", "normalise(2, 0.1)"]

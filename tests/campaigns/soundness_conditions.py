@@ -19,16 +19,20 @@ from torch import Tensor
 from tests.campaigns import rationals as q
 from tests.campaigns.deceiving import FAMILIES, Draw, critical_rows
 from wellposed.activations import Activation, get_activation
-from wellposed.equilibrium.bounds import AffineBound, low_rank_certificate
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.conditions import CONDITIONS
-from wellposed.equilibrium.induced_norm import induced_norm, spectral_norm, symmetric_eigenvalue
-from wellposed.equilibrium.perron import depth
-from wellposed.equilibrium.rescaling import rescaling
+from wellposed.conditions.certificate import AffineBound, Certificate, low_rank_certificate
+from wellposed.conditions.conditions import CONDITIONS
+from wellposed.conditions.norms import (
+    depth,
+    induced_norm,
+    largest_eigenvalue,
+    largest_singular_value,
+    spectral_norm,
+    symmetric_eigenvalue,
+)
+from wellposed.conditions.rescaling import rescaling
 from wellposed.errors import IllPosedError, InputError, MissingExtraError
 from wellposed.forms import Block, Dense, ImplicitForm, gains
 from wellposed.robust import METHODS, Box, output_bounds
-from wellposed.robust.spectrum import largest_eigenvalue, largest_singular_value
 
 LOST = Fraction(10) ** -99  # underflow
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "hardtanh", "leaky_relu(0.25)", "selu", "sin", "max_pool(2)",

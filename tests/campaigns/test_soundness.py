@@ -11,11 +11,11 @@ import torch
 from tests.campaigns import extended, rationals, soundness, soundness_bounds, soundness_conditions, soundness_gaps
 from tests.robust.robust_cases import exact, looped
 from wellposed.activations import get_activation
+from wellposed.conditions import conditions
+from wellposed.conditions.conditions import CONDITIONS
+from wellposed.conditions.norms import largest_eigenvalue
 from wellposed.convex import duality_gap
-from wellposed.equilibrium import contraction, one_sided
-from wellposed.equilibrium.conditions import CONDITIONS
 from wellposed.robust import METHODS
-from wellposed.robust.spectrum import largest_eigenvalue
 
 LOOP, LAYERS = 0, 9  # numbers of trials about a loop, to which every method applies, and about layers of ReLU
 CRITICAL = 1  # the number of matrices whose rows are near one, for relu
@@ -71,8 +71,8 @@ def test_certificates_stand_up_to_matrices_made_to_deceive_them():
 def test_certificates_without_outward_rounding_are_reported():
     wrong = set()
     with (
-        mock.patch.object(contraction, "upward", lambda value, terms: value),
-        mock.patch.object(one_sided, "EPS", 0.0),
+        mock.patch.object(conditions, "upward", lambda value, terms: value),
+        mock.patch.object(conditions, "EPS", 0.0),
     ):
         for seed in range(60):
             _, A, phi, _ = soundness_conditions.matrix(seed, CRITICAL)
@@ -118,12 +118,12 @@ def test_exact_equilibria_of_relu():
 
 def test_a_symmetric_part_that_overflows_proves_nothing():
     A = torch.tensor([[0.5, 1.7e308], [1.7e308, 0.5]], dtype=torch.float64)
-    assert not one_sided.Monotone().certify(A, get_activation("relu")).holds
+    assert not conditions.Monotone().certify(A, get_activation("relu")).holds
 
 
 def test_the_step_of_a_huge_skew_part_does_not_overflow():
     A = torch.tensor([[0.5, 1e200], [-1e200, 0.0]], dtype=torch.float64)
-    assert 0 <= float(one_sided.Monotone().equivalent(A, get_activation("relu")).scale) < 1
+    assert 0 <= float(conditions.Monotone().equivalent(A, get_activation("relu")).scale) < 1
 
 
 @pytest.mark.parametrize("decomposition", ["svd", "eigh"])

@@ -12,10 +12,9 @@ from pairwise import first
 from torch.autograd import gradcheck
 
 from wellposed.activations import get_activation, group_sort, leaky_relu, max_pool
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.conditions import CONDITIONS, certify, get_condition
-from wellposed.equilibrium.induced_norm import induced_norm, spectral_norm, symmetric_eigenvalue
-from wellposed.equilibrium.perron import depth, perron_weights
+from wellposed.conditions.certificate import Certificate
+from wellposed.conditions.conditions import CONDITIONS, certify, get_condition
+from wellposed.conditions.norms import depth, induced_norm, perron_weights, spectral_norm, symmetric_eigenvalue
 from wellposed.errors import IllPosedError, InputError, UnknownNameError
 
 RELU, TANH, SIGMOID = (get_activation(name) for name in ("relu", "tanh", "sigmoid"))

@@ -9,10 +9,9 @@ import torch
 from pairwise import first
 
 from wellposed.activations import Activation, get_activation, group_sort, leaky_relu, max_pool
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.conditions import CONDITIONS
-from wellposed.equilibrium.error_bound import ErrorBounder, comparison
-from wellposed.equilibrium.rounding import map_rounding, operand_roundoff, reciprocal_gap, upward
+from wellposed.conditions.certificate import Certificate, ErrorBounder, comparison
+from wellposed.conditions.conditions import CONDITIONS
+from wellposed.conditions.rounding import map_rounding, operand_roundoff, reciprocal_gap, upward
 
 BATCH = 16
 LONG = {

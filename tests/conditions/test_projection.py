@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-from wellposed.equilibrium.induced_norm import block_norms
-from wellposed.equilibrium.projection import (
+from wellposed.conditions.norms import block_norms
+from wellposed.conditions.projections import (
     clip_singular_values,
     clip_symmetric_part,
     project_block_rows,

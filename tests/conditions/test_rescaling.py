@@ -6,9 +6,9 @@ import torch
 from pairwise import first
 
 from wellposed.activations import check_constants, get_activation, max_pool
-from wellposed.equilibrium.conditions import CONDITIONS
-from wellposed.equilibrium.perron import depth, power_of_two_scaling
-from wellposed.equilibrium.rescaling import Rescaling, apply_rescaling, rescaling
+from wellposed.conditions.conditions import CONDITIONS
+from wellposed.conditions.norms import depth, power_of_two_scaling
+from wellposed.conditions.rescaling import Rescaling, apply_rescaling, rescaling
 from wellposed.errors import IllPosedError, InputError
 
 RELU = get_activation("relu")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from problems import PROBLEMS, state_matrix
 
 from wellposed.equilibrium import SOLVERS, Absolute, Relative, Status, fixed_point
-from wellposed.equilibrium.newton import Newton
+from wellposed.equilibrium.solvers import Newton
 
 SOLVER_LIST = [*SOLVERS.factories, Newton(dense=0)]
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "identity": lambda z: z}

@@ -6,7 +6,7 @@ from problems import state_matrix
 from wellposed.activations import get_activation
 from wellposed.equilibrium import Anderson, Picard, Relative
 from wellposed.equilibrium.affine import AffineProblem, affine_equilibrium
-from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.method import Method
 
 ACTIVATIONS = ["relu", "tanh", "sigmoid", "leaky_relu", "silu"]
 

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium import Broyden, Relative, fixed_point
-from wellposed.equilibrium.broyden import ROOM
-from wellposed.equilibrium.map import FunctionMap
-from wellposed.equilibrium.packing import Packing
+from wellposed.equilibrium.maps import FunctionMap, Packing
+from wellposed.equilibrium.solvers import ROOM
 
 
 def equation() -> tuple[Tensor, Tensor]:

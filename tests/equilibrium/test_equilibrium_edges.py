@@ -6,25 +6,15 @@ import pytest
 import torch
 
 from wellposed.activations import get_activation, max_pool
-from wellposed.equilibrium import (
-    Anderson,
-    Broyden,
-    Certificate,
-    MeanRelative,
-    Phantom,
-    Picard,
-    Status,
-    Steps,
-    fixed_point,
-)
+from wellposed.conditions import Certificate
+from wellposed.conditions.conditions import BlockNorm, Triangular, WeightedNorm
+from wellposed.conditions.norms import induced_norm, split_blocks
+from wellposed.conditions.projections import clip_singular_values, project_block_rows, project_rows
+from wellposed.conditions.rounding import map_rounding, operand_roundoff
+from wellposed.equilibrium import Anderson, Broyden, MeanRelative, Phantom, Picard, Status, Steps, fixed_point
 from wellposed.equilibrium.affine import AffineMap
-from wellposed.equilibrium.contraction import BlockNorm, WeightedNorm
-from wellposed.equilibrium.induced_norm import induced_norm, split_blocks
-from wellposed.equilibrium.map import piece_norms
-from wellposed.equilibrium.one_sided import Triangular
-from wellposed.equilibrium.projection import clip_singular_values, project_block_rows, project_rows
-from wellposed.equilibrium.rounding import map_rounding, operand_roundoff
-from wellposed.equilibrium.safeguard import Safeguard
+from wellposed.equilibrium.maps import piece_norms
+from wellposed.equilibrium.solvers import Safeguard
 from wellposed.equilibrium.stopping import Settled
 from wellposed.errors import InputError
 

@@ -182,7 +182,9 @@ def test_an_unregistered_activation_is_refused(tmp_path):
 
 
 def test_an_activation_must_be_registered_where_it_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("wellposed.activations.registry._REGISTRY", dict(wellposed.activations.registry._REGISTRY))
+    monkeypatch.setattr(
+        "wellposed.activations.catalogue._REGISTRY", dict(wellposed.activations.registry._REGISTRY)
+    )
     own = register_activation(Activation("third", lambda z: z / 3, (1 / 3, 1 / 3)))
     form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1), activation=own)
     assert again(form, tmp_path).activation is own

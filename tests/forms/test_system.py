@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from wellposed import Relative
 from wellposed.activations import get_activation
-from wellposed.equilibrium.rounding import EPS
+from wellposed.conditions.rounding import EPS
 from wellposed.errors import IllPosedError
 from wellposed.forms import (
     Block,

@@ -7,9 +7,9 @@ from torch import Tensor
 from wellposed.activations import get_activation, leaky_relu
 from wellposed.equilibrium.affine import AffineMap
 from wellposed.equilibrium.loop import iterate
-from wellposed.equilibrium.map import max_norm
-from wellposed.equilibrium.picard import Picard
+from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.solvers import Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Steps, default_tolerance
 from wellposed.errors import InputError
 from wellposed.kernels import active_set, systems

@@ -8,10 +8,10 @@ from problems import state_matrix
 
 from wellposed import ImplicitModel
 from wellposed.activations import get_activation, leaky_relu
+from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, Status, Steps
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.loop import iterate
-from wellposed.equilibrium.projection import project_rows
 from wellposed.equilibrium.stopping import Settled
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

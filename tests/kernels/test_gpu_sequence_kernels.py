@@ -9,7 +9,7 @@ import torch
 
 from wellposed import Absolute, ImplicitRNN, Relative, Status, Steps, watch
 from wellposed.activations import leaky_relu
-from wellposed.equilibrium.failure import Once
+from wellposed.equilibrium.method import Once
 from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError
 from wellposed.kernels.sequence import walk
 from wellposed.kernels.sequence_runs import Parts

@@ -22,11 +22,10 @@ from wellposed.equilibrium import (
     Status,
     Steps,
 )
-from wellposed.equilibrium.gradient import LinearMap, vector_jacobian
+from wellposed.equilibrium.gradients import LinearMap, vector_jacobian
 from wellposed.equilibrium.linear import eliminate
 from wellposed.equilibrium.loop import iterate
-from wellposed.equilibrium.map import FunctionMap
-from wellposed.equilibrium.packing import Packing
+from wellposed.equilibrium.maps import FunctionMap, Packing
 from wellposed.equilibrium.stopping import Settled
 from wellposed.errors import InputError
 from wellposed.kernels.dispatch import explain

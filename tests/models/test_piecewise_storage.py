@@ -10,9 +10,9 @@ from torch import nn
 
 from wellposed import ImplicitModel, load, save
 from wellposed.activations import Activation, get_activation
+from wellposed.activations.blockwise import piecewise
 from wellposed.convex import fit_states, record_states
 from wellposed.errors import FileFormatError, InputError
-from wellposed.forms.piecewise import piecewise
 
 WIDE = torch.float64
 

@@ -10,7 +10,7 @@ from torch import nn
 from training_problems import QUIET, implicit, problem, seeded
 from wellposed_lab.networks.mlp import MLP
 
-from wellposed.equilibrium.monitor import SolveLog
+from wellposed.equilibrium.method import SolveLog
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import InputError, NonFiniteLossError, UnknownNameError
 from wellposed.models.ensemble import Ensemble

@@ -7,7 +7,7 @@ import pytest
 import torch
 from wellposed_lab.reference import RECIPES, train_reference
 
-from wellposed.equilibrium import certificate
+from wellposed.conditions import certificate
 from wellposed.errors import UnknownNameError
 from wellposed.models import ImplicitForm, ImplicitRNN, load_reference, reference_models
 from wellposed.models.reference import FACTS, HOME, store_reference

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from wellposed.equilibrium.conditions import certificate
-from wellposed.equilibrium.monitor import watch
+from wellposed.conditions.conditions import certificate
+from wellposed.equilibrium.method import watch
 from wellposed.errors import InputError
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel

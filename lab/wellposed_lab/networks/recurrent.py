@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.equilibrium.transform import under_functorch
+from wellposed.equilibrium.tracing import under_functorch
 from wellposed.errors import InputError, unknown_name
 
 Output = Literal["sequence", "last"]

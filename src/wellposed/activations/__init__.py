@@ -2,9 +2,18 @@
 
 from wellposed.activations.activation import NORMS, Activation, block_view
 from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
+from wellposed.activations.catalogue import (
+    activation_names,
+    elu,
+    get_activation,
+    hardtanh,
+    leaky_relu,
+    register_activation,
+    rescaled,
+    softplus,
+    softshrink,
+)
 from wellposed.activations.check import check_constants
-from wellposed.activations.family import elu, hardtanh, leaky_relu, softplus, softshrink
-from wellposed.activations.registry import activation_names, get_activation, register_activation, rescaled
 
 __all__ = [
     "NORMS",

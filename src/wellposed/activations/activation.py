@@ -1,9 +1,12 @@
-"""What well-posedness needs to know about an activation map."""
+"""What well-posedness needs to know about an activation map.
+
+Checks of the parameters of activation maps.
+"""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -116,3 +119,41 @@ def block_view(z: Tensor, size: int) -> Tensor:
     if width and z.shape[-1] % width:
         raise InputError(f"a map on blocks of {width} got {z.shape[-1]} entries; pad to a multiple of {width}")
     return z.reshape(*z.shape[:-1], z.shape[-1] // width if width else 1, width)
+
+
+def real(what: str, value: SupportsFloat, least: float = -math.inf, *, above: bool = False) -> float:
+    """Returns a parameter as a finite float of at least (or strictly above) a bound.
+
+    Example:
+        >>> real("alpha of elu", -1, 0.0)
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.InputError: alpha of elu must be a finite number >= 0; received -1
+    """
+    found = _converted(float, value)
+    if found is None or not math.isfinite(found) or found < least or (above and found == least):
+        bound = "" if least == -math.inf else f" {'>' if above else '>='} {least:g}"
+        raise InputError(f"{what} must be a finite number{bound}; received {value!r}")
+    return float(found)
+
+
+def whole(what: str, value: SupportsIndex) -> int:
+    """Returns a parameter as a whole number of at least one.
+
+    Example:
+        >>> whole("size of max_pool", 2.5)
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.InputError: size of max_pool must be a whole number, at least one; received 2.5
+    """
+    found = _converted(lambda number: number.__index__(), value)
+    if found is None or isinstance(value, bool) or found < 1:
+        raise InputError(f"{what} must be a whole number, at least one; received {value!r}")
+    return int(found)
+
+
+def _converted(kind: Any, value: Any) -> Any:
+    try:
+        return None if isinstance(value, str) else kind(value)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None

@@ -1,6 +1,15 @@
-"""The activation maps that are known by name."""
+"""The activation maps that are known by name.
 
+Componentwise activation maps with parameters.
+
+Activation maps of states in other units.
+
+Activation maps by name.
+"""
+
+import ast
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,8 +18,113 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wellposed.activations.activation import NORMS, Activation, Map
-from wellposed.activations.family import elu, elu_slope, hardtanh, leaky_relu, softplus, softshrink, step, window
+from wellposed.activations.activation import NORMS, Activation, Map, real
+from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
+from wellposed.activations.check import check_constants
+from wellposed.errors import InputError, unknown_name
+
+
+def leaky_relu(slope: float = 0.01) -> Activation:
+    """Builds z -> max(z, 0) + slope min(z, 0), the PReLU of a fixed slope.
+
+    Example:
+        >>> leaky_relu(0.5)(torch.tensor([-1.0, 2.0]))
+        tensor([-0.5000,  2.0000])
+    """
+    slope = real("slope of leaky_relu", slope)
+    bounds = (min(slope, 1.0), max(slope, 1.0))
+    function, derivative = partial(F.leaky_relu, negative_slope=slope), partial(step, left=slope, right=1.0)
+    image = (-math.inf if slope > 0 else 0.0, math.inf)
+    name = f"leaky_relu({slope!r})"
+    return Activation(name, function, bounds, derivative, homogeneous=True, rounding=2.0, image=image)
+
+
+def elu(alpha: float = 1.0) -> Activation:
+    """Builds z -> z above zero and alpha (e^z - 1) below.
+
+    Example:
+        >>> elu(2.0).lipschitz()
+        2.0
+    """
+    alpha = real("alpha of elu", alpha, 0.0)
+    function, derivative = partial(F.elu, alpha=alpha), partial(elu_slope, alpha=alpha)
+    return Activation(
+        f"elu({alpha!r})", function, (0.0, max(1.0, alpha)), derivative, image=(-alpha, math.inf), rounding=8.0
+    )
+
+
+def hardtanh(low: float = -1.0, high: float = 1.0) -> Activation:
+    """Builds the projection on an interval.
+
+    Example:
+        >>> hardtanh(0.0, 3.0)(torch.tensor([-1.0, 2.0, 5.0]))
+        tensor([0., 2., 3.])
+    """
+    low, high = real("low of hardtanh", low), real("high of hardtanh", high)
+    if not low < high:
+        raise InputError(f"hardtanh needs low < high; received {low} and {high}")
+    function, derivative = partial(torch.clamp, min=low, max=high), partial(window, low=low, high=high)
+    return Activation(
+        f"hardtanh({low!r}, {high!r})",
+        function,
+        (0.0, 1.0),
+        derivative,
+        projection=True,
+        rounding=0.0,
+        image=(low, high),
+    )
+
+
+def softplus(beta: float = 1.0) -> Activation:
+    """Builds z -> log(1 + e^(beta z)) / beta.
+
+    Example:
+        >>> softplus(2.0)(torch.zeros(1))
+        tensor([0.3466])
+    """
+    beta = real("beta of softplus", beta, 0.0, above=True)
+    function, derivative = partial(_softplus, beta=beta), partial(_softplus_slope, beta=beta)
+    return Activation(f"softplus({beta!r})", function, (0.0, 1.0), derivative, image=(0.0, math.inf))
+
+
+def softshrink(margin: float = 0.5) -> Activation:
+    """Builds the soft threshold z -> sign(z) max(|z| - margin, 0).
+
+    Example:
+        >>> softshrink(1.0)(torch.tensor([0.5, -3.0]))
+        tensor([ 0., -2.])
+    """
+    margin = real("margin of softshrink", margin, 0.0)
+    function, derivative = partial(F.softshrink, lambd=margin), partial(_softshrink_slope, margin=margin)
+    return Activation(f"softshrink({margin!r})", function, (0.0, 1.0), derivative, rounding=2.0)
+
+
+def step(z: Tensor, left: float, right: float) -> Tensor:
+    """Returns `right` where z is positive and `left` elsewhere."""
+    return torch.full_like(z, left).masked_fill(z > 0, right)
+
+
+def window(z: Tensor, low: float, high: float, height: float = 1.0) -> Tensor:
+    """Returns `height` strictly between two bounds and zero elsewhere."""
+    return torch.zeros_like(z).masked_fill((z > low) & (z < high), height)
+
+
+def elu_slope(z: Tensor, scale: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """Returns the derivative of scale * (z if z > 0 else alpha (e^z - 1))."""
+    return torch.where(z > 0, scale, scale * alpha * torch.exp(z.clamp(max=0)))
+
+
+def _softplus(z: Tensor, beta: float) -> Tensor:
+    # F.softplus jumps by 2e-9 at its threshold of 20, which float64 sees.
+    return torch.logaddexp(beta * z, torch.zeros_like(z)) / beta
+
+
+def _softplus_slope(z: Tensor, beta: float) -> Tensor:
+    return torch.sigmoid(beta * z)
+
+
+def _softshrink_slope(z: Tensor, margin: float) -> Tensor:
+    return 1 - window(z, -margin, margin)
 
 
 def _identity(z: Tensor) -> Tensor:
@@ -109,3 +223,130 @@ def catalogue() -> list[Activation]:
     named = [elu(), hardtanh(), softplus(), softshrink(), leaky_relu()]
     plain = [replace(activation, name=activation.name.partition("(")[0]) for activation in named]
     return [softmax, *plain, *(Activation(*row[:4], **row[4]) for row in rows)]
+
+
+def rescaled_by(activation: Activation, exponent: float) -> Activation:
+    """Returns phi_D(z) = 2^e phi(2^-e z); phi itself if it is homogeneous or e is zero."""
+    exponent = real("exponent of rescaled", exponent)
+    if activation.homogeneous or exponent == 0:
+        return activation
+    if abs(exponent) > 1000:
+        raise InputError(
+            f"exponent of rescaled must lie within +-1000, the range of float64; received {exponent:g}"
+        )
+    factor = 2.0**exponent
+    bind = partial(_rescaled, factor=factor)
+    derivative = activation.derivative and partial(bind, phi=activation.derivative, outer=False)
+    low, high = activation.image
+    return replace(
+        activation,
+        name=f"rescaled({activation.name!r}, {exponent!r})",
+        function=partial(bind, phi=activation.function),
+        derivative=derivative,
+        rounding=activation.rounding + (0.0 if exponent.is_integer() else 4.0),
+        image=(low * factor, high * factor),
+    )
+
+
+def _rescaled(z: Tensor, phi: Callable[[Tensor], Tensor], factor: float, outer: bool = True) -> Tensor:
+    value = phi(z / factor)
+    return value * factor if outer else value
+
+
+_REFUSED = {
+    "hardshrink": "it jumps at +-0.5, so no Lipschitz constant exists; use 'softshrink'",
+    "threshold": "it jumps, so no Lipschitz constant exists; use 'relu'",
+    "sign": "it jumps at 0, so no Lipschitz constant exists; use 'hardtanh' or 'tanh'",
+    "rrelu": "its slope is random, so f is not a function; use leaky_relu(slope)",
+}
+
+
+_REGISTRY = {activation.name: activation for activation in catalogue()}
+
+
+def activation_names() -> tuple[str, ...]:
+    """Lists the registered names.
+
+    Example:
+        >>> "relu" in activation_names()
+        True
+    """
+    return tuple(sorted(_REGISTRY))
+
+
+def get_activation(activation: str | Activation) -> Activation:
+    """Returns the activation of that name; an `Activation` passes through.
+
+    A name may carry parameters: ``"leaky_relu(0.2)"``, ``"max_pool(4)"``, ``"elu(0.5)"``.
+
+    Example:
+        >>> get_activation("selu").slope
+        (0.0, 1.7580993408473773)
+        >>> get_activation("hardtanh(0.0, 2.0)").image
+        (0.0, 2.0)
+    """
+    if isinstance(activation, Activation):
+        return activation
+    if not isinstance(activation, str):
+        raise InputError(f"an activation is given by its name; received {type(activation).__name__}")
+    if activation in _REFUSED:
+        raise InputError(f"activation {activation!r} is refused: {_REFUSED[activation]}")
+    if activation not in _REGISTRY:
+        if (built := _built(activation)) is not None:
+            return built
+        raise unknown_name("activation", activation, _REGISTRY)
+    return _REGISTRY[activation]
+
+
+def register_activation(activation: Activation, *, check: bool = True) -> Activation:
+    """Makes an activation available by name, after a sampled check of its constants.
+
+    Example:
+        >>> register_activation(leaky_relu(0.2)).name
+        'leaky_relu(0.2)'
+    """
+    if activation.name in _REFUSED:
+        raise InputError(f"the name {activation.name!r} is refused: {_REFUSED[activation.name]}")
+    if check:
+        check_constants(activation)
+    _REGISTRY[activation.name] = activation
+    return activation
+
+
+def rescaled(activation: str | Activation, exponent: float) -> Activation:
+    """Builds phi_D(z) = 2^e phi(2^-e z), the map of states in other units; phi itself if it is homogeneous.
+
+    It has the slopes and constants of phi, and its values are bit-identical to scaled values of phi.
+
+    Example:
+        >>> rescaled("tanh", 3).image
+        (-8.0, 8.0)
+    """
+    return rescaled_by(get_activation(activation), exponent)
+
+
+_FAMILIES: dict[str, Callable[..., Activation]] = {
+    "elu": elu,
+    "group_sort": group_sort,
+    "hardtanh": hardtanh,
+    "leaky_relu": leaky_relu,
+    "matrix_product": matrix_product,
+    "max_pool": max_pool,
+    "multiply": multiply,
+    "normalise": normalise,
+    "rescaled": rescaled,
+    "softmax": softmax,
+    "softplus": softplus,
+    "softshrink": softshrink,
+}
+
+
+def _built(name: str) -> Activation | None:
+    """Builds ``family(parameters)``; None if the name is not of that form."""
+    family, bracket, rest = name.partition("(")
+    if not bracket or family not in _FAMILIES or not rest.endswith(")"):
+        return None
+    try:
+        return _FAMILIES[family](*ast.literal_eval(f"({rest[:-1]},)" if rest != ")" else "()"))
+    except (SyntaxError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        raise InputError(f"activation {name!r} has parameters that {family} does not take: {error}") from error

@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.anderson import Anderson
-from wellposed.equilibrium.broyden import Broyden
-from wellposed.equilibrium.failure import OnFailure
-from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.method import OnFailure
+from wellposed.equilibrium.solvers import Anderson, Broyden, Picard, Solver
 from wellposed.equilibrium.stopping import Step, Steps, Stopping
 from wellposed.errors import InputError, unknown_name
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from wellposed.compat.options import SOLVER_OPTIONS, Options, make_solver, make_stop, read_options, require_known
 from wellposed.equilibrium.fixed_point import fixed_point
-from wellposed.equilibrium.gradient import Gradient, Implicit, Phantom
-from wellposed.equilibrium.packing import Packing, State
+from wellposed.equilibrium.gradients import Gradient, Implicit, Phantom
+from wellposed.equilibrium.maps import Packing, State
 from wellposed.equilibrium.solution import Solution
 from wellposed.errors import InputError, unknown_name
 from wellposed.models.dropout import VariationalDropout

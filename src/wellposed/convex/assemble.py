@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wellposed.activations import Activation, get_activation
+from wellposed.activations.blockwise import piecewise
+from wellposed.conditions.rounding import double, upward
 from wellposed.convex.refit import Output
 from wellposed.convex.rescale import Units
 from wellposed.convex.table import GIBIBYTE, scratch
-from wellposed.equilibrium.rounding import double, upward
 from wellposed.errors import IllPosedError
-from wellposed.forms.piecewise import piecewise
 from wellposed.models.implicit import ImplicitModel
 
 BATCH = 4096

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from wellposed.conditions.rescaling import rescaling
 from wellposed.convert import to_implicit
 from wellposed.convert.convolution import convolved
 from wellposed.convert.signal import Signal
-from wellposed.equilibrium.rescaling import rescaling
 from wellposed.errors import InputError
 
 

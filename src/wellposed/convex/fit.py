@@ -8,6 +8,7 @@ from typing import Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from wellposed.conditions.rounding import double, upward
 from wellposed.convex.assemble import Parts, assembled, own_states
 from wellposed.convex.conic import Penalty
 from wellposed.convex.findings import checked, findings
@@ -22,7 +23,6 @@ from wellposed.convex.solver import RowSolver
 from wellposed.convex.states import States
 from wellposed.convex.support import is_feedforward, support_mask
 from wellposed.convex.table import GIBIBYTE
-from wellposed.equilibrium.rounding import double, upward
 from wellposed.errors import InputError
 from wellposed.models.implicit import ImplicitModel
 

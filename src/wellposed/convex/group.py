@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellposed.conditions.projections import project_rows
 from wellposed.convex.problem import RowProblem, capped_norm, feasible
 from wellposed.convex.solver import RowSolution, RowSolver
-from wellposed.equilibrium.projection import project_rows
 
 
 @dataclass(frozen=True)

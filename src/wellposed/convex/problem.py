@@ -26,9 +26,9 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from wellposed.conditions.projections import project_rows
 from wellposed.convex.design import Design, Targets, some_columns
 from wellposed.convex.factor import Factor
-from wellposed.equilibrium.projection import project_rows
 from wellposed.errors import InputError
 
 T = TypeVar("T")

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from wellposed.conditions.projections import project_rows
 from wellposed.convex.polish import polished
 from wellposed.convex.problem import RowProblem, duality_gap, feasible, gradient, rounding_of_gap
 from wellposed.convex.screening import certified_zeros
 from wellposed.convex.solver import RowSolution, RowSolver, finished
-from wellposed.equilibrium.projection import project_rows
 
 POWER_STEPS, MARGIN = 40, 1.02
 WORTH = 0.9  # of the columns: what may be left for it to be worth while to drop the others

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.conditions.rounding import double, upward
 from wellposed.convex.problem import SMALLEST_RIDGE, common_support
 from wellposed.convex.report import FitReport
 from wellposed.convex.states import States
 from wellposed.convex.support import block_starts
-from wellposed.equilibrium.rounding import double, upward
 from wellposed.errors import InputError
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.proof import Claim

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from wellposed.conditions.certificate import Certificate
 from wellposed.convex.states import States
 from wellposed.convex.support import block_starts
-from wellposed.equilibrium.certificate import Certificate
 from wellposed.models.implicit import ImplicitModel
 
 PIECE = 4096  # samples that are compared at a time

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, rescaled
+from wellposed.conditions.rescaling import rescaling
 from wellposed.convex.design import WIDE, Design
 from wellposed.convex.rows import RowFit, row_groups
 from wellposed.convex.states import States
 from wellposed.convex.support import block_starts
-from wellposed.equilibrium.rescaling import rescaling
 from wellposed.errors import IllPosedError
 from wellposed.forms.system import block_norms
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from wellposed.conditions.rounding import double, upward
 from wellposed.convex.automatic import Automatic
 from wellposed.convex.design import WIDE, Design
 from wellposed.convex.gather import Gathering, RowData, Valid
@@ -20,7 +21,6 @@ from wellposed.convex.rows import RowFit
 from wellposed.convex.shared_layer import SharedLayer, row_weights, set_rows, shared_layers, widths
 from wellposed.convex.shared_report import LayerFit, SharedReport
 from wellposed.convex.solver import RowSolution, RowSolver
-from wellposed.equilibrium.rounding import double, upward
 from wellposed.errors import IllPosedError, InputError
 
 

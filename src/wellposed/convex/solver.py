@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from wellposed.convex.problem import RowProblem, duality_gap, feasible, rounding_of_gap
-from wellposed.equilibrium.registry import Registry
 from wellposed.errors import InputError
+from wellposed.registry import Registry
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from wellposed.activations import Activation
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.convex.recorder import Recorder
 from wellposed.convex.table import GIBIBYTE, Tables
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models.deq import DEQ

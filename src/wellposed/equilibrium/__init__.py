@@ -1,19 +1,11 @@
 """Find ``x = f(x, u)`` and differentiate it."""
 
-from wellposed.equilibrium.anderson import Anderson
-from wellposed.equilibrium.broyden import Broyden
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.conditions import CONDITIONS, certificate, certify
 from wellposed.equilibrium.fixed_point import SOLVERS, fixed_point
-from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit, Phantom, Polished, Unrolled
-from wellposed.equilibrium.map import Contraction, Map
-from wellposed.equilibrium.monitor import watch
-from wellposed.equilibrium.newton import Newton
-from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.projection import project_rows
-from wellposed.equilibrium.robbins_monro import RobbinsMonro
+from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit, Phantom, Polished, Unrolled
+from wellposed.equilibrium.maps import Contraction, Map
+from wellposed.equilibrium.method import watch
 from wellposed.equilibrium.solution import Solution, Status
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Anderson, Broyden, Newton, Picard, RobbinsMonro, Solver
 from wellposed.equilibrium.stopping import (
     STOPPINGS,
     Absolute,
@@ -28,14 +20,12 @@ from wellposed.equilibrium.stopping import (
 )
 
 __all__ = [
-    "CONDITIONS",
     "GRADIENTS",
     "SOLVERS",
     "STOPPINGS",
     "Absolute",
     "Anderson",
     "Broyden",
-    "Certificate",
     "Contraction",
     "ErrorBound",
     "Gradient",
@@ -57,9 +47,6 @@ __all__ = [
     "Steps",
     "Stopping",
     "Unrolled",
-    "certificate",
-    "certify",
     "fixed_point",
-    "project_rows",
     "watch",
 ]

@@ -6,22 +6,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.anderson import Anderson
-from wellposed.equilibrium.broyden import Broyden
-from wellposed.equilibrium.failure import OnFailure, check_policy
-from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
+from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
-from wellposed.equilibrium.map import FunctionMap, Map
-from wellposed.equilibrium.newton import Newton
-from wellposed.equilibrium.packing import Packing, State
-from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.problem import Loop, Method
-from wellposed.equilibrium.registry import Registry
+from wellposed.equilibrium.maps import FunctionMap, Map, Packing, State
+from wellposed.equilibrium.method import Loop, Method, OnFailure, check_policy
 from wellposed.equilibrium.solution import Solution
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Anderson, Broyden, Newton, Picard, Solver
 from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
-from wellposed.equilibrium.transform import eager, under_transform
+from wellposed.equilibrium.tracing import eager, under_transform
 from wellposed.errors import InputError
+from wellposed.registry import Registry
 
 MAX_STEPS, MOST_STEPS = 200, 2**31 - 1
 

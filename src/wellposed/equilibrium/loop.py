@@ -7,9 +7,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.map import Map, distance, max_norm
+from wellposed.equilibrium.maps import Map, distance, max_norm
 from wellposed.equilibrium.solution import Status, last_residual
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Step, Stopping
 
 PERIOD = 8  # stagnation is looked for every so many steps

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 
 
 class Status(enum.IntEnum):

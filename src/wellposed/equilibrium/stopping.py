@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.map import Map, max_norm
-from wellposed.equilibrium.registry import Registry
+from wellposed.equilibrium.maps import Map, max_norm
 from wellposed.errors import InputError
+from wellposed.registry import Registry
 
 State = tuple[Tensor, ...]
 

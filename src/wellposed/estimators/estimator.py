@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.rounding import upward
+from wellposed.conditions.certificate import Certificate
+from wellposed.conditions.rounding import upward
 from wellposed.errors import FileFormatError, InputError, require
 from wellposed.estimators.inputs import Inputs
 from wellposed.estimators.learning import (

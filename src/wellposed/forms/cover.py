@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from wellposed.equilibrium.rounding import EPS
+from wellposed.conditions.rounding import EPS
 from wellposed.forms.block import Block
 from wellposed.forms.operator import Operator, Product, Sum, chain
 from wellposed.forms.operators import LowRank

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
+from wellposed.activations.blockwise import piecewise
 from wellposed.equilibrium.solution import Solution, Status
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.forms.block import Block, combine
 from wellposed.forms.loop import strong_components
-from wellposed.forms.piecewise import piecewise
 from wellposed.forms.system import System
 
 

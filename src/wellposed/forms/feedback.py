@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.perron import perron_weights
-from wellposed.equilibrium.rounding import EPS, reciprocal_gap, upward
+from wellposed.conditions.certificate import Certificate
+from wellposed.conditions.norms import perron_weights
+from wellposed.conditions.rounding import EPS, reciprocal_gap, upward
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms.blocks import (
     Blocks,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.rounding import EPS, double, upward
+from wellposed.conditions.rounding import EPS, double, upward
 from wellposed.errors import IllPosedError
 from wellposed.forms.block import Block
 from wellposed.forms.blocks import plus, times

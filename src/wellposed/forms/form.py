@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, get_activation
-from wellposed.equilibrium.certificate import Certificate
+from wellposed.activations.blockwise import piecewise
+from wellposed.conditions.certificate import Certificate
+from wellposed.conditions.rescaling import apply_rescaling, rescaling
 from wellposed.equilibrium.fixed_point import require_finite
-from wellposed.equilibrium.rescaling import apply_rescaling, rescaling
 from wellposed.equilibrium.solution import Solution
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError, MissingExtraError
 from wellposed.forms.block import Block, combine, partitioned
 from wellposed.forms.evaluation import Evaluation, Plan
 from wellposed.forms.operator import Operator
 from wellposed.forms.operators import Zero, as_operator
 from wellposed.forms.options import check_options, report_overflow
-from wellposed.forms.piecewise import piecewise
 from wellposed.forms.rescaling import rescaled_blocks
 
 MODEL_BUILDERS: list[Callable[..., Any]] = []  # filled by wellposed.models

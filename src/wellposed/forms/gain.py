@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.rounding import double, upward
+from wellposed.conditions.rounding import double, upward
 from wellposed.errors import InputError
 from wellposed.forms.block import Block
 from wellposed.forms.blocks import Blocks

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, block_view
-from wellposed.equilibrium.rounding import EPS, upward
+from wellposed.conditions.rounding import EPS, upward
 from wellposed.errors import IllPosedError
 from wellposed.forms.block import Block
 from wellposed.forms.cover import LARGEST_DENSE

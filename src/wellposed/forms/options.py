@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.failure import check_policy
 from wellposed.equilibrium.fixed_point import make_method
+from wellposed.equilibrium.method import check_policy
 from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError, unknown_name
 
 OPTIONS = ("solver", "stop", "max_steps", "gradient", "on_failure", "generator", "x0")

@@ -5,7 +5,7 @@ import math
 import torch
 
 from wellposed.activations import multiply
-from wellposed.equilibrium.rounding import double, upward
+from wellposed.conditions.rounding import double, upward
 from wellposed.errors import InputError
 from wellposed.forms.block import Block
 from wellposed.forms.blocks import Blocks

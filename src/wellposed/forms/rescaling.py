@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, rescaled
-from wellposed.equilibrium.rescaling import rescaling
+from wellposed.conditions.rescaling import rescaling
 from wellposed.errors import InputError
 from wellposed.forms.block import Block
 from wellposed.forms.operator import Operator, tensors

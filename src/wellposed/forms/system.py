@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.equilibrium.bounds import AffineBound
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.conditions import certify, get_condition
+from wellposed.conditions.certificate import AffineBound, Certificate
+from wellposed.conditions.conditions import certify, get_condition
+from wellposed.conditions.norms import perron_weights
+from wellposed.conditions.rounding import reciprocal_gap, upward
 from wellposed.equilibrium.fixed_point import fixed_point
-from wellposed.equilibrium.perron import perron_weights
-from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.rounding import reciprocal_gap, upward
 from wellposed.equilibrium.solution import Solution
+from wellposed.equilibrium.solvers import Picard
 from wellposed.equilibrium.stopping import Settled
 from wellposed.errors import IllPosedError
 from wellposed.forms.block import Block

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from wellposed.activations import Activation
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
-from wellposed.equilibrium.anderson import Anderson
 from wellposed.equilibrium.linear import solve_rows
 from wellposed.equilibrium.loop import PERIOD, Iterates
-from wellposed.equilibrium.map import max_norm
+from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.solution import Status, failed
+from wellposed.equilibrium.solvers import Anderson
 from wellposed.equilibrium.stopping import Relative, Step, Stopping
 from wellposed.errors import InputError
 from wellposed.kernels.executor import CompiledLoop

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.map import Map
-from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.maps import Map
+from wellposed.equilibrium.method import Method
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.stopping import Absolute, Relative, Stopping
 from wellposed.errors import require

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineMap
-from wellposed.equilibrium.anderson import Anderson
-from wellposed.equilibrium.gradient import Implicit
+from wellposed.equilibrium.gradients import Implicit
 from wellposed.equilibrium.loop import iterate
-from wellposed.equilibrium.problem import Loop, Method
+from wellposed.equilibrium.method import Loop, Method
+from wellposed.equilibrium.solvers import Anderson
 from wellposed.errors import InputError, require
 from wellposed.kernels.automatic import handover_step
 from wellposed.kernels.executor import CompiledLoop, kernels, wrong_engine

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineMap, AffineProblem, Factors, TransposedMap
 from wellposed.equilibrium.loop import PERIOD, Iterates, iterate
-from wellposed.equilibrium.map import Map
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.maps import Map
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import InputError, require
 from wellposed.kernels.automatic import hand_over, handover_step, stop_is_plain

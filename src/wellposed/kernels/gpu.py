@@ -17,7 +17,7 @@ from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineMap, AffineProblem, TransposedMap
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import InputError, require
 from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium.affine import affine_equilibrium
-from wellposed.equilibrium.failure import report
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.projection import project_rows
+from wellposed.equilibrium.method import report
 from wellposed.errors import require
 from wellposed.kernels.gpu import Alarm, launcher, run_recipe, unheard
 from wellposed.kernels.layer import Matrix, Plan

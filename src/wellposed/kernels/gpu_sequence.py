@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.method import Method
 from wellposed.errors import require
 from wellposed.kernels.gpu import Alarm, interpreted, unheard
 from wellposed.kernels.gpu_calls import call

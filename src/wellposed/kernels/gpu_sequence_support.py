@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium.affine import AffineMap
-from wellposed.equilibrium.projection import project_rows
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import require
 from wellposed.kernels.gpu import interpreted
 from wellposed.kernels.recipe import SLOPED, kind_of

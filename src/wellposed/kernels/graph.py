@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.loop import Iterates, iterate
-from wellposed.equilibrium.map import FunctionMap, Map
-from wellposed.equilibrium.newton import Newton
-from wellposed.equilibrium.problem import Loop
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.maps import FunctionMap, Map
+from wellposed.equilibrium.method import Loop
+from wellposed.equilibrium.solvers import Newton, Solver
 from wellposed.equilibrium.stopping import Stopping
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError
 from wellposed.kernels.graph_plan import Capturable, Plan, given, origin, rebuilt, source
 from wellposed.kernels.graph_program import CHUNK, Program
@@ -51,7 +50,7 @@ class GraphLoop:
 
     Example:
         >>> from wellposed.equilibrium import Picard, Relative
-        >>> from wellposed.equilibrium.gradient import LinearMap
+        >>> from wellposed.equilibrium.gradients import LinearMap
         >>> loop, x = GraphLoop(), torch.zeros(1, 1)
         >>> _ = loop(LinearMap(lambda x: 0.5 * x, x + 1, 1e-7), x, Picard(), Relative(), 100)
         >>> loop.explain("auto")

@@ -9,11 +9,10 @@ from typing import Protocol, Self, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.gradient import LinearMap, vector_jacobian
+from wellposed.equilibrium.gradients import LinearMap, vector_jacobian
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.map import FunctionMap, Map
-from wellposed.equilibrium.packing import State
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.maps import FunctionMap, Map, State
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.kernels.graph_program import Program
 

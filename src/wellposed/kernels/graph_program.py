@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.loop import PERIOD, RUN_OFF, Iterates
-from wellposed.equilibrium.map import Map, piece_norms
+from wellposed.equilibrium.maps import Map, piece_norms
 from wellposed.equilibrium.solution import Status
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Step, Stopping
-from wellposed.equilibrium.transform import values_unseen
+from wellposed.equilibrium.tracing import values_unseen
 
 CHUNK = 4  # steps between two looks at the results
 
@@ -174,7 +174,7 @@ def run_program(program: Program) -> Iterates:
     """Carries a program out as it is, a look at the results after every chunk.
 
     Example:
-        >>> from wellposed.equilibrium.gradient import LinearMap
+        >>> from wellposed.equilibrium.gradients import LinearMap
         >>> from wellposed.equilibrium import Picard, Relative
         >>> f, x = LinearMap(lambda x: 0.5 * x, torch.ones(1, 1), 1e-7), torch.zeros(1, 1)
         >>> run_program(Program(f, x, (), Picard(), Relative(), 100)).value.round(decimals=3)

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.one_sided import Triangular
-from wellposed.equilibrium.transform import under_transform
+from wellposed.conditions.conditions import Triangular
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.kernels.sparse import LEAST, SparseModel, SparseRows, largest_share, sparse_or_none
 from wellposed.kernels.support import installation_problem, tensor_problem
 

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from wellposed.activations import Activation
 from wellposed.equilibrium.affine import AffineMap, AffineProblem, TransposedMap, affine_equilibrium
-from wellposed.equilibrium.failure import OnFailure, report
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.method import Method, OnFailure, report
 from wellposed.equilibrium.solution import Status
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.kernels.automatic import adjoint_step, hand_over, stop_is_plain
 from wellposed.kernels.executor import CompiledLoop, multiply_sparse, prepare_adjoint, run_kernel, wrong_engine

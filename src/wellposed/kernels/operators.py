@@ -14,10 +14,8 @@ from torch import Tensor
 
 from wellposed.activations import Activation, get_activation, leaky_relu
 from wellposed.equilibrium.affine import AffineProblem, differentiable_adjoint, eager_adjoint
-from wellposed.equilibrium.anderson import Anderson
-from wellposed.equilibrium.failure import OnFailure
-from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.method import Method, OnFailure
+from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps
 from wellposed.kernels.dispatch import choose_loop
 from wellposed.kernels.executor import solve_adjoint

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from wellposed.activations import Activation, get_activation
-from wellposed.equilibrium.anderson import Anderson, default_ridge
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Anderson, Solver, default_ridge
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps, Stopping, default_tolerance
 
 RELU, SLOPED, LINEAR, TANH, SIGMOID = range(5)  # kinds of maps; LINEAR is the adjoint

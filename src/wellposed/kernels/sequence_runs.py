@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineProblem
-from wellposed.equilibrium.failure import report
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.method import Method, report
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
 from wellposed.kernels.executor import MEMORY, Layout, encode, kernels, lay_out, run_kernel, share_out

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
-from wellposed.equilibrium.anderson import Anderson
-from wellposed.equilibrium.map import Map
-from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.maps import Map
+from wellposed.equilibrium.solvers import Anderson, Picard, Solver
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps, Stopping
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.kernels.recipe import SLOPED, kind_of
 
 DTYPES = (torch.float32, torch.float64)

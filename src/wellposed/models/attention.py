@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wellposed.equilibrium.packing import State
-from wellposed.equilibrium.transform import under_functorch
+from wellposed.equilibrium.maps import State
+from wellposed.equilibrium.tracing import under_functorch
 from wellposed.errors import InputError
 from wellposed.models.cell_parts import Cell, require_positive, shape_of
 from wellposed.models.dropout import VariationalDropout

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 from wellposed.models.cell_parts import Cell
 from wellposed.models.dropout import VariationalDropout, select_rows
 

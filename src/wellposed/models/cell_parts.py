@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wellposed.activations import Activation, get_activation
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError
 
 Convolution = nn.Conv1d | nn.Conv2d

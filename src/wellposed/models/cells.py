@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.activations import Activation
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError
 from wellposed.models.cell_parts import (
     Cell,

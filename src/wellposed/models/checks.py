@@ -2,10 +2,8 @@
 
 from torch import Tensor
 
-from wellposed.equilibrium.condition import Condition
-from wellposed.equilibrium.conditions import get_condition
+from wellposed.conditions.conditions import Condition, Triangular, get_condition
 from wellposed.equilibrium.fixed_point import require_finite
-from wellposed.equilibrium.one_sided import Triangular
 from wellposed.errors import InputError
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, get_activation
+from wellposed.activations.blockwise import piecewise
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm, Zero
 from wellposed.forms.form import MODEL_BUILDERS
-from wellposed.forms.piecewise import piecewise
 from wellposed.models.implicit import ImplicitModel
 
 LARGEST = 2 << 30  # bytes of a dense A

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium.failure import OnFailure
 from wellposed.equilibrium.fixed_point import fixed_point, make_method
-from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
+from wellposed.equilibrium.maps import State
+from wellposed.equilibrium.method import OnFailure
 from wellposed.equilibrium.solution import Solution, Status
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import ConvergenceError, InputError, MapError
 from wellposed.kernels.graph import GraphLoop, check_graph_executor
 from wellposed.models.cell_function import CellFunction, halves, weights_computed_once

@@ -9,26 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellposed.activations import Activation, get_activation
-from wellposed.equilibrium.affine import AffineMap, AffineProblem, Bound, affine_equilibrium
-from wellposed.equilibrium.bounds import AffineBound, LowRankBound
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.condition import Condition
-from wellposed.equilibrium.conditions import certify, get_condition
-from wellposed.equilibrium.failure import Once, OnFailure
+from wellposed.conditions.certificate import AffineBound, Certificate, LowRankBound
+from wellposed.conditions.conditions import Condition, Triangular, certify, get_condition
+from wellposed.equilibrium.affine import AffineMap, AffineProblem, Bound, SplittingMap, affine_equilibrium
 from wellposed.equilibrium.fixed_point import make_method, require_finite
-from wellposed.equilibrium.gradient import GRADIENTS, Gradient, Implicit
+from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
-from wellposed.equilibrium.map import Map
-from wellposed.equilibrium.monitor import active_logs
-from wellposed.equilibrium.newton import Newton
-from wellposed.equilibrium.one_sided import Triangular
-from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.problem import Loop, Method
+from wellposed.equilibrium.maps import Map
+from wellposed.equilibrium.method import Loop, Method, Once, OnFailure, active_logs
 from wellposed.equilibrium.solution import Solution
-from wellposed.equilibrium.solver import Solver
-from wellposed.equilibrium.splitting import SplittingMap
+from wellposed.equilibrium.solvers import Newton, Picard, Solver
 from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators import Dense, LowRank

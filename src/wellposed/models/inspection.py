@@ -5,8 +5,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from wellposed.equilibrium.map import max_norm
-from wellposed.equilibrium.packing import Packing, State
+from wellposed.equilibrium.maps import Packing, State, max_norm
 from wellposed.errors import InputError, MapError
 
 

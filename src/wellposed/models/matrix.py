@@ -7,13 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.activations import Activation
+from wellposed.conditions.certificate import AffineBound, Certificate, LowRankBound, low_rank_certificate
+from wellposed.conditions.conditions import Condition, Triangular
+from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium.affine import Factors
-from wellposed.equilibrium.bounds import AffineBound, LowRankBound, low_rank_certificate
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.condition import Condition
-from wellposed.equilibrium.one_sided import Triangular
-from wellposed.equilibrium.projection import project_rows
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import IllPosedError, InputError
 
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium.failure import OnFailure
 from wellposed.equilibrium.fixed_point import require_finite
-from wellposed.equilibrium.gradient import Gradient
+from wellposed.equilibrium.gradients import Gradient
+from wellposed.equilibrium.method import OnFailure
 from wellposed.equilibrium.solution import Solution
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Relative, Stopping
 from wellposed.errors import InputError
 from wellposed.models.cell_parts import convolution, require_grid, require_positive

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError
 from wellposed.models.cell_parts import (
     Cell,

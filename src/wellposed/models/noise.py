@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.activations import Activation
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError
 from wellposed.kernels.counter import INPUT, SIGNAL, SITES, STATE, draw_seed, normals
 

@@ -6,11 +6,10 @@ from torch import Tensor, nn
 
 from wellposed.equilibrium.fixed_point import fixed_point
 from wellposed.equilibrium.loop import Iterates, iterate
-from wellposed.equilibrium.map import FunctionMap, Map
-from wellposed.equilibrium.packing import State
-from wellposed.equilibrium.problem import Loop
+from wellposed.equilibrium.maps import FunctionMap, Map, State
+from wellposed.equilibrium.method import Loop
 from wellposed.equilibrium.solution import Solution
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import InputError
 from wellposed.kernels import explain

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium.map import max_norm
-from wellposed.equilibrium.packing import Packing, State
+from wellposed.equilibrium.maps import Packing, State, max_norm
 from wellposed.equilibrium.solution import Solution, Status
 from wellposed.errors import ConvergenceWarning, InputError
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from wellposed.equilibrium.certificate import Certificate
+from wellposed.conditions.certificate import Certificate
 from wellposed.errors import FileFormatError, InputError, require, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import FORM_FORMAT, pack_form, registered_name, unpack_form

@@ -16,10 +16,9 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.checker import RefusedError, certificate_path, check
 from wellposed.checker.check import CONFIG, FORMAT
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.error_bound import comparison
-from wellposed.equilibrium.perron import perron_weights
-from wellposed.equilibrium.rounding import double, upward
+from wellposed.conditions.certificate import Certificate, comparison
+from wellposed.conditions.norms import perron_weights
+from wellposed.conditions.rounding import double, upward
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.block import Block

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellposed.equilibrium.affine import AffineProblem
-from wellposed.equilibrium.failure import Once
 from wellposed.equilibrium.fixed_point import require_finite
-from wellposed.equilibrium.gradient import Implicit
+from wellposed.equilibrium.gradients import Implicit
+from wellposed.equilibrium.method import Once
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError
 from wellposed.kernels.dispatch import choose_loop
 from wellposed.kernels.gpu_layer import source_of

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError
 
 M = TypeVar("M", bound=nn.Module)

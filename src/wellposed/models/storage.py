@@ -12,11 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from wellposed.activations import Activation, get_activation
-from wellposed.equilibrium import anderson, broyden, gradient, newton, picard, stopping
-from wellposed.equilibrium.one_sided import Triangular
+from wellposed.activations.blockwise import piecewise
+from wellposed.conditions.conditions import Triangular
+from wellposed.equilibrium import gradients, solvers, stopping
 from wellposed.errors import FileFormatError, InputError, unknown_name
 from wellposed.forms import ImplicitForm
-from wellposed.forms.piecewise import piecewise
 from wellposed.forms.storage import FORM_FORMAT, pack_form, registered_name, unpack_form
 from wellposed.models.atomic import written_whole
 from wellposed.models.implicit import ImplicitModel
@@ -40,10 +40,10 @@ _OWN = (
 _PARTS: dict[str, type] = {
     part.__name__: part
     for part in (
-        *(picard.Picard, anderson.Anderson, broyden.Broyden, newton.Newton),
+        *(solvers.Picard, solvers.Anderson, solvers.Broyden, solvers.Newton),
         *(stopping.Absolute, stopping.Relative, stopping.ErrorBound, stopping.MeanRelative),
         *(stopping.Steps, stopping.RandomSteps, stopping.RandomThreshold),
-        *(gradient.Implicit, gradient.Phantom, gradient.Polished, gradient.Unrolled),
+        *(gradients.Implicit, gradients.Phantom, gradients.Polished, gradients.Unrolled),
     )
 }
 

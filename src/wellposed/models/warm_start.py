@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from wellposed.equilibrium.affine import AffineProblem
 from wellposed.equilibrium.fixed_point import make_method
-from wellposed.equilibrium.gradient import Gradient, Implicit, Unrolled
+from wellposed.equilibrium.gradients import Gradient, Implicit, Unrolled
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.packing import Packing, State
-from wellposed.equilibrium.problem import Method
+from wellposed.equilibrium.maps import Packing, State
+from wellposed.equilibrium.method import Method
 from wellposed.equilibrium.solution import Solution, failed
-from wellposed.equilibrium.transform import under_transform
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError
 from wellposed.models.deq import DEQ
 from wellposed.models.ensemble import Ensemble

@@ -22,7 +22,7 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
-from wellposed.equilibrium.certificate import Certificate
+from wellposed.conditions.certificate import Certificate
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.reference import load_reference

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from wellposed.conditions.rounding import plain_sums
 from wellposed.errors import InputError, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.best import best_bounds
@@ -22,7 +23,6 @@ from wellposed.robust.norm_bound import norm_bounds
 from wellposed.robust.query import Query, as_form, check_target, margins
 from wellposed.robust.relaxation import Relaxation
 from wellposed.robust.result import Bounds
-from wellposed.robust.slack import plain_sums
 from wellposed.robust.uncertainty import Uncertainty
 
 Method = Callable[[Query], Bounds]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.equilibrium.rounding import EPS, upward
+from wellposed.conditions.rounding import EPS, upward
 from wellposed.forms import Block, Identity
 from wellposed.forms.gain import Spread
 from wellposed.forms.operator import Operator

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.equilibrium.rounding import EPS, upward
+from wellposed.conditions.rounding import EPS, upward
 from wellposed.errors import IllPosedError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.gain import Spread

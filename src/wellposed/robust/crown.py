@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellposed.conditions.rounding import allowance
 from wellposed.forms.evaluation import Stage
 from wellposed.robust.enclosure import Enclosure
 from wellposed.robust.functional import Functionals
 from wellposed.robust.interval import Interval
 from wellposed.robust.multipliers import Multipliers
 from wellposed.robust.relax_lines import Slopes, lines_of
-from wellposed.robust.slack import allowance
 
 MAX_STEPS, TOLERANCE = 60, 1e-6
 CHOICE = dict[int, tuple[Tensor, Tensor]]  # lower and upper slopes of every row, by block

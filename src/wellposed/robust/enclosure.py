@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from wellposed.conditions.rounding import allowance
 from wellposed.forms.evaluation import Stage
 from wellposed.robust.image import image
 from wellposed.robust.interval import Interval
 from wellposed.robust.operators import Operators
 from wellposed.robust.query import Query
-from wellposed.robust.slack import allowance
 from wellposed.robust.uncertainty import Box
 
 MAX_SWEEPS, TOLERANCE = 300, 1e-5

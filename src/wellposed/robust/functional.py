@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellposed.conditions.rounding import allowance
 from wellposed.robust.interval import Interval
 from wellposed.robust.operators import Operators
-from wellposed.robust.slack import allowance
 from wellposed.robust.uncertainty import Uncertainty
 
 

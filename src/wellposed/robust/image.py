@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.equilibrium.rounding import unit_roundoff
+from wellposed.conditions.rounding import unit_roundoff
 from wellposed.errors import IllPosedError
 from wellposed.forms.loop_bound import steepest
 from wellposed.robust.interval import Interval

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.rounding import unit_roundoff
-from wellposed.robust.slack import outward
+from wellposed.conditions.rounding import outward, unit_roundoff
 
 
 class Interval(NamedTuple):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.induced_norm import spectral_norm
-from wellposed.equilibrium.one_sided import Monotone
-from wellposed.equilibrium.rounding import EPS, reciprocal_gap, upward
+from wellposed.conditions.conditions import Monotone
+from wellposed.conditions.norms import largest_eigenvalue, largest_singular_value, spectral_norm
+from wellposed.conditions.rounding import EPS, reciprocal_gap, upward
 from wellposed.forms import Block, Operator
 from wellposed.forms.cover import LARGEST_DENSE, cover, sum_length
 from wellposed.forms.evaluation import Stage
@@ -16,7 +16,6 @@ from wellposed.robust.center import Center
 from wellposed.robust.interval import Interval
 from wellposed.robust.query import MethodError, Query
 from wellposed.robust.result import Bounds, of_states, shaped
-from wellposed.robust.spectrum import largest_eigenvalue, largest_singular_value
 
 LARGEST_SVD = 2**24  # entries up to which the largest singular value is computed
 SMALL = 64  # rows or columns up to which that is by all singular values, the most accurate way

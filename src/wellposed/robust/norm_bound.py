@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.rounding import EPS, reciprocal_gap, upward
+from wellposed.conditions.rounding import EPS, reciprocal_gap, upward
 from wellposed.forms import Operator
 from wellposed.robust.box_bound import LARGEST_GAIN
 from wellposed.robust.center import Center

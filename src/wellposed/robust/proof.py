@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium.perron import perron_weights
-from wellposed.equilibrium.rounding import upward
+from wellposed.conditions.norms import perron_weights
+from wellposed.conditions.rounding import upward
 from wellposed.errors import IllPosedError
 from wellposed.forms import ImplicitForm
 from wellposed.models.proof import Claim

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from wellposed.conditions.rounding import allowance, outward
 from wellposed.errors import InputError
 from wellposed.robust.box_bound import box_states
 from wellposed.robust.convex_set import SparseBox
@@ -23,7 +24,6 @@ from wellposed.robust.query import Query
 from wellposed.robust.refine import Refinement
 from wellposed.robust.relaxed_set import RelaxedSet, Rows, of_sample, printed_set, to_array, triangle_set
 from wellposed.robust.result import Bounds, of_states
-from wellposed.robust.slack import allowance, outward
 from wellposed.robust.uncertainty import Box
 
 KINDS = ("lp", "triangle")

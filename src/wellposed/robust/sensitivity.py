@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.activations import get_activation
-from wellposed.equilibrium.induced_norm import spectral_norm
-from wellposed.equilibrium.rounding import EPS, upward
+from wellposed.conditions.norms import spectral_norm
+from wellposed.conditions.rounding import EPS, upward
 from wellposed.errors import InputError
 from wellposed.forms import Block, Diagonal, ImplicitForm, gains
 from wellposed.forms.evaluation import Stage

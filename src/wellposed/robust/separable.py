@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from wellposed.conditions.rounding import allowance, outward
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.robust.box_bound import box_states
@@ -15,7 +16,6 @@ from wellposed.robust.query import Query, as_form
 from wellposed.robust.relaxation import enclosed, in_float64, side_by_side
 from wellposed.robust.relaxed_set import Rows, of_sample
 from wellposed.robust.separable_function import Separable
-from wellposed.robust.slack import allowance, outward
 from wellposed.robust.uncertainty import Uncertainty
 
 SETS = ("theorem", "triangle")

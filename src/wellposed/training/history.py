@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.monitor import SolveLog
+from wellposed.equilibrium.method import SolveLog
 from wellposed.equilibrium.solution import failed
 
 _COLUMNS = ("train_loss", "validation_loss", "steps", "failed_share", "seconds")

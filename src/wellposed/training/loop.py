@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from wellposed.equilibrium.monitor import watch
+from wellposed.equilibrium.method import watch
 from wellposed.models.warm_start import WarmStart
 from wellposed.training.arguments import make_optimizer, make_schedule, make_starts, require_sensible, seeds_of
 from wellposed.training.batches import Batches, Data

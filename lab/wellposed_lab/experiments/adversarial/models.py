@@ -17,7 +17,7 @@ from wellposed.equilibrium import (
     Stopping,
     Unrolled,
 )
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 from wellposed.models import DEQ, Noise, weight_norm
 from wellposed.models.cell_parts import Cell, convolution, require_grid
 from wellposed.models.noise import Disturbance

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.equilibrium import Phantom, Picard, Relative, Steps, Unrolled
-from wellposed.equilibrium.packing import State
+from wellposed.equilibrium.maps import State
 from wellposed.equilibrium.solution import Solution
 from wellposed.errors import InputError
 from wellposed.models import DEQ, DenseCell, Noise, PlainConvCell, RecallCell

@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.equilibrium.anderson import Anderson
-from wellposed.equilibrium.packing import State
-from wellposed.equilibrium.picard import Picard
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.maps import State
+from wellposed.equilibrium.solvers import Anderson, Picard, Solver
 from wellposed.equilibrium.stopping import Absolute, Relative
 from wellposed.errors import InputError, unknown_name
 from wellposed.models.cell_parts import Cell, require_positive, shape_of

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.monitor import watch
+from wellposed.equilibrium.method import watch
 from wellposed.models.deq import DEQ
 from wellposed.models.path_independence import path_independence
 from wellposed.training import History, fit

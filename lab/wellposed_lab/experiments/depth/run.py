@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium.picard import Picard
+from wellposed.equilibrium.solvers import Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Stopping
 from wellposed.errors import InputError
 from wellposed.models.implicit import ImplicitModel

@@ -29,7 +29,7 @@ from wellposed.equilibrium import (
     Unrolled,
     watch,
 )
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.models import MultiscaleDEQ, Noise, Noisy, jacobian_penalty
 from wellposed.models.noise import Disturbance, disturbed_signals
 from wellposed.training import History, fit

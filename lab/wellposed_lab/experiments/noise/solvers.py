@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium import MeanRelative, Relative, RobbinsMonro, Steps, Stopping, fixed_point, watch
-from wellposed.equilibrium.anderson import least_squares
-from wellposed.equilibrium.map import Map
-from wellposed.equilibrium.solver import Solver, SolverState
+from wellposed.equilibrium.maps import Map
+from wellposed.equilibrium.solvers import Solver, SolverState, least_squares
 from wellposed.models import Noise, Noisy
 from wellposed.models.noise import Disturbance, Noise, NoisyMap
 from wellposed_lab.config import Scale, identity

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium.gradient import Gradient, Unrolled
+from wellposed.equilibrium.gradients import Gradient, Unrolled
 from wellposed.errors import InputError
 from wellposed.robust.attacks.attack import Attack, Model, evaluating, under_attack
 from wellposed.robust.attacks.gradient import pgd

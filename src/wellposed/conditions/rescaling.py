@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.equilibrium.condition import square
-from wellposed.equilibrium.induced_norm import block_sizes
-from wellposed.equilibrium.perron import depth, perron_weights, power_of_two_scaling
-from wellposed.equilibrium.rounding import double, upward
+from wellposed.conditions.conditions import square
+from wellposed.conditions.norms import block_sizes, depth, perron_weights, power_of_two_scaling
+from wellposed.conditions.rounding import double, upward
 from wellposed.errors import IllPosedError, InputError
 
 COMFORTABLE_SPREAD = 60.0

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.map import Map, max_norm
-from wellposed.equilibrium.problem import Method
-from wellposed.equilibrium.registry import Registry
+from wellposed.equilibrium.maps import Map, max_norm
+from wellposed.equilibrium.method import Method
 from wellposed.equilibrium.solution import Status
-from wellposed.equilibrium.solver import Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
-from wellposed.equilibrium.transform import under_functorch
+from wellposed.equilibrium.tracing import under_functorch
 from wellposed.errors import InputError, SecondDerivativeError
+from wellposed.registry import Registry
 
 
 class Gradient(abc.ABC):

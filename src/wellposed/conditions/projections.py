@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.equilibrium.induced_norm import block_norms, block_sizes
+from wellposed.conditions.norms import block_norms, block_sizes
 from wellposed.errors import InputError, SecondDerivativeError
 
 

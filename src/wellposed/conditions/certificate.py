@@ -1,16 +1,103 @@
-"""From the residual of a computed state to a proven distance from the equilibrium."""
+"""What a proof of well-posedness hands on: its value, its weights and its error constant.
+
+From the residual of a computed state to a proven distance from the equilibrium.
+
+Error bounds of computed states of ``x = phi(Ax + v)``, sound in floating point.
+"""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, block_view
-from wellposed.equilibrium.certificate import Certificate
-from wellposed.equilibrium.induced_norm import induced_norm, split_blocks, vector_norm
-from wellposed.equilibrium.rounding import EPS, double, upward
+from wellposed.conditions.norms import induced_norm, split_blocks, vector_norm
+from wellposed.conditions.rounding import EPS, double, map_rounding, reciprocal_gap, upward
+from wellposed.equilibrium.maps import max_norm
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """States that x = phi(Ax + v) has exactly one solution for every v, if `value < bound`.
+
+    Args:
+        condition: the name of the condition that was checked.
+        value: rounded outward; a contraction factor where the condition is one.
+        bound: what the value must stay below.
+        margin: bound - value, rounded down.
+        weights: v > 0 of the norm ``max_i |x_i| / v_i``, largest entry 1; per block for `block`; else None.
+        norm: the norm of the contraction, "1", "2" or "inf".
+        gain: g in ``|x - x*| <= g |x - f(x)|`` in that (weighted) norm; infinite where none is known.
+        note: what the reader should know about the number.
+
+    Example:
+        >>> print(Certificate.of("inf", 0.95, gain=20.0))
+        inf: 0.95 < 1 holds (margin 0.05)
+        >>> Certificate.of("inf", 1.25).holds
+        False
+    """
+
+    condition: str
+    value: float
+    bound: float
+    margin: float
+    weights: Tensor | None = None
+    norm: str = "inf"
+    gain: float = math.inf
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        condition: str,
+        value: float,
+        *,
+        weights: Tensor | None = None,
+        norm: str = "inf",
+        gain: float = math.inf,
+        note: str = "",
+    ) -> "Certificate":
+        """Builds the certificate of `value < 1`."""
+        margin = math.nextafter(1.0 - value, -math.inf)
+        return cls(condition, value, 1.0, margin, weights, norm, gain if value < 1 else math.inf, note)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the condition is proven; False for NaN."""
+        return self.value < self.bound
+
+    def __str__(self) -> str:
+        verdict = (
+            f"< {self.bound:g} holds (margin {self.margin:.3g})" if self.holds else f">= {self.bound:g} fails"
+        )
+        note = f" [{self.note}]" if self.note else ""
+        return f"{self.condition}: {self.value:.6g} {verdict}{note}"
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A system with the same equilibria on which a damped iteration converges.
+
+    x <- (1 - damping) x + damping phi(A x + scale v), with v = Bu + b of the original system.
+    """
+
+    A: Tensor  # (n, n)
+    scale: Tensor  # () or (n,)
+    damping: float
+
+    @classmethod
+    def unchanged(cls, A: Tensor, damping: float = 1.0) -> "Equivalent":
+        """Keeps the system as it is.
+
+        Example:
+            >>> Equivalent.unchanged(torch.zeros(2, 2)).scale
+            tensor(1.)
+        """
+        return cls(A, torch.ones((), dtype=A.dtype, device=A.device), damping)
+
 
 LARGEST_INVERSE = 512
 SLACK = 1e-8
@@ -172,3 +259,48 @@ class ErrorBounder:
             error = error / certificate.weights.to(error)
         overall = "2" if certificate.norm == "2" and not self.by_block else "inf"
         return upward(certificate.gain * vector_norm(error, overall, -1), error.shape[-1])
+
+
+class AffineBound:
+    """Bounds ``|x - x*|_inf`` from x, v and the size of the terms of v; built once for a matrix."""
+
+    def __init__(self, certificate: Certificate, A: Tensor, activation: Activation, terms: int) -> None:
+        self.A, self.activation, self.terms = A, activation, terms
+        self.bounder = ErrorBounder(certificate, A, activation)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, context: Tensor) -> Tensor:  # (B, n), (B, 2 n) -> (B,)
+        v, magnitude = context.chunk(2, dim=1)
+        residual = x - self.activation.function(torch.addmm(v, x, self.A.mT))
+        rounding = map_rounding(self.A, x, magnitude, self.activation, self.terms)
+        return self.bounder(residual, rounding)
+
+
+class LowRankBound:
+    """The same for ``A = L R'`` by the norm of A alone, which is never formed."""
+
+    def __init__(
+        self, certificate: Certificate, left: Tensor, right: Tensor, activation: Activation, terms: int
+    ) -> None:
+        self.certificate, self.left, self.right = certificate, left, right
+        self.activation, self.terms = activation, terms + left.shape[1]
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, context: Tensor) -> Tensor:  # (B, n), (B, 2 n) -> (B,)
+        v, magnitude = context.chunk(2, dim=1)
+        residual = x - self.activation.function(v + (x @ self.right) @ self.left.mT)
+        inner = upward(double(x).abs() @ double(self.right).abs(), x.shape[1])
+        rounding = map_rounding(self.left, inner.to(x.dtype) * (1 + 1e-2), magnitude, self.activation, self.terms)
+        error = upward(double(residual).abs() * (1 + torch.finfo(x.dtype).eps) + rounding, 4)
+        return self.certificate.gain * max_norm(error)
+
+
+def low_rank_certificate(left: Tensor, right: Tensor, activation: Activation, rows: int = 256) -> Certificate:
+    """Checks ``gamma |L R'|_inf < 1`` a few rows at a time."""
+    parts = double(left).split(rows)
+    sums = [(part @ double(right).mT).abs().sum(1).max() for part in parts]
+    spread = double(left).abs() @ double(right).abs().sum(0)  # bounds the terms of every row sum
+    terms = left.shape[0] + left.shape[1]
+    slack = (upward(spread, terms) * (2 * terms * 2.0**-52)).max()
+    value = float(upward((torch.stack(sums).max() + slack) * activation.lipschitz(), terms))
+    return Certificate.of("inf", value, gain=reciprocal_gap(value))

@@ -1,0 +1,7 @@
+"""When ``x = phi(Ax + v)`` is well-posed: conditions by name, certificates, projections onto them, and error bounds."""
+
+from wellposed.conditions.certificate import Certificate
+from wellposed.conditions.conditions import CONDITIONS, certificate, certify
+from wellposed.conditions.projections import project_rows
+
+__all__ = ["CONDITIONS", "Certificate", "certificate", "certify", "project_rows"]

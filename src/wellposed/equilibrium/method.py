@@ -1,0 +1,185 @@
+"""A fixed-point problem: the map, where to start, and how to solve it.
+
+What happens when samples do not reach an equilibrium.
+
+Watching the solves that happen inside a block of code.
+"""
+
+import contextlib
+import contextvars
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.loop import Iterates, iterate
+from wellposed.equilibrium.maps import Map
+from wellposed.equilibrium.solution import Adjoint, Status, failed
+from wellposed.equilibrium.solvers import Solver
+from wellposed.equilibrium.stopping import Stopping
+from wellposed.equilibrium.tracing import under_transform
+from wellposed.errors import ConvergenceError, ConvergenceWarning, unknown_name
+
+OnFailure = Literal["warn", "raise", "ignore"]
+
+
+def check_policy(on_failure: str) -> None:
+    """Raises unless `on_failure` is one of the three policies."""
+    if on_failure not in get_args(OnFailure):
+        raise unknown_name("on_failure", on_failure, get_args(OnFailure))
+
+
+class Once:
+    """Lets the solves of one sequence report their first failure only."""
+
+    done = False
+
+
+def report(
+    found: Iterates, on_failure: OnFailure, *, solve: str, max_steps: int, once: Once | None = None
+) -> None:
+    """Warns or raises once for a whole solve.
+
+    Args:
+        found: the samples and how they ended.
+        on_failure: the policy.
+        solve: what was solved, for the message.
+        max_steps: the limit the solve ran under.
+        once: shared by solves of which only the first to fail reports.
+    """
+    if on_failure == "ignore" or (once is not None and once.done):
+        return
+    if found.worst < Status.MAX_STEPS or not bool((found.status >= Status.MAX_STEPS).any()):
+        return
+    if once is not None:
+        once.done = True
+    status, wrong = found.status, failed(found.status)
+    worst = found.last_residual[wrong].nan_to_num(torch.inf).max()
+    message = (
+        f"{solve}: {int(wrong.sum())} of {status.numel()} samples did not reach an equilibrium "
+        f"({_kinds(status)}); worst residual {float(worst):.1e}. "
+        f"Raise max_steps (now {max_steps}) or loosen stop; Solution.status tells which samples"
+    )
+    if on_failure == "raise":
+        raise ConvergenceError(message)
+    warnings.warn(message, ConvergenceWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """Counts the frames up to the first one outside the package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("wellposed.", "torch.")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _kinds(status: Tensor) -> str:
+    counts = torch.bincount(status.flatten().long(), minlength=len(Status))
+    return "; ".join(f"{int(counts[s])}: {s.text}" for s in Status if s.failed and counts[s])
+
+
+@dataclass
+class SolveLog:
+    """Steps and failures of the solves in a `watch` block, forward and adjoint apart."""
+
+    forward: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False)  # (status, steps)
+    adjoint: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False)
+
+    @property
+    def mean_steps(self) -> float:
+        """Mean number of forward steps of a sample; NaN when nothing was solved."""
+        return _mean([steps.flatten() for _, steps in self.forward])
+
+    @property
+    def failed_share(self) -> float:
+        """Share of samples whose forward or adjoint solve did not reach an equilibrium."""
+        return _mean([failed(status).flatten() for status, _ in self.forward + self.adjoint])
+
+
+def _mean(parts: list[Tensor]) -> float:
+    return float(torch.cat(parts).double().mean()) if parts else float("nan")
+
+
+_LOGS: contextvars.ContextVar[tuple[SolveLog, ...]] = contextvars.ContextVar("wellposed_logs", default=())
+
+
+def active_logs() -> tuple[SolveLog, ...]:
+    """Returns the logs of all enclosing `watch` blocks."""
+    return _LOGS.get()
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[SolveLog]:
+    """Collects the statuses and step counts of every solve in the block.
+
+    Example:
+        >>> from wellposed.equilibrium.fixed_point import fixed_point
+        >>> with watch() as log:
+        ...     _ = fixed_point(lambda x: 0.5 * x + 1, torch.zeros(3, 1))
+        >>> log.failed_share
+        0.0
+    """
+    log = SolveLog()
+    token = _LOGS.set((*_LOGS.get(), log))
+    try:
+        yield log
+    finally:
+        _LOGS.reset(token)
+
+
+Loop = Callable[[Map, Tensor, Solver, Stopping, int], Iterates]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How equations are solved and what happens when one is not.
+
+    A method is made anew for every solve: it carries the place where the backward pass leaves its report.
+    """
+
+    solver: Solver
+    stop: Stopping
+    max_steps: int
+    on_failure: OnFailure = "warn"
+    logs: tuple[SolveLog, ...] = field(default_factory=active_logs)
+    adjoint: Adjoint = field(default_factory=Adjoint)
+    place: str = ""  # of the solve in a sequence, for messages
+    once: Once | None = None
+    loop: Loop = iterate  # or a faster one that does the same
+
+    def solve(self, f: Map, x0: Tensor) -> Iterates:
+        """Solves the forward equation, logs it and applies the failure policy."""
+        masked = under_transform()
+        if masked:
+            found = iterate(f, x0, self.solver, self.stop, self.max_steps, masked=True)
+        else:
+            found = self.run(f, x0)
+            for log in self.logs:
+                log.forward.append((found.status, found.steps))
+            self._report(found, "equilibrium")
+        return found
+
+    def run(self, f: Map, x0: Tensor) -> Iterates:
+        """Solves an equation and says nothing about it."""
+        return self.loop(f, x0, self.solver, self.stop, self.max_steps)
+
+    def solve_adjoint(self, f: Map, x0: Tensor) -> Tensor:
+        """Solves the equation of the backward pass and leaves a report."""
+        found = self.run(f, x0)
+        self.note_adjoint(found)
+        return found.value
+
+    def note_adjoint(self, found: Iterates) -> None:
+        """Records how a backward solve went and applies the failure policy."""
+        self.adjoint.iterates = found
+        for log in self.logs:
+            log.adjoint.append((found.status, found.steps))
+        self._report(found, "adjoint solve")
+
+    def _report(self, found: Iterates, solve: str) -> None:
+        name = solve + self.place
+        report(found, self.on_failure, solve=name, max_steps=self.max_steps, once=self.once)

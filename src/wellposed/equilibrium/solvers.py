@@ -1,0 +1,383 @@
+"""Solvers propose the next iterate; the loop decides when to stop.
+
+Plain and damped fixed-point iteration.
+
+Anderson extrapolation alternating with plain steps, batched, regularised and safeguarded.
+
+Broyden's method with limited memory.
+
+Takes back steps that lead astray, per sample.
+
+Semismooth Newton: dense for small states, matrix-free above.
+
+Stochastic approximation: damped steps that shrink, for maps whose values are noisy.
+"""
+
+import abc
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.linear import eliminate, gmres, solve_rows
+from wellposed.equilibrium.maps import Map, pieces
+from wellposed.equilibrium.tracing import under_functorch, under_transform
+from wellposed.errors import InputError
+
+SolverState = tuple[Tensor, ...]
+
+
+class Solver(abc.ABC):
+    """Proposes the next iterate from ``x`` and ``f(x)``.
+
+    The state is a tuple of batch-first tensors, so that the loop can drop finished rows.
+    """
+
+    block: int = 1  # steps that may be taken before the loop looks at them; 1 where a step is expensive
+
+    def init(self, x: Tensor) -> SolverState:
+        """Returns the solver's own state for a solve that starts at `x`."""
+        return ()
+
+    @abc.abstractmethod
+    def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
+        """Returns the next iterate and the next state."""
+
+
+@dataclass(frozen=True)
+class Picard(Solver):
+    """Iterates ``x <- (1 - damping) x + damping f(x)`` (003 Theorem 1 with damping 1)."""
+
+    damping: float = 1.0
+
+    block = 16
+
+    def __post_init__(self) -> None:
+        if not 0 < self.damping <= 1:
+            raise InputError(f"damping must lie in (0, 1]; received {self.damping}")
+
+    def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
+        return (fx if self.damping == 1 else torch.lerp(x, fx, self.damping)), state
+
+
+@dataclass(frozen=True)
+class Anderson(Solver):
+    """Takes plain steps and, from time to time, the combination of them whose residuals cancel.
+
+    With the residuals ``r_i = f(x_i) - x_i`` of the latest `memory` + 1 plain steps, jumps to
+    ``sum a_i f(x_i)`` where the weights minimise ``|sum a_i r_i|_2`` and add up to one (Anderson 1965; the
+    alternation with plain steps is that of Pratapa, Suryanarayana and Pask 2016). The next evaluation
+    judges the jump: it must have gained at least what `worth` plain steps gain, else the solve goes on
+    from the last plain point. A failed jump thus costs one evaluation in ``memory + 3``, after repeated
+    failures ever fewer jumps are tried, and the solver needs at most about 1.2 times the evaluations of
+    `Picard`.
+
+    Residuals are judged in the l1 norm: averaging iterates whose residual merely moves from state to
+    state (a cyclic shift) shrinks the other norms and gains nothing.
+
+    Args:
+        memory: differences that a jump combines.
+        damping: ``(1 - damping) x + damping f(x)`` takes the place of ``f(x)``.
+        worth: plain steps that a jump must be worth.
+        patience: samples that need no more plain steps than this to the accuracy of the dtype are left alone.
+        ridge: regularisation of the least squares problem, relative to its trace; None means 1e-12, or the
+            rounding unit of the dtype if that is larger.
+    """
+
+    memory: int = 5
+    damping: float = 1.0
+    worth: float = 2.0
+    patience: float = 12.0
+    ridge: float | None = None
+
+    block = 16
+
+    def __post_init__(self) -> None:
+        if self.memory < 1 or not 0 < self.damping <= 1:
+            raise InputError(
+                "memory must be at least 1 and damping in (0, 1]; received "
+                f"memory={self.memory}, damping={self.damping}"
+            )
+
+    # The state: cycles to sit out, failures in a row, and then either the plain points (x, f(x), f(f(x)), ...)
+    # or, after a jump, where to go if it fails, the residual to beat and the samples that jumped. Cycles have the
+    # same length for all samples, jump or not, so that a sample does not depend on its companions.
+
+    def init(self, x: Tensor) -> SolverState:
+        none = x.new_zeros(x.shape[0])
+        return none, none
+
+    def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
+        if self.damping != 1:
+            fx = torch.lerp(x, fx, self.damping)
+        if state[-1].dtype == torch.bool:
+            return self._judge(x, fx, *state)
+        plain = (*state, fx) if len(state) > 2 else (*state, x, fx)
+        if len(plain) < self.memory + 4:
+            return fx, plain
+        return self._jump(plain[0], plain[1], plain[-1], _stacked(plain[2:], pieces(x)))
+
+    def _jump(self, rest: Tensor, failures: Tensor, last: Tensor, points: Tensor) -> tuple[Tensor, SolverState]:
+        """Extrapolates from the plain points ``(B, pieces, memory + 2, n / pieces)``, the last of them `last`."""
+        residuals = points.diff(dim=2)  # (B, pieces, memory + 1, n / pieces)
+        norms = residuals[:, :, -2:].detach().abs().sum((1, 3))
+        rate = (norms[:, 1] / norms[:, 0]).clamp_max(1)
+        goal = 8 * torch.finfo(points.dtype).eps * last.detach().abs().sum(1)
+        jumps = (norms[:, 1] * rate**self.patience > goal) & (rest <= 0)
+        target = rate**self.worth * norms[:, 1]
+        if not under_transform() and not bool(jumps.any()):
+            return last, (rest - 1, failures, last, target, jumps)
+        ridge = default_ridge(points.dtype) if self.ridge is None else self.ridge
+        latest = -min(self.memory, last.shape[1])  # more differences than states determine nothing
+        gamma = least_squares(residuals.diff(dim=2)[:, :, latest:], residuals[:, :, -1], ridge)
+        images = points[:, :, 1:].diff(dim=2)[:, :, latest:]
+        jump = last - _combination(images, gamma).reshape(last.shape)
+        jumps = jumps & jump.detach().isfinite().all(1)
+        return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
+
+    @staticmethod
+    def _judge(
+        x: Tensor, fx: Tensor, rest: Tensor, failures: Tensor, safe: Tensor, target: Tensor, jumped: Tensor
+    ) -> tuple[Tensor, SolverState]:
+        """Goes on from the jump where it paid, from the last plain point elsewhere."""
+        norm = (fx - x).detach().abs().sum(1)
+        failed = jumped & ~(norm <= target)
+        failures = torch.where(jumped, (failures + 1) * failed, failures)
+        rest = torch.where(failed, 2 ** (failures - 1).clamp_max(3) - 1, rest)
+        return torch.where(failed[:, None], safe, fx), (rest, failures)
+
+
+def default_ridge(dtype: torch.dtype) -> float:
+    """Returns a ridge that leaves differences of use alone and keeps rounding out of the others."""
+    return max(1e-12, torch.finfo(dtype).eps)
+
+
+def _stacked(points: tuple[Tensor, ...], count: int) -> Tensor:  # (B, count, k, n / count)
+    """Stacks points whose rows are cut into pieces."""
+    if count == 1:
+        return torch.stack(points, dim=1)[:, None]
+    return torch.stack([point.unflatten(1, (count, -1)) for point in points], dim=2)
+
+
+def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, s, m, c), (B, s, c) -> (B, m)
+    """Minimises ``|right - sum gamma_i columns_i|`` per sample by regularised normal equations."""
+    gram = (columns @ columns.mT).double().sum(1)
+    size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
+    image = (columns @ right[..., None]).double().sum(1)
+    solution = eliminate(gram, image) if gram.is_cuda else torch.linalg.solve_ex(gram, image)[0]
+    return solution[:, :, 0].to(right.dtype)
+
+
+def _combination(parts: Tensor, weights: Tensor) -> Tensor:  # (B, s, m, c), (B, m) -> (B, s, c)
+    """Adds up weighted parts; as a matrix product where that is faster."""
+    if not parts.is_cuda:
+        return (parts * weights[:, None, :, None]).sum(2)
+    return (weights[:, None, None].expand(-1, parts.shape[1], -1, -1) @ parts)[:, :, 0]
+
+
+Guard = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Safeguard:
+    """Rejects a trial step whose residual has grown too much, and pauses after it.
+
+    Args:
+        growth: the growth of the residual that is tolerated.
+        pause: plain steps after a rejected trial.
+    """
+
+    growth: float
+    pause: int
+
+    def init(self, x: Tensor) -> Guard:
+        """Returns the plain image of the best point, its residual, whether a trial is pending, steps to wait."""
+        size = x.new_zeros(x.shape[0])
+        return x, torch.full_like(size, torch.inf), size.bool(), size
+
+    def judge(self, guard: Guard, x: Tensor, fx: Tensor) -> tuple[Tensor, Guard]:
+        """Judges the point that has just been evaluated; returns the samples whose trial is rejected."""
+        safe, best, pending, wait = guard
+        norm = (fx - x).detach().abs().sum(1)
+        rejected = pending & ~(norm <= self.growth * best)
+        wait = (wait - 1).masked_fill(rejected, self.pause)
+        best = torch.where(rejected, best, norm)
+        return rejected, (torch.where(rejected[:, None], safe, fx), best, pending, wait)
+
+    def choose(self, trial: Tensor, rejected: Tensor, fx: Tensor, guard: Guard) -> tuple[Tensor, Guard]:
+        """Takes the trial where it may be tried and is finite, the safe image where one failed, f(x) elsewhere."""
+        safe, best, _, wait = guard
+        taken = ~rejected & (wait <= 0) & trial.detach().isfinite().all(1)
+        x = torch.where(taken[:, None], trial, torch.where(rejected[:, None], safe, fx))
+        return x, (safe, best, taken, wait)
+
+
+ROOM = 8  # terms by which the memory grows; one by one, a program that is captured would keep every size of it
+
+
+@dataclass(frozen=True)
+class Broyden(Solver):
+    """Solves ``g(x) = f(x) - x = 0`` by rank-one updates of an inverse Jacobian (Broyden 1965).
+
+    Starts from ``H = -I``, which makes the first step a plain one, and keeps ``H = -I + sum u v'`` with at
+    most `memory` terms, after which it starts again from ``-I``. A step that more than doubles the
+    residual is taken back.
+
+    Args:
+        memory: rank-one terms kept before a restart.
+    """
+
+    memory: int = 30
+
+    def __post_init__(self) -> None:
+        if self.memory < 1:
+            raise InputError(f"memory must be at least 1; received {self.memory}")
+
+    @property
+    def guard(self) -> Safeguard:
+        """The rule that accepts or rejects proposals."""
+        return Safeguard(growth=2.0, pause=2)
+
+    def init(self, x: Tensor) -> SolverState:
+        terms = x.new_zeros(x.shape[0], 0, x.shape[1])  # grows up to the memory
+        count = x.new_zeros(x.shape[0], 0, 0)  # its last size is the number of terms
+        unknown = torch.full_like(x, torch.nan)
+        return (terms, terms, count, unknown, unknown, *self.guard.init(x))
+
+    def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
+        left, right, count, old_x, old_g, *old_guard = state
+        rejected, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
+        g, used = fx - x, count.shape[2]
+        unknown = ~old_g.isfinite().all(1, keepdim=True)
+        dx, dg = (x - old_x).masked_fill(unknown, 0), (g - old_g).masked_fill(unknown, 0)
+        if used == self.memory:
+            full = (left[:, :1] != 0).any(2, keepdim=True)
+            left, right = left[:, :used].masked_fill(full, 0)[:, 1:], right[:, 1:used].clone()
+            used -= 1
+        column, term = _new_term(left[:, :used], right[:, :used], dx, dg)
+        left, right = _joined(left, used, column), _joined(right, used, term)
+        used += 1
+        trial = x - _apply(left[:, :used], right[:, :used], g)
+        new_x, guard = self.guard.choose(trial, rejected, fx, guard)
+        return new_x, (left, right, x.new_zeros(x.shape[0], 0, used), x, g, *guard)
+
+
+def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum left right') vector
+    return (left.mT @ (right @ vector[:, :, None]))[:, :, 0] - vector
+
+
+def _new_term(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor, Tensor]:  # (B, n) each
+    """Returns the rank-one term that makes ``H dg = dx``."""
+    image = _apply(left, right, dg)
+    term = _apply(right, left, dx)
+    denominator = (dx * image).sum(1, keepdim=True)
+    sizes = [torch.linalg.vector_norm(part.detach(), dim=1, keepdim=True) for part in (dx, image)]
+    sound = denominator.abs() > 1e-8 * sizes[0] * sizes[1]
+    return ((dx - image) / denominator.masked_fill(~sound, 1)).masked_fill(~sound, 0), term
+
+
+def _joined(terms: Tensor, used: int, term: Tensor) -> Tensor:
+    """Adds a term to those in use: in place where there is room, but not in steps that are differentiated."""
+    if torch.is_grad_enabled() or under_functorch() or torch.compiler.is_compiling():
+        return torch.cat([terms[:, :used], term[:, None]], dim=1)
+    if used == terms.shape[1]:
+        terms = torch.cat([terms, terms.new_zeros(terms.shape[0], ROOM, terms.shape[2])], dim=1)
+    terms[:, used] = term
+    return terms
+
+
+@dataclass(frozen=True)
+class Newton(Solver):
+    """Proposes ``x + (I - J)^-1 (f(x) - x)`` with ``J`` an element of the generalised Jacobian of f.
+
+    For piecewise linear maps such as ReLU this is an active-set method and ends after finitely many
+    steps. A step that does not reduce the residual is halved, up to `halvings` times, and then replaced
+    by a plain step from the point it started at.
+
+    Args:
+        dense: states up to this size factorise the Jacobian; larger ones use GMRES.
+        krylov_steps: the most products with the Jacobian in one GMRES solve.
+        halvings: the most evaluations spent on shortening one step.
+    """
+
+    dense: int = 64
+    krylov_steps: int = 40
+    halvings: int = 6
+
+    def __post_init__(self) -> None:
+        if self.dense < 0 or self.krylov_steps < 1 or self.halvings < 0:
+            raise InputError(
+                "dense and halvings must not be negative and krylov_steps at least 1; received "
+                f"dense={self.dense}, krylov_steps={self.krylov_steps}, halvings={self.halvings}"
+            )
+
+    def init(self, x: Tensor) -> SolverState:
+        # where the step started, its direction, its length (zero: the last step was plain), the
+        # residual there and the plain image of that point
+        size = x.new_zeros(x.shape[0])
+        return x, torch.zeros_like(x), size, torch.full_like(size, torch.inf), x
+
+    def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
+        origin, direction, length, best, safe = state
+        norm = torch.linalg.vector_norm((fx - x).detach(), dim=1)
+        worse = (length > 0) & ~(norm < best)
+        half = worse & (length > 0.5**self.halvings)
+        plain = worse & ~half
+        if under_transform() or not bool(worse.all()):
+            found = self._solve(f, x.detach(), fx - x)
+            fresh = ~worse & found.detach().isfinite().all(1)
+            keep = worse[:, None]
+            origin, safe = torch.where(keep, origin, x), torch.where(keep, safe, fx)
+            best = torch.where(worse, best, norm)
+            direction = torch.where(keep, direction, torch.where(fresh[:, None], found, fx - x))
+        length = torch.where(half, length / 2, torch.where(plain, 0, 1))
+        proposal = torch.where(plain[:, None], safe, origin + length[:, None] * direction)
+        return proposal, (origin, direction, length, best, safe)
+
+    def _solve(self, f: Map, x: Tensor, r: Tensor) -> Tensor:
+        if x.shape[1] <= self.dense:
+            with torch.no_grad():
+                system = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) - f.jacobian(x)
+            return solve_rows(system, r)
+        if r.requires_grad:
+            raise InputError(
+                f"Newton on {x.shape[1]} states uses GMRES, which gradient=Unrolled() cannot differentiate; "
+                "use gradient=Implicit(), or raise Newton(dense=...)"
+            )
+        return gmres(lambda tangent: tangent - f.jvp(x, tangent), r, self.krylov_steps)
+
+
+@dataclass(frozen=True)
+class RobbinsMonro(Solver):
+    """Iterates ``x <- (1 - a) x + a f(x)`` with ``a = rate / (1 + m) ** decay`` at step m.
+
+    The "stochastic unrolling" of 004 (eq. 7, whose printed signs run away from the equilibrium). With `decay` in
+    (0.5, 1] the iterates converge to the root of the mean map (Robbins and Monro 1951); with ``decay=0``, which
+    004 uses, they keep moving around it, and a mean over the last of them, `MeanRelative`, is the answer.
+
+    Args:
+        rate: the first step.
+        decay: how fast steps shrink.
+
+    Example:
+        >>> RobbinsMonro(0.5).step(None, torch.zeros(1, 2), torch.ones(1, 2), (torch.zeros(1, 1),))[0]
+        tensor([[0.5000, 0.5000]])
+    """
+
+    rate: float = 0.5
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise InputError(f"rate must lie in (0, 1]; received {self.rate}")
+        if not 0 <= self.decay <= 1:
+            raise InputError(f"decay must lie in [0, 1]; received {self.decay}")
+
+    def init(self, x: Tensor) -> SolverState:
+        return (x.new_zeros(x.shape[0], 1),)
+
+    def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
+        (count,) = state
+        share = self.rate / (1 + count) ** self.decay
+        return torch.lerp(x, fx, share.expand_as(x)), (count + 1,)
