@@ -16,7 +16,7 @@ from wellposed_lab.networks.resnet import ResNet
 from benchmarks.harness import best_times, make_parser, one_thread, peak_bytes, print_table, save, versions
 from wellposed.convert import to_implicit
 from wellposed.forms import ImplicitForm
-from wellposed.forms.operator import tensors
+from wellposed.forms.operators.base import tensors
 
 BATCHES = (1, 8, 32)
 

@@ -48,12 +48,11 @@ if TYPE_CHECKING:
     from wellposed.estimators.sequences import ImplicitSequenceRegressor as ImplicitSequenceRegressor
     from wellposed.estimators.tables import ImplicitClassifier as ImplicitClassifier
     from wellposed.estimators.tables import ImplicitRegressor as ImplicitRegressor
-    from wellposed.forms.compose import add, parallel, series
+    from wellposed.forms.compose import add, parallel, product, series
+    from wellposed.forms.draw.diagram import graph
+    from wellposed.forms.draw.spy import spy
     from wellposed.forms.feedback import feedback
     from wellposed.forms.form import ImplicitForm
-    from wellposed.forms.graph import graph
-    from wellposed.forms.product import product
-    from wellposed.forms.spy import spy
     from wellposed.models.deq import DEQ
     from wellposed.models.ensemble import Ensemble
     from wellposed.models.fixed_steps import fixed_steps

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellposed.forms import Block, ImplicitForm, Operator
-from wellposed.forms.operator import Product
+from wellposed.forms.operators.base import Product
 
 Array = np.ndarray
 WIDE = np.longdouble

@@ -14,7 +14,7 @@ from wellposed import ImplicitForm, ImplicitModel, ImplicitRNN, cli
 from wellposed.cli import forms as commands
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense
-from wellposed.forms.description import form_facts, summary_lines
+from wellposed.forms.draw.summary import form_facts, summary_lines
 
 CODE = """
 import torch

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellposed.forms.loop import strong_components
+from wellposed.forms.evaluation import strong_components
 
 
 def reachable(edges, start):

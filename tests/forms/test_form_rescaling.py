@@ -9,7 +9,7 @@ from form_cases import loop_inside as inside
 
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import Block, Convolution, Dense, Identity, ImplicitForm, LowRank, Product, Selection, Sparse
-from wellposed.forms.operators import Diagonal
+from wellposed.forms.operators.plain import Diagonal
 
 ROOM = {"pooled_loop": 1.25, "softmax_loop": 1.25}  # whose activations have slopes below one
 BITS = pytest.mark.parametrize("layers", [20, 50])

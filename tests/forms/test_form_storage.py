@@ -26,7 +26,7 @@ from wellposed.forms import (
     Sum,
     Zero,
 )
-from wellposed.forms.operator import tensors
+from wellposed.forms.operators.base import tensors
 from wellposed.models import storage
 
 F64 = torch.float64

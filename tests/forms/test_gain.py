@@ -9,7 +9,7 @@ from problems import state_matrix
 from wellposed import ImplicitForm
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Convolution, Dense, LowRank, Product, Repeated, Selection, Sum, gains, series
-from wellposed.forms.cover import cover
+from wellposed.forms.operators.entries import cover
 
 
 def network(*sizes, activations=None, dtype=DOUBLE):

@@ -12,11 +12,9 @@ from sklearn.isotonic import IsotonicRegression
 from wellposed import ImplicitForm
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, Identity
-from wellposed.forms.graph import graph
-from wellposed.forms.links import Wiring
-from wellposed.forms.pictures.block_diagram import block_diagram
-from wellposed.forms.pictures.layering import _at_least_apart, _crossings, columns_of, layered
-from wellposed.forms.pictures.state_diagram import state_diagram
+from wellposed.forms.draw.diagram import block_diagram, graph, state_diagram
+from wellposed.forms.draw.layering import _at_least_apart, _crossings, columns_of, layered
+from wellposed.forms.draw.summary import Wiring
 
 
 def random_edges(seed, count=14):

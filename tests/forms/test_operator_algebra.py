@@ -36,9 +36,9 @@ from wellposed.forms import (
     Sum,
     Zero,
 )
-from wellposed.forms.block import partitioned
-from wellposed.forms.operator import chain
-from wellposed.forms.selection import Accumulation
+from wellposed.forms.operators.base import chain
+from wellposed.forms.operators.block import partitioned
+from wellposed.forms.operators.structured import Accumulation
 
 PRODUCTS = {
     "identity, right": (lambda: (dense(2, 3), Identity(3, F64)), Dense),

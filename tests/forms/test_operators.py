@@ -28,7 +28,7 @@ from wellposed.forms import (
     Sparse,
     Zero,
 )
-from wellposed.forms.operators import as_operator
+from wellposed.forms.operators.plain import as_operator
 
 EVERY = pytest.mark.parametrize("name", OPERATORS)
 

@@ -8,7 +8,7 @@ from wellposed import ImplicitForm
 from wellposed.activations import get_activation
 from wellposed.errors import InputError
 from wellposed.forms import gains, linear, product, product_lipschitz, series
-from wellposed.forms.product import output_bound
+from wellposed.forms.compose import output_bound
 
 
 def squashed(p, q, scale, activation="tanh", dtype=DOUBLE):

@@ -10,11 +10,10 @@ import torch
 from wellposed import ImplicitForm, ImplicitModel
 from wellposed.errors import InputError, UnknownNameError
 from wellposed.forms import Block, Convolution, Dense, Diagonal, Identity, LowRank, Product, Selection, Sparse, Sum
-from wellposed.forms import entries as listing
-from wellposed.forms.entries import entries
-from wellposed.forms.links import COLOURS, Link, Wiring, kind_of
-from wellposed.forms.pictures.raster import density, raster
-from wellposed.forms.spy import spy
+from wellposed.forms.draw.spy import density, raster, spy
+from wellposed.forms.draw.summary import COLOURS, Link, Wiring, kind_of
+from wellposed.forms.operators import entries as listing
+from wellposed.forms.operators.entries import entries
 
 CONVOLUTION = Convolution(torch.randn(4, 3, 3, 3), (3, 8, 8), (2, 1), (1, 1), (1, 1))
 OPERATORS = [

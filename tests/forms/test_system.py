@@ -34,9 +34,9 @@ from wellposed.forms import (
     Selection,
     Sparse,
     Zero,
-    system,
+    evaluation,
 )
-from wellposed.forms.system import System, block_certificate, block_norms
+from wellposed.forms.evaluation import System, block_certificate, block_norms
 
 KINDS = {
     "feed_forward": "triangular",
@@ -111,7 +111,7 @@ def test_loops_are_proven_without_the_big_matrix(case, monkeypatch):
     form = case()
     monkeypatch.setattr(Operator, "to_dense", refuse)
     monkeypatch.setattr(Dense, "to_dense", refuse)
-    monkeypatch.setattr(system, "LARGEST_DENSE", 0)
+    monkeypatch.setattr(evaluation, "LARGEST_DENSE", 0)
     assert form.certificate().holds
     assert form(torch.ones(1, 3, dtype=F64)).isfinite().all()
 
@@ -128,7 +128,7 @@ def test_a_loop_of_convolutions_forms_nothing(monkeypatch):
     expected = form.to_dense()(torch.ones(2, 3, dtype=F64))
     monkeypatch.setattr(Operator, "to_dense", refuse)
     monkeypatch.setattr(Convolution, "coordinates", refuse)
-    monkeypatch.setattr(system, "LARGEST_DENSE", 0)
+    monkeypatch.setattr(evaluation, "LARGEST_DENSE", 0)
     with torch.no_grad():
         torch.testing.assert_close(form(torch.ones(2, 3, dtype=F64)), expected, rtol=1e-4, atol=1e-4)
     assert form.certificate().holds
@@ -137,7 +137,7 @@ def test_a_loop_of_convolutions_forms_nothing(monkeypatch):
 def test_large_loops_that_blocks_do_not_prove_are_refused(monkeypatch):
     form = build((2, 3), {(0, 0): Dense(torch.tensor([[-4.0, 2.0], [0.3, 0.0]]).double())}, ["relu", "tanh"])
     assert form.certificate().holds
-    monkeypatch.setattr(system, "LARGEST_DENSE", 1)
+    monkeypatch.setattr(evaluation, "LARGEST_DENSE", 1)
     with pytest.raises(IllPosedError, match="loop of 2 states"):
         build((2, 3), dict(form.A.parts), ["relu", "tanh"]).certificate()
 

@@ -15,10 +15,10 @@ from wellposed.cli.terminal import print_table
 from wellposed.convert import to_implicit
 from wellposed.errors import FileFormatError, InputError
 from wellposed.forms import ImplicitForm
-from wellposed.forms.description import block_table, form_facts, summary_lines
-from wellposed.forms.graph import graph
-from wellposed.forms.pictures.page import STILL
-from wellposed.forms.spy import spy
+from wellposed.forms.draw.diagram import graph
+from wellposed.forms.draw.page import STILL
+from wellposed.forms.draw.spy import spy
+from wellposed.forms.draw.summary import block_table, form_facts, summary_lines
 from wellposed.models import ImplicitModel, load
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")

@@ -11,8 +11,8 @@ from wellposed.activations import matrix_product, multiply
 from wellposed.convert.signal import INPUT, Network, Signal
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, Identity, Operator, Repeated, Selection
-from wellposed.forms.cover import cover, sum_length
-from wellposed.forms.operator import tensors
+from wellposed.forms.operators.base import tensors
+from wellposed.forms.operators.entries import cover, sum_length
 
 EXACT = 256.0  # whole numbers up to here, and their sums, are exact in every type
 COARSE = 2.0**-6  # relative rounding of operands where matrices are multiplied in bfloat16, and more

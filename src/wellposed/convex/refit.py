@@ -12,7 +12,7 @@ from wellposed.convex.objective import Objective
 from wellposed.convex.rows import RowFit
 from wellposed.convex.states import States
 from wellposed.errors import InputError
-from wellposed.forms.operators import Zero
+from wellposed.forms.operators.plain import Zero
 
 TINY = 1e-10
 

@@ -14,7 +14,7 @@ from wellposed.convex.rows import RowFit, row_groups
 from wellposed.convex.states import States
 from wellposed.convex.support import block_starts
 from wellposed.errors import IllPosedError
-from wellposed.forms.system import block_norms
+from wellposed.forms.evaluation import block_norms
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
-"""Loops closed around forms: ``y = f(u + g(y))``, with the proof that it has one solution."""
+"""Loops closed around forms: ``y = f(u + g(y))``, with the proof that it has one solution.
 
-from dataclasses import replace
+The loop that two feedthroughs close without any state between them.
+"""
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.norms import perron_weights
-from wellposed.conditions.rounding import EPS, reciprocal_gap, upward
+from wellposed.conditions.rounding import EPS, double, reciprocal_gap, upward
 from wellposed.errors import IllPosedError, InputError
-from wellposed.forms.blocks import (
+from wellposed.forms.compose import (
     Blocks,
     above,
     beside,
@@ -17,17 +20,91 @@ from wellposed.forms.blocks import (
     image,
     joined,
     joined_labels,
+    linear,
     plus,
+    same_home,
     times,
     total,
 )
-from wellposed.forms.compose import linear, same_home
 from wellposed.forms.evaluation import Stage
-from wellposed.forms.feedthrough import Feedthrough
 from wellposed.forms.form import ImplicitForm
-from wellposed.forms.gain import Spread, gains
-from wellposed.forms.loop_bound import steepest
-from wellposed.forms.operators import Identity
+from wellposed.forms.gains import Spread, gains, steepest
+from wellposed.forms.operators.base import Operator
+from wellposed.forms.operators.block import Block
+from wellposed.forms.operators.entries import cover_block
+from wellposed.forms.operators.plain import Dense, Identity
+
+
+@dataclass(frozen=True)
+class Feedthrough:
+    """Products with M = (I - D K)^-1 and N = (I - K D)^-1, of which one is a small matrix."""
+
+    D: Block
+    K: Block
+    inverse: Block | None  # M, or N if there are fewer inputs than outputs; None is the identity
+    outer: bool  # whether it is M
+
+    @classmethod
+    def around(cls, D: Block, K: Block) -> "Feedthrough":
+        """Factorises the loop of the feedthroughs, and proves that it is invertible."""
+        if not D.parts or not K.parts:
+            return cls(D, K, None, True)
+        outer = D.shape[0] <= D.shape[1]
+        left, right = (D, K) if outer else (K, D)
+        size = left.shape[0]
+        eye = torch.eye(size, dtype=torch.float64, device=double(torch.empty(0, device=left.device)).device)
+        around = _exact(left, eye).apply(_exact(right, eye).apply(eye)).mT
+        found, failed = torch.linalg.inv_ex(eye - around)
+        if bool(failed) or not _is_inverse(found.detach(), around.detach(), left, right):
+            names = "D_f D_g" if outer else "D_g D_f"
+            raise IllPosedError(
+                f"I - {names} is singular to working precision, so the loop of the feedthroughs has no solution "
+                "or many; change one of them"
+            )
+        inverse = Dense(found.to(device=left.device, dtype=left.dtype))
+        return cls(D, K, Block((size,), (size,), {(0, 0): inverse}), outer)
+
+    def M(self, X: Block) -> Block:
+        """Returns M X."""
+        if self.inverse is None:
+            return X
+        return times(self.inverse, X) if self.outer else plus(X, times(self.D, times(self.KM, X)))
+
+    def N(self, X: Block) -> Block:
+        """Returns N X."""
+        if self.inverse is None:
+            return X
+        return plus(X, times(self.K, times(self.MD, X))) if self.outer else times(self.inverse, X)
+
+    @property
+    def KM(self) -> Block:
+        """K M = N K."""
+        if self.inverse is None:
+            return self.K
+        return times(self.K, self.inverse) if self.outer else times(self.inverse, self.K)
+
+    @property
+    def MD(self) -> Block:
+        """M D = D N."""
+        if self.inverse is None:
+            return self.D
+        return times(self.inverse, self.D) if self.outer else times(self.D, self.inverse)
+
+
+def _exact(operator: Operator, like: Tensor) -> Operator:
+    return operator.to(device=like.device, dtype=like.dtype)
+
+
+@torch.no_grad()
+def _is_inverse(found: Tensor, around: Tensor, left: Block, right: Block) -> bool:
+    """Checks |I - R (I - P)|_inf < 1 with outward rounding, which proves I - P invertible."""
+    eye, size = torch.eye(len(found), dtype=found.dtype, device=found.device), len(found)
+    terms = size + left.shape[1] + 4
+    spread = cover_block(left, found.device, False).apply(cover_block(right, found.device, False).apply(eye)).mT
+    rounding = upward(found.abs() @ (spread + around.abs() + eye), 2 * terms) * (2 * terms * EPS)
+    residual = (eye - found @ (eye - around)).abs() + rounding
+    return float(upward(residual.sum(1), terms).amax()) < 1
+
 
 SLACKS = (1e-2, 1e-3, 1e-4, 1e-6, 1e-9)
 

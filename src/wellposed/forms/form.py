@@ -1,28 +1,146 @@
-"""ImplicitForm: the matrices of an implicit model, evaluating themselves."""
+"""ImplicitForm: the matrices of an implicit model, evaluating themselves.
+
+The options of an evaluation, and what happens when it leaves the range of its numbers.
+
+Other units for the blocks of a state, so that |A|_inf shrinks and nothing else changes.
+"""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, get_activation
+from wellposed.activations import Activation, get_activation, rescaled
 from wellposed.activations.blockwise import piecewise
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.rescaling import apply_rescaling, rescaling
-from wellposed.equilibrium.fixed_point import require_finite
+from wellposed.equilibrium.fixed_point import make_method, require_finite
+from wellposed.equilibrium.method import check_policy
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.tracing import under_transform
-from wellposed.errors import InputError, MissingExtraError
-from wellposed.forms.block import Block, combine, partitioned
-from wellposed.forms.evaluation import Evaluation, Plan
-from wellposed.forms.operator import Operator
-from wellposed.forms.operators import Zero, as_operator
-from wellposed.forms.options import check_options, report_overflow
-from wellposed.forms.rescaling import rescaled_blocks
+from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError, MissingExtraError, unknown_name
+from wellposed.forms.evaluation import Evaluation, Plan, block_norms
+from wellposed.forms.operators.base import Operator, tensors
+from wellposed.forms.operators.block import Block, combine, partitioned
+from wellposed.forms.operators.plain import Diagonal, Zero, as_operator
+
+OPTIONS = ("solver", "stop", "max_steps", "gradient", "on_failure", "generator", "x0")
+
+
+def check_options(options: dict[str, Any], shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Raises where an option is unknown or does not fit, also if there is no loop that it could reach.
+
+    Args:
+        options: those of `fixed_point` and the start x0.
+        shape: the numbers of samples and states.
+
+    Example:
+        >>> check_options({"slover": "picard"}, (1, 1), torch.float32)
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.UnknownNameError: unknown option 'slover'; ...
+    """
+    for name in options:
+        if name not in OPTIONS:
+            raise unknown_name("option", name, OPTIONS)
+    start = options.get("x0")
+    if start is not None and (tuple(start.shape) != shape or start.dtype != dtype):
+        raise InputError(
+            f"x0 must have the shape {shape} and be {dtype}; received {tuple(start.shape)}, {start.dtype}"
+        )
+    solver, stop, max_steps = (options.get(name) for name in ("solver", "stop", "max_steps"))
+    make_method(solver, stop, max_steps, options.get("on_failure", "warn"))
+
+
+def report_overflow(values: Tensor, on_failure: str) -> None:
+    """Warns or raises if some samples hold NaN or infinity.
+
+    Example:
+        >>> report_overflow(torch.full((2, 1), torch.inf), "raise")
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.ConvergenceError: 2 of 2 samples left the range of torch.float32; ...
+    """
+    check_policy(on_failure)
+    lost = ~values.isfinite().all(1)
+    if on_failure == "ignore" or not bool(lost.any()):
+        return
+    message = (
+        f"{int(lost.sum())} of {len(lost)} samples left the range of {values.dtype}; "
+        "rescale the form, shrink its inputs or convert both to float64"
+    )
+    if on_failure == "raise":
+        raise ConvergenceError(message)
+    warnings.warn(message, ConvergenceWarning, stacklevel=4)
+
+
+_OUT_OF_RANGE = (
+    "the rescaled weights leave the range of {}; convert the form to float64, or ask for a larger kappa"
+)
+
+
+class RescaledBlocks(NamedTuple):
+    """The operators and activations in the new units."""
+
+    A: Block
+    B: Block
+    C: Block
+    bias: Tensor | None
+    activation: tuple[Activation, ...]
+
+
+def rescaled_blocks(
+    blocks: tuple[Block, Block, Block], bias: Tensor | None, activations: tuple[Activation, ...], kappa: float
+) -> RescaledBlocks:
+    """Rescales x_k <- d_k x_k with one d_k a block so that ``|A|_inf < kappa``, forming nothing.
+
+    The d_k come from the norms of the blocks, N(A) of 003 eq. (2.6): if ``|D N D^-1|_inf < kappa`` then
+    ``|D A D^-1|_inf < kappa``. They are powers of two, so that every bit of the outputs stays, wherever a
+    power of two fits, which is always the case without loops.
+    """
+    A, B, C = blocks
+    scale = rescaling(block_norms(A), kappa)
+    power = [float(value) for value in scale.log2]
+    new_A = {(i, j): _times(part, power[i] - power[j]) for (i, j), part in A.parts.items()}
+    new_B = {(i, j): _times(part, power[i]) for (i, j), part in B.parts.items()}
+    new_C = {(i, j): _times(part, -power[j]) for (i, j), part in C.parts.items()}
+    return RescaledBlocks(
+        Block(A.heights, A.widths, new_A, A.dtype, A.device),
+        Block(B.heights, B.widths, new_B, B.dtype, B.device),
+        Block(C.heights, C.widths, new_C, C.dtype, C.device),
+        None if bias is None else _scaled_bias(bias, A.heights, power),
+        tuple(rescaled(phi, value) for phi, value in zip(activations, power, strict=True)),
+    )
+
+
+def _scaled_bias(bias: Tensor, sizes: tuple[int, ...], power: list[float]) -> Tensor:
+    pieces = zip(bias.split(sizes), power, strict=True)
+    scaled = [_times(Diagonal(piece), value) for piece, value in pieces]
+    return torch.cat([part.row_sums() for part in scaled])
+
+
+def _times(operator: Operator, power: float) -> Operator:
+    if power == 0:
+        return operator
+    scaled = operator.scaled(_power_of_two(power))
+    # scaling back gives every bit unless a weight became infinite, or lost digits near the smallest numbers
+    pairs = zip(tensors(operator.scaled(1.0)), tensors(scaled.scaled(_power_of_two(-power))), strict=True)
+    tolerance = 0.0 if power.is_integer() else 8 * torch.finfo(operator.dtype).eps
+    if not all(torch.allclose(old, new, rtol=tolerance, atol=0.0) for old, new in pairs):
+        raise InputError(_OUT_OF_RANGE.format(operator.dtype))
+    return scaled
+
+
+def _power_of_two(power: float) -> float:
+    if abs(power) > 1000:
+        raise InputError(_OUT_OF_RANGE.format("any dtype"))
+    return float(2.0**power)
+
 
 MODEL_BUILDERS: list[Callable[..., Any]] = []  # filled by wellposed.models
 

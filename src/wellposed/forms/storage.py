@@ -11,7 +11,7 @@ from torch import Tensor
 from wellposed.activations import Activation, get_activation
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, unknown_name
 from wellposed.forms.form import ImplicitForm
-from wellposed.forms.operator import Operator
+from wellposed.forms.operators.base import Operator
 
 FORM_FORMAT = "wellposed-form-1"
 _TYPES = ("float64", "float32", "float16", "bfloat16")

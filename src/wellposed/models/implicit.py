@@ -23,7 +23,7 @@ from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError
 from wellposed.forms.form import ImplicitForm
-from wellposed.forms.operators import Dense, LowRank
+from wellposed.forms.operators.plain import Dense, LowRank
 from wellposed.kernels.automatic import adjoint_patience
 from wellposed.kernels.dispatch import check_executor, choose_loop
 from wellposed.kernels.executor import solve_adjoint

@@ -21,7 +21,7 @@ from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import double, upward
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm
-from wellposed.forms.block import Block
+from wellposed.forms.operators.block import Block
 from wellposed.models.atomic import written_whole
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.matrix import StateMatrix

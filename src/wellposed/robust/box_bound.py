@@ -8,8 +8,8 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.conditions.rounding import EPS, upward
 from wellposed.forms import Block, Identity
-from wellposed.forms.gain import Spread
-from wellposed.forms.operator import Operator
+from wellposed.forms.gains import Spread
+from wellposed.forms.operators.base import Operator
 from wellposed.robust.center import Center
 from wellposed.robust.interval import Interval
 from wellposed.robust.query import Query

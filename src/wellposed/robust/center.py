@@ -9,8 +9,7 @@ from wellposed.activations import Activation
 from wellposed.conditions.rounding import EPS, upward
 from wellposed.errors import IllPosedError
 from wellposed.forms import ImplicitForm
-from wellposed.forms.gain import Spread
-from wellposed.forms.loop_bound import steepest
+from wellposed.forms.gains import Spread, steepest
 from wellposed.robust.query import Query
 
 

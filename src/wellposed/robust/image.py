@@ -6,7 +6,7 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.conditions.rounding import unit_roundoff
 from wellposed.errors import IllPosedError
-from wellposed.forms.loop_bound import steepest
+from wellposed.forms.gains import steepest
 from wellposed.robust.interval import Interval
 from wellposed.robust.query import MethodError
 

@@ -10,8 +10,8 @@ from wellposed.conditions.conditions import Monotone
 from wellposed.conditions.norms import largest_eigenvalue, largest_singular_value, spectral_norm
 from wellposed.conditions.rounding import EPS, reciprocal_gap, upward
 from wellposed.forms import Block, Operator
-from wellposed.forms.cover import LARGEST_DENSE, cover, sum_length
 from wellposed.forms.evaluation import Stage
+from wellposed.forms.operators.entries import LARGEST_DENSE, cover, sum_length
 from wellposed.robust.center import Center
 from wellposed.robust.interval import Interval
 from wellposed.robust.query import MethodError, Query

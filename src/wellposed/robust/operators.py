@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from wellposed.forms import Block, ImplicitForm, Operator
-from wellposed.forms.blocks import Blocks
-from wellposed.forms.cover import cover, sum_length
+from wellposed.forms.compose import Blocks
 from wellposed.forms.evaluation import Plan
+from wellposed.forms.operators.entries import cover, sum_length
 
 Parts = dict[tuple[int, int], Operator]
 

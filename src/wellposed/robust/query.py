@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from wellposed.convert import to_implicit
 from wellposed.errors import InputError
 from wellposed.forms import Dense, ImplicitForm, LowRank
-from wellposed.forms.gain import require_finite_entries
+from wellposed.forms.gains import require_finite_entries
 from wellposed.models import ImplicitModel
 from wellposed.robust.uncertainty import Uncertainty
 

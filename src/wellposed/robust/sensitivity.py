@@ -11,8 +11,7 @@ from wellposed.conditions.rounding import EPS, upward
 from wellposed.errors import InputError
 from wellposed.forms import Block, Diagonal, ImplicitForm, gains
 from wellposed.forms.evaluation import Stage
-from wellposed.forms.gain import Spread
-from wellposed.forms.loop_bound import Loop
+from wellposed.forms.gains import Loop, Spread
 from wellposed.robust.query import to_form
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InputError
-from wellposed.forms.operator import Operator, Sparse
-from wellposed.forms.operators import Dense, Diagonal, Identity, Zero
-from wellposed.forms.selection import Accumulation, Selection
+from wellposed.forms.operators.base import Operator, Sparse
+from wellposed.forms.operators.plain import Dense, Diagonal, Identity, Zero
+from wellposed.forms.operators.structured import Accumulation, Selection
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,1 +1,0 @@
-"""How forms are drawn."""

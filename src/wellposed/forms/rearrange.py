@@ -1,0 +1,366 @@
+"""Other orders of the states of a form: permutations and the block-triangular form.
+
+Some states of a form, in another order and other blocks.
+
+States that do not matter: those that no input reaches, and those that no output sees.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import torch
+from torch import Tensor
+
+from wellposed.activations import Activation
+from wellposed.errors import InputError
+from wellposed.forms.compose import Blocks, total
+from wellposed.forms.evaluation import Stage, strong_components
+from wellposed.forms.form import ImplicitForm
+from wellposed.forms.operators.base import Operator, Sparse
+from wellposed.forms.operators.block import Block
+from wellposed.forms.operators.entries import cover_block
+from wellposed.forms.operators.plain import Dense, Zero
+from wellposed.forms.operators.structured import Selection
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some states of one block, in a new order; None takes them all as they are."""
+
+    block: int
+    states: Tensor | None = None
+
+
+def regroup(form: ImplicitForm, groups: Sequence[Group]) -> ImplicitForm:
+    """Builds the form whose blocks are the given groups of states; states in no group are left out."""
+    f = Blocks.of(form)
+    inputs, outputs = ([Group(k) for k in range(len(cut))] for cut in (f.B.widths, f.C.heights))
+    return Blocks(
+        _rearranged(f.A, groups, groups),
+        _rearranged(f.B, groups, inputs),
+        _rearranged(f.C, outputs, groups),
+        f.D,
+        _gathered(f.bias, form.partition, groups),
+        f.output_bias,
+        tuple(form.activations[group.block] for group in groups),
+        _labels(f.labels, groups),
+    ).form(form.input_shape)
+
+
+def _rearranged(block: Block, rows: Sequence[Group], columns: Sequence[Group]) -> Block:
+    down, across = _members(rows), _members(columns)
+    parts = {}
+    for (k, m), part in block.parts.items():
+        for i, j in _pairs(part, rows, columns, down.get(k, []), across.get(m, [])):
+            parts[i, j] = restricted(part, rows[i].states, columns[j].states)
+    heights, widths = _sizes(block.heights, rows), _sizes(block.widths, columns)
+    return Block(heights, widths, parts, block.kind, block.place)
+
+
+def _members(groups: Sequence[Group]) -> dict[int, list[int]]:
+    """Lists the groups of every block."""
+    found: dict[int, list[int]] = {}
+    for number, group in enumerate(groups):
+        found.setdefault(group.block, []).append(number)
+    return found
+
+
+def _sizes(cut: tuple[int, ...], groups: Sequence[Group]) -> tuple[int, ...]:
+    return tuple(cut[group.block] if group.states is None else len(group.states) for group in groups)
+
+
+def _pairs(
+    part: Operator, rows: Sequence[Group], columns: Sequence[Group], down: list[int], across: list[int]
+) -> list[tuple[int, int]]:
+    """Lists the groups between which a part may have entries; many are told apart by its entries."""
+    if len(down) * len(across) <= 4 or not isinstance(part, Dense | Sparse):
+        return [(i, j) for i in down for j in across]
+    i, j, values = part.coordinates()
+    kept = values != 0
+    to, at = _owner(rows, down, part.shape[0], i), _owner(columns, across, part.shape[1], j)
+    pairs = torch.stack([to[i[kept]], at[j[kept]]], dim=1).unique(dim=0)
+    return [(a, b) for a, b in pairs.tolist() if a >= 0 and b >= 0]
+
+
+def _owner(groups: Sequence[Group], members: list[int], size: int, like: Tensor) -> Tensor:
+    """Tells the group of every state of a block, -1 for none."""
+    owner = torch.full((size,), -1, dtype=torch.int64, device=like.device)
+    for number in members:
+        states = groups[number].states
+        owner[slice(None) if states is None else states] = number
+    return owner
+
+
+def _gathered(vector: Tensor | None, sizes: tuple[int, ...], groups: Sequence[Group]) -> Tensor | None:
+    if vector is None:
+        return None
+    pieces = vector.split(sizes)
+    return torch.cat([pieces[g.block] if g.states is None else pieces[g.block][g.states] for g in groups])
+
+
+def _labels(labels: tuple[str, ...], groups: Sequence[Group]) -> tuple[str, ...]:
+    """Numbers the pieces of a block that was split, from the last to the first as the states are."""
+    if not labels:
+        return ()
+    members = _members(groups)
+    count = {k: len(numbers) for k, numbers in members.items()}
+    last_first = {number: place for numbers in members.values() for place, number in enumerate(numbers[::-1])}
+    places = enumerate(group.block for group in groups)
+    return tuple(labels[k] if count[k] == 1 else f"{labels[k]}[{last_first[number]}]" for number, k in places)
+
+
+def restricted(operator: Operator, rows: Tensor | None, columns: Tensor | None) -> Operator:
+    """Picks rows and columns, None being all; zero where nothing is left of a stored matrix.
+
+    Example:
+        >>> restricted(Dense(torch.eye(3)), torch.tensor([0]), torch.tensor([1, 2]))
+        Zero(1 x 2)
+    """
+    if isinstance(operator, Dense | Sparse):
+        matrix = operator.matrix
+        matrix = matrix if rows is None else matrix.index_select(0, rows)
+        matrix = matrix if columns is None else matrix.index_select(1, columns)
+        stored = matrix.coalesce().values() if matrix.is_sparse else matrix
+        if not bool(stored.any()):
+            return Zero((matrix.shape[0], matrix.shape[1]), operator.dtype, operator.device)
+        return type(operator)(matrix)
+    if rows is not None:
+        operator = Selection(rows, operator.shape[0], operator.dtype) @ operator
+    if columns is not None:
+        operator = operator @ Selection(columns, operator.shape[1], operator.dtype).T
+    return operator
+
+
+def permute(form: ImplicitForm, order: Sequence[int]) -> ImplicitForm:
+    """Puts the blocks of a form in another order; outputs and certificates stay (003, Remark 4).
+
+    Args:
+        order: the number of the block that comes to each place.
+
+    Example:
+        >>> from wellposed.forms.compose import linear, parallel, series
+        >>> layer = ImplicitForm(torch.zeros(1, 1), torch.eye(1), torch.eye(1), labels=["a"])
+        >>> permute(series(layer, layer.replaced(labels=["b"])), (1, 0)).labels
+        ('a', 'b')
+    """
+    if sorted(order) != list(range(len(form.partition))):
+        raise InputError(
+            f"order must list each of the {len(form.partition)} blocks once; received {list(order)}; for single "
+            "states use permute_states"
+        )
+    return regroup(form, [Group(k) for k in order])
+
+
+def permute_states(form: ImplicitForm, order: Sequence[int] | Tensor) -> ImplicitForm:
+    """Puts single states in another order, ``A -> P A P'``; outputs and certificates stay (003, Remark 4).
+
+    Neighbours that come from one block make up a block again. The windows of a map on blocks must stay whole.
+
+    Args:
+        order: the number of the state that comes to each place.
+
+    Example:
+        >>> form = ImplicitForm(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.eye(2), torch.eye(2))
+        >>> permute_states(form, [1, 0]).A.to_dense()
+        tensor([[0., 0.],
+                [2., 0.]])
+    """
+    order = torch.as_tensor(order, device=form.device).to(torch.int64)
+    n = form.sizes[0]
+    if not torch.equal(order.sort().values, torch.arange(n, device=form.device)):
+        raise InputError(f"order must list each of the {n} states once; received {tuple(order.shape)} numbers")
+    sizes = torch.tensor(form.partition, device=form.device)
+    home = torch.arange(len(sizes), device=form.device).repeat_interleave(sizes)[order]
+    starts = sizes.cumsum(0) - sizes
+    runs, counts = torch.unique_consecutive(home, return_counts=True)
+    pieces = (order - starts[home]).split(counts.tolist())
+    groups = [Group(int(k), piece) for k, piece in zip(runs, pieces, strict=True)]
+    for group in groups:
+        _require_whole(form.activations[group.block], group, form.partition[group.block])
+    return regroup(form, groups)
+
+
+def _require_whole(phi: Activation, group: Group, size: int) -> None:
+    if phi.componentwise or group.states is None:
+        return
+    width = phi.block or size
+    windows = group.states[: len(group.states) // width * width].view(-1, width)
+    steps = windows - windows[:, :1]
+    whole = len(group.states) % width == 0 and bool((windows[:, 0] % width == 0).all())
+    if not whole or not torch.equal(steps, torch.arange(width, device=steps.device).expand_as(steps)):
+        raise InputError(f"{phi.name!r} acts on windows of {width} states, which must stay together and in order")
+
+
+def block_triangular(form: ImplicitForm) -> ImplicitForm:
+    """Orders the states last layer first, so that A is upper triangular by blocks (003 eq. 2.10).
+
+    Blocks come after what they feed. Blocks that feed themselves or one another are split further: states (or the
+    windows of a map on blocks) that reach one another stay together as a loop, the others become layers that are
+    computed by substitution. Without loops A is strictly triangular. A chain of n states becomes n blocks. What is
+    triangular already stays in its order.
+
+    Example:
+        >>> A = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.5], [0.0, 0.5, 0.0]])
+        >>> layered = block_triangular(ImplicitForm(A, torch.eye(3), torch.eye(3)))
+        >>> layered.partition, [stage.system is not None for stage in layered.plan.stages]
+        ((2, 1), [False, True])
+    """
+    return regroup(form, [group for stage in _last_first(form) for group in reversed(_layers(form, stage))])
+
+
+def _last_first(form: ImplicitForm) -> list[Stage]:
+    """Orders the stages so that each comes after all that read it, else as their blocks are ordered."""
+    stages = form.plan.stages
+    home = {k: number for number, stage in enumerate(stages) for k in stage.blocks}
+    reads = {(home[i], home[j]) for i, j in form.blocks[0].parts if home[i] != home[j]}
+    sources: dict[int, list[int]] = {number: [] for number in range(len(stages))}
+    readers = [0] * len(stages)
+    for reader, source in reads:
+        sources[reader].append(source)
+        readers[source] += 1
+    ready = [(min(stage.blocks), number) for number, stage in enumerate(stages) if not readers[number]]
+    heapify(ready)
+    found = []
+    while ready:
+        _, number = heappop(ready)
+        found.append(stages[number])
+        for source in sources[number]:
+            readers[source] -= 1
+            if not readers[source]:
+                heappush(ready, (min(stages[source].blocks), source))
+    return found
+
+
+def _layers(form: ImplicitForm, stage: Stage) -> list[Group]:
+    """Splits the blocks of a stage, those that others depend on first."""
+    if stage.system is None:
+        return [Group(k) for k in stage.blocks]
+    numbers = units(form, stage.blocks)
+    edges = _unit_edges(form, stage.blocks, numbers)
+    depth: dict[int, int] = {}
+    found: dict[tuple[int, int], list[int]] = {}
+    for place, members in enumerate(strong_components(edges)):
+        inside = set(members)
+        level = 1 + max((depth[j] for i in members for j in edges[i] if j not in inside), default=-1)
+        depth.update(dict.fromkeys(members, level))
+        loop = len(members) > 1 or members[0] in edges[members[0]]
+        # loops keep a block of their own; other states of one level do not depend on one another
+        found.setdefault((level, place if loop else -1), []).extend(members)
+    groups = []
+    for _, chosen in sorted(found.items()):
+        groups += _located(stage.blocks, numbers, torch.tensor(sorted(chosen), device=form.device))
+    return groups
+
+
+def units(form: ImplicitForm, blocks: Sequence[int]) -> list[Tensor]:
+    """Numbers what must stay together: the states of componentwise maps one by one, else their windows."""
+    found, start = [], 0
+    for k in blocks:
+        phi, size = form.activations[k], form.partition[k]
+        width = 1 if phi.componentwise else (phi.block or size)
+        found.append(start + torch.arange(size, device=form.device) // max(width, 1))
+        start += -(-size // max(width, 1))
+    return found
+
+
+def _unit_edges(form: ImplicitForm, blocks: tuple[int, ...], numbers: list[Tensor]) -> dict[int, list[int]]:
+    count = 1 + max(int(number.max()) for number in numbers if len(number))
+    pairs = []
+    for (i, j), part in form.blocks[0].chosen(blocks, blocks).parts.items():
+        rows, columns, values = part.coordinates()
+        kept = values != 0
+        pairs.append(torch.stack([numbers[i][rows[kept]], numbers[j][columns[kept]]], dim=1))
+    edges: dict[int, list[int]] = {unit: [] for unit in range(count)}
+    for row, column in torch.cat(pairs).unique(dim=0).tolist():
+        edges[row].append(column)
+    return edges
+
+
+def _located(blocks: tuple[int, ...], numbers: list[Tensor], chosen: Tensor) -> list[Group]:
+    """Finds the states of some units in their blocks."""
+    found = [(k, torch.isin(number, chosen)) for k, number in zip(blocks, numbers, strict=True)]
+    return [Group(k, None if bool(m.all()) else m.nonzero()[:, 0]) for k, m in found if bool(m.any())]
+
+
+def trim(form: ImplicitForm) -> ImplicitForm:
+    """Leaves out the states that do not change the outputs, and folds constant ones into the biases.
+
+    A state goes if no path of non-zero entries leads from it to an output. A state that no path leads to from the
+    input has one value for all inputs, which is computed once and carried to the biases of what reads it. What a
+    map on blocks holds together (a pooling window with its padded zeros) stays or goes together. Paths are
+    followed through the factors of products, so that nothing is formed.
+
+    Example:
+        >>> A = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
+        >>> B, bias = torch.tensor([[1.0], [0.0], [0.0]]), torch.tensor([0.0, 5.0, 0.0])
+        >>> small = trim(ImplicitForm(A, B, torch.tensor([[1.0, 0.0, 0.0]]), bias=bias))
+        >>> small.partition, small.bias
+        ((1,), tensor([10.]))
+    """
+    seen = _spread(form, observed=True)
+    if not all(bool(part.all()) for part in seen):
+        form = regroup(form, _groups(seen))
+    reached = _spread(form, observed=False)
+    if all(bool(part.all()) for part in reached):
+        return form
+    return _without_constants(form, reached)
+
+
+def _without_constants(form: ImplicitForm, reached: list[Tensor]) -> ImplicitForm:
+    f = Blocks.of(form)
+    constant = _constants(form, reached)[None]
+    shift, offset = (None if not part.parts else part.apply(constant)[0] for part in (f.A, f.C))
+    folded = form.replaced(bias=total(form.bias, shift), output_bias=total(form.output_bias, offset))
+    return regroup(folded, _groups(reached))
+
+
+def _constants(form: ImplicitForm, reached: list[Tensor]) -> Tensor:  # (n,)
+    """Computes the states that no input reaches; the others are zero."""
+    still = [~part for part in reached]
+    u = torch.zeros(1, form.sizes[1], dtype=form.dtype, device=form.device)
+    found = regroup(form, _groups(still)).equilibrium(u).value
+    assert isinstance(found, Tensor)
+    empty = torch.zeros(form.sizes[0], dtype=form.dtype, device=form.device)
+    return empty.masked_scatter(torch.cat(still), found[0])
+
+
+@torch.no_grad()
+def _spread(form: ImplicitForm, observed: bool) -> list[Tensor]:  # (n_k,) of every block
+    """Marks the states on a path from the input or, if `observed`, to the output."""
+    f = Blocks.of(form)
+    A, B, C = (cover_block(part, part.device, False) for part in (f.A, f.B, f.C))
+    A, start = (A.T, C.T) if observed else (A, B)
+    marked = _marks(start.apply(torch.ones(1, start.shape[1], dtype=A.dtype, device=A.device)), form)
+    queue = {k for k, part in enumerate(marked) if bool(part.any())}
+    while queue:
+        j = queue.pop()
+        for (i, source), part in A.parts.items():
+            if source != j:
+                continue
+            further = _together(part.apply(marked[j].to(A.dtype)[None])[0] > 0, form, i) | marked[i]
+            if not torch.equal(further, marked[i]):
+                marked[i] = further
+                queue.add(i)
+    return marked
+
+
+def _marks(values: Tensor, form: ImplicitForm) -> list[Tensor]:
+    return [_together(part > 0, form, k) for k, part in enumerate(values[0].split(form.partition))]
+
+
+def _together(marks: Tensor, form: ImplicitForm, k: int) -> Tensor:
+    """Marks all states of a window if one is marked."""
+    if form.activations[k].componentwise or not len(marks):
+        return marks
+    (number,) = units(form, [k])
+    count = torch.zeros(int(number.max()) + 1, dtype=torch.int64, device=marks.device)
+    return (count.index_add(0, number, marks.to(torch.int64)) > 0)[number]
+
+
+def _groups(kept: list[Tensor]) -> list[Group]:
+    """Lists what is kept of every block; one empty block where nothing is."""
+    found = [(k, part) for k, part in enumerate(kept) if bool(part.any())]
+    if not found:
+        return [Group(0, torch.zeros(0, dtype=torch.int64, device=kept[0].device))]
+    return [Group(k, None if bool(part.all()) else part.nonzero()[:, 0]) for k, part in found]
