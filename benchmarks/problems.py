@@ -13,7 +13,7 @@ from wellposed.activations import get_activation
 from wellposed.data.cache import MissingDataError
 from wellposed.data.images import Images, load_images
 from wellposed.equilibrium.maps import max_norm
-from wellposed.kernels.active_set import solve_active_set
+from wellposed.kernels.cpu.newton import solve_active_set
 
 FAMILIES = ("positive", "random", "ring", "shift")
 SIZES = ((20, 128), (64, 512))  # states and batch

@@ -15,8 +15,8 @@ from torch import Tensor
 from benchmarks.harness import make_parser, need_cuda, relative_error, save
 from wellposed.activations import get_activation
 from wellposed.equilibrium import Absolute, Anderson
-from wellposed.kernels.gpu_launch import Shape, launch
-from wellposed.kernels.recipe import LINEAR, kind_of, make_recipe
+from wellposed.kernels.gpu.launch import Shape, launch
+from wellposed.kernels.spec import LINEAR, kind_of, make_recipe
 
 SIZES = ((20, 128), (20, 10_000), (64, 4096), (128, 4096), (190, 4096), (512, 4096), (1024, 4096))
 

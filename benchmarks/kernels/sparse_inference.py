@@ -20,13 +20,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-import wellposed.kernels.executor as executor
+import wellposed.kernels.engine as executor
 from benchmarks.harness import DOCS, load, make_parser, one_thread, round_times, save
 from wellposed import ImplicitModel
 from wellposed.errors import require
-from wellposed.kernels.inference import sparse_parts
 from wellposed.kernels.layer import run_layer, run_sparse_layer
-from wellposed.kernels.sparse import SparseModel, compress, largest_share
+from wellposed.kernels.sparse import SparseModel, compress, largest_share, sparse_parts
 
 SIZES, BATCHES = (128, 512, 1024, 2048), (1, 32, 256)
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)

@@ -21,7 +21,7 @@ from benchmarks.rivals.libraries import installed
 from wellposed import Absolute
 from wellposed.activations import get_activation
 from wellposed.errors import require
-from wellposed.kernels.active_set import solve_active_set
+from wellposed.kernels.cpu.newton import solve_active_set
 
 NORMS = (0.5, 0.7, 0.9, 0.95, 0.99, 0.995, 0.999)
 STATES, BATCH = 64, 128

@@ -25,8 +25,8 @@ from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.errors import require
-from wellposed.kernels.active_set import solve_active_set
-from wellposed.kernels.executor import CompiledLoop
+from wellposed.kernels.cpu.newton import solve_active_set
+from wellposed.kernels.engine import CompiledLoop
 
 SIZES = ((20, 128), (64, 512), (190, 500), (300, 256), (512, 64))
 NORMS = (0.5, 0.9, 0.99, 0.999)

@@ -12,7 +12,7 @@ import places
 import pytest
 import works
 
-from wellposed.kernels.keeping import keeping
+from wellposed.kernels.cpu.cache import keeping
 
 
 @pytest.fixture(scope="module", autouse=True)

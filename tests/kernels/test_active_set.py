@@ -12,9 +12,8 @@ from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Steps, default_tolerance
 from wellposed.errors import InputError
-from wellposed.kernels import active_set, systems
-from wellposed.kernels.active_set import solve_active_set
-from wellposed.kernels.systems import Reference, Systems, choose_references
+from wellposed.kernels.cpu import newton
+from wellposed.kernels.cpu.newton import Reference, Systems, choose_references, solve_active_set
 
 ACTIVATIONS = {
     "relu": get_activation("relu"),
@@ -133,8 +132,8 @@ def test_a_trial_that_does_not_help_is_taken_back(monkeypatch):
     def astray(self, samples, slope, r):
         return torch.full_like(r, 1e3)
 
-    monkeypatch.setattr(active_set._Newton, "_direction", astray)
-    monkeypatch.setattr(active_set, "TRIALS", 2)
+    monkeypatch.setattr(newton._Newton, "_direction", astray)
+    monkeypatch.setattr(newton, "TRIALS", 2)
     found = solve_active_set(A, v, ACTIVATIONS["relu"], max_steps=2000, warm=0)
     assert (found.status == Status.CONVERGED).all()
     assert relative_error(found.value, exact_state(A, v, ACTIVATIONS["relu"])) < 1e-8
@@ -182,7 +181,7 @@ def test_an_unreachable_tolerance_ends_at_the_rounding_of_the_map():
 def test_the_backward_pass_reuses_the_factorisations(monkeypatch):
     A, v = matrix("shift", 40, 0.99, torch.float64), inputs(60, 40, torch.float64)
     found = solve_active_set(A, v, ACTIVATIONS["relu"], warm=0)
-    monkeypatch.setattr(systems, "factorise", lambda *arguments: pytest.fail("factorised again"))
+    monkeypatch.setattr(newton, "factorise", lambda *arguments: pytest.fail("factorised again"))
     g = inputs(60, 40, torch.float64, seed=5)
     back = found.adjoint(g)
     assert (back.status == Status.CONVERGED).all() and (back.steps <= 2).all()
@@ -194,8 +193,8 @@ def test_systems_in_chunks_and_without_room_to_keep_them(monkeypatch):
     reference = Reference.at(A, slope[0])
     whole = Systems(reference, slope - slope[0])
     expected = whole.solve(v)
-    monkeypatch.setattr(systems, "CHUNK", 2000)
-    monkeypatch.setattr(systems, "KEPT", 0)
+    monkeypatch.setattr(newton, "CHUNK", 2000)
+    monkeypatch.setattr(newton, "KEPT", 0)
     parts = Systems(reference, slope - slope[0])
     assert torch.equal(parts.solve(v), expected)
     assert len(parts._lists[3]) > 3 and parts.numbers == 0 < whole.numbers

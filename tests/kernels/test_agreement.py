@@ -9,7 +9,7 @@ from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, Status, 
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.stopping import Settled
-from wellposed.kernels.executor import CompiledLoop
+from wellposed.kernels.engine import CompiledLoop
 
 ACTIVATIONS = ["relu", leaky_relu(0.2), "tanh", "sigmoid", "identity"]
 DTYPES = [torch.float32, torch.float64]

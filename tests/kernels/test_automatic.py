@@ -12,9 +12,8 @@ from wellposed.equilibrium import Anderson, Implicit, Picard
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.stopping import Absolute, Relative, Steps
 from wellposed.kernels import explain
-from wellposed.kernels.automatic import RESERVE, handover_step
-from wellposed.kernels.choice import patience
-from wellposed.kernels.executor import CompiledLoop
+from wellposed.kernels.engine import CompiledLoop
+from wellposed.kernels.handover import RESERVE, handover_step, patience
 
 N = 40
 

@@ -6,14 +6,14 @@ import sys
 import pytest
 import torch
 
-import wellposed.kernels.executor as executor_module
+import wellposed.kernels.engine as executor_module
 import wellposed.kernels.layer as layer_module
 from wellposed import Absolute, ErrorBound, ImplicitModel, Phantom, Relative
 from wellposed.equilibrium import Anderson, Picard
 from wellposed.errors import InputError, MissingExtraError
 from wellposed.kernels import explain
-from wellposed.kernels.operators import adjoint, equilibrium
-from wellposed.kernels.support import installation_problem
+from wellposed.kernels.compiled_op import adjoint, equilibrium
+from wellposed.kernels.spec import installation_problem
 
 NEWTON = ", after 152 steps Newton for samples that are not finished"
 REASONS = [

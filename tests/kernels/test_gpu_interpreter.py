@@ -14,8 +14,7 @@ from wellposed import ImplicitModel
 from wellposed.equilibrium import Anderson
 from wellposed.errors import InputError, MissingExtraError
 from wellposed.kernels import explain
-from wellposed.kernels.recipe import SLOPED
-from wellposed.kernels.support import device_problem, engine_problem, solver_problem
+from wellposed.kernels.spec import SLOPED, device_problem, engine_problem, solver_problem
 
 HERE = Path(__file__).parent
 

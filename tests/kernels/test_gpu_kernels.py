@@ -20,8 +20,8 @@ pytestmark = [
     pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"),
 ]
 pytest.importorskip("triton")
-gpu = pytest.importorskip("wellposed.kernels.gpu")
-gpu_launch = pytest.importorskip("wellposed.kernels.gpu_launch")
+gpu = pytest.importorskip("wellposed.kernels.device")
+gpu_launch = pytest.importorskip("wellposed.kernels.gpu.launch")
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 ACTIVATIONS = ["relu", leaky_relu(0.2), "tanh", "sigmoid", "identity"]
 DTYPES = [torch.float32, torch.float64, torch.float16]
@@ -220,7 +220,7 @@ def test_no_samples_and_strided_operands():
 @pytest.mark.parametrize("n", [1, 7, 40] if INTERPRETED else [1, 7, 40, 190, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_projection(n, dtype):
-    projection = pytest.importorskip("wellposed.kernels.gpu_projection")
+    projection = pytest.importorskip("wellposed.kernels.gpu.projection")
     W = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).to(DEVICE, dtype)
     W[: n // 3] *= 0.1 / n  # these rows stay as they are
     W.requires_grad_()
@@ -236,7 +236,7 @@ def test_projection(n, dtype):
 
 @pytest.mark.parametrize("condition", ["inf", "weighted"])
 def test_a_whole_layer(condition):
-    layer = pytest.importorskip("wellposed.kernels.gpu_layer")
+    layer = pytest.importorskip("wellposed.kernels.layer")
     torch.manual_seed(3)
     options = {"bias": True, "condition": condition, "stop": Absolute(1e-6), "on_failure": "ignore"}
     model = ImplicitModel(5, 4, 6, executor="reference", **options).to(DEVICE, torch.float64)

@@ -9,7 +9,7 @@ import torch
 from wellposed import ImplicitRNN, Phantom, Relative
 from wellposed.activations import leaky_relu
 from wellposed.errors import InputError
-from wellposed.kernels import explain, gpu_sequence_support
+from wellposed.kernels import explain, sequence
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_sizes_dtypes_and_devices_without_kernels(monkeypatch):
     )
     long = ImplicitRNN(2, 3, 4, executor="triton").double()
     assert long.explain() == "time by time: float64 has no kernel on the GPU"
-    monkeypatch.setattr(gpu_sequence_support, "interpreted", lambda: False)
+    monkeypatch.setattr(sequence, "interpreted", lambda: False)
     assert ImplicitRNN(2, 3, 4, executor="triton").explain() == "time by time: device cpu has no kernel of triton"

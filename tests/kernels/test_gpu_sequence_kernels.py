@@ -12,7 +12,7 @@ from wellposed.activations import leaky_relu
 from wellposed.equilibrium.method import Once
 from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError
 from wellposed.kernels.sequence import walk
-from wellposed.kernels.sequence_runs import Parts
+from wellposed.kernels.sequence_run import Parts
 from wellposed.models.recurrent import _Walk
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

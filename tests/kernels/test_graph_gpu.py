@@ -11,7 +11,7 @@ from torch import nn
 from wellposed import DEQ, MultiscaleDEQ
 from wellposed.equilibrium import Implicit, MeanRelative, Phantom, RandomSteps, Relative, Status, Steps, Unrolled
 from wellposed.errors import InputError
-from wellposed.kernels.graph import GraphLoop
+from wellposed.kernels.graphs import GraphLoop
 from wellposed.models import ConvCell, PlainConvCell, TransformerCell, VariationalDropout, spectral_norm
 
 pytestmark = [

@@ -28,10 +28,8 @@ from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import FunctionMap, Packing
 from wellposed.equilibrium.stopping import Settled
 from wellposed.errors import InputError
-from wellposed.kernels.dispatch import explain
-from wellposed.kernels.graph import GraphLoop
-from wellposed.kernels.graph_plan import given, rebuilt
-from wellposed.kernels.graph_program import Program, run_program
+from wellposed.kernels.engine import explain
+from wellposed.kernels.graphs import GraphLoop, Program, given, rebuilt, run_program
 from wellposed.models import VariationalDropout, spectral_norm
 from wellposed.models.cell_function import CellFunction, weights_computed_once
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from wellposed import Absolute, ImplicitRNN, Relative, Steps
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.stopping import Settled
-from wellposed.kernels.executor import run_kernel
-from wellposed.kernels.recipe import KINDS, kind_of, make_recipe
-from wellposed.kernels.sequence_runs import columns, slopes
+from wellposed.kernels.engine import run_kernel
+from wellposed.kernels.sequence_run import columns, slopes
+from wellposed.kernels.spec import KINDS, kind_of, make_recipe
 
 pytest.importorskip("numba")
 

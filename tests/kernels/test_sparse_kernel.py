@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from problems import state_matrix
 
-import wellposed.kernels.executor as executor_module
+import wellposed.kernels.engine as executor_module
 import wellposed.kernels.layer as layer_module
 from wellposed import Ensemble, ImplicitModel
 from wellposed.activations import get_activation, leaky_relu
@@ -20,7 +20,7 @@ from wellposed.equilibrium.affine import AffineMap
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.stopping import Settled
 from wellposed.kernels import explain
-from wellposed.kernels.executor import CompiledLoop, multiply_sparse
+from wellposed.kernels.engine import CompiledLoop, multiply_sparse
 from wellposed.kernels.sparse import ALONE, NEAR, Cache, SparseRows, compress
 
 ACTIVATIONS = ["relu", leaky_relu(0.2), "tanh", "sigmoid", "identity"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wellposed.errors import require
-from wellposed.kernels.keeping import keeping
+from wellposed.kernels.cpu.cache import keeping
 
 numba = require("numba", extra="convex")
 

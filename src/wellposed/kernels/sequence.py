@@ -6,21 +6,103 @@ With the hidden state h before an element s,
 
 What inputs contribute is one product for all times before the loop, gradients of matrices are one product each for
 all times after it; between them nothing returns to Python.
+
+What the Triton loops over time can do, and a sentence about everything that they cannot; A in one launch.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import fields
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium.affine import AffineMap, AffineProblem, Factors, differentiable_adjoint
-from wellposed.kernels import gpu_sequence
-from wellposed.kernels.gpu_sequence_support import sequence_device_problem
-from wellposed.kernels.sequence_runs import Course, Parts, Walked, columns, run_backward, run_forward
-from wellposed.kernels.support import map_problem, solver_problem, stop_problem
+from wellposed.equilibrium.tracing import under_transform
+from wellposed.errors import require
+from wellposed.kernels import sequence_run
+from wellposed.kernels.device import interpreted
+from wellposed.kernels.sequence_run import Course, Parts, Walked, columns, run_backward, run_forward
+from wellposed.kernels.spec import SLOPED, device_problem, kind_of, map_problem, solver_problem, stop_problem
+
+LARGEST = 128  # states and hidden states of a block that stays on the chip
+
+
+def wanted(executor: str, like: Tensor) -> bool:
+    """Tells whether an executor computes tensors like this one by Triton, if it can."""
+    return executor == "triton" or (executor == "auto" and like.is_cuda)
+
+
+def sequence_device_problem(f: AffineMap, hidden: int) -> str:
+    """Says why sequences of a map have no kernel in Triton; nothing if they have one."""
+    A = f.factors[0]
+    if under_transform():
+        return "values cannot be looked at under vmap, torch.func and torch.compile"
+    if f.damping != 1:
+        return "damped maps have no kernel"
+    if len(f.factors) != 1:
+        return "low-rank matrices have no kernel"
+    kind = kind_of(f.activation)
+    if kind is None:
+        return f"activation {f.activation.name} has no kernel"
+    if kind[0] == SLOPED and kind[1] < 0:
+        return "leaky_relu with a negative slope has no kernel on the GPU"
+    if A.dtype != torch.float32:
+        return f"{str(A.dtype).removeprefix('torch.')} has no kernel on the GPU"
+    return size_problem(A.shape[0], hidden) or place_problem(A.device)
+
+
+def size_problem(states: int, hidden: int) -> str:
+    """Says why sequences are too wide for a kernel; nothing if they are not.
+
+    Example:
+        >>> size_problem(300, 4)
+        'more than 128 states or hidden states have no kernel on the GPU; received 300 and 4'
+    """
+    if max(states, hidden) <= LARGEST:
+        return ""
+    return f"more than {LARGEST} states or hidden states have no kernel on the GPU; received {states} and {hidden}"
+
+
+def place_problem(device: torch.device) -> str:
+    """Says why no kernel can run on a device; nothing if one can."""
+    if device.type == "cuda":
+        return device_problem(device)
+    return "" if interpreted() else f"device {device.type} has no kernel of triton"
+
+
+@functools.cache
+def _projection() -> ModuleType:
+    return require("wellposed.kernels.gpu.projection")
+
+
+def projected(W: Tensor, radius: float) -> Tensor:
+    """Does what `project_rows` does, in one launch."""
+    found: Tensor = _Projected.apply(W, radius)
+    return found
+
+
+class _Projected(torch.autograd.Function):
+    """The projection of rows on the l1 ball."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, radius: float) -> Tensor:
+        A, levels = _projection().project(W, radius)
+        ctx.save_for_backward(W, levels)
+        ctx.radius = radius
+        return A
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        W, levels = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            A = project_rows(W, ctx.radius)
+            return torch.autograd.grad(A, W, gradients[0], create_graph=True)[0], None
+        return _projection().project_backward(W, levels, gradients[0]), None
 
 
 def sequence_problem(problem: AffineProblem, factors: Factors, batch: int, hidden: int, *, device: bool) -> str:
@@ -64,7 +146,7 @@ def walk(course: Course, data: Tensor, h0: Tensor, parts: Parts) -> Walked:
 def _forward(
     course: Course, data: Tensor, h0: Tensor, parts: Parts, *, keep: bool
 ) -> tuple[Walked, Tensor, Tensor]:
-    run = gpu_sequence.run_forward_device if course.device else run_forward
+    run = sequence_run.run_forward_device if course.device else run_forward
     return run(course, data, h0, parts, keep=keep)
 
 
@@ -73,7 +155,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Callable[[], None]]:
     """Returns ``(n + h, N)`` y and total gradients of the hidden states, those of the first, and a last call."""
     if course.device:
-        return gpu_sequence.run_backward_device(course, images, gradients, parts)
+        return sequence_run.run_backward_device(course, images, gradients, parts)
     n, elements = images.shape
     every, last, outer = gradients
     found = columns(n + parts.C.shape[0], elements, known)

@@ -15,7 +15,7 @@ from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import ConvergenceError, InputError, MapError
-from wellposed.kernels.graph import GraphLoop, check_graph_executor
+from wellposed.kernels.graphs import GraphLoop, check_graph_executor
 from wellposed.models.cell_function import CellFunction, halves, weights_computed_once
 from wellposed.models.dropout import VariationalDropout, hold_masks
 from wellposed.models.inspection import first, reject_coupling, reject_layers

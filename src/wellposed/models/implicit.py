@@ -24,16 +24,13 @@ from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.plain import Dense, LowRank
-from wellposed.kernels.automatic import adjoint_patience
-from wellposed.kernels.dispatch import check_executor, choose_loop
-from wellposed.kernels.executor import solve_adjoint
-from wellposed.kernels.gpu_layer import run_device_layer
-from wellposed.kernels.inference import NOTHING, sparse_parts
-from wellposed.kernels.layer import Plan, make_plan, run_layer, run_sparse_layer
-from wellposed.kernels.operators import describe
-from wellposed.kernels.operators import equilibrium as equilibrium_operator
-from wellposed.kernels.sparse import Cache
-from wellposed.kernels.support import tensor_problem
+from wellposed.kernels.compiled_op import describe
+from wellposed.kernels.compiled_op import equilibrium as equilibrium_operator
+from wellposed.kernels.engine import check_executor, choose_loop, solve_adjoint
+from wellposed.kernels.handover import adjoint_patience
+from wellposed.kernels.layer import Plan, make_plan, run_device_layer, run_layer, run_sparse_layer
+from wellposed.kernels.sparse import NOTHING, Cache, sparse_parts
+from wellposed.kernels.spec import tensor_problem
 from wellposed.models.checks import check_matrices, choose_condition
 from wellposed.models.matrix import StateMatrix, System
 

@@ -17,11 +17,10 @@ from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError
-from wellposed.kernels.dispatch import choose_loop
-from wellposed.kernels.gpu_layer import source_of
-from wellposed.kernels.gpu_sequence_support import place_problem, projected, wanted
-from wellposed.kernels.sequence import sequence_problem, walk
-from wellposed.kernels.sequence_runs import Course, Parts
+from wellposed.kernels.engine import choose_loop
+from wellposed.kernels.layer import source_of
+from wellposed.kernels.sequence import place_problem, projected, sequence_problem, walk, wanted
+from wellposed.kernels.sequence_run import Course, Parts
 from wellposed.models.implicit import COMPILED_EASY, DIRECT, ImplicitModel
 from wellposed.models.matrix import System
 from wellposed.models.sequence import Input, Sequences

@@ -10,7 +10,7 @@ import torch
 from wellposed.convex.problem import RowProblem
 from wellposed.convex.solver import RowSolution, RowSolver, finished
 from wellposed.errors import require
-from wellposed.kernels.keeping import keeping
+from wellposed.kernels.cpu.cache import keeping
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,15 @@ The same numbers as `equilibrium.projection.project_rows`, which takes some thir
 ``sum_j (|w_j| - theta)_+ = radius``, p_j = sign(w_j) (|w_j| - theta)_+. The root is found without sorting, by
 Newton's method on that convex, piecewise linear equation (Michelot 1986): from below, in a few steps, exactly.
 """
-# mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
 
 import torch
 from torch import Tensor
 
 from wellposed.errors import require
-from wellposed.kernels.gpu_calls import call
+from wellposed.kernels.device import call
+
+# mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
+
 
 triton = require("triton")
 tl = require("triton.language")

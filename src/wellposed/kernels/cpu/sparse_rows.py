@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from wellposed.kernels.keeping import keeping
-from wellposed.kernels.product import QUAD
+from wellposed.kernels.cpu.cache import keeping
+from wellposed.kernels.cpu.simd import QUAD
 
 kept = keeping(nogil=True, error_model="numpy")
 

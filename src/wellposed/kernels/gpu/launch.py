@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.loop import PERIOD
-from wellposed.kernels.gpu import RESIDENT, interpreted
-from wellposed.kernels.gpu_calls import call
-from wellposed.kernels.gpu_resident import solve_resident
-from wellposed.kernels.gpu_streamed import solve_streamed, split_float16
-from wellposed.kernels.recipe import Recipe
+from wellposed.kernels.device import RESIDENT, call, interpreted
+from wellposed.kernels.gpu.solve import solve_resident, solve_streamed, split_float16
+from wellposed.kernels.spec import Recipe
 
 FILLING = 2048  # samples that keep a device busy in blocks of 16
 

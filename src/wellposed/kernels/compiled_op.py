@@ -17,10 +17,8 @@ from wellposed.equilibrium.affine import AffineProblem, differentiable_adjoint, 
 from wellposed.equilibrium.method import Method, OnFailure
 from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps
-from wellposed.kernels.dispatch import choose_loop
-from wellposed.kernels.executor import solve_adjoint
-from wellposed.kernels.recipe import kind_of
-from wellposed.kernels.support import solver_problem, stop_problem
+from wellposed.kernels.engine import choose_loop, solve_adjoint
+from wellposed.kernels.spec import kind_of, solver_problem, stop_problem
 
 PARTS: dict[str, Any] = {part.__name__: part for part in (Anderson, Picard, Absolute, Relative, Settled, Steps)}
 

@@ -1,6 +1,11 @@
-"""Compiled functions that numba keeps on the disk where it finds a place for them."""
+"""Compiled functions that numba keeps on the disk where it finds a place for them.
 
+Tells numba when its cache is out of date.
+"""
+
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from wellposed.errors import require
@@ -23,3 +28,17 @@ def keeping(**options: Any) -> Callable[[Callable[..., Any]], Any]:
             return numba.njit(**options)(function)
 
     return compiled
+
+
+def stamp(*names: str) -> int:
+    """Returns a number that changes with the files of the kernels.
+
+    numba looks for changes only in the file of the function that it has cached, not in those of what it calls.
+
+    Example:
+        >>> stamp("spec") == stamp("spec"), stamp("spec") == stamp("cpu/solve")
+        (True, False)
+    """
+    files = [Path(__file__).parents[1] / f"{name}.py" for name in names]
+    texts = (f"{file.name} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files)
+    return zlib.crc32("\n".join(texts).encode()) + 1

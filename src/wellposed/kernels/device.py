@@ -4,11 +4,18 @@ Up to 128 states A stays on the chip (`gpu_resident`), up to 1024 it is streamed
 device (`gpu_streamed`); both end every sample as the reference loop does. On the chip float32 is multiplied by
 three TF32 products; streamed, it is split into two float16 parts, A by a small launch of its own. float64 is
 multiplied as it is; bfloat16 and float16 are how numbers are stored, sums and iterates are float32.
+
+Calls of Triton kernels for which Triton prepares nothing.
+
+A call through Triton looks at the type and alignment of every argument, at all global constants and at settings,
+which takes longer than a small solve. Here that happens once for every kind of call; later ones hand numbers and
+addresses straight to the compiled kernel.
 """
 
 import functools
 import importlib.util
 from collections import deque
+from collections.abc import Hashable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +27,7 @@ from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import InputError, require
-from wellposed.kernels.recipe import LINEAR, Recipe, kind_of, make_recipe
+from wellposed.kernels.spec import LINEAR, Recipe, kind_of, make_recipe
 
 RESIDENT = {2: 128, 4: 128, 8: 32}  # states up to which A stays on the chip, by the bytes of a number
 
@@ -29,7 +36,7 @@ RESIDENT = {2: 128, 4: 128, 8: 32}  # states up to which A stays on the chip, by
 def launcher() -> ModuleType:
     """Imports what needs Triton, on first use."""
     require("triton")
-    return require("wellposed.kernels.gpu_launch")
+    return require("wellposed.kernels.gpu.launch")
 
 
 def interpreted() -> bool:
@@ -132,3 +139,45 @@ def solve_adjoint_on_device(problem: AffineProblem, x: Tensor, v: Tensor, g: Ten
     found = run_recipe(A.mT, g, slope, None, recipe, trace=problem.trace, scaled=True)
     method.note_adjoint(found)
     return found.value
+
+
+ALIGNED = 16  # bytes, on which compiled kernels rely
+
+
+@functools.cache
+def _compiled() -> dict[Hashable, Any]:
+    """Returns the kernels that were compiled so far, by the kind of call."""
+    return {}
+
+
+def call(
+    kernel: Any, blocks: int, kind: Hashable, tensors: Sequence[Tensor], numbers: Sequence[Any],
+    constants: dict[str, Any], options: dict[str, int], flag: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Launches a kernel.
+
+    Args:
+        kernel: whose parameters are the flag if there is one, the tensors, the numbers and the constants.
+        blocks: of the grid.
+        kind: everything but addresses and unspecialised numbers on which the compiled kernel depends.
+        tensors: on the current device.
+        numbers: integers and floats.
+        constants: by name, in the order of the parameters.
+        options: of the compiler.
+        flag: a tensor that may lie in the memory of the host.
+    """
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    first = () if flag is None else (flag,)
+    index = tensors[0].device.index
+    if index is not None and index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            kernel[(blocks, 1, 1)](*first, *tensors, *numbers, **constants, **options)
+        return
+    key = kernel, index, kind
+    known = _compiled().get(key)
+    if known is not None and not any(pointer % ALIGNED for pointer in pointers):
+        known[(blocks, 1, 1)](*first, *pointers, *numbers, *constants.values())
+        return
+    known = kernel[(blocks, 1, 1)](*first, *tensors, *numbers, **constants, **options)
+    if known is not None and not any(pointer % ALIGNED for pointer in pointers):
+        _compiled()[key] = known

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from wellposed.errors import require
-from wellposed.kernels.keeping import keeping
-from wellposed.kernels.vectors import INDEX, VECTOR_BYTES, Memory, Sums, lanes_of, pointer_of
+from wellposed.kernels.cpu.cache import keeping
+from wellposed.kernels.cpu.simd import INDEX, VECTOR_BYTES, Memory, Sums, lanes_of, pointer_of
 
 numba = require("numba", extra="fast")
 _cgutils = require("numba.core.cgutils", extra="fast")

@@ -1,0 +1,1 @@
+"""Kernels compiled by numba. Only what `require` imports on first use may import these modules."""

@@ -1,0 +1,615 @@
+"""The loops over time of a recurrent implicit model, compiled: a whole sequence in one call, there and back.
+
+Elements lie time after time, the longest sequences first (the layout of a packed sequence): the element of
+sequence i at time t is column ``offsets[t] + i``. Sequences do not look at each other, so any range of them can be
+computed by itself: group by group, each from its first time to its last. Between two times a group does not leave
+its lanes; hidden states, equilibria and what goes back in time stay where they are.
+
+What happens to a group of sequences at one time: products of packed matrices, a solve, rows to and from memory.
+
+A group works in the memory of `kernels.lanes`, one sequence a lane, and in rows of its own beside it. Outside,
+everything is stored with one column an element: what is side by side in a group is side by side in memory.
+
+Vector instructions for a group of sequences between two solves: rows to and from memory, slopes and scales.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from wellposed.equilibrium.loop import PERIOD
+from wellposed.equilibrium.solution import Status
+from wellposed.errors import require
+from wellposed.kernels.cpu.cache import keeping, stamp
+from wellposed.kernels.cpu.simd import (
+    INDEX,
+    ROWS,
+    VECTORS,
+    Lanes,
+    Memory,
+    Sums,
+    activate,
+    borrow,
+    choose,
+    lanes_of,
+    multiply_tiles,
+    pointer_of,
+)
+from wellposed.kernels.cpu.solve import (
+    ATOL,
+    EVENT,
+    FAILURES,
+    FIRST,
+    JUMPED,
+    KIND,
+    L1,
+    LAST,
+    LEAST,
+    MEMORY,
+    RESIDUAL,
+    REST,
+    RTOL,
+    RULE,
+    SAMPLE,
+    SINGLE,
+    SIZE,
+    SLOPE,
+    D,
+    V,
+    advance,
+    judge_lane,
+)
+from wellposed.kernels.spec import SIGMOID, TANH, TOLERANCE
+
+numba = require("numba", extra="fast")
+_cgutils = require("numba.core.cgutils", extra="fast")
+_extending = require("numba.extending", extra="fast")
+_types = numba.types
+
+
+class _Anywhere(Memory):
+    """Memory whose vectors need not be aligned."""
+
+    def load(self, index: Any) -> Any:
+        return self.builder.load(self._at(index, self.lanes.vector), align=self.lanes.bits // 8)
+
+    def store(self, value: Any, index: Any) -> None:
+        self.builder.store(value, self._at(index, self.lanes.vector), align=self.lanes.bits // 8)
+
+
+@_extending.intrinsic
+def move(
+    typing: Any, source: Any, begin: Any, stride: Any, target: Any, to: Any, step: Any, rows: Any, vectors: Any
+) -> Any:
+    """Copies rows of vectors from one array, whose rows are `stride` apart, to another, where they are `step`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, begin, stride, target, to, step, rows, vectors = arguments
+        lanes = lanes_of(signature.args[0])
+        reads = _Anywhere(builder, lanes, pointer_of(context, builder, signature.args[0], source))
+        writes = _Anywhere(builder, lanes, pointer_of(context, builder, signature.args[3], target))
+        for vector in range(VECTORS):
+            wanted = builder.icmp_signed(">", vectors, INDEX(vector))
+            with builder.if_then(wanted), _cgutils.for_range(builder, rows) as loop:
+                shift = INDEX(vector * lanes.count)
+                here = builder.add(begin, builder.add(builder.mul(loop.index, stride), shift))
+                there = builder.add(to, builder.add(builder.mul(loop.index, step), shift))
+                writes.store(reads.load(here), there)
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(source, whole, whole, target, whole, whole, whole, whole), code
+
+
+@_extending.intrinsic
+def wipe(typing: Any, array: Any, begin: Any, rows: Any) -> Any:
+    """Fills whole rows of lanes with zeros."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, begin, rows = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        with _cgutils.for_range(builder, rows) as loop:
+            for vector in range(VECTORS):
+                memory.store(lanes.zero, builder.add(begin, _place(builder, lanes, loop.index, vector)))
+        return context.get_dummy_value()
+
+    return _types.void(array, _types.int64, _types.int64), code
+
+
+@_extending.intrinsic
+def add(typing: Any, array: Any, target: Any, source: Any, rows: Any, vectors: Any) -> Any:
+    """Adds the rows at `source` to those at `target`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, target, source, rows, vectors = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        for vector in range(VECTORS):
+            wanted = builder.icmp_signed(">", vectors, INDEX(vector))
+            with builder.if_then(wanted), _cgutils.for_range(builder, rows) as loop:
+                place = _place(builder, lanes, loop.index, vector)
+                at = builder.add(target, place)
+                memory.store(builder.fadd(memory.load(at), memory.load(builder.add(source, place))), at)
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(array, whole, whole, whole, whole), code
+
+
+def _place(builder: Any, lanes: Lanes, row: Any, vector: int) -> Any:
+    return builder.add(builder.mul(row, INDEX(VECTORS * lanes.count)), INDEX(vector * lanes.count))
+
+
+def _slope(builder: Any, lanes: Lanes, kind: Any, below: Any, image: Any) -> Any:
+    """Returns phi'(z) where `image` is phi(z)."""
+    one = lanes.full(1.0)
+    bent = builder.select(builder.fcmp_ordered(">", image, lanes.zero), one, below)
+    curved = builder.fsub(one, builder.fmul(image, image))
+    risen = builder.fmul(image, builder.fsub(one, image))
+    found = builder.select(builder.icmp_signed("==", kind, INDEX(TANH)), curved, bent)
+    return builder.select(builder.icmp_signed("==", kind, INDEX(SIGMOID)), risen, found)
+
+
+@_extending.intrinsic
+def prepare(
+    typing: Any, array: Any, g: Any, d: Any, scale: Any, n: Any, vectors: Any, kind: Any, slope: Any
+) -> Any:
+    """Replaces images at `d` by slopes, and g by ``d g`` divided by its largest entry (one for zeros)."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, g, d, scale, n, vectors, kind, slope = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        below = lanes.splat(builder, slope)
+        for vector in range(VECTORS):
+            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
+                largest = Sums(builder, lanes, 1)
+                with _cgutils.for_range(builder, n) as loop:
+                    at = builder.add(g, _place(builder, lanes, loop.index, vector))
+                    size, known = lanes.call(builder, "fabs", memory.load(at)), largest[0]
+                    largest[0] = builder.select(builder.fcmp_ordered(">", known, size), known, size)  # NaN stays
+                nothing = builder.fcmp_ordered("==", largest[0], lanes.zero)
+                whole = builder.select(nothing, lanes.full(1.0), largest[0])
+                memory.store(whole, builder.add(scale, INDEX(vector * lanes.count)))
+                with _cgutils.for_range(builder, n) as loop:
+                    place = _place(builder, lanes, loop.index, vector)
+                    right, diagonal = builder.add(g, place), builder.add(d, place)
+                    factor = _slope(builder, lanes, kind, below, memory.load(diagonal))
+                    memory.store(factor, diagonal)
+                    memory.store(builder.fdiv(builder.fmul(factor, memory.load(right)), whole), right)
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(array, whole, whole, whole, whole, whole, whole, array.dtype), code
+
+
+@_extending.intrinsic
+def stretch(typing: Any, array: Any, y: Any, scale: Any, n: Any, vectors: Any) -> Any:
+    """Multiplies the rows at `y` by the row at `scale`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, y, scale, n, vectors = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        for vector in range(VECTORS):
+            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
+                factor = memory.load(builder.add(scale, INDEX(vector * lanes.count)))
+                with _cgutils.for_range(builder, n) as loop:
+                    at = builder.add(y, _place(builder, lanes, loop.index, vector))
+                    memory.store(builder.fmul(memory.load(at), factor), at)
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(array, whole, whole, whole, whole), code
+
+
+def _events(builder: Any, memory: Memory, rows: Any, alive: Any, atol: Any, rtol: Any, due: Any) -> Any:
+    """Returns which lanes of a vector need a look, and notes their least residuals."""
+    lanes, width = memory.lanes, VECTORS * memory.lanes.count
+    places = {row: builder.add(rows, INDEX(row * width)) for row in (RESIDUAL, SIZE, L1, LEAST, EVENT)}
+    residual, size, l1, least = (memory.load(places[row]) for row in (RESIDUAL, SIZE, L1, LEAST))
+    memory.store(builder.select(builder.fcmp_ordered("<", residual, least), residual, least), places[LEAST])
+    limit = lanes.larger(builder, atol, builder.fmul(rtol, size))
+    calm = builder.fcmp_ordered("<", l1, lanes.full(float("inf")))
+    event = builder.or_(builder.fcmp_ordered("<=", residual, limit), builder.not_(calm))
+    living = builder.fcmp_ordered(">", memory.load(alive), lanes.zero)
+    event = builder.select(due, living, builder.and_(event, living))
+    memory.store(builder.select(event, lanes.full(1.0), lanes.zero), places[EVENT])
+    return event
+
+
+@_extending.intrinsic
+def mark(typing: Any, array: Any, rows: Any, alive: Any, vectors: Any, atol: Any, rtol: Any, due: Any) -> Any:
+    """Marks lanes that need a look: accepted or not finite, or all that are alive if they are `due`.
+
+    Returns whether there are any; `rows` are the single rows of the group.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, rows, alive, vectors, atol, rtol, due = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        atol, rtol = lanes.splat(builder, atol), lanes.splat(builder, rtol)
+        bits = lanes.ir.IntType(lanes.count)
+        found = _cgutils.alloca_once_value(builder, lanes.ir.Constant(lanes.ir.IntType(1), 0))
+        for vector in range(VECTORS):
+            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
+                at, living = (builder.add(place, INDEX(vector * lanes.count)) for place in (rows, alive))
+                event = _events(builder, memory, at, living, atol, rtol, due)
+                some = builder.icmp_unsigned("!=", builder.bitcast(event, bits), bits(0))
+                builder.store(builder.or_(builder.load(found), some), found)
+        return builder.load(found)
+
+    whole, number = _types.int64, array.dtype
+    return _types.boolean(array, whole, whole, whole, number, number, _types.boolean), code
+
+
+compiled = numba.njit(nogil=True, error_model="numpy")
+
+RUNNING, CONVERGED = int(Status.RUNNING), int(Status.CONVERGED)
+# Of `room`: accepted points (other vectors behind them), their images, a product, single rows.
+POINT, IMAGE, OUT, ALIVE, SCALE = range(5)
+
+
+@compiled
+def pack_block(packed: Any, start: int, inner: int, skip: int, matrix: Any, transposed: bool, origin: int) -> None:
+    """Copies a block to a packed matrix of `inner` columns that begins at `start`, after `skip` columns.
+
+    The block is the matrix, or its transpose without the first `origin` rows; rows beyond the last are zero.
+    """
+    rows = matrix.shape[1] - origin if transposed else matrix.shape[0]
+    columns = matrix.shape[0] if transposed else matrix.shape[1]
+    for row in range((rows + ROWS - 1) // ROWS * ROWS):
+        at = start + row // ROWS * ROWS * inner + row % ROWS + skip * ROWS
+        for k in range(columns):
+            if row >= rows:
+                packed[at + k * ROWS] = 0
+            elif transposed:
+                packed[at + k * ROWS] = matrix[k, origin + row]
+            else:
+                packed[at + k * ROWS] = matrix[row, k]
+
+
+@compiled
+def load(work: Any, at: int, width: int, matrix: Any, first: int, rows: int, column: int, count: int) -> None:
+    """Reads rows of `count` elements from `column` on into lanes."""
+    stride, half = matrix.shape[1], width // VECTORS
+    if count in (half, width):
+        move(matrix, first * stride + column, stride, work, at, width, rows, count // half)
+        return
+    for row in range(rows):
+        for i in range(count):
+            work[at + row * width + i] = matrix[first + row, column + i]
+
+
+@compiled
+def store(work: Any, at: int, width: int, matrix: Any, first: int, rows: int, column: int, count: int) -> None:
+    """Writes rows of lanes to `count` elements from `column` on."""
+    stride, half = matrix.shape[1], width // VECTORS
+    if count in (half, width):
+        move(work, at, width, matrix, first * stride + column, stride, rows, count // half)
+        return
+    for row in range(rows):
+        for i in range(count):
+            matrix[first + row, column + i] = work[at + row * width + i]
+
+
+@compiled
+def begin(work: Any, at: Any, alive: int, lanes: Any, width: int, count: int) -> None:
+    """Puts a new sample into each of the first lanes; the others rest."""
+    rows = at[SINGLE]
+    for i in range(width):
+        lanes[SAMPLE * width + i] = i if i < count else -1
+        work[alive + i] = 1 if i < count else 0
+        work[rows + LEAST * width + i] = np.inf
+    for row in (REST, FAILURES, JUMPED):
+        wipe(work, rows + row * width, 1)
+
+
+@compiled
+def finish(
+    work: Any, x: int, y: int, at: Any, room: Any, lanes: Any, width: int, now: int, n: int, counts: Any,
+    numbers: Any, status: Any, steps: Any, first: int, vectors: int,
+) -> int:  # fmt: skip
+    """Keeps points that are accepted in a step, and their images; returns how many there are."""
+    rows, plain = at[SINGLE], counts[RULE] == TOLERANCE
+    due = not plain or (now + 1) % PERIOD == 0 or now + 1 == counts[LAST]
+    if not mark(work, rows, room[ALIVE], vectors, numbers[ATOL], numbers[RTOL], due):
+        return 0
+    done, events = 0, rows + EVENT * width
+    for i in range(vectors * (width // VECTORS)):
+        if work[events + i] == 0:
+            continue
+        limit = max(numbers[ATOL], numbers[RTOL] * work[rows + SIZE * width + i])
+        found = CONVERGED
+        if not (plain and work[rows + L1 * width + i] < np.inf and work[rows + RESIDUAL * width + i] <= limit):
+            found = judge_lane(work, x, at, width, i, now, n, counts, numbers)
+        if found == RUNNING:
+            work[events + i] = 0
+            continue
+        done += 1
+        status[first + i], steps[first + i] = found, now + 1
+        lanes[SAMPLE * width + i], work[room[ALIVE] + i] = -1, 0
+    if done > 0:
+        choose(work, room[POINT], x, room[POINT], events, n, vectors)
+        choose(work, room[IMAGE], y, room[IMAGE], events, n, vectors)
+    return done
+
+
+@compiled
+def solve_group(
+    work: Any, packed: Any, slots: Any, at: Any, room: Any, lanes: Any, width: int, n: int, count: int,
+    counts: Any, numbers: Any, status: Any, steps: Any, first: int,
+) -> None:  # fmt: skip
+    """Solves for the samples in the first `count` lanes, from the points in the first slot.
+
+    The steps are those of `kernels.cpu.solve`, but all samples begin together, so that the last of them ends the
+    solve in the middle of a cycle.
+    """
+    memory, plain = len(slots) - 2, counts[MEMORY] == 0
+    vectors = 1 if count * VECTORS <= width else VECTORS
+    begin(work, at, room[ALIVE], lanes, width, count)
+    zero = count - count  # not a constant, for which numba would compile everything once more
+    now, phase, origin, left = zero, zero, zero, count
+    residual, earliest = at[SINGLE] + RESIDUAL * width, at[SINGLE] + FIRST * width
+    while True:
+        target = 1 - origin if plain else 1 if phase > memory else origin + 1
+        x, y = slots[origin], slots[target]
+        multiply_tiles(work, packed, 0, x, y, n, n, width, vectors)
+        activate(work, y, x, at[V], at[D], at[SINGLE], n, vectors, counts[KIND], numbers[SLOPE])
+        if now == 0:
+            move(work, residual, width, work, earliest, width, 1, VECTORS)
+        left -= finish(work, x, y, at, room, lanes, width, now, n, counts, numbers, status, steps, first, vectors)
+        if left == 0:
+            return
+        now += 1
+        if plain:
+            origin = target
+        else:
+            phase, origin = advance(work, slots, at, lanes, width, n, numbers, vectors, phase)
+
+
+kept = keeping(nogil=True, error_model="numpy")
+
+# The files whose functions are compiled into these loops.
+PARTS = ("spec", "cpu/solve", "cpu/simd", "cpu/sequence")
+CONVERGED, MAX_STEPS, NONFINITE = int(Status.CONVERGED), int(Status.MAX_STEPS), int(Status.NONFINITE)
+
+
+@compiled
+def lanes_at(offsets: Any, turn: int, backwards: bool, low: int, high: int) -> Any:
+    """Returns the first element of a group at a turn and its number of sequences."""
+    t = len(offsets) - 2 - turn if backwards else turn
+    if turn < 0:
+        return 0, 0
+    return offsets[t] + low, max(0, min(high, offsets[t + 1] - offsets[t]) - low)
+
+
+@compiled
+def padded(rows: int) -> int:
+    """Returns the number of rows of a packed matrix."""
+    return (rows + ROWS - 1) // ROWS * ROWS
+
+
+@compiled
+def enter(work: Any, x: int, n: int, hidden: int, width: int, h0: Any, low: int, begin: int, end: int) -> None:
+    """Begins sequences: zeros as states, and their own hidden states."""
+    for i in range(begin, end):
+        for k in range(n):
+            work[x + k * width + i] = 0
+        for j in range(h0.shape[1]):
+            work[hidden + j * width + i] = h0[low + i, j]
+
+
+@compiled
+def leave(work: Any, carry: int, width: int, first: Any, low: int, begin: int, end: int) -> None:
+    """Writes the gradients of first hidden states where sequences begin; nothing goes back farther."""
+    for i in range(begin, end):
+        for j in range(first.shape[1]):
+            first[low + i, j] = work[carry + j * width + i]
+            work[carry + j * width + i] = 0
+
+
+@compiled
+def add_bias(work: Any, v: int, width: int, bias: Any) -> None:
+    """Adds a bias to the rows at `v`."""
+    for k in range(len(bias)):
+        for i in range(width):
+            work[v + k * width + i] += bias[k]
+
+
+@compiled
+def add_rows(work: Any, at: int, width: int, matrix: Any, column: int, count: int) -> None:
+    """Adds `count` elements of every row from `column` on."""
+    for row in range(matrix.shape[0]):
+        for i in range(count):
+            work[at + row * width + i] += matrix[row, column + i]
+
+
+@compiled
+def eliminate(system: Any, y: Any) -> None:
+    """Solves a system in place by elimination with row exchanges; `y` is the right side, then the solution."""
+    n = len(y)
+    for k in range(n):
+        pivot = k
+        for i in range(k + 1, n):
+            if abs(system[i, k]) > abs(system[pivot, k]):
+                pivot = i
+        for j in range(n):
+            system[k, j], system[pivot, j] = system[pivot, j], system[k, j]
+        y[k], y[pivot] = y[pivot], y[k]
+        for i in range(k + 1, n):
+            factor = system[i, k] / system[k, k]
+            for j in range(k + 1, n):
+                system[i, j] -= factor * system[k, j]
+            y[i] -= factor * y[k]
+    for k in range(n - 1, -1, -1):
+        for j in range(k + 1, n):
+            y[k] -= system[k, j] * y[j]
+        y[k] /= system[k, k]
+
+
+@compiled
+def finish_directly(
+    work: Any, A: Any, d: int, offset: int, y: int, width: int, system: Any, status: Any, column: int, count: int
+) -> None:
+    """Factorises ``I - d A'`` for samples that were too slow; the last row of `system` is room for a solution."""
+    n = A.shape[0]
+    for s in range(count):
+        if status[column + s] < MAX_STEPS:
+            continue
+        right = system[n]
+        for i in range(n):
+            for j in range(n):
+                system[i, j] = (1 if i == j else 0) - work[d + i * width + s] * A[j, i]
+            right[i] = work[offset + i * width + s]
+        eliminate(system[:n], right)
+        finite = True
+        for i in range(n):
+            work[y + i * width + s] = right[i]
+            finite &= abs(right[i]) < numba.float64(1e308)
+        status[column + s] = CONVERGED if finite else NONFINITE
+
+
+@compiled
+def walk_group(
+    work: Any, packed: Any, parts: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any, warm: bool,
+    status: Any, steps: Any, lanes: Any, slots: Any, at: Any, room: Any, counts: Any, numbers: Any, offsets: Any,
+    backwards: bool, width: int, low: int, high: int,
+) -> None:  # fmt: skip
+    """Computes the sequences from `low` to `high`, no more than there are lanes."""
+    of_B, of_C, inner = parts
+    h, n = H.shape[0], slots[1] // width
+    both = known.shape[0] - n  # inputs and hidden states
+    x, u, hidden = room[POINT], room[POINT] + n * width, room[POINT] + (n + both - h) * width
+    wipe(work, 0, len(work) // width)
+    before = 0
+    for turn in range(len(offsets) - 1):
+        column, count = lanes_at(offsets, turn, backwards, low, high)
+        if count == 0:
+            continue
+        vectors = 1 if count * VECTORS <= width else VECTORS
+        enter(work, x, n, hidden, width, h0, low, before, count)
+        before = count
+        load(work, u, width, known, n, both - h, column, count)
+        store(work, hidden, width, known, n + both - h, h, column, count)
+        multiply_tiles(work, packed, of_B, u, at[V], both, n, width, vectors)
+        add_bias(work, at[V], width, bias)
+        if warm:
+            move(work, x, width, work, slots[0], width, n, VECTORS)
+        else:
+            wipe(work, slots[0], n)
+        solve_group(work, packed, slots, at, room, lanes, width, n, count, counts, numbers, status, steps, column)
+        multiply_tiles(work, packed, of_C, x, room[OUT], inner, h, width, vectors)
+        store(work, x, width, known, 0, n, column, count)
+        store(work, room[IMAGE], width, images, 0, images.shape[0], column, count)
+        store(work, room[OUT], width, H, 0, h, column, count)
+        move(work, room[OUT], width, work, hidden, width, h, VECTORS)
+
+
+@compiled
+def unwind_group(
+    work: Any, packed: Any, parts: Any, A: Any, images: Any, outer: Any, found: Any, first: Any, kind: int,
+    slope: float, system: Any, status: Any, steps: Any, lanes: Any, slots: Any, at: Any, room: Any, counts: Any,
+    numbers: Any, offsets: Any, backwards: bool, width: int, low: int, high: int,
+) -> None:  # fmt: skip
+    """Goes back through the sequences from `low` to `high`, no more than there are lanes."""
+    of_B, of_C, inner = parts
+    n, h = A.shape[0], first.shape[1]
+    y, gradient, carry, scale = room[POINT], room[POINT] + n * width, room[OUT], room[SCALE]
+    wipe(work, 0, len(work) // width)
+    for turn in range(len(offsets) - 2, -1, -1):
+        column, count = lanes_at(offsets, turn, backwards, low, high)
+        if count == 0:
+            continue
+        vectors = 1 if count * VECTORS <= width else VECTORS
+        load(work, gradient, width, found, n, h, column, count)
+        add(work, gradient, carry, h, vectors)
+        store(work, gradient, width, found, n, h, column, count)
+        multiply_tiles(work, packed, of_C, gradient, at[V], h, n, width, vectors)
+        add_rows(work, at[V], width, outer, column, count)
+        load(work, at[D], width, images, 0, n, column, count)
+        prepare(work, at[V], at[D], scale, n, vectors, kind, slope)
+        wipe(work, slots[0], n)
+        solve_group(work, packed, slots, at, room, lanes, width, n, count, counts, numbers, status, steps, column)
+        if system.shape[0] > 0:
+            finish_directly(work, A, at[D], at[V], y, width, system, status, column, count)
+        stretch(work, y, scale, n, vectors)
+        store(work, y, width, found, 0, n, column, count)
+        multiply_tiles(work, packed, of_B, y, carry, inner, h, width, vectors)
+        before = min(count, lanes_at(offsets, turn - 1, backwards, low, high)[1])
+        leave(work, carry, width, first, low, before, count)
+
+
+def _make_walk(stamp: int) -> Any:
+    """Returns the forward loop; what a function closes over is part of its place in numba's cache."""
+
+    @kept
+    def walk(
+        A: Any, B: Any, C: Any, feedthrough: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any,
+        warm: bool, status: Any, steps: Any, work: Any, packed: Any, lanes: Any, slots: Any, at: Any,
+        room: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
+    ) -> None:  # fmt: skip
+        """Computes the sequences from `low` to `high`.
+
+        The rows of `known` are states, inputs (given) and hidden states before; `images` may be empty.
+        """
+        work, packed, lanes, numbers = borrow(work), borrow(packed), borrow(lanes), borrow(numbers)
+        known, images, H, status, steps = borrow(known), borrow(images), borrow(H), borrow(status), borrow(steps)
+        n, both, width = A.shape[0], B.shape[1], lanes.shape[0] // 3 if stamp else 0
+        inner = n + both if feedthrough.shape[0] > 0 else n
+        of_B = padded(n) * n
+        of_C = of_B + padded(n) * both
+        pack_block(packed, 0, n, 0, A, False, 0)
+        pack_block(packed, of_B, both, 0, B, False, 0)
+        pack_block(packed, of_C, inner, 0, C, False, 0)
+        if inner > n:
+            pack_block(packed, of_C, inner, n, feedthrough, False, 0)
+        for begin in range(low, high, width):
+            walk_group(
+                work, packed, (of_B, of_C, inner), bias, h0, known, images, H, warm, status, steps, lanes, slots,
+                at, room, counts, numbers, offsets, backwards, width, begin, min(high, begin + width),
+            )  # fmt: skip
+
+    return walk
+
+
+def _make_unwind(stamp: int) -> Any:
+    """Returns the backward loop."""
+
+    @kept
+    def unwind(
+        A: Any, B: Any, C: Any, feedthrough: Any, images: Any, outer: Any, found: Any, first: Any, kind: int,
+        slope: float, system: Any, status: Any, steps: Any, work: Any, packed: Any, lanes: Any, slots: Any,
+        at: Any, room: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
+    ) -> None:  # fmt: skip
+        """Solves ``y = d (A'y + g)`` from the last time to the first, for the sequences from `low` to `high`.
+
+        The rows of `found` are y and the gradients of the hidden states (given: those as outputs); `outer` are
+        the gradients of the states as outputs, or empty; `first` become those of the first hidden states.
+        """
+        work, packed, lanes, numbers = borrow(work), borrow(packed), borrow(lanes), borrow(numbers)
+        found, images, outer, status, steps = (
+            borrow(found), borrow(images), borrow(outer), borrow(status), borrow(steps),
+        )  # fmt: skip
+        n, h, width = A.shape[0], C.shape[0], lanes.shape[0] // 3 if stamp else 0
+        inputs, inner = B.shape[1] - h, n + h if feedthrough.shape[0] > 0 else n
+        of_C = padded(n) * n
+        of_B = of_C + padded(n) * h
+        pack_block(packed, 0, n, 0, A, True, 0)
+        pack_block(packed, of_C, h, 0, C, True, 0)
+        pack_block(packed, of_B, inner, 0, B, True, inputs)
+        if inner > n:
+            pack_block(packed, of_B, inner, n, feedthrough, True, inputs)
+        for begin in range(low, high, width):
+            unwind_group(
+                work, packed, (of_B, of_C, inner), A, images, outer, found, first, kind, slope, system, status,
+                steps, lanes, slots, at, room, counts, numbers, offsets, backwards, width, begin,
+                min(high, begin + width),
+            )  # fmt: skip
+
+    return unwind
+
+
+walk, unwind = _make_walk(stamp(*PARTS)), _make_unwind(stamp(*PARTS))

@@ -1,0 +1,642 @@
+"""Vector instructions for the CPU kernels, written in LLVM's intermediate language.
+
+Everything works on *lanes*: a group of samples lies side by side, ``work[row * WIDTH + lane]``, so that one
+instruction serves many samples and nothing is summed across a vector. What a compiler does not do by itself is
+keep a tile of the product Ax in registers while it runs over the columns of A; here it is spelled out.
+
+Lanes of floating point numbers and the elementary functions on them, as LLVM instructions.
+
+The product Ax of a group of lanes, for a dense and for a sparse A.
+
+A dense A is one array of packed tiles, a sparse one a tuple of four arrays (`sparse.SparseRows`). Which of them a
+kernel takes is decided by the type of its argument, when it is compiled.
+
+Vector instructions for Anderson's extrapolation: the least squares problem and the combination.
+
+The points of a cycle are given by a tuple of offsets, whose length is part of its type, so that the loops over
+pairs of points are unrolled when a kernel is compiled.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from wellposed.errors import require
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Vectors of `count` floating point numbers with `bits` bits."""
+
+    ir: Any
+    bits: int
+    count: int
+
+    @property
+    def align(self) -> int:
+        """Bytes to which a vector is aligned."""
+        return self.bits // 8 * self.count
+
+    @property
+    def scalar(self) -> Any:
+        """The type of one number."""
+        return self.ir.FloatType() if self.bits == 32 else self.ir.DoubleType()
+
+    @property
+    def vector(self) -> Any:
+        """The type of a vector."""
+        return self.ir.VectorType(self.scalar, self.count)
+
+    @property
+    def integers(self) -> Any:
+        """The type of as many integers of the same size."""
+        return self.ir.VectorType(self.ir.IntType(self.bits), self.count)
+
+    @property
+    def zero(self) -> Any:
+        """A vector of zeros."""
+        return self.full(0.0)
+
+    @property
+    def mantissa(self) -> int:
+        """Bits after the binary point."""
+        return 23 if self.bits == 32 else 52
+
+    def full(self, value: float) -> Any:
+        """Returns a constant vector."""
+        return self.ir.Constant(self.vector, [value] * self.count)
+
+    def whole(self, value: int) -> Any:
+        """Returns a constant vector of integers."""
+        return self.ir.Constant(self.integers, [value] * self.count)
+
+    def splat(self, builder: Any, value: Any) -> Any:
+        """Copies one number to all lanes."""
+        nothing, index = self.ir.Constant(self.vector, self.ir.Undefined), self.ir.IntType(32)
+        single = builder.insert_element(nothing, value, index(0))
+        mask = self.ir.Constant(self.ir.VectorType(index, self.count), [0] * self.count)
+        return builder.shuffle_vector(single, nothing, mask)
+
+    def call(self, builder: Any, name: str, *arguments: Any) -> Any:
+        """Calls one of LLVM's own functions on vectors."""
+        module, full = builder.module, f"llvm.{name}.v{self.count}f{self.bits}"
+        function = module.globals.get(full)
+        if function is None:
+            kind = self.ir.FunctionType(self.vector, [self.vector] * len(arguments))
+            function = self.ir.Function(module, kind, full)
+        return builder.call(function, arguments)
+
+    def larger(self, builder: Any, a: Any, b: Any) -> Any:
+        """Returns the larger numbers; where `b` is NaN, `a`."""
+        return builder.select(builder.fcmp_ordered(">", b, a), b, a)
+
+    def smaller(self, builder: Any, a: Any, limit: float) -> Any:
+        """Cuts at a limit; NaN stays."""
+        return builder.select(builder.fcmp_ordered(">", a, self.full(limit)), self.full(limit), a)
+
+
+def _power_and_rest(builder: Any, lanes: Lanes, y: Any) -> tuple[Any, Any]:
+    """Returns 2^k and expm1(r) for y = k log 2 + r with \\|r\\| <= log(2) / 2."""
+    split = 2.0 ** (12 if lanes.bits == 32 else 32)
+    high = math.floor(math.log(2) * split) / split  # k times this is exact
+    low = float(_LOG2_TAIL + (_LOG2_HEAD - high))
+    k = lanes.call(builder, "rint", builder.fmul(y, lanes.full(1 / math.log(2))))
+    r = lanes.call(builder, "fma", k, lanes.full(-high), y)
+    r = lanes.call(builder, "fma", k, lanes.full(-low), r)
+    degree = 8 if lanes.bits == 32 else 14
+    series = lanes.full(1 / math.factorial(degree))
+    for power in range(degree - 1, 1, -1):
+        series = lanes.call(builder, "fma", series, r, lanes.full(1 / math.factorial(power)))
+    rest = lanes.call(builder, "fma", builder.fmul(r, r), series, r)
+    known = builder.select(builder.fcmp_ordered("==", k, k), k, lanes.zero)  # NaN has no integer
+    bias = lanes.whole((1 << (lanes.bits - lanes.mantissa - 2)) - 1)
+    exponent = builder.add(builder.fptosi(known, lanes.integers), bias)
+    return builder.bitcast(builder.shl(exponent, lanes.whole(lanes.mantissa)), lanes.vector), rest
+
+
+_LOG2_HEAD, _LOG2_TAIL = math.log(2), 2.3190468138462996e-17  # their sum is log 2 to 107 bits
+
+
+def tanh(builder: Any, lanes: Lanes, z: Any) -> Any:
+    """Returns tanh z = t / (t + 2) with t = exp(2 \\|z\\|) - 1, accurate relative to the result."""
+    size = lanes.call(builder, "fabs", z)
+    y = lanes.smaller(builder, builder.fadd(size, size), 20.0 if lanes.bits == 32 else 44.0)
+    power, rest = _power_and_rest(builder, lanes, y)
+    t = lanes.call(builder, "fma", power, rest, builder.fsub(power, lanes.full(1.0)))
+    return lanes.call(builder, "copysign", builder.fdiv(t, builder.fadd(t, lanes.full(2.0))), z)
+
+
+def sigmoid(builder: Any, lanes: Lanes, z: Any) -> Any:
+    """Returns 1 / (1 + exp(-z))."""
+    limit = 87.0 if lanes.bits == 32 else 708.0
+    y = lanes.smaller(builder, builder.fsub(lanes.full(-0.0), z), limit)
+    y = builder.select(builder.fcmp_ordered("<", y, lanes.full(-limit)), lanes.full(-limit), y)
+    power, rest = _power_and_rest(builder, lanes, y)
+    exponential = lanes.call(builder, "fma", power, rest, power)
+    return builder.fdiv(lanes.full(1.0), builder.fadd(lanes.full(1.0), exponential))
+
+
+numba = require("numba", extra="fast")
+_ir = require("llvmlite.ir", extra="fast")
+_binding = require("llvmlite.binding", extra="fast")
+_cgutils = require("numba.core.cgutils", extra="fast")
+_extending = require("numba.extending", extra="fast")
+_types = numba.types
+
+
+def _vector_bytes() -> int:
+    """Returns the size of the machine's vector registers."""
+    features = _binding.get_host_cpu_features()
+    return 64 if features.get("avx512f") else 32 if features.get("avx2") else 16
+
+
+VECTOR_BYTES = _vector_bytes()
+ROWS = 4  # of A in a packed tile
+DOUBLE = VECTOR_BYTES == 64  # whether there are registers for two tiles at once
+VECTORS = 2  # of a group
+INDEX = _ir.IntType(64)
+
+
+def lanes_of(buffer: Any) -> Lanes:
+    bits = buffer.dtype.bitwidth
+    return Lanes(_ir, bits, 8 * VECTOR_BYTES // bits)
+
+
+def pointer_of(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    return context.make_array(kind)(context, builder, array).data
+
+
+class Memory:
+    """Loads and stores vectors of one flat buffer by the number of an element."""
+
+    def __init__(self, builder: Any, lanes: Lanes, pointer: Any) -> None:
+        self.builder, self.lanes, self.pointer = builder, lanes, pointer
+
+    def _at(self, index: Any, kind: Any) -> Any:
+        return self.builder.bitcast(self.builder.gep(self.pointer, [index]), kind.as_pointer())
+
+    def load(self, index: Any) -> Any:
+        return self.builder.load(self._at(index, self.lanes.vector), align=self.lanes.align)
+
+    def store(self, value: Any, index: Any) -> None:
+        self.builder.store(value, self._at(index, self.lanes.vector), align=self.lanes.align)
+
+    def spread(self, index: Any) -> Any:
+        return self.lanes.splat(self.builder, self.builder.load(self.builder.gep(self.pointer, [index])))
+
+
+def shifted(builder: Any, base: Any, by: int) -> Any:
+    """Adds a constant to an index."""
+    return builder.add(base, INDEX(by)) if by else base
+
+
+class Sums:
+    """Vectors that a loop changes; the optimiser keeps them in registers."""
+
+    def __init__(self, builder: Any, lanes: Lanes, count: int) -> None:
+        self.builder = builder
+        self.cells = [_cgutils.alloca_once(builder, lanes.vector) for _ in range(count)]
+        for cell in self.cells:
+            builder.store(lanes.zero, cell)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.builder.load(self.cells[place])
+
+    def __setitem__(self, place: int, value: Any) -> None:
+        self.builder.store(value, self.cells[place])
+
+
+class _Stats:
+    """The largest residual, the largest entry and the l1 norm of the residual, gathered in registers."""
+
+    def __init__(self, builder: Any, lanes: Lanes, memory: Memory, at: Any, vectors: int) -> None:
+        self.builder, self.lanes, self.memory = builder, lanes, memory
+        width = VECTORS * lanes.count
+        offsets = [kind * width + vector * lanes.count for vector in range(vectors) for kind in range(3)]
+        self.places = [shifted(builder, at, offset) for offset in offsets]
+        self.sums = Sums(builder, lanes, len(self.places))
+
+    def add(self, x: Any, image: Any, vector: int) -> None:
+        """Looks at one state of the lanes of a vector."""
+        builder, lanes, first = self.builder, self.lanes, 3 * vector
+        gap = lanes.call(builder, "fabs", builder.fsub(image, x))
+        size = lanes.call(builder, "fabs", image)
+        self.sums[first] = lanes.larger(builder, self.sums[first], gap)
+        self.sums[first + 1] = lanes.larger(builder, self.sums[first + 1], size)
+        self.sums[first + 2] = builder.fadd(self.sums[first + 2], gap)
+
+    def write(self) -> None:
+        """Puts the numbers back to memory."""
+        for number, place in enumerate(self.places):
+            self.memory.store(self.sums[number], place)
+
+
+def _tile(tiles: int, vectors: int) -> Any:
+    """Returns the product of `tiles` tiles of A with a group, whose sums stay in registers until they are done."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, matrix, at, x, y, n, left = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        packed = Memory(builder, lanes, pointer_of(context, builder, signature.args[1], matrix))
+        width = VECTORS * lanes.count
+        sums = Sums(builder, lanes, tiles * ROWS * vectors)
+        with _cgutils.for_range(builder, n) as loop:
+            base = builder.add(x, builder.mul(loop.index, INDEX(width)))
+            entries = [memory.load(shifted(builder, base, vector * lanes.count)) for vector in range(vectors)]
+            column = builder.add(at, builder.mul(loop.index, INDEX(ROWS)))
+            for row in range(tiles * ROWS):
+                tile = builder.add(column, builder.mul(n, INDEX(row // ROWS * ROWS)))
+                entry = packed.spread(shifted(builder, tile, row % ROWS))
+                for vector in range(vectors):
+                    place = row * vectors + vector
+                    sums[place] = lanes.call(builder, "fma", entry, entries[vector], sums[place])
+        for row in range(tiles * ROWS):
+            with builder.if_then(builder.icmp_signed(">", left, INDEX(row)), likely=True):
+                for vector in range(vectors):
+                    memory.store(
+                        sums[row * vectors + vector], shifted(builder, y, row * width + vector * lanes.count)
+                    )
+        return context.get_dummy_value()
+
+    @_extending.intrinsic
+    def tile(typing: Any, array: Any, matrix: Any, at: Any, x: Any, y: Any, n: Any, left: Any) -> Any:
+        return _types.void(array, matrix, *(_types.int64,) * 5), code
+
+    return tile
+
+
+tile_one_narrow, tile_one = _tile(1, 1), _tile(1, VECTORS)
+tile_two_narrow, tile_two = _tile(2, 1), _tile(2, VECTORS)
+
+
+def _images(builder: Any, lanes: Lanes, slope: Any) -> list[Callable[[Any, Any, Any], Any]]:
+    """Returns what turns a sum, v and d into an image, by kind."""
+
+    def bent(negative: Callable[[Any], Any]) -> Callable[[Any, Any, Any], Any]:
+        def image(total: Any, v: Any, d: Any) -> Any:
+            z = builder.fadd(total, v)
+            return builder.select(builder.fcmp_ordered("<=", z, lanes.zero), negative(z), z)  # NaN stays
+
+        return image
+
+    def smooth(function: Callable[[Any, Lanes, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+        return lambda total, v, d: function(builder, lanes, builder.fadd(total, v))
+
+    def linear(total: Any, v: Any, d: Any) -> Any:
+        return lanes.call(builder, "fma", d, total, v)
+
+    relu, sloped = bent(lambda z: lanes.zero), bent(lambda z: builder.fmul(slope, z))
+    return [relu, sloped, linear, smooth(tanh), smooth(sigmoid)]
+
+
+@_extending.intrinsic
+def activate(
+    typing: Any,
+    array: Any,
+    y: Any,
+    x: Any,
+    v: Any,
+    d: Any,
+    stats: Any,
+    n: Any,
+    vectors: Any,
+    kind: Any,
+    slope: Any,
+) -> Any:
+    """Turns the sums at `y` into images, in all lanes, and measures the residual."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, y, x, v, d, stats, n, vectors, kind, slope = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        images, width = _images(builder, lanes, lanes.splat(builder, slope)), VECTORS * lanes.count
+        measured = _Stats(builder, lanes, memory, stats, VECTORS)
+        for vector in range(VECTORS):
+            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
+                for number, image in enumerate(images):
+                    wanted = builder.icmp_signed("==", kind, INDEX(number))
+                    with builder.if_then(wanted), _cgutils.for_range(builder, n) as loop:
+                        place = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
+                        total, old, offset, factor = (
+                            memory.load(builder.add(base, place)) for base in (y, x, v, d)
+                        )
+                        value = image(total, offset, factor)
+                        memory.store(value, builder.add(y, place))
+                        measured.add(old, value, vector)
+        measured.write()
+        return context.get_dummy_value()
+
+    return _types.void(array, *(_types.int64,) * 8, array.dtype), code
+
+
+@_extending.intrinsic
+def borrow(typing: Any, array: Any) -> Any:
+    """Returns an array, or a tuple of arrays, without its reference count.
+
+    The upkeep of counts would cost more than a step of a small model. The caller keeps the array alive.
+    """
+
+    def bare(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+        found = context.make_array(kind)(context, builder, value)
+        found.meminfo = _cgutils.get_null_value(found.meminfo.type)
+        found.parent = _cgutils.get_null_value(found.parent.type)
+        return found._getvalue()
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind, value = signature.args[0], arguments[0]
+        if not isinstance(kind, _types.BaseTuple):
+            return bare(context, builder, kind, value)
+        parts = zip(kind.types, _cgutils.unpack_tuple(builder, value), strict=True)
+        return context.make_tuple(builder, kind, [bare(context, builder, *part) for part in parts])
+
+    return array(array), code
+
+
+compiled = numba.njit(nogil=True, error_model="numpy")
+
+QUAD = 4  # entries of a row whose products are added up apart; rows are padded to a multiple
+
+
+def _row_sum(builder: Any, sums: Sums, vectors: int, vector: int) -> Any:
+    parts = [sums[entry * vectors + vector] for entry in range(QUAD)]
+    return builder.fadd(builder.fadd(parts[0], parts[1]), builder.fadd(parts[2], parts[3]))
+
+
+def _rows(vectors: int, alone: bool) -> Any:
+    """Returns the product of sparse rows with a group: every entry of A meets its state in all lanes at once.
+
+    With `alone` the group is one sample, whose states lie one after the other at `x`; its sums are those that it
+    would have in company, bit for bit.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        full = lanes_of(signature.args[0])
+        lanes, width = Lanes(full.ir, full.bits, 1) if alone else full, VECTORS * full.count
+        kinds, (x, y, first, last) = signature.args[:4], arguments[4:]
+        work, values, columns, starts = (
+            pointer_of(context, builder, kind, part) for kind, part in zip(kinds, arguments[:4], strict=True)
+        )
+        memory, entries = Memory(builder, lanes, work), Memory(builder, lanes, values)
+        with _cgutils.for_range_slice(builder, first, last, INDEX(1), INDEX) as (row, _):
+            sums = Sums(builder, lanes, QUAD * vectors)
+            begin, end = (builder.load(builder.gep(starts, [shifted(builder, row, k)])) for k in (0, 1))
+            with _cgutils.for_range_slice(builder, begin, end, INDEX(QUAD), INDEX) as (at, _):
+                for entry in range(QUAD):
+                    place = shifted(builder, at, entry)
+                    state = builder.zext(builder.load(builder.gep(columns, [place])), INDEX)
+                    base = builder.add(x, state if alone else builder.mul(state, INDEX(width)))
+                    factor = entries.spread(place)
+                    for vector in range(vectors):
+                        value = memory.load(shifted(builder, base, vector * lanes.count))
+                        spot = entry * vectors + vector
+                        sums[spot] = lanes.call(builder, "fma", factor, value, sums[spot])
+            here = builder.add(y, builder.mul(row, INDEX(width)))
+            for vector in range(vectors):
+                memory.store(
+                    _row_sum(builder, sums, vectors, vector), shifted(builder, here, vector * lanes.count)
+                )
+        return context.get_dummy_value()
+
+    @_extending.intrinsic
+    def rows(
+        typing: Any, array: Any, values: Any, columns: Any, starts: Any, x: Any, y: Any, first: Any, last: Any
+    ) -> Any:
+        return _types.void(array, values, columns, starts, *(_types.int64,) * 4), code
+
+    return rows
+
+
+rows_alone, rows_narrow, rows_wide = _rows(1, True), _rows(1, False), _rows(VECTORS, False)
+
+
+@compiled
+def multiply_tiles(
+    work: Any, packed: Any, start: int, x: int, y: int, inner: int, rows: int, width: int, vectors: int
+) -> None:
+    """Writes the product of the packed matrix at `start` with the `inner` rows at `x` to the rows at `y`."""
+    row = 0
+    while row < rows:
+        at, here, left = start + row * inner, y + row * width, rows - row
+        if DOUBLE and left > ROWS:
+            if vectors == 1:
+                tile_two_narrow(work, packed, at, x, here, inner, left)
+            else:
+                tile_two(work, packed, at, x, here, inner, left)
+            row += ROWS
+        elif vectors == 1:
+            tile_one_narrow(work, packed, at, x, here, inner, left)
+        else:
+            tile_one(work, packed, at, x, here, inner, left)
+        row += ROWS
+
+
+@compiled
+def multiply_rows(work: Any, matrix: Any, x: int, y: int, first: int, last: int, vectors: int) -> None:
+    """Writes some rows of Ax of a group for sparse rows of A."""
+    values, columns, starts, _ = matrix
+    if vectors == 1:
+        rows_narrow(work, values, columns, starts, x, y, first, last)
+    else:
+        rows_wide(work, values, columns, starts, x, y, first, last)
+
+
+def multiply(
+    work: Any, matrix: Any, x: int, y: int, room: int, n: int, width: int, vectors: int, alone: bool
+) -> None:
+    """Writes Ax of a group, from the point at `x` to `y`.
+
+    Args:
+        work, width: memory of the group and its lanes.
+        matrix: tiles or sparse rows.
+        x, y: where the point and the product are.
+        room: for n numbers; used by a sparse A where the group is one sample.
+        n, vectors: states, and vectors at work.
+        alone: whether only the first lane counts.
+    """
+    raise NotImplementedError("this is called by compiled code alone, through its overload")
+
+
+@_extending.overload(multiply)
+def _multiply(
+    work: Any, matrix: Any, x: Any, y: Any, room: Any, n: Any, width: Any, vectors: Any, alone: Any
+) -> Any:
+    def dense(
+        work: Any, matrix: Any, x: Any, y: Any, room: Any, n: Any, width: Any, vectors: Any, alone: Any
+    ) -> None:
+        multiply_tiles(work, matrix, 0, x, y, n, n, width, vectors)
+
+    def sparse(
+        work: Any, matrix: Any, x: Any, y: Any, room: Any, n: Any, width: Any, vectors: Any, alone: Any
+    ) -> None:
+        if not alone:
+            multiply_rows(work, matrix, x, y, 0, n, vectors)
+            return
+        for k in range(n):
+            work[room + k] = work[x + k * width]
+        rows_alone(work, matrix[0], matrix[1], matrix[2], room, y, 0, n)
+
+    return sparse if isinstance(matrix, _types.BaseTuple) else dense
+
+
+TINY = sys.float_info.min
+
+
+def _points(builder: Any, memory: Memory, offsets: list[Any], place: Any) -> list[Any]:
+    return [memory.load(builder.add(offset, place)) for offset in offsets]
+
+
+def _differences(builder: Any, values: list[Any]) -> list[Any]:
+    return [builder.fsub(later, earlier) for earlier, later in pairwise(values)]
+
+
+def _normal_equations(builder: Any, lanes: Lanes, sums: Sums, points: list[Any]) -> None:
+    """Adds what one state contributes to the Gram matrix, the right side and the size of the last point."""
+    residuals = _differences(builder, points)
+    columns = _differences(builder, residuals)
+    pairs = [(a, b) for i, a in enumerate(columns) for b in columns[: i + 1]]
+    pairs += [(column, residuals[-1]) for column in columns]
+    for place, (a, b) in enumerate(pairs):
+        sums[place] = lanes.call(builder, "fma", a, b, sums[place])
+    sums[len(pairs)] = builder.fadd(sums[len(pairs)], lanes.call(builder, "fabs", points[-1]))
+
+
+@_extending.intrinsic
+def gram(typing: Any, array: Any, slots: Any, out: Any, n: Any, vectors: Any) -> Any:
+    """Writes lower triangle, right side and size of the last point, one row of lanes each, from `out` on."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, offsets, out, n, vectors = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        places, width = _cgutils.unpack_tuple(builder, offsets), VECTORS * lanes.count
+        depth = len(places) - 2
+        count = depth * (depth + 1) // 2 + depth + 1
+        for vector in range(VECTORS):
+            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
+                sums = Sums(builder, lanes, count)
+                with _cgutils.for_range(builder, n) as loop:
+                    place = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
+                    _normal_equations(builder, lanes, sums, _points(builder, memory, places, place))
+                for number in range(count):
+                    target = INDEX(number * width + vector * lanes.count)
+                    memory.store(sums[number], builder.add(out, target))
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(array, slots, whole, whole, whole), code
+
+
+def _factorised(builder: Any, lanes: Lanes, entries: list[Any], depth: int, shift: Any) -> list[Any]:
+    """Solves a positive definite system by L D L' and returns the solution; `entries` as `gram` writes them."""
+    rows = [entries[a * (a + 1) // 2 : a * (a + 1) // 2 + a + 1] for a in range(depth)]
+    right = entries[depth * (depth + 1) // 2 :][:depth]
+    one = lanes.full(1.0)
+
+    def less(total: Any, a: Any, b: Any) -> Any:
+        return lanes.call(builder, "fma", builder.fneg(a), b, total)
+
+    for a in range(depth):
+        rows[a][a] = builder.fadd(rows[a][a], shift)
+    for a in range(depth):
+        inverse = builder.fdiv(one, rows[a][a])
+        factors = {b: builder.fmul(rows[b][a], inverse) for b in range(a + 1, depth)}
+        for b, factor in factors.items():
+            for c in range(a + 1, b + 1):
+                rows[b][c] = less(rows[b][c], factor, rows[c][a])
+            right[b] = less(right[b], factor, right[a])
+        for b, factor in factors.items():
+            rows[b][a] = factor
+        right[a] = builder.fmul(right[a], inverse)
+    for a in range(depth - 1, -1, -1):
+        for b in range(a + 1, depth):
+            right[a] = less(right[a], rows[b][a], right[b])
+    return right
+
+
+@_extending.intrinsic
+def weigh(
+    typing: Any, array: Any, slots: Any, problem: Any, gamma: Any, mask: Any, ridge: Any, vectors: Any
+) -> Any:
+    """Solves the least squares problems in float64; the solution is zero where the mask is."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, _, problem, gamma, mask, ridge, vectors = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        wide, width, depth = Lanes(lanes.ir, 64, lanes.count), VECTORS * lanes.count, signature.args[1].count - 2
+        long = (lambda value: builder.fpext(value, wide.vector)) if lanes.bits == 32 else (lambda value: value)
+        short = (lambda value: builder.fptrunc(value, lanes.vector)) if lanes.bits == 32 else (lambda value: value)
+        for vector in range(VECTORS):
+            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
+                places = [INDEX(row * width + vector * lanes.count) for row in range(depth * (depth + 3) // 2)]
+                entries = [long(memory.load(builder.add(problem, place))) for place in places]
+                shift = wide.full(0.0)
+                for a in range(depth):
+                    shift = builder.fadd(shift, entries[a * (a + 1) // 2 + a])
+                shift = wide.call(builder, "fma", wide.splat(builder, ridge), shift, wide.full(TINY))
+                marks = memory.load(builder.add(mask, places[0]))
+                chosen = builder.fcmp_ordered(">", marks, lanes.zero)
+                for place, weight in zip(places, _factorised(builder, wide, entries, depth, shift), strict=False):
+                    value = builder.select(chosen, short(weight), lanes.zero)
+                    memory.store(value, builder.add(gamma, place))
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(array, slots, whole, whole, whole, _types.float64, whole), code
+
+
+@_extending.intrinsic
+def combine(typing: Any, array: Any, slots: Any, gamma: Any, n: Any, vectors: Any) -> Any:
+    """Writes ``last - sum gamma_j (difference of images)_j`` over the first point, and its l1 norm after gamma."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, offsets, gamma, n, vectors = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        places, width = _cgutils.unpack_tuple(builder, offsets), VECTORS * lanes.count
+        depth = len(places) - 2
+        for vector in range(VECTORS):
+            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
+                rows = [builder.add(gamma, INDEX(j * width + vector * lanes.count)) for j in range(depth + 1)]
+                weights = [builder.fneg(memory.load(row)) for row in rows[:-1]]
+                size = Sums(builder, lanes, 1)
+                with _cgutils.for_range(builder, n) as loop:
+                    place = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
+                    points = _points(builder, memory, places, place)
+                    jump = points[-1]
+                    for weight, image in zip(weights, _differences(builder, points[1:]), strict=True):
+                        jump = lanes.call(builder, "fma", weight, image, jump)
+                    memory.store(jump, builder.add(places[0], place))
+                    size[0] = builder.fadd(size[0], lanes.call(builder, "fabs", jump))
+                memory.store(size[0], rows[-1])
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(array, slots, whole, whole, whole), code
+
+
+@_extending.intrinsic
+def choose(typing: Any, array: Any, target: Any, safe: Any, image: Any, mask: Any, n: Any, vectors: Any) -> Any:
+    """Writes `safe` in lanes where the mask is positive and `image` elsewhere."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, target, safe, image, mask, n, vectors = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        width = VECTORS * lanes.count
+        for vector in range(VECTORS):
+            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
+                row = memory.load(builder.add(mask, INDEX(vector * lanes.count)))
+                failed = builder.fcmp_ordered(">", row, lanes.zero)
+                with _cgutils.for_range(builder, n) as loop:
+                    place = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
+                    values = [memory.load(builder.add(base, place)) for base in (safe, image)]
+                    memory.store(builder.select(failed, *values), builder.add(target, place))
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(array, *(whole,) * 6), code

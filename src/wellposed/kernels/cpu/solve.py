@@ -1,0 +1,557 @@
+"""The loop of `equilibrium.loop` for x = phi(Ax + v) and y = d (A'y + g), compiled: all steps in one call.
+
+A group of samples advances together, one sample a lane. A lane whose sample has finished takes the next sample at
+the end of a cycle of its solver, so that nobody waits for the slowest sample of a batch; no lane looks at another,
+so a sample's answer does not depend on its companions.
+
+What happens to a group of samples in every step: evaluate, measure, finish, take new samples.
+
+The memory of a group is one flat buffer, ``work[row * width + lane]``: the points of a cycle (`slots`), then v and
+d, then single rows. `at` tells where v, d, the single rows, the solution of the least squares problem and the
+minima begin. Which sample a lane works on, since when, and when it must be looked at stands in `lanes`.
+
+Anderson's extrapolation for a group of lanes; the algorithm is that of `equilibrium.anderson`.
+
+Substitution for a group of lanes: where A has no cycles, states follow from each other in one pass.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from wellposed.equilibrium.loop import PERIOD
+from wellposed.equilibrium.solution import Status
+from wellposed.errors import require
+from wellposed.kernels.cpu.cache import keeping, stamp
+from wellposed.kernels.cpu.simd import (
+    ROWS,
+    VECTOR_BYTES,
+    VECTORS,
+    activate,
+    borrow,
+    choose,
+    combine,
+    gram,
+    multiply,
+    multiply_rows,
+    rows_alone,
+    weigh,
+)
+from wellposed.kernels.spec import COUNTED, RELU, SETTLED, SLOPED, TANH, TOLERANCE
+
+numba = require("numba", extra="fast")
+compiled = numba.njit(nogil=True, error_model="numpy")
+kept = keeping(nogil=True, error_model="numpy")
+
+RUNNING, CONVERGED, STAGNATED = int(Status.RUNNING), int(Status.CONVERGED), int(Status.STAGNATED)
+STEPS_DONE, MAX_STEPS = int(Status.STEPS_DONE), int(Status.MAX_STEPS)
+DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
+
+V, D, SINGLE, SOLUTION, MINIMA = range(5)  # of `at`
+# Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm before and the one to beat;
+# the first residual and the least since the last look; cycles to sit out, failures in a row; who has jumped, who
+# in vain, who needs a look; room for jumps; the least squares problem.
+RESIDUAL, SIZE, L1, PREVIOUS, TARGET, FIRST, LEAST, REST, FAILURES, JUMPED, FAILED, EVENT, RATE, SLOW, PROBLEM = (
+    range(15)
+)
+SAMPLE, BIRTH, DUE = range(3)  # of `lanes`
+NEVER = 1 << 62
+KIND, MEMORY, RULE, LIMIT, LAST = range(5)  # of `counts`
+SLOPE, WORTH, PATIENCE, RIDGE, ATOL, RTOL, EPS = range(7)  # of `numbers`
+
+
+@kept
+def pack(A: Any, transpose: bool, packed: Any) -> None:
+    """Copies A (or A') in tiles of rows, column by column; rows beyond the last are zero."""
+    n = A.shape[0]
+    for row in range((n + ROWS - 1) // ROWS * ROWS):
+        start = row // ROWS * ROWS * n + row % ROWS
+        for k in range(n):
+            if row >= n:
+                packed[start + k * ROWS] = 0
+            elif transpose:
+                packed[start + k * ROWS] = A[k, row]
+            else:
+                packed[start + k * ROWS] = A[row, k]
+
+
+@kept
+def prepare_adjoint(z: Any, g: Any, kind: int, slope: float, d: Any, offset: Any, scale: Any) -> None:
+    """Writes the slopes d = phi'(z), the size of every row of g (one for zeros) and ``d g`` divided by it."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    below = z.dtype.type(slope)
+    for s in range(z.shape[0]):
+        size = zero
+        for k in range(z.shape[1]):
+            size = size if size > abs(g[s, k]) else abs(g[s, k])  # NaN stays
+        size = size if size != zero else one
+        scale[s, 0] = size
+        for k in range(z.shape[1]):
+            factor = one
+            if kind in (RELU, SLOPED):
+                factor = one if z[s, k] > zero else below
+            elif kind == TANH:
+                gate = math.tanh(z[s, k])
+                factor = one - gate * gate
+            else:
+                gate = one / (one + math.exp(-z[s, k]))
+                factor = gate * (one - gate)
+            d[s, k], offset[s, k] = factor, factor * g[s, k] / size
+
+
+@compiled
+def evaluate(
+    work: Any, matrix: Any, x: int, y: int, at: Any, n: int, width: int, kind: int, slope: float, vectors: int,
+    alone: bool,
+) -> None:  # fmt: skip
+    """Evaluates the map for a group, from the point at `x` to the one at `y`, and measures the residual."""
+    # Only adjoints look at d, and they have no sparse product: there is room.
+    multiply(work, matrix, x, y, at[D], n, width, vectors, alone)
+    activate(work, y, x, at[V], at[D], at[SINGLE], n, vectors, kind, slope)
+
+
+@compiled
+def refill(
+    work: Any, x: int, at: Any, lanes: Any, width: int, v: Any, d: Any, x0: Any, now: int, waiting: int, end: int
+) -> int:
+    """Gives free lanes the next samples; returns the first that waits."""
+    n, rows = v.shape[1], at[SINGLE]
+    for i in range(width):
+        if waiting >= end:
+            break
+        if lanes[SAMPLE * width + i] >= 0:
+            continue
+        lanes[SAMPLE * width + i] = waiting
+        lanes[BIRTH * width + i] = lanes[DUE * width + i] = now
+        work[rows + LEAST * width + i] = np.inf
+        for row in (REST, FAILURES, JUMPED):
+            work[rows + row * width + i] = 0
+        for k in range(n):
+            work[at[V] + k * width + i] = v[waiting, k]
+        for k in range(n):
+            work[x + k * width + i] = x0[waiting, k] if x0.shape[0] > 0 else 0
+        if d.shape[0] > 0:
+            for k in range(n):
+                work[at[D] + k * width + i] = d[waiting, k]
+        waiting += 1
+    return waiting
+
+
+@compiled
+def gather(work: Any, x: int, at: Any, lanes: Any, width: int, n: int, looks: int) -> None:
+    """Moves the samples at work to the first lanes."""
+    free = 0
+    for i in range(width):
+        if lanes[SAMPLE * width + i] < 0:
+            continue
+        while free < i and lanes[SAMPLE * width + free] >= 0:
+            free += 1
+        if free >= i:
+            continue
+        for start, count in ((x, n), (at[V], n), (at[D], n), (at[SINGLE], PROBLEM), (at[MINIMA], looks)):
+            for row in range(count):
+                work[start + row * width + free] = work[start + row * width + i]
+        for row in range(3):
+            lanes[row * width + free] = lanes[row * width + i]
+        lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
+
+
+@compiled
+def stands_still(work: Any, x: int, at: Any, i: int, steps: int, n: int, width: int, eps: float) -> bool:
+    """Tells whether a residual stopped falling at the rounding level of the map; looks at fixed step numbers."""
+    rows, known = at[SINGLE], steps // PERIOD
+    newest = at[MINIMA] + (known - 1) * width + i
+    work[newest] = work[rows + LEAST * width + i]
+    work[rows + LEAST * width + i] = np.inf
+    if known < 2:
+        return False
+    window = max(1, known // 4)
+    late, early = work[newest], work[newest - window * width]
+    for look in range(1, window):
+        late = min(late, work[newest - look * width])
+        early = min(early, work[newest - (window + look) * width])
+    if late < early:
+        return False
+    size = work[rows + SIZE * width + i]
+    for k in range(n):
+        size = max(size, abs(work[x + k * width + i]))
+    return bool(work[rows + RESIDUAL * width + i] <= 4 * (4 + math.sqrt(n)) * eps * size)
+
+
+@compiled
+def verdict(residual: float, size: float, l1: float, index: int, counts: Any, numbers: Any) -> int:
+    """Applies the stopping rule to one sample."""
+    if not (residual < np.inf and l1 == l1):
+        return NONFINITE
+    if counts[RULE] == COUNTED:
+        return STEPS_DONE if index >= counts[LIMIT] else RUNNING
+    if counts[RULE] == SETTLED:
+        return CONVERGED if residual == 0 or index >= counts[LIMIT] else RUNNING
+    return CONVERGED if residual <= max(numbers[ATOL], numbers[RTOL] * size) else RUNNING
+
+
+@compiled
+def find_events(work: Any, at: Any, lanes: Any, width: int, now: int, always: bool, numbers: Any) -> int:
+    """Marks lanes that need a look: accepted, not finite or due. Its loops run over vectors."""
+    rows, count = at[SINGLE], 0
+    atol, rtol, infinite = numbers[ATOL], numbers[RTOL], numbers.dtype.type(np.inf)
+    for i in range(width):
+        residual, l1 = work[rows + RESIDUAL * width + i], work[rows + L1 * width + i]
+        work[rows + LEAST * width + i] = min(work[rows + LEAST * width + i], residual)
+        accepted = residual <= max(atol, rtol * work[rows + SIZE * width + i])
+        work[rows + EVENT * width + i] = accepted | (not l1 < infinite) | always
+    for i in range(width):
+        if lanes[DUE * width + i] <= now:
+            work[rows + EVENT * width + i] = 1
+    for i in range(width):
+        count += (work[rows + EVENT * width + i] > 0) & (lanes[DUE * width + i] < NEVER)
+    return count
+
+
+@compiled
+def judge_lane(
+    work: Any, x: int, at: Any, width: int, i: int, index: int, n: int, counts: Any, numbers: Any
+) -> int:
+    """Returns the status of a lane after a step, RUNNING if it goes on."""
+    rows = at[SINGLE]
+    residual, size = work[rows + RESIDUAL * width + i], work[rows + SIZE * width + i]
+    found = verdict(residual, size, work[rows + L1 * width + i], index, counts, numbers)
+    if index == 0:
+        work[rows + FIRST * width + i] = residual
+    look = counts[RULE] != COUNTED and (index + 1) % PERIOD == 0
+    if found == RUNNING and look and stands_still(work, x, at, i, index + 1, n, width, numbers[EPS]):
+        return STAGNATED
+    if found == RUNNING and index + 1 == counts[LAST]:
+        return DIVERGED if residual > 1000 * work[rows + FIRST * width + i] else MAX_STEPS
+    return int(found)
+
+
+@compiled
+def note(work: Any, at: Any, lanes: Any, width: int, now: int, trace: Any) -> None:
+    """Writes the residual of every sample at work to its trace."""
+    for i in range(width):
+        s = lanes[SAMPLE * width + i]
+        if s >= 0:
+            l1 = work[at[SINGLE] + L1 * width + i]
+            residual = work[at[SINGLE] + RESIDUAL * width + i]
+            trace[now - lanes[BIRTH * width + i], s] = residual if l1 == l1 else np.nan
+
+
+@compiled
+def settle(
+    work: Any, x: int, at: Any, lanes: Any, width: int, now: int, counts: Any, numbers: Any, value: Any,
+    status: Any, steps: Any,
+) -> int:  # fmt: skip
+    """Writes what has finished in a step; returns the number of samples that have."""
+    n, done = value.shape[1], 0
+    if find_events(work, at, lanes, width, now, counts[RULE] != TOLERANCE, numbers) == 0:
+        return 0
+    for i in range(width):
+        if work[at[SINGLE] + EVENT * width + i] == 0 or lanes[DUE * width + i] == NEVER:
+            continue
+        s, birth = lanes[SAMPLE * width + i], lanes[BIRTH * width + i]
+        index = now - birth
+        found = judge_lane(work, x, at, width, i, index, n, counts, numbers)
+        if found == RUNNING:
+            lanes[DUE * width + i] = birth + min((index + 1) // PERIOD * PERIOD + PERIOD, counts[LAST]) - 1
+            continue
+        done += 1
+        status[s], steps[s] = found, index + 1
+        lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
+        for k in range(n):
+            value[s, k] = work[x + k * width + i]
+    return done
+
+
+@compiled
+def raise_rates(work: Any, rows: int, width: int, exponent: float, target: int) -> None:
+    """Writes ``residual * rate^exponent`` to the row at `target`, by products where the exponent is whole."""
+    whole, rate = int(exponent), rows + RATE * width
+    rest = exponent - whole
+    for i in range(width):
+        work[target + i] = work[rows + L1 * width + i]
+    for _ in range(whole):
+        for i in range(width):
+            work[target + i] *= work[rate + i]
+    if rest > 0:
+        for i in range(width):
+            work[target + i] *= work[rate + i] ** rest
+
+
+@compiled
+def measure_rates(work: Any, rows: int, width: int, numbers: Any) -> None:
+    """Writes how fast the residual of every lane falls, where it will be soon, and what a jump must beat."""
+    for i in range(width):
+        rate = work[rows + L1 * width + i] / work[rows + PREVIOUS * width + i]
+        work[rows + RATE * width + i] = min(rate, work.dtype.type(1))
+    raise_rates(work, rows, width, numbers[PATIENCE], rows + SLOW * width)
+    raise_rates(work, rows, width, numbers[WORTH], rows + TARGET * width)
+
+
+@compiled
+def candidates(work: Any, rows: int, size: int, lanes: Any, width: int, numbers: Any) -> int:
+    """Decides which lanes may jump, given the sizes of their last points at `size`; returns how many."""
+    count, goal = 0, 8 * numbers[EPS]
+    for i in range(width):
+        slow = work[rows + SLOW * width + i] > goal * work[size + i]
+        work[rows + JUMPED * width + i] = slow & (work[rows + REST * width + i] <= 0)
+    for i in range(width):
+        if lanes[SAMPLE * width + i] < 0:
+            work[rows + JUMPED * width + i] = 0
+    for i in range(width):
+        count += work[rows + JUMPED * width + i] > 0
+    return count
+
+
+@compiled
+def forget(work: Any, problem: int, width: int, memory: int, count: int) -> None:
+    """Removes the oldest differences from the least squares problem; more than there are states tell nothing."""
+    triangle = memory * (memory + 1) // 2
+    for a in range(memory):
+        for b in range(min(a + 1, count)):
+            for i in range(width):
+                work[problem + (a * (a + 1) // 2 + b) * width + i] = 0
+    for i in range(count * width):
+        work[problem + triangle * width + i] = 0
+
+
+@compiled
+def jump(work: Any, slots: Any, at: Any, lanes: Any, width: int, n: int, numbers: Any, vectors: int) -> bool:
+    """Extrapolates from the points of a cycle, over the first of them, in lanes where that may pay."""
+    memory, rows = len(slots) - 2, at[SINGLE]
+    problem = rows + PROBLEM * width
+    measure_rates(work, rows, width, numbers)
+    # No norm is below the largest entry: what need not jump by that measure need not by the l1 norm.
+    if candidates(work, rows, rows + SIZE * width, lanes, width, numbers) == 0:
+        return False
+    gram(work, slots, problem, n, vectors)
+    size = problem + memory * (memory + 3) // 2 * width
+    if candidates(work, rows, size, lanes, width, numbers) == 0:
+        return False
+    if n < memory:
+        forget(work, problem, width, memory, memory - n)
+    weigh(work, slots, problem, at[SOLUTION], rows + JUMPED * width, numbers[RIDGE], vectors)
+    combine(work, slots, at[SOLUTION], n, vectors)
+    for i in range(width):
+        if work[rows + JUMPED * width + i] > 0 and not work[at[SOLUTION] + memory * width + i] < np.inf:
+            work[rows + JUMPED * width + i] = 0
+            for k in range(n):
+                work[slots[0] + k * width + i] = work[slots[memory + 1] + k * width + i]
+    return True
+
+
+@compiled
+def judge(work: Any, slots: Any, at: Any, width: int, n: int, vectors: int) -> None:
+    """Goes on from the jump where it paid, from the last plain point elsewhere."""
+    memory, rows = len(slots) - 2, at[SINGLE]
+    for i in range(width):
+        jumped = work[rows + JUMPED * width + i] > 0
+        failed = jumped & (not work[rows + L1 * width + i] <= work[rows + TARGET * width + i])
+        work[rows + FAILED * width + i] = failed
+        if jumped:
+            failures = work[rows + FAILURES * width + i] + 1 if failed else 0
+            work[rows + FAILURES * width + i] = failures
+            if failed:
+                work[rows + REST * width + i] = 2 ** min(int(failures) - 1, 3) - 1
+    choose(work, slots[0], slots[memory + 1], slots[1], rows + FAILED * width, n, vectors)
+
+
+@compiled
+def advance(
+    work: Any, slots: Any, at: Any, lanes: Any, width: int, n: int, numbers: Any, vectors: int, phase: int
+) -> Any:
+    """Takes Anderson's step after an evaluation; returns the next phase of the cycle and the point to evaluate.
+
+    Phases 0 to `memory` evaluate plain points, the one after them a jump.
+    """
+    memory, rows = len(slots) - 2, at[SINGLE]
+    if phase > memory:
+        judge(work, slots, at, width, n, vectors)
+        return 0, 0
+    if phase == memory - 1:
+        for i in range(width):
+            work[rows + PREVIOUS * width + i] = work[rows + L1 * width + i]
+    if phase < memory:
+        return phase + 1, phase + 1
+    jumped = jump(work, slots, at, lanes, width, n, numbers, vectors)
+    for i in range(width):
+        work[rows + REST * width + i] -= 1
+    return phase + 1, 0 if jumped else memory + 1
+
+
+_extending = require("numba.extending", extra="fast")
+_types = numba.types
+
+
+@compiled
+def walk_runs(work: Any, matrix: Any, x: int, at: Any, width: int, kind: int, slope: float, vectors: int) -> None:
+    """Computes the states at `x`, one run of rows after the other, each from what is before it."""
+    runs = matrix[3]
+    for place in range(0, len(runs), 2):
+        first, last = runs[place], runs[place + 1]
+        multiply_rows(work, matrix, x, x, first, last, vectors)
+        here, v, d = x + first * width, at[V] + first * width, at[D] + first * width
+        activate(work, here, here, v, d, at[SINGLE], last - first, vectors, kind, slope)
+
+
+@compiled
+def take_over(work: Any, x: int, scratch: int, lanes: Any, width: int, now: int, n: int) -> None:
+    """Starts new samples where substitution has led, unless that is not finite."""
+    for i in range(width):
+        if lanes[SAMPLE * width + i] < 0 or lanes[BIRTH * width + i] != now:
+            continue
+        size = 0.0
+        for k in range(n):
+            size += abs(work[scratch + k * width + i])
+        if size < np.inf:
+            for k in range(n):
+                work[x + k * width + i] = work[scratch + k * width + i]
+
+
+def substitute(
+    work: Any, matrix: Any, x: int, scratch: int, at: Any, lanes: Any, width: int, now: int, n: int, counts: Any,
+    numbers: Any, vectors: int,
+) -> None:  # fmt: skip
+    """Starts samples that begin `now` from their equilibrium, if A has an order and steps are not to be counted.
+
+    The start is then evaluated and judged like any other, so that statuses and residuals are as honest as ever.
+    """
+    raise NotImplementedError("this is called by compiled code alone, through its overload")
+
+
+@_extending.overload(substitute)
+def _substitute(
+    work: Any, matrix: Any, x: Any, scratch: Any, at: Any, lanes: Any, width: Any, now: Any, n: Any, counts: Any,
+    numbers: Any, vectors: Any,
+) -> Any:  # fmt: skip
+    def dense(
+        work: Any, matrix: Any, x: Any, scratch: Any, at: Any, lanes: Any, width: Any, now: Any, n: Any,
+        counts: Any, numbers: Any, vectors: Any,
+    ) -> None:  # fmt: skip
+        pass
+
+    def sparse(
+        work: Any, matrix: Any, x: Any, scratch: Any, at: Any, lanes: Any, width: Any, now: Any, n: Any,
+        counts: Any, numbers: Any, vectors: Any,
+    ) -> None:  # fmt: skip
+        if len(matrix[3]) > 0 and counts[RULE] != COUNTED:
+            walk_runs(work, matrix, scratch, at, width, counts[KIND], numbers[SLOPE], vectors)
+            take_over(work, x, scratch, lanes, width, now, n)
+
+    return sparse if isinstance(matrix, _types.BaseTuple) else dense
+
+
+__all__ = ["PROBLEM", "ROWS", "VECTORS", "VECTOR_BYTES", "pack", "prepare_adjoint", "solve", "spread"]
+
+PARTS = ("spec", "cpu/solve", "cpu/simd", "cpu/sparse_rows")
+
+
+@compiled
+def clear(work: Any, lanes: Any, width: int, slots: Any, at: Any) -> None:
+    """Frees all lanes and fills them with zeros."""
+    for i in range(width):
+        lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
+    for i in range(slots[0], slots[1]):
+        work[i] = 0
+    for i in range(at[V], at[SINGLE] + PROBLEM * width):
+        work[i] = 0
+
+
+@compiled
+def enter(work: Any, u: Any, first: int, size: int, width: int) -> None:
+    """Brings samples to lanes."""
+    for k in range(u.shape[1]):
+        for i in range(size):
+            work[k * width + i] = u[first + i, k]
+        for i in range(size, width):
+            work[k * width + i] = 0
+
+
+@compiled
+def leave(work: Any, out: int, bias: Any, y: Any, first: int, size: int, width: int) -> None:
+    """Brings lanes back to samples, and adds the bias if there is one."""
+    for i in range(size):
+        for k in range(y.shape[1]):
+            y[first + i, k] = work[out + k * width + i]
+        if len(bias) > 0:
+            for k in range(y.shape[1]):
+                y[first + i, k] += bias[k]
+
+
+def _make_solve(stamp: int) -> Any:
+    """Returns the kernel; what a function closes over is part of its place in numba's cache."""
+
+    @kept
+    def solve(
+        packed: Any, v: Any, d: Any, x0: Any, value: Any, status: Any, steps: Any, trace: Any, work: Any,
+        lanes: Any, slots: Any, at: Any, counts: Any, numbers: Any, begin: int, end: int,
+    ) -> int:  # fmt: skip
+        """Solves the samples from `begin` to `end`; returns the number of evaluations of groups."""
+        work, lanes, packed, numbers = borrow(work), borrow(lanes), borrow(packed), borrow(numbers)
+        v, d, x0, trace = borrow(v), borrow(d), borrow(x0), borrow(trace)
+        value, status, steps = borrow(value), borrow(status), borrow(steps)
+        n, width = v.shape[1], lanes.shape[0] // 3 if stamp else 0
+        memory, plain, half = len(slots) - 2, counts[MEMORY] == 0, width // VECTORS
+        vectors, alone = 1 if end - begin <= half else VECTORS, end - begin == 1
+        clear(work, lanes, width, slots, at)
+        zero = begin - begin  # not a constant, for which numba would compile everything once more
+        now, phase, origin, left, waiting = zero, zero, zero, zero, begin
+        while True:
+            if phase == 0:
+                if waiting < end and left < vectors * half:
+                    known = waiting
+                    waiting = refill(work, slots[origin], at, lanes, width, v, d, x0, now, waiting, end)
+                    left += waiting - known
+                    scratch = slots[1 - origin]
+                    substitute(
+                        work, packed, slots[origin], scratch, at, lanes, width, now, n, counts, numbers, vectors
+                    )
+                if left == 0:
+                    return now
+                if vectors > 1 and waiting >= end and left <= half:
+                    gather(work, slots[origin], at, lanes, width, n, counts[LAST] // PERIOD + 1)
+                    vectors = 1
+            target = 1 - origin if plain else 1 if phase > memory else origin + 1
+            evaluate(
+                work, packed, slots[origin], slots[target], at, n, width, counts[KIND], numbers[SLOPE], vectors,
+                alone,
+            )  # fmt: skip
+            if trace.shape[0] > 0:
+                note(work, at, lanes, width, now, trace)
+            left -= settle(work, slots[origin], at, lanes, width, now, counts, numbers, value, status, steps)
+            now += 1
+            if plain:
+                origin = target
+            elif left == 0:
+                phase, origin = zero, zero
+            else:
+                phase, origin = advance(work, slots, at, lanes, width, n, numbers, vectors, phase)
+
+    return solve
+
+
+def _make_spread(stamp: int) -> Any:
+    """Returns the product of a sparse matrix with samples, outside of a solve."""
+
+    @kept
+    def spread(matrix: Any, u: Any, bias: Any, y: Any, work: Any, width: int, begin: int, end: int) -> None:
+        """Writes ``Wu + b`` for the samples from `begin` to `end`, a group at a time."""
+        matrix, u, bias, y, work = borrow(matrix), borrow(u), borrow(bias), borrow(y), borrow(work)
+        rows, half = y.shape[1] if stamp else 0, width // VECTORS
+        out = u.shape[1] * width
+        for first in range(begin, end, width):
+            size = min(width, end - first)
+            if end - begin == 1:
+                for k in range(u.shape[1]):
+                    work[k] = u[first, k]
+                rows_alone(work, matrix[0], matrix[1], matrix[2], 0, out, 0, rows)
+            else:
+                enter(work, u, first, size, width)
+                multiply_rows(work, matrix, 0, out, 0, rows, 1 if size <= half else VECTORS)
+            leave(work, out, bias, y, first, size, width)
+
+    return spread
+
+
+solve, spread = _make_solve(stamp(*PARTS)), _make_spread(stamp(*PARTS))

@@ -1,0 +1,1 @@
+"""Kernels written in Triton. Only what `require` imports on first use may import these modules."""

@@ -1,0 +1,628 @@
+"""Device functions that all Triton kernels share: activations, their slopes and products.
+
+What happens to a block of samples in every step: the verdict, and Anderson's extrapolation.
+
+The points of a cycle lie in a scratch buffer, ``points[slot, row, state]``, which stays in the cache of the
+device: a step writes one of them, and a jump reads them all once. The algorithm is that of
+`equilibrium.anderson`, the rules are those of `equilibrium.loop`; every number is one of a row, and no row looks
+at another.
+
+The whole solve of a block of samples in one program, with A on the chip: up to 128 states.
+
+A is loaded once into registers and shared memory; the iterate never leaves the registers. A row that has finished
+is written at once and no longer looked at, while the others of its block go on.
+
+The whole solve of a block of samples in one program, with A streamed in tiles: any number of states.
+
+All points, the iterate among them, lie in the scratch buffer of `gpu_steps`; A comes tile by tile from the cache
+of the device, as often as there are blocks. Plain steps use two slots of the buffer in turn.
+
+In float32 A is split beforehand, by a small kernel, into two matrices of float16 numbers, and so are the states
+whenever they are read: ``x a = h a_h + 2^-11 (l a_h + h a_l)`` to 22 bits, with rows of both in units of powers of
+two, so that nothing overflows. Three such products take half the time of three in TF32, and A need not be split
+again in every block.
+"""
+
+from wellposed.equilibrium import loop
+from wellposed.equilibrium.solution import Status
+from wellposed.errors import require
+from wellposed.kernels import spec
+
+# mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
+
+
+triton = require("triton")
+tl = require("triton.language")
+# Kernels see global numbers only as constants of Triton.
+RELU, SLOPED, LINEAR = tl.constexpr(spec.RELU), tl.constexpr(spec.SLOPED), tl.constexpr(spec.LINEAR)
+TANH, SIGMOID = tl.constexpr(spec.TANH), tl.constexpr(spec.SIGMOID)
+TOLERANCE, SETTLED = tl.constexpr(spec.TOLERANCE), tl.constexpr(spec.SETTLED)
+COUNTED = tl.constexpr(spec.COUNTED)
+CONVERGED, STAGNATED = tl.constexpr(int(Status.CONVERGED)), tl.constexpr(int(Status.STAGNATED))
+STEPS_DONE, MAX_STEPS = tl.constexpr(int(Status.STEPS_DONE)), tl.constexpr(int(Status.MAX_STEPS))
+DIVERGED, NONFINITE = tl.constexpr(int(Status.DIVERGED)), tl.constexpr(int(Status.NONFINITE))
+SMALL = tl.constexpr(0.3)  # below it tanh is a series
+
+
+@triton.jit
+def tanh(z):
+    """Returns tanh z, accurate relative to the result; NaN stays."""
+    e = tl.exp(-2 * tl.abs(z))
+    large = (1 - e) / (1 + e)
+    s = z * z
+    if z.dtype == tl.float64:
+        # The coefficients 2^2k (2^2k - 1) B_2k / (2k)! of the series, from the 25th power downwards.
+        p = s * 1.5918905069328964e-5 - 3.927832388331683e-5
+        p = p * s + 9.691537956929451e-5
+        p = p * s - 2.3912911424355248e-4
+        p = p * s + 5.90027440945586e-4
+        p = p * s - 1.4558343870513183e-3
+        p = p * s + 3.592128036572481e-3
+        p = p * s - 8.863235529902197e-3
+    else:
+        p = s * 3.592128036572481e-3 - 8.863235529902197e-3
+    p = p * s + 2.1869488536155203e-2
+    p = p * s - 5.3968253968253971e-2
+    p = p * s + 0.13333333333333333
+    p = p * s - 0.3333333333333333
+    near = z + z * s * p
+    return tl.where(tl.abs(z) < SMALL, near, tl.where(z < 0, -large, large))
+
+
+@triton.jit
+def activate(z, slope, KIND: tl.constexpr):
+    """Returns phi(z); `slope` is that of leaky ReLU below zero. NaN stays."""
+    if KIND == RELU:
+        y = tl.where(z < 0, 0.0, z)
+    elif KIND == SLOPED:
+        y = tl.where(z < 0, z * slope, z)
+    elif KIND == TANH:
+        y = tanh(z)
+    elif KIND == SIGMOID:
+        y = 1 / (1 + tl.exp(-z))
+    else:
+        y = z
+    return y
+
+
+@triton.jit
+def slope_at(y, slope, KIND: tl.constexpr):
+    """Returns phi'(z) from y = phi(z); leaky ReLU needs a slope that is not negative."""
+    if KIND == RELU:
+        d = tl.where(y > 0, 1.0, 0.0).to(y.dtype)
+    elif KIND == SLOPED:
+        d = tl.where(y > 0, 1.0, slope).to(y.dtype)
+    elif KIND == TANH:
+        d = 1 - y * y
+    elif KIND == SIGMOID:
+        d = y * (1 - y)
+    else:
+        d = tl.full(y.shape, 1.0, y.dtype)
+    return d
+
+
+@triton.jit
+def product(x, a, total, PRECISION: tl.constexpr):
+    """Adds ``x a`` to `total`, in the short dtype of `a` with long sums."""
+    return tl.dot(x.to(a.dtype), a, total, input_precision=PRECISION, out_dtype=total.dtype)
+
+
+@triton.jit
+def split(x):
+    """Returns x rounded to the eleven bits that a TF32 product looks at, and the rest."""
+    high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return high, x - high
+
+
+@triton.jit
+def split_product(x, high, low, total):
+    """Adds ``x (high + low)`` to `total` by three TF32 products, in chains that do not wait for each other."""
+    x_high, x_low = split(x)
+    first = tl.dot(x_high, high, total, input_precision="tf32")
+    second = tl.dot(x_high, low, input_precision="tf32")
+    third = tl.dot(x_low, high, input_precision="tf32")
+    return first + (second + third)
+
+
+@triton.jit
+def worst(r, s, t, other_r, other_s, other_t):
+    """Merges two largest values and a sum."""
+    return tl.maximum(r, other_r), tl.maximum(s, other_s), t + other_t
+
+
+@triton.jit
+def measure(x, y, FUSED: tl.constexpr):
+    """Returns the residual in the largest entry, the size of `y` and the residual as a sum, which keeps NaN."""
+    difference = tl.abs(y - x)
+    if FUSED:
+        residual, size, l1 = tl.reduce((difference, tl.abs(y), difference), 1, worst)
+    else:
+        residual, size, l1 = tl.max(difference, 1), tl.max(tl.abs(y), 1), tl.sum(difference, 1)
+    return residual, size, l1
+
+
+# ruff: noqa: RUF005  (Triton has no unpacking in tuples)
+# mypy: disable-error-code="no-untyped-def, name-defined, valid-type, assignment, var-annotated"
+
+
+PERIOD = tl.constexpr(loop.PERIOD)
+TINY = tl.constexpr(2.2250738585072014e-308)
+
+
+@triton.jit
+def verdict(residual, size, l1, index, limit, atol, rtol, RULE: tl.constexpr):
+    """Applies the stopping rule; zero for rows that go on."""
+    if RULE == COUNTED:
+        found = tl.where((residual >= 0) & (index >= limit), STEPS_DONE, 0)
+    elif RULE == SETTLED:
+        found = tl.where((residual == 0) | (index >= limit), CONVERGED, 0)
+    else:
+        found = tl.where(residual <= tl.maximum(atol, rtol * size), CONVERGED, 0)
+    # Maxima ignore NaN, sums do not.
+    return tl.where((residual < float("inf")) & (l1 == l1), found, NONFINITE)
+
+
+@triton.jit
+def stands_still(newest, batch, inside, known, least, residual, size, n, eps):
+    """Tells which residuals stopped falling at the rounding level of the map.
+
+    Args:
+        newest: where the least residuals of the latest period go; older ones lie a batch before each other.
+        batch, n: sizes.
+        inside: rows that exist.
+        known: periods so far.
+        least: of the latest period.
+        residual, size: of the latest step, and of the image.
+        eps: the rounding unit.
+    """
+    tl.store(newest, least, mask=inside)
+    tl.debug_barrier()
+    window = tl.maximum(known // 4, 1)
+    late, early = least, tl.full(least.shape, float("inf"), least.dtype)
+    there = inside & (known >= 2)
+    look = known * 0
+    while look < window:
+        late = tl.minimum(late, tl.load(newest - look * batch, mask=there, other=float("inf")))
+        early = tl.minimum(early, tl.load(newest - (window + look) * batch, mask=there, other=float("inf")))
+        look += 1
+    level = 4 * (4 + tl.sqrt((n + known * 0).to(tl.float32))) * eps * size
+    return there & (late >= early) & (residual <= level)
+
+
+@triton.jit
+def judge(
+    residual, size, l1, status, first, least, index, rows, inside, MINIMA, TRACE, batch, n, atol, rtol, eps, limit,
+    max_steps, RULE: tl.constexpr, TRACED: tl.constexpr,
+):  # fmt: skip
+    """Returns the status of rows after a step, zero for those that go on; the first residual and the least."""
+    if TRACED:
+        tl.store(TRACE + index * batch + rows, tl.where(l1 == l1, residual, l1), mask=status == 0)
+    first, least = tl.where(index == 0, residual, first), tl.minimum(least, residual)
+    found = verdict(residual, size, l1, index, limit, atol, rtol, RULE)
+    if (RULE != COUNTED) & ((index + 1) % PERIOD == 0):
+        known = (index + 1) // PERIOD
+        still = stands_still(
+            MINIMA + (known - 1) * batch + rows, batch, inside, known, least, residual, size, n, eps
+        )
+        found = tl.where((found == 0) & still, STAGNATED, found)
+        least = tl.full(least.shape, float("inf"), least.dtype)
+    ending = tl.where(residual > 1000 * first, DIVERGED, MAX_STEPS)
+    found = tl.where((found == 0) & (index + 1 >= max_steps), ending, found)
+    return tl.where(status == 0, found, 0), first, least
+
+
+@triton.jit
+def close(STATUS, STEPS, FLAG, rows, inside, status, steps):
+    """Writes how all rows have ended, and raises the flag if one of them has failed."""
+    tl.store(STATUS + rows, status, mask=inside)
+    tl.store(STEPS + rows, steps, mask=inside)
+    if tl.max(tl.where(inside, status, 0), 0) >= MAX_STEPS:
+        tl.store(FLAG, 1)
+
+
+@triton.jit
+def gram(points, slot, rows, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """Returns the normal equations: lower triangle, right side, and the l1 norm of the last point."""
+    COUNT: tl.constexpr = MEMORY * (MEMORY + 3) // 2 + 1
+    sums = ()
+    for _ in tl.static_range(COUNT):
+        sums = sums + (tl.zeros(rows.shape, points.dtype.element_ty),)
+    for start in range(0, WIDTH, CHUNK):
+        place = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
+        before = tl.load(place)
+        after = tl.load(place + slot)
+        step = after - before
+        columns = ()
+        for j in tl.static_range(MEMORY):
+            before = after
+            after = tl.load(place + (j + 2) * slot)
+            difference = after - before - step
+            step = after - before
+            # More differences than states determine nothing: the oldest are forgotten.
+            columns = columns + (tl.where(j >= MEMORY - n, difference, 0.0),)
+        new = ()
+        for a in tl.static_range(MEMORY):
+            for b in tl.static_range(a + 1):
+                new = new + (sums[a * (a + 1) // 2 + b] + tl.sum(columns[a] * columns[b], 1),)
+        for a in tl.static_range(MEMORY):
+            new = new + (sums[MEMORY * (MEMORY + 1) // 2 + a] + tl.sum(columns[a] * step, 1),)
+        sums = new + (sums[COUNT - 1] + tl.sum(tl.abs(after), 1),)
+    return sums
+
+
+@triton.jit
+def weigh(sums, ridge, MEMORY: tl.constexpr):
+    """Solves the regularised normal equations by L D L' in float64; returns the weights, the latest first."""
+    shift = tl.zeros(sums[0].shape, tl.float64) + TINY
+    for a in tl.static_range(MEMORY):
+        shift += ridge * sums[a * (a + 1) // 2 + a].to(tl.float64)
+    lower, scaled, inverses, right = (), (), (), ()  # rows of L and L D, 1 / D, and the forward substitution
+    for a in tl.static_range(MEMORY):
+        for b in tl.static_range(a):
+            entry = sums[a * (a + 1) // 2 + b].to(tl.float64)
+            for c in tl.static_range(b):
+                entry -= scaled[a * (a - 1) // 2 + c] * lower[b * (b - 1) // 2 + c]
+            scaled = scaled + (entry,)
+            lower = lower + (entry * inverses[b],)
+        pivot = sums[a * (a + 1) // 2 + a].to(tl.float64) + shift
+        value = sums[MEMORY * (MEMORY + 1) // 2 + a].to(tl.float64)
+        for c in tl.static_range(a):
+            pivot -= scaled[a * (a - 1) // 2 + c] * lower[a * (a - 1) // 2 + c]
+            value -= lower[a * (a - 1) // 2 + c] * right[c]
+        inverses = inverses + (1 / pivot,)
+        right = right + (value,)
+    weights = ()
+    for back in tl.static_range(MEMORY):
+        weight = right[MEMORY - 1 - back] * inverses[MEMORY - 1 - back]
+        for c in tl.static_range(back):
+            weight -= lower[(MEMORY - 1 - c) * (MEMORY - 2 - c) // 2 + MEMORY - 1 - back] * weights[c]
+        weights = weights + (weight,)
+    return weights
+
+
+@triton.jit
+def combine(
+    points, slot, rows, weights, jumps,
+    MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Writes the jump over the first point, the last point where there is none; returns who has, and how far."""
+    size, largest = tl.zeros(rows.shape, points.dtype.element_ty), tl.zeros(rows.shape, points.dtype.element_ty)
+    for start in range(0, WIDTH, CHUNK):
+        place = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
+        last = tl.load(place + (MEMORY + 1) * slot)
+        jump, after = last, last
+        for back in tl.static_range(MEMORY):
+            before = tl.load(place + (MEMORY - back) * slot)
+            jump -= weights[back].to(last.dtype)[:, None] * (after - before)
+            after = before
+        size, largest = size + tl.sum(tl.abs(jump), 1), tl.maximum(largest, tl.max(tl.abs(jump), 1))
+        tl.store(place, tl.where(jumps[:, None], jump, last))
+    sound = size < float("inf")
+    if tl.max((jumps & (sound == 0)).to(tl.int32), 0) > 0:
+        tl.debug_barrier()
+        for start in range(0, WIDTH, CHUNK):
+            place = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
+            last = tl.load(place + (MEMORY + 1) * slot)
+            tl.store(place, last, mask=(sound == 0)[:, None])
+    return jumps & sound, largest
+
+
+@triton.jit
+def extrapolate(
+    points, slot, rows, running, rest, l1, previous, n, eps,
+    worth, patience, ridge, MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Jumps from the points of a cycle where that may pay, over the first; tells who, what to beat, and sizes."""
+    rate = tl.minimum(l1 / previous, 1.0)
+    target = l1 * tl.exp2(worth * tl.log2(rate))
+    slow = l1 * tl.exp2(patience * tl.log2(rate))
+    tl.debug_barrier()
+    sums = gram(points, slot, rows, n, MEMORY, WIDTH, CHUNK)
+    jumps = running & (rest <= 0) & (slow > 8 * eps * sums[MEMORY * (MEMORY + 3) // 2])
+    weights = weigh(sums, ridge, MEMORY)
+    jumped, largest = combine(points, slot, rows, weights, jumps, MEMORY, WIDTH, CHUNK)
+    tl.debug_barrier()
+    return jumped, target, largest
+
+
+@triton.jit
+def look_back(jumped, l1, target, rest, failures):
+    """Judges a jump by the evaluation after it; returns who failed, cycles to sit out and failures in a row."""
+    failed = jumped & ((l1 <= target) == 0)
+    failures = tl.where(jumped, tl.where(failed, failures + 1, 0), failures)
+    rest = tl.where(failed, (1 << tl.minimum(tl.maximum(failures - 1, 0), 3)) - 1, rest)
+    return failed, rest, failures
+
+
+# mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
+
+
+UNSPECIALISED = ("batch", "limit", "max_steps")
+
+
+@triton.jit
+def start_rows(G, D, X0, at, there, like, STARTS: tl.constexpr, KIND: tl.constexpr,
+               SCALED: tl.constexpr):  # fmt: skip
+    """Loads v, the slopes d of an adjoint and the start; with `SCALED` divides rows of g by their size."""
+    v = tl.load(G + at, mask=there, other=0.0).to(like)
+    d, scale = v, tl.max(tl.abs(v), 1)
+    if KIND == LINEAR:
+        d = tl.load(D + at, mask=there, other=0.0).to(like)
+    if SCALED:
+        scale = tl.where(scale == 0, 1.0, scale)
+        v = d * v / scale[:, None]
+    x = tl.zeros(v.shape, like)
+    if STARTS:
+        x = tl.load(X0 + at, mask=there, other=0.0).to(like)
+    return v, d, scale, x
+
+
+@triton.jit
+def matrix_product(x, a, low, total, SPLIT: tl.constexpr):
+    """Adds to `total` the product with A, in float32 with its two parts."""
+    return split_product(x, a, low, total) if SPLIT else product(x, a, total, "ieee")
+
+
+@triton.jit
+def image(x, a, low, v, d, real, SLOPE: tl.constexpr, KIND: tl.constexpr, SPLIT: tl.constexpr):
+    """Evaluates the map; states that are padding stay zero."""
+    if KIND == LINEAR:
+        y = d * matrix_product(x, a, low, tl.zeros(v.shape, v.dtype), SPLIT) + v
+    else:
+        y = activate(matrix_product(x, a, low, v, SPLIT), SLOPE, KIND)
+    if KIND == SIGMOID:
+        y = tl.where(real[None, :], y, 0.0)
+    return y
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def solve_resident(
+    FLAG, A, V, D, X0, X, SLOPES, STATUS, STEPS, POINTS, TRACE,
+    batch, n, row, column, atol, rtol, eps, limit, max_steps, worth, patience, ridge,
+    KIND: tl.constexpr, SLOPE: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, STARTS: tl.constexpr,
+    SAVES: tl.constexpr, SCALED: tl.constexpr, TRACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, SPLIT: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu_launch`."""
+    rows, states = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    inside, real, slot = rows < batch, states < n, tl.num_programs(0).to(tl.int64) * BLOCK * WIDTH
+    at, there = rows[:, None] * n + states[None, :], inside[:, None] & real[None, :]
+    like: tl.constexpr = POINTS.dtype.element_ty
+    places, known = states[None, :] * row + states[:, None] * column, real[None, :] & real[:, None]
+    a = tl.load(A + places, mask=known, other=0.0)  # a[k, i] = A_ik
+    a, low = split(a) if SPLIT else (a, a)
+    MINIMA = POINTS + (MEMORY + 2) * slot
+    v, d, scale, x = start_rows(V, D, X0, at, there, like, STARTS, KIND, SCALED)
+    points = POINTS + rows[:, None] * WIDTH + states[None, :]
+    status, steps = tl.where(inside, 0, 1), tl.zeros([BLOCK], tl.int32)
+    rest, failures, jumped = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), rows < 0
+    first, previous, target = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
+    least = tl.full([BLOCK], float("inf"), like)
+    index, phase, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), 1
+    while left > 0:
+        y = image(x, a, low, v, d, real, SLOPE, KIND, SPLIT)
+        residual, size, l1 = measure(x, y, FUSED)
+        found, first, least = judge(
+            residual, size, l1, status, first, least, index, rows, inside, MINIMA, TRACE, batch, n, atol, rtol,
+            eps, limit, max_steps, RULE, TRACED,
+        )  # fmt: skip
+        newly = found != 0
+        index += 1
+        if tl.max(newly.to(tl.int32), 0) > 0:
+            status, steps = tl.where(newly, found, status), tl.where(newly, index, steps)
+            value = x * scale[:, None] if SCALED else x
+            tl.store(X + at, value, mask=newly[:, None] & there)
+            if SAVES:
+                tl.store(SLOPES + at, slope_at(y, SLOPE, KIND), mask=newly[:, None] & there)
+            left = tl.sum((status == 0).to(tl.int32), 0)
+        if MEMORY == 0:
+            x = y
+        elif phase > MEMORY:
+            failed, rest, failures = look_back(jumped, l1, target, rest, failures)
+            x, phase = tl.where(failed[:, None], tl.load(points + (MEMORY + 1) * slot), y), phase * 0
+        else:
+            if phase == 0:
+                tl.store(points, x)
+            tl.store(points + (phase + 1) * slot, y)
+            x = y
+            if phase == MEMORY - 1:
+                previous = l1
+            if phase == MEMORY:
+                jumped, target, _ = extrapolate(
+                    POINTS, slot, rows, status == 0, rest, l1, previous, n, eps, worth, patience, ridge,
+                    MEMORY, WIDTH, CHUNK,
+                )  # fmt: skip
+                x, rest = tl.load(points), rest - 1
+            phase += 1
+    close(STATUS, STEPS, FLAG, rows, inside, status, steps)
+
+
+# mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
+
+
+@triton.jit
+def begin(V, X0, points, rows, inside, n, STARTS: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr,
+          BLOCK: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Writes the start to the first slot; returns its size and that of the rows of g."""
+    like: tl.constexpr = points.dtype.element_ty
+    scale, peak = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
+    for tile in range(0, WIDTH, TILE):
+        states = tile + tl.arange(0, TILE)
+        at, there = rows[:, None] * n + states[None, :], inside[:, None] & (states < n)[None, :]
+        x = tl.zeros([BLOCK, TILE], like)
+        if STARTS:
+            x = tl.load(X0 + at, mask=there, other=0.0).to(like)
+            peak = tl.maximum(peak, tl.max(tl.abs(x), 1))
+        tl.store(points + rows[:, None] * WIDTH + states[None, :], x)
+        if SCALED:
+            scale = tl.maximum(scale, tl.max(tl.abs(tl.load(V + at, mask=there, other=0.0).to(like)), 1))
+    tl.debug_barrier()
+    return peak, tl.where(scale == 0, 1.0, scale)
+
+
+@triton.jit
+def units_of(size):
+    """Returns a power of two beyond `size` and its inverse, both exact."""
+    exponent = size.to(tl.int32, bitcast=True) >> 23
+    return ((exponent + 1) << 23).to(tl.float32, bitcast=True), ((253 - exponent) << 23).to(
+        tl.float32, bitcast=True
+    )
+
+
+@triton.jit(do_not_specialize=("row", "column"))
+def split_float16(A, HIGH, LOW, UNITS, n, row, column, WIDTH: tl.constexpr, POWER: tl.constexpr):
+    """Writes a row of A, in units of a power of two, as float16 numbers plus 2^-11 times such numbers."""
+    line, inner = tl.program_id(0).to(tl.int64), tl.arange(0, POWER)
+    a = tl.load(A + line * row + inner * column, mask=(line < n) & (inner < n), other=0.0)
+    unit, inverse = units_of(tl.max(tl.abs(a), 0))
+    part = a * inverse
+    high = part.to(tl.float16)
+    tl.store(HIGH + line * WIDTH + inner, high, mask=inner < WIDTH)
+    tl.store(LOW + line * WIDTH + inner, ((part - high.to(tl.float32)) * 2048).to(tl.float16), mask=inner < WIDTH)
+    tl.store(UNITS + line, unit)
+
+
+@triton.jit
+def split_float16_product(HIGH, LOW, UNITS, x, rows, peak, states, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+                  TILE: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """Returns some columns of the product of A with the rows at `x`, of size `peak`, by three float16 products."""
+    total = tl.zeros([BLOCK, TILE], tl.float32)
+    unit, inverse = units_of(peak)
+    for start in range(0, WIDTH, DEPTH):
+        inner = start + tl.arange(0, DEPTH)
+        part = tl.load(x + rows[:, None] * WIDTH + inner[None, :]) * inverse[:, None]
+        high = part.to(tl.float16)
+        low = ((part - high.to(tl.float32)) * 2048).to(tl.float16)
+        place = states[None, :] * WIDTH + inner[:, None]
+        a_high, a_low = tl.load(HIGH + place), tl.load(LOW + place)
+        # Tensor cores cut sums off instead of rounding them: long sums are added up outside.
+        small = tl.dot(low, a_high, tl.dot(high, a_low)) * (1 / 2048)
+        total += tl.dot(high, a_high, small)
+    return total * unit[:, None] * tl.load(UNITS + states)[None, :]
+
+
+@triton.jit
+def tile_product(A, x, rows, states, n, row, column, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+                 DEPTH: tl.constexpr):  # fmt: skip
+    """Returns some columns of the product of A with the rows at `x`, in the dtype of A."""
+    total = tl.zeros([BLOCK, TILE], x.dtype.element_ty)
+    for start in range(0, WIDTH, DEPTH):
+        inner = start + tl.arange(0, DEPTH)
+        part = tl.load(x + rows[:, None] * WIDTH + inner[None, :])
+        a = tl.load(
+            A + states[None, :] * row + inner[:, None] * column,
+            mask=(states < n)[None, :] & (inner < n)[:, None],
+            other=0.0,
+        )  # a[k, i] = A_ik
+        total = product(part, a, total, "ieee")
+    return total
+
+
+@triton.jit
+def evaluate(A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, column, KIND: tl.constexpr,
+             SLOPE: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+             TILE: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
+    """Evaluates the map from the point at `x` to the one at `y`; measures residual and y."""
+    like: tl.constexpr = x.dtype.element_ty
+    residual, l1, size = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
+    for tile in range(0, WIDTH, TILE):
+        states = tile + tl.arange(0, TILE)
+        at, there = rows[:, None] * n + states[None, :], inside[:, None] & (states < n)[None, :]
+        if SPLIT:
+            total = split_float16_product(A, LOW, UNITS, x, rows, peak, states, WIDTH, BLOCK, TILE, DEPTH)
+        else:
+            total = tile_product(A, x, rows, states, n, row, column, WIDTH, BLOCK, TILE, DEPTH)
+        v = tl.load(V + at, mask=there, other=0.0).to(like)
+        if KIND == LINEAR:
+            d = tl.load(D + at, mask=there, other=0.0).to(like)
+            image = d * (total + v / scale[:, None]) if SCALED else d * total + v
+        else:
+            image = activate(total + v, SLOPE, KIND)
+        if KIND == SIGMOID:
+            image = tl.where((states < n)[None, :], image, 0.0)
+        old = tl.load(x + rows[:, None] * WIDTH + states[None, :])
+        difference = tl.abs(image - old)
+        residual, l1 = tl.maximum(residual, tl.max(difference, 1)), l1 + tl.sum(difference, 1)
+        size = tl.maximum(size, tl.max(tl.abs(image), 1))
+        tl.store(y + rows[:, None] * WIDTH + states[None, :], image)
+    tl.debug_barrier()
+    return residual, l1, size
+
+
+@triton.jit
+def write(X, SLOPES, x, y, rows, newly, scale, n, KIND: tl.constexpr, SLOPE: tl.constexpr, SAVES: tl.constexpr,
+          SCALED: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """Writes rows that have finished: the point, and the slopes at its image."""
+    for tile in range(0, WIDTH, TILE):
+        states = tile + tl.arange(0, TILE)
+        at, there = rows[:, None] * n + states[None, :], newly[:, None] & (states < n)[None, :]
+        place = rows[:, None] * WIDTH + states[None, :]
+        value = tl.load(x + place, mask=there, other=0.0)
+        tl.store(X + at, value * scale[:, None] if SCALED else value, mask=there)
+        if SAVES:
+            image = tl.load(y + place, mask=there, other=0.0)
+            tl.store(SLOPES + at, slope_at(image, SLOPE, KIND), mask=there)
+
+
+@triton.jit
+def choose(points, slot, rows, failed, MEMORY: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """Writes where to go on from after a jump: the last plain point where it failed, its image elsewhere."""
+    for tile in range(0, WIDTH, TILE):
+        place = points + rows[:, None] * WIDTH + (tile + tl.arange(0, TILE))[None, :]
+        safe, image = tl.load(place + (MEMORY + 1) * slot), tl.load(place + slot)
+        tl.store(place, tl.where(failed[:, None], safe, image))
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def solve_streamed(
+    FLAG, A, LOW, UNITS, V, D, X0, X, SLOPES, STATUS, STEPS, POINTS, TRACE,
+    batch, n, row, column, atol, rtol, eps, limit, max_steps, worth, patience, ridge,
+    KIND: tl.constexpr, SLOPE: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, STARTS: tl.constexpr,
+    SAVES: tl.constexpr, SCALED: tl.constexpr, TRACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, DEPTH: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu_launch`."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside, slot = rows < batch, tl.num_programs(0).to(tl.int64) * BLOCK * WIDTH
+    like: tl.constexpr = POINTS.dtype.element_ty
+    MINIMA = POINTS + (MEMORY + 2) * slot
+    peak, scale = begin(V, X0, POINTS, rows, inside, n, STARTS, SCALED, WIDTH, BLOCK, TILE)
+    status, steps = tl.where(inside, 0, 1), tl.zeros([BLOCK], tl.int32)
+    rest, failures, jumped = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), rows < 0
+    first, previous, target = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
+    least, safe = tl.full([BLOCK], float("inf"), like), peak
+    index, phase, origin, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.zeros([], tl.int32), 1
+    while left > 0:
+        goal = 1 - origin if MEMORY == 0 else tl.where(phase > MEMORY, 1, origin + 1)
+        x, y = POINTS + origin * slot, POINTS + goal * slot
+        residual, l1, size = evaluate(
+            A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, column, KIND, SLOPE, SCALED, WIDTH,
+            BLOCK, TILE, DEPTH, SPLIT,
+        )  # fmt: skip
+        found, first, least = judge(
+            residual, size, l1, status, first, least, index, rows, inside, MINIMA, TRACE, batch, n, atol, rtol,
+            eps, limit, max_steps, RULE, TRACED,
+        )  # fmt: skip
+        newly, index = found != 0, index + 1
+        if tl.max(newly.to(tl.int32), 0) > 0:
+            status, steps = tl.where(newly, found, status), tl.where(newly, index, steps)
+            write(X, SLOPES, x, y, rows, newly, scale, n, KIND, SLOPE, SAVES, SCALED, WIDTH, TILE)
+            left = tl.sum((status == 0).to(tl.int32), 0)
+        if MEMORY == 0:
+            origin, peak = goal, size
+        elif phase > MEMORY:
+            failed, rest, failures = look_back(jumped, l1, target, rest, failures)
+            choose(POINTS, slot, rows, failed, MEMORY, WIDTH, TILE)
+            origin, phase, peak = origin * 0, phase * 0, tl.where(failed, safe, size)
+        else:
+            origin, phase, peak, safe = goal, phase + 1, size, size
+            if phase == MEMORY:
+                previous = l1
+            if phase > MEMORY:
+                jumped, target, largest = extrapolate(
+                    POINTS, slot, rows, status == 0, rest, l1, previous, n, eps, worth, patience, ridge,
+                    MEMORY, WIDTH, CHUNK,
+                )  # fmt: skip
+                origin, rest, peak = origin * 0, rest - 1, tl.where(jumped, largest, size)
+    close(STATUS, STEPS, FLAG, rows, inside, status, steps)

@@ -1,0 +1,565 @@
+"""Takes the place of the loop for repeated solves on a CUDA device: steps captured as graphs and replayed.
+
+One equation of fixed shapes as CUDA graphs: buffers to copy into, and a graph for every chunk of steps.
+
+The loop with masks in place of decisions, in chunks of a few steps: what a CUDA graph can hold.
+"""
+
+import contextlib
+import functools
+import gc
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol, Self, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.gradients import LinearMap, vector_jacobian
+from wellposed.equilibrium.loop import PERIOD, RUN_OFF, Iterates, iterate
+from wellposed.equilibrium.maps import FunctionMap, Map, State, piece_norms
+from wellposed.equilibrium.method import Loop
+from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.solvers import Newton, Solver
+from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Step, Stopping
+from wellposed.equilibrium.tracing import under_transform, values_unseen
+from wellposed.errors import InputError
+
+CHUNK = 4  # steps between two looks at the results
+
+
+class Program:
+    """Does what `iterate` does and looks at no value: every sample is computed until all are finished.
+
+    Steps are taken in chunks whose lengths are known beforehand, and judged at the end of a chunk. A sample's
+    result is that of the first step that its rule accepts, kept in buffers of fixed address; what its row does
+    later is not looked at. The number of a step is part of the program: a chunk is for its own steps only.
+
+    Args:
+        f: the map.
+        x: where to start, ``(B, n)``.
+        memo: what ``stop.begin(x)`` returned.
+        solver, stop, max_steps: as in `iterate`.
+        chunk: steps of a chunk, at most.
+    """
+
+    def __init__(
+        self,
+        f: Map,
+        x: Tensor,
+        memo: tuple[Tensor, ...],
+        solver: Solver,
+        stop: Stopping,
+        max_steps: int,
+        chunk: int = CHUNK,
+    ) -> None:
+        self.f, self.solver, self.stop, self.max_steps, self.chunk = f, solver, stop, max_steps, chunk
+        self.index, self.x, self.memo = 0, x, memo
+        self.fx: Tensor | None = None
+        self.state: tuple[Tensor, ...] = ()
+        self.reach: tuple[Tensor, Tensor] | None = None  # as in the loop, the first times RUN_OFF
+        self.lean = isinstance(stop, Absolute | Settled) or (isinstance(stop, Relative) and stop.norm == "inf")
+        self.value = torch.empty_like(x)
+        self.status = torch.zeros(x.shape[0], dtype=torch.int8, device=x.device)
+        self.steps = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)  # 0: not finished
+        self.trace = x.new_empty(max_steps, x.shape[0])
+        self.record = torch.zeros(3, dtype=torch.int64, device=x.device)  # least and most steps, largest status
+
+    @property
+    def ends(self) -> bool:
+        """Whether the last step has been taken."""
+        return self.index >= self.max_steps
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Takes the steps of the next chunk and settles which samples they have finished."""
+        begin = self.index
+        end = min(begin + self.chunk, self.max_steps, begin - begin % PERIOD + PERIOD)
+        with values_unseen():
+            if begin == 0:
+                self.status.zero_()
+                self.steps.zero_()
+                self.state = self.solver.init(self.x)
+            taken, values, verdicts, sizes = [], [], [], []
+            for index in range(begin, end):
+                step, parts = self._take(index)
+                taken.append(step)
+                sizes += parts
+                if not self.lean:
+                    step = replace(step, residual=step.residual.amax(-1))
+                    verdict, self.memo = self.stop.check(step, self.memo)
+                    verdicts.append(verdict)
+                values.append(self.stop.accept(step, self.memo))
+            self.index = end
+            residuals, before, after = torch.stack(sizes).amax(-1).unflatten(0, (-1, 3)).unbind(1)  # (K, B) each
+            self.trace[begin:end] = residuals
+            if self.lean:  # rows of one number have the norms that the rule asks for
+                stacked = Step(before[..., None], after[..., None], self.f, residuals, begin)
+                event = self.stop.check(stacked, ())[0]
+            else:
+                event = torch.stack(verdicts)
+            self._settle(begin, taken[-1], event, residuals, before, values)
+            torch.stack([*self.steps.aminmax(), self.status.amax().long()], out=self.record)
+
+    def _take(self, index: int) -> tuple[Step, list[Tensor]]:
+        """Takes one step; returns it, its residual still in pieces, and the norms of ``f(x) - x``, x and f(x)."""
+        old = self.fx
+        if old is not None:
+            self.x, self.state = self.solver.step(self.f, self.x, old, self.state)
+        if old is None or self.x is not old:
+            self.size = piece_norms(self.x)
+        self.fx = self.f(self.x)
+        residual, before, self.size = piece_norms(self.fx - self.x), self.size, piece_norms(self.fx)
+        return Step(self.x, self.fx, self.f, residual, index), [residual, before, self.size]
+
+    def _settle(
+        self, begin: int, last: Step, event: Tensor, residuals: Tensor, sizes: Tensor, values: list[Tensor]
+    ) -> None:
+        """Writes the results of samples that a chunk has finished."""
+        finite = residuals < torch.inf
+        event, astray = event | ~finite, None
+        if self.stop.certifies:
+            astray = self._runs_off(residuals, sizes, finite)
+            event = event & ~astray
+        event = event & (self.steps == 0)
+        first = event & (event.cumsum(0) == 1)  # (K, B)
+        for chosen, value in zip(first, values, strict=True):
+            _put(chosen, value, self.value)
+        accepted = Status.CONVERGED if self.stop.certifies else Status.STEPS_DONE
+        status = (first * (int(Status.NONFINITE) - finite * int(Status.NONFINITE - accepted))).sum(0)
+        numbers = torch.arange(begin + 1, self.index + 1, device=first.device)[:, None]
+        self.status += status.to(torch.int8)
+        self.steps += (first * numbers).sum(0)
+        if astray is not None and self.index % PERIOD == 0:
+            self._stagnate(replace(last, residual=residuals[-1]), astray[-1], values[-1])
+        if self.ends:
+            grown = residuals[-1] > 1e3 * self.trace[0]
+            self._close(self.steps == 0, grown + int(Status.MAX_STEPS), values[-1])
+
+    def _close(self, rows: Tensor, status: Tensor, value: Tensor) -> None:
+        """Ends samples that no stopping rule has accepted, at the last step of a chunk."""
+        _put(rows, value, self.value)
+        self.status += (rows * status).to(torch.int8)
+        self.steps += rows * self.index
+
+    def _runs_off(self, residuals: Tensor, sizes: Tensor, finite: Tensor) -> Tensor:  # (K, B)
+        """Marks iterates whose residual is small only beside a state that has grown beyond all measure."""
+        start, largest = self.reach or (RUN_OFF * sizes[0], residuals[0])
+        known = torch.cat([largest[None], residuals.masked_fill(~finite, 0)])
+        peaks = known.cummax(0).values  # (K + 1, B)
+        beyond = sizes > torch.add(start, peaks[:-1], alpha=RUN_OFF)
+        beyond = beyond.cumsum(0) > 0  # a sample that has left stays away until the chunk ends
+        peaks = known.masked_fill(torch.cat([beyond[:1] & False, beyond]), 0).cummax(0).values
+        self.reach = start, peaks[-1]
+        resolved = torch.maximum(residuals, self.f.unit(self.x) * sizes)
+        return (resolved > 0.1 * peaks[1:]) & finite & beyond
+
+    def _stagnate(self, last: Step, astray: Tensor, value: Tensor) -> None:
+        """Ends samples whose residual stopped falling at the rounding level of the map."""
+        periods = self.index // PERIOD
+        window = max(1, periods // 4)
+        if periods < 2 * window:
+            return
+        recent = self.trace[self.index - 2 * window * PERIOD : self.index]
+        before, after = recent[: window * PERIOD].amin(0), recent[window * PERIOD :].amin(0)
+        stuck = (after >= before) & (self.steps == 0)
+        stuck = stuck & (last.residual <= 4 * self.f.rounding(last.x, last.fx)) & ~astray
+        self._close(stuck, torch.full_like(self.status, int(Status.STAGNATED)), value)
+
+    def result(self, most: int, worst: int) -> Iterates:
+        """Copies the results out of the buffers, given what the record says of them."""
+        steps = self.steps.clone()
+        trace = self.trace[:most].mT
+        after = torch.arange(most, device=trace.device) >= steps[:, None]
+        trace = trace.masked_fill(after, torch.nan)
+        return Iterates(self.value.clone(), self.status.clone(), steps, lambda: trace, worst)
+
+
+def _put(rows: Tensor, value: Tensor, target: Tensor) -> None:
+    """Writes some rows; where it can, in elements of 16 bytes, as kernels with a mask count elements."""
+    numbers = 16 // value.element_size()
+    if value.is_contiguous() and value.shape[1] % numbers == 0 and value.data_ptr() % 16 == 0:
+        value, target = value.view(torch.complex128), target.view(torch.complex128)
+    torch.where(rows[:, None], value, target, out=target)
+
+
+def run_program(program: Program) -> Iterates:
+    """Carries a program out as it is, a look at the results after every chunk.
+
+    Example:
+        >>> from wellposed.equilibrium.gradients import LinearMap
+        >>> from wellposed.equilibrium import Picard, Relative
+        >>> f, x = LinearMap(lambda x: 0.5 * x, torch.ones(1, 1), 1e-7), torch.zeros(1, 1)
+        >>> run_program(Program(f, x, (), Picard(), Relative(), 100)).value.round(decimals=3)
+        tensor([[2.]])
+    """
+    least, most, worst = 0, 0, 0
+    while least == 0:
+        program.advance()
+        least, most, worst = program.record.tolist()
+    return program.result(most, worst)
+
+
+@runtime_checkable
+class Capturable(Protocol):
+    """A function of state and inputs of which a captured program may be replayed."""
+
+    def __call__(self, x: State, *inputs: Tensor) -> State:
+        """Evaluates the function."""
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """Tensors that are new in every solve; all others are read where they lie."""
+
+    def problem(self) -> str:
+        """Says why a replay would not do what the function does; nothing if it would."""
+
+    def fingerprint(self) -> Hashable:
+        """Returns what must be the same for a replay: addresses and settings."""
+
+    def holding(self, weights: tuple[Tensor, ...]) -> Self:
+        """Returns the function with other weights."""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Has evaluations in the block read `weights`."""
+
+
+class Linearisation(Map):
+    """The map ``w -> J' w + g`` with J the derivative of `f` at `x`, taken at the first evaluation."""
+
+    def __init__(self, f: Map, x: Tensor, offset: Tensor, unit: float) -> None:
+        self.f, self.x, self.offset, self._unit = f, x, offset, unit
+        self.linear: LinearMap | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.linear is None:
+            with torch.enable_grad():
+                point = self.x.detach().requires_grad_()
+                self.linear = LinearMap(vector_jacobian(self.f(point), point), self.offset, self._unit)
+        return self.linear(x)
+
+    def unit(self, x: Tensor) -> float:
+        return self._unit
+
+
+def origin(f: Map) -> Map:
+    """Returns the map itself, or the one of which it is a derivative."""
+    return f.origin[0] if isinstance(f, LinearMap) and f.origin else f
+
+
+def source(f: Map) -> tuple[FunctionMap, Capturable]:
+    """Returns the map behind an equation and its function; of those that `equation_problem` lets pass."""
+    primal = cast(FunctionMap, origin(f))
+    return primal, cast(Capturable, primal.function)
+
+
+def given(f: Map, x: Tensor, memo: tuple[Tensor, ...]) -> list[Tensor]:
+    """Lists the tensors that are new in every solve."""
+    primal, function = source(f)
+    point = (f.offset, f.origin[1]) if isinstance(f, LinearMap) and f.origin else ()
+    parts = [x, *point, *memo, *primal.inputs, *function.weights]
+    return [part.detach() for part in parts]
+
+
+def rebuilt(f: Map, buffers: list[Tensor], memo: int) -> tuple[Map, Tensor, tuple[Tensor, ...], Capturable]:
+    """Returns the map, the start, the memo and the function that read buffers in the order of `given`."""
+    (primal, capturable), rest = source(f), list(buffers)
+    take = lambda count: tuple(rest.pop(0) for _ in range(count))  # noqa: E731
+    (x,), point = take(1), take(2 if f is not primal else 0)
+    held, inputs = take(memo), take(len(primal.inputs))
+    function = capturable.holding(tuple(rest))
+    static: Map = FunctionMap(function, inputs, primal.packing, primal.precision)
+    if point:
+        static = Linearisation(static, point[1], point[0], f.unit(x))
+    return static, x, held, function
+
+
+class Plan:
+    """Solves one kind of equation by replays; a chunk is captured when it is first needed.
+
+    All graphs share their memory: they are captured and replayed in the same order. How many chunks the latest
+    solve needed tells when to look at results: before the last but one of them there is nothing to see.
+    """
+
+    def __init__(self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, chunk: int) -> None:
+        memo = stop.begin(x)
+        self.buffers = [torch.empty_like(part) for part in given(f, x, memo)]
+        torch._foreach_copy_(self.buffers, given(f, x, memo))
+        static, start, held, self.function = rebuilt(f, self.buffers, len(memo))
+        self.program = Program(static, start, held, solver, stop, max_steps, chunk)
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.stream, self.pool = torch.cuda.Stream(x.device), torch.cuda.graph_pool_handle()
+        self.seen = torch.zeros(3, dtype=torch.int64, pin_memory=True)
+        self.event, self.expected, self.steps = torch.cuda.Event(), 1, 0
+        rehearsal = rebuilt(f, self.buffers, len(memo))
+        self._prepare(Program(*rehearsal[:3], solver, stop, max_steps, chunk))
+
+    def _prepare(self, rehearsal: Program) -> None:
+        """Takes a few steps on the stream of the capture: libraries allocate at their first use."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream), self.function.reading(), _fresh_casts():
+            rehearsal.advance()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.stream.synchronize()
+
+    def solve(self, f: Map, x: Tensor, stop: Stopping) -> Iterates:
+        """Solves an equation that differs from that of the capture in values only."""
+        torch._foreach_copy_(self.buffers, given(f, x, stop.begin(x)))
+        least, most, worst, place = 0, 0, 0, 0
+        while least == 0:
+            if place == len(self.graphs):
+                self.graphs.append(self._capture())
+            self.graphs[place].replay()
+            place += 1
+            if place >= self.expected or (self.program.ends and place == len(self.graphs)):
+                least, most, worst = self._look()
+        self.expected, self.steps = max(1, place - 1), most
+        return self.program.result(most, worst)
+
+    def _look(self) -> list[int]:
+        """Waits for the results so far; the least number of steps is 0 where a sample is not finished."""
+        self.seen.copy_(self.program.record, non_blocking=True)
+        self.event.record()
+        self.event.synchronize()
+        return self.seen.tolist()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream), _no_collection(), _fresh_casts():
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                with self.function.reading():
+                    self.program.advance()
+                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                self._recover()
+                raise
+        return graph
+
+    def _recover(self) -> None:
+        """Captures something that cannot fail: a capture that did leaves random generators waiting for its end."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.program.record.device)
+        with torch.cuda.stream(stream), contextlib.suppress(RuntimeError):
+            graph.capture_begin(capture_error_mode="thread_local")
+            self.program.record.zero_()
+            graph.capture_end()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keeps the garbage collector from freeing device memory in the middle of a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _fresh_casts() -> Iterator[None]:
+    """Has autocast convert weights anew: a graph must not read a conversion that was made outside of it."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+GRAPH_EXECUTORS = ("auto", "graph", "reference")
+SIGHTINGS = 256  # kinds of equations that are remembered
+PATIENCE = 8  # solves of a kind that has lost its graphs before it is captured again
+
+
+def check_graph_executor(executor: str) -> None:
+    """Raises unless an executor of this name exists.
+
+    Example:
+        >>> check_graph_executor("auto")
+    """
+    if executor not in GRAPH_EXECUTORS:
+        raise InputError(f"executor must be one of {', '.join(GRAPH_EXECUTORS)}; received {executor!r}")
+
+
+class GraphLoop:
+    """Solves like `iterate`, by CUDA graphs where an equation comes again with the same shapes and settings.
+
+    The first solve of a kind takes its steps one by one and watches whether anything waits for the device or
+    draws random numbers; the second captures chunks of steps, later ones replay them. Weights are read where they
+    lie, so an optimiser may change them in place; a weight that has moved makes another kind. Whatever cannot be
+    captured is iterated as ever, and `explain` says why.
+
+    Args:
+        chunk: steps between two looks at the results.
+        keep: kinds of equations whose graphs are kept, the latest used.
+
+    Example:
+        >>> from wellposed.equilibrium import Picard, Relative
+        >>> from wellposed.equilibrium.gradients import LinearMap
+        >>> loop, x = GraphLoop(), torch.zeros(1, 1)
+        >>> _ = loop(LinearMap(lambda x: 0.5 * x, x + 1, 1e-7), x, Picard(), Relative(), 100)
+        >>> loop.explain("auto")
+        'forward reference: the state is on the cpu, and graphs are for CUDA devices'
+    """
+
+    def __init__(self, chunk: int = CHUNK, keep: int = 6) -> None:
+        self.chunk, self.keep = chunk, keep
+        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.refused: OrderedDict[Hashable, str] = OrderedDict()
+        self.sightings: OrderedDict[Hashable, int] = OrderedDict()
+        self.latest: dict[str, str] = {}
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.chunk, self.keep)  # graphs cannot be copied; a copy begins without them
+
+    def asked(self, executor: str) -> Loop:
+        """Returns what runs a solve for the name of an executor."""
+        return iterate if executor == "reference" else functools.partial(self, strict=executor == "graph")
+
+    def explain(self, executor: str) -> str:
+        """Says how the latest solves were carried out and why."""
+        if executor == "reference":
+            return 'reference: executor="reference" was asked for'
+        return "; ".join(f"{kind} {text}" for kind, text in self.latest.items()) or "nothing has been solved yet"
+
+    def __call__(
+        self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, *, strict: bool = False
+    ) -> Iterates:
+        kind = "forward" if origin(f) is f else "backward"
+        found, text = None, equation_problem(f, x, solver)
+        if not text:
+            with self._lock:
+                found, text = self._attempt(f, x, solver, stop, max_steps)
+        self.latest[kind] = f"reference: {text}" if found is None else f"graph: {text}"
+        if found is not None:
+            return found
+        if strict:
+            raise InputError(f'executor="graph" cannot compute this {kind} solve: {text}; use executor="auto"')
+        return iterate(f, x, solver, stop, max_steps)
+
+    def _attempt(
+        self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int
+    ) -> tuple[Iterates | None, str]:
+        """Returns what a replay or a rehearsal found, None where neither is possible, and a text about it."""
+        try:
+            same = source(f)[1].fingerprint(), solver  # forward and backward: what one does, the other does
+            kind = same, _circumstances(f, x, stop, max_steps)
+            hash(kind)
+        except (TypeError, AttributeError, RuntimeError) as error:
+            return None, f"the equation cannot be recognised when it comes again: {error}"
+        if same in self.refused:
+            return None, self.refused[same]
+        try:
+            if kind in self.plans or self._sight(kind) > 0:
+                return self._replay(kind, f, x, solver, stop, max_steps)
+            found, text = self._rehearse(f, x, solver, stop, max_steps)
+        except Exception as error:  # whatever is wrong with the map itself, the plain loop will say
+            self.plans.pop(kind, None)
+            found, text = None, f"{type(error).__name__}: {error}".splitlines()[0]
+        return found, text if found is not None else self._refuse(same, text)
+
+    def _sight(self, kind: Hashable) -> int:
+        """Counts solves of a kind before this one."""
+        count = self.sightings.pop(kind, 0)
+        self.sightings[kind] = count + 1
+        while len(self.sightings) > SIGHTINGS:
+            self.sightings.popitem(last=False)
+        return count
+
+    def _refuse(self, kind: Hashable, text: str) -> str:
+        self.refused[kind] = text
+        while len(self.refused) > SIGHTINGS:
+            self.refused.popitem(last=False)
+        return text
+
+    def _replay(
+        self, kind: Hashable, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int
+    ) -> tuple[Iterates, str]:
+        if kind not in self.plans:
+            while len(self.plans) >= self.keep:
+                lost, _ = self.plans.popitem(last=False)
+                self.sightings[lost] = -PATIENCE
+            self.plans[kind] = Plan(f, x, solver, stop, max_steps, self.chunk)
+        plan = self.plans[kind]
+        self.plans.move_to_end(kind)
+        found = plan.solve(f, x, stop)
+        return found, f"{plan.steps} steps in chunks of {self.chunk}, {len(plan.graphs)} chunks captured"
+
+    def _rehearse(
+        self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int
+    ) -> tuple[Iterates | None, str]:
+        """Carries the program out without a capture and watches what the map does."""
+        memo = stop.begin(x)
+        static, start, held, function = rebuilt(f, given(f, x, memo), len(memo))
+        program = Program(static, start, held, solver, stop, max_steps, self.chunk)
+        least, most, worst = 0, 0, 0
+        while least == 0:
+            before = _random_state(x.device)
+            with function.reading(), _waiting_forbidden():
+                program.advance()
+            if before != _random_state(x.device):
+                return None, "the map draws random numbers, which makes every step another map"
+            least, most, worst = program.record.tolist()
+        return program.result(most, worst), "the first solve of its kind, taken without a capture"
+
+
+def equation_problem(f: Map, x: Tensor, solver: Solver) -> str:
+    """Says why an equation cannot be captured whatever its values; nothing if it may be."""
+    if not x.is_cuda:
+        return f"the state is on the {x.device.type}, and graphs are for CUDA devices"
+    if torch.is_grad_enabled():
+        return "the steps are to be differentiated"
+    if under_transform() or torch.cuda.is_current_stream_capturing():
+        return "inside a transform or a capture"
+    if x.shape[0] == 0:
+        return "the batch is empty"
+    if isinstance(solver, Newton):
+        return "solver Newton factorises matrices"
+    primal = origin(f)
+    if not isinstance(primal, FunctionMap) or not isinstance(primal.function, Capturable):
+        return "the map is not the cell of a DEQ"
+    return primal.function.problem()
+
+
+def _circumstances(f: Map, x: Tensor, stop: Stopping, max_steps: int) -> Hashable:
+    """Returns what two equations of one map must share to be solved by the same graphs."""
+    primal, _ = source(f)
+    inputs = tuple((part.shape, part.stride(), part.dtype) for part in primal.inputs)
+    place = x.device, torch.cuda.current_stream(x.device).cuda_stream
+    precision = (
+        primal.precision,
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_inference_mode_enabled(),
+    )
+    return primal is f, primal.packing, inputs, place, precision, stop, max_steps
+
+
+@contextlib.contextmanager
+def _waiting_forbidden() -> Iterator[None]:
+    """Makes everything raise that would wait for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+def _random_state(device: torch.device) -> tuple[bytes, bytes]:
+    states = torch.get_rng_state(), torch.cuda.get_rng_state(device)
+    return states[0].numpy().tobytes(), states[1].numpy().tobytes()
