@@ -20,7 +20,7 @@ from wellposed_lab.report.tables import badge, bar, count_cells
 
 from wellposed.cli import cli
 from wellposed.models import reference_models
-from wellposed.models.reference import HOME
+from wellposed.models.io.storage import HOME
 from wellposed.pages.markup import element
 
 RESULTS = Path(__file__).parents[1] / "results"

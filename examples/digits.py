@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy, unfold
 
 from wellposed import Relative, fit, watch
 from wellposed.errors import MissingExtraError, require
-from wellposed.models.attention import TransformerCell
+from wellposed.models.cells import TransformerCell
 from wellposed.models.deq import DEQ
 from wellposed.models.multiscale import MultiscaleDEQ
-from wellposed.models.stabilisers import jacobian_penalty
+from wellposed.models.norms import jacobian_penalty
 
 BATCH = 64
 STOP = Relative(1e-3, norm="2")

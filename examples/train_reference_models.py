@@ -12,7 +12,7 @@ from pathlib import Path
 
 from wellposed_lab.reference import RECIPES, train_reference
 
-from wellposed.models.reference import HOME, store_reference
+from wellposed.models.io.storage import HOME, store_reference
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from benchmarks.rivals.libraries import rival
 from wellposed import DEQ, Relative
 from wellposed.equilibrium import Anderson, Picard
 from wellposed.models import ConvCell, PlainConvCell, TransformerCell
-from wellposed.models.cell_parts import Cell
+from wellposed.models.cells import Cell
 
 SOLVERS = {"anderson": (Anderson, "anderson"), "picard": (Picard, "fixed_point_iter")}
 TOLERANCES = {"tf32": 1e-4, "float32": 1e-5}

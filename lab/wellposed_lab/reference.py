@@ -16,8 +16,8 @@ from wellposed.errors import unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form
 from wellposed.models.implicit import ImplicitModel
+from wellposed.models.io.storage import ReferenceModel
 from wellposed.models.recurrent import ImplicitRNN
-from wellposed.models.reference import ReferenceModel
 from wellposed.robust import Box, CertifiedLoss, Ramp, certified_accuracy
 from wellposed.training import fit
 from wellposed.workers import one_thread

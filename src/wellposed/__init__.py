@@ -55,15 +55,13 @@ if TYPE_CHECKING:
     from wellposed.forms.form import ImplicitForm
     from wellposed.models.deq import DEQ
     from wellposed.models.ensemble import Ensemble
-    from wellposed.models.fixed_steps import fixed_steps
     from wellposed.models.implicit import ImplicitModel
+    from wellposed.models.io.export import export_onnx, fixed_steps
+    from wellposed.models.io.storage import from_pretrained, load, save, save_pretrained
     from wellposed.models.multiscale import MultiscaleDEQ
     from wellposed.models.noise import Noise
     from wellposed.models.noisy import Noisy
-    from wellposed.models.onnx import export_onnx
-    from wellposed.models.pretrained import from_pretrained, save_pretrained
     from wellposed.models.recurrent import ImplicitRNN
-    from wellposed.models.storage import load, save
     from wellposed.robust.convex_set import SparseBox
     from wellposed.robust.uncertainty import Box
     from wellposed.training.loop import fit

@@ -27,7 +27,7 @@ from places import places
 from wellposed_lab.engine.store import Store
 from works import WORKS, Work, finish, lost, results, start, warm_up
 
-from wellposed.models.atomic import written_whole
+from wellposed.models.io.files import written_whole
 
 RESULT = Path(__file__).parents[2] / "results" / "campaigns" / "faults.json"
 KILLED = [(name, writers) for name in WORKS for writers in (1, 2)]

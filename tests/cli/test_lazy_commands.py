@@ -15,7 +15,7 @@ import wellposed as wp
 from wellposed import cli
 from wellposed.cli import COMMANDS, LAB_COMMANDS, short_help, verify
 from wellposed.forms.storage import FORM_FORMAT
-from wellposed.models.pretrained import WEIGHTS
+from wellposed.models.io.storage import WEIGHTS
 
 SOURCE = Path(__file__).parents[2] / "src"
 

@@ -27,7 +27,7 @@ from wellposed.forms import (
     Zero,
 )
 from wellposed.forms.operators.base import tensors
-from wellposed.models import storage
+from wellposed.models.io import storage
 
 F64 = torch.float64
 

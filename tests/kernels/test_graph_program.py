@@ -31,7 +31,7 @@ from wellposed.errors import InputError
 from wellposed.kernels.engine import explain
 from wellposed.kernels.graphs import GraphLoop, Program, given, rebuilt, run_program
 from wellposed.models import VariationalDropout, spectral_norm
-from wellposed.models.cell_function import CellFunction, weights_computed_once
+from wellposed.models.deq import CellFunction, weights_computed_once
 
 RULES = [
     Relative(),

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 
 from wellposed import Newton, Relative
 from wellposed.errors import InputError, UnknownNameError
-from wellposed.models.attention import TransformerCell
-from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell
+from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell
 from wellposed.models.deq import DEQ
-from wellposed.models.dropout import VariationalDropout
+from wellposed.models.norms import VariationalDropout
 
 
 def draw(*shape, seed=1, dtype=torch.float64):

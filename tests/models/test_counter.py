@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from wellposed.kernels.counter import MASK, SIGNAL, STATE, draw_seed, normals, philox
+from wellposed.models.noise import MASK, SIGNAL, STATE, draw_seed, normals, philox
 
 # The known answers that Salmon et al. publish for Philox-4x32-10: counter, key, words.
 ANSWERS = [

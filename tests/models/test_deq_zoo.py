@@ -9,13 +9,10 @@ from torch import nn
 from torch.func import functional_call
 
 from wellposed import Anderson, Broyden, Implicit, Newton, Phantom, Picard, Relative, Unrolled, watch
-from wellposed.models.attention import TransformerCell
-from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell
+from wellposed.models.cells import ConvCell, DenseCell, MultiscaleCell, PlainConvCell, RecallCell, TransformerCell
 from wellposed.models.deq import DEQ
-from wellposed.models.dropout import VariationalDropout
 from wellposed.models.multiscale import MultiscaleDEQ
-from wellposed.models.multiscale_cell import MultiscaleCell
-from wellposed.models.stabilisers import remove_norms, spectral_norm, weight_norm
+from wellposed.models.norms import VariationalDropout, remove_norms, spectral_norm, weight_norm
 
 CELLS = {
     "dense": (lambda **_: DenseCell(3, 6), (3,)),

@@ -9,10 +9,10 @@ from torch.nn.utils import parametrize
 
 from wellposed import Anderson, Relative, Unrolled
 from wellposed.errors import InputError
+from wellposed.models.cells import MultiscaleCell
 from wellposed.models.deq import DEQ
 from wellposed.models.multiscale import MultiscaleDEQ
-from wellposed.models.multiscale_cell import MultiscaleCell
-from wellposed.models.stabilisers import jacobian_penalty
+from wellposed.models.norms import jacobian_penalty
 
 SMALL = {"channels": (8, 16), "head_channels": (8, 12), "final_channels": 20, "groups": 4}
 TIGHT = {"solver": "anderson", "stop": Relative(1e-11), "max_steps": 300}

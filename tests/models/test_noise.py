@@ -10,9 +10,8 @@ from wellposed import DEQ, ImplicitModel, MeanRelative, MultiscaleDEQ, Picard, R
 from wellposed.equilibrium import RobbinsMonro, Status
 from wellposed.errors import InputError
 from wellposed.kernels import explain
-from wellposed.kernels.counter import SIGNAL, STATE, draw_seed, normals
 from wellposed.models import DenseCell, PlainConvCell, RecallCell
-from wellposed.models.noise import Disturbance, Noise, signal_points
+from wellposed.models.noise import SIGNAL, STATE, Disturbance, Noise, draw_seed, normals, signal_points
 from wellposed.models.noisy import Noisy
 
 MANY = 4000

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wellposed.errors import InputError
-from wellposed.models.noise_sensitivity import noise_sensitivity, sensitivity_norms
+from wellposed.models.noise import noise_sensitivity, sensitivity_norms
 
 SIZE, STEPS = 6, 7
 

@@ -9,8 +9,8 @@ from wellposed import ImplicitModel, Picard, Relative, Steps
 from wellposed.errors import InputError
 from wellposed.models.cells import DenseCell
 from wellposed.models.deq import DEQ
-from wellposed.models.dropout import VariationalDropout
 from wellposed.models.multiscale import MultiscaleDEQ
+from wellposed.models.norms import VariationalDropout
 from wellposed.models.path_independence import path_independence
 
 

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from wellposed.errors import InputError
-from wellposed.models import stabilisers
-from wellposed.models.attention import TransformerCell
-from wellposed.models.cells import ConvCell, DenseCell
+from wellposed.models import norms
+from wellposed.models.cells import ConvCell, DenseCell, TransformerCell
 from wellposed.models.deq import DEQ
-from wellposed.models.stabilisers import jacobian_penalty, norm_bound, remove_norms, spectral_norm, weight_norm
+from wellposed.models.norms import jacobian_penalty, norm_bound, remove_norms, spectral_norm, weight_norm
 
 
 def draw(*shape, seed=1, dtype=torch.float64):
@@ -73,7 +72,7 @@ def test_bound_of_a_convolution(name):
     with torch.no_grad():
         layer.weight.copy_(draw(*layer.weight.shape))
     exact = torch.linalg.matrix_norm(dense_matrix(layer, 7 if layer.weight.dim() < 5 else 4), 2)
-    bound = stabilisers.SpectralNorm(layer, 1.0).operator_bound(layer.weight)
+    bound = norms.SpectralNorm(layer, 1.0).operator_bound(layer.weight)
     taps = layer.weight[0, 0].numel()
     assert exact <= bound <= 1.1 * taps**0.5 * exact
     spectral_norm(layer, 0.7)
@@ -90,7 +89,7 @@ def test_bound_of_a_convolution(name):
 def test_stride_is_counted_on_only_where_windows_part(layer, size):
     nn.init.ones_(layer.double().weight)
     exact = torch.linalg.matrix_norm(dense_matrix(layer, size), 2)
-    assert exact <= stabilisers.SpectralNorm(layer, 1.0).operator_bound(layer.weight)
+    assert exact <= norms.SpectralNorm(layer, 1.0).operator_bound(layer.weight)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_stride_is_counted_on_only_where_windows_part(layer, size):
 def test_bound_of_a_convolution_can_be_sharp(layer, norm):
     nn.init.ones_(layer.double().weight)
     exact = torch.linalg.matrix_norm(dense_matrix(layer, 8), 2)
-    bound = stabilisers.SpectralNorm(layer, 1.0).operator_bound(layer.weight)
+    bound = norms.SpectralNorm(layer, 1.0).operator_bound(layer.weight)
     torch.testing.assert_close((exact.item(), bound.item()), (norm, norm))
 
 
@@ -121,7 +120,7 @@ def test_spectral_norm_scales_only_what_exceeds():
 
 def test_spectral_norm_is_differentiable():
     for layer, shape in ((nn.Linear(4, 3), (3, 4)), (nn.Conv1d(4, 3, 3), (3, 4, 3))):
-        part = stabilisers.SpectralNorm(layer, 0.5)
+        part = norms.SpectralNorm(layer, 0.5)
         torch.autograd.gradcheck(part, draw(*shape).requires_grad_())
 
 
@@ -225,7 +224,7 @@ def test_spectral_norm_makes_a_dense_cell_contract():
 def all_signs(monkeypatch):
     """Replaces the random signs of two draws of three entries by all of them, one after the other."""
     signs = itertools.cycle(torch.tensor(row, dtype=torch.float64) for row in itertools.product((-1, 1), repeat=3))
-    monkeypatch.setattr(stabilisers, "_signs", lambda like, generator: next(signs).expand_as(like))
+    monkeypatch.setattr(norms, "_signs", lambda like, generator: next(signs).expand_as(like))
 
 
 def frobenius(function, x):

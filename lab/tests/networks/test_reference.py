@@ -10,7 +10,7 @@ from wellposed_lab.reference import RECIPES, train_reference
 from wellposed.conditions import certificate
 from wellposed.errors import UnknownNameError
 from wellposed.models import ImplicitForm, ImplicitRNN, load_reference, reference_models
-from wellposed.models.reference import FACTS, HOME, store_reference
+from wellposed.models.io.storage import FACTS, HOME, store_reference
 
 NAMES = sorted(RECIPES)
 LEAST = {  # what would be a poor model

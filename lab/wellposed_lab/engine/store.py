@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from wellposed.errors import FileFormatError
-from wellposed.models.atomic import naming
+from wellposed.models.io.files import naming
 from wellposed_lab.tasks.task import Point
 
 Series = dict[str, list[float]]

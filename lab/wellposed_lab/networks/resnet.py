@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from wellposed.data.images import Images
 from wellposed.errors import FileFormatError, InputError
-from wellposed.models.atomic import written_whole
+from wellposed.models.io.files import written_whole
 from wellposed.training import fit
 from wellposed_lab.networks.recurrent import require_choice
 

@@ -25,8 +25,7 @@ from wellposed.convex.gather import Valid
 from wellposed.data.cache import cache_folder
 from wellposed.data.images import Images, load_images
 from wellposed.errors import FileFormatError, MissingExtraError, unknown_name
-from wellposed.models.atomic import written_whole
-from wellposed.models.tensor_file import write_tensors
+from wellposed.models.io.files import write_tensors, written_whole
 from wellposed.training import fit
 from wellposed_lab.cache import CACHE, cached
 from wellposed_lab.config import identity

@@ -11,7 +11,7 @@ from wellposed.checker import Finding, RefusedError
 from wellposed.errors import WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.models import Claim, ImplicitModel, ImplicitRNN, from_pretrained, load, save
-from wellposed.models.storage import Model
+from wellposed.models.io.storage import Model
 
 
 def save_certified(model: Any, out: Path, claims: Iterable[Claim] = ()) -> None:

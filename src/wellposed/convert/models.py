@@ -7,8 +7,7 @@ from torch import nn
 from wellposed.convert.dispatch import RULES, UnsupportedError
 from wellposed.convert.signal import Signal
 from wellposed.forms import Dense, LowRank, Operator, Repeated
-from wellposed.models.cell_parts import Nonlinearity
-from wellposed.models.cells import DenseCell, PlainConvCell
+from wellposed.models.cells import DenseCell, Nonlinearity, PlainConvCell
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
 

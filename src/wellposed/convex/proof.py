@@ -13,7 +13,7 @@ from wellposed.convex.states import States
 from wellposed.convex.support import block_starts
 from wellposed.errors import InputError
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.proof import Claim
+from wellposed.models.io.certificates import Claim
 
 SLACK = 1e-12  # of |z|^2 / 2, for the rounding of the gap
 

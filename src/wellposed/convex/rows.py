@@ -18,7 +18,7 @@ from wellposed.convex.design import WIDE, Design, Targets, some_columns
 from wellposed.convex.problem import Bound, RowProblem, row_problem
 from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
 from wellposed.errors import FileFormatError, InputError
-from wellposed.models.atomic import written_whole
+from wellposed.models.io.files import written_whole
 from wellposed.workers import Workers
 
 Progress = Callable[[int, int], object]

@@ -17,8 +17,7 @@ from wellposed.convex.states import States
 from wellposed.errors import FileFormatError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form, registered_name, unpack_form
-from wellposed.models.atomic import written_whole
-from wellposed.models.tensor_file import file_digest, write_tensors
+from wellposed.models.io.files import file_digest, write_tensors, written_whole
 
 FORMAT, INDEX, FORM = "wellposed-states-1", "states.json", "form.safetensors"
 PIECE = 4096  # samples that are written at a time

@@ -25,7 +25,7 @@ from wellposed.estimators.learning import (
 from wellposed.estimators.storage import read, write
 from wellposed.estimators.units import Array, Units
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.reading import making_sense
+from wellposed.models.io.files import making_sense
 from wellposed.models.recurrent import ImplicitRNN
 from wellposed.robust.sensitivity import sensitivity
 from wellposed.training import History

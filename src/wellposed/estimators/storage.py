@@ -8,9 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from wellposed.errors import FileFormatError, InputError
-from wellposed.models.atomic import written_whole
-from wellposed.models.reading import making_sense
-from wellposed.models.tensor_file import checksum, write_tensors
+from wellposed.models.io.files import checksum, making_sense, write_tensors, written_whole
 
 FORMAT = "wellposed-estimator-1"
 

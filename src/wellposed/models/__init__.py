@@ -1,26 +1,27 @@
 """Modules whose forward pass is a fixed point."""
 
 from wellposed.forms.form import ImplicitForm
-from wellposed.models.attention import TransformerCell
-from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell
-from wellposed.models.continuation import continued
+from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell
 from wellposed.models.deq import DEQ
-from wellposed.models.dropout import VariationalDropout
 from wellposed.models.ensemble import Ensemble
-from wellposed.models.fixed_steps import fixed_steps
-from wellposed.models.implicit import ImplicitModel
+from wellposed.models.implicit import ImplicitModel, continued
+from wellposed.models.io.certificates import Claim, write_certificate
+from wellposed.models.io.export import export_onnx, fixed_steps
+from wellposed.models.io.storage import (
+    ReferenceModel,
+    from_pretrained,
+    load,
+    load_reference,
+    reference_models,
+    save,
+    save_pretrained,
+)
 from wellposed.models.multiscale import MultiscaleDEQ
-from wellposed.models.noise import Noise
-from wellposed.models.noise_sensitivity import noise_sensitivity
+from wellposed.models.noise import Noise, noise_sensitivity
 from wellposed.models.noisy import Noisy
-from wellposed.models.onnx import export_onnx
+from wellposed.models.norms import VariationalDropout, jacobian_penalty, remove_norms, spectral_norm, weight_norm
 from wellposed.models.path_independence import PathIndependence, path_independence
-from wellposed.models.pretrained import from_pretrained, save_pretrained
-from wellposed.models.proof import Claim, write_certificate
 from wellposed.models.recurrent import ImplicitRNN, RecurrentSolution
-from wellposed.models.reference import ReferenceModel, load_reference, reference_models
-from wellposed.models.stabilisers import jacobian_penalty, remove_norms, spectral_norm, weight_norm
-from wellposed.models.storage import load, save
 
 __all__ = [
     "DEQ",

@@ -1,7 +1,14 @@
-"""ImplicitModel: ``x = phi(Ax + Bu + b)``, ``y = Cx + Du`` as a module."""
+"""ImplicitModel: ``x = phi(Ax + Bu + b)``, ``y = Cx + Du`` as a module.
+
+The state matrix A of a model: free parameters and the map that keeps it well-posed.
+
+Checks of the options and matrices of a model.
+
+From a form to a model that goes on training.
+"""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -9,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellposed.activations import Activation, get_activation
-from wellposed.conditions.certificate import AffineBound, Certificate, LowRankBound
+from wellposed.activations.blockwise import piecewise
+from wellposed.conditions.certificate import AffineBound, Certificate, LowRankBound, low_rank_certificate
 from wellposed.conditions.conditions import Condition, Triangular, certify, get_condition
-from wellposed.equilibrium.affine import AffineMap, AffineProblem, Bound, SplittingMap, affine_equilibrium
+from wellposed.conditions.projections import project_rows
+from wellposed.equilibrium.affine import AffineMap, AffineProblem, Bound, Factors, SplittingMap, affine_equilibrium
 from wellposed.equilibrium.fixed_point import make_method, require_finite
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
@@ -21,8 +30,9 @@ from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
 from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
 from wellposed.equilibrium.tracing import under_transform
-from wellposed.errors import InputError
-from wellposed.forms.form import ImplicitForm
+from wellposed.errors import IllPosedError, InputError
+from wellposed.forms import ImplicitForm, Zero
+from wellposed.forms.form import MODEL_BUILDERS, ImplicitForm
 from wellposed.forms.operators.plain import Dense, LowRank
 from wellposed.kernels.compiled_op import describe
 from wellposed.kernels.compiled_op import equilibrium as equilibrium_operator
@@ -31,8 +41,168 @@ from wellposed.kernels.handover import adjoint_patience
 from wellposed.kernels.layer import Plan, make_plan, run_device_layer, run_layer, run_sparse_layer
 from wellposed.kernels.sparse import NOTHING, Cache, sparse_parts
 from wellposed.kernels.spec import tensor_problem
-from wellposed.models.checks import check_matrices, choose_condition
-from wellposed.models.matrix import StateMatrix, System
+
+
+@dataclass(frozen=True)
+class System:
+    """Factors of the matrix to iterate with, and how."""
+
+    factors: Factors
+    scale: Tensor | None = None  # of v = Bu + b
+    damping: float = 1.0
+    splitting: float | None = None
+
+
+class StateMatrix(nn.Module):
+    """Turns free parameters into a well-posed A: `raw`, or `left` and `right` for ``A = L R'``."""
+
+    def __init__(
+        self, size: int, activation: Activation, condition: Condition, kappa: float | None, rank: int | None
+    ) -> None:
+        super().__init__()
+        self.activation, self.condition, self.kappa = activation, condition, kappa
+        if not isinstance(condition, Triangular):
+            condition.check_kappa(kappa, activation)
+        elif kappa is not None and not kappa > 0:
+            raise InputError(f"kappa must be positive, or None for no cap; received {kappa}")
+        self.log_weights = nn.Parameter(torch.zeros(size)) if condition.name == "weighted" else None
+        if rank is None:
+            self.raw = nn.Parameter(torch.randn(size, size) / size)
+            return
+        if condition.name != "inf":
+            raise InputError(f"rank goes with condition 'inf' only; received {condition.name!r}")
+        if not 1 <= rank <= size:
+            raise InputError(f"rank must lie between 1 and state_features={size}; received {rank}")
+        self.left = nn.Parameter(torch.randn(size, rank) / rank)
+        self.right = nn.Parameter(torch.randn(size, rank) / size)
+
+    @classmethod
+    def of(
+        cls, A: Tensor, activation: Activation, condition: Condition, found: Certificate, kappa: float | None
+    ) -> "StateMatrix":
+        """Wraps a certified matrix without changing it."""
+        condition = _fitting(condition, A)
+        gamma = activation.lipschitz(condition.gauge(activation))
+        needed = found.value / gamma * (1 + A.shape[0] * torch.finfo(A.dtype).eps)
+        cap = kappa
+        if kappa is None and not isinstance(condition, Triangular):
+            cap = max(0.95 / gamma, needed)
+        matrix = cls(A.shape[0], activation, condition, cap, None).to(A)
+        with torch.no_grad():
+            matrix.raw.copy_(A)
+            if matrix.log_weights is not None and found.weights is not None:
+                matrix.log_weights.copy_(found.weights.log())
+            if not torch.equal(matrix.dense(), A):
+                raise IllPosedError(
+                    f"A needs kappa of at least {needed:.6g} under condition {condition.name!r}; received {cap}"
+                )
+        return matrix
+
+    def factors(self) -> Factors:
+        """Returns ``(A,)`` or ``(L, R)`` with ``A = L R'``; |L R'|_inf <= |L|_inf |R'|_inf <= kappa."""
+        if not (dtype := getattr(self, "raw" if hasattr(self, "raw") else "left").dtype).is_floating_point:
+            raise InputError(f"the conditions are about real matrices; received {dtype}: use float32 or float64")
+        if hasattr(self, "raw"):
+            return (self.condition.parametrise(self.raw, self.kappa, self.activation, self.log_weights),)
+        cap = self.condition.check_kappa(self.kappa, self.activation)
+        return project_rows(self.left, cap), project_rows(self.right.mT, 1.0).mT
+
+    def dense(self) -> Tensor:  # (n, n)
+        """Returns A itself."""
+        factors = self.factors()
+        return factors[0] if len(factors) == 1 else factors[0] @ factors[1].mT
+
+    def system(self) -> System:
+        """Returns what to iterate: A itself, or an equivalent system on which the iteration converges."""
+        factors = self.factors()
+        if self.condition.name in ("mu", "monotone") and under_transform():
+            raise InputError(
+                f"condition {self.condition.name!r} chooses its iteration by the values of A, which vmap (and so "
+                "an Ensemble) hides; use 'inf', 'weighted' or 'spectral' there"
+            )
+        if self.condition.name == "monotone":
+            return System(factors, splitting=_splitting(factors[0].detach()))
+        if self.condition.name == "mu" or (isinstance(self.condition, Triangular) and self.condition.diagonal):
+            found = self.condition.equivalent(factors[0], self.activation)
+            return System((found.A,), found.scale, found.damping)
+        return System(factors)
+
+    @property
+    def nilpotent(self) -> bool:
+        """Whether A is strictly triangular, so that there is no feedback."""
+        return isinstance(self.condition, Triangular) and not self.condition.diagonal
+
+    def certificate(self) -> Certificate:
+        """Checks the matrix that is evaluated."""
+        factors = self.factors()
+        if len(factors) == 2:
+            left, right = factors
+            return low_rank_certificate(left.detach(), right.detach(), self.activation)
+        return self.condition.certify(factors[0].detach(), self.activation)
+
+    def bound(self, terms: int) -> AffineBound | LowRankBound:
+        """Returns the error bound of a computed state."""
+        with torch.no_grad():
+            factors, certificate = self.factors(), self.certificate()
+        if len(factors) == 2:
+            return LowRankBound(certificate, factors[0], factors[1], self.activation, terms)
+        return AffineBound(certificate, factors[0], self.activation, terms)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Moves the free parameters to the values they stand for."""
+        if hasattr(self, "raw"):
+            self.raw.copy_(self.dense())
+            return
+        left, right = self.factors()
+        self.left.copy_(left)
+        self.right.copy_(right)
+
+
+def _splitting(A: Tensor) -> float:
+    """Returns the step 2 / |I - A|_2; NaN where A is not finite, which the solve then reports of every sample."""
+    gap = (torch.eye(len(A), dtype=A.dtype, device=A.device) - A).to(torch.promote_types(A.dtype, torch.float32))
+    return 2 / float(torch.linalg.matrix_norm(gap, 2)) if bool(gap.isfinite().all()) else math.nan
+
+
+def _fitting(condition: Condition, A: Tensor) -> Condition:
+    """Returns the variant of a condition whose parametrisation leaves A as it is."""
+    if not isinstance(condition, Triangular):
+        return condition
+    return Triangular(lower=bool(A.triu(1).eq(0).all() and A.tril(-1).any()), diagonal=bool(A.diagonal().any()))
+
+
+def choose_condition(condition: str | Condition, kappa: float | None, triangular: bool) -> Condition:
+    """Returns the condition behind the options of a model; raises where they contradict each other."""
+    rule = get_condition(condition)
+    if triangular:
+        if rule.name not in ("inf", "triangular"):
+            raise InputError(
+                f"triangular=True caps rows of A and cannot be combined with condition={rule.name!r}; drop one"
+            )
+        return Triangular()
+    if kappa is None:
+        raise InputError("kappa=None (no cap on A) is possible only with triangular=True; give kappa below one")
+    return rule
+
+
+def check_matrices(A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None) -> None:
+    """Raises unless matrices fit together, share a dtype and are finite."""
+    if A.dim() != 2 or B.dim() != 2 or C.dim() != 2 or A.shape[0] != A.shape[1]:
+        raise InputError(
+            f"A is (n, n), B (n, p) and C (q, n); received {tuple(A.shape)}, {tuple(B.shape)}, {tuple(C.shape)}"
+        )
+    n, p, q = A.shape[0], B.shape[1], C.shape[0]
+    expected = {"B": (B, (n, p)), "C": (C, (q, n)), "D": (D, (q, p)), "bias": (bias, (n,))}
+    for name, (value, shape) in expected.items():
+        if value is None:
+            continue
+        if tuple(value.shape) != shape:
+            raise InputError(f"{name} must have the shape {shape} to fit A; received {tuple(value.shape)}")
+        if value.dtype != A.dtype:
+            raise InputError(f"all matrices share one dtype; A is {A.dtype} and {name} {value.dtype}")
+        require_finite(name, value)
+
 
 DIRECT = 20  # states up to which a slow backward system is factorised,
 COMPILED_EASY = 64  # after so many steps of a kernel
@@ -387,3 +557,80 @@ class ImplicitModel(nn.Module):
 def _describe(model: ImplicitModel) -> str | None:
     """Writes down how a model solves, for a graph that is being compiled."""
     return model.description()
+
+
+LARGEST = 2 << 30  # bytes of a dense A
+
+
+def continued(
+    form: ImplicitForm, *, feedback: bool = True, kappa: float | None = None, **options: Any
+) -> ImplicitModel:
+    """Builds a model that computes what a form computes, with all entries of A free to train.
+
+    A network without loops is rescaled first so that ``|A|_inf`` stays below the cap and its outputs stay the
+    same (003, section 2.5); training may then add feedback. An output bias becomes one state of constant value.
+
+    Args:
+        form: up to some twenty thousand states, since A is formed.
+        feedback: False keeps a strictly triangular A triangular, without a cap.
+        kappa: the cap on A; by default 0.95 over the Lipschitz constant of phi or, if larger, what A needs.
+        options: keywords of `ImplicitModel`.
+
+    Example:
+        >>> A = torch.tensor([[0.0, 8.0], [0.0, 0.0]])
+        >>> model = continued(ImplicitForm(A, torch.eye(2), torch.ones(1, 2)))
+        >>> model.A.detach()
+        tensor([[0.0000, 0.5000],
+                [0.0000, 0.0000]])
+    """
+    n = form.sizes[0]
+    if n * n * form.A.dtype.itemsize > LARGEST:
+        raise InputError(
+            f"a model holds A in full: {n} states make {n * n * form.A.dtype.itemsize / 2**30:.1f} GiB, more than "
+            f"{LARGEST >> 30}; convert a smaller network, or train the network and convert it afterwards"
+        )
+    if n == 0:
+        raise InputError("the form has no states: a linear map needs no equilibrium; train a torch.nn.Linear")
+    if not feedback:
+        options["triangular"] = True
+    elif not form.plan.systems or form.certificate().condition == "triangular":
+        form = _capped(form, kappa)
+    A, B, C = (block.to_dense() for block in (form.A, form.B, form.C))
+    bias, activation = form.bias, form.activation
+    if form.output_bias is not None and bool(form.output_bias.any()):
+        A, B, C, bias, activation = _with_constant(form, A, B, C)
+    D = None if isinstance(form.D, Zero) else form.D.to_dense()
+    if kappa is not None:
+        options["kappa"] = kappa
+    return ImplicitModel.from_matrices(A, B, C, D, bias=bias, activation=activation, **options)
+
+
+def _capped(form: ImplicitForm, kappa: float | None) -> ImplicitForm:
+    """Rescales where the rows of A are above the cap."""
+    cap = 0.95 / max(1.0, form.activation.lipschitz()) if kappa is None else kappa
+    return form if float(form.A.abs().row_sums().max()) < cap else form.rescale(cap)
+
+
+def _with_constant(
+    form: ImplicitForm, A: Tensor, B: Tensor, C: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Activation]:
+    """Adds a state whose value is a constant, which C multiplies by the output bias."""
+    n = len(A)
+    phi, value = form.activation, torch.ones(1, dtype=A.dtype, device=A.device)
+    single = phi.componentwise and len(set(form.activations)) == 1
+    if single and float(phi(value)) != 0:
+        value = phi(value)
+    else:
+        phi = piecewise((*form.activations, get_activation("identity")), (*form.partition, 1))
+    bias = A.new_zeros(n) if form.bias is None else form.bias
+    assert form.output_bias is not None
+    return (
+        torch.nn.functional.pad(A, (0, 1, 0, 1)),
+        torch.nn.functional.pad(B, (0, 0, 0, 1)),
+        torch.cat([C, (form.output_bias / value)[:, None]], dim=1),
+        torch.cat([bias, torch.ones(1, dtype=A.dtype, device=A.device)]),
+        phi,
+    )
+
+
+MODEL_BUILDERS.append(continued)

@@ -13,10 +13,9 @@ from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Relative, Stopping
 from wellposed.errors import InputError
-from wellposed.models.cell_parts import convolution, require_grid, require_positive
+from wellposed.models.cells import MultiscaleCell, convolution, require_grid, require_positive, require_scales
 from wellposed.models.deq import DEQ
-from wellposed.models.multiscale_cell import MultiscaleCell, require_scales
-from wellposed.models.stabilisers import weight_norm as put_under_weight_norm
+from wellposed.models.norms import weight_norm as put_under_weight_norm
 
 States = tuple[Tensor, ...]
 

@@ -1,19 +1,100 @@
-"""Noise inside models: how strong it is, where it enters and when it is drawn (004 section 3.2)."""
+"""Noise inside models: how strong it is, where it enters and when it is drawn (004 section 3.2).
+
+How states move with the noise: the derivatives of 004 (section 3.3 and appendix A), by their recursions.
+
+Normal numbers that are functions of a seed and of places: Philox-4x32-10 and the Box-Muller transform.
+
+A draw is named by its seed, its sample, its step, its site in the step and its number there, so that it does not
+matter in which order and how often it is computed, on which device and for which samples at once.
+
+Reference: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
 
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import jvp
 
-from wellposed.activations import Activation
+from wellposed.activations import Activation, get_activation
 from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError
-from wellposed.kernels.counter import INPUT, SIGNAL, SITES, STATE, draw_seed, normals
+
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+WEYL = 0x9E3779B9, 0xBB67AE85  # what the key grows by in every round
+ROUNDS, MASK = 10, 0xFFFFFFFF
+INPUT, STATE, SIGNAL, SITES = range(4)  # where noise enters; a site is SITES times its number in a step and this
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """Returns a seed, one draw of a generator; torch's own if None. All seeds have 63 bits.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> draw_seed(generator) == draw_seed(generator)
+        False
+    """
+    device = None if generator is None else generator.device
+    return 1 << 62 | int(torch.randint(1 << 62, (), generator=generator, device=device))
+
+
+def philox(counter: Words, seed: int) -> Words:
+    """Returns four words of 32 bits for every counter of four, in the integers of int64 tensors.
+
+    Example:
+        >>> zero = torch.zeros((), dtype=torch.int64)
+        >>> [f"{int(word):08x}" for word in philox((zero, zero, zero, zero), 0)]
+        ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+    """
+    a, b, c, d = counter
+    low, high = seed & MASK, seed >> 32
+    for _ in range(ROUNDS):
+        first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]  # wraps; the bits are those of the product
+        a, c = (second >> 32 & MASK) ^ b ^ low, (first >> 32 & MASK) ^ d ^ high
+        b, d = second & MASK, first & MASK
+        low, high = (low + WEYL[0]) & MASK, (high + WEYL[1]) & MASK
+    return a, b, c, d
+
+
+def normals(
+    seed: int, samples: Tensor, step: int, site: int, count: int, dtype: torch.dtype = torch.float64
+) -> Tensor:  # (B, count)
+    """Returns standard normal numbers of some samples at one site of one step.
+
+    Words ``w`` give uniform numbers ``(w + 1/2) / 2^32`` for radii and ``w / 2^32`` for angles, so that nothing
+    lies beyond 6.8 standard deviations. Computed in float64 and then rounded.
+
+    Args:
+        seed: below 2^64.
+        samples: numbers of the samples, ``(B,)``.
+        step, site: when and where.
+        count: how many a sample.
+        dtype: of the result.
+
+    Example:
+        >>> all_of_them = normals(1, torch.arange(5), 0, STATE, 6)
+        >>> torch.equal(all_of_them[3:, :2], normals(1, torch.arange(3, 5), 0, STATE, 2))
+        True
+    """
+    number = torch.arange((count + 3) // 4, device=samples.device)
+    when, where = torch.full_like(number, step), torch.full_like(number, site)
+    a, b, c, d = philox((number, when, samples[:, None], where), seed)
+    pairs = [part for radius, angle in ((a, b), (c, d)) for part in _box_muller(radius, angle)]
+    return torch.stack(pairs, dim=-1).flatten(1)[:, :count].to(dtype)
+
+
+def _box_muller(radius: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    size = (-2 * torch.log((radius.double() + 0.5) / 2**32)).sqrt()
+    turn = angle.double() * (2 * math.pi / 2**32)
+    return size * torch.cos(turn), size * torch.sin(turn)
+
 
 Kind = Literal["multiplicative", "additive"]
 KINDS = ("multiplicative", "additive")
@@ -225,3 +306,74 @@ def disturbed_signals(points: Iterable[nn.Module], disturbance: Disturbance) -> 
     finally:
         for handle in handles:
             handle.remove()
+
+
+def noise_sensitivity(
+    weights: Tensor | Sequence[Tensor],
+    injection: Tensor | Sequence[Tensor],
+    xi: Tensor,
+    eta: float = 1.0,
+    *,
+    activation: str | Activation = "tanh",
+    kind: Kind = "additive",
+    steps: int | None = None,
+    start: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Computes the last state and its derivative with respect to noise that is held fixed.
+
+    States follow ``z <- phi(s + g xi)`` with ``s = W z + injection``; g is `eta` (additive, 004 eqs. 8 and 13) or
+    ``eta |s|_2`` (multiplicative, eqs. 22 and 41). The derivative J follows
+    ``J <- diag(phi') (W J + g I + xi (dg)')`` with ``(dg)' = eta s' W J / |s|_2``, which is eqs. 9, 11, 25 and 44;
+    the closed forms (21), (31) and (40) of 004 move diagonal matrices past W and are something else.
+
+    Args:
+        weights: one matrix for all steps (an equilibrium model), or one for each (a feed-forward network).
+        injection: what input and bias add to every step, ``(B, d)``, or one such tensor for each step. A
+            feed-forward network whose input enters only by its first state (004 eqs. 10 and 32) has its biases
+            here and the input as `start`.
+        xi: the noise, ``(B, d)``.
+        eta: its amplitude.
+        steps: of an equilibrium model; as many as there are weights otherwise.
+        start: the first state, zeros if None.
+
+    Returns:
+        the states ``(B, d)`` and the derivatives ``(B, d, d)``, one column for each entry of xi.
+    """
+    matrices = _matrices(weights, steps)
+    function = get_activation(activation).function
+    injections = [injection] * len(matrices) if isinstance(injection, Tensor) else list(injection)
+    z = torch.zeros_like(xi) if start is None else start
+    J = z.new_zeros(*z.shape, z.shape[1])
+    eye = torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    for W, added in zip(matrices, injections, strict=True):
+        s = z @ W.mT + added
+        moved = W @ J  # (B, d, d)
+        if kind == "additive":
+            total, moved = s + eta * xi, moved + eta * eye
+        else:
+            size = torch.linalg.vector_norm(s, dim=1, keepdim=True)
+            gradient = eta * (s / size)[:, None, :] @ moved  # (B, 1, d)
+            total, moved = s + eta * size * xi, moved + eta * size[:, :, None] * eye + xi[:, :, None] * gradient
+        z, slope = jvp(function, (total,), (torch.ones_like(total),))[:2]
+        J = slope[:, :, None] * moved
+    return z, J
+
+
+def sensitivity_norms(J: Tensor) -> Tensor:  # (B, d)
+    """Returns ``|dz / dxi_i|_2`` for each entry of the noise, the quantity of 004 Figure 2b.
+
+    Example:
+        >>> sensitivity_norms(torch.eye(3)[None])
+        tensor([[1., 1., 1.]])
+    """
+    return torch.linalg.vector_norm(J, dim=1)
+
+
+def _matrices(weights: Tensor | Sequence[Tensor], steps: int | None) -> list[Tensor]:
+    if isinstance(weights, Tensor):
+        if steps is None or steps < 1:
+            raise InputError(f"an equilibrium model needs a number of steps, at least 1; received {steps}")
+        return [weights] * steps
+    if steps is not None and steps != len(weights):
+        raise InputError(f"a feed-forward network has one step a matrix: {len(weights)}; received {steps}")
+    return list(weights)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from wellposed.conditions.certificate import Certificate
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.reference import load_reference
+from wellposed.models.io.storage import load_reference
 from wellposed.pages.style import STYLE
 from wellposed.pages.svg import Series, histogram, line_chart
 from wellposed.training import History, fit

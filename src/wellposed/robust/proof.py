@@ -7,7 +7,7 @@ from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import upward
 from wellposed.errors import IllPosedError
 from wellposed.forms import ImplicitForm
-from wellposed.models.proof import Claim
+from wellposed.models.io.certificates import Claim
 from wellposed.robust.bounds import state_bounds
 from wellposed.robust.query import as_form
 from wellposed.robust.uncertainty import Box

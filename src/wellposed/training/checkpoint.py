@@ -9,8 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from wellposed.errors import FileFormatError, InputError
-from wellposed.models.atomic import written_whole
-from wellposed.models.tensor_file import checksum, write_tensors
+from wellposed.models.io.files import checksum, write_tensors, written_whole
 
 FORMAT = "wellposed-checkpoint-1"
 TRIES = 100  # to read a file that another run replaces

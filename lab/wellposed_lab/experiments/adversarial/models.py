@@ -19,7 +19,7 @@ from wellposed.equilibrium import (
 )
 from wellposed.equilibrium.maps import State
 from wellposed.models import DEQ, Noise, weight_norm
-from wellposed.models.cell_parts import Cell, convolution, require_grid
+from wellposed.models.cells import Cell, convolution, require_grid
 from wellposed.models.noise import Disturbance
 
 THRESHOLD = 8  # steps of the solver in training, M in 004

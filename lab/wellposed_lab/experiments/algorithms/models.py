@@ -12,7 +12,7 @@ from wellposed.equilibrium.maps import State
 from wellposed.equilibrium.solution import Solution
 from wellposed.errors import InputError
 from wellposed.models import DEQ, DenseCell, Noise, PlainConvCell, RecallCell
-from wellposed.models.cell_parts import Cell
+from wellposed.models.cells import Cell
 from wellposed.models.noise import Disturbance
 
 Kind = Literal["deq", "ffw", "recurrent"]

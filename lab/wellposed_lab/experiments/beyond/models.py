@@ -15,7 +15,7 @@ from wellposed.equilibrium.maps import State
 from wellposed.equilibrium.solvers import Anderson, Picard, Solver
 from wellposed.equilibrium.stopping import Absolute, Relative
 from wellposed.errors import InputError, unknown_name
-from wellposed.models.cell_parts import Cell, require_positive, shape_of
+from wellposed.models.cells import Cell, require_positive, shape_of
 from wellposed.models.deq import DEQ
 from wellposed_lab.config import Choice
 from wellposed_lab.networks.mlp import MLP

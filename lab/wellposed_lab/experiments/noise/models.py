@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from wellposed.equilibrium import MeanRelative, Picard, Relative, Stopping
 from wellposed.models import DEQ, DenseCell, Noise, Noisy, jacobian_penalty, noise_sensitivity
-from wellposed.models.noise_sensitivity import sensitivity_norms
+from wellposed.models.noise import sensitivity_norms
 from wellposed_lab.networks.twins import FeedForward, HiddenLayer
 
 STEPS = 60  # of plain unrolling, 004 Table 1

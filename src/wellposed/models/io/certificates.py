@@ -22,11 +22,9 @@ from wellposed.conditions.rounding import double, upward
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.operators.block import Block
-from wellposed.models.atomic import written_whole
-from wellposed.models.implicit import ImplicitModel
-from wellposed.models.matrix import StateMatrix
+from wellposed.models.implicit import ImplicitModel, StateMatrix
+from wellposed.models.io.files import file_digest, write_tensors, written_whole
 from wellposed.models.recurrent import ImplicitRNN
-from wellposed.models.tensor_file import file_digest, write_tensors
 
 # Room for the checker, whose factors of matrices are approximate and whose constants of phi have fewer digits.
 ROOM = 1e-9

@@ -1,0 +1,1 @@
+"""Models as files, folders, certificates and ONNX graphs."""

@@ -1,0 +1,186 @@
+"""Tensors in a file: written whole or not at all, with a checksum of all that they mean.
+
+Files that are never half written.
+
+What every reader of a model file does about one that makes no sense: it says so, and builds nothing from it.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from wellposed.errors import FileFormatError, WellposedError
+
+
+def write_tensors(place: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to.
+    """
+    try:
+        save_file(tensors, place, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(f"{place.parent} cannot be written to, or its disk is full: {error}") from error
+
+
+def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """Returns the SHA-256 of a text and of the names, dtypes, shapes and bytes of tensors.
+
+    Example:
+        >>> zeros, ones = torch.zeros(2), torch.ones(2)
+        >>> checksum("", {"a": zeros}) == checksum("", {"a": ones})
+        False
+    """
+    total = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        total.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Returns the SHA-256 of the bytes of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a place to write to, and puts what was written at `path` once it is completely on the disk.
+
+    If anything goes wrong before that, what was at `path` stays, and nothing else is left behind.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to; the message says which file.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "note.txt"
+        >>> with written_whole(target) as place:
+        ...     _ = place.write_text("all of it")
+        >>> target.read_text(), [path.name for path in target.parent.iterdir()]
+        ('all of it', ['note.txt'])
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with naming(target):
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, target)
+            _flush(target.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the folder may have become one that cannot be written to
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def naming(target: str | os.PathLike[str]) -> Iterator[None]:
+    """Lets the errors of a full disk or a folder without the right to write say which file they are about.
+
+    Example:
+        >>> with naming("run.ckpt"):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+            ...
+        OSError: [Errno 28] No space left on device: run.ckpt could not be written, and what was saved before ...
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # it speaks for itself
+            raise
+        remedy = "make room on the disk, or choose a folder that can be written to"
+        said = f"{error.strerror}: {os.fspath(target)} could not be written, and what was saved before stays"
+        raise OSError(error.errno, f"{said}; {remedy}") from error
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+M = TypeVar("M", bound=nn.Module)
+MALFORMED = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError),
+    *(MemoryError, AssertionError),
+)
+COUNTS = ("depth", "num_layers")  # of layers, each of which has tensors
+
+
+@contextlib.contextmanager
+def making_sense(what: str) -> Iterator[None]:
+    """Turns whatever a malformed description leads to into a `FileFormatError`.
+
+    Example:
+        >>> with making_sense("its configuration is no model"):
+        ...     {}["state_features"]
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.FileFormatError: its configuration is no model: KeyError('state_features')
+    """
+    try:
+        yield
+    except WellposedError:
+        raise
+    except MALFORMED as error:
+        raise FileFormatError(f"{what}: {error!r}") from error
+
+
+def filled(make: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
+    """Builds a module and gives it its tensors, after a look at whether they fit.
+
+    The look is at a module without memory, so that a configuration that claims more than the file holds costs
+    nothing.
+
+    Example:
+        >>> filled(lambda: nn.Linear(10**9, 10**9), {"weight": torch.ones(1, 1), "bias": torch.ones(1)})
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.FileFormatError: the configuration asks for bias of (1000000000,), the file holds (1,)
+    """
+    if not tensors:
+        raise FileFormatError("there are no tensors")
+    with torch.device("meta"):
+        expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    given = {name: tuple(value.shape) for name, value in tensors.items()}
+    for name in sorted({*expected, *given}):
+        if expected.get(name) != given.get(name):
+            raise FileFormatError(
+                f"the configuration asks for {name} of {expected.get(name, 'no shape')}, the file holds "
+                f"{given.get(name, 'none')}"
+            )
+    module = make().to(next(iter(tensors.values())).dtype)
+    module.load_state_dict(dict(tensors))
+    return module
+
+
+def check_counts(config: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Refuses a configuration of more layers than there are tensors.
+
+    Example:
+        >>> check_counts({"cell": {"depth": 10**9}}, {})
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.FileFormatError: depth is 1000000000, for 0 tensors
+    """
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if name in COUNTS and isinstance(value, int) and value > len(tensors):
+            raise FileFormatError(f"{name} is {value}, for {len(tensors)} tensors")
+        check_counts(value, tensors)

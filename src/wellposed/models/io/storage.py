@@ -1,0 +1,534 @@
+"""Saving and loading models and forms: safetensors with the configuration inside.
+
+Models as folders in the conventions of the Hugging Face hub: weights, configuration and a card, no pickle.
+
+Small trained models that come with the package, each with a card of what it is and what was measured.
+"""
+
+import copy
+import dataclasses
+import importlib.resources
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from wellposed.activations import Activation, get_activation
+from wellposed.activations.blockwise import piecewise
+from wellposed.conditions.certificate import Certificate
+from wellposed.conditions.conditions import Triangular
+from wellposed.equilibrium import gradients, solvers, stopping
+from wellposed.errors import FileFormatError, InputError, require, unknown_name
+from wellposed.forms import ImplicitForm
+from wellposed.forms.storage import FORM_FORMAT, pack_form, registered_name, unpack_form
+from wellposed.models.cells import Cell, ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell
+from wellposed.models.deq import DEQ
+from wellposed.models.implicit import ImplicitModel, StateMatrix
+from wellposed.models.io.certificates import Claim, evaluated, write_certificate
+from wellposed.models.io.files import (
+    MALFORMED,
+    check_counts,
+    checksum,
+    filled,
+    making_sense,
+    write_tensors,
+    written_whole,
+)
+from wellposed.models.recurrent import ImplicitRNN
+
+FORMAT = "wellposed-1"
+_OWN = (
+    "input_size",
+    "hidden_size",
+    "out_features",
+    "batch_first",
+    "num_layers",
+    "bidirectional",
+    "dropout",
+    "warm_start",
+)
+_PARTS: dict[str, type] = {
+    part.__name__: part
+    for part in (
+        *(solvers.Picard, solvers.Anderson, solvers.Broyden, solvers.Newton),
+        *(stopping.Absolute, stopping.Relative, stopping.ErrorBound, stopping.MeanRelative),
+        *(stopping.Steps, stopping.RandomSteps, stopping.RandomThreshold),
+        *(gradients.Implicit, gradients.Phantom, gradients.Polished, gradients.Unrolled),
+    )
+}
+
+
+Model = ImplicitModel | ImplicitRNN
+
+
+def save(
+    model: Model | ImplicitForm,
+    path: str | os.PathLike[str],
+    *,
+    certificate: bool = False,
+    claims: Iterable[Claim] = (),
+) -> None:
+    """Writes a model or a form to one safetensors file, atomically.
+
+    Args:
+        model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`; a custom activation must be registered where
+            the file is loaded. An activation that differs from block to block is stored part by part.
+        path: the file to write.
+        certificate: writes the proof of well-posedness too, beside the file and with the ending .cert, for
+            ``wellposed verify``. The file then holds the matrices that are evaluated, not the free parameters
+            behind them.
+        claims: what else the certificate is to say; see `write_certificate`.
+    """
+    if certificate and isinstance(model, Model):
+        model = evaluated(model)
+    if isinstance(model, ImplicitForm):
+        tensors, metadata = pack_form(model)
+    elif isinstance(model, Model):
+        tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+        metadata = {"format": FORMAT, "config": json.dumps(configuration(model))}
+    else:
+        raise InputError(
+            f"save takes an ImplicitModel, ImplicitRNN or ImplicitForm; received {type(model).__name__}. Of other "
+            "modules save the state_dict(): their code is not part of it"
+        )
+    metadata["sha256"] = checksum(json.dumps(metadata, sort_keys=True), tensors)
+    with written_whole(path) as place:
+        write_tensors(place, tensors, metadata)
+    if certificate:
+        write_certificate(model, path, claims)
+
+
+def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
+    """Reads a model or a form that `save` has written, on the CPU.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileFormatError: it is not such a file, or it is damaged.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no model file at {os.fspath(path)!r}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, *MALFORMED) as error:
+        raise FileFormatError(f"{os.fspath(path)!r} is not a safetensors file or is damaged: {error}") from error
+    if metadata.get("format") not in (FORMAT, FORM_FORMAT):
+        raise FileFormatError(
+            f"{os.fspath(path)!r} was not written by wellposed.save: its format is {metadata.get('format')!r}, "
+            f"expected {FORMAT!r} or {FORM_FORMAT!r}"
+        )
+    sealed = metadata.pop("sha256", None)  # older files have none
+    if sealed is not None and sealed != checksum(json.dumps(metadata, sort_keys=True), tensors):
+        raise FileFormatError(f"{os.fspath(path)!r} is damaged: its checksum does not match; get it once more")
+    try:
+        with making_sense("its configuration does not fit its tensors"):
+            if metadata["format"] == FORM_FORMAT:
+                return unpack_form(metadata, tensors)
+            return build(json.loads(metadata["config"]), tensors)
+    except FileFormatError as error:
+        raise FileFormatError(f"{os.fspath(path)!r} is damaged: {error}") from error
+
+
+def configuration(model: Model) -> dict[str, Any]:
+    if isinstance(model, ImplicitModel):
+        return _options(model)
+    own = {name: getattr(model, name) for name in _OWN}
+    own["readout_bias"] = model.readout is not None and model.readout.bias is not None
+    return {"kind": "ImplicitRNN", **own, "cells": [_options(model.cell(k)) for k in range(len(model.cells))]}
+
+
+def _options(model: ImplicitModel) -> dict[str, Any]:
+    condition = model.condition
+    return {
+        "in_features": model.in_features,
+        "out_features": model.out_features,
+        "state_features": model.state_features,
+        "activation": _named(model.activation),
+        "kappa": model.kappa,
+        "condition": condition.name,
+        "triangle": [condition.lower, condition.diagonal] if isinstance(condition, Triangular) else None,
+        "rank": None if hasattr(model.state, "raw") else model.state.left.shape[1],
+        "feedthrough": model.D is not None,
+        "bias": model.bias is not None,
+        "solver": encode(model.solver),
+        "stop": encode(model.stop),
+        "max_steps": model.max_steps,
+        "gradient": encode(model.gradient),
+        "on_failure": model.on_failure,
+        "executor": model.executor,
+    }
+
+
+def _named(activation: Activation) -> str | dict[str, list[Any]]:
+    """Writes an activation as its name, or as the names and sizes of its parts."""
+    bound = getattr(activation.derivative, "keywords", {})
+    parts, sizes = bound.get("parts"), bound.get("sizes")
+    if parts is None or sizes is None or piecewise(parts, sizes).name != activation.name:
+        return registered_name(activation)
+    return {"parts": [registered_name(part) for part in parts], "sizes": list(sizes)}
+
+
+def _activation(named: str | dict[str, list[Any]], states: int) -> Activation:
+    if isinstance(named, str):
+        return get_activation(named)
+    names, sizes = named["parts"], named["sizes"]
+    if len(names) != len(sizes) or sum(sizes) != states:
+        raise FileFormatError(f"the activations {names} of the sizes {sizes} do not make up {states} states")
+    return piecewise([get_activation(name) for name in names], sizes)
+
+
+def encode(part: Any) -> Any:
+    """Writes a solver, rule or gradient as its class name and fields."""
+    if part is None or isinstance(part, str | int | float | bool):
+        return part
+    if type(part).__name__ not in _PARTS:
+        raise InputError(f"cannot save {part!r}: only the library's own solvers, rules and gradients can be saved")
+    fields = {f.name: encode(getattr(part, f.name)) for f in dataclasses.fields(part)}
+    return {"type": type(part).__name__, **fields}
+
+
+def decode(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    fields = {name: decode(value) for name, value in part.items()}
+    name = fields.pop("type")
+    if name not in _PARTS:
+        raise unknown_name("part", name, _PARTS)
+    return _PARTS[name](**fields)
+
+
+def build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Model:
+    kind = config.pop("kind", "ImplicitModel")
+    if kind not in ("ImplicitModel", "ImplicitRNN"):
+        raise unknown_name("kind of model", kind, ["ImplicitModel", "ImplicitRNN"])
+    check_counts(config, tensors)
+    empty: Callable[[dict[str, Any]], Model] = _empty if kind == "ImplicitModel" else _empty_recurrent
+    return filled(lambda: empty(copy.deepcopy(config)), tensors)
+
+
+def _empty(config: dict[str, Any]) -> ImplicitModel:
+    """Builds a model of the right kind, with other values."""
+    triangle = config.pop("triangle")
+    activation = _activation(config.pop("activation"), config["state_features"])
+    options = {"activation": activation, **{name: decode(value) for name, value in config.items()}}
+    condition = options.pop("condition")
+    if triangle is not None:
+        options["triangular"] = True
+    else:
+        options["condition"] = condition
+    model = ImplicitModel(**options)
+    if triangle is not None and any(triangle):
+        rule = Triangular(*triangle)
+        model.state = StateMatrix(model.state_features, model.activation, rule, model.kappa, None)
+    return model
+
+
+def _empty_recurrent(config: dict[str, Any]) -> ImplicitRNN:
+    cells = [_empty(cell) for cell in config.pop("cells")]
+    options = {**config, "state_features": cells[0].state_features, "bias": cells[0].bias is not None}
+    model = ImplicitRNN(**options)
+    if len(cells) != len(model.cells):
+        raise KeyError(f"{len(model.cells)} cells expected, {len(cells)} found")
+    for index, cell in enumerate(cells):
+        model.cells[index] = cell
+    return model
+
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+DEQ_FORMAT = "wellposed-deq-1"
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_CELLS: dict[str, type[Cell]] = {
+    cell.__name__: cell for cell in (ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell)
+}
+Shared = ImplicitModel | ImplicitRNN | ImplicitForm | DEQ
+
+
+def save_pretrained(
+    model: Shared, folder: str | os.PathLike[str], *, card: str = "", certificate: bool = False
+) -> None:
+    """Writes ``model.safetensors``, ``config.json`` and the model card ``README.md``.
+
+    The folder is what a repository of the hub holds. All of it is tensors and text: loading runs no code of it.
+
+    Args:
+        model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`, or a `DEQ` with a cell of this library.
+        folder: made if it is not there; files of these names in it are replaced.
+        card: Markdown about data, training and limits, put into the card.
+        certificate: writes ``model.cert`` too, as `save` does; not for a `DEQ`, of which nothing is proven.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> save_pretrained(ImplicitModel(3, 2, 8), folder)
+        >>> sorted(os.listdir(folder))
+        ['README.md', 'config.json', 'model.safetensors']
+        >>> from_pretrained(folder).state_features
+        8
+    """
+    if certificate:
+        if isinstance(model, DEQ):
+            raise InputError("nothing is proven of a DEQ, so it has no certificate; leave certificate out")
+        model = evaluated(model)
+    tensors, config = _packed(model)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    config["sha256"] = _seal(config, tensors)
+    with written_whole(target / WEIGHTS) as place:
+        write_tensors(place, tensors, {"format": "pt"})
+    texts = {CONFIG: json.dumps(config, indent=2) + "\n", CARD: _card(model, config, card)}
+    for name, text in texts.items():
+        with written_whole(target / name) as place:
+            place.write_text(text, encoding="utf-8")
+    if certificate and not isinstance(model, DEQ):
+        write_certificate(model, target / WEIGHTS, config=True)
+
+
+def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = None) -> Shared:
+    """Reads what `save_pretrained` has written, on the CPU.
+
+    Args:
+        source: a folder, or the name ``owner/model`` of a repository of the hub, which is then downloaded once by
+            `huggingface_hub`.
+        revision: branch, tag or commit of the repository.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or a file is missing in it.
+        FileFormatError: weights and configuration do not make up a model.
+    """
+    folder = _folder(source, revision)
+    for name in (WEIGHTS, CONFIG):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"no {name} in {os.fspath(folder)!r}; save_pretrained writes such folders")
+    where = f"{CONFIG} and {WEIGHTS} in {os.fspath(folder)!r} make no model"
+    try:
+        with making_sense("the configuration makes no sense"):
+            tensors, config = (
+                load_file(folder / WEIGHTS),
+                json.loads((folder / CONFIG).read_text(encoding="utf-8")),
+            )
+            if "sha256" in config and config["sha256"] != _seal(config, tensors):  # older folders have none
+                raise FileFormatError(
+                    "their checksum does not match: one is damaged, or of another model. Get both once more; if "
+                    "you have changed them yourself, delete the entry sha256"
+                )
+            check_counts(config, tensors)
+            return _unpacked(tensors, config)
+    except (SafetensorError, FileFormatError) as error:
+        raise FileFormatError(f"{where}: {error}") from error
+
+
+def _folder(source: str | os.PathLike[str], revision: str | None) -> Path:
+    """Finds the folder, if need be by a download."""
+    if Path(source).is_dir():
+        if revision is not None:
+            raise InputError(f"revision={revision!r} is of a repository; {os.fspath(source)!r} is a folder here")
+        return Path(source)
+    if not isinstance(source, str) or not _REPOSITORY.fullmatch(source):
+        raise FileNotFoundError(f"no folder at {os.fspath(source)!r}; a repository is named 'owner/model'")
+    hub = require("huggingface_hub", extra="share")
+    return Path(hub.snapshot_download(source, revision=revision, allow_patterns=[WEIGHTS, CONFIG, CARD]))
+
+
+def _seal(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """Returns a checksum of the weights and of what decides their meaning; they are two files."""
+    said = {name: config.get(name) for name in ("format", "config", "form")}
+    return checksum(json.dumps(said, sort_keys=True), tensors)
+
+
+def _packed(model: Shared) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    config: dict[str, Any] = {"library_name": "wellposed", "architectures": [type(model).__name__]}
+    if isinstance(model, ImplicitForm):
+        tensors, metadata = pack_form(model)
+        return tensors, {**config, "format": FORM_FORMAT, "form": json.loads(metadata["form"])}
+    if isinstance(model, DEQ):
+        config |= {"format": DEQ_FORMAT, "config": _deq_configuration(model)}
+    elif isinstance(model, ImplicitModel | ImplicitRNN):
+        config |= {"format": FORMAT, "config": configuration(model)}
+    else:
+        raise InputError(
+            "save_pretrained takes an ImplicitModel, ImplicitRNN, ImplicitForm or DEQ; received "
+            f"{type(model).__name__}"
+        )
+    return {name: value.detach().contiguous() for name, value in model.state_dict().items()}, config
+
+
+def _unpacked(tensors: dict[str, Tensor], config: dict[str, Any]) -> Shared:
+    kind = config["format"]
+    if kind == FORM_FORMAT:
+        return unpack_form({"form": json.dumps(config["form"])}, tensors)
+    if kind == FORMAT:
+        return build(config["config"], tensors)
+    if kind == DEQ_FORMAT:
+        return _build_deq(config["config"], tensors)
+    raise FileFormatError(f"the format {kind!r} is not known; known are {FORMAT}, {FORM_FORMAT} and {DEQ_FORMAT}")
+
+
+def _deq_configuration(model: DEQ) -> dict[str, Any]:
+    if type(model.cell).__name__ not in _CELLS or not isinstance(model.cell, Cell):
+        raise InputError(
+            f"a DEQ can be shared with a cell of this library ({', '.join(sorted(_CELLS))}); its cell is a "
+            f"{type(model.cell).__name__}, whose code would not be part of the folder"
+        )
+    if any(parametrize.is_parametrized(layer) for layer in model.modules()):
+        raise InputError("weights under a norm cannot be shared as such; call wellposed.models.remove_norms first")
+    parts = {
+        name: encode(getattr(model, name)) for name in ("solver", "stop", "max_steps", "gradient", "on_failure")
+    }
+    shape = model.state_shape
+    return {
+        "cell": {"type": type(model.cell).__name__, **_cell_options(model.cell)},
+        "state_shape": shape,
+        **parts,
+    }
+
+
+def _cell_options(cell: nn.Module) -> dict[str, Any]:
+    """Returns the arguments that make a cell of the same kind."""
+    names = (
+        "in_features",
+        "state_features",
+        "in_channels",
+        "channels",
+        "dims",
+        "groups",
+        "width",
+        "heads",
+        "causal",
+    )
+    options = {name: getattr(cell, name) for name in names if hasattr(cell, name)}
+    for name in ("activation", "projection"):
+        if hasattr(cell, name):
+            options[name] = registered_name(getattr(cell, name).activation)
+    if isinstance(cell, DenseCell | RecallCell):
+        options["depth"] = len(cell.layers)
+    if isinstance(cell, PlainConvCell | RecallCell):
+        options["kernel_size"] = cell.state.kernel_size[0]
+    if isinstance(cell, ConvCell):
+        options |= {"kernel_size": cell.input.kernel_size[0], "dropout": cell.block.dropout.p}
+    if isinstance(cell, TransformerCell):
+        options |= {"hidden": cell.hidden.out_features, "dropout": cell.dropouts[0].p}
+    return options
+
+
+def _build_deq(config: dict[str, Any], tensors: dict[str, Tensor]) -> DEQ:
+    cell = dict(config.pop("cell"))
+    name = cell.pop("type")
+    if name not in _CELLS:
+        raise unknown_name("cell", name, _CELLS)
+    return filled(
+        lambda: DEQ(_CELLS[name](**cell), **{key: decode(value) for key, value in config.items()}), tensors
+    )
+
+
+def _card(model: Shared, config: dict[str, Any], text: str) -> str:
+    """Writes the model card; its head is what the hub reads."""
+    kind = config["architectures"][0]
+    facts = [f"- kind: `{kind}`", *_facts(model)]
+    lines = ["---", "library_name: wellposed", "tags:", "- implicit-deep-learning", "- pytorch", "---", ""]
+    lines += [f"# {kind}", "", *([text.strip(), ""] if text.strip() else []), *facts, "", "```python"]
+    lines += ["import wellposed as wp", "", 'model = wp.from_pretrained("FOLDER OR owner/model")', "```", ""]
+    return "\n".join(lines)
+
+
+def _facts(model: Shared) -> list[str]:
+    if isinstance(model, ImplicitForm):
+        states, inputs, outputs = model.sizes
+        return [f"- {inputs} inputs, {states} states, {outputs} outputs"]
+    found = [f"- {sum(value.numel() for value in model.parameters()):,} parameters"]
+    if isinstance(model, DEQ):
+        return [*found, f"- cell: `{type(model.cell).__name__}`"]
+    cells = [model] if isinstance(model, ImplicitModel) else [model.cell(k) for k in range(len(model.cells))]
+    certificates: list[Certificate] = [cell.certificate() for cell in cells]
+    return [*found, *(f"- well-posedness: {certificate}" for certificate in certificates)]
+
+
+FACTS = "card.json"  # beside the files of save_pretrained
+HOME = Path(str(importlib.resources.files("wellposed.models") / "trained"))
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """The card of a trained model.
+
+    Args:
+        name: for `load_reference`.
+        title: what it is, in one sentence.
+        data: what it was trained and measured on.
+        measured: numbers on data that it has not seen, by what they are.
+        certificate: what proves that every input has one equilibrium.
+        parameters: numbers that were trained.
+        command: that trains it anew.
+        limits: what it should not be used for.
+    """
+
+    name: str
+    title: str
+    data: str
+    measured: dict[str, float]
+    certificate: str
+    parameters: int
+    command: str
+    limits: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Where its weights, its configuration and its card are."""
+        return HOME / self.name
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.title}", f"data: {self.data}"]
+        lines += [f"{what}: {value:.4g}" for what, value in self.measured.items()]
+        return "\n".join([*lines, f"certificate: {self.certificate}", f"trained by: {self.command}"])
+
+    def text(self) -> str:
+        """Returns the card as Markdown, for `save_pretrained`."""
+        rows = [f"| {what} | {value:.4g} |" for what, value in self.measured.items()]
+        lines = [f"{self.title} Data: {self.data}.", "", "| measured on unseen data | |", "|---|---|", *rows, ""]
+        lines += [f"Trained by `{self.command}`.", *(["", self.limits] if self.limits else [])]
+        return "\n".join(lines)
+
+
+def reference_models() -> dict[str, ReferenceModel]:
+    """Returns the cards of all models that come with the package, by name.
+
+    Example:
+        >>> sorted(reference_models())
+        ['addition', 'digits', 'digits-convolutional', 'digits-robust', 'digits-sparse', 'rolling-argmax']
+    """
+    return {place.parent.name: _read(place) for place in sorted(HOME.glob(f"*/{FACTS}"))}
+
+
+def load_reference(name: str) -> Shared:
+    """Loads a trained model that comes with the package, on the CPU; `reference_models` lists them.
+
+    Example:
+        >>> model = load_reference("addition")
+        >>> model.certificate().holds
+        True
+    """
+    if not (HOME / name / FACTS).is_file():
+        raise unknown_name("reference model", name, reference_models())
+    return from_pretrained(HOME / name)
+
+
+def store_reference(model: Shared, card: ReferenceModel, home: Path = HOME) -> Path:
+    """Writes a model and its card as `load_reference` reads them; returns their folder."""
+    folder = home / card.name
+    save_pretrained(model, folder, card=card.text())
+    (folder / FACTS).write_text(json.dumps(asdict(card), indent=2) + "\n")
+    return folder
+
+
+def _read(place: Path) -> ReferenceModel:
+    facts: dict[str, Any] = json.loads(place.read_text())
+    return ReferenceModel(**facts)
