@@ -6,7 +6,7 @@ from torch import nn
 
 from wellposed.activations import check_constants, get_activation, matrix_product, multiply
 from wellposed.convert import Network, to_implicit
-from wellposed.convert.multiply import bounds, limit, matrix_multiplied, multiplied, picked, rounded_up
+from wellposed.convert.rules.arithmetic import bounds, limit, matrix_multiplied, multiplied, picked, rounded_up
 from wellposed.convert.signal import stacked
 from wellposed.errors import InputError
 from wellposed.forms import Dense

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from wellposed.convert import Signal, UnsupportedError, to_implicit
-from wellposed.convert.dispatch import RULES
+from wellposed.convert.signal import RULES
 from wellposed.errors import InputError
 from wellposed.forms.compose import series
 from wellposed.models import ImplicitModel

@@ -1,23 +1,16 @@
 """Networks as implicit models: ``to_implicit(module, input_shape)``."""
 
-from wellposed.convert import (
-    activation,  # noqa: F401  they register their rules
-    arithmetic,  # noqa: F401  they register their rules
-    attention,  # noqa: F401  they register their rules
-    convolution,  # noqa: F401  they register their rules
-    linear,  # noqa: F401  they register their rules
-    models,  # noqa: F401  they register their rules
-    norm,  # noqa: F401  they register their rules
-    padding,  # noqa: F401  they register their rules
-    pooling,  # noqa: F401  they register their rules
-    recurrent,  # noqa: F401  they register their rules
-    resize,  # noqa: F401  they register their rules
-    shape,  # noqa: F401  they register their rules
-    softmax,  # noqa: F401  they register their rules
-    transformer,  # noqa: F401  they register their rules
-)
 from wellposed.convert.convert import Conversion, to_implicit
-from wellposed.convert.dispatch import UnsupportedError
-from wellposed.convert.signal import Network, Signal, stacked
+from wellposed.convert.rules import (  # noqa: F401  they register their rules
+    activation,
+    arithmetic,
+    attention,
+    convolution,
+    linear,
+    norm,
+    recurrent,
+    shape,
+)
+from wellposed.convert.signal import Network, Signal, UnsupportedError, stacked
 
 __all__ = ["Conversion", "Network", "Signal", "UnsupportedError", "stacked", "to_implicit"]

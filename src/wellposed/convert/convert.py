@@ -1,18 +1,419 @@
-"""to_implicit: a network as an implicit model."""
+"""to_implicit: a network as an implicit model.
 
+The graph of a network: by torch.fx where its code can be traced, by torch.export elsewhere.
+
+In-place operations in a graph: harmless unless something older that shares the memory is read afterwards.
+
+Programs that were exported for a fixed number of samples, read for one.
+"""
+
+import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
-from wellposed.convert.dispatch import RULES, FunctionRule, ModuleRule, UnsupportedError
-from wellposed.convert.signal import Network, Signal
-from wellposed.convert.trace import convert_module, convert_program
+from wellposed.convert.signal import RULES, FunctionRule, ModuleRule, Network, Signal, UnsupportedError, signals_in
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
+
+_ASSIGNMENTS = {
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow
+}  # fmt: skip
+_VIEWS = {
+    "alias", "chunk", "contiguous", "detach", "diagonal", "expand", "expand_as", "flatten", "getitem", "movedim",
+    "narrow", "permute", "ravel", "reshape", "select", "slice", "split", "squeeze", "swapaxes", "t", "to",
+    "transpose", "unbind", "unflatten", "unfold", "unsqueeze", "view", "view_as", "Identity", "Dropout", "Flatten",
+    "getattr", "dropout",
+}  # fmt: skip
+
+
+def has_hazard(graph: fx.Graph, root: nn.Module) -> bool:
+    """Tells whether some value is read after it was changed in place, through itself or through a view.
+
+    Example:
+        >>> class Network(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         y = x + 1
+        ...         return y + torch.relu_(y)
+        >>> has_hazard(fx.Tracer().trace(network := Network()), network)
+        True
+    """
+    order = {node: k for k, node in enumerate(graph.nodes)}
+    return any(
+        order[user] > order[changing]
+        for changing in order
+        if _in_place(root, changing)
+        for alias in _aliases(root, changing)
+        if order[alias] < order[changing]
+        for user in alias.users
+    )
+
+
+def _name(root: nn.Module, node: fx.Node) -> str:
+    if node.op == "call_module":
+        return type(root.get_submodule(str(node.target))).__name__
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target.overloadpacket.__name__
+    return str(getattr(target, "__name__", target))
+
+
+def _in_place(root: nn.Module, node: fx.Node) -> bool:
+    if node.op in ("placeholder", "output", "get_attr") or not node.args:
+        return False
+    if node.op == "call_module":
+        return bool(getattr(root.get_submodule(str(node.target)), "inplace", False))
+    name = _name(root, node)
+    named = name.endswith("_") and not name.endswith("__")
+    return named or node.target in _ASSIGNMENTS or bool(node.kwargs.get("inplace", False))
+
+
+def _aliases(root: nn.Module, node: fx.Node) -> Iterator[fx.Node]:
+    """Lists the nodes that may share memory with what a node changes."""
+    start = node.args[0]
+    while isinstance(start, fx.Node) and _passes(root, start):
+        start = start.args[0]
+    waiting = [start] if isinstance(start, fx.Node) else []
+    while waiting:
+        found = waiting.pop()
+        yield found
+        waiting += [user for user in found.users if user.args and user.args[0] is found and _passes(root, user)]
+
+
+def _passes(root: nn.Module, node: fx.Node) -> bool:
+    """Tells whether a node may return the memory of its first argument."""
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    return _in_place(root, node) or _name(root, node) in _VIEWS
+
+
+_RESHAPING = ("view", "reshape", "_unsafe_view", "expand", "view_copy")
+_MEETING = {
+    "add", "sub", "rsub", "mul", "div", "where", "maximum", "minimum", "masked_fill", "lerp", "addcmul", "cat",
+    "stack", "hstack", "matmul", "bmm", "baddbmm", "slice_scatter", "select_scatter", "copy", "gather",
+}  # fmt: skip
+
+
+def for_one_sample(node: fx.Node, args: tuple, batch: int) -> tuple:
+    """Changes the arguments of a node, written for a batch, to what they are for one sample.
+
+    Sizes are those of the batch where the graph was recorded, so which dimension holds the samples is known from
+    the recorded shape of the signal and its shape now.
+    """
+    recorded = _recorded(node.args[0])
+    signal = args[0] if args else None
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    if name in _RESHAPING and isinstance(signal, Signal) and recorded is not None:
+        own = _recorded(node)
+        dim = _held(recorded, signal.shape, batch)
+        if own is None or dim is None:
+            return args
+        wanted = _expanded if name == "expand" else _reshaped
+        return (signal, wanted(own, recorded, signal.shape, dim, batch), *args[2:])
+    return tuple(_narrowed(node, args, batch)) if name.removesuffix("_") in _MEETING else args
+
+
+def _recorded(node: Any) -> tuple[int, ...] | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return tuple(value.shape)
+
+
+def _held(recorded: Sequence[int], shape: Sequence[int], batch: int) -> int | None:
+    """Finds the dimension that holds the samples."""
+    found = [k for k, (then, now) in enumerate(zip(recorded, shape, strict=True)) if then != now]
+    if not found:
+        return None
+    if len(found) > 1 or recorded[found[0]] != batch * shape[found[0]]:
+        raise UnsupportedError(f"a tensor {tuple(recorded)} of the program is {tuple(shape)} for one sample")
+    return found[0]
+
+
+def _reshaped(own: Sequence[int], recorded: Sequence[int], shape: Sequence[int], dim: int, batch: int) -> list:
+    """Divides the dimension in which the samples end up, by where they lie in memory."""
+    stride = shape[dim] * math.prod(recorded[dim + 1 :])
+    for k, size in enumerate(own):
+        inner = math.prod(own[k + 1 :])
+        if inner <= stride and stride * batch <= inner * size:
+            return [n // batch if j == k else n for j, n in enumerate(own)]
+    raise UnsupportedError(f"the program mixes the samples of its batch of {batch}; export it for one sample")
+
+
+def _expanded(own: Sequence[int], recorded: Sequence[int], shape: Sequence[int], dim: int, batch: int) -> list:
+    place = len(own) - len(recorded) + dim
+    return [shape[dim] if k == place else n for k, n in enumerate(own)]
+
+
+def _narrowed(node: fx.Node, args: tuple, batch: int) -> list:
+    """Takes one sample of constants that were made for the whole batch and meet a signal."""
+    held = None
+    for given, value in _pairs(node.args, args):
+        if isinstance(value, Signal) and (recorded := _recorded(given)) is not None:
+            dim = _held(recorded, value.shape, batch)
+            held = None if dim is None else dim - len(recorded)
+            break
+    return list(args) if held is None else [_one(value, held, batch) for value in args]
+
+
+def _pairs(nodes: Sequence[Any], values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Lists the arguments of a node with their values, those in lists one by one."""
+    for node, value in zip(nodes, values, strict=True):
+        if isinstance(node, list | tuple):
+            yield from zip(node, value, strict=True)
+        else:
+            yield node, value
+
+
+def _one(value: Any, dim: int, batch: int) -> Any:
+    if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
+        return [_one(part, dim, batch) for part in value]
+    if not isinstance(value, Tensor) or value.dim() < -dim or value.shape[dim] != batch:
+        return value
+    first = value.narrow(dim, 0, 1)
+    if not torch.equal(first.expand_as(value), value):
+        raise UnsupportedError("a constant of the program differs from sample to sample of its batch")
+    return first
+
+
+def first_of(value: Any, batch: int) -> Any:
+    """Takes one sample of an output that does not depend on the input."""
+    if isinstance(value, list | tuple):
+        return type(value)(first_of(part, batch) for part in value)
+    return _one(value, -value.dim(), batch) if isinstance(value, Tensor) and value.dim() else value
+
+
+REGISTER = "register a rule with @to_implicit.register({name}); its arguments are the module and its signals"
+_ASKING = (getattr, len, "size", "dim", "numel", torch.ops.aten.sym_size.int)  # about shapes, not about values
+_FAILURES = (InputError, RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+
+
+class _Tracer(fx.Tracer):
+    """Stops at modules that have a rule, and at those that cannot be traced."""
+
+    def __init__(self, opaque: frozenset[nn.Module] = frozenset()) -> None:
+        super().__init__()
+        self.opaque = opaque
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if m in self.opaque:
+            return True
+        leaf = RULES.of_module(m) is not None or super().is_leaf_module(m, module_qualified_name)
+        return leaf and not _hooked(m)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Tells whether hooks may change what a module computes; then they are traced with it."""
+    before = [hook for hook in module._forward_pre_hooks.values() if not _recomputes(hook)]
+    return bool(before or module._forward_hooks)
+
+
+def _recomputes(hook: Any) -> bool:
+    """Tells whether a hook is one of torch's own that set a weight before every call."""
+    return type(hook).__module__.startswith("torch.nn.utils")
+
+
+class Converter(fx.Interpreter):
+    """Runs the graph of a network on signals.
+
+    Args:
+        batch: for how many samples the sizes in the graph were recorded.
+    """
+
+    def __init__(
+        self, module: nn.Module, graph: fx.Graph, network: Network, place: str = "", batch: int = 1
+    ) -> None:
+        super().__init__(module, garbage_collect_values=False, graph=graph)
+        self.extra_traceback = False  # our errors say where
+        self.network, self.batch, self.root = network, batch, place
+
+    def run_node(self, n: fx.Node) -> Any:
+        stack = n.meta.get("nn_module_stack") or {}
+        inner = next((path for path, _ in reversed(list(stack.values()))), "")
+        target = n.target if n.op == "call_module" else ""
+        path = str(target or inner).removeprefix("L['self'].")
+        path = "" if path.startswith("_empty_nn_module_stack") else path
+        self.network.place = ".".join(part for part in (self.root, path) if part)
+        found = super().run_node(n)
+        readers = [user for user in n.users if user.target not in _ASKING]
+        # what several layers read is computed once
+        return found.kept() if isinstance(found, Signal) and found.costly and len(readers) > 1 else found
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple, dict]:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        if self.batch > 1 and n.op == "call_function":
+            args = for_one_sample(n, tuple(args), self.batch)
+        return tuple(args), kwargs
+
+    def call_module(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if str(target).endswith("_guards_fn"):
+            return None  # of torch.export, on the shape of a batch
+        return convert_module(self.fetch_attr(target), self.network.place, args, kwargs)
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if next(iter(signals_in((args, kwargs))), None) is None:
+            return super().call_function(target, args, kwargs)
+        return self._apply(target, getattr(target, "__name__", str(target)), args, kwargs)
+
+    def call_method(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if next(iter(signals_in((args, kwargs))), None) is None:
+            return super().call_method(target, args, kwargs)
+        return self._apply(target, f"the method {target}", args, kwargs)
+
+    def _apply(self, target: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        rule = RULES.of_function(target)
+        if rule is None:
+            raise UnsupportedError(
+                f"{name}{_where(self.network.place)} has no implicit form yet; register a rule with "
+                f"@to_implicit.register_function({_key(target)}), or a rule for the module "
+                "that calls it",
+                placed=True,
+            )
+        if target in (getattr, len, operator.getitem) and not isinstance(args[0], Signal):
+            return target(*args, **kwargs)  # an entry of what a layer returned
+        if "input" in kwargs:
+            args = (kwargs["input"], *args)
+            kwargs = {key: value for key, value in kwargs.items() if key != "input"}
+        return _guarded(lambda: rule(*args, **kwargs), name, self.network.place)
+
+
+def _key(target: Any) -> str:
+    """Writes what a rule of a function is registered by."""
+    if isinstance(target, torch._ops.OpOverload):
+        return f"torch.ops.{target.overloadpacket}"
+    if isinstance(target, str):
+        return repr(target)
+    return f"{target.__module__}.{target.__name__}".removeprefix("_").replace("None.", "")
+
+
+def _guarded(work: Callable[[], Any], name: str, place: str) -> Any:
+    """Runs a rule and says where it was if it fails."""
+    try:
+        return work()
+    except UnsupportedError as error:
+        if error.placed:
+            raise
+        raise UnsupportedError(f"{name}{_where(place)}: {error}", placed=True) from error
+    except _FAILURES as error:
+        raise UnsupportedError(f"{name}{_where(place)} cannot be converted: {error}", placed=True) from error
+
+
+def _where(place: str) -> str:
+    return f" at {place!r}" if place else ""
+
+
+def convert_module(module: nn.Module, place: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Converts one module: by its rule, or else by what it calls."""
+    module = getattr(module, "_orig_mod", module)  # of torch.compile
+    given = next(iter(signals_in((args, kwargs))), None)
+    if given is None:
+        return module(*args, **kwargs)
+    network, rule, name = given.network, RULES.of_module(module), type(module).__name__
+    network.place = place
+    if rule is not None and not _hooked(module):
+        for hook in module._forward_pre_hooks.values():
+            hook(module, ())
+        return _guarded(lambda: rule(module, *args, **kwargs), name, place)
+    if isinstance(module, torch.jit.ScriptModule) or (rule is None and _is_torch_layer(module)):
+        raise UnsupportedError(
+            f"{name}{_where(place)} has no implicit form yet; {REGISTER.format(name=name)}", placed=True
+        )
+    root = nn.Sequential(module) if _hooked(module) else module
+    with _unchanged(root):
+        graph = _graph(root)
+        if isinstance(graph, fx.Graph) and not has_hazard(graph, root):
+            return Converter(root, graph, network, place).run(*args, **kwargs)
+    reason = graph if isinstance(graph, Exception) else "values are read after they were changed in place"
+    if len(args) != 1 or kwargs or not isinstance(args[0], Signal):
+        raise UnsupportedError(
+            f"{name}{_where(place)} cannot be traced: {reason}; {REGISTER.format(name=name)}", placed=True
+        )
+    return convert_program(_export(module, args[0], place, reason), args[0], place)
+
+
+def _is_torch_layer(module: nn.Module) -> bool:
+    containers = isinstance(module, nn.Sequential)
+    return type(module).__module__.startswith(("torch.nn", "torch.ao.nn")) and not containers
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Takes away what tracing leaves on a module: constants that its code makes."""
+    before = set(vars(module))
+    try:
+        yield
+    finally:
+        for name in set(vars(module)) - before:
+            delattr(module, name)
+
+
+def _graph(module: nn.Module) -> fx.Graph | Exception:
+    """Traces a module, its parts that cannot be traced left whole; returns the error if its own code cannot."""
+    try:
+        return _Tracer().trace(module)
+    except Exception as error:
+        opaque = frozenset(part for part in module.children() if _opaque(part))
+        if not opaque:
+            return error
+    try:
+        return _Tracer(opaque).trace(module)
+    except Exception as error:
+        return error
+
+
+def _opaque(module: nn.Module) -> bool:
+    if RULES.of_module(module) is not None or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return False
+    try:
+        with _unchanged(module):
+            _Tracer().trace(module)
+    except Exception:
+        return True
+    return False
+
+
+def _export(module: nn.Module, signal: Signal, place: str, reason: Exception | str) -> ExportedProgram:
+    example = torch.zeros(signal.shape, dtype=signal.dtype, device=signal.device)
+    try:
+        return torch.export.export(module, (example,), strict=False)
+    except Exception as error:
+        name = type(module).__name__
+        raise UnsupportedError(
+            f"{name}{_where(place)} can be traced neither by torch.fx ({_short(reason)}) nor by torch.export "
+            f"({_short(error)}): its control flow may depend on data; {REGISTER.format(name=name)}",
+            placed=True,
+        ) from error
+
+
+def _short(reason: Exception | str) -> str:
+    return str(reason).strip().partition("\n")[0]
+
+
+def convert_program(program: ExportedProgram, signal: Signal, place: str = "") -> Any:
+    """Converts an exported program of one input."""
+    examples = program.example_inputs
+    inputs = [value for value in (examples[0] if examples else ()) if isinstance(value, Tensor)]
+    if inputs and (len(inputs) != 1 or tuple(inputs[0].shape[1:]) != signal.shape[1:]):
+        shapes = ", ".join(str(tuple(value.shape)) for value in inputs)
+        raise InputError(f"the program takes inputs {shapes}; expected one of (batch, *{signal.shape[1:]})")
+    graph = program.module()
+    if has_hazard(graph.graph, graph):
+        graph = program.run_decompositions({}).module()
+    batch = _recorded_batch(graph.graph)
+    return first_of(Converter(graph, graph.graph, signal.network, place, batch).run(signal), batch)
+
+
+def _recorded_batch(graph: fx.Graph) -> int:
+    """Reads for how many samples a program was exported; 1 if for any number."""
+    for node in graph.nodes:
+        if node.op == "placeholder" and isinstance(value := node.meta.get("val"), Tensor):
+            return value.shape[0] if isinstance(value.shape[0], int) else 1
+    return 1
 
 
 class Conversion:

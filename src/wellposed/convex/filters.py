@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from wellposed.conditions.rescaling import rescaling
 from wellposed.convert import to_implicit
-from wellposed.convert.convolution import convolved
+from wellposed.convert.rules.convolution import convolved
 from wellposed.convert.signal import Signal
 from wellposed.errors import InputError
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.convert.dispatch import RULES, UnsupportedError, everywhere
-from wellposed.convert.signal import Network, Signal, stacked
+from wellposed.convert.signal import RULES, Network, Signal, UnsupportedError, everywhere, stacked
 
 
 def rearranged(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.activations import normalise
-from wellposed.convert.dispatch import RULES, UnsupportedError
-from wellposed.convert.shape import joined
-from wellposed.convert.signal import Signal
+from wellposed.convert.rules.shape import joined
+from wellposed.convert.signal import RULES, Signal, UnsupportedError
 
 
 def affine(signal: Signal, weight: Tensor | None, bias: Tensor | None, dim: int | None = 1) -> Signal:

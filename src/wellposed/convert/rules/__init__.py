@@ -1,0 +1,1 @@
+"""One file for each family of layers; importing it registers its rules."""
