@@ -18,8 +18,8 @@ from wellposed_lab.engine.store import Result, Store, Value
 
 from wellposed.convex import RowFit, fit_states, record_states
 from wellposed.convex.problem import RowProblem
-from wellposed.convex.schur import Schur
-from wellposed.convex.solver import RowSolution, RowSolver
+from wellposed.convex.solvers.base import RowSolution, RowSolver
+from wellposed.convex.solvers.homotopy import Schur
 from wellposed.errors import InputError, UnknownNameError, WorkerLostError
 from wellposed.workers import Workers, cluster
 

@@ -24,8 +24,8 @@ from wellposed.checker import RefusedError, check
 from wellposed.checker.phi import PHI, activation
 from wellposed.cli import cli
 from wellposed.convex import fit_states, record_states
-from wellposed.convex.proof import gap_claim
-from wellposed.convex.support import support_mask
+from wellposed.convex.claims import gap_claim
+from wellposed.convex.rows import support_mask
 from wellposed.errors import IllPosedError, InputError
 from wellposed.robust import Box
 from wellposed.robust.proof import enclosures

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wellposed.convex import Design, RowProblem, RowSolution, RowSolver, capped_norm, objective, row_problem
-from wellposed.convex.path import CAPPED, CLOSED, FLOOR
+from wellposed.convex.solvers.path import CAPPED, CLOSED, FLOOR
 
 KINDS = ("plain", "duplicates", "zeros", "few samples", "tied", "scales", "dead target", "masked", "bias")
 

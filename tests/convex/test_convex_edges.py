@@ -22,16 +22,12 @@ from wellposed.convex import (
     record_states,
     save_states,
 )
-from wellposed.convex.backward import _prices
-from wellposed.convex.columns import Columns, _slack
-from wellposed.convex.eliminate import _counts
-from wellposed.convex.matching import _advance, restricted
-from wellposed.convex.objective import Objective
-from wellposed.convex.polish import polished
+from wellposed.convex.claims import _reduced
+from wellposed.convex.eliminate import Columns, _counts, _prices, _slack
+from wellposed.convex.matching import Objective, _advance, restricted
 from wellposed.convex.problem import rounding_of_gap
-from wellposed.convex.proof import _reduced
-from wellposed.convex.report import judged, relative_errors
-from wellposed.convex.shared_report import LayerFit, SharedReport
+from wellposed.convex.report import LayerFit, SharedReport, judged, relative_errors
+from wellposed.convex.solvers.base import polished
 from wellposed.errors import FileFormatError, InputError
 
 F64 = torch.float64

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from wellposed.convex import eliminate_features, record_states, support_mask
-from wellposed.convex.columns import Columns
-from wellposed.convex.rescale import unchanged
+from wellposed.convex.assemble import unchanged
+from wellposed.convex.eliminate import Columns
 from wellposed.errors import InputError, UnknownNameError
 from wellposed.forms import ImplicitForm
 

@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from wellposed.convex import backward as module
+from wellposed.convex import eliminate as module
 from wellposed.convex import eliminate_features, record_states, support_mask
-from wellposed.convex.backward import Readers, removal_order
-from wellposed.convex.columns import Columns
-from wellposed.convex.rescale import unchanged
+from wellposed.convex.assemble import unchanged
+from wellposed.convex.eliminate import Columns, Readers, removal_order
 from wellposed.errors import UnknownNameError
 
 WIDE = torch.float64

@@ -5,9 +5,7 @@ import torch
 
 from wellposed.activations import get_activation
 from wellposed.convex import States, eliminate_features, record_states, support_mask
-from wellposed.convex.backward import Readers, removal_order
-from wellposed.convex.columns import Columns
-from wellposed.convex.feature_groups import FeatureGroups
+from wellposed.convex.eliminate import Columns, FeatureGroups, Readers, removal_order
 from wellposed.errors import InputError
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from wellposed.activations import Activation, get_activation
 from wellposed.convex import Design, GroupLasso, States, fit_states, record_states, row_problem, support_mask
-from wellposed.convex.prune import Candidates, surviving_entries
+from wellposed.convex.matching import Candidates, surviving_entries
 from wellposed.errors import InputError, UnknownNameError
 from wellposed.models.io.storage import load, save
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from row_cases import gram, is_optimal, reference
 
-from wellposed.convex.path import CAPPED, CLOSED, FLOOR, LONG, follow_all
+from wellposed.convex.solvers.path import CAPPED, CLOSED, FLOOR, LONG, follow_all
 
 ALL = np.ones((1, 7), np.bool_)
 

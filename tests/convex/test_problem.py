@@ -16,7 +16,7 @@ from wellposed.convex import (
     row_problem,
 )
 from wellposed.convex.problem import feasible, gradient
-from wellposed.convex.screening import correlation_bounds
+from wellposed.convex.solvers.homotopy import correlation_bounds
 
 
 def test_gradient_and_objective_agree_with_autograd_and_the_data():

@@ -5,7 +5,7 @@ import torch
 from row_cases import KINDS, case
 
 from wellposed.convex import Homotopy, Projected, RowProblem, Schur, certified_zeros, objective
-from wellposed.convex.schur import restricted
+from wellposed.convex.solvers.homotopy import restricted
 
 KAPPAS = (0.05, 0.3, 0.99, 3.0)
 ROWS = 14

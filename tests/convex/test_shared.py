@@ -9,7 +9,7 @@ from torch import nn
 
 from wellposed.convert import to_implicit
 from wellposed.convex import FilterNetwork, Filters, Gathering, RowUnits, SharedFit, fit_shared, shared_layers
-from wellposed.convex.shared_layer import given_by_rows, positions, read_by_rows, row_weights, set_rows, widths
+from wellposed.convex.shared import given_by_rows, positions, read_by_rows, row_weights, set_rows, widths
 from wellposed.errors import IllPosedError, InputError
 
 

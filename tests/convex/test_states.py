@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wellposed import DEQ, ImplicitModel
 from wellposed.convex import States, record_states
-from wellposed.convex.recorder import Recorder
+from wellposed.convex.states import Recorder
 from wellposed.errors import InputError
 
 

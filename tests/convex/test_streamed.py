@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from wellposed.activations import Activation
-from wellposed.convex import Design, fit_states, open_states, record_states, save_states, states_file
-from wellposed.convex.design import some_columns
-from wellposed.convex.table import scratch
+from wellposed.convex import Design, fit_states, open_states, record_states, save_states
+from wellposed.convex.problem import some_columns
+from wellposed.convex.states import scratch
 from wellposed.errors import FileFormatError, InputError
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +143,7 @@ def test_damaged_and_half_written_states_are_refused(tmp_path, monkeypatch):
     def stop(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(states_file, "write_tensors", stop)  # U, Z, X and Y are new, the rest is old
+    monkeypatch.setattr(states, "write_tensors", stop)  # U, Z, X and Y are new, the rest is old
     with pytest.raises(OSError, match="disk is full"):
         save_states(states, tmp_path)
     with pytest.raises(FileFormatError, match="no states"):

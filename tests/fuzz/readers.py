@@ -36,7 +36,7 @@ from wellposed.cli import main
 from wellposed.cli.exported import check_exported
 from wellposed.cli.samples import read_samples
 from wellposed.convex import record_states
-from wellposed.convex.states_file import open_states, save_states
+from wellposed.convex.states import open_states, save_states
 from wellposed.data.cifar import load_plain, read_binary, read_pickled
 from wellposed.data.idx import read_idx
 from wellposed.data.images import read_table as read_images

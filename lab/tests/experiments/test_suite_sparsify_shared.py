@@ -19,7 +19,7 @@ from wellposed_lab.networks.trained import FoldedResNet
 
 from wellposed.convert import to_implicit
 from wellposed.convex import shared_layers
-from wellposed.convex.shared_layer import row_weights
+from wellposed.convex.shared import row_weights
 from wellposed.data import MissingDataError
 from wellposed.errors import InputError, UnknownNameError
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.convex import FilterNetwork, Filters, RowUnits
-from wellposed.convex.shared_layer import row_weights, widths
+from wellposed.convex.shared import row_weights, widths
 from wellposed.errors import InputError
 from wellposed_lab.networks.resnet import BasicBlock, ResNet
 

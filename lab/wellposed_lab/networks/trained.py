@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from wellposed.convex import RowUnits, States, record_states, shared_layers
-from wellposed.convex.gather import Valid
+from wellposed.convex.shared import Valid
 from wellposed.data.cache import cache_folder
 from wellposed.data.images import Images, load_images
 from wellposed.errors import FileFormatError, MissingExtraError, unknown_name

@@ -24,11 +24,11 @@ from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
 from wellposed.convert import to_implicit
 from wellposed.convex import ROW_SOLVERS, FitReport, StateFit, States, record_states
-from wellposed.convex.objective import OBJECTIVES
-from wellposed.convex.proof import gap_claim
+from wellposed.convex.claims import gap_claim
+from wellposed.convex.matching import OBJECTIVES
 from wellposed.convex.report import scored
+from wellposed.convex.rows import SUPPORTS, is_feedforward, support_mask
 from wellposed.convex.states import first_tensor
-from wellposed.convex.support import SUPPORTS, is_feedforward, support_mask
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models import Claim, ImplicitModel

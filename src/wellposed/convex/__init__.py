@@ -2,29 +2,27 @@
 
 from collections.abc import Callable
 
-from wellposed.convex.automatic import Automatic
-from wellposed.convex.conic import Conic, Modelled
-from wellposed.convex.design import Design
 from wellposed.convex.eliminate import EliminationPath, EliminationStep, eliminate_features
-from wellposed.convex.filters import FilterNetwork, Filters
 from wellposed.convex.fit import StateFit, fit_states
-from wellposed.convex.gather import Gathering
-from wellposed.convex.group import GroupLasso
-from wellposed.convex.homotopy import Homotopy
-from wellposed.convex.objective import Objective
-from wellposed.convex.problem import RowProblem, capped_norm, duality_gap, feasible, objective, row_problem
-from wellposed.convex.projected import Projected
-from wellposed.convex.report import FitReport
-from wellposed.convex.rows import RowFit, RowGroup, row_groups
-from wellposed.convex.schur import Schur
-from wellposed.convex.screening import certified_zeros
-from wellposed.convex.shared import RowUnits, SharedFit, fit_shared
-from wellposed.convex.shared_layer import shared_layers
-from wellposed.convex.shared_report import LayerFit, SharedReport
-from wellposed.convex.solver import ROW_SOLVERS, RowSolution, RowSolver
-from wellposed.convex.states import States, record_states
-from wellposed.convex.states_file import open_states, save_states
-from wellposed.convex.support import support_mask
+from wellposed.convex.matching import Objective
+from wellposed.convex.problem import Design, RowProblem, capped_norm, duality_gap, feasible, objective, row_problem
+from wellposed.convex.report import FitReport, LayerFit, SharedReport
+from wellposed.convex.rows import RowFit, RowGroup, row_groups, support_mask
+from wellposed.convex.shared import (
+    FilterNetwork,
+    Filters,
+    Gathering,
+    RowUnits,
+    SharedFit,
+    fit_shared,
+    shared_layers,
+)
+from wellposed.convex.solvers.automatic import Automatic
+from wellposed.convex.solvers.base import ROW_SOLVERS, RowSolution, RowSolver
+from wellposed.convex.solvers.conic import Conic, Modelled
+from wellposed.convex.solvers.homotopy import Homotopy, Schur, certified_zeros
+from wellposed.convex.solvers.projected import GroupLasso, Projected
+from wellposed.convex.states import States, open_states, record_states, save_states
 
 _SOLVERS: dict[str, Callable[[], RowSolver]] = {
     "automatic": Automatic,

@@ -1,23 +1,185 @@
-"""State matching: the rows of (A, B) layer by layer, on recorded states or on those of the rows fitted before."""
+"""State matching: the rows of (A, B) layer by layer, on recorded states or on those of the rows fitted before.
 
-from collections.abc import Sequence
+What a fit minimises beside the misfit: names, weights without units, and penalties by CVXPY.
+
+Which entries of (A, B) to keep for a given sparsity: those whose loss would cost most misfit.
+
+The output y = Cx + Du + c, fitted on the states that a model computes itself.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.convex.automatic import Automatic
-from wellposed.convex.design import WIDE, Design
-from wellposed.convex.group import GroupLasso
-from wellposed.convex.objective import Objective
-from wellposed.convex.problem import SMALLEST_RIDGE, RowProblem
-from wellposed.convex.prune import Candidates, surviving_entries
-from wellposed.convex.rows import RowFit, RowGroup, row_groups
-from wellposed.convex.solver import RowSolution
-from wellposed.convex.support import block_starts
-from wellposed.convex.table import GIBIBYTE, scratch
+from wellposed.convex.problem import SMALLEST_RIDGE, WIDE, Design, RowProblem
+from wellposed.convex.rows import RowFit, RowGroup, block_starts, row_groups
+from wellposed.convex.solvers.automatic import Automatic
+from wellposed.convex.solvers.base import RowSolution, RowSolver
+from wellposed.convex.solvers.conic import Modelled, Penalty
+from wellposed.convex.solvers.projected import GroupLasso
+from wellposed.convex.states import GIBIBYTE, States, scratch
+from wellposed.errors import InputError, require, unknown_name
+from wellposed.forms.operators.plain import Zero
+
+OBJECTIVES = ("none", "lasso", "ridge", "elastic-net", "group", "robust")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The objective l(a, b) of 003 eq. (3.3), row by row, with a weight without units.
+
+    For "lasso" a strength of one is the least at which all rows of a layer are zero: the weight of |w|_1 is
+    strength max |M'z|_inf; likewise for "group". For "ridge" it multiplies the mean square norm of a column, for
+    "robust" half the mean square of z. A function of one's own is multiplied by the strength and nothing else.
+
+    Args:
+        name: of `OBJECTIVES`, or "own".
+        strength: its weight.
+        mix: share of the lasso in "elastic-net".
+        penalty: takes a and b of one row, CVXPY expressions, and returns a convex expression.
+        equality: whether the states must be met exactly (003 eq. 3.2).
+
+    Example:
+        >>> Objective.of("lasso", 0.1).sparse, Objective.of("ridge", 0.1).sparse
+        (True, False)
+    """
+
+    name: str = "none"
+    strength: float = 0.0
+    mix: float = 0.5
+    penalty: Penalty | None = None
+    equality: bool = False
+
+    @classmethod
+    def of(
+        cls, objective: str | Callable[[Any, Any], Any], strength: float, mix: float = 0.5, equality: bool = False
+    ) -> "Objective":
+        """Builds an objective from a name or a function."""
+        if not (isinstance(strength, int | float) and 0 <= strength < float("inf")):
+            raise InputError(f"strength must be a finite number that is not negative; received {strength!r}")
+        if not 0 <= mix <= 1:
+            raise InputError(f"mix is the share of the lasso, from 0 to 1; received {mix!r}")
+        if callable(objective):
+            return cls("own", float(strength), mix, objective, equality)
+        if objective not in OBJECTIVES:
+            raise unknown_name("objective", objective, OBJECTIVES)
+        if equality and objective == "group":
+            raise InputError("objective 'group' couples rows and takes no equality; choose another objective")
+        return cls(objective, float(strength), mix, robust if objective == "robust" else None, equality)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether larger strengths give more zeros."""
+        return self.name in ("lasso", "elastic-net", "group")
+
+    def applied(self, problem: RowProblem) -> RowProblem:
+        """Adds the lasso and the ridge to a problem that has neither."""
+        share = {"lasso": 1.0, "elastic-net": self.mix}.get(self.name, 0.0)
+        lasso = share * self.strength * float(problem.cross.abs().max()) if problem.cross.numel() else 0.0
+        share = {"ridge": 1.0, "elastic-net": 1 - self.mix}.get(self.name, 0.0)
+        diagonal = problem.gram.diagonal()
+        ridge = share * self.strength * float(diagonal.mean()) if diagonal.numel() else 0.0
+        if ridge:
+            total = torch.full_like(diagonal, ridge) if problem.ridge is None else problem.ridge + ridge
+            gram = problem.gram + ridge * torch.eye(len(diagonal)).to(problem.gram)
+            problem = replace(problem, gram=gram, ridge=total, shared={})
+        return replace(problem, lasso=lasso)
+
+    def modelled(self, problem: RowProblem) -> RowSolver | None:
+        """Returns the CVXPY model of an objective that no other solver takes."""
+        if self.penalty is None and not self.equality:
+            return None
+        weight = self.strength * (float(problem.power.mean()) / 2 if self.name == "robust" else 1.0)
+        given = self.penalty
+        penalty = None if given is None or weight == 0 else (lambda a, b: weight * given(a, b))
+        return Modelled(penalty, self.equality)
+
+
+def robust(a: Any, b: Any) -> Any:
+    """Models one row of the robustness penalty, ``|b|_1^2 / (2 (1 - |a|_1))`` (003 eq. 4.9).
+
+    The penalty of the whole model takes the largest rows of A and B; here every row pays for itself. The terms of
+    C and D belong to the output, which is fitted apart.
+    """
+    cvxpy = require("cvxpy", extra="convex")
+    size = cvxpy.norm1(b) if b.size else 0
+    room = 1 - cvxpy.norm1(a) if a.size else 1
+    return cvxpy.quad_over_lin(size, room) / 2
+
+
+PACE = 0.7  # of the entries that stay in one round
+RIDGE = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Rows of one layer on their columns.
+
+    Args:
+        rows, columns: their places in (A, B).
+        problem: without a penalty.
+        weight: what a unit of misfit in these rows costs.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    problem: RowProblem
+    weight: float
+
+
+def surviving_entries(groups: list[Candidates], mask: Tensor, target: float) -> Tensor:  # (n, n + p) bool
+    """Removes entries in rounds until a fraction `target` of those in `mask` is zero.
+
+    Setting w_j of a least-squares row to zero and adapting the others raises its misfit by w_j^2 / (2 [G^-1]_jj).
+    In every round the rows are fitted on what they have left, and the entries with the smallest rise go, in all
+    layers together; a rise counts relative to |Z|^2 of its layer.
+
+    Args:
+        groups: all rows.
+        mask: the support they start from.
+        target: fraction of zeros.
+    """
+    goal = round((1 - target) * int(mask.sum()))
+    alive = [mask[g.rows][:, g.columns] & (g.problem.gram.diagonal() > 0) for g in groups]
+    while (left := sum(int(part.sum()) for part in alive)) > goal:
+        rises = [_rises(g.problem, part) * g.weight for g, part in zip(groups, alive, strict=True)]
+        everything = torch.cat([rise[part] for rise, part in zip(rises, alive, strict=True)])
+        count = min(left - 1, max(goal, int(PACE * left)))
+        if count <= 0:
+            return torch.zeros_like(mask)
+        level = everything.kthvalue(left - count).values
+        alive = [part & (rise > level) for part, rise in zip(alive, rises, strict=True)]
+    kept = torch.zeros_like(mask)
+    for g, part in zip(groups, alive, strict=True):
+        kept[g.rows[:, None], g.columns] = part
+    return kept
+
+
+def _rises(problem: RowProblem, alive: Tensor) -> Tensor:  # (r, d)
+    """Computes 2 x the rise of the misfit by the loss of each entry that is left."""
+    found = torch.zeros_like(problem.cross)
+    same = bool((alive == alive[:1]).all())
+    shared = _inverse(problem.gram, torch.nonzero(alive[0])[:, 0]) if same and len(alive) else None
+    for i, row in enumerate(alive):
+        kept = torch.nonzero(row)[:, 0]
+        if len(kept):
+            inverse = _inverse(problem.gram, kept) if shared is None else shared
+            w = inverse @ problem.cross[i, kept]
+            found[i, kept] = w.square() / inverse.diagonal()
+    return found
+
+
+def _inverse(gram: Tensor, kept: Tensor) -> Tensor:
+    part = gram[kept][:, kept]
+    damped = part + torch.diag(RIDGE * part.diagonal())
+    return torch.cholesky_inverse(torch.linalg.cholesky(damped))
+
 
 NEGLIGIBLE = 1e-9
 
@@ -251,3 +413,69 @@ def _empty(mask: Tensor, device: torch.device) -> Matched:
     zeros = torch.zeros(len(mask), dtype=WIDE, device=device)
     weights = torch.zeros(mask.shape, dtype=WIDE, device=device)
     return Matched(weights, zeros, zeros.clone(), zeros.clone(), zeros.clone())
+
+
+TINY = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """C, D and c; D is None without a feedthrough, c without an output bias."""
+
+    C: Tensor
+    D: Tensor | None
+    bias: Tensor | None
+
+
+def reads_input(states: States) -> bool:
+    """Says whether the network's output reads its input directly."""
+    return states.form is not None and not isinstance(states.form.D, Zero)
+
+
+def own_output(states: States, factors: Tensor) -> Output:
+    """Takes C, D and c from the network's form, in the units of the fit."""
+    form = states.form
+    if form is None:
+        raise InputError("refit_output=False keeps the network's own output, which is not known; use True")
+    C = form.C.to_dense().cpu().to(WIDE) / factors
+    D = form.D.to_dense().cpu().to(WIDE) if reads_input(states) else None
+    return Output(C, D, None if form.output_bias is None else form.output_bias.cpu().to(WIDE))
+
+
+def fitted_output(
+    states: States,
+    X: Tensor,  # (m, n), of the model
+    *,
+    feedthrough: bool,
+    bias: bool,
+    sparse: Objective | None = None,
+) -> Output:
+    """Fits C, D and c to the outputs of the network by least squares with a ridge of 1e-10, or with a lasso.
+
+    C reads the states that the network's output reads, or all of them where that is not known.
+
+    Args:
+        states: for U, Y and the form.
+        X: the model's own states.
+        feedthrough, bias: whether there are D and c.
+        sparse: a lasso or another objective for the rows of (C, D).
+    """
+    columns = _read_states(states, X.shape[1])
+    used = torch.cat([columns, torch.arange(states.U.shape[1] if feedthrough else 0) + X.shape[1]])
+    design, targets = Design.of(X, states.U, home=X.device).restricted(used), Design.of(states.Y, home=X.device)
+    scale = float(design.squares().mean())
+    fit = RowFit(kappa=math.inf, ridge=0.0 if sparse else TINY * scale)
+    matching = Matching(fit=fit, objective=sparse or Objective(), bias=bias, debias=sparse is not None)
+    found = matching.unbounded(design, targets, len(columns))
+    C = torch.zeros(targets.shape[1], X.shape[1], dtype=WIDE, device=X.device)
+    C[:, columns] = found.weights[:, : len(columns)]
+    return Output(C, found.weights[:, len(columns) :] if feedthrough else None, found.bias if bias else None)
+
+
+def _read_states(states: States, n: int) -> Tensor:
+    if states.form is None:
+        return torch.arange(n)
+    C = states.form.blocks[2]
+    used = {j for _, j in C.parts}
+    chosen = torch.cat([torch.full((size,), k in used) for k, size in enumerate(C.widths)])
+    return torch.nonzero(chosen)[:, 0] if bool(chosen.any()) else torch.arange(n)

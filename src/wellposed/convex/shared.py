@@ -1,27 +1,366 @@
-"""fit_shared: state matching for layers whose rows are shared by positions or words (003 chapter 3)."""
+"""fit_shared: state matching for layers whose rows are shared by positions or words (003 chapter 3).
+
+Layers whose rows are shared by many positions: what a row reads at a position, and its weights.
+
+What layers with shared rows read and give while a network runs, at some positions of some samples.
+
+Networks whose rows are shared by all positions of an image: convolutions, sums of them and ReLU.
+"""
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad, unfold
 
+from wellposed.conditions.rescaling import rescaling
 from wellposed.conditions.rounding import double, upward
-from wellposed.convex.automatic import Automatic
-from wellposed.convex.design import WIDE, Design
-from wellposed.convex.gather import Gathering, RowData, Valid
-from wellposed.convex.matching import restricted
-from wellposed.convex.problem import Bound, RowProblem, row_problem
-from wellposed.convex.prune import Candidates, surviving_entries
+from wellposed.convert import to_implicit
+from wellposed.convert.rules.convolution import convolved
+from wellposed.convert.signal import Signal
+from wellposed.convex.matching import Candidates, restricted, surviving_entries
+from wellposed.convex.problem import WIDE, Bound, Design, RowProblem, row_problem
+from wellposed.convex.report import LayerFit, SharedReport
 from wellposed.convex.rows import RowFit
-from wellposed.convex.shared_layer import SharedLayer, row_weights, set_rows, shared_layers, widths
-from wellposed.convex.shared_report import LayerFit, SharedReport
-from wellposed.convex.solver import RowSolution, RowSolver
+from wellposed.convex.solvers.automatic import Automatic
+from wellposed.convex.solvers.base import RowSolution, RowSolver
 from wellposed.errors import IllPosedError, InputError
+
+
+class Filters(nn.Module):
+    """One layer: a sum of convolutions, one of each input, and a bias.
+
+    In the implicit form of a residual network a state ``z = W * x + shortcut(x')`` reads two layers, and so does
+    this one. A row of A is the filter of its channel at its position.
+
+    Args:
+        convolutions: one an input, with equal numbers of output channels and without biases.
+        bias: of the channels.
+
+    Example:
+        >>> first, second = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Conv2d(2, 4, 1, bias=False)
+        >>> layer = Filters([first, second], torch.zeros(4))
+        >>> layer(torch.zeros(5, 3, 8, 8), torch.zeros(5, 2, 8, 8)).shape
+        torch.Size([5, 4, 8, 8])
+    """
+
+    def __init__(self, convolutions: Sequence[nn.Conv2d], bias: Tensor) -> None:  # (C,)
+        super().__init__()
+        if not convolutions or any(part.bias is not None for part in convolutions):
+            raise InputError("a layer of filters needs convolutions without biases; it has one of its own")
+        if {part.out_channels for part in convolutions} != {len(bias)}:
+            shapes = ", ".join(str(part.out_channels) for part in convolutions)
+            raise InputError(f"all convolutions need {len(bias)} output channels, as the bias; received {shapes}")
+        self.convolutions = nn.ModuleList(convolutions)
+        self.bias = nn.Parameter(bias.detach().clone())
+
+    def forward(self, *inputs: Tensor) -> Tensor:  # (B, C_i, H, W) each -> (B, C, H', W')
+        """Computes the pre-activations."""
+        parts = [convolution(x) for convolution, x in zip(self.convolutions, inputs, strict=True)]
+        z: Tensor = sum(parts[1:], parts[0]) + self.bias[:, None, None]
+        return z
+
+
+@to_implicit.register(Filters)
+def _converted(module: Filters, *signals: Signal) -> Signal:
+    total: Signal | None = None
+    for part, signal in zip(module.convolutions, signals, strict=True):
+        assert isinstance(part, nn.Conv2d)
+        found = convolved(signal, part.weight, None, part.stride, part.padding, part.dilation, part.groups)
+        total = found if total is None else total.plus(found)
+    assert total is not None
+    return total.shifted(module.bias.detach()[:, None, None].expand(total.shape[1:]))
+
+
+class FilterNetwork(nn.Module):
+    """Layers of filters with ReLU, each reading states before it, and a readout of the last one.
+
+    Args:
+        layers: in the order of evaluation.
+        sources: of each layer, one an input: 0 is the network's input, k the state of the k-th layer.
+        readout: of the last state.
+
+    Example:
+        >>> first = Filters([nn.Conv2d(1, 2, 3, padding=1, bias=False)], torch.zeros(2))
+        >>> second = Filters([nn.Conv2d(2, 2, 1, bias=False), nn.Conv2d(1, 2, 1, bias=False)], torch.zeros(2))
+        >>> network = FilterNetwork([first, second], [(0,), (1, 0)], nn.Flatten())
+        >>> network(torch.zeros(3, 1, 4, 4)).shape
+        torch.Size([3, 32])
+    """
+
+    def __init__(self, layers: Sequence[Filters], sources: Sequence[Sequence[int]], readout: nn.Module) -> None:
+        super().__init__()
+        for k, (layer, read) in enumerate(zip(layers, sources, strict=True), start=1):
+            if len(read) != len(layer.convolutions) or not all(0 <= source < k for source in read):
+                raise InputError(
+                    f"layer {k} needs a source from 0 to {k - 1} for every input of {len(layer.convolutions)}; "
+                    f"received {tuple(read)}"
+                )
+        self.layers = nn.ModuleList(layers)
+        self.sources = tuple(tuple(read) for read in sources)
+        self.readout = readout
+
+    def forward(self, u: Tensor) -> Tensor:  # (B, C, H, W)
+        """Evaluates layer after layer."""
+        states = [u]
+        for layer, read in zip(self.layers, self.sources, strict=True):
+            states.append(torch.relu(layer(*(states[source] for source in read))))
+        y: Tensor = self.readout(states[-1])
+        return y
+
+    def norms(self) -> Tensor:  # (L, L) float64
+        """Bounds ``|A_kj|_inf`` of every pair of layers: the largest l1-norm of a filter."""
+        found = torch.zeros(len(self.layers), len(self.layers), dtype=torch.float64)
+        for k, (layer, read) in enumerate(zip(self.layers, self.sources, strict=True)):
+            for part, source in zip(_parts(layer), read, strict=True):
+                if source:
+                    found[k, source - 1] += part.weight.detach().double().abs().sum((1, 2, 3)).amax()
+        return found
+
+    def exponents(self, kappa: float) -> tuple[float, ...]:
+        """Returns units 2^e of the layers in which every row of A has an l1-norm below kappa.
+
+        They exist for every kappa > 0, since the network has no loop, and are whole numbers, so that the states in
+        these units have the same bits (003 section 2.5).
+        """
+        return tuple(float(e) for e in rescaling(self.norms(), kappa).log2)
+
+
+def _parts(layer: nn.Module) -> list[nn.Conv2d]:
+    assert isinstance(layer, Filters)
+    return [part for part in layer.convolutions if isinstance(part, nn.Conv2d)]
+
+
+SharedLayer = nn.Linear | nn.Conv2d | Filters
+
+
+def shared_layers(network: nn.Module) -> dict[str, SharedLayer]:
+    """Lists the layers of a network with shared rows: linear ones, convolutions and filters.
+
+    Example:
+        >>> list(shared_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))))
+        ['0', '2']
+    """
+    inside = {id(part) for layer in network.modules() if isinstance(layer, Filters) for part in layer.convolutions}
+    return {
+        name: part
+        for name, part in network.named_modules()
+        if isinstance(part, nn.Linear | nn.Conv2d | Filters) and id(part) not in inside
+    }
+
+
+def positions(layer: SharedLayer, outputs: Tensor) -> tuple[int, int]:
+    """Says how many samples there are and at how many positions each has the rows of a layer.
+
+    Example:
+        >>> positions(nn.Conv2d(2, 5, 3), torch.zeros(4, 5, 6, 6))
+        (4, 36)
+    """
+    rows = layer.out_features if isinstance(layer, nn.Linear) else outputs.shape[1]
+    return len(outputs), outputs[0].numel() // rows
+
+
+def read_by_rows(layer: SharedLayer, inputs: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
+    """Lays out what the rows of a layer read at some places, ``(m, d_i)`` for each input.
+
+    Args:
+        layer: which one.
+        inputs: of the layer.
+        places: k P + i is position i of sample k, where there are P positions.
+
+    Example:
+        >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
+        >>> read_by_rows(nn.Conv2d(1, 5, 2), (x,), torch.tensor([1]))[0]
+        tensor([[1., 2., 5., 6.]])
+    """
+    if isinstance(layer, nn.Linear):
+        return (inputs[0].reshape(-1, layer.in_features)[places],)
+    found = []
+    for part, x in zip(convolutions(layer), inputs, strict=True):
+        patches = unfold(x, part.kernel_size, part.dilation, _padding(part), part.stride)
+        count = patches.shape[2]
+        found.append(patches[places // count, :, places % count])
+    return tuple(found)
+
+
+def given_by_rows(layer: SharedLayer, outputs: Tensor, places: Tensor) -> Tensor:  # (m, r)
+    """Lays out what the rows of a layer give at the same places."""
+    if isinstance(layer, nn.Linear):
+        return outputs.reshape(-1, layer.out_features)[places]
+    flat = outputs.flatten(2)
+    return flat[places // flat.shape[2], :, places % flat.shape[2]]
+
+
+def row_weights(layer: SharedLayer) -> Tensor:  # (r, d)
+    """Returns the weights of every row, in the order of the columns of `read_by_rows`."""
+    if isinstance(layer, nn.Linear):
+        return layer.weight.detach().clone()
+    return torch.cat([part.weight.detach().flatten(1) for part in convolutions(layer)], dim=1)
+
+
+def widths(layer: SharedLayer) -> tuple[int, ...]:
+    """Says how many columns each input has.
+
+    Example:
+        >>> widths(nn.Conv2d(2, 5, 3))
+        (18,)
+    """
+    if isinstance(layer, nn.Linear):
+        return (layer.in_features,)
+    return tuple(part.weight[0].numel() for part in convolutions(layer))
+
+
+@torch.no_grad()
+def set_rows(layer: SharedLayer, weights: Tensor, bias: Tensor) -> None:  # (r, d), (r,)
+    """Gives a layer other weights; one without a bias gets one."""
+    if isinstance(layer, nn.Linear):
+        layer.weight.copy_(weights)
+    else:
+        parts = weights.split(list(widths(layer)), dim=1)
+        for part, own in zip(convolutions(layer), parts, strict=True):
+            part.weight.copy_(own.reshape(part.weight.shape))
+    if layer.bias is None:
+        layer.bias = nn.Parameter(bias.to(weights))
+    else:
+        layer.bias.copy_(bias)
+
+
+def convolutions(layer: nn.Conv2d | Filters) -> list[nn.Conv2d]:
+    """Returns the convolutions of a layer, one an input."""
+    parts = [layer] if isinstance(layer, nn.Conv2d) else list(layer.convolutions)
+    found = [part for part in parts if isinstance(part, nn.Conv2d)]
+    for part in found:
+        if part.groups != 1 or part.padding_mode != "zeros":
+            raise InputError(
+                f"a convolution to be fitted has one group and pads with zeros; received groups={part.groups}, "
+                f"padding_mode={part.padding_mode!r}"
+            )
+    return found
+
+
+def _padding(part: nn.Conv2d) -> tuple[int, ...]:
+    if isinstance(part.padding, str):
+        raise InputError(f"a convolution to be fitted has its padding in numbers; received {part.padding!r}")
+    return tuple(part.padding)
+
+
+Valid = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class RowData:
+    """Samples of the rows of one layer.
+
+    Args:
+        parts: what they read, one part an input, ``(m, d_i)``.
+        targets: what they give, ``(m, r)``.
+    """
+
+    parts: tuple[Tensor, ...]
+    targets: Tensor
+
+
+class _EnoughError(Exception):
+    """Nothing after this layer is of interest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathering:
+    """Chooses positions at random, the same ones in every network that is run over the same batches.
+
+    Args:
+        samples: positions of a layer, over all batches together.
+        seed: of the choice.
+        valid: marks the positions ``(B, P)`` of a batch that count, e.g. those that are not padding.
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
+        >>> found = Gathering(samples=10).run(network, {"0": network[0]}, [torch.zeros(4, 1, 5, 5)])
+        >>> found["0"].parts[0].shape, found["0"].targets.shape
+        (torch.Size([10, 9]), torch.Size([10, 2]))
+    """
+
+    samples: int = 16384
+    seed: int = 0
+    valid: Valid | None = None
+
+    def run(
+        self, network: nn.Module, layers: Mapping[str, SharedLayer], batches: Sequence[Tensor]
+    ) -> dict[str, RowData]:
+        """Runs a network until the last of some layers has been called; they come in the order of their calls."""
+        pieces: dict[str, list[RowData]] = {}
+        quota = -(-self.samples // max(1, len(batches)))
+        with ExitStack() as stack, torch.no_grad():
+            log = _Log(pieces, len(layers))
+            for number, (name, layer) in enumerate(layers.items()):
+                hook = self._hook(log, name, _place_of(name, number), quota)
+                stack.callback(layer.register_forward_hook(hook).remove)
+            for index, u in enumerate(batches):
+                log.begin(index, None if self.valid is None else self.valid(u))
+                try:
+                    network(u)
+                except _EnoughError:
+                    continue
+        missing = [name for name in layers if name not in pieces]
+        if missing:
+            raise InputError(f"the network never calls {', '.join(missing)}; leave it out of the layers to fit")
+        return {name: _joined(found) for name, found in pieces.items()}
+
+    def _hook(self, log: "_Log", name: str, place: int, quota: int) -> Callable[..., None]:
+        def hook(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) * 1009 + log.batch)
+            places = _sampled_positions(positions(layer, output), log.valid, generator, quota)
+            log.add(name, RowData(read_by_rows(layer, inputs, places), given_by_rows(layer, output, places)))
+
+        return hook
+
+
+class _Log:
+    """Keeps what hooks see, and ends a run when every layer has been seen."""
+
+    def __init__(self, pieces: dict[str, list[RowData]], layers: int) -> None:
+        self.pieces, self.layers, self.batch = pieces, layers, 0
+        self.valid: Tensor | None = None
+        self.seen: set[str] = set()
+
+    def begin(self, batch: int, valid: Tensor | None) -> None:
+        self.batch, self.valid, self.seen = batch, valid, set()
+
+    def add(self, name: str, found: RowData) -> None:
+        if name in self.seen:
+            raise InputError(f"{name} is called twice in one pass; give every call a layer of its own")
+        self.pieces.setdefault(name, []).append(found)
+        self.seen.add(name)
+        if len(self.seen) == self.layers:
+            raise _EnoughError
+
+
+def _place_of(name: str, number: int) -> int:
+    """A number that tells layers apart by name, so that a layer alone has the positions it has among others."""
+    return sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 1_000_003 if name else number
+
+
+def _sampled_positions(
+    size: tuple[int, int], valid: Tensor | None, generator: torch.Generator, quota: int
+) -> Tensor:
+    count = size[0] * size[1]
+    if valid is None:
+        return torch.randperm(count, generator=generator)[:quota]
+    if valid.numel() != count:
+        raise InputError(f"valid must mark {size[0]} x {size[1]} positions; received {tuple(valid.shape)}")
+    places = torch.nonzero(valid.flatten())[:, 0]
+    return places[torch.randperm(len(places), generator=generator)[:quota]]
+
+
+def _joined(pieces: list[RowData]) -> RowData:
+    parts = zip(*(piece.parts for piece in pieces), strict=True)
+    return RowData(tuple(torch.cat(part) for part in parts), torch.cat([piece.targets for piece in pieces]))
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,231 @@
-"""The states of a network over a data set: what state matching fits a model to."""
+"""The states of a network over a data set: what state matching fits a model to.
 
+Records the activations of a network that has no implicit form, while it runs.
+
+Matrices of many samples, in memory or, above a limit, in a mapped file.
+
+Recorded states in a folder, from which they are mapped and not read.
+"""
+
+import hashlib
+import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
 
-from wellposed.activations import Activation
+from wellposed.activations import Activation, elu, get_activation, hardtanh, leaky_relu, softplus, softshrink
+from wellposed.activations.blockwise import softmax
 from wellposed.convert import UnsupportedError, to_implicit
-from wellposed.convex.recorder import Recorder
-from wellposed.convex.table import GIBIBYTE, Tables
 from wellposed.equilibrium.maps import State
-from wellposed.errors import InputError
+from wellposed.errors import FileFormatError, InputError
 from wellposed.forms import ImplicitForm
+from wellposed.forms.storage import pack_form, registered_name, unpack_form
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
+from wellposed.models.io.files import file_digest, write_tensors, written_whole
+
+Named = Callable[..., Activation]
+
+_PLAIN = (
+    *("relu", "relu6", "selu", "silu", "softsign", "tanh", "sigmoid", "hardsigmoid", "tanhshrink", "mish"),
+    *("hardswish", "logsigmoid"),
+)
+
+
+def _plain(name: str) -> Named:
+    return lambda z, *args, **kwargs: get_activation(name)
+
+
+def _clamp(z: Tensor, min: Any = None, max: Any = None) -> Activation:
+    if isinstance(min, int | float) and isinstance(max, int | float):
+        return hardtanh(float(min), float(max))
+    if min == 0 and max is None:
+        return get_activation("relu")
+    raise InputError(
+        f"clamp(min={min}, max={max}) is not an activation that can be recorded; use relu or hardtanh"
+    )
+
+
+def _softmax(z: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Activation:
+    if dim not in (-1, z.dim() - 1):
+        raise InputError(f"softmax along dimension {dim} of {tuple(z.shape)} is not recorded; use the last one")
+    return softmax(z.shape[-1])
+
+
+def _prelu(z: Tensor, weight: Tensor) -> Activation:
+    slopes = weight.detach().flatten()
+    if bool((slopes != slopes[0]).any()):
+        raise InputError("PReLU with several slopes has no activation map by name; give it one slope")
+    return leaky_relu(float(slopes[0]))
+
+
+_NAMED: dict[str, Named] = {name: _plain(name) for name in _PLAIN} | {
+    "leaky_relu": lambda z, negative_slope=0.01, inplace=False: leaky_relu(float(negative_slope)),
+    "elu": lambda z, alpha=1.0, *rest, **other: elu(float(alpha)),
+    "gelu": lambda z, approximate="none": get_activation("gelu_tanh" if approximate == "tanh" else "gelu"),
+    "hardtanh": lambda z, min_val=-1.0, max_val=1.0, inplace=False: hardtanh(float(min_val), float(max_val)),
+    "softplus": lambda z, beta=1.0, threshold=20.0: softplus(float(beta)),
+    "softshrink": lambda z, lambd=0.5: softshrink(float(lambd)),
+    "prelu": _prelu,
+    "softmax": _softmax,
+    "clamp": _clamp,
+    "clamp_min": lambda z, min: _clamp(z, min),
+    "hardshrink": _plain("hardshrink"),
+    "threshold": _plain("threshold"),
+    "rrelu": _plain("rrelu"),
+}
+
+
+def _functions() -> dict[Any, Named]:
+    """Lists the torch functions and tensor methods of every activation, in place or not."""
+    found: dict[Any, Named] = {}
+    for name, rule in _NAMED.items():
+        for place in (torch, F, Tensor, torch.nn.functional):
+            for spelled in (name, f"{name}_"):
+                if (function := getattr(place, spelled, None)) is not None:
+                    found[function] = rule
+    return found
+
+
+class Recorder(TorchFunctionMode):
+    """Notes argument, result and map of every activation that is called, by whatever name.
+
+    Arguments are copied before the call, since an activation in place would overwrite them; a module that is used
+    twice gives two entries. Functions that are not activations are taken to be linear.
+
+    Example:
+        >>> with Recorder() as recorder:
+        ...     _ = torch.relu(torch.tensor([[-1.0, 2.0]]))
+        >>> [(z.tolist(), x.tolist(), phi.name) for z, x, phi in recorder.entries]
+        [([[-1.0, 2.0]], [[0.0, 2.0]], 'relu')]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[tuple[Tensor, Tensor, Activation]] = []
+        self.known = _functions()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = self.known.get(func)
+        if rule is None:
+            return func(*args, **kwargs)
+        z = (args[0] if args else kwargs["input"]).detach().clone()
+        rest = {name: value for name, value in kwargs.items() if name != "input"}
+        try:
+            activation = rule(z, *args[1:], **rest)
+        except TypeError as error:
+            name = resolve_name(func) or str(func)
+            raise InputError(f"{name} is called with arguments that cannot be recorded: {error}") from error
+        result = func(*args, **kwargs)
+        self.entries.append((z, result.detach().clone(), activation))
+        return result
+
+
+GIBIBYTE = 1 << 30
+
+
+class Tables:
+    """Some matrices of the same samples, filled batch by batch.
+
+    Args:
+        limit: bytes that may lie in memory, all matrices together; beyond it everything goes to files.
+        folder: where files go; None is a temporary folder that lives as long as the matrices.
+
+    Example:
+        >>> tables = Tables(limit=1 << 20)
+        >>> tables.append(U=torch.ones(2, 3)); tables.append(U=torch.zeros(1, 3))
+        >>> tables.finished()["U"].shape
+        torch.Size([3, 3])
+    """
+
+    def __init__(self, limit: int, folder: str | Path | None = None) -> None:
+        self.limit, self.bytes = limit, 0
+        self.folder = None if folder is None else Path(folder)
+        self.own = False
+        self.spilled = False
+        self.pieces: dict[str, list[Tensor]] = {}
+        self.widths: dict[str, tuple[int, torch.dtype]] = {}
+        self.samples = 0
+
+    def append(self, **parts: Tensor) -> None:  # (B, width) each
+        """Adds a batch to every matrix."""
+        for name, part in parts.items():
+            kind = (part.shape[1], part.dtype)
+            if self.widths.setdefault(name, kind) != kind:
+                raise InputError(
+                    f"{name} had {self.widths[name]} columns and type in the first batch and {kind} now; "
+                    "a network whose states depend on the batch cannot be recorded"
+                )
+            self.pieces.setdefault(name, []).append(part.detach().cpu())
+            self.bytes += part.numel() * part.element_size()
+        self.samples += len(next(iter(parts.values())))
+        if self.spilled or self.bytes > self.limit:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Moves what is in memory to the files."""
+        if self.folder is None:
+            self.folder, self.own = Path(tempfile.mkdtemp(prefix="wellposed-states-")), True
+        mode = "ab" if self.spilled else "wb"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, pieces in self.pieces.items():
+            with open(self.folder / f"{name}.bin", mode) as file:
+                for piece in pieces:
+                    file.write(piece.contiguous().numpy().data)
+            pieces.clear()
+        self.spilled = True
+
+    def finished(self) -> dict[str, Tensor]:
+        """Returns the matrices; those in files are mapped, not read."""
+        if not self.spilled:
+            return {name: torch.cat(pieces) for name, pieces in self.pieces.items()}
+        assert self.folder is not None
+        return {name: self._mapped(self.folder / f"{name}.bin", *kind) for name, kind in self.widths.items()}
+
+    def _mapped(self, place: Path, width: int, dtype: torch.dtype) -> Tensor:
+        kind = torch.empty(0, dtype=dtype).numpy().dtype
+        return _tensor(np.memmap(place, kind, "r+", shape=(self.samples, width)), place if self.own else None)
+
+
+def scratch(samples: int, width: int, limit: int) -> Tensor:  # (samples, width)
+    """Makes room for numbers in double precision, in a temporary file if they take more than `limit` bytes.
+
+    Example:
+        >>> scratch(2, 3, limit=8).shape
+        torch.Size([2, 3])
+    """
+    if 8 * samples * width <= limit:
+        return torch.empty(samples, width, dtype=torch.float64)
+    place = Path(tempfile.mkdtemp(prefix="wellposed-scratch-")) / "scratch.bin"
+    return _tensor(np.memmap(place, np.float64, "w+", shape=(samples, width)), place)
+
+
+def _tensor(array: np.memmap, owned: Path | None) -> Tensor:
+    """Wraps a mapped array, which stays alive with the tensor; an owned file goes with it."""
+    if owned is not None:
+        weakref.finalize(array, _remove, owned)
+    return torch.from_numpy(array)
+
+
+def _remove(place: Path) -> None:
+    """Removes a file, and its folder with the last one."""
+    place.unlink(missing_ok=True)
+    with suppress(OSError):
+        place.parent.rmdir()
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,3 +435,109 @@ def _evaluating(network: nn.Module | ImplicitForm) -> Iterator[None]:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+FORMAT, INDEX, FORM = "wellposed-states-1", "states.json", "form.safetensors"
+PIECE = 4096  # samples that are written at a time
+_MATRICES = ("U", "Z", "X", "Y")
+
+
+def save_states(states: States, folder: str | os.PathLike[str]) -> None:
+    """Writes states to a folder, in pieces: one NumPy file for each of U, Z, X and Y, the form and an index.
+
+    The index comes last, with the checksums of the others, and an old one goes first: a folder that is half
+    written is never opened.
+
+    Example:
+        >>> import tempfile
+        >>> one, folder = torch.ones(3, 1), tempfile.mkdtemp()
+        >>> save_states(States(one, one, one, one, (1,), (get_activation("relu"),)), folder)
+        >>> open_states(folder).X.shape
+        torch.Size([3, 1])
+    """
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {
+        "format": FORMAT,
+        "blocks": list(states.blocks),
+        "activations": [registered_name(phi) for phi in states.activations],
+        "input_shape": None if states.input_shape is None else list(states.input_shape),
+        "form": states.form is not None,
+    }
+    (place / INDEX).unlink(missing_ok=True)
+    for name in _MATRICES:
+        _write(place / f"{name}.npy", getattr(states, name))
+    if states.form is not None:
+        tensors, metadata = pack_form(states.form)
+        with written_whole(place / FORM) as temporary:
+            write_tensors(temporary, {name: part.contiguous().cpu() for name, part in tensors.items()}, metadata)
+    index["files"] = {name: file_digest(place / name) for name in _files(index["form"])}
+    index["sha256"] = _sealed(index)
+    with written_whole(place / INDEX) as temporary:
+        temporary.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> States:
+    """Maps the states of a folder, so that only what is looked at takes memory; they can be read and not changed.
+
+    Args:
+        folder: that of `save_states`.
+        verify: whether to compare the files with their checksums, which reads them once.
+
+    Raises:
+        FileFormatError: the folder is not one of `save_states`, or it is damaged.
+    """
+    place = Path(folder)
+    try:
+        index = json.loads((place / INDEX).read_text(encoding="utf-8"))
+        if index["format"] != FORMAT:
+            raise FileFormatError(f"its format is {index['format']!r}, expected {FORMAT!r}")
+        if "sha256" in index:  # older folders have no checksums
+            _check(place, index, verify)
+        return States(
+            **{name: _mapped(place / f"{name}.npy") for name in _MATRICES},
+            blocks=tuple(index["blocks"]),
+            activations=tuple(get_activation(name) for name in index["activations"]),
+            form=_form(place / FORM) if index["form"] else None,
+            input_shape=None if index["input_shape"] is None else tuple(index["input_shape"]),
+        )
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+        raise FileFormatError(f"{str(place)!r} has no states that can be opened: {error}") from error
+
+
+def _files(form: bool) -> list[str]:
+    return [f"{name}.npy" for name in _MATRICES] + [FORM] * form
+
+
+def _sealed(index: dict[str, Any]) -> str:
+    """Returns the checksum of an index, but for that itself."""
+    said = {name: value for name, value in index.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _check(place: Path, index: dict[str, Any], verify: bool) -> None:
+    damaged = [INDEX] if index["sha256"] != _sealed(index) else []
+    if verify and not damaged:
+        damaged = [name for name in _files(index["form"]) if file_digest(place / name) != index["files"][name]]
+    if damaged:
+        raise FileFormatError(f"{damaged[0]} is damaged: its checksum does not match; record the states again")
+
+
+def _write(place: Path, part: Tensor) -> None:
+    kind = torch.empty(0, dtype=part.dtype).numpy().dtype
+    with written_whole(place) as temporary, open(temporary, "wb") as file:
+        header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": tuple(part.shape)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for piece in part.split(PIECE):
+            file.write(np.ascontiguousarray(piece.detach().cpu().numpy()).data)
+
+
+def _mapped(place: Path) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has no tensors that cannot be written to
+        return torch.from_numpy(np.load(place, mmap_mode="r", allow_pickle=False))
+
+
+def _form(place: Path) -> ImplicitForm:
+    with safe_open(place, framework="pt") as file:
+        return unpack_form(file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118

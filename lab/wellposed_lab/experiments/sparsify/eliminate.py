@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 
 from wellposed.convex import EliminationPath, States, eliminate_features, support_mask
-from wellposed.convex.columns import Columns
-from wellposed.convex.rescale import fitting_units
+from wellposed.convex.assemble import fitting_units
+from wellposed.convex.eliminate import Columns
 from wellposed_lab.engine.run import Context, Run
 from wellposed_lab.engine.store import Result, Value
 from wellposed_lab.experiments.sparsify.rows import Layers

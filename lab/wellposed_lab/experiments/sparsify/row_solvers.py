@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from wellposed.convex.problem import RowProblem
-from wellposed.convex.solver import RowSolution, RowSolver, finished
+from wellposed.convex.solvers.base import RowSolution, RowSolver, finished
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import keeping
 

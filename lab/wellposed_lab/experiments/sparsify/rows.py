@@ -32,10 +32,9 @@ from wellposed.convex import (
     shared_layers,
     support_mask,
 )
-from wellposed.convex.design import WIDE
-from wellposed.convex.gather import RowData
-from wellposed.convex.rescale import fitting_units
-from wellposed.convex.shared_layer import row_weights, set_rows, widths
+from wellposed.convex.assemble import fitting_units
+from wellposed.convex.problem import WIDE
+from wellposed.convex.shared import RowData, row_weights, set_rows, widths
 from wellposed.errors import InputError
 from wellposed.models.implicit import ImplicitModel
 from wellposed_lab.cache import cached

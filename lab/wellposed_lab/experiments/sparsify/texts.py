@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from wellposed.convex.gather import Valid
+from wellposed.convex.shared import Valid
 from wellposed.data import files
 from wellposed.data.cache import MissingDataError, data_folder, fetch
 from wellposed.data.files import read_members

@@ -9,8 +9,8 @@ from torch import Tensor
 from wellposed.conditions.rounding import double, upward
 from wellposed.convex.problem import SMALLEST_RIDGE, common_support
 from wellposed.convex.report import FitReport
+from wellposed.convex.rows import block_starts
 from wellposed.convex.states import States
-from wellposed.convex.support import block_starts
 from wellposed.errors import InputError
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.io.certificates import Claim

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wellposed.convex.problem import RowProblem
-from wellposed.convex.solver import RowSolution, RowSolver, finished
+from wellposed.convex.solvers.base import RowSolution, RowSolver, finished
 from wellposed.errors import InputError, require
 
 EXTRA = "convex"

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from wellposed.convex.conic import Conic
-from wellposed.convex.homotopy import Homotopy
 from wellposed.convex.problem import RowProblem
-from wellposed.convex.projected import Projected
-from wellposed.convex.schur import Schur
-from wellposed.convex.solver import RowSolution, RowSolver, finished, merged, unfinished
+from wellposed.convex.solvers.base import RowSolution, RowSolver, finished, merged, unfinished
+from wellposed.convex.solvers.conic import Conic
+from wellposed.convex.solvers.homotopy import Homotopy, Schur
+from wellposed.convex.solvers.projected import Projected
 from wellposed.errors import MissingExtraError
 
 LARGEST_PATH = 20_000  # columns; wider rows go to the projected gradient

@@ -1,0 +1,1 @@
+"""Solvers of the problem of one row, each with a duality gap."""
