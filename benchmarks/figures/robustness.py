@@ -14,7 +14,7 @@ from wellposed.errors import require
 from wellposed.models import ImplicitModel, load_reference
 from wellposed.robust import Box, certified, output_bounds
 from wellposed.robust.attacks import pgd
-from wellposed.robust.gallery import gallery
+from wellposed.robust.draw import gallery
 
 MODELS = {"digits": "trained as usual", "digits-robust": "trained by bounds"}
 METHODS = {"norm": "#4b5563", "box": "#a86a00", "interval": "#c2410c", "crown": "#1f5fd0", "optimised": "#00795a"}

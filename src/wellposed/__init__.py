@@ -62,8 +62,7 @@ if TYPE_CHECKING:
     from wellposed.models.noise import Noise
     from wellposed.models.noisy import Noisy
     from wellposed.models.recurrent import ImplicitRNN
-    from wellposed.robust.convex_set import SparseBox
-    from wellposed.robust.uncertainty import Box
+    from wellposed.robust.sets import Box, SparseBox
     from wellposed.training.loop import fit
 
 __version__ = "0.1.0"

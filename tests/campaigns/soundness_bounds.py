@@ -29,7 +29,7 @@ from wellposed.robust import (
     Uncertainty,
     certified,
     crown,
-    enclosure,
+    intervals,
     lipschitz,
     margin_bounds,
     output_bounds,
@@ -38,7 +38,7 @@ from wellposed.robust import (
     state_bounds,
     worst_case_loss,
 )
-from wellposed.robust.proof import enclosures
+from wellposed.robust.bounds import enclosures
 
 BATCH, DRAWN, DIRECTIONS = 4, 384, 64
 SOLVED = 1e-10  # relative error of outputs that were solved in float64
@@ -152,7 +152,7 @@ class Trial:
         turn = list(METHODS)[self.number % len(METHODS)]
         target = self.form(self.u).argmax(1)
         own = np.take_along_axis(y, target.numpy()[self.sample][:, None], 1)
-        with mock.patch.object(enclosure, "MAX_SWEEPS", cut[0]), mock.patch.object(crown, "MAX_STEPS", cut[1]):
+        with mock.patch.object(intervals, "MAX_SWEEPS", cut[0]), mock.patch.object(crown, "MAX_STEPS", cut[1]):
             for method in METHODS:
                 if found := _asked(output_bounds, self.form, self.set, method):
                     self.bounded(f"outputs, {method}", found, y, y_slack)

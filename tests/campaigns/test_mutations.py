@@ -5,7 +5,7 @@ import torch
 from mutant_changes import ROOT, changes, drawn, living, mutants_of
 
 from wellposed.errors import InputError
-from wellposed.robust.attacks.ranked import entries
+from wellposed.robust.attacks.sparse import entries
 
 RANKED = ROOT / "src" / "wellposed" / "robust" / "attacks" / "ranked.py"
 

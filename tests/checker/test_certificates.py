@@ -28,7 +28,7 @@ from wellposed.convex.claims import gap_claim
 from wellposed.convex.rows import support_mask
 from wellposed.errors import IllPosedError, InputError
 from wellposed.robust import Box
-from wellposed.robust.proof import enclosures
+from wellposed.robust.bounds import enclosures
 
 ROOT = Path(__file__).parents[2]
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "silu", "selu", "mish", "sin", "leaky_relu(0.2)", "hardtanh")

@@ -11,7 +11,7 @@ from tests.cli.test_certify_command import WRONG, folder, given, invoke, mistake
 from wellposed import cli
 from wellposed.cli.attack import ATTACKS
 from wellposed.robust.attacks import jsma, noise_attack, pgd, ranked_attack
-from wellposed.robust.gallery import gallery
+from wellposed.robust.draw import gallery
 
 NOISES = ("noise", "speckle")
 SOURCE = ("--model", "certify_networks:network", "--data", "data.npz")

@@ -6,7 +6,7 @@ import torch
 from wellposed.conditions import norms
 from wellposed.conditions.norms import largest_eigenvalue, largest_singular_value
 from wellposed.forms import Dense
-from wellposed.robust.l2_bound import SMALL, operator_norm
+from wellposed.robust.boxes import SMALL, operator_norm
 
 F64 = torch.float64
 MATRICES = {

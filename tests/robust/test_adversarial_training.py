@@ -12,7 +12,7 @@ from wellposed.models import DEQ, DenseCell, Noise
 from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
 from wellposed.robust.attacks import adaptive_attack, pgd, survival, through
 from wellposed.robust.attacks.attack import Loss, Victim
-from wellposed.robust.trades import climbed, divergence
+from wellposed.robust.training import climbed, divergence
 
 
 class Shaky(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import linprog
 
 from wellposed.errors import InputError
-from wellposed.robust.linear_program import LinearProgram
+from wellposed.robust.linear_programs import LinearProgram
 
 
 def problem(seed, rows=12, columns=20):

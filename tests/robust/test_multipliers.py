@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from wellposed.forms import Dense
-from wellposed.robust import multipliers
-from wellposed.robust.multipliers import Multipliers
+from wellposed.robust import crown
+from wellposed.robust.crown import Multipliers
 
 F64 = torch.float64
 
@@ -38,7 +38,7 @@ def test_extrapolation_needs_fewer_steps(monkeypatch):
         return float((image[0] - nu[0]).abs().max())
 
     quick = left_over(25)
-    monkeypatch.setattr(multipliers, "LATE", 10_000)
+    monkeypatch.setattr(crown, "LATE", 10_000)
     assert quick < 1e-2 * left_over(25)
 
 

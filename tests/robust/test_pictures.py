@@ -7,8 +7,7 @@ from wellposed_lab.experiments.robust.bounds import random_loops
 
 from wellposed.errors import InputError
 from wellposed.robust import Box, MethodError, sensitivity, state_bounds
-from wellposed.robust.gallery import gallery
-from wellposed.robust.pictures import bound_projection, caveat, class_maps, row_correlation, sensitivity_map
+from wellposed.robust.draw import bound_projection, caveat, class_maps, gallery, row_correlation, sensitivity_map
 
 
 @pytest.fixture

@@ -24,9 +24,8 @@ from wellposed.robust import (
     output_bounds,
     state_bounds,
 )
-from wellposed.robust.interval import Interval
-from wellposed.robust.relaxation import enclosed, side_by_side
-from wellposed.robust.relaxed_set import Rows
+from wellposed.robust.linear_programs import Rows, enclosed, side_by_side
+from wellposed.robust.sets import Interval
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import torch
 from robust_cases import F64, MODELS, answers, model_of, tried
 
 from wellposed.errors import IllPosedError
-from wellposed.robust import METHODS, Ball, Box, MethodError, SparseBox, crown, enclosure, output_bounds
+from wellposed.robust import METHODS, Ball, Box, MethodError, SparseBox, crown, intervals, output_bounds
 
 CASES = 100_000
 CUTS = ((300, 60), (300, 60), (4, 3), (1, 1), (1, 0))  # sweeps of intervals and steps of multipliers
@@ -32,7 +32,7 @@ def test_no_point_of_many_leaves_a_bound(dtype, monkeypatch, capsys):
         points = tried(form, inputs, u, eps, number)
         outputs = {one: answers(form, part) for one, part in points.items()}
         cut = CUTS[number % len(CUTS)]
-        monkeypatch.setattr(enclosure, "MAX_SWEEPS", cut[0])
+        monkeypatch.setattr(intervals, "MAX_SWEEPS", cut[0])
         monkeypatch.setattr(crown, "MAX_STEPS", cut[1])
         for method in METHODS:
             try:

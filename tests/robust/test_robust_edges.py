@@ -9,21 +9,17 @@ from torch import nn
 from wellposed.activations import get_activation
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import Dense, ImplicitForm
-from wellposed.robust import Box, MethodError, Separable, output_bounds, relaxed_set, separable_bound
+from wellposed.robust import Box, MethodError, Separable, linear_programs, output_bounds, separable_bound
 from wellposed.robust.attacks import Threat, jsma, pgd, train_surrogate
 from wellposed.robust.attacks.attack import under_attack
-from wellposed.robust.attacks.ranked import entries
-from wellposed.robust.attacks.saliency import _slopes, _step
-from wellposed.robust.gallery import gallery
-from wellposed.robust.interval import Interval
-from wellposed.robust.linear_program import LinearProgram
-from wellposed.robust.live_form import live_form
-from wellposed.robust.multipliers import Multipliers
-from wellposed.robust.pictures import bound_projection
-from wellposed.robust.proof import _reach
-from wellposed.robust.relax_lines import lines_of
-from wellposed.robust.trades import TradesLoss
-from wellposed.robust.uncertainty import radii
+from wellposed.robust.attacks.sparse import _slopes, _step, entries
+from wellposed.robust.bounds import _reach
+from wellposed.robust.crown import Multipliers, lines_of
+from wellposed.robust.draw import bound_projection, gallery
+from wellposed.robust.linear_programs import LinearProgram
+from wellposed.robust.sensitivity import live_form
+from wellposed.robust.sets import Interval, radii
+from wellposed.robust.training import TradesLoss
 
 F64 = torch.float64
 
@@ -195,11 +191,11 @@ def test_programs_say_nothing(capfd):
 
 def test_programs_are_refused_by_the_size_of_their_matrix(monkeypatch):
     form = ImplicitForm(torch.zeros(2, 2, dtype=F64), torch.ones(2, 3, dtype=F64), torch.ones(1, 2, dtype=F64))
-    monkeypatch.setattr(relaxed_set, "LARGEST", 28)  # 4 x (4 + 3)
-    assert relaxed_set.Rows.of(form, "lp").terms > 0
-    monkeypatch.setattr(relaxed_set, "LARGEST", 27)
+    monkeypatch.setattr(linear_programs, "LARGEST", 28)  # 4 x (4 + 3)
+    assert linear_programs.Rows.of(form, "lp").terms > 0
+    monkeypatch.setattr(linear_programs, "LARGEST", 27)
     with pytest.raises(MethodError, match="4 x 7 entries"):
-        relaxed_set.Rows.of(form, "lp")
+        linear_programs.Rows.of(form, "lp")
 
 
 @pytest.mark.parametrize(("width", "aspect"), [(4, 1.0), (5, "auto")])

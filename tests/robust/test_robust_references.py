@@ -36,8 +36,8 @@ from wellposed.robust import (
     output_bounds,
     state_bounds,
 )
-from wellposed.robust.interval import Interval
-from wellposed.robust.relax_lines import lines_of
+from wellposed.robust.crown import lines_of
+from wellposed.robust.sets import Interval
 
 
 def linear(n=6):

@@ -14,7 +14,7 @@ from wellposed.robust import (
     MethodError,
     SparseBox,
     crown,
-    enclosure,
+    intervals,
     margin_bounds,
     output_bounds,
     state_bounds,
@@ -93,7 +93,7 @@ def test_bounds_hold_wherever_iterations_are_cut(make, monkeypatch):
     tried = points(form, inputs)
     widths = []
     for sweeps, steps in [(300, 60), (2, 2), (1, 1), (1, 0)]:
-        monkeypatch.setattr(enclosure, "MAX_SWEEPS", sweeps)
+        monkeypatch.setattr(intervals, "MAX_SWEEPS", sweeps)
         monkeypatch.setattr(crown, "MAX_STEPS", steps)
         check(form, inputs, ["interval", Crown(1)], tried, 1e-8)
         widths.append(float(output_bounds(form, inputs, Crown(1)).width.mean()))

@@ -25,7 +25,7 @@ from wellposed.robust import (
     worst_case_loss,
 )
 from wellposed.robust.attacks import lp_attack, pgd, ranked_attack
-from wellposed.robust.live_form import live_form
+from wellposed.robust.sensitivity import live_form
 from wellposed.training import fit
 
 ENTROPY = nn.functional.cross_entropy

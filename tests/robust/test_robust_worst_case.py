@@ -6,7 +6,7 @@ from wellposed.convert import to_implicit
 from wellposed.errors import InputError, UnknownNameError
 from wellposed.forms import ImplicitForm
 from wellposed.robust import Bounds, Box, certified, certified_accuracy, worst_case_loss
-from wellposed.robust.worst_case import margin_loss, squared_error
+from wellposed.robust.bounds import margin_loss, squared_error
 
 
 def some_bounds():

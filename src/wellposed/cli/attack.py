@@ -43,7 +43,7 @@ from wellposed.robust.attacks import (
     ranked_attack,
     transfer_attack,
 )
-from wellposed.robust.gallery import gallery
+from wellposed.robust.draw import gallery
 from wellposed.workers import threads_for
 
 

@@ -1,19 +1,29 @@
 """How far outputs move when inputs do: sets of inputs, proven bounds, sensitivity, worst cases (003 chapter 4)."""
 
-from wellposed.robust.bounds import METHODS, margin_bounds, output_bounds, state_bounds
-from wellposed.robust.convex_set import Ball, ConvexSet, SparseBox
-from wellposed.robust.crown_bound import Crown
-from wellposed.robust.penalty import norm_gain, norm_penalty, sensitivity_penalty
-from wellposed.robust.query import MethodError, Query
-from wellposed.robust.relaxation import Relaxation
-from wellposed.robust.result import Bounds
-from wellposed.robust.sensitivity import lipschitz, sensitivity
-from wellposed.robust.separable import separable_bound
-from wellposed.robust.separable_function import Separable
-from wellposed.robust.trades import SignSteps, TradesLoss
-from wellposed.robust.training import AdversarialLoss, CertifiedLoss, Penalised, Ramp, added_back
-from wellposed.robust.uncertainty import Box, Uncertainty
-from wellposed.robust.worst_case import certified, certified_accuracy, worst_case_loss
+from wellposed.robust.bounds import (
+    METHODS,
+    certified,
+    certified_accuracy,
+    margin_bounds,
+    output_bounds,
+    state_bounds,
+    worst_case_loss,
+)
+from wellposed.robust.crown import Crown
+from wellposed.robust.linear_programs import Relaxation
+from wellposed.robust.query import Bounds, MethodError, Query
+from wellposed.robust.sensitivity import lipschitz, norm_gain, norm_penalty, sensitivity, sensitivity_penalty
+from wellposed.robust.separable import Separable, separable_bound
+from wellposed.robust.sets import Ball, Box, ConvexSet, SparseBox, Uncertainty
+from wellposed.robust.training import (
+    AdversarialLoss,
+    CertifiedLoss,
+    Penalised,
+    Ramp,
+    SignSteps,
+    TradesLoss,
+    added_back,
+)
 
 __all__ = [
     "METHODS",

@@ -1,29 +1,57 @@
 """How far states, outputs and margins can move: one entry point for all methods.
 
 A method takes a `Query` and returns `Bounds`; a further one is a line in `METHODS`.
+
+The method "best": what several methods prove, intersected, within a time budget.
+
+The largest loss on a set of inputs, and which samples provably keep their class (003, section 4.3).
+
+Bounds as claims of a certificate: boxes of states that an implicit model maps into themselves.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from wellposed.conditions.rounding import plain_sums
-from wellposed.errors import InputError, unknown_name
+from wellposed.conditions.norms import perron_weights
+from wellposed.conditions.rounding import plain_sums, upward
+from wellposed.errors import IllPosedError, InputError, MissingExtraError, unknown_name
 from wellposed.forms import ImplicitForm
-from wellposed.robust.best import best_bounds
-from wellposed.robust.box_bound import box_bounds
-from wellposed.robust.crown_bound import Crown
-from wellposed.robust.interval_bound import interval_bounds
-from wellposed.robust.l2_bound import l2_bounds
-from wellposed.robust.norm_bound import norm_bounds
-from wellposed.robust.query import Query, as_form, check_target, margins
-from wellposed.robust.relaxation import Relaxation
-from wellposed.robust.result import Bounds
-from wellposed.robust.uncertainty import Uncertainty
+from wellposed.models.io.certificates import Claim
+from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds
+from wellposed.robust.crown import Crown
+from wellposed.robust.intervals import interval_bounds
+from wellposed.robust.linear_programs import Relaxation
+from wellposed.robust.query import Bounds, Query, as_form, check_target, margins
+from wellposed.robust.sets import Box, Uncertainty
+
+ORDER = ("interval", "l2", "crown", "optimised", "triangle")  # cheapest first; those that are registered are tried
+
+
+def best_bounds(query: Query, methods: Mapping[str, Callable[[Query], Bounds]]) -> Bounds:
+    """Intersects the bounds of all methods that apply, as long as there is time; their names are joined by +.
+
+    The cheapest method always runs to its end, and the others stop tightening when the time is over.
+    """
+    found: Bounds | None = None
+    reasons = []
+    for name in ORDER:
+        if name not in methods or (found is not None and query.late):
+            continue
+        try:
+            bounds = methods[name](query).stated()
+        except (InputError, IllPosedError, MissingExtraError) as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        found = bounds if found is None else found.within(bounds)
+    if found is None:
+        raise IllPosedError("no method bounds this form:\n" + "\n".join(reasons))
+    return found.named(f"best ({found.method})")
+
 
 Method = Callable[[Query], Bounds]
 
@@ -139,3 +167,172 @@ def _deadline(budget: float | None) -> float:
     if not budget > 0:
         raise InputError(f"the time budget is a positive number of seconds; received {budget}")
     return time.monotonic() + budget
+
+
+LOSSES = ("cross_entropy", "cross_entropy_box", "squared_error")
+
+
+def worst_case_loss(
+    model: ImplicitForm | nn.Module,
+    inputs: Uncertainty,
+    target: Tensor,
+    loss: str = "cross_entropy",
+    method: str | Method = "crown",
+    budget: float | None = None,
+) -> Tensor:  # (B,)
+    """Bounds the loss of every sample from above, over its whole set. Differentiable where the method is.
+
+    Args:
+        target: classes (B,); for ``"squared_error"`` values (B, q).
+        loss: ``"cross_entropy"`` bounds the margins ``y_i - y_target``; ``"cross_entropy_box"`` is the exact
+            maximum over the box of the outputs, and ``"squared_error"`` that of ``|y - target|_2^2``.
+        method, budget: as in `output_bounds`.
+
+    Example:
+        >>> from wellposed.robust import Box
+        >>> form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1))
+        >>> around = Box(torch.ones(1, 1), 2 * torch.ones(1, 1))
+        >>> worst_case_loss(form, around, torch.zeros(1, 1), "squared_error").round(decimals=3)
+        tensor([4.])
+    """
+    if loss == "cross_entropy":
+        return margin_loss(margin_bounds(model, inputs, target, method, budget).upper, target)
+    if loss not in LOSSES:
+        raise unknown_name("loss", loss, LOSSES)
+    bounds = output_bounds(model, inputs, method, budget)
+    if loss == "squared_error":
+        return squared_error(bounds, target)
+    check_target(target, *bounds.upper.shape)
+    return margin_loss(bounds.upper - bounds.lower.gather(1, target[:, None]), target)
+
+
+def squared_error(bounds: Bounds, target: Tensor) -> Tensor:  # (B,)
+    """Returns the largest ``|y - target|_2^2`` of all y within bounds, attained at a corner.
+
+    Example:
+        >>> bounds = Bounds(torch.tensor([[-1.0]]), torch.tensor([[3.0]]), "box", torch.zeros(1, 1))
+        >>> squared_error(bounds, torch.tensor([[0.0]]))
+        tensor([9.0000])
+    """
+    if tuple(target.shape) != tuple(bounds.upper.shape) or not target.is_floating_point():
+        raise InputError(
+            f"squared_error takes targets of the outputs' shape {tuple(bounds.upper.shape)}; received "
+            f"{target.dtype} {tuple(target.shape)}"
+        )
+    farthest = torch.maximum((bounds.upper - target).abs(), (bounds.lower - target).abs())
+    return _raised(farthest.square().sum(1), bounds.upper.shape[1])
+
+
+def margin_loss(margins: Tensor, target: Tensor) -> Tensor:  # (B, q), (B,) -> (B,)
+    """Returns ``log(1 + sum_{i != y} exp(margin_i))``, the cross-entropy of the largest margins.
+
+    Example:
+        >>> margin_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([1])).round(decimals=3)
+        tensor([0.6930])
+    """
+    own = torch.zeros_like(margins, dtype=torch.bool).scatter(1, target[:, None], True)
+    return _raised(torch.logsumexp(margins.masked_fill(own, 0.0), dim=1), margins.shape[1])
+
+
+def certified(
+    model: ImplicitForm | nn.Module,
+    inputs: Uncertainty,
+    target: Tensor,  # (B,)
+    method: str | Method = "crown",
+    budget: float | None = None,
+) -> Tensor:  # (B,)
+    """Tells which samples provably have the class `target` on their whole set.
+
+    Example:
+        >>> from wellposed.robust import Box
+        >>> form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([[1.0], [-1.0]]))
+        >>> certified(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), torch.tensor([0]))
+        tensor([True])
+    """
+    with torch.no_grad():
+        upper = margin_bounds(model, inputs, target, method, budget).upper
+    own = torch.zeros_like(upper, dtype=torch.bool).scatter(1, target[:, None], True)
+    return ((upper < 0) | own).all(1)
+
+
+def certified_accuracy(
+    model: ImplicitForm | nn.Module,
+    inputs: Uncertainty,
+    target: Tensor,  # (B,)
+    method: str | Method = "crown",
+    budget: float | None = None,
+) -> float:
+    """Returns the share of samples that `certified` proves.
+
+    Example:
+        >>> from wellposed.robust import Box
+        >>> form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([[1.0], [-1.0]]))
+        >>> certified_accuracy(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), torch.tensor([1]))
+        0.0
+    """
+    if not len(inputs):
+        raise InputError("a share of no samples is no number; give at least one")
+    return float(certified(model, inputs, target, method, budget).double().mean())
+
+
+def _raised(value: Tensor, terms: int) -> Tensor:
+    """Pays for the rounding of a loss; a loss near zero may be off by a multiple of the unit."""
+    unit = torch.finfo(value.dtype).eps
+    return value + 2 * (terms + 8) * unit * (1 + value.detach().abs())
+
+
+ROOM = 1e-9  # of the size of the states, by which boxes are larger than they need be
+
+
+def enclosures(model: ImplicitForm | nn.Module, inputs: Box) -> list[Claim]:
+    """Claims, for the inputs of every box, boxes that hold the states and the outputs.
+
+    A box X with phi(AX + BU + b) within X holds a solution for every u in U (Brouwer), and so the only one; the
+    checker needs nothing else. X is the interval bound, larger by a little in the direction of weights v with
+    ``gamma |A| v < v``, which the map makes smaller again.
+
+    Args:
+        model: an `ImplicitModel` or a form of matrices, with increasing activations.
+        inputs: one box a sample; the claims refer to these numbers, in float64.
+
+    Raises:
+        IllPosedError: |A| has no such weights, as where strong negative feedback is proven by "mu".
+
+    Example:
+        >>> from wellposed.models import ImplicitModel
+        >>> (claim,) = enclosures(ImplicitModel(2, 1, 3).double(), Box.around(torch.zeros(1, 2).double(), 0.1))
+        >>> claim.kind, sorted(claim.tensors)
+        ('enclosure', ['u0', 'u1', 'x0', 'x1', 'y0', 'y1'])
+    """
+    with torch.no_grad():
+        form, box = as_form(model, inputs).to(torch.float64), inputs.to(torch.float64)
+        A, C, D = (part.to_dense() for part in (form.A, form.C, form.D))
+        found = state_bounds(form, box, "interval")
+        size = torch.maximum(found.lower.abs(), found.upper.abs()).amax(1, keepdim=True)
+        room = ROOM * (1 + size) * _weights(form, A)
+        lower, upper = found.lower - room, found.upper + room
+        low, high = _reach(C, lower, upper), _reach(D, box.lower, box.upper)
+        shift = 0.0 if form.output_bias is None else form.output_bias
+        spare = ROOM * (1 + low[2] + high[2])
+        y0, y1 = low[0] + high[0] + shift - spare, low[1] + high[1] + shift + spare
+    names = ("u0", "u1", "x0", "x1", "y0", "y1")
+    ends = box.lower, box.upper, lower, upper, y0, y1
+    facts = {"inputs": ["u0", "u1"], "states": ["x0", "x1"], "outputs": ["y0", "y1"]}
+    rows = ({name: part[k] for name, part in zip(names, ends, strict=True)} for k in range(len(box)))
+    return [Claim("enclosure", facts, tensors) for tensors in rows]
+
+
+def _weights(form: ImplicitForm, A: Tensor) -> Tensor:  # (n,)
+    constants = torch.tensor([phi.lipschitz() for phi in form.activations], dtype=torch.float64)
+    gamma = constants.repeat_interleave(torch.tensor(list(form.partition)))
+    weights, value = perron_weights(upward(A.abs() * gamma[:, None], 1))
+    if not value < 1:
+        raise IllPosedError("no box of states is known to map into itself: |A| has no weights v with |A| v < v")
+    return weights
+
+
+def _reach(matrix: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the range of ``matrix x`` over a box, and the size of its terms."""
+    center, radius = (lower + upper) / 2, (upper - lower) / 2
+    middle, spread = center @ matrix.mT, radius @ matrix.abs().mT
+    return middle - spread, middle + spread, (center.abs() + radius) @ matrix.abs().mT

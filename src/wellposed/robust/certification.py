@@ -11,10 +11,9 @@ from wellposed.errors import IllPosedError, WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.robust.attacks import Attack, pgd
 from wellposed.robust.attacks.attack import margin
-from wellposed.robust.bounds import METHODS, output_bounds
+from wellposed.robust.bounds import METHODS, certified, output_bounds
 from wellposed.robust.query import MethodError
-from wellposed.robust.uncertainty import Box
-from wellposed.robust.worst_case import certified
+from wellposed.robust.sets import Box
 
 FIRST = "crown"  # decides most samples in little time; "best" goes on with those it leaves open
 ROUNDING = 1e3  # units by which the outputs of a model may be off

@@ -7,20 +7,242 @@ z = Ax + Bu + b,
 
 for **any** nu. Without a loop nu = c + A' lam by substitution and the last term vanishes; in a loop nu is iterated
 and the last term is bounded by the interval of the states, so that every iterate is sound.
+
+The method "crown": intervals, refined by linear bounds, and linear bounds of what was asked for.
+
+Lines above and below an activation on an interval, and the exact intercepts that make them sound.
+
+For any coefficient nu and slope-times-coefficient lam, ``nu phi(z) <= lam z + g`` holds on [l, h] with
+``g = max_z (nu phi(z) - lam z)``. The maximum is attained at an end, at a kink, or where ``phi' = lam / nu``, so
+it is computed from points of the interval for whatever slopes were chosen; no slope can make a bound unsound.
+
+Tightens pre-activations by CROWN, unit by unit, before other blocks read them.
+
+Optimises the free slopes of linear bounds, for every bound its own.
+
+The iteration ``nu <- c + A' lam(nu)`` of a loop, for many rows at once; any nu gives a sound bound.
 """
 
+import abc
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from wellposed.activations import Activation
 from wellposed.conditions.rounding import allowance
+from wellposed.errors import InputError
+from wellposed.forms import Operator
 from wellposed.forms.evaluation import Stage
-from wellposed.robust.enclosure import Enclosure
-from wellposed.robust.functional import Functionals
-from wellposed.robust.interval import Interval
-from wellposed.robust.multipliers import Multipliers
-from wellposed.robust.relax_lines import Slopes, lines_of
+from wellposed.robust.intervals import Enclosure, loop_states
+from wellposed.robust.query import Bounds, Functionals, Query, of_states, shaped
+from wellposed.robust.sets import Interval
+
+
+class Slopes(NamedTuple):
+    """Slopes of the lines below and above, and where others would do as well and may be optimised."""
+
+    lower: Tensor
+    upper: Tensor
+    free_lower: Tensor
+    free_upper: Tensor
+
+
+@dataclass(frozen=True)
+class Lines(abc.ABC):
+    """How an activation is enclosed between lines."""
+
+    phi: Activation
+
+    @abc.abstractmethod
+    def unstable(self, z: Interval) -> Tensor:
+        """Tells where phi is not affine on the interval."""
+
+    @abc.abstractmethod
+    def slopes(self, z: Interval) -> Slopes:
+        """Chooses slopes."""
+
+    @abc.abstractmethod
+    def touching(self, nu: Tensor, lam: Tensor, z: Interval) -> list[Tensor]:
+        """Lists points of the interval inside of which ``nu phi(z) - lam z`` may be largest."""
+
+    def intercept(self, nu: Tensor, lam: Tensor, z: Interval) -> Tensor:
+        """Returns ``max_z (nu phi(z) - lam z)`` over the interval."""
+        found = torch.maximum(self._gap(nu, lam, z.lower), self._gap(nu, lam, z.upper))
+        for point in self.touching(nu, lam, z):
+            found = torch.maximum(found, self._gap(nu, lam, point))
+        return found
+
+    def _gap(self, nu: Tensor, lam: Tensor, point: Tensor) -> Tensor:
+        return nu * self.phi.function(point) - lam * point
+
+    def chord(self, z: Interval) -> Tensor:
+        """Returns the slope of the line through the ends."""
+        width = z.upper - z.lower
+        rise = self.phi.function(z.upper) - self.phi.function(z.lower)
+        wide = width > 64 * torch.finfo(width.dtype).eps * z.magnitude
+        slope = rise / torch.where(wide, width, 1.0)
+        low, high = self.phi.slope
+        return torch.where(wide, slope, self.phi.slope_at(z.center)).clamp(low, high)
+
+
+@dataclass(frozen=True)
+class Kinked(Lines):
+    """Lines of a piecewise linear map: ReLU, leaky ReLU, hardtanh and their like."""
+
+    kinks: tuple[float, ...]
+
+    def unstable(self, z: Interval) -> Tensor:
+        inside = torch.zeros_like(z.lower, dtype=torch.bool)
+        for kink in self.kinks:
+            inside = inside | ((z.lower < kink) & (z.upper > kink))
+        return inside
+
+    def slopes(self, z: Interval) -> Slopes:
+        """Takes the chord on one side and the slope at the middle, which leaves the smaller area, on the other."""
+        left, right = self.phi.slope_at(z.lower), self.phi.slope_at(z.upper)
+        chord, middle, unstable = self.chord(z), self.phi.slope_at(z.center), self.unstable(z)
+        convex, concave = unstable & (left < right), unstable & (left > right)
+        return Slopes(torch.where(convex, middle, chord), torch.where(concave, middle, chord), convex, concave)
+
+    def touching(self, nu: Tensor, lam: Tensor, z: Interval) -> list[Tensor]:
+        return [torch.clamp(torch.full_like(z.lower, kink), z.lower, z.upper) for kink in self.kinks]
+
+
+@dataclass(frozen=True)
+class Sigmoidal(Lines):
+    """Lines of a map that is convex below zero and concave above, ``phi(s z) = scaled tanh``: tanh and sigmoid."""
+
+    stretch: float  # phi'(z) = phi'(0) / cosh(stretch z)^2
+
+    def unstable(self, z: Interval) -> Tensor:
+        return z.upper > z.lower
+
+    def slopes(self, z: Interval) -> Slopes:
+        lower, upper = -z.upper, -z.lower  # phi(-z) is phi(0) - phi(z) up to a constant
+        return Slopes(self._above(Interval(lower, upper)), self._above(z), (z.upper <= 0), (z.lower >= 0))
+
+    def _above(self, z: Interval) -> Tensor:
+        """Chooses the slope of the line above: tangent in the middle, tangent through the left end, or chord."""
+        concave, convex = z.lower >= 0, z.upper <= 0
+        point = self._tangent(z)
+        mixed = torch.where(point < z.upper, self.phi.slope_at(point), self.chord(z))
+        return torch.where(concave, self.phi.slope_at(z.center), torch.where(convex, self.chord(z), mixed))
+
+    @torch.no_grad()
+    def _tangent(self, z: Interval) -> Tensor:
+        """Finds the point d >= 0 at which the line through the left end touches, by bisection."""
+        low, high = torch.zeros_like(z.lower), z.upper.clamp(min=0)
+        value = self.phi.function(z.lower)
+        for _ in range(24):
+            point = (low + high) / 2
+            steep = self.phi.slope_at(point) * (point - z.lower) > self.phi.function(point) - value
+            low, high = torch.where(steep, point, low), torch.where(steep, high, point)
+        return high
+
+    def touching(self, nu: Tensor, lam: Tensor, z: Interval) -> list[Tensor]:
+        """Solves ``phi'(z) = lam / nu``: z = +- log((1 + sqrt(1 - r)) / sqrt(r)) / stretch, r = lam/nu/phi'(0)."""
+        with torch.no_grad():
+            ratio = torch.where(nu != 0, lam / (torch.where(nu != 0, nu, 1.0) * self.phi.slope[1]), 1.0)
+            ratio = ratio.clamp(torch.finfo(ratio.dtype).tiny, 1.0)
+            point = ((1 - ratio).sqrt().log1p() - ratio.log() / 2) / self.stretch
+        return [torch.clamp(point, z.lower, z.upper), torch.clamp(-point, z.lower, z.upper)]
+
+
+def lines_of(phi: Activation) -> Lines | None:
+    """Returns how an activation is enclosed between lines; None if that is not known.
+
+    Example:
+        >>> from wellposed.activations import get_activation
+        >>> lines_of(get_activation("leaky_relu(0.1)")).kinks, lines_of(get_activation("gelu"))
+        ((0.0,), None)
+    """
+    kind = phi.name.partition("(")[0]
+    kinks = {"identity": (), "relu": (0.0,), "leaky_relu": (0.0,), "relu6": (0.0, 6.0), "hardsigmoid": (-3.0, 3.0)}
+    kinks["hardtanh"] = phi.image
+    if kind in kinks and phi.componentwise:
+        return Kinked(phi, kinks[kind])
+    stretches = {"tanh": 1.0, "sigmoid": 0.5}
+    return Sigmoidal(phi, stretches[kind]) if kind in stretches else None
+
+
+Rows = dict[int, Tensor]  # (R, n_k) by block
+LATE = 3  # steps after which the iteration is extrapolated
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """What a loop makes of functionals of its states.
+
+    Args:
+        start: c, the coefficients of the loop's blocks.
+        slopes: lower and upper slopes of every row, by block; blocks without lines are missing.
+        links: for every block, the blocks that read it with the transposed operators.
+    """
+
+    start: Rows
+    slopes: dict[int, tuple[Tensor, Tensor]]
+    links: dict[int, list[tuple[int, Operator]]]
+
+    def lam(self, k: int, nu: Tensor) -> Tensor:
+        """Returns s(nu) nu, s the upper slope where nu is positive."""
+        lower, upper = self.slopes[k]
+        return torch.where(nu > 0, upper, lower) * nu
+
+    def image(self, nu: Rows) -> Rows:
+        """Returns ``c + A' lam(nu)``."""
+        lam = {k: self.lam(k, part) for k, part in nu.items() if k in self.slopes}
+        found = {}
+        for j, part in self.start.items():
+            for i, operator in self.links[j]:
+                part = part + operator.apply(lam[i])
+            found[j] = part
+        return found
+
+    def settled(self, max_steps: int, tolerance: float) -> tuple[Rows, Rows]:
+        """Iterates until no row changes by more than a tolerance, and returns nu with its image.
+
+        After a few steps the secant of the last two residuals is taken (Anderson, memory one), unless gradients
+        are asked for. A row that has settled is left alone, so that it does not depend on the others.
+        """
+        nu, size = dict(self.start), tolerance * _size(self.start)
+        active, before = torch.ones_like(size, dtype=torch.bool), None
+        following = self.image(nu)
+        for step in range(max_steps):
+            residual = {k: (following[k] - nu[k]).detach() for k in nu}
+            active = active & (_size(residual) > size)
+            if not bool(active.any()):
+                break
+            proposal = following
+            if before is not None and step >= LATE and not any(part.requires_grad for part in following.values()):
+                proposal = _extrapolated(following, residual, *before)
+            before = following, residual
+            nu = {k: torch.where(active[:, None], proposal[k], nu[k]) for k in nu}
+            following = self.image(nu)
+        return nu, following
+
+
+def _extrapolated(following: Rows, residual: Rows, last: Rows, before: Rows) -> Rows:
+    """Goes along the last step to where the residual would be least, in rows whose residual has not grown."""
+    share = torch.where(_size(residual) > _size(before), 0.0, _secant(residual, before))[:, None]
+    return {k: part - share * (part - last[k]) for k, part in following.items()}
+
+
+def _secant(residual: Rows, before: Rows) -> Tensor:  # (R,)
+    """Returns the share of the last step that makes the residual least, none where that is no better."""
+    change = {k: residual[k] - before[k] for k in residual}
+    along = torch.stack([(residual[k] * change[k]).sum(1) for k in residual]).sum(0)
+    length = torch.stack([part.square().sum(1) for part in change.values()]).sum(0)
+    share = along / length
+    return torch.where(share.isfinite(), share.clamp(-20.0, 0.9), 0.0)
+
+
+def _size(rows: Rows) -> Tensor:  # (R,)
+    """Returns the largest absolute value of every row."""
+    return torch.stack([part.detach().abs().amax(1) for part in rows.values()]).amax(0)
+
 
 MAX_STEPS, TOLERANCE = 60, 1e-6
 CHOICE = dict[int, tuple[Tensor, Tensor]]  # lower and upper slopes of every row, by block
@@ -141,3 +363,210 @@ class Backward:
             for j in start
         }
         return Multipliers(start, slopes, links)
+
+
+RATE, DECAY = 0.25, 0.95
+
+
+def tightest(backward: Backward, rows: Functionals, steps: int) -> tuple[Tensor, Tensor]:  # (R,), (R,)
+    """Bounds functionals from above, with slopes optimised for some steps; also returns the rounding's share."""
+    value, slack = backward.upper(rows)
+    if not steps or backward.enclosure.query.late:
+        return value, slack
+    better, _ = backward.upper(rows, optimised(backward, rows, steps))
+    return torch.minimum(value, better), slack
+
+
+@torch.enable_grad()
+def optimised(backward: Backward, rows: Functionals, steps: int) -> CHOICE:
+    """Finds slopes that make upper bounds smaller, by projected Adam; any slopes give sound bounds.
+
+    Free are the slopes below a convex and above a concave piece; the best ones found are returned for each row.
+    """
+    rows = _constant(rows)
+    base, masks = _start(backward, rows.sample)
+    if not base:
+        return {}
+    moving = {k: [part.clone().requires_grad_() for part in pair] for k, pair in base.items()}
+    optimiser = torch.optim.Adam([part for pair in moving.values() for part in pair], RATE)
+    best = {k: (pair[0].detach().clone(), pair[1].detach().clone()) for k, pair in moving.items()}
+    least = torch.full_like(rows.constant, torch.inf)
+    for _ in range(steps):
+        choice = {k: _joined(moving[k], base[k], masks[k]) for k in moving}
+        value, _ = backward.upper(rows, choice)
+        better = (value.detach() < least)[:, None]
+        least = torch.minimum(least, value.detach())
+        for k, found in choice.items():
+            best[k] = _joined([part.detach() for part in found], best[k], (better, better))
+        if backward.enclosure.query.late or not _step(optimiser, value, moving, backward):
+            break
+    return best
+
+
+def _step(optimiser: torch.optim.Optimizer, value: Tensor, moving: dict, backward: Backward) -> bool:
+    if not value.requires_grad:
+        return False
+    parameters = [part for pair in moving.values() for part in pair]
+    found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+    for part, gradient in zip(parameters, found, strict=True):
+        part.grad = torch.zeros_like(part) if gradient is None else gradient
+    optimiser.step()
+    for group in optimiser.param_groups:
+        group["lr"] *= DECAY
+    with torch.no_grad():
+        for k, pair in moving.items():
+            low, high = backward.enclosure.activations[k].slope
+            for part in pair:
+                part.clamp_(low, high)
+    return True
+
+
+def _start(backward: Backward, sample: Tensor) -> tuple[CHOICE, CHOICE]:
+    base, masks = {}, {}
+    for k, lines in enumerate(backward.lines):
+        if lines is not None and backward.enclosure.known(k):
+            slopes = backward.slopes(k)
+            base[k] = slopes.lower.detach()[sample], slopes.upper.detach()[sample]
+            masks[k] = slopes.free_lower[sample], slopes.free_upper[sample]
+    return base, masks
+
+
+def _joined(
+    moving: Sequence[Tensor], base: tuple[Tensor, Tensor], masks: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    lower, upper = (torch.where(m, a, b) for m, a, b in zip(masks, moving, base, strict=True))
+    return lower, upper
+
+
+def _constant(rows: Functionals) -> Functionals:
+    states = {k: part.detach() for k, part in rows.states.items()}
+    return Functionals(states, rows.inputs.detach(), rows.constant.detach(), rows.size, rows.sample)
+
+
+CHUNK = {"cpu": 2**17}  # entries of rows that are carried back at a time, for processors what their caches hold
+LARGEST_CHUNK = 2**23  # elsewhere
+
+
+@dataclass
+class Refinement:
+    """Bounds the pre-activations of units that are not affine on their interval.
+
+    Args:
+        everything: whether also those that are, for bounds of the states themselves.
+        rounds: how often the units of a loop are refined; other blocks need one round.
+        slope_steps: how many steps the slopes are optimised for, for every unit outside of loops.
+    """
+
+    backward: Backward
+    rounds: int
+    everything: bool = False
+    slope_steps: int = 0
+
+    @property
+    def enclosure(self) -> Enclosure:
+        """What is tightened."""
+        return self.backward.enclosure
+
+    def __call__(self, stage: Stage) -> None:
+        """Tightens the blocks of a stage."""
+        for _ in range(self.rounds if stage.system is not None else min(self.rounds, 1)):
+            if self.enclosure.query.late:
+                return
+            for k in stage.blocks:
+                if self.backward.lines[k] is not None and self.enclosure.operators.plan.rows[k]:
+                    self._block(k, self.slope_steps if stage.system is None else 0)
+            if stage.system is not None:
+                self.enclosure.enclose(stage)
+
+    def _block(self, k: int, steps: int) -> None:
+        lines, z = self.backward.lines[k], self.enclosure.z(k)
+        assert lines is not None
+        chosen = torch.ones_like(z.lower, dtype=torch.bool) if self.everything else lines.unstable(z)
+        sample, unit = chosen.nonzero(as_tuple=True)
+        size, low, high = row_chunk(self.enclosure), z.lower, z.upper
+        for some, units in zip(*(index.split(size) for index in (sample, unit)), strict=True):
+            if len(some) == 0 or self.enclosure.query.late:
+                break
+            lower, upper = self._both(preactivations(self.enclosure, k, some, units), steps)
+            low, high = low.index_put((some, units), lower), high.index_put((some, units), upper)
+        self.enclosure.tighten(k, Interval(low, high))  # at the end, or a sample would depend on others
+
+    def _both(self, rows: Functionals, steps: int) -> tuple[Tensor, Tensor]:
+        lower, _ = tightest(self.backward, rows.negated, steps)
+        upper, _ = tightest(self.backward, rows, steps)
+        return -lower, upper
+
+
+def row_chunk(enclosure: Enclosure) -> int:
+    """Returns how many rows are carried back at a time."""
+    widest = max(*enclosure.query.form.partition, enclosure.query.form.sizes[1])
+    return max(1, CHUNK.get(enclosure.query.set.device.type, LARGEST_CHUNK) // widest)
+
+
+def preactivations(enclosure: Enclosure, k: int, sample: Tensor, unit: Tensor) -> Functionals:
+    """Reads some pre-activations of a block as functionals."""
+    operators = enclosure.operators
+    size = operators.form_size(k)
+    rows = torch.zeros(len(unit), size, dtype=operators.form.dtype, device=unit.device)
+    rows = rows.scatter(1, unit[:, None], 1.0)
+    states = {j: operators.transposed[k, j].apply(rows) for j in operators.plan.rows[k]}
+    inputs = operators.inputs_transposed[k].apply(rows)
+    return Functionals(states, inputs, enclosure.biases[k][unit], enclosure.size(k)[sample, unit], sample)
+
+
+@dataclass(frozen=True)
+class Crown:
+    """Linear bounds at the fixed point, for ReLU, leaky ReLU, tanh, sigmoid and other maps with known lines.
+
+    Where no lines are known (pooling, softmax) the backward pass ends at the states' interval, and `method` says
+    so. Differentiable in all matrices.
+
+    Args:
+        rounds: how often the pre-activations of unstable units are refined; 0 takes those of the intervals.
+        slope_steps: how many steps the free slopes of every bound are optimised for.
+
+    Example:
+        >>> from wellposed.forms import ImplicitForm
+        >>> from wellposed.robust import Box, output_bounds
+        >>> form = ImplicitForm(torch.tensor([[0.5]]), torch.ones(1, 1), torch.ones(1, 1))
+        >>> found = output_bounds(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), Crown(rounds=1))
+        >>> found.lower.round(decimals=3), found.upper.round(decimals=3)
+        (tensor([[2.]]), tensor([[4.]]))
+    """
+
+    rounds: int = 3
+    slope_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 0 or self.slope_steps < 0:
+            raise InputError(f"rounds and slope_steps are not negative; received {self}")
+
+    def __call__(self, query: Query) -> Bounds:
+        """Answers a query."""
+        enclosure = Enclosure(query, loop_states)
+        backward = Backward(enclosure)
+        enclosure.run(Refinement(backward, self.rounds, query.combination is None, self.slope_steps))
+        by_states = of_states(query, enclosure.states, "crown")
+        name = _name(enclosure, backward, self.slope_steps)
+        if query.combination is None:
+            return by_states.named(name)
+        rows = Functionals.of_outputs(
+            enclosure.operators, query.combination.flatten(0, 1), enclosure.states, query.set, query.sample
+        )
+        upper, slack = self._upper(backward, rows)
+        lower, _ = self._upper(backward, rows.negated)
+        return shaped(query, -lower, upper, name, slack).within(by_states).named(name)
+
+    def _upper(self, backward: Backward, rows: Functionals) -> tuple[Tensor, Tensor]:
+        size = row_chunk(backward.enclosure)
+        starts = range(0, len(rows), size)
+        parts = [rows.part(slice(start, start + size)) for start in starts]
+        found = [tightest(backward, part, self.slope_steps) for part in parts]
+        return torch.cat([value for value, _ in found]), torch.cat([slack for _, slack in found])
+
+
+def _name(enclosure: Enclosure, backward: Backward, steps: int) -> str:
+    pairs = zip(enclosure.activations, backward.lines, strict=True)
+    stopped = sorted({phi.name for phi, lines in pairs if lines is None})
+    kind = "crown, slopes optimised" if steps else "crown"
+    return f"{kind} (interval at {', '.join(stopped)})" if stopped else kind

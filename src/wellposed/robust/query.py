@@ -1,21 +1,32 @@
-"""A question about a model: which functions of its outputs or states are to be bounded, over which inputs."""
+"""A question about a model: which functions of its outputs or states are to be bounded, over which inputs.
+
+What a bound returns, and how bounds of states become bounds of outputs.
+
+Linear functions of states and inputs, many rows at a time, each of its own sample.
+
+The operators of a form as bounds need them: themselves, their absolute values and their transposes.
+"""
 
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from wellposed.conditions.rounding import allowance
 from wellposed.convert import to_implicit
 from wellposed.errors import InputError
-from wellposed.forms import Dense, ImplicitForm, LowRank
+from wellposed.forms import Block, Dense, ImplicitForm, LowRank, Operator
+from wellposed.forms.compose import Blocks
+from wellposed.forms.evaluation import Plan
 from wellposed.forms.gains import require_finite_entries
+from wellposed.forms.operators.entries import cover, sum_length
 from wellposed.models import ImplicitModel
-from wellposed.robust.uncertainty import Uncertainty
+from wellposed.robust.sets import Interval, Uncertainty
 
 T = TypeVar("T")
 
@@ -141,3 +152,224 @@ def check_target(target: Tensor, batch: int, q: int) -> Tensor:
             f"the classes are 0 to {q - 1}; target reaches from {int(target.min())} to {int(target.max())}"
         )
     return target
+
+
+Parts = dict[tuple[int, int], Operator]
+
+
+@dataclass(frozen=True)
+class Operators:
+    """A form's operators in its own type, block by block.
+
+    `size` is nowhere below ``|P||Q|`` where an operator is a product PQ and bounds the rounding of a product with
+    it; `absolute` is nowhere below ``|PQ|``, which may be smaller.
+    """
+
+    form: ImplicitForm
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """A, B, C and D cut alike."""
+        return Blocks.of(self.form)
+
+    @property
+    def plan(self) -> Plan:
+        """The order of the blocks."""
+        return self.form.plan
+
+    @cached_property
+    def inputs(self) -> list[Block]:
+        """The block rows of B, each an operator on all inputs."""
+        B = self.blocks.B
+        rows = enumerate(B.rows())
+        return [Block(B.heights[k : k + 1], B.widths, {(0, j): part for j, part in row.items()}, *home(B))
+                for k, row in rows]  # fmt: skip
+
+    @cached_property
+    def inputs_transposed(self) -> list[Block]:
+        """The transposes of the block rows of B."""
+        return [row.T for row in self.inputs]
+
+    @cached_property
+    def transposed(self) -> Parts:
+        """The transposed blocks of A by their place in A."""
+        return {key: part.T for key, part in self.blocks.A.parts.items()}
+
+    @cached_property
+    def absolute(self) -> Parts:
+        """Bounds of the absolute values of the blocks of A."""
+        return {key: self.cover(part, True) for key, part in self.blocks.A.parts.items()}
+
+    @cached_property
+    def size(self) -> Parts:
+        """The same with products of absolute values."""
+        return {key: self.cover(part, False) for key, part in self.blocks.A.parts.items()}
+
+    def form_size(self, k: int) -> int:
+        """Returns how many states a block has."""
+        return self.form.partition[k]
+
+    def cover(self, operator: Operator, formed: bool) -> Operator:
+        """Bounds the absolute value of an operator, in the form's type."""
+        return cover(operator.to(torch.float64), formed).to(self.form.dtype)
+
+    def biases(self) -> list[Tensor]:
+        """b, block by block."""
+        n = self.form.sizes[0]
+        zero = torch.zeros(n, dtype=self.form.dtype, device=self.form.device)
+        whole = zero if self.form.bias is None else self.form.bias
+        return list(whole.split(self.form.partition))
+
+    @cached_property
+    def terms(self) -> int:
+        """The length of the longest sum in any product with these operators or their transposes."""
+        parts = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
+        down = max(sum_length(part) for part in parts)
+        across = max(sum_length(part.T) for part in parts)
+        return 2 * max(down, across) + len(self.form.partition) + 16
+
+
+def home(block: Block) -> tuple[torch.dtype, torch.device]:
+    """Returns the type and device of a block matrix, for an empty one beside it."""
+    return block.dtype, block.device
+
+
+@dataclass(frozen=True)
+class Functionals:
+    """The functions ``sum_k states_k' x_k + inputs' u + constant``.
+
+    Args:
+        states: (R, n_k) by block; blocks that are not read are missing.
+        inputs: (R, p).
+        constant: (R,).
+        size: (R,), a bound of the sum of absolute values of all terms, for the rounding.
+        sample: (R,), the sample of every row.
+    """
+
+    states: dict[int, Tensor]
+    inputs: Tensor
+    constant: Tensor
+    size: Tensor
+    sample: Tensor
+
+    @property
+    def negated(self) -> "Functionals":
+        """The functions times -1."""
+        states = {k: -part for k, part in self.states.items()}
+        return Functionals(states, -self.inputs, -self.constant, self.size, self.sample)
+
+    def __len__(self) -> int:
+        return len(self.constant)
+
+    def part(self, rows: slice) -> "Functionals":
+        """Takes some rows."""
+        states = {k: part[rows] for k, part in self.states.items()}
+        return Functionals(states, self.inputs[rows], self.constant[rows], self.size[rows], self.sample[rows])
+
+    @classmethod
+    def of_outputs(
+        cls, operators: Operators, combination: Tensor, states: list[Interval], inputs: Uncertainty, sample: Tensor
+    ) -> "Functionals":  # (R, q)
+        """Reads combinations of the outputs ``y = Cx + Du + c``.
+
+        Args:
+            states: intervals of all states, for the size of the terms.
+        """
+        blocks, pieces = operators.blocks, combination.split(operators.blocks.C.heights, dim=1)
+        found: dict[int, Tensor] = {}
+        for (i, j), part in blocks.C.parts.items():
+            image = part.T.apply(pieces[i])
+            found[j] = found[j] + image if j in found else image
+        offset = operators.form.output_bias
+        constant = combination.new_zeros(len(combination)) if offset is None else combination @ offset
+        size = output_size(operators, states, inputs)
+        total = (combination.abs() * size[sample]).sum(1)
+        return cls(found, blocks.D.T.apply(combination), constant, total, sample)
+
+    def largest(self, states: list[Interval], inputs: Uncertainty, terms: int) -> tuple[Tensor, Tensor]:
+        """Returns the largest value for states in intervals, and how much of it is allowance for rounding."""
+        value = inputs.support_rows(self.inputs, self.sample) + self.constant
+        for k, part in self.states.items():
+            value = value + states[k].at(self.sample).largest(part)
+        width = self.inputs.shape[1] + sum(part.shape[1] for part in self.states.values())
+        slack = allowance(4 * self.size, terms + width)
+        return value + slack, slack
+
+
+def output_size(operators: Operators, states: list[Interval], inputs: Uncertainty) -> Tensor:  # (B, q)
+    """Bounds ``|C||x| + |D||u| + |c|``."""
+    C, D = (operators.cover(part, False) for part in (operators.blocks.C, operators.blocks.D))
+    size = C.apply(torch.cat([x.magnitude for x in states], dim=1)) + D.apply(inputs.box().interval.magnitude)
+    offset = operators.form.output_bias
+    return size if offset is None else size + offset.abs()
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Proven bounds ``lower <= value <= upper``, per sample, of the exact equilibrium for every input of a set.
+
+    Args:
+        lower, upper: (B, k).
+        method: what proved them.
+        slack: (B, k), how much each bound was moved outward for rounding where it was evaluated.
+
+    Example:
+        >>> found = Bounds(torch.tensor([[0.0]]), torch.tensor([[2.0]]), "box", torch.zeros(1, 1))
+        >>> found.width, bool(found.contains(torch.tensor([[1.5]])))
+        (tensor([[2.]]), True)
+    """
+
+    lower: Tensor
+    upper: Tensor
+    method: str
+    slack: Tensor
+
+    @property
+    def width(self) -> Tensor:
+        """``upper - lower``."""
+        return self.upper - self.lower
+
+    def contains(self, value: Tensor, tolerance: float = 0.0) -> Tensor:  # (B,)
+        """Tells for which samples all values lie within the bounds, up to a tolerance."""
+        inside = (value >= self.lower - tolerance) & (value <= self.upper + tolerance)
+        return inside.all(-1)
+
+    def stated(self) -> "Bounds":
+        """Replaces ends that are no numbers, as overflow leaves them, by infinite ones: nothing is proven there.
+
+        Example:
+            >>> Bounds(torch.tensor([[torch.nan]]), torch.tensor([[2.0]]), "box", torch.zeros(1, 1)).stated().lower
+            tensor([[-inf]])
+        """
+        lower = torch.where(self.lower.isnan(), -torch.inf, self.lower)
+        return replace(self, lower=lower, upper=torch.where(self.upper.isnan(), torch.inf, self.upper))
+
+    def within(self, other: "Bounds") -> "Bounds":
+        """Intersects two proofs of the same values."""
+        lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
+        slack = torch.where(other.width < self.width, other.slack, self.slack)
+        return Bounds(lower, upper, f"{self.method} + {other.method}", slack)
+
+    def named(self, method: str) -> "Bounds":
+        """Changes the name."""
+        return replace(self, method=method)
+
+
+def of_states(query: Query, states: list[Interval], method: str) -> Bounds:
+    """Answers a query by intervals of the states."""
+    if query.combination is None:
+        lower = torch.cat([x.lower for x in states], dim=1)
+        upper = torch.cat([x.upper for x in states], dim=1)
+        unit = torch.finfo(lower.dtype).eps
+        return Bounds(lower, upper, method, unit * torch.maximum(lower.abs(), upper.abs()).detach())
+    operators = Operators(query.form)
+    rows = query.combination.flatten(0, 1)
+    functionals = Functionals.of_outputs(operators, rows, states, query.set, query.sample)
+    upper, slack = functionals.largest(states, query.set, operators.terms)
+    lower, _ = functionals.negated.largest(states, query.set, operators.terms)
+    return shaped(query, -lower, upper, method, slack)
+
+
+def shaped(query: Query, lower: Tensor, upper: Tensor, method: str, slack: Tensor) -> Bounds:
+    """Writes the values of rows as a table."""
+    return Bounds(lower.view(query.shape), upper.view(query.shape), method, slack.view(query.shape))

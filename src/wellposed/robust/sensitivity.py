@@ -1,5 +1,11 @@
-"""The sensitivity matrix: how far every output can move per unit of every input (003, section 4.3)."""
+"""The sensitivity matrix: how far every output can move per unit of every input (003, section 4.3).
 
+Penalties on how far outputs can move, differentiable in the parameters (003, sections 4.2 and 4.3).
+
+A model's form with gradients, for training with bounds.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,11 +14,12 @@ from torch import Tensor, nn
 from wellposed.activations import get_activation
 from wellposed.conditions.norms import spectral_norm
 from wellposed.conditions.rounding import EPS, upward
-from wellposed.errors import InputError
-from wellposed.forms import Block, Diagonal, ImplicitForm, gains
+from wellposed.errors import IllPosedError, InputError
+from wellposed.forms import Block, Dense, Diagonal, ImplicitForm, Operator, Zero, gains
 from wellposed.forms.evaluation import Stage
 from wellposed.forms.gains import Loop, Spread
-from wellposed.robust.query import to_form
+from wellposed.models import ImplicitModel
+from wellposed.robust.query import MethodError, to_form
 
 
 @torch.no_grad()
@@ -124,3 +131,126 @@ def _scaled(block: Block, gammas: tuple[float, ...]) -> Block:
 
 def _column(block: Block, k: int) -> Block:
     return block.chosen(range(len(block.heights)), [k])
+
+
+NAMES: dict[type[nn.Module], Callable[[nn.Module], str]] = {
+    nn.ReLU: lambda _: "relu",
+    nn.Tanh: lambda _: "tanh",
+    nn.Sigmoid: lambda _: "sigmoid",
+    nn.LeakyReLU: lambda layer: f"leaky_relu({layer.negative_slope})",
+}
+IGNORED = (nn.Flatten, nn.Identity)
+
+
+def live_form(model: ImplicitForm | nn.Module) -> ImplicitForm:
+    """Reads a model as a form whose matrices are functions of its parameters.
+
+    `to_implicit` copies weights, so nothing could be trained through it. This reads an `ImplicitModel`, or an
+    ``nn.Sequential`` of linear layers with ReLU, leaky ReLU, tanh or sigmoid between them.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> form = live_form(network)
+        >>> form, form.B.to_dense().requires_grad
+        (ImplicitForm(8 states, 4 inputs, 2 outputs, relu), True)
+    """
+    if isinstance(model, ImplicitForm | ImplicitModel):
+        return to_form(model, None)
+    layers = [part for part in model if not isinstance(part, IGNORED)] if isinstance(model, nn.Sequential) else []
+    linear, between = layers[::2], layers[1::2]
+    fits = len(layers) % 2 and len(layers) > 1 and all(isinstance(part, nn.Linear) for part in linear)
+    if not fits or not all(type(part) in NAMES for part in between):
+        raise MethodError(
+            "gradients of bounds need an ImplicitModel, or an nn.Sequential of Linear layers with ReLU, "
+            f"LeakyReLU, Tanh or Sigmoid between them; received {type(model).__name__}"
+        )
+    return _layered([part for part in linear if isinstance(part, nn.Linear)], between)
+
+
+def _layered(linear: list[nn.Linear], between: list[nn.Module]) -> ImplicitForm:
+    sizes = tuple(part.out_features for part in linear[:-1])
+    p, q, weight = linear[0].in_features, linear[-1].out_features, linear[0].weight
+    home = weight.dtype, weight.device
+    inner: dict[tuple[int, int], Operator] = {(k, k - 1): Dense(linear[k].weight) for k in range(1, len(sizes))}
+    A = Block(sizes, sizes, inner, *home)
+    B = Block(sizes, (p,), {(0, 0): Dense(weight)}, *home)
+    C = Block((q,), sizes, {(0, len(sizes) - 1): Dense(linear[-1].weight)}, *home)
+    bias = torch.cat([_bias(part) for part in linear[:-1]])
+    phis = [NAMES[type(part)](part) for part in between]
+    D = Zero((q, p), *home)
+    return ImplicitForm(A, B, C, D, bias, phis, output_bias=_bias(linear[-1]))
+
+
+def _bias(part: nn.Linear) -> Tensor:
+    return part.bias if part.bias is not None else part.weight.new_zeros(part.out_features)
+
+
+def norm_penalty(model: ImplicitForm | nn.Module) -> Tensor:  # ()
+    """Returns ``(|B|^2 + |C|^2) / (2 - 2 |A|) + |D|`` in inf-norms, a Lipschitz constant (003 eq. 4.9).
+
+    It is eq. 4.7 under another number, convex in the matrices, and needs ``|A|_inf < 1``; B and A carry the
+    Lipschitz constant of phi. By the inequality of the means it is never below `norm_gain`.
+
+    Example:
+        >>> form = ImplicitForm(torch.tensor([[0.5]]), torch.tensor([[1.0]]), torch.tensor([[3.0]]))
+        >>> norm_penalty(form), norm_gain(form)
+        (tensor(10.), tensor(6.))
+    """
+    A, B, C, D = _norms(model)
+    return 0.5 * (B.square() + C.square()) / (1 - A) + D
+
+
+def norm_gain(model: ImplicitForm | nn.Module) -> Tensor:  # ()
+    """Returns ``|B| |C| / (1 - |A|) + |D|`` in inf-norms, which `norm_penalty` bounds (003, section 4.2).
+
+    Example:
+        >>> norm_gain(ImplicitForm(torch.tensor([[0.5]]), torch.ones(1, 1), torch.ones(1, 1)))
+        tensor(2.)
+    """
+    A, B, C, D = _norms(model)
+    return B * C / (1 - A) + D
+
+
+def sensitivity_penalty(model: ImplicitForm | nn.Module) -> Tensor:  # ()
+    """Returns ``|S|_inf`` with ``S = |C| (I - |A|)^-1 |B| + |D|``, never above `norm_gain` (003, section 4.3).
+
+    The largest row sum is ``max_i (|C| v + |D| 1)_i`` with ``v = (I - |A|)^-1 |B| 1``, one linear system. Not
+    rounded up: `lipschitz` is the number to report.
+
+    Example:
+        >>> form = ImplicitForm(torch.tensor([[0.5]]), torch.tensor([[1.0]]), torch.tensor([[3.0]]))
+        >>> sensitivity_penalty(form)
+        tensor(6.)
+    """
+    form = live_form(model)
+    gamma = _gammas(form)
+    A, B, C, D = (getattr(form, name).to_dense().abs() for name in "ABCD")
+    eye = torch.eye(len(A), dtype=A.dtype, device=A.device)
+    v = torch.linalg.solve(eye - gamma[:, None] * A, gamma * B.sum(1))
+    if not bool((v.isfinite() & (v >= -1e-6 * v.detach().abs().max())).all()):
+        raise IllPosedError(
+            "the sensitivity matrix does not exist: the spectral radius of |A| is not below one; train with a "
+            "condition that caps it, such as 'inf'"
+        )
+    return (C @ v + D.sum(1)).max()
+
+
+def _norms(model: ImplicitForm | nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    form = live_form(model)
+    gamma = _gammas(form)
+    A, B, C, D = (getattr(form, name).to_dense().abs().sum(1) for name in "ABCD")
+    norms = (gamma * A).max(), (gamma * B).max(), C.max(), D.max()
+    if not float(norms[0].detach()) < 1:
+        raise IllPosedError(
+            f"the norm penalty needs |A|_inf < 1, and it is {float(norms[0].detach()):.4g}; use "
+            "sensitivity_penalty, or form.rescale(kappa) first"
+        )
+    return norms
+
+
+def _gammas(form: ImplicitForm) -> Tensor:  # (n,)
+    """Returns the Lipschitz constant of every state's activation."""
+    if not all(phi.componentwise for phi in form.activations):
+        raise MethodError("penalties are for activations that act on every state alone; use lipschitz() to report")
+    pairs = zip(form.activations, form.partition, strict=True)
+    return torch.cat([torch.full((n,), phi.lipschitz(), dtype=form.dtype, device=form.device) for phi, n in pairs])

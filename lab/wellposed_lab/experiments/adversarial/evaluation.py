@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wellposed.equilibrium import Gradient
 from wellposed.robust.attacks import adaptive_attack, autoattack, pgd, salt_and_pepper, speckle, survival
-from wellposed.robust.trades import SignSteps
+from wellposed.robust.training import SignSteps
 from wellposed_lab.engine.store import Value
 from wellposed_lab.experiments.adversarial.models import Classifier
 

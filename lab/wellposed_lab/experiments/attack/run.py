@@ -28,8 +28,7 @@ from wellposed.robust.attacks import (
     transfer_attack,
 )
 from wellposed.robust.attacks.attack import Loss, under_attack
-from wellposed.robust.gallery import as_picture, strongest, telling
-from wellposed.robust.pictures import row_correlation
+from wellposed.robust.draw import as_picture, row_correlation, strongest, telling
 from wellposed_lab.cache import cached
 from wellposed_lab.engine.run import Context, Run
 from wellposed_lab.engine.store import Result, Value

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.errors import InputError, require
-from wellposed.robust.attacks.attack import Attack, Model, Victim, under_attack
-from wellposed.robust.attacks.threat import Threat
+from wellposed.robust.attacks.attack import Attack, Model, Threat, Victim, under_attack
 
 NORMS = {"inf": "Linf", "2": "L2"}
 VERSIONS = ("standard", "rand")

@@ -1,4 +1,9 @@
-"""Intervals of all pre-activations and states over a set of inputs, block by block, sound at any time."""
+"""What an activation makes of an interval, rounded outward.
+
+Intervals of all pre-activations and states over a set of inputs, block by block, sound at any time.
+
+Intervals that are images of themselves: interval bound propagation, also through loops.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -7,13 +12,69 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.conditions.rounding import allowance
+from wellposed.activations import Activation
+from wellposed.conditions.rounding import allowance, unit_roundoff
+from wellposed.errors import IllPosedError
 from wellposed.forms.evaluation import Stage
-from wellposed.robust.image import image
-from wellposed.robust.interval import Interval
-from wellposed.robust.operators import Operators
-from wellposed.robust.query import Query
-from wellposed.robust.uncertainty import Box
+from wellposed.forms.gains import steepest
+from wellposed.robust.boxes import Center, Distances, box_states
+from wellposed.robust.query import Bounds, MethodError, Operators, Query, of_states
+from wellposed.robust.sets import Box, Interval
+
+ORDER_PRESERVING = ("max_pool", "group_sort")  # maps on blocks that increase in every entry
+
+
+def image(phi: Activation, z: Interval) -> Interval:
+    """Encloses phi(z) for all z in an interval.
+
+    The ends where phi increases; else phi at the center and its Lipschitz constant times the radius. Values
+    outside of what phi can return are cut off.
+
+    Example:
+        >>> from wellposed.activations import get_activation
+        >>> image(get_activation("relu"), Interval(torch.tensor([[-1.0]]), torch.tensor([[2.0]])))
+        Interval(lower=tensor([[0.]]), upper=tensor([[2.]]))
+    """
+    found = Interval(phi.function(z.lower), phi.function(z.upper)) if increasing(phi) else _around(phi, z)
+    if phi.rounding:
+        found = found.widened(_rounding(phi, z))
+    low, high = phi.image
+    return Interval(found.lower.clamp(min=low), found.upper.clamp(max=high))
+
+
+def increasing(phi: Activation) -> bool:
+    """Tells whether phi increases in every entry of its argument.
+
+    Example:
+        >>> from wellposed.activations import get_activation
+        >>> increasing(get_activation("tanh")), increasing(get_activation("gelu"))
+        (True, False)
+    """
+    if phi.componentwise:
+        return phi.slope[0] >= 0
+    return phi.name.partition("(")[0] in ORDER_PRESERVING
+
+
+def _around(phi: Activation, z: Interval) -> Interval:
+    radius = z.radius.detach().double()
+    try:
+        change = steepest(phi, radius).to(z.lower)
+    except IllPosedError as error:
+        raise MethodError(
+            f"{phi.name!r} has no Lipschitz constant, so nothing bounds its states; give it bounded arguments"
+        ) from error
+    middle = phi.function(z.center)
+    return Interval(middle - change, middle + change).widened(2 * unit_roundoff(change.dtype) * change)
+
+
+def _rounding(phi: Activation, z: Interval) -> Tensor:
+    """Bounds the rounding of phi by ``rounding * u * (|phi(0)| + gamma |z|)``, and more for maps on blocks."""
+    unit, size = unit_roundoff(z.lower.dtype), z.magnitude.detach()
+    origin = phi.function(torch.zeros_like(size[:1])).abs()
+    spread = steepest(phi, size.double()).to(size)
+    width = 0 if phi.componentwise else (phi.block or size.shape[-1])
+    return (phi.rounding + width + 2) * unit * (origin + spread)
+
 
 MAX_SWEEPS, TOLERANCE = 300, 1e-5
 LOOK = 8  # sweeps between two looks at a device that computes while the next ones are prepared
@@ -157,3 +218,53 @@ def _moved(before: list[Interval], after: list[Interval]) -> Tensor:  # (B, 1)
     """Tells for which samples the intervals still shrink."""
     old, new = torch.cat([x.width for x in before], dim=1), torch.cat([x.width for x in after], dim=1)
     return ((old - new).amax(1) > TOLERANCE * new.amax(1))[:, None]
+
+
+def interval_bounds(query: Query) -> Bounds:
+    """Bounds by intervals; without loops that is interval bound propagation, and with them it starts from the box.
+
+    Every iterate is intersected with the one before, so bounds hold wherever the iteration stops. Differentiable.
+    """
+    return of_states(query, Enclosure(query, starting_states).run().states, "interval")
+
+
+@torch.no_grad()
+def starting_states(query: Query) -> list[Interval]:
+    """Encloses the states of loops: by the box, else by the Euclidean norm, else by what phi can return."""
+    reasons = []
+    for method in (box_states, l2_states, image_states):
+        try:
+            return method(query)
+        except (IllPosedError, MethodError) as error:
+            reasons.append(str(error))
+    raise IllPosedError("nothing encloses the states of a loop: " + "; ".join(reasons))
+
+
+def l2_states(query: Query) -> list[Interval]:
+    """Encloses all states in the Euclidean norm."""
+    states = Distances.of(query, query.once("center", Center.of)).states(query.form.dtype)
+    if not all(bool((x.lower.isfinite() & x.upper.isfinite()).all()) for x in states):
+        raise MethodError("no loop has a monotone or spectral certificate")
+    return states
+
+
+def image_states(query: Query) -> list[Interval]:
+    """Encloses all states by what their activations can return, in well-posed forms."""
+    query.form.certificate()
+    found, looping = [], {k for stage in query.form.plan.stages if stage.system for k in stage.blocks}
+    for k, (phi, size) in enumerate(zip(query.form.activations, query.form.partition, strict=True)):
+        ends = torch.tensor(phi.image, dtype=query.form.dtype, device=query.form.device)
+        if k in looping and not bool(ends.isfinite().all()):
+            raise MethodError(f"{phi.name!r} can return any value")
+        found.append(Interval(*(end.expand(len(query.set), size) for end in ends)))
+    return found
+
+
+def loop_states(query: Query) -> list[Interval]:
+    """Encloses the states of loops by the box and, where a certificate allows, by the Euclidean norm."""
+    found = starting_states(query)
+    try:
+        other = l2_states(query)
+    except (IllPosedError, MethodError):
+        return found
+    return [one.within(two) for one, two in zip(found, other, strict=True)]

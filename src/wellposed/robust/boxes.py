@@ -1,0 +1,374 @@
+"""One number for all states: the norm bound (003 eqs. 4.3 and 4.4).
+
+The implicit box: how far states and outputs move if every input moves by its radius (003, Theorems 5 and 6).
+
+The equilibrium at the center of a set, with a bound of how well it satisfies its equation.
+
+Bounds in the Euclidean norm, from the monotone or the spectral certificate of every loop.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from wellposed.activations import Activation
+from wellposed.conditions.conditions import Monotone
+from wellposed.conditions.norms import largest_eigenvalue, largest_singular_value, spectral_norm
+from wellposed.conditions.rounding import EPS, reciprocal_gap, upward
+from wellposed.errors import IllPosedError
+from wellposed.forms import Block, Identity, ImplicitForm, Operator
+from wellposed.forms.evaluation import Stage
+from wellposed.forms.gains import Spread, steepest
+from wellposed.forms.operators.base import Operator
+from wellposed.forms.operators.entries import LARGEST_DENSE, cover, sum_length
+from wellposed.robust.query import Bounds, MethodError, Query, of_states, shaped
+from wellposed.robust.sets import Box, Interval
+
+
+@dataclass(frozen=True)
+class Center:
+    """A computed equilibrium and its residual, in float64.
+
+    Args:
+        form: the form in float64.
+        spread: the absolute values of its operators.
+        u: (B, p), the center.
+        radius: (B, p), how far every input may be from it.
+        states: (B, n_k) of every block.
+        residual: (B, n_k), bounds of ``|x - phi(Ax + Bu + b)|``, rounding included.
+    """
+
+    form: ImplicitForm
+    spread: Spread
+    u: Tensor
+    radius: Tensor
+    states: list[Tensor]
+    residual: list[Tensor]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, query: Query) -> "Center":
+        """Solves for the center of the set."""
+        form = query.form.to(torch.float64)
+        exact = query.set.to(torch.float64)
+        u, radius = exact.center.detach(), upward(exact.deviation().detach(), 4)
+        x = form.equilibrium(u, on_failure="ignore").value
+        assert isinstance(x, Tensor)
+        if not bool(x.isfinite().all()):
+            raise IllPosedError(
+                "the equilibrium at the center of the set is not finite; check the inputs and form.certificate()"
+            )
+        spread = Spread.of(form, formed=False)
+        states = list(x.split(form.partition, dim=1))
+        return cls(form, Spread.of(form), u, radius, states, _residual(form, spread, x, u))
+
+    @property
+    def whole(self) -> Tensor:  # (B, n)
+        """The states of all blocks side by side."""
+        return torch.cat(self.states, dim=1)
+
+
+def _residual(form: ImplicitForm, spread: Spread, x: Tensor, u: Tensor) -> list[Tensor]:
+    A, B, _ = form.blocks
+    bias = torch.zeros_like(x[0]) if form.bias is None else form.bias
+    z = A.apply(x) + B.apply(u) + bias
+    size = spread.A.apply(x.abs()) + spread.B.apply(u.abs()) + bias.abs()
+    error = upward(size, spread.terms) * (2 * (spread.terms + 4) * EPS)
+    pieces = zip(form.activations, *(t.split(form.partition, dim=1) for t in (x, z, size, error)), strict=True)
+    return [_one_residual(*piece) for piece in pieces]
+
+
+def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Tensor) -> Tensor:
+    through = steepest(phi, error)
+    width = 0 if phi.componentwise else (phi.block or z.shape[1])
+    own = (phi.rounding + width) * EPS * (phi.function(torch.zeros_like(z)).abs() + steepest(phi, size))
+    return upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4)
+
+
+LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes
+
+
+@torch.no_grad()
+def box_bounds(query: Query) -> Bounds:
+    """Bounds states by the implicit box, and outputs by the rows of the sensitivity matrix (003 eq. 4.8).
+
+    With few changed entries or in a ball, the bound of an output is ``s_k`` of (or the 2-norm of) its row of
+    ``S diag(sigma_u)``, which is tighter than what follows from the bounds of the states. As printed, the box is
+    not cut to what phi can return; the intervals that start from it are.
+    """
+    if query.combination is None or isinstance(query.set, Box) or _too_large(query):
+        return of_states(query, box_states(query), "box")
+    center = query.once("center", Center.of)
+    combination = query.combination.double()
+    rows = combination.flatten(0, 1)
+    C, D = (getattr(center.form, name) for name in "CD")
+    coefficients, direct = C.T.apply(rows).abs(), D.T.apply(rows).abs()
+    slack = 2 * (center.spread.terms + rows.shape[1]) * EPS
+    doubt = center.spread.C.T.apply(rows.abs()), center.spread.D.T.apply(rows.abs())
+    weights = (coefficients + slack * doubt[0]) @ state_gains(center) + direct + slack * doubt[1]
+    moved = query.set.to(torch.float64).weighted_rows(upward(weights, center.spread.terms), query.sample)
+    own = torch.cat(_own_radii(center), dim=1)[query.sample]
+    rest = (coefficients * own).sum(1) + slack * (doubt[0] * (own + center.whole.abs()[query.sample])).sum(1)
+    rest = rest + slack * (doubt[1] * center.u.abs()[query.sample]).sum(1)
+    y = C.apply(center.whole) + D.apply(center.u)
+    y = y if center.form.output_bias is None else y + center.form.output_bias
+    value = (rows * y[query.sample]).sum(1)
+    radius = upward(moved + rest, sum(query.form.sizes)) + slack * (rows.abs() * y.abs()[query.sample]).sum(1)
+    found = Interval.around(value.view(query.shape), radius.view(query.shape), query.form.dtype)
+    return Bounds(found.lower, found.upper, "box", rest.view(query.shape).to(query.form.dtype))
+
+
+@torch.no_grad()
+def box_states(query: Query) -> list[Interval]:
+    """Encloses the states of all blocks by ``x0 +- v`` with ``v >= T(|A| v + |B| sigma_u) + |x0 - f(x0)|``.
+
+    T multiplies by the Lipschitz constants of phi (and spreads over its blocks). Such a v proves that the map
+    takes the box into itself for every input of the set, so the only equilibrium lies in it; it is found by
+    elimination and checked with outward rounding, as iterating from zero would rise from below. For other sets
+    than boxes, with few changed entries or in a ball, v is bounded by the rows of ``(I - |A|)^-1 |B|``.
+    """
+    center = query.once("center", Center.of)
+    pairs = zip(center.states, _state_radii(query, center), strict=True)
+    return [Interval.around(x, v, query.form.dtype) for x, v in pairs]
+
+
+def _too_large(query: Query) -> bool:
+    n, p, _ = query.form.sizes
+    return n * p > LARGEST_GAIN
+
+
+def _state_radii(query: Query, center: Center) -> list[Tensor]:  # (B, n_k)
+    """Bounds ``|x - x0|`` for the computed equilibrium x0 at the center of the set."""
+    if isinstance(query.set, Box) or _too_large(query):
+        load = torch.cat([center.radius, residual_load(center)], dim=1)
+        return with_residual(center.spread).states(load)
+    gains, exact = state_gains(center), query.set.to(torch.float64)
+    count = len(gains)
+    one = torch.zeros(count, dtype=torch.int64, device=gains.device)
+    moved = torch.stack([exact.weighted_rows(gains, one + sample) for sample in range(len(exact))])
+    pieces = upward(moved, center.u.shape[1]).split(center.form.partition, dim=1)
+    return [upward(a + b, 2) for a, b in zip(_own_radii(center), pieces, strict=True)]
+
+
+def _own_radii(center: Center) -> list[Tensor]:
+    """Bounds how far the computed equilibrium may be from the exact one."""
+    load = torch.cat([torch.zeros_like(center.radius), residual_load(center)], dim=1)
+    return with_residual(center.spread).states(load)
+
+
+def state_gains(center: Center) -> Tensor:  # (n, p)
+    """Bounds the change of every state by the change of every input, ``(I - gamma |A|)^-1 gamma |B|``."""
+    units = torch.eye(center.u.shape[1], dtype=torch.float64, device=center.u.device).split(256)
+    return torch.cat([torch.cat(center.spread.states(unit), dim=1) for unit in units]).mT
+
+
+def with_residual(spread: Spread) -> Spread:
+    """Adds an input for every state, through which a residual enters."""
+    B, heights = spread.B, spread.A.heights
+    parts: dict[tuple[int, int], Operator] = dict(spread.B.parts)
+    for k, size in enumerate(heights):
+        parts[k, len(B.widths) + k] = Identity(size, torch.float64, spread.device)
+    return replace(spread, B=Block(heights, (*B.widths, *heights), parts, torch.float64, spread.device))
+
+
+def residual_load(center: Center) -> Tensor:  # (B, n)
+    """Returns loads of the pre-activations that weigh no less than the residual once phi is applied."""
+    pairs = zip(center.form.activations, center.residual, strict=True)
+    return torch.cat([_load(phi, residual) for phi, residual in pairs], dim=1)
+
+
+def _load(phi: Activation, residual: Tensor) -> Tensor:
+    if not residual.numel():
+        return residual
+    if phi.componentwise:
+        return upward(residual / max(phi.lipschitz(), 1e-100), 2)
+    norm = "inf" if "inf" in phi.constants else next(iter(phi.constants))
+    return upward(residual.amax(1, keepdim=True).expand_as(residual) / max(phi.lipschitz(norm), 1e-100), 2)
+
+
+@torch.no_grad()
+def norm_bounds(query: Query) -> Bounds:
+    """Bounds every state by ``|x - x0|_inf <= gamma max_i s(|B_i| sigma_u) / (1 - gamma |A|_inf)``.
+
+    s sums a row, or its k largest entries where at most k inputs change. Needs ``gamma |A|_inf < 1``.
+    """
+    phi = query.form.activation
+    if "inf" not in phi.constants:
+        raise MethodError(f"the norm bound needs a Lipschitz constant of {phi.name!r} in the inf norm; use 'box'")
+    center = query.once("center", Center.of)
+    spread, gamma = center.spread, phi.lipschitz("inf")
+    kappa = float(upward(spread.A.row_sums(), spread.terms).max()) * gamma * (1 + 2 * EPS)
+    if not kappa < 1:
+        raise MethodError(
+            f"the norm bound needs gamma |A|_inf < 1, and it is {kappa:.4g}; use form.rescale(kappa) or 'box'"
+        )
+    moved = upward(gamma * _drive(query, center, spread.B).amax(1, keepdim=True), 2)
+    residual = torch.cat(center.residual, dim=1).amax(1, keepdim=True)
+    radius = upward((moved + residual) * reciprocal_gap(kappa), 4)
+    states = [Interval.around(x, radius.expand_as(x), query.form.dtype) for x in center.states]
+    return of_states(query, states, "norm")
+
+
+def _drive(query: Query, center: Center, B: Operator) -> Tensor:  # (B, n)
+    n, p, _ = query.form.sizes
+    if isinstance(query.set, Box) or n * p > LARGEST_GAIN:
+        return upward(B.apply(center.radius), center.spread.terms)
+    rows, exact = B.to_dense(), query.set.to(torch.float64)
+    sample = torch.zeros(n, dtype=torch.int64, device=rows.device)
+    found = [exact.weighted_rows(rows, sample + index) for index in range(len(exact))]
+    return upward(torch.stack(found), p + center.spread.terms)
+
+
+LARGEST_SVD = 2**24  # entries up to which the largest singular value is computed
+SMALL = 64  # rows or columns up to which that is by all singular values, the most accurate way
+
+
+@torch.no_grad()
+def l2_bounds(query: Query) -> Bounds:
+    """Bounds states by ``|x - x0|_2 <= |B (u - u0)|_2 / m``, and functionals c by ``|c|_2`` times that.
+
+    m = 1 - lambda_max((A + A') / 2) for projections such as ReLU, or (1 - gamma |A|_2) / gamma; block by block
+    where there is no loop.
+    """
+    center = query.once("center", Center.of)
+    distances = Distances.of(query, center)
+    if not bool(distances.radius.isfinite().all()):
+        raise MethodError(
+            "a loop has neither a monotone nor a spectral certificate; use 'box', 'interval' or 'crown'"
+        )
+    if query.combination is None:
+        return of_states(query, distances.states(query.form.dtype), "l2")
+    rows = query.combination.double().flatten(0, 1)
+    C, D = center.form.C, center.form.D
+    coefficients, direct = C.T.apply(rows), D.T.apply(rows)
+    sizes = center.spread.C.T.apply(rows.abs()), center.spread.D.T.apply(rows.abs())
+    unit = 4 * (center.spread.terms + len(center.whole[0])) * torch.finfo(torch.float64).eps
+    pieces = coefficients.split(center.form.partition, dim=1)
+    lengths = torch.stack([torch.linalg.vector_norm(piece, dim=1) for piece in pieces], dim=1)  # (R, L)
+    reach = (lengths * distances.radius[query.sample]).sum(1)
+    offset = 0.0 if center.form.output_bias is None else rows @ center.form.output_bias
+    base = (coefficients * center.whole[query.sample]).sum(1) + offset
+    exact = query.set.to(torch.float64)
+    upper = base + reach + exact.support_rows(direct, query.sample)
+    lower = base - reach - exact.support_rows(-direct, query.sample)
+    magnitude = exact.box().interval.magnitude[query.sample]
+    states = center.whole.abs()[query.sample] + torch.cat(distances.spread(), dim=1)[query.sample]
+    slack = unit * ((sizes[0] * states).sum(1) + (sizes[1] * magnitude).sum(1) + upper.abs() + lower.abs())
+    slack = upward(slack + 2 * unit * (offset.abs() if isinstance(offset, Tensor) else 0.0), 4)
+    found = Interval.around((lower + upper) / 2, upward((upper - lower) / 2 + 2 * slack, 4), query.form.dtype)
+    return shaped(query, found.lower, found.upper, "l2", slack.to(query.form.dtype))
+
+
+@dataclass(frozen=True)
+class Distances:
+    """How far the states of every block are from the computed center, in the Euclidean norm."""
+
+    center: Center
+    radius: Tensor  # (B, L)
+
+    @classmethod
+    def of(cls, query: Query, center: Center) -> "Distances":
+        """Goes through the blocks in the order in which they are computed."""
+        exact = query.set.to(torch.float64)
+        found: dict[int, Tensor] = {}
+        norm = upward(exact.deviation_norm(), exact.center.shape[1])
+        for stage in query.form.plan.stages:
+            entering = torch.stack([_entering(center, k, norm, found, stage.blocks) for k in stage.blocks])
+            change = upward(torch.linalg.vector_norm(entering, dim=0), len(entering) + 2)
+            own = torch.cat([center.residual[k] for k in stage.blocks], dim=1)
+            own = upward(torch.linalg.vector_norm(own, dim=1), own.shape[1])
+            gain, error = _gains(center, stage)
+            for k in stage.blocks:
+                found[k] = upward(gain * change + error * own, 4)
+        return cls(center, torch.stack([found[k] for k in range(len(found))], dim=1))
+
+    def spread(self) -> list[Tensor]:
+        """Repeats the distance of a block for each of its states."""
+        pairs = zip(self.center.states, self.radius.unbind(1), strict=True)
+        return [radius[:, None].expand_as(x) for x, radius in pairs]
+
+    def states(self, dtype: torch.dtype) -> list[Interval]:
+        """Encloses every state, in the ball and in what its activation can return."""
+        found = []
+        for phi, x, radius in zip(self.center.form.activations, self.center.states, self.spread(), strict=True):
+            found.append(Interval.around(x, radius, dtype).cut(*phi.image))
+        return found
+
+
+def _entering(center: Center, k: int, norm: Tensor, found: dict[int, Tensor], inside: tuple[int, ...]) -> Tensor:
+    """Bounds the Euclidean norm of what inputs and earlier blocks change in the pre-activations of block k."""
+    A, B, _ = center.form.blocks
+    by_entries = torch.linalg.vector_norm(_input_row(center, k).apply(center.radius), dim=1)
+    total = torch.minimum(operator_norm(_row(B, k)) * norm, upward(by_entries, center.spread.terms))
+    for j, part in A.rows()[k].items():
+        if j not in inside:
+            total = total + operator_norm(part) * found[j]
+    return upward(total, len(found) + 4)
+
+
+def _row(B: Block, k: int) -> Operator:
+    return B.chosen([k], range(len(B.widths)))
+
+
+def _input_row(center: Center, k: int) -> Operator:
+    return _row(center.spread.B, k)
+
+
+def _gains(center: Center, stage: Stage) -> tuple[float, float]:
+    """Returns what multiplies a change of the pre-activations, and a residual of the states."""
+    phis = [center.form.activations[k] for k in stage.blocks]
+    if any("2" not in phi.constants for phi in phis):
+        raise MethodError("the l2 bound needs Lipschitz constants in the 2-norm; use 'box' or 'interval'")
+    gamma = max(phi.lipschitz("2") for phi in phis)
+    if math.isinf(gamma):
+        raise MethodError(f"{phis[0].name!r} has no Lipschitz constant, so the l2 bound does not apply")
+    if stage.system is None:
+        return gamma, 1.0
+    A, _, _ = center.form.blocks
+    loop = A.chosen(stage.blocks, stage.blocks)
+    if loop.shape[0] > LARGEST_DENSE:
+        raise MethodError(
+            f"the l2 bound forms loops of up to {LARGEST_DENSE} states; this one has {loop.shape[0]}"
+        )
+    gain, error = _monotone(loop, phis)
+    return (gain, error) if math.isfinite(gain) else _spectral(loop, gamma)  # which is never smaller
+
+
+def _spectral(loop: Operator, gamma: float) -> tuple[float, float]:
+    gap = reciprocal_gap(gamma * operator_norm(loop) * (1 + 1e-15))
+    return gamma * gap, gap
+
+
+def _monotone(loop: Operator, phis: list) -> tuple[float, float]:
+    if any(Monotone().obstacle(phi) for phi in phis):
+        return math.inf, math.inf
+    A = loop.to_dense()
+    if len(A) <= SMALL:
+        proof = Monotone().certify(A, phis[0])
+        return (reciprocal_gap(proof.value), proof.gain) if proof.holds else (math.inf, math.inf)
+    doubt = EPS * float(upward(torch.linalg.vector_norm(A), A.numel()))
+    gap = reciprocal_gap((largest_eigenvalue((A + A.mT) / 2) + doubt) * (1 + 2 * EPS))
+    identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
+    return gap, (1 + largest_singular_value(identity - A) + 2 * EPS) * gap * (1 + 4 * EPS)
+
+
+def operator_norm(operator: Operator) -> float:
+    """Bounds the largest singular value, by ``sqrt(|A|_1 |A|_inf)`` where that matrix is too large.
+
+    Example:
+        >>> from wellposed.forms import Dense
+        >>> 4 <= operator_norm(Dense(torch.diag(torch.tensor([3.0, -4.0])))) < 4.000001
+        True
+    """
+    if not min(operator.shape):
+        return 0.0
+    exact = operator.to(torch.float64)
+    if min(operator.shape) <= SMALL and math.prod(operator.shape) <= LARGEST_SVD:
+        return float(spectral_norm(exact.to_dense()))
+    if math.prod(operator.shape) <= LARGEST_SVD:
+        return largest_singular_value(exact.to_dense())
+    size, terms = cover(exact), sum_length(exact) + sum_length(exact.T)
+    product = size.row_sums().max() * size.T.row_sums().max()
+    return float(upward(product.sqrt(), terms))
