@@ -27,7 +27,7 @@ from wellposed.convex import open_states, record_states, save_states
 from wellposed.data.cache import DataFile, fetch
 from wellposed.data.idx import read_idx
 from wellposed.errors import WellposedError
-from wellposed.estimators.storage import read, write
+from wellposed.estimators.estimator import read, write
 from wellposed.training import Checkpoint
 
 OUTCOMES = ("refused", "read as written", "damaged part skipped", "weaker and proven")

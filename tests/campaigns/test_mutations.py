@@ -16,7 +16,7 @@ def test_mutants_have_names_of_their_own_and_an_order_of_names():
     other = [mutant.key for mutant in drawn(1, jit=False)]
     assert order != other and sorted(order) == sorted(other)
     compiled = {mutant.file for mutant in drawn(0, jit=True)}
-    assert compiled == {"src/wellposed/convex/path.py"}
+    assert compiled == {"src/wellposed/convex/solvers/path.py"}
     assert compiled.isdisjoint(key.split()[0] for key in order)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import wellposed
 from wellposed import ImplicitForm, ImplicitModel, ImplicitRNN, cli
-from wellposed.cli import forms as commands
+from wellposed.cli import convert as commands
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense
 from wellposed.forms.draw.summary import form_facts, summary_lines

@@ -14,7 +14,7 @@ from torch import nn
 
 import wellposed
 from wellposed import cli
-from wellposed.cli.samples import read_samples
+from wellposed.cli.inputs import read_samples
 from wellposed.convex import fit_states, record_states
 
 CODE = """

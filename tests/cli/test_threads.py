@@ -7,7 +7,7 @@ from torch import nn
 from tests.cli.test_certify_command import folder, invoke  # noqa: F401
 from wellposed import ImplicitModel
 from wellposed.cli import attack, certify
-from wellposed.cli.classifier import widest_layer
+from wellposed.cli.inputs import widest_layer
 from wellposed.convex import StateFit
 from wellposed.workers import SMALL, THREAD_VARIABLES, one_thread, threads_for
 

@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import wellposed as wp
 from wellposed.errors import FileFormatError, InputError
-from wellposed.estimators.learning import Samples
+from wellposed.estimators.estimator import Samples
 
 QUICK = {"max_epochs": 40, "random_state": 0, "batch_size": 30, "weight_decay": 0.1}
 

@@ -33,15 +33,14 @@ from tests.fuzz.mutations import mutated, mutated_json, mutated_safetensors
 from wellposed.activations import get_activation
 from wellposed.checker import RefusedError, check
 from wellposed.cli import main
-from wellposed.cli.exported import check_exported
-from wellposed.cli.samples import read_samples
+from wellposed.cli.inputs import check_exported, read_samples
 from wellposed.convex import record_states
 from wellposed.convex.states import open_states, save_states
 from wellposed.data.cifar import load_plain, read_binary, read_pickled
 from wellposed.data.idx import read_idx
 from wellposed.data.images import read_table as read_images
 from wellposed.errors import WellposedError
-from wellposed.estimators.storage import read, write
+from wellposed.estimators.estimator import read, write
 from wellposed.models import DenseCell
 from wellposed.training.checkpoint import Checkpoint
 

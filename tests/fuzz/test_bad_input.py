@@ -33,11 +33,11 @@ import wellposed as wp
 from tests.fuzz.entry_points import ENTRIES
 from wellposed.activations import get_activation
 from wellposed.cli import cli, main
-from wellposed.cli.exported import check_exported
+from wellposed.cli.inputs import check_exported
 from wellposed.data.arrays import read_arrays
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
 from wellposed.estimators import ImplicitRegressor
-from wellposed.estimators.storage import read
+from wellposed.estimators.estimator import read
 from wellposed.models import DenseCell
 
 ROOT = Path(__file__).parents[2]

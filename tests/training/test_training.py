@@ -16,9 +16,8 @@ from wellposed.errors import InputError, NonFiniteLossError, UnknownNameError
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
 from wellposed.training import Interrupted, fit
-from wellposed.training.best import Best
 from wellposed.training.history import solve_counts
-from wellposed.training.run import clip_gradients
+from wellposed.training.run import Best, clip_gradients
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 

@@ -24,9 +24,9 @@ COMMANDS = {
         "wellposed.cli.completion:completion",
         'Print the completion script of a shell, e.g. for eval "$(wellposed completion bash)".',
     ),
-    "convert": ("wellposed.cli.forms:convert", "Write a network as an implicit form."),
+    "convert": ("wellposed.cli.convert:convert", "Write a network as an implicit form."),
     "demo": ("wellposed.cli.demo:demo", "Train an implicit model and its controls, and see who extrapolates."),
-    "show": ("wellposed.cli.forms:show", "Describe a form: blocks, sizes, loops and certificate, and draw it."),
+    "show": ("wellposed.cli.convert:show", "Describe a form: blocks, sizes, loops and certificate, and draw it."),
     "sparsify": (
         "wellposed.cli.sparsify:sparsify",
         "Fit a sparse implicit model with a certificate to a trained network.",

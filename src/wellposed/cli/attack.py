@@ -18,17 +18,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from wellposed.cli.classifier import (
+from wellposed.cli.inputs import (
     Adapted,
     Epsilon,
     Labelled,
     PagePath,
+    RefusedError,
     read_labelled,
     read_surrogate,
+    refused,
     widest_layer,
     write_file,
+    wrong,
 )
-from wellposed.cli.samples import RefusedError, refused, wrong
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, MissingExtraError
 from wellposed.pages.robust import Heading, attack_page

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from wellposed.cli.classifier import Epsilon, Labelled, PagePath, read_labelled, write_file
-from wellposed.cli.samples import RefusedError, refused
+from wellposed.cli.inputs import Epsilon, Labelled, PagePath, RefusedError, read_labelled, refused, write_file
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, unknown_name
 from wellposed.pages.robust import Heading, certificate_page

@@ -18,8 +18,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from wellposed.cli.samples import ALIASES, SETS, Samples, read_samples, refused, wrong
-from wellposed.cli.source import Network, read_source
+from wellposed.cli.inputs import ALIASES, SETS, Network, Samples, read_samples, read_source, refused, wrong
 from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
 from wellposed.convert import to_implicit

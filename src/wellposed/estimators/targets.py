@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wellposed.errors import InputError, require
 from wellposed.estimators.estimator import Estimator, base
-from wellposed.estimators.units import Array, Units
+from wellposed.estimators.inputs import Array, Units
 
 multiclass = require("sklearn.utils.multiclass", extra="sklearn")
 

@@ -1,19 +1,26 @@
-"""One pass over the data, and one step of it."""
+"""One pass over the data, and one step of it.
+
+Turns the arguments of fit() into what the loop needs, or says what is wrong with them.
+
+Early stopping, each member of an Ensemble by itself.
+"""
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from wellposed.errors import InputError, NonFiniteLossError
+from wellposed.errors import InputError, NonFiniteLossError, unknown_name
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.warm_start import WarmStart
 from wellposed.training.batches import Batch, Batches
-from wellposed.training.team import Team, bare
+from wellposed.training.team import Team, bare, is_sharded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -113,3 +120,152 @@ def _nonzero(count: int) -> int:
     if count == 0:
         raise InputError("data gave no batch; pass something that can be iterated once an epoch, not an iterator")
     return count
+
+
+WHOLE = ("epochs", "batch_size", "patience")
+
+
+def make_optimizer(model: nn.Module, wanted: Optimizer | Callable[[Any], Optimizer] | None) -> Optimizer:
+    """Returns the optimiser itself, or makes one for the parameters."""
+    if isinstance(wanted, Optimizer):
+        return wanted
+    return torch.optim.Adam(model.parameters(), lr=1e-2) if wanted is None else wanted(model.parameters())
+
+
+def make_schedule(optimizer: Optimizer, wanted: Any, epochs: int) -> LRScheduler | None:
+    """Returns the schedule of the learning rate, if one is wanted."""
+    if wanted is None:
+        return None
+    if callable(wanted):
+        return wanted(optimizer)
+    if wanted != "cosine":
+        raise unknown_name("schedule", wanted, ["cosine"])
+    return CosineAnnealingLR(optimizer, epochs)
+
+
+def make_starts(model: nn.Module, wanted: bool | WarmStart, samples: int) -> WarmStart | None:
+    """Returns where the starts of all training samples are kept, if that is wanted.
+
+    Args:
+        samples: of the data; 0 if they have no fixed places.
+    """
+    if wanted is False:
+        return None
+    if samples == 0:
+        raise InputError("warm_start needs samples that can be told apart: a pair of tensors or a Dataset")
+    starts = WarmStart() if wanted is True else wanted
+    if not isinstance(starts, WarmStart):
+        raise InputError(f"warm_start must be True, False or a WarmStart; received {wanted!r}")
+    starts.prepare(model, samples)
+    return starts
+
+
+def seeds_of(model: nn.Module, seed: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Returns one seed of the data order for every member.
+
+    Example:
+        >>> seeds_of(Ensemble([nn.Linear(1, 1), nn.Linear(1, 1)]), None)
+        (0, 1)
+        >>> seeds_of(nn.Linear(1, 1), 7)
+        (7,)
+    """
+    own = model.seeds if isinstance(model, Ensemble) else (0,)
+    if seed is None:
+        return own
+    if isinstance(seed, float):
+        raise InputError(f"seed must be a whole number; received {seed!r}")
+    seeds = (int(seed),) * len(own) if isinstance(seed, int) else tuple(seed)
+    if any(not -(2**63) <= one < 2**64 for one in seeds):
+        raise InputError(f"a seed of torch has 64 bits; received {seed!r}")
+    if len(seeds) != len(own):
+        raise InputError(f"seed must be one number or one for each of {len(own)} members; received {len(seeds)}")
+    return seeds
+
+
+def require_whole(model: nn.Module, **wanted: bool) -> None:
+    """Raises if something is wanted that needs all parameters in one process, and they are divided."""
+    names = [name for name, given in wanted.items() if given]
+    if names and is_sharded(model):
+        raise InputError(
+            f"{', '.join(names)} cannot be used with a model that fully_shard has divided; leave it out, or train "
+            "without fully_shard"
+        )
+
+
+def require_sensible(
+    model: nn.Module, numbers: dict[str, float | None], validated: bool, project: bool, per_member: bool
+) -> None:
+    """Raises if an argument is out of range or does not fit the model."""
+    for name, value in numbers.items():
+        if value is not None and not value > 0:
+            raise InputError(f"{name} must be positive; received {value!r}")
+        if (
+            name in WHOLE
+            and value is not None
+            and (isinstance(value, bool) or not hasattr(value, "__index__") or value >= 2**63)
+        ):
+            raise InputError(f"{name} must be a whole number below 2^63; received {value!r}")
+    if numbers["patience"] is not None and not validated:
+        raise InputError("patience watches the validation loss; pass validation=(inputs, targets) with it")
+    require_whole(model, project=project, patience=numbers["patience"] is not None)
+    target = model.stacked if isinstance(model, Ensemble) else model
+    if project and not hasattr(target, "project_"):
+        raise InputError(f"project=True needs a model with project_(); {type(target).__name__} has none")
+    if per_member and not isinstance(model, Ensemble):
+        raise InputError(f"per_member=True needs an Ensemble; received {type(model).__name__}")
+
+
+@dataclass
+class Best:
+    """Keeps the best parameters and says who is still waiting for better ones.
+
+    A member that stopped keeps what it had then, as if it had been trained alone.
+
+    Args:
+        model: whose parameters and buffers are kept.
+        patience: epochs without improvement after which a member stops; None: nobody stops, nothing is kept.
+        active: members at work, ``()`` or ``(M,)``.
+    """
+
+    model: nn.Module
+    patience: int | None
+    active: Tensor
+    loss: Tensor = field(init=False)
+    epoch: Tensor = field(init=False)
+    kept: dict[str, Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loss = torch.full(self.active.shape, torch.inf, dtype=torch.float64)
+        self.epoch = torch.zeros(self.active.shape, dtype=torch.int64)
+
+    def update(self, epoch: int, loss: Tensor) -> None:
+        """Takes note of the validation losses after an epoch."""
+        if self.patience is None:
+            return
+        better = self.active & (loss < self.loss)
+        self.loss = torch.where(better, loss, self.loss)
+        self.epoch = torch.where(better, epoch, self.epoch)
+        self.active = self.active & (epoch - self.epoch < self.patience)
+        for name, value in self._tensors().items():
+            old = self.kept.get(name, value)
+            mask = better.reshape(better.shape + (1,) * (value.dim() - better.dim())).to(value.device)
+            self.kept[name] = torch.where(mask, value, old).clone()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Gives every member its best parameters."""
+        for name, value in self._tensors().items():
+            value.copy_(self.kept.get(name, value))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint needs."""
+        return {"active": self.active, "loss": self.loss, "epoch": self.epoch, "kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what a checkpoint holds."""
+        self.active, self.loss, self.epoch = state["active"], state["loss"], state["epoch"]
+        device = {name: value.device for name, value in self._tensors().items()}
+        self.kept = {name: value.to(device[name]) for name, value in state["kept"].items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}

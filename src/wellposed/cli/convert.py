@@ -9,7 +9,7 @@ import click
 import torch
 from torch import Tensor, nn
 
-from wellposed.cli.source import Network, read_source
+from wellposed.cli.inputs import Network, read_source
 from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
 from wellposed.convert import to_implicit

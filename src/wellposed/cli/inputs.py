@@ -1,0 +1,618 @@
+"""The classifier that a command is given, with labelled inputs in the shape and precision it takes.
+
+Data that a command is given: a set by name, or a file of arrays. Nothing in a file is ever executed.
+
+The network that a command is given: an exported program, or what a factory returns.
+
+Looks into an exported program (.pt2) before torch loads it, and refuses all that could run code of the file.
+
+`torch.export.load` unpickles weights, constants and sample inputs that say so, loads compiled libraries, evaluates
+the text of symbolic sizes and calls whatever function of torch a node names. What `torch.export.save` writes of an
+ordinary network needs none of it, and nothing else is let through.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import math
+import os
+import pkgutil
+import re
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from wellposed.convert import to_implicit
+from wellposed.data.arrays import read_arrays
+from wellposed.data.images import SPLITS, load_images
+from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
+from wellposed.forms import ImplicitForm
+from wellposed.models import ImplicitModel, load, load_reference
+
+ALIASES = {"fashion": "fashion-mnist"}
+SETS = ("digits", "fashion-mnist", "mnist", "mnist-5k", "cifar10", "cifar100")
+ENDINGS = (".npz", ".npy", ".safetensors", ".pt", ".pth")
+INPUTS = ("u", "inputs", "input", "x", "images", "data")
+TARGETS = ("y", "targets", "target", "labels", "label")
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs of a network and, where known, targets.
+
+    Args:
+        u: one sample a row, in the shape in which it was stored.
+        targets: classes as whole numbers or real values; None if there are none.
+        source: where they come from.
+    """
+
+    u: Tensor
+    targets: Tensor | None
+    source: str
+
+    def drawn(self, count: int) -> "Samples":
+        """Draws samples without replacement, with seed 0; all of them if there are no more."""
+        if count >= len(self.u):
+            return self
+        rows = torch.randperm(len(self.u), generator=torch.Generator().manual_seed(0))[:count]
+        targets = None if self.targets is None else self.targets[rows]
+        return Samples(self.u[rows], targets, f"{self.source}, {count} of {len(self.u)} drawn with seed 0")
+
+
+def read_samples(source: str, option: str = "--data", split: str = "train") -> Samples:
+    """Returns the samples that ``name``, ``name:split`` or a file names.
+
+    A file holds the inputs alone, or inputs and targets under the names u and y (or inputs, targets and the like);
+    a .pt file also the pair (u, y).
+    """
+    name, _, part = source.partition(":")
+    name = ALIASES.get(name.lower(), name.lower())
+    if name in SETS:
+        return _images(name, part or split, option)
+    path = Path(source)
+    if path.suffix.lower() not in ENDINGS:
+        raise wrong(
+            f"{source!r} is neither a data set ({', '.join(SETS)}) nor a file that ends with "
+            f"{', '.join(ENDINGS)}", option,
+        )  # fmt: skip
+    if not path.is_file():
+        raise wrong(f"there is no file {source!r}", option)
+    return _checked(_pair(_content(path, option), source, option), option)
+
+
+def _images(name: str, split: str, option: str) -> Samples:
+    if split not in SPLITS:
+        raise wrong(f"{name} has the parts {', '.join(SPLITS)}; received {split!r}", option)
+    try:
+        images = load_images(name, split)
+    except WellposedError as error:
+        raise wrong(str(error), option) from error
+    return Samples(images.to_float(), images.labels, images.source)
+
+
+def _content(path: Path, option: str) -> Any:
+    """Reads a file by a reader that runs no code from it."""
+    try:
+        if path.suffix.lower() in (".npz", ".npy"):
+            found = read_arrays(path)
+            return found.get("", found)
+        if path.suffix.lower() == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load has many ways to stumble over a damaged file
+        reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
+        raise wrong(f"{str(path)!r} cannot be read as plain arrays: {reason}", option) from error
+
+
+def _pair(content: Any, source: str, option: str) -> Samples:
+    if isinstance(content, Mapping):
+        lower = {str(key).lower(): value for key, value in content.items()}
+        u = next((lower[name] for name in INPUTS if name in lower), None)
+        if u is None and len(lower) == 1:
+            u = next(iter(lower.values()))
+        if u is None:
+            raise wrong(f"{source!r} holds {', '.join(sorted(lower)) or 'nothing'}; call the inputs u", option)
+        return Samples(u, next((lower[name] for name in TARGETS if name in lower), None), source)
+    if isinstance(content, tuple | list) and 1 <= len(content) <= 2:
+        return Samples(content[0], content[1] if len(content) == 2 else None, source)
+    return Samples(content, None, source)
+
+
+def _checked(found: Samples, option: str) -> Samples:
+    u, targets = (None if part is None else _tensor(part, option) for part in (found.u, found.targets))
+    assert u is not None
+    if not u.is_floating_point():
+        raise wrong(
+            f"inputs must be floating-point numbers, as the network takes them; received {u.dtype}", option
+        )
+    if u.dim() < 2 or len(u) == 0:
+        raise wrong(f"inputs need one sample a row; received the shape {tuple(u.shape)}", option)
+    if not bool(u.isfinite().all()):
+        bad = torch.nonzero(~u.flatten(1).isfinite().all(1))[:, 0]
+        raise wrong(f"{len(bad)} of {len(u)} samples hold NaN or infinity, the first is {int(bad[0])}", option)
+    if targets is not None and (targets.dim() == 0 or len(targets) != len(u)):
+        raise wrong(f"{len(u)} samples need as many targets; received the shape {tuple(targets.shape)}", option)
+    if targets is not None and targets.is_floating_point() and not bool(targets.isfinite().all()):
+        raise wrong("the targets hold NaN or infinity", option)
+    return replace(found, u=u, targets=targets)
+
+
+def _tensor(value: Any, option: str) -> Tensor:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        value = torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=True))
+    if not isinstance(value, Tensor):
+        raise wrong(f"data must be arrays of numbers; received {type(value).__name__}", option)
+    return value.to_dense() if value.layout != torch.strided else value
+
+
+def wrong(message: str, option: str) -> click.BadParameter:
+    """Makes the error of an option, which ends the command with the exit code 2."""
+    return click.BadParameter(message, param_hint=option)
+
+
+class RefusedError(click.ClickException):
+    """Input that cannot be used; the message says why."""
+
+    exit_code = 2
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[None]:
+    """Turns an error about the user's input into one line and the exit code 2."""
+    try:
+        yield
+    except InputError as error:
+        raise RefusedError(str(error).partition("\n\nWhile executing")[0]) from error
+
+
+LARGEST, LARGEST_TEXT, MOST_FILES = 1 << 33, 1 << 28, 100_000
+_MEMBERS = re.compile(
+    r"data/weights/(weight_\d+|\w+_weights_config\.json)|data/constants/(tensor_\d+|\w+_constants_config\.json)"
+    r"|models/\w+\.json|data/sample_inputs/\w+\.pt|archive_format|archive_version|byteorder|\.data/\w+|extra/\w+"
+)
+_TARGETS = re.compile(
+    r"torch\.ops\.(aten|prims|higher_order|wellposed)\.(?!from_file)\w+(\.\w+)?|_operator\.\w+|math\.\w+|torch\.sym_\w+"
+)
+_NAMES = re.compile(
+    r"[suz]\w?f?\d+|FloorDiv|ModularIndexing|Where|PythonMod|Mod|CleanDiv|CeilToInt|FloorToInt|CeilDiv|Min|Max|Pow"
+    r"|PowByNatural|IntTrueDiv|FloatTrueDiv|TruncToInt|RoundToInt|ToFloat|Identity|Eq|Ne|Lt|Le|Gt|Ge|And|Or|Not"
+    r"|Integer|Rational|Add|Mul|Abs|True|False|oo|int_oo"
+)
+_SYMBOL = re.compile(r"Symbol\('\w{1,40}'(, \w{1,20}=(True|False)){0,8}\)")
+_SIZE = re.compile(r"[\w\s+\-*/()<>=!,.&|~%]*")
+
+
+def check_exported(path: Path) -> None:
+    """Raises `FileFormatError` if an exported program holds more than tensors, text and known operators."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = dict(_members(archive))
+            for name, info in members.items():
+                if name.endswith(".json"):
+                    _check_text(json.loads(_read(archive, info)), name)
+                elif name.endswith(".pt"):
+                    torch.load(io.BytesIO(_read(archive, info)), weights_only=True)
+    except FileFormatError:
+        raise
+    except Exception as error:  # whatever a damaged archive leads to; nothing of it was loaded
+        raise FileFormatError(
+            f"{str(path)!r} is damaged or no exported program: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _members(archive: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+    """Yields the files without the folder in which all of them lie."""
+    infos = archive.infolist()
+    total, names = sum(info.file_size for info in infos), [info.filename for info in infos]
+    if len(names) > MOST_FILES or len({*names}) < len(names) or total > LARGEST:
+        raise FileFormatError(
+            f"the archive holds {len(names)} files of {total} bytes, some perhaps twice; refused"
+        )
+    for info in infos:
+        parts = PurePosixPath(info.filename).parts
+        inner = "/".join(parts[1:])
+        if info.compress_type != zipfile.ZIP_STORED or ".." in parts or not _MEMBERS.fullmatch(inner):
+            raise FileFormatError(
+                f"the archive holds {info.filename!r}, which an exported network does not need; refused"
+            )
+        yield inner, info
+
+
+def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    if info.file_size > LARGEST_TEXT:
+        raise FileFormatError(f"{info.filename!r} has {info.file_size} bytes; at most {LARGEST_TEXT} are read")
+    return archive.read(info)
+
+
+def _check_text(value: Any, name: str) -> None:
+    """Walks over a table: nothing pickled, only known operators, and sizes that are arithmetic."""
+    if isinstance(value, list):
+        for part in value:
+            _check_text(part, name)
+    if not isinstance(value, dict):
+        return
+    for key, part in value.items():
+        if key == "use_pickle" and part is not False:
+            raise FileFormatError(f"{name} asks for a pickle to be loaded, which could run code; refused")
+        if key == "path_name" and not re.fullmatch(r"(weight|tensor)_\d+", str(part)):
+            raise FileFormatError(f"{name} refers to {part!r}, which is no tensor; refused")
+        if key == "target" and isinstance(part, str) and "inputs" in value and not _TARGETS.fullmatch(part):
+            raise FileFormatError(f"{name} calls {part!r}, which is no operator of torch; refused")
+        if key == "expr_str" and not _is_arithmetic(str(part)):
+            raise FileFormatError(f"{name} has the size {str(part)[:80]!r}, which is no arithmetic; refused")
+        if key == "sizes" and isinstance(part, list):
+            _check_size(part, name)
+        _check_text(part, name)
+
+
+def _is_arithmetic(text: str) -> bool:
+    text = _SYMBOL.sub("1", text)
+    known = all(_NAMES.fullmatch(word) for word in re.findall(r"[^\W\d]\w*", text))
+    return (
+        known
+        and len(text) < 10_000
+        and _SIZE.fullmatch(text) is not None
+        and not re.search(r"[\w)]\.[^\W\d]", text)
+    )
+
+
+def _check_size(sizes: list[Any], name: str) -> None:
+    """Refuses a tensor of a declared size that no file could hold; an empty record is filled with zeros."""
+    known = [part.get("as_int", 1) if isinstance(part, dict) else 1 for part in sizes]
+    if all(isinstance(size, int) for size in known) and not 0 <= math.prod(known) <= LARGEST:
+        raise FileFormatError(f"{name} declares a tensor of the sizes {known}; refused")
+
+
+Network = nn.Module | ExportedProgram
+
+
+def read_source(source: str) -> Network:
+    """Returns the network that ``model.pt2``, ``package.module:factory`` or ``path/to/file.py:factory`` names.
+
+    A factory is a module, an exported program, or a function or class that makes one without arguments. The
+    current folder can be imported from.
+    """
+    if source.endswith((".pt2", ".pt", ".pth")) or Path(source).is_file():
+        return _exported(Path(source))
+    module, colon, name = source.rpartition(":")
+    if not colon or not module or not name:
+        raise _wrong(f"{source!r} is neither an exported program (.pt2) nor module:factory")
+    home = _file(Path(module)) if module.endswith(".py") else _module(module)
+    found = _attribute(home, module, name)
+    if callable(found) and not isinstance(found, nn.Module):
+        found = _called(found, source)
+    if not isinstance(found, nn.Module | ExportedProgram):
+        raise _wrong(f"{source!r} gives {type(found).__name__}; it must give a torch.nn.Module")
+    return found
+
+
+def _exported(path: Path) -> ExportedProgram:
+    if not path.is_file():
+        raise _wrong(f"there is no file {str(path)!r}")
+    if path.suffix != ".pt2":
+        raise _wrong(
+            f"{str(path)!r} is not an exported program; write one with torch.export.save(torch.export.export("
+            f"model, (u,)), 'model.pt2'), or give module:factory"
+        )
+    try:
+        check_exported(path)
+    except FileFormatError as error:
+        raise click.ClickException(f"{str(path)!r} is not loaded: {error}") from error
+    try:
+        program: ExportedProgram = torch.export.load(path)
+    except Exception as error:
+        raise click.ClickException(f"{str(path)!r} cannot be read by torch.export.load: {_line(error)}") from error
+    return program
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise _wrong(f"there is no file {str(path)!r}")
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    if specification is None or specification.loader is None:
+        raise _wrong(f"{str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        raise click.ClickException(f"{str(path)!r} fails on import: {_line(error)}") from error
+    return module
+
+
+def _module(name: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return pkgutil.resolve_name(f"{name}:")
+    except ValueError as error:
+        raise _wrong(f"{name!r} is not the name of a module: {error}") from error
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if missing == name or name.startswith(f"{missing}."):
+            raise _wrong(f"there is no module {missing!r}; the current folder was searched too") from error
+        raise click.ClickException(f"{name!r} needs the module {missing!r}, which is not installed") from error
+    except Exception as error:
+        raise click.ClickException(f"{name!r} fails on import: {_line(error)}") from error
+
+
+def _attribute(home: Any, module: str, name: str) -> Any:
+    found = home
+    for part in name.split("."):
+        if not hasattr(found, part):
+            offered = [key for key in vars(home) if not key.startswith("_") and callable(getattr(home, key))]
+            raise _wrong(f"{module!r} has no {name!r}; it offers {', '.join(sorted(offered)[:12]) or 'nothing'}")
+        found = getattr(found, part)
+    return found
+
+
+def _called(factory: Any, source: str) -> Any:
+    try:
+        return factory()
+    except Exception as error:
+        raise click.ClickException(f"{source!r} called without arguments fails: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    """Returns the first line of an error with its type."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _wrong(message: str) -> click.BadParameter:
+    return click.BadParameter(message, param_hint="SOURCE")
+
+
+REFERENCE = "reference:"  # a model that comes with the package
+Classifier = ImplicitForm | nn.Module
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """A classifier and the samples on which it is judged.
+
+    Args:
+        model: gives one output a class.
+        u: inputs as the model takes them, in the valid range.
+        target: (B,), their classes.
+        source: where the samples come from.
+        name, data: of model and data, as they were given.
+    """
+
+    model: Classifier
+    u: Tensor
+    target: Tensor
+    source: str
+    name: str
+    data: str
+
+    def form(self) -> ImplicitForm:
+        """Returns the classifier as an implicit form."""
+        if isinstance(self.model, ImplicitForm):
+            return self.model
+        with refused(), torch.no_grad():
+            if isinstance(self.model, ImplicitModel):
+                return self.model.form()
+            return to_implicit(self.model, tuple(self.u.shape[1:]))
+
+
+class Epsilon(click.ParamType):
+    """A radius: finite and not negative."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Checks the number."""
+        try:
+            found = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not (math.isfinite(found) and found >= 0):
+            self.fail(f"a radius is finite and not negative; received {value}", param, ctx)
+        return found
+
+
+class PagePath(click.ParamType):
+    """A file to write, of one of some kinds, in a folder that exists."""
+
+    name = "file"
+
+    def __init__(self, *endings: str) -> None:
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Checks ending and folder."""
+        path = Path(value)
+        if path.suffix.lower() not in self.endings:
+            self.fail(f"{str(value)!r} must end with {' or '.join(self.endings)}", param, ctx)
+        if not path.absolute().parent.is_dir():
+            self.fail(f"there is no folder {str(path.parent)!r}", param, ctx)
+        return path
+
+
+def read_labelled(source: str, data: str, count: int, valid: tuple[float, float]) -> Labelled:
+    """Reads a classifier and draws labelled samples for it.
+
+    Args:
+        source: a file that `wellposed.save` wrote, an exported program, module:factory, or reference:name.
+        data: a set, a part of one (its test part if none is named), or a file of arrays.
+        count: how many samples are drawn.
+        valid: the range in which every input lies.
+    """
+    if not valid[0] < valid[1]:
+        raise wrong(f"the range needs its lower end first; received {valid[0]:g} {valid[1]:g}", "--range")
+    found = read_samples(data, "--data", "test").drawn(count)
+    if found.targets is None:
+        raise wrong(f"{data!r} has no targets; store the classes beside the inputs under the name y", "--data")
+    _check_range(found.u, valid)
+    model = read_classifier(source)
+    u, outputs = _fitted(model, found)
+    return Labelled(model, u, _classes(found, outputs), found.source, source, data)
+
+
+def read_classifier(source: str, option: str = "--model") -> Classifier:
+    """Reads a model in evaluation mode; an exported program becomes its form."""
+    if source.startswith(REFERENCE):
+        return _reference(source.removeprefix(REFERENCE), option)
+    if source.endswith(".safetensors"):
+        return _loaded(Path(source), option)
+    try:
+        found = read_source(source)
+    except click.BadParameter as error:
+        error.param_hint = option
+        raise
+    if isinstance(found, nn.Module):
+        return found.eval()
+    with refused():
+        return to_implicit(found, _example(found, source, option))
+
+
+def _loaded(path: Path, option: str) -> Classifier:
+    if not path.is_file():
+        raise wrong(f"there is no file {str(path)!r}", option)
+    try:
+        found = load(path)
+    except FileFormatError as error:
+        raise wrong(str(error), option) from error
+    return _usable(found, str(path), option)
+
+
+def _reference(name: str, option: str) -> Classifier:
+    try:
+        found = load_reference(name)
+    except UnknownNameError as error:
+        raise wrong(str(error), option) from error
+    return _usable(found, f"{REFERENCE}{name}", option)
+
+
+def _usable(found: object, source: str, option: str) -> Classifier:
+    if isinstance(found, ImplicitForm):
+        return found
+    if not isinstance(found, ImplicitModel):
+        raise wrong(f"{source!r} holds {type(found).__name__}, not a form or an ImplicitModel", option)
+    return found.eval()
+
+
+def _example(program: ExportedProgram, source: str, option: str) -> tuple[int, ...]:
+    given = program.example_inputs[0] if program.example_inputs else ()
+    if not given or not isinstance(given[0], Tensor):
+        raise wrong(f"{source!r} has no example input, so the shape of a sample is not known", option)
+    return tuple(given[0].shape[1:])
+
+
+class Adapted(nn.Module):
+    """A second classifier that is asked in the shape and precision of another one's inputs."""
+
+    def __init__(self, model: Classifier, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.shape, self.dtype = model, shape, dtype
+
+    def forward(self, u: Tensor) -> Tensor:  # (B, *input) -> (B, classes)
+        """Asks the classifier."""
+        found: Tensor = self.model(u.reshape(-1, *self.shape).to(self.dtype))
+        return found.to(u.dtype)
+
+
+def read_surrogate(source: str, given: Labelled) -> Adapted:
+    """Reads a classifier that stands for another one, for the same samples and classes."""
+    model = read_classifier(source, "--surrogate")
+    u, outputs = _fitted(model, Samples(given.u, None, given.source))
+    classes = given.model(given.u[:1]).shape[1]
+    if outputs.shape[1] != classes:
+        raise wrong(f"the surrogate has {outputs.shape[1]} classes and the model {classes}", "--surrogate")
+    return Adapted(model, tuple(u.shape[1:]), u.dtype)
+
+
+def widest_layer(model: Classifier, u: Tensor) -> int:
+    """Counts the numbers that the widest layer holds for one sample, inputs and states included."""
+    if isinstance(model, ImplicitForm):
+        return max(model.sizes)
+    sample = u[:2]
+    sizes = [u[0].numel(), *(part.state_features for part in model.modules() if isinstance(part, ImplicitModel))]
+
+    def count(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if isinstance(outputs, Tensor):
+            sizes.append(outputs.numel() // len(sample))
+
+    hooks = [part.register_forward_hook(count) for part in model.modules()]
+    try:
+        with torch.no_grad():
+            model(sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(sizes)
+
+
+def _check_range(u: Tensor, valid: tuple[float, float]) -> None:
+    low, high = float(u.min()), float(u.max())
+    if low < valid[0] or high > valid[1]:
+        raise wrong(
+            f"inputs lie in the range [{valid[0]:g}, {valid[1]:g}]; these reach from {low:.4g} to {high:.4g}: "
+            "put the scaling inside the model, or give --range LOW HIGH", "--data",
+        )  # fmt: skip
+
+
+def _fitted(model: Classifier, found: Samples) -> tuple[Tensor, Tensor]:
+    """Returns inputs as the model takes them, as they are or one row a sample, and its outputs for the first."""
+    if isinstance(model, ImplicitForm):
+        kind, shapes = model.dtype, [model.input_shape]
+        if math.prod(model.input_shape) != found.u[0].numel():
+            raise RefusedError(
+                f"the model takes samples of the shape {model.input_shape}; received {tuple(found.u.shape[1:])}"
+            )
+    else:
+        values = (*model.parameters(), *model.buffers())
+        kind = next((value.dtype for value in values if value.is_floating_point()), found.u.dtype)
+        shapes = [tuple(found.u.shape[1:]), (found.u[0].numel(),)]
+    complaints = []
+    for shape in dict.fromkeys(shapes):
+        u = found.u.reshape(-1, *shape).to(kind)
+        try:
+            with torch.no_grad():
+                return u, _outputs(model(u[:2]))
+        except Exception as error:  # whatever a network raises on a shape it does not take
+            complaints.append((str(error).strip().splitlines() or [type(error).__name__])[0])
+    raise RefusedError(f"the model takes no samples of the shape {tuple(found.u.shape[1:])}: {complaints[-1]}")
+
+
+def _outputs(found: Any) -> Tensor:
+    if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[1] < 2:
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise InputError(f"a classifier returns one output a class, (batch, classes); this one returned {got}")
+    if not bool(found.isfinite().all()):
+        raise InputError("the model returned NaN or infinite outputs")
+    return found
+
+
+def _classes(found: Samples, outputs: Tensor) -> Tensor:
+    target = found.targets
+    assert target is not None
+    if target.is_floating_point() or target.dim() != 1:
+        raise wrong(f"targets are classes, one whole number a sample; received {target.dtype} "
+                    f"{tuple(target.shape)}", "--data")  # fmt: skip
+    low, high, classes = int(target.min()), int(target.max()), outputs.shape[1]
+    if low < 0 or high >= classes:
+        raise wrong(f"the model has classes 0 to {classes - 1}; the targets reach from {low} to {high}", "--data")
+    return target.long()
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Writes a page or a picture."""
+    try:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise wrong(f"cannot write {path} ({error.strerror})", "--out") from error
