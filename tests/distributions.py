@@ -9,7 +9,7 @@ GROUP = "wellposed.commands"
 
 def declared_commands() -> dict[str, str]:
     """The commands of the lab as pyproject.toml declares them."""
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[1] / "lab" / "pyproject.toml").read_text())["project"]
     return project["entry-points"][GROUP]
 
 

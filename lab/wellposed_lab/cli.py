@@ -14,7 +14,7 @@ from wellposed.cli.terminal import make_folder, print_table
 from wellposed.errors import unknown_name
 from wellposed.workers import CLUSTERS, cluster
 from wellposed_lab.config import SCALES, Scale
-from wellposed_lab.engine.experiment import SUITES, get_suite
+from wellposed_lab.engine.experiment import all_suites, get_suite
 from wellposed_lab.engine.judge import verdicts
 from wellposed_lab.engine.runner import Order, carry_out, look, orders
 from wellposed_lab.engine.store import Record, Store, merged
@@ -43,14 +43,16 @@ class SuiteName(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Checks the name."""
-        if value not in SUITES:
-            self.fail(str(unknown_name("suite", value, SUITES)), param, ctx)
+        if value not in all_suites():
+            self.fail(str(unknown_name("suite", value, all_suites())), param, ctx)
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Offers the names that begin like this."""
         return [
-            CompletionItem(name, help=suite.title) for name, suite in SUITES.items() if name.startswith(incomplete)
+            CompletionItem(name, help=suite.title)
+            for name, suite in all_suites().items()
+            if name.startswith(incomplete)
         ]
 
 
@@ -71,7 +73,7 @@ CLUSTER = click.option("--cluster", "address", help="Its address; without one it
 @JSON
 def list_suites(as_json: bool) -> None:
     """List the suites of experiments and what they reproduce."""
-    suites = list(SUITES.values())
+    suites = list(all_suites().values())
     if as_json:
         click.echo(json.dumps(suite_facts(suites), indent=2))
     else:
@@ -212,7 +214,7 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
     place = write_report(records, out / "report.html")
     drawn = _draw_figures(records, out / "figures") if figures else []
     judged = [verdict for verdict in verdicts(records) if verdict.verdict != "not run"]
-    reached = checks_of(SUITES.values(), records)
+    reached = checks_of(all_suites().values(), records)
     if as_json:
         pages = {"page": str(place), "figures": [str(path) for path in drawn]}
         facts = {"verdicts": verdict_facts(judged), "thresholds": threshold_facts(reached)}
@@ -236,7 +238,7 @@ def _files(place: Path) -> list[Path]:
 def _draw_figures(records: list[Record], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for suite in SUITES.values():
+    for suite in all_suites().values():
         own = [record for record in records if record.suite == suite.name]
         for index, figure in enumerate(suite.figures if own else (), start=1):
             for ending in ("png", "pdf"):

@@ -14,6 +14,7 @@ from wellposed.errors import InputError
 
 Scale = Literal["tiny", "default", "paper"]
 SCALES: tuple[Scale, ...] = ("tiny", "default", "paper")
+JUDGED_SCALES = ("paper", "default")  # the first that has the runs, with seeds enough to decide
 
 
 @dataclass(frozen=True)

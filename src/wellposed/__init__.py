@@ -20,50 +20,85 @@ if TYPE_CHECKING:
         robust,
         training,
     )
-    from wellposed.activations.activation import Activation
-    from wellposed.activations.catalogue import register_activation
-    from wellposed.conditions.certificate import Certificate
-    from wellposed.conditions.conditions import certificate
-    from wellposed.convert.convert import to_implicit
-    from wellposed.convex.eliminate import eliminate_features
-    from wellposed.convex.fit import fit_states
-    from wellposed.convex.states import States, record_states
-    from wellposed.equilibrium.fixed_point import fixed_point
-    from wellposed.equilibrium.gradients import Gradient, Implicit, Phantom, Polished, Unrolled
-    from wellposed.equilibrium.maps import Contraction
-    from wellposed.equilibrium.method import watch
-    from wellposed.equilibrium.solution import Solution, Status
-    from wellposed.equilibrium.solvers import Anderson, Broyden, Newton, Picard, RobbinsMonro, Solver
-    from wellposed.equilibrium.stopping import (
+    from wellposed.activations import (
+        Activation,
+        register_activation,
+    )
+    from wellposed.conditions import (
+        Certificate,
+        certificate,
+    )
+    from wellposed.convert import (
+        to_implicit,
+    )
+    from wellposed.convex import (
+        States,
+        eliminate_features,
+        fit_states,
+        record_states,
+    )
+    from wellposed.equilibrium import (
         Absolute,
+        Anderson,
+        Broyden,
+        Contraction,
         ErrorBound,
+        Gradient,
+        Implicit,
         MeanRelative,
+        Newton,
+        Phantom,
+        Picard,
+        Polished,
         RandomSteps,
         RandomThreshold,
         Relative,
+        RobbinsMonro,
+        Solution,
+        Solver,
+        Status,
         Steps,
         Stopping,
+        Unrolled,
+        fixed_point,
+        watch,
     )
-    from wellposed.estimators.sequences import ImplicitSequenceClassifier as ImplicitSequenceClassifier
-    from wellposed.estimators.sequences import ImplicitSequenceRegressor as ImplicitSequenceRegressor
-    from wellposed.estimators.tables import ImplicitClassifier as ImplicitClassifier
-    from wellposed.estimators.tables import ImplicitRegressor as ImplicitRegressor
-    from wellposed.forms.compose import add, parallel, product, series
-    from wellposed.forms.draw.diagram import graph
-    from wellposed.forms.draw.spy import spy
-    from wellposed.forms.feedback import feedback
-    from wellposed.forms.form import ImplicitForm
-    from wellposed.models.deq import DEQ
-    from wellposed.models.ensemble import Ensemble
-    from wellposed.models.implicit import ImplicitModel
-    from wellposed.models.io.export import export_onnx, fixed_steps
-    from wellposed.models.io.storage import from_pretrained, load, save, save_pretrained
-    from wellposed.models.multiscale import MultiscaleDEQ
-    from wellposed.models.noise import Noise
-    from wellposed.models.noisy import Noisy
-    from wellposed.models.recurrent import ImplicitRNN
-    from wellposed.robust.sets import Box, SparseBox
-    from wellposed.training.loop import fit
+    from wellposed.estimators import ImplicitClassifier as ImplicitClassifier
+    from wellposed.estimators import ImplicitRegressor as ImplicitRegressor
+    from wellposed.estimators import ImplicitSequenceClassifier as ImplicitSequenceClassifier
+    from wellposed.estimators import ImplicitSequenceRegressor as ImplicitSequenceRegressor
+    from wellposed.forms import (
+        add,
+        feedback,
+        graph,
+        parallel,
+        product,
+        series,
+        spy,
+    )
+    from wellposed.models import (
+        DEQ,
+        Ensemble,
+        ImplicitForm,
+        ImplicitModel,
+        ImplicitRNN,
+        MultiscaleDEQ,
+        Noise,
+        Noisy,
+        export_onnx,
+        fixed_steps,
+        from_pretrained,
+        load,
+        save,
+        save_pretrained,
+    )
+    from wellposed.robust import (
+        Box,
+        SparseBox,
+    )
+    from wellposed.training import (
+        fit,
+    )
 
 __version__ = "0.1.0"
 

@@ -15,7 +15,7 @@ import pytest
 from wellposed_lab.config import Choice, Training
 from wellposed_lab.engine import runner
 from wellposed_lab.engine.claims import Number, load_claims
-from wellposed_lab.engine.experiment import SUITES, Suite, get_suite
+from wellposed_lab.engine.experiment import Suite, all_suites, get_suite
 from wellposed_lab.engine.run import Context, Run, grouped
 from wellposed_lab.engine.runner import CHECKPOINTS, Order, carry_out, look, orders
 from wellposed_lab.engine.search import candidates, chosen, search_runs
@@ -51,7 +51,7 @@ def numbers(store):
 
 
 UNTRAINABLE = ("persistence", "copy-last-label", "zero", "recent-variance", "rolling-variance")
-TRAINED = [name for name, suite in SUITES.items() if isinstance(suite.plan("tiny")[0], TrainingRun)]
+TRAINED = [name for name, suite in all_suites().items() if isinstance(suite.plan("tiny")[0], TrainingRun)]
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -86,7 +86,7 @@ def test_published_parameter_counts_are_those_of_our_networks(tmp_path):
 
 
 def test_plans_are_consistent():
-    for suite in SUITES.values():
+    for suite in all_suites().values():
         for scale in ("tiny", "default", "paper"):
             runs = suite.runs(scale)
             assert len({run.id for run in runs}) == len(runs) == suite.seeds[scale] * len(suite.plan(scale))

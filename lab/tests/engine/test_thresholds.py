@@ -4,7 +4,7 @@ import math
 
 import pytest
 from wellposed_lab.engine.claims import Measure
-from wellposed_lab.engine.experiment import SUITES, Suite
+from wellposed_lab.engine.experiment import Suite, all_suites
 from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.engine.thresholds import Threshold, check, checks_of
 from wellposed_lab.report.console import threshold_facts
@@ -116,8 +116,8 @@ OTHER_AXES = ("adaptive_accuracy", "noisy_accuracy")  # over names of attacks, o
 
 
 def test_thresholds_of_the_suites_name_models_that_they_run():
-    assert sum(len(suite.thresholds) for suite in SUITES.values()) >= 25
-    for suite in SUITES.values():
+    assert sum(len(suite.thresholds) for suite in all_suites().values()) >= 25
+    for suite in all_suites().values():
         planned = {run.labels: run for run in suite.plan("default")}
         measures = [measure for one in suite.thresholds for measure in one.measures]
         if suite.name == "volatility":  # plans what the data folder has

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 
 import pytest
 from wellposed_lab.engine.claims import load_claims
-from wellposed_lab.engine.experiment import SUITES, Figure
+from wellposed_lab.engine.experiment import Figure, all_suites
 from wellposed_lab.engine.judge import JUDGEMENTS, verdicts
 from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.experiments.mathematics import arithmetic, identity
@@ -193,7 +193,7 @@ def test_suites_without_runs_are_collapsed(text):
     left = left[: left.index("</section>")]
     judged = {one.claim.suite for one in verdicts(RUNS) if one.verdict != "not run"}
     expected = {claim.suite for claim in load_claims()} - {run.suite for run in RUNS} - judged
-    titles = [name.replace("-", " ").capitalize() for name in SUITES if name in expected]
+    titles = [name.replace("-", " ").capitalize() for name in all_suites() if name in expected]
     assert len(titles) > 20 and re.findall(r'<details class="group"><summary>([^<]+)<', left) == titles
     assert "<details open" not in text
     assert 'data-verdict="reproduced"' not in left

@@ -350,7 +350,7 @@ class PublishedClaim:
 
 def claim_files() -> list[Path]:
     """Returns the files that claims are read from, in order."""
-    return sorted(Path(__file__).with_name("claims").glob("*.toml"))
+    return sorted((Path(__file__).parents[1] / "experiments").glob("*/claims.toml"))
 
 
 @functools.cache

@@ -1,10 +1,10 @@
-"""A suite: what a claim is, the runs that test it, and how the results are shown.
+"""A suite: what a claim is, the runs that test it, and how the results are shown; all suites by name."""
 
-All suites by name.
-"""
-
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Literal
 
 from wellposed.errors import InputError, unknown_name
@@ -12,18 +12,6 @@ from wellposed_lab.config import SCALES, Scale
 from wellposed_lab.engine.run import Run
 from wellposed_lab.engine.store import Record
 from wellposed_lab.engine.thresholds import Threshold
-from wellposed_lab.experiments.adversarial import suite
-from wellposed_lab.experiments.algorithms import matrix_addition, mazes, prefix_sums
-from wellposed_lab.experiments.attack import cifar, mnist
-from wellposed_lab.experiments.beyond import suite
-from wellposed_lab.experiments.depth import suite
-from wellposed_lab.experiments.earthquake import eliminate, suite
-from wellposed_lab.experiments.mathematics import activations, arithmetic, feedback, identity, parameters
-from wellposed_lab.experiments.noise import cifar, mnist, regression, solvers
-from wellposed_lab.experiments.robust import bounds, certified_training
-from wellposed_lab.experiments.sequences import rolling_argmax, rolling_average, spiky
-from wellposed_lab.experiments.sparsify import cifar, digits, eliminate_fashion, fashion, newsgroups
-from wellposed_lab.experiments.volatility import suite
 from wellposed_lab.tasks.task import Point
 
 Plan = Callable[[Scale], Sequence[Run]]  # one run for every model and task, at seed 0
@@ -116,6 +104,7 @@ class Suite:
         findings: says in sentences what the records show, the controls above all.
         grid: settings tried by a search, by field: of the training, or an option of the model.
         thresholds: what every seed has to reach.
+        derived: adds numbers that are made from several of its records, such as the lead over a rival.
     """
 
     name: str
@@ -130,6 +119,7 @@ class Suite:
     findings: Callable[[Sequence[Record]], list[str]] = lambda records: []
     grid: tuple[tuple[str, tuple[object, ...]], ...] = ()
     thresholds: tuple[Threshold, ...] = ()
+    derived: Callable[[Sequence[Record]], Sequence[Record]] | None = None
 
     def runs(self, scale: Scale = "default", seeds: int | None = None) -> list[Run]:
         """Returns all runs of a scale, seed by seed."""
@@ -140,11 +130,6 @@ class Suite:
             raise InputError(f"seeds must be at least 1; received {seeds}")
         return [run.with_seed(seed) for run in self.plan(scale) for seed in range(count)]
 
-    @property
-    def controls(self) -> Callable[[Sequence[Record]], list[str]]:
-        """The same as `findings`, by its earlier name."""
-        return self.findings
-
     def devices(self, scale: Scale = "default") -> tuple[str, ...]:
         """Returns the kinds of devices that at least one run of a scale can use."""
         return tuple(sorted({kind for run in self.plan(scale) for kind in run.devices}))
@@ -154,41 +139,20 @@ class Suite:
         return any(run.resumable for run in self.plan(scale))
 
 
-SUITES: dict[str, Suite] = {
-    module.SUITE.name: module.SUITE
-    for module in (
-        identity,
-        arithmetic,
-        activations,
-        rolling_average,
-        rolling_argmax,
-        spiky,
-        suite,
-        suite,
-        feedback,
-        suite,
-        suite,
-        digits,
-        fashion,
-        cifar,
-        newsgroups,
-        eliminate_fashion,
-        eliminate,
-        bounds,
-        mnist,
-        cifar,
-        certified_training,
-        suite,
-        mnist,
-        cifar,
-        regression,
-        solvers,
-        prefix_sums,
-        mazes,
-        matrix_addition,
-        parameters,
-    )
-}
+@functools.cache
+def all_suites() -> dict[str, Suite]:
+    """Finds the suites of all experiment folders, in the order of the papers, and returns them by name.
+
+    Example:
+        >>> list(all_suites())[:2]
+        ['identity', 'arithmetic']
+    """
+    package = import_module("wellposed_lab.experiments")
+    folders = [
+        import_module(f"{package.__name__}.{found.name}").SUITES for found in iter_modules(package.__path__)
+    ]
+    folders.sort(key=lambda folder: min((place for suite in folder for place in suite.papers), default="999"))
+    return {suite.name: suite for folder in folders for suite in folder}
 
 
 def get_suite(name: str) -> Suite:
@@ -198,6 +162,6 @@ def get_suite(name: str) -> Suite:
         >>> get_suite("identity").papers[0]
         '000 Figure 1'
     """
-    if name not in SUITES:
-        raise unknown_name("suite", name, SUITES)
-    return SUITES[name]
+    if name not in all_suites():
+        raise unknown_name("suite", name, all_suites())
+    return all_suites()[name]

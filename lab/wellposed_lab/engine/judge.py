@@ -6,7 +6,6 @@ nothing. A seed in which training diverged counts against the model that a claim
 accepts) and is left out on the rival's side, so that no claim is won by a rival that was never trained.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from wellposed.errors import InputError
+from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import (
     AtLeast,
     AtMost,
@@ -24,13 +24,12 @@ from wellposed_lab.engine.claims import (
     PublishedClaim,
     load_claims,
 )
+from wellposed_lab.engine.derived import with_derived
 from wellposed_lab.engine.statistics import MIN_SEEDS, Advantage, Interval, advantage, interval, mean, number
-from wellposed_lab.engine.store import Record, Store
-from wellposed_lab.experiments.earthquake.differences import with_differences
+from wellposed_lab.engine.store import Record, Store, settings
 
 Judgement = Literal["reproduced", "better", "worse", "claim does not hold", "not run"]
 JUDGEMENTS: tuple[Judgement, ...] = ("reproduced", "better", "worse", "claim does not hold", "not run")
-JUDGED_SCALES = ("paper", "default")  # the first that has the runs, with seeds enough to decide
 DIVERGED = "NonFiniteLossError"
 
 
@@ -112,7 +111,7 @@ def verdicts(store: Store | Iterable[Record], claims: Sequence[PublishedClaim] |
         {'not run'}
     """
     index: Index = defaultdict(list)
-    for record in with_differences(store.records() if isinstance(store, Store) else store):
+    for record in with_derived(store.records() if isinstance(store, Store) else store):
         if record.kind == "run":
             index[record.task, record.model].append(record)
     return [_judge(claim, index) for claim in (load_claims() if claims is None else claims)]
@@ -152,12 +151,6 @@ def _samples(measure: Measure, index: Index) -> list[Sample]:
         elif value is not None:
             sample.values[record.seed] = value
     return list(found.values())
-
-
-def settings(record: Record) -> str:
-    """Returns the same text for runs that differ in their seed only."""
-    config = {name: part for name, part in record.config.items() if name not in ("seed", "role")}
-    return json.dumps([record.scale, record.suite, record.size, config], sort_keys=True)
 
 
 def _fits(ours: str | None, wanted: str | None) -> bool:

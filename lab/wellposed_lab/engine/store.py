@@ -228,3 +228,9 @@ def _locked(handle: int) -> Iterator[None]:
 def merged(stores: Iterable[Store]) -> list[Record]:
     """Reads several stores; of a run that is in more than one the last counts."""
     return list({record.id: record for store in stores for record in store.records()}.values())
+
+
+def settings(record: Record) -> str:
+    """Returns the same text for runs that differ in their seed only."""
+    config = {name: part for name, part in record.config.items() if name not in ("seed", "role")}
+    return json.dumps([record.scale, record.suite, record.size, config], sort_keys=True)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from wellposed.errors import InputError
+from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import Measure, is_sentence
-from wellposed_lab.engine.judge import JUDGED_SCALES, settings
-from wellposed_lab.engine.store import Record
-from wellposed_lab.experiments.earthquake.differences import with_differences
+from wellposed_lab.engine.store import Record, settings
 from wellposed_lab.tasks.task import Point
 
 State = Literal["met", "not met", "not run"]
@@ -133,15 +132,14 @@ class Check:
 
 
 def check(thresholds: Iterable[Threshold], records: Sequence[Record]) -> list[Check]:
-    """Judges thresholds by the records of their suite; tiny runs are not judged.
+    """Judges thresholds by the records of their suite, derived numbers included; tiny runs are not judged.
 
     Example:
         >>> far = Measure("test_mse", "implicit", "identity", at=205)
         >>> [one.state for one in check([Threshold("The error at 205 is at most 1.", far, "at most", 1.0)], [])]
         ['not run']
     """
-    known = with_differences(records)
-    return [_check(threshold, known) for threshold in thresholds]
+    return [_check(threshold, records) for threshold in thresholds]
 
 
 def checks_of(suites: Iterable["HasThresholds"], records: Sequence[Record]) -> list[tuple[str, Check]]:

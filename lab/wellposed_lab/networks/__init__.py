@@ -1,1 +1,1 @@
-"""The networks that experiments train or compare with: by name, with the sizes of the papers, or trained already."""
+"""The networks that experiments train or compare with: by name, in the sizes of the papers, or trained already."""

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from wellposed.errors import InputError, require
 from wellposed_lab.config import SCALES
 from wellposed_lab.engine.experiment import Figure
-from wellposed_lab.engine.judge import settings
-from wellposed_lab.engine.store import Record
+from wellposed_lab.engine.store import Record, settings
 
 PALETTE = ("#1f5fd0", "#c2410c", "#00795a", "#b0508a", "#a86a00", "#2b7fb8", "#4b5563")  # the first is ours
 DATA = "data"  # the data themselves, where they are drawn beside predictions

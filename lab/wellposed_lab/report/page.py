@@ -8,9 +8,10 @@ from pathlib import Path
 
 from wellposed.models.io.files import written_whole
 from wellposed.pages.markup import Html, element, join, plural
+from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites
-from wellposed_lab.engine.experiment import SUITES, Suite
-from wellposed_lab.engine.judge import JUDGED_SCALES, JUDGEMENTS, Verdict, verdicts
+from wellposed_lab.engine.experiment import Suite, all_suites
+from wellposed_lab.engine.judge import JUDGEMENTS, Verdict, verdicts
 from wellposed_lab.engine.store import Record
 from wellposed_lab.networks.published import ParameterRow, parameter_table
 from wellposed_lab.report.drawing import library
@@ -50,7 +51,7 @@ def write_report(
         >>> "nothing has been run" in place.read_text(encoding="utf-8")
         True
     """
-    text = page(list(records), SUITES if suites is None else suites)
+    text = page(list(records), all_suites() if suites is None else suites)
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(place) as temporary:
@@ -86,11 +87,11 @@ def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
 
 def _parts(records: Sequence[Record], suites: Mapping[str, Suite]) -> list[Part]:
     """Sorts everything by suite, in the order of the registry, with suites that are not in it at the end."""
-    require_known_suites(load_claims(), SUITES)
+    require_known_suites(load_claims(), all_suites())
     found = verdicts(records)
     networks = parameter_table()
     parts = []
-    for name in dict.fromkeys([*SUITES, *suites, *(record.suite for record in records)]):
+    for name in dict.fromkeys([*all_suites(), *suites, *(record.suite for record in records)]):
         own = [record for record in records if record.suite == name]
         claims = [verdict for verdict in found if verdict.claim.suite == name]
         parts.append(Part(name, suites.get(name), own, claims, _networks(name, own, networks)))

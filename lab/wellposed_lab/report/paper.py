@@ -9,7 +9,7 @@ from pathlib import Path
 from wellposed.errors import unknown_name
 from wellposed.pages.markup import Child, Html, element, join, plural, prose
 from wellposed_lab.engine.claims import PAPERS, NotATarget, load_claims, require_known_suites
-from wellposed_lab.engine.experiment import SUITES, Figure, Picture, Suite
+from wellposed_lab.engine.experiment import Figure, Picture, Suite, all_suites
 from wellposed_lab.engine.judge import JUDGEMENTS, Verdict, verdicts
 from wellposed_lab.engine.store import Record, Store, merged
 from wellposed_lab.report.figures import best_scale, curves, draw
@@ -92,7 +92,7 @@ def chapters(paper: str, records: Sequence[Record], album: Album | None = None) 
     """
     found = _verdicts(paper, records)
     written = []
-    for name, suite in SUITES.items():
+    for name, suite in all_suites().items():
         claims = [verdict for verdict in found if verdict.claim.suite == name]
         if claims:
             own = [record for record in records if record.suite == name and record.kind == "run"]
@@ -105,7 +105,7 @@ def _verdicts(paper: str, records: Sequence[Record]) -> list[Verdict]:
     if paper not in PAPERS:
         raise unknown_name("paper", paper, PAPERS)
     claims = [claim for claim in load_claims() if paper in claim.papers]
-    require_known_suites(claims, SUITES)
+    require_known_suites(claims, all_suites())
     return verdicts(records, claims)
 
 
@@ -113,7 +113,7 @@ def _body(
     paper: str, suite: Suite, records: Sequence[Record], claims: Sequence[Verdict], album: Album | None
 ) -> Html:
     said = element("p", prose(suite.claim))
-    sentences = suite.controls(records) if records else []
+    sentences = suite.findings(records) if records else []
     controls = [
         element("h4", "What the controls show"),
         element("ul", [element("li", prose(s)) for s in sentences]),

@@ -192,7 +192,7 @@ def orders(part: Part) -> list[Order]:
 
 
 def _controls(part: Part, records: Sequence[Record]) -> Html:
-    sentences = part.suite.controls(records) if part.suite and records else []
+    sentences = part.suite.findings(records) if part.suite and records else []
     if not sentences:
         return Html("")
     return join(

@@ -1,4 +1,4 @@
-"""When ``x = phi(Ax + v)`` is well-posed: conditions by name, certificates, projections onto them, and error bounds."""
+"""When ``x = phi(Ax + v)`` is well-posed: conditions by name, certificates, projections and error bounds."""
 
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.conditions import CONDITIONS, certificate, certify

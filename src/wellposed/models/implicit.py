@@ -32,7 +32,7 @@ from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm, Zero
-from wellposed.forms.form import MODEL_BUILDERS, ImplicitForm
+from wellposed.forms.form import MODEL_BUILDERS
 from wellposed.forms.operators.plain import Dense, LowRank
 from wellposed.kernels.compiled_op import describe
 from wellposed.kernels.compiled_op import equilibrium as equilibrium_operator

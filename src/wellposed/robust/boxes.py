@@ -21,7 +21,6 @@ from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Identity, ImplicitForm, Operator
 from wellposed.forms.evaluation import Stage
 from wellposed.forms.gains import Spread, steepest
-from wellposed.forms.operators.base import Operator
 from wellposed.forms.operators.entries import LARGEST_DENSE, cover, sum_length
 from wellposed.robust.query import Bounds, MethodError, Query, of_states, shaped
 from wellposed.robust.sets import Box, Interval

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterable
 
 from wellposed_lab.engine.store import Record, Value
-from wellposed_lab.experiments.noise.differences import with_noise_differences
 
 RIVAL = "eikonet"
 DIFFERENCES = {  # of which number, and whether it is the rival's minus the model's
@@ -19,13 +18,11 @@ DIFFERENCES = {  # of which number, and whether it is the rival's minus the mode
 def with_differences(records: Iterable[Record]) -> list[Record]:
     """Adds the numbers of `DIFFERENCES` to records whose rival was run with the same seed on the same task.
 
-    Records of models under noise get what `with_noise_differences` adds.
-
     Example:
         >>> with_differences([])
         []
     """
-    given = with_noise_differences(records)
+    given = list(records)
     rivals = {_key(record): record for record in given if record.model == RIVAL and _usable(record)}
     return [_extended(record, rivals.get(_key(record))) for record in given]
 

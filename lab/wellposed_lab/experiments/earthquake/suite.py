@@ -8,6 +8,7 @@ from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Role, Run
 from wellposed_lab.engine.store import Record
 from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.experiments.earthquake.differences import with_differences
 from wellposed_lab.experiments.earthquake.map import draw_map
 from wellposed_lab.experiments.earthquake.run import PICKED, TIMES, EarthquakeData, LocationRun
 from wellposed_lab.experiments.earthquake.task import (
@@ -289,6 +290,7 @@ SUITE = Suite(
     ),
     findings=findings,
     grid=(("learning_rate", (1e-3, 3e-3, 1e-2)), ("batch_size", (250, 1000))),
+    derived=with_differences,
     thresholds=(
         Threshold(
             "The implicit model errs by 7 degrees of longitude at most at k = 9.", _far("implicit"), "at most", 7.0

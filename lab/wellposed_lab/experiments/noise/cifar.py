@@ -34,10 +34,9 @@ from wellposed.models import MultiscaleDEQ, Noise, Noisy, jacobian_penalty
 from wellposed.models.noise import Disturbance, disturbed_signals
 from wellposed.training import History, fit
 from wellposed_lab.cache import cached
-from wellposed_lab.config import Scale, identity
+from wellposed_lab.config import JUDGED_SCALES, Scale, identity
 from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
-from wellposed_lab.engine.judge import JUDGED_SCALES
 from wellposed_lab.engine.run import Context, Role, Run
 from wellposed_lab.engine.store import Record, Result, Value
 from wellposed_lab.engine.thresholds import Threshold

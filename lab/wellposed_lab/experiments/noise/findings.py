@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 from wellposed.errors import require
-from wellposed_lab.engine.judge import JUDGED_SCALES
+from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.store import Record
-from wellposed_lab.experiments.earthquake.differences import with_differences
+from wellposed_lab.experiments.noise.differences import with_noise_differences
 from wellposed_lab.experiments.noise.models import TOTALS, WIDTHS
 from wellposed_lab.report.figures import PALETTE
 from wellposed_lab.report.findings import median_of
@@ -35,7 +35,7 @@ def noise_findings(records: Sequence[Record]) -> list[str]:
         >>> noise_findings([])
         []
     """
-    known = with_differences(of_one_scale(records))
+    known = with_noise_differences(of_one_scale(records))
     compared = [*_crossovers(known), *_averaged(known), *_penalised(known), *_deep(known), *_sized(known)]
     return [*_schedule(known), *compared, *_clean(known), *_ratios(known)]
 
@@ -197,7 +197,7 @@ def draw_depths(records: Sequence[Record]) -> bytes | None:
 
 def draw_sensitivity(records: Sequence[Record]) -> bytes | None:
     """Draws the sensitivity ratio by depth and the eigenvalues of weights; None without such records."""
-    known = with_differences(of_one_scale(records))
+    known = with_noise_differences(of_one_scale(records))
     ratios = _along(known, "deq-{width}", "sensitivity_ratio", None)
     histograms = {r.model: r.series["eigenvalues"] for r in known if r.seed == 0 and "eigenvalues" in r.series}
     if not ratios and not histograms:

@@ -8,6 +8,7 @@ from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.experiments.noise.differences import with_noise_differences
 from wellposed_lab.experiments.noise.findings import DATA, draw_depths, draw_sensitivity, noise_findings
 from wellposed_lab.experiments.noise.models import TOTALS, WIDTHS, Kind, Pair
 from wellposed_lab.experiments.noise.run import NoiseRun
@@ -138,4 +139,5 @@ SUITE = Suite(
     ),
     findings=noise_findings,
     thresholds=_thresholds(),
+    derived=with_noise_differences,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from wellposed.equilibrium import MeanRelative, Relative, RobbinsMonro, Steps, S
 from wellposed.equilibrium.maps import Map
 from wellposed.equilibrium.solvers import Solver, SolverState, least_squares
 from wellposed.models import Noise, Noisy
-from wellposed.models.noise import Disturbance, Noise, NoisyMap
+from wellposed.models.noise import Disturbance, NoisyMap
 from wellposed_lab.config import Scale, identity
 from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
