@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CORE = ("torch", "numpy", "safetensors", "click", "rich")
+CORE = ("torch", "numpy", "networkx", "safetensors", "click", "rich")
 
 CHECK = """
 import importlib.util, warnings

@@ -41,6 +41,19 @@ def test_a_component_comes_after_what_it_depends_on(edges):
         assert all(node in done for member in members for node in edges[member])
 
 
+@given(graphs, st.data())
+def test_components_come_in_the_order_of_the_keys_where_nothing_else_decides(edges, data):
+    edges = {node: edges[node] for node in data.draw(st.permutations(list(edges)))}
+    found, done = strong_components(edges), set()
+    for node in edges:  # what the first keys depend on comes before anything else
+        if node not in done:
+            needed = done | reachable(edges, node)
+            while done < needed:
+                done |= set(found.pop(0))
+            assert done == needed
+    assert not found
+
+
 def test_a_long_chain_needs_no_recursion():
     length = 5000
     edges = {k: [k + 1] for k in range(length - 1)} | {length - 1: []}

@@ -62,6 +62,7 @@ def exact_state(A: Tensor, v: Tensor, activation) -> Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("norm", [0.9, 0.999])

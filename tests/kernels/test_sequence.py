@@ -65,6 +65,7 @@ def taken(rnn, s):
     return any(node.name() == "_SequenceBackward" for node in seen)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("states", "batch"), [(1, 1), (17, 40), (30, 3)])

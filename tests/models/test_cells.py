@@ -177,6 +177,7 @@ UNTRAINED = {
 }
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("solver", ["picard", "anderson", "broyden"])
 @pytest.mark.parametrize("name", UNTRAINED)
 def test_untrained_cell_converges(name, solver):

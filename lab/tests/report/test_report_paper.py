@@ -13,7 +13,7 @@ from wellposed_lab.report.paper import Album, chapters, committed_records, summa
 
 from wellposed.errors import UnknownNameError
 
-RESULTS = Path(__file__).parents[3] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture(scope="module")

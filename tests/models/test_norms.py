@@ -155,6 +155,12 @@ def test_weight_norm_is_that_of_torch():
         torch.testing.assert_close(one.grad, other.grad)
 
 
+def test_weight_norm_has_second_derivatives_and_those_in_forward_mode():
+    parts = draw(4, 1, 1).requires_grad_(), draw(4, 3, 2, seed=2).requires_grad_()
+    torch.autograd.gradcheck(norms.WeightNorm(), parts, check_forward_ad=True)
+    torch.autograd.gradgradcheck(norms.WeightNorm(), parts)
+
+
 def test_weight_norm_twice_is_weight_norm():
     cell = weight_norm(weight_norm(DenseCell(3, 5)))
     assert all(len(layer.parametrizations.weight) == 1 for layer in (cell.input, cell.layers[0]))

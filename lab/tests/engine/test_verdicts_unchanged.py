@@ -1,7 +1,7 @@
 """Every published claim at every place of every paper, and the verdict of the committed records on it.
 
 `published_verdicts.jsonl` has one line a paper and place. Texts that need not be read are digests. After a change
-that is meant, ``python -m tests.experiments.test_verdicts_unchanged`` writes the file again, and its difference is
+that is meant, ``python lab/tests/engine/test_verdicts_unchanged.py`` writes the file again, and its difference is
 to be read line by line.
 """
 
@@ -14,7 +14,7 @@ import pytest
 from wellposed_lab.engine.judge import verdicts
 from wellposed_lab.report.paper import committed_records
 
-RESULTS = Path(__file__).parents[3] / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 WRITTEN = Path(__file__).with_name("published_verdicts.jsonl")
 NUMBERS = ("ours", "interval")
 
