@@ -1,7 +1,7 @@
 # Every target sets up what it needs: `make demo` and `make test` work on a fresh checkout.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo lab test lint bench kernels rivals memory docs clean fuzz audit lock campaign
+.PHONY: help demo lab test lint bench kernels rivals memory docs clean fuzz audit campaign
 
 VENV := .venv
 BENCH_VENV := .venv-bench
@@ -12,7 +12,9 @@ BENCH_INSTALL = $(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) -c constrai
 FUZZ_CASES := 1000
 FUZZ_SECONDS := 30
 FUZZ_SEED := 0
-MANIFESTS := pyproject.toml constraints.txt
+MANIFESTS := pyproject.toml lab/pyproject.toml constraints.txt
+# A dependency group of pyproject.toml, in a way that any pip understands.
+GROUP = $(VENV)/bin/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"][sys.argv[1]], sep="\n")'
 RIVALS := torchidl==0.0.4 torchdeq==0.1.0
 # What the rivals import. Their own requirements would bring another torch, so they come without them.
 RIVALS_NEED := cvxpy tqdm matplotlib scikit-learn scipy
@@ -26,7 +28,7 @@ help: ## show this list
 demo: $(VENV)/.installed-core ## train a small implicit model and show its equilibria
 	$(VENV)/bin/wellposed demo $(DEMO_ARGS)
 
-lab: $(VENV)/.installed-lab ## set up the experiments: wellposed run, wellposed report
+lab: $(VENV)/.installed-lab ## add the experiments: wellposed list, run, resume, status, report
 	@echo "now: $(VENV)/bin/wellposed list"
 
 test: $(VENV)/.installed-test ## run the tests and doctests (PYTEST_ARGS="-k solver" is passed on)
@@ -75,25 +77,30 @@ fuzz: $(VENV)/.installed-test ## changed files and odd arguments, then atheris (
 
 audit: $(AUDIT_VENV)/bin/pip ## known weaknesses of the locked packages, by pip-audit; needs a connection
 	$(AUDIT_VENV)/bin/python -m pip install $(PIP_FLAGS) pip-audit
-	$(AUDIT_VENV)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements.lock
-
-lock: $(VENV)/bin/pip ## write requirements.lock anew, after a change of constraints.txt
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) 'pip>=25.1'
-	$(VENV)/bin/python -m pip lock $(PIP_FLAGS) --no-deps -r constraints.txt -o pylock.all.toml
-	$(VENV)/bin/python tests/lock_file.py pylock.all.toml requirements.lock
-	rm pylock.all.toml
+	$(AUDIT_VENV)/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt
 
 clean: ## remove what was built, not the environments
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests docs benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src lab tests docs benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(VENV)/.installed-core: $(MANIFESTS) | $(VENV)/bin/pip
 	$(INSTALL) -e '.[fast]'
 	@touch $@
 
-$(VENV)/.installed-%: $(MANIFESTS) | $(VENV)/bin/pip
-	$(INSTALL) -e '.[$*]'
+$(VENV)/.installed-lab: $(MANIFESTS) | $(VENV)/bin/pip
+	$(INSTALL) -e . -e ./lab
 	@touch $@
+
+$(VENV)/.installed-lint: $(MANIFESTS) | $(VENV)/bin/pip
+	$(GROUP) lint > $@.txt
+	$(INSTALL) -e . -r $@.txt
+	@mv $@.txt $@
+
+# Tests and documentation are of both projects, with all that is optional.
+$(VENV)/.installed-%: $(MANIFESTS) | $(VENV)/bin/pip
+	$(GROUP) $* > $@.txt
+	$(INSTALL) -e '.[all]' -e ./lab -r $@.txt
+	@mv $@.txt $@
 
 $(BENCH_VENV)/.installed: $(MANIFESTS) Makefile | $(BENCH_VENV)/bin/pip
 	$(BENCH_INSTALL) -e '.[fast]' $(RIVALS_NEED) $(JAX_RIVALS)
@@ -103,11 +110,11 @@ $(BENCH_VENV)/.installed: $(MANIFESTS) Makefile | $(BENCH_VENV)/bin/pip
 
 # pip is the last thing venv writes, so a half-made environment is made again.
 %/bin/pip:
-	@for python in $(PYTHON) python3.11 python3.12 python3 python; do \
-	  if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; then \
+	@for python in $(PYTHON) python3.11 python3.12 python3.13 python3 python; do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    echo "creating $* with $$("$$python" --version)"; \
 	    exec "$$python" -m venv $*; \
 	  fi; \
 	done; \
-	echo "wellposed needs Python 3.11 or 3.12 and found neither; install one, or run: make PYTHON=/path/to/python3.11 ..." >&2; \
+	echo "wellposed needs Python 3.11 or later and found none; install one, or run: make PYTHON=/path/to/python3.11 ..." >&2; \
 	exit 1

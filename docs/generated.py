@@ -23,7 +23,7 @@ from wellposed.models import reference_models
 from wellposed.models.io.storage import HOME
 from wellposed.pages.markup import element
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[1] / "lab" / "results"
 PICTURES = "_images/papers"
 
 

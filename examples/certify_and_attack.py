@@ -5,7 +5,7 @@
 # class. An attack is an upper bound: for those images somebody found one. Two classifiers that come with the
 # package are compared, one trained as usual, one by bounds on its loss.
 #
-# Needs `pip install 'wellposed[lab]'`.
+# Needs `pip install 'wellposed[data,plots,robust,sklearn]'`.
 
 # %%
 import torch

@@ -4,7 +4,7 @@
 # An implicit model has no layers. Its state solves one equation, `x = relu(Ax + Bu + b)`, and its output is `Cx +
 # Du`. Here one learns to read handwritten digits, and proves that each image has exactly one state.
 #
-# Needs `pip install 'wellposed[lab]'` (scikit-learn for the data, matplotlib for the picture).
+# Needs `pip install 'wellposed[plots,sklearn]'` (scikit-learn for the data, matplotlib for the picture).
 
 # %%
 import torch

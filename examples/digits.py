@@ -4,7 +4,7 @@
     python examples/digits.py --quick    # a short run, to see that it works
 
 Prints how the loss fell, how well unseen digits are told apart and how hard the equilibria were to find, and draws
-the losses if matplotlib is installed. Needs scikit-learn for the data: pip install 'wellposed[lab]'.
+the losses if matplotlib is installed. Needs scikit-learn for the data: pip install 'wellposed[sklearn]'.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 # A model is kept as one file, shared as a folder in the conventions of the Hugging Face hub, and shipped as an
 # ONNX program. All of it is tensors and text: reading it runs no code.
 #
-# The last step needs `pip install 'wellposed[onnx]'`.
+# The last step needs `pip install 'wellposed[share]'`.
 
 # %%
 from pathlib import Path

@@ -4,7 +4,7 @@
 # Record what a trained network computes, and fit an implicit model to its states by convex programs, one for each
 # row. Each row comes with a duality gap, the model with a certificate.
 #
-# Needs `pip install 'wellposed[lab]'`.
+# Needs `pip install 'wellposed[convex,plots,sklearn]'`.
 
 # %%
 import torch

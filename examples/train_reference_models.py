@@ -3,7 +3,7 @@
     python examples/train_reference_models.py                    # all, where load_reference finds them
     python examples/train_reference_models.py digits --out here  # one of them, elsewhere
 
-Takes some minutes on a CPU; seeds are fixed. Needs scikit-learn for the digits: pip install 'wellposed[lab]'.
+Takes some minutes on a CPU; seeds are fixed. Needs the lab: pip install . ./lab.
 """
 
 import argparse

@@ -23,7 +23,7 @@ from wellposed_lab.tasks.task import Point
 
 from benchmarks.harness import docs_folder
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[2] / "lab" / "results"
 
 Records = list[Record]
 Column = tuple[str, str, str, Point]  # heading, task, metric, point

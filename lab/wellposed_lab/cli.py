@@ -14,9 +14,10 @@ from wellposed.cli.terminal import make_folder, print_table
 from wellposed.errors import unknown_name
 from wellposed.workers import CLUSTERS, cluster
 from wellposed_lab.config import SCALES, Scale
+from wellposed_lab.engine.derived import with_derived
 from wellposed_lab.engine.experiment import all_suites, get_suite
 from wellposed_lab.engine.judge import verdicts
-from wellposed_lab.engine.runner import Order, carry_out, look, orders
+from wellposed_lab.engine.runner import Order, carry_out, look, orders, require_device
 from wellposed_lab.engine.store import Record, Store, merged
 from wellposed_lab.engine.thresholds import checks_of
 from wellposed_lab.report import write_report
@@ -162,6 +163,8 @@ def _damage(out: Path) -> list[str]:
 
 
 def _carry_out(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: bool, as_json: bool) -> None:
+    for order in wanted:
+        require_device(get_suite(order.suite), order)
     make_folder(out)
     tell = (lambda text: None) if quiet else (lambda text: click.echo(text, err=True))
     states = []
@@ -170,7 +173,7 @@ def _carry_out(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: b
             suite = get_suite(order.suite)
             states.append(carry_out(suite, order, out, jobs=jobs, backend=backend, tell=tell, progress=not quiet))
     except KeyboardInterrupt:
-        click.echo("finished runs are kept and the current one up to its last epoch: wellposed resume", err=True)
+        click.echo(f"{look(suite, order, out).kept}: wellposed resume", err=True)
         raise
     if as_json:
         click.echo(json.dumps(status_facts(states), indent=2))
@@ -197,7 +200,7 @@ def _reasons(wanted: list[Order], out: Path) -> str:
     "others",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
-    help="Further record files or folders, e.g. results/.",
+    help="Further record files or folders, e.g. lab/results.",
 )
 @click.option("--figures", is_flag=True, help="Draw the figures as PNG and PDF files too.")
 @QUIET
@@ -214,7 +217,7 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
     place = write_report(records, out / "report.html")
     drawn = _draw_figures(records, out / "figures") if figures else []
     judged = [verdict for verdict in verdicts(records) if verdict.verdict != "not run"]
-    reached = checks_of(all_suites().values(), records)
+    reached = checks_of(all_suites().values(), with_derived(records))
     if as_json:
         pages = {"page": str(place), "figures": [str(path) for path in drawn]}
         facts = {"verdicts": verdict_facts(judged), "thresholds": threshold_facts(reached)}

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-RESULT = Path(__file__).parents[2] / "results" / "campaigns" / "faults.json"
+RESULT = Path(__file__).parent / "results" / "faults.json"
 HEAD = "| fault | times | outcome | data lost |\n|---|---|---|---|"
 READINGS = ("refused", "read as written", "damaged part skipped", "weaker and proven")
 

@@ -4,7 +4,7 @@ Every fault ends in one of two ways, or is counted as a violation: the work goes
 it, or it stops with an error of our own kind (or of the file system) that says what to do. What was reported as
 saved must be there. The same seed gives the same damages and the same delays before a kill.
 
-Run: python tests/campaigns/faults.py --kills 1000 --damages 300 --seed 0     writes results/campaigns/faults.json
+Run: python tests/campaigns/faults.py --kills 1000 --damages 300 --seed 0    writes results/faults.json beside it
 """
 
 import argparse
@@ -29,7 +29,7 @@ from works import WORKS, Work, finish, lost, results, start, warm_up
 
 from wellposed.models.io.files import written_whole
 
-RESULT = Path(__file__).parents[2] / "results" / "campaigns" / "faults.json"
+RESULT = Path(__file__).parent / "results" / "faults.json"
 KILLED = [(name, writers) for name in WORKS for writers in (1, 2)]
 Trial = Callable[[random.Random], dict[str, Any]]
 IN_A_ROW = 3  # kills before work may come to its end

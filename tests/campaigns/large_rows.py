@@ -12,7 +12,7 @@ columns twice, in double and in single precision:
 
 The network and its recording are there before and do not count. `getrusage` measures the peak of the process.
 
-Run: python tests/campaigns/large_rows.py     writes results/campaigns/large_rows.json
+Run: python tests/campaigns/large_rows.py     writes tests/campaigns/results/large_rows.json
 """
 
 import argparse
@@ -30,7 +30,7 @@ from torch import nn
 
 from wellposed.convex import States, fit_states, record_states
 
-RESULT = Path(__file__).parents[2] / "results" / "campaigns" / "large_rows.json"
+RESULT = Path(__file__).parent / "results" / "large_rows.json"
 KAPPA, STRENGTH, RANK, READS, OUTPUTS, CHUNK = 0.99, 0.05, 40, 20, 10, 64
 GIB = 1 << 30
 

@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "wellposed"
-PARTS = ("equilibrium", "convex", "robust")
+PARTS = ("equilibrium", "conditions", "convex", "robust")
 COMPILED = ("njit", "@compiled", "triton")  # words of files whose functions do not run as Python
 COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

@@ -11,7 +11,7 @@ Run: python tests/campaigns/mutants.py map      runs the tests once and notes wh
      python tests/campaigns/mutants.py check    runs them again without coverage; those that fail are left out,
                                                 so that no mutant is killed by a test that fails anyway
      python tests/campaigns/mutants.py run --count 500 --seed 0 --jobs 2
-                                                prints survivors, writes results/campaigns/mutants.json
+                                                prints survivors, writes tests/campaigns/results/mutants.json
      python tests/campaigns/mutants.py report   writes that file anew from the verdicts so far
 """
 
@@ -283,7 +283,7 @@ def main() -> None:
     kind = "jit_" * options.jit
     options.map = (options.map or FOLDER / f"{kind}map.json").resolve()
     options.verdicts = (options.verdicts or FOLDER / f"{kind}verdicts.jsonl").resolve()
-    options.out = (options.out or ROOT / "results" / "campaigns" / f"{kind}mutants.json").resolve()
+    options.out = (options.out or Path(__file__).parent / "results" / f"{kind}mutants.json").resolve()
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HYPOTHESIS_PROFILE": "mutants"}
     if options.jit:
         os.environ["NUMBA_DISABLE_JIT"] = "1"

@@ -9,7 +9,7 @@ tensors, open file descriptors, threads, child processes, temporary files. After
 each must be flat. Two numbers stay within its tolerance: the Theil-Sen slope, times the rounds that were judged,
 or those of a session if these are more; and the step from the median of the first quarter to that of the last.
 
-Run: python tests/campaigns/soak.py --minutes 15     writes results/campaigns/soak.json
+Run: python tests/campaigns/soak.py --minutes 15     writes tests/campaigns/results/soak.json
 """
 
 import argparse
@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from soak_pieces import PIECES
 
-RESULT = Path(__file__).parents[2] / "results" / "campaigns" / "soak.json"
+RESULT = Path(__file__).parent / "results" / "soak.json"
 SESSION = 12 * 3600 // 10  # pieces of work in twelve hours
 WARM_UP = 8  # rounds
 MIB = 1 << 20

@@ -1,7 +1,7 @@
 """Soundness: a million points against every kind of bound, matrices made to deceive certificates, gaps against a
 conic solver. A violation is a bug of the library, never of the case.
 
-Run: python -m tests.campaigns.soundness --points 1000000 --jobs 2     writes results/campaigns/soundness.json
+Run: python -m tests.campaigns.soundness --points 1000000 --jobs 2   writes tests/campaigns/results/soundness.json
 
 Cases have numbers, and a number and the seed decide a case, whatever the number of processes. Parts that are not
 run (`--only bounds`), and other seeds, keep what the file says of them. `--minutes` ends a part early.
@@ -26,7 +26,7 @@ import torch
 from tests.campaigns import soundness_bounds, soundness_conditions, soundness_gaps
 from tests.campaigns.soundness_bounds import Tally
 
-RESULT = Path(__file__).parents[2] / "results" / "campaigns" / "soundness.json"
+RESULT = Path(__file__).parent / "results" / "soundness.json"
 CHUNK = {"conditions": 10, "gaps": 2}  # numbers of one task
 KEPT = 50  # violations that are written down
 Enough = Callable[[], bool]

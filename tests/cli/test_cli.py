@@ -214,6 +214,6 @@ def test_completion_offers_suites():
 
 
 def test_report_shows_thresholds_of_a_suite_without_claims(tmp_path):
-    records = Path(__file__).parents[2] / "results" / "beyond.jsonl"
+    records = Path(__file__).parents[2] / "lab" / "results" / "beyond.jsonl"
     shown = invoke("report", "--also", str(records), "--out", str(tmp_path)).stdout
     assert "path_independent" in shown and " met" in shown

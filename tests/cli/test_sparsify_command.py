@@ -91,7 +91,7 @@ def test_data_sets_by_name_are_scored_on_their_test_part(folder):
     result = basic("flat", "digits", "--samples", 200, "--json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
-    test, network = wellposed.tasks.load_images("digits", "test"), sys.modules["sparsify_networks"].flat
+    test, network = wellposed.data.load_images("digits", "test"), sys.modules["sparsify_networks"].flat
     own = float((network(test.flat()).argmax(1) == test.labels).double().mean())
     model = wellposed.load("model.safetensors")
     after = float((model(test.flat()).argmax(1) == test.labels).double().mean())

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from wellposed_lab.cache import CACHE
+from wellposed_lab.engine.derived import with_derived
 from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.engine.thresholds import check
-from wellposed_lab.experiments.earthquake.differences import with_differences
 from wellposed_lab.experiments.noise.cifar import CifarNoiseRun, disturbed, photographs, prepare, shrunk
 from wellposed_lab.experiments.noise.findings import crossover, draw_depths, draw_sensitivity, noise_findings
 from wellposed_lab.networks.twins import ConvNet
@@ -20,6 +20,8 @@ from wellposed.data.images import Images
 from wellposed.models import MultiscaleDEQ, Noise
 
 SPRITES = Path(os.environ.get("WELLPOSED_DATA", "/nowhere")) / "cifar10"
+
+THRESHOLDS = get_suite("noise-mnist").thresholds
 
 
 def record(
@@ -45,7 +47,7 @@ def records() -> list[Record]:
 
 
 def test_differences_pair_models_of_one_seed() -> None:
-    found = {(r.model, r.seed): r for r in with_differences(records())}
+    found = {(r.model, r.seed): r for r in with_derived(records())}
     assert found["deq-128", 1].value("accuracy_gain", 0.0) == pytest.approx(-0.13)
     assert found["deq-467", 2].value("accuracy_gain", 0.0) == pytest.approx(0.5)
     assert found["deq-467", 2].value("xavier_gain", 0.0) == pytest.approx(0.25)
@@ -56,13 +58,13 @@ def test_differences_pair_models_of_one_seed() -> None:
 
 
 def test_thresholds_see_differences() -> None:
-    checks = {one.threshold.measure: one.state for one in check(get_suite("noise-mnist").thresholds, records())}
+    checks = {one.threshold.measure: one.state for one in check(THRESHOLDS, with_derived(records()))}
     states = {(m.metric, m.model): state for m, state in checks.items()}
     assert states["accuracy_gain", "deq-128"] == "met" and states["xavier_gain", "deq-467"] == "met"
     assert states["sensitivity_ratio", "deq-467"] == "met"
     assert states["accuracy_gain", "deq-288"] == "not run"
     worse = [record("deq-467", 0.7), record("ffw-13-xavier", 0.65)]
-    judged = {one.threshold.measure.metric: one.state for one in check(get_suite("noise-mnist").thresholds, worse)}
+    judged = {one.threshold.measure.metric: one.state for one in check(THRESHOLDS, with_derived(worse))}
     assert judged["xavier_gain"] == "not met"
 
 

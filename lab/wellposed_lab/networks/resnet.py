@@ -110,7 +110,7 @@ def _convolution(before: int, after: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
 
 
-WEIGHTS = Path(__file__).parent / "trained" / "resnet20-cifar10.safetensors"
+WEIGHTS = Path(__file__).parent / "weights" / "resnet20-cifar10.safetensors"
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the channels of the training images
 MARGIN = 4  # pixels by which training images are moved
 WARM = 5  # epochs in which the learning rate rises

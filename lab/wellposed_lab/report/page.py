@@ -224,4 +224,4 @@ def _footer(records: Sequence[Record]) -> list[Html]:
 
 
 def _file(name: str) -> str:
-    return importlib.resources.files("wellposed.experiments.report").joinpath(name).read_text(encoding="utf-8")
+    return importlib.resources.files("wellposed_lab.report").joinpath(name).read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wellposed.pages.markup import Html, element, join, plural, prose
+from wellposed_lab.engine.derived import with_derived
 from wellposed_lab.engine.experiment import Suite
 from wellposed_lab.engine.judge import JUDGEMENTS, Verdict
 from wellposed_lab.engine.runner import Order
@@ -153,7 +154,7 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
 
 def _thresholds(part: Part) -> Html:
     """Shows what every seed has to reach; not for tiny runs, which are not judged."""
-    found = check(part.suite.thresholds, part.records) if part.suite and part.records else []
+    found = check(part.suite.thresholds, with_derived(part.records)) if part.suite and part.records else []
     if not found:
         return Html("")
     return join(
