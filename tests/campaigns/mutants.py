@@ -233,6 +233,9 @@ def sampled(options: argparse.Namespace) -> tuple[list[Mutant], Functions]:
     """Returns the first mutants that can be put into a process, and the functions of this one."""
     everything = drawn(options.seed, options.jit)
     functions = living(everything)
+    if options.only:
+        wanted = {known["mutant"] for known in json.loads(options.only.read_text())}
+        return [mutant for mutant in everything if mutant.key in wanted and changes(mutant, functions)], functions
     return list(islice((mutant for mutant in everything if changes(mutant, functions)), options.count)), functions
 
 
@@ -272,6 +275,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--jit", action="store_true", help="files compiled by numba, with the compiler off")
+    parser.add_argument("--only", type=Path, help="judge those that a file lists, such as sample.json")
     parser.add_argument("--slice", default=":", help="judge these of the sample only, as 0:250")
     parser.add_argument("--again", action="store_true", help="judge survivors again")
     parser.add_argument("--minutes", type=float, default=600.0, help="start no more work after")

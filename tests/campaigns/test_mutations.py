@@ -7,7 +7,7 @@ from mutant_changes import ROOT, changes, drawn, living, mutants_of
 from wellposed.errors import InputError
 from wellposed.robust.attacks.sparse import entries
 
-RANKED = ROOT / "src" / "wellposed" / "robust" / "attacks" / "ranked.py"
+RANKED = ROOT / "src" / "wellposed" / "robust" / "attacks" / "sparse.py"
 
 
 def test_mutants_have_names_of_their_own_and_an_order_of_names():

@@ -183,12 +183,12 @@ def test_an_unregistered_activation_is_refused(tmp_path):
 
 def test_an_activation_must_be_registered_where_it_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "wellposed.activations.catalogue._REGISTRY", dict(wellposed.activations.registry._REGISTRY)
+        "wellposed.activations.catalogue._REGISTRY", dict(wellposed.activations.catalogue._REGISTRY)
     )
     own = register_activation(Activation("third", lambda z: z / 3, (1 / 3, 1 / 3)))
     form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1), activation=own)
     assert again(form, tmp_path).activation is own
-    del wellposed.activations.registry._REGISTRY["third"]
+    del wellposed.activations.catalogue._REGISTRY["third"]
     with pytest.raises(UnknownNameError, match="third"):
         wellposed.load(tmp_path / "form.safetensors")
 

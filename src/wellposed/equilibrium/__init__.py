@@ -1,11 +1,11 @@
 """Find ``x = f(x, u)`` and differentiate it."""
 
-from wellposed.equilibrium.fixed_point import SOLVERS, fixed_point
+from wellposed.equilibrium.fixed_point import fixed_point
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit, Phantom, Polished, Unrolled
 from wellposed.equilibrium.maps import Contraction, Map
 from wellposed.equilibrium.method import watch
 from wellposed.equilibrium.solution import Solution, Status
-from wellposed.equilibrium.solvers import Anderson, Broyden, Newton, Picard, RobbinsMonro, Solver
+from wellposed.equilibrium.solvers import SOLVERS, Anderson, Broyden, Newton, Picard, RobbinsMonro, Solver
 from wellposed.equilibrium.stopping import (
     STOPPINGS,
     Absolute,

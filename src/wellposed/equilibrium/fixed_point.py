@@ -11,17 +11,12 @@ from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import FunctionMap, Map, Packing, State
 from wellposed.equilibrium.method import Loop, Method, OnFailure, check_policy
 from wellposed.equilibrium.solution import Solution
-from wellposed.equilibrium.solvers import Anderson, Broyden, Newton, Picard, Solver
+from wellposed.equilibrium.solvers import SOLVERS, Anderson, Solver
 from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
 from wellposed.equilibrium.tracing import eager, under_transform
 from wellposed.errors import InputError
-from wellposed.registry import Registry
 
 MAX_STEPS, MOST_STEPS = 200, 2**31 - 1
-
-SOLVERS: Registry[Solver] = Registry(
-    "solver", Solver, {"picard": Picard, "anderson": Anderson, "broyden": Broyden, "newton": Newton}
-)
 
 
 def make_method(

@@ -23,6 +23,7 @@ from wellposed.equilibrium.linear import eliminate, gmres, solve_rows
 from wellposed.equilibrium.maps import Map, pieces
 from wellposed.equilibrium.tracing import under_functorch, under_transform
 from wellposed.errors import InputError
+from wellposed.registry import Registry
 
 SolverState = tuple[Tensor, ...]
 
@@ -381,3 +382,8 @@ class RobbinsMonro(Solver):
         (count,) = state
         share = self.rate / (1 + count) ** self.decay
         return torch.lerp(x, fx, share.expand_as(x)), (count + 1,)
+
+
+SOLVERS: Registry[Solver] = Registry(
+    "solver", Solver, {"picard": Picard, "anderson": Anderson, "broyden": Broyden, "newton": Newton}
+)
