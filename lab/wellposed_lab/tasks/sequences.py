@@ -1,6 +1,7 @@
-"""The rolling functions over sequences (000 section 3, 001 section 2.1 and Table 3) and the spiky series.
+"""Tasks on sequences: the spiky series and the rolling functions.
 
-The series with sudden spiky regions (000 and 001 appendix A.3).
+`Spiky` is the series with sudden spiky regions (000 and 001 appendix A.3). `RollingAverage` and `RollingArgmax`
+are functions of all elements so far (000 section 3, 001 section 2.1 and Table 3).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """From fitted rows to a model.
 
-Units of the states in which the rows of A fit in the ball.
+`fitting_units` chooses units of the states in which the rows of A fit in the ball; `assembled` builds the model.
 """
 
 from collections.abc import Sequence

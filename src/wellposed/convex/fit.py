@@ -1,6 +1,8 @@
 """fit_states: from recorded states to a certified implicit model.
 
-What is wrong with recorded states, and what a reader of a fit should know about them.
+`checked` refuses recorded states that cannot be fitted, and `findings` says what a reader of a fit should know
+about them. `StateFit` holds the options of a fit (`Details` those that are seldom needed); `fit_states` is one
+call of it.
 """
 
 import math

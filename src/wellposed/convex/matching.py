@@ -1,10 +1,9 @@
 """State matching: the rows of (A, B) layer by layer, on recorded states or on those of the rows fitted before.
 
-What a fit minimises beside the misfit: names, weights without units, and penalties by CVXPY.
-
-Which entries of (A, B) to keep for a given sparsity: those whose loss would cost most misfit.
-
-The output y = Cx + Du + c, fitted on the states that a model computes itself.
+`Objective` is what a fit minimises beside the misfit: names, weights without units, and penalties by CVXPY.
+`surviving_entries` chooses the entries of (A, B) to keep for a given sparsity: those whose loss would cost most
+misfit. `Matching` fits the rows, and `fitted_output` the output y = Cx + Du + c on the states that a model
+computes itself.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Reads CIFAR-10 and CIFAR-100: the original archives, binary or pickled, and lossless WebP sprites.
 
-Reads plain data from a pickle without running anything that the pickle names.
+`load_plain` reads plain data from a pickle without running anything that the pickle names. `read_binary`,
+`read_pickled` and `read_sprites` are the readers.
 """
 
 import io

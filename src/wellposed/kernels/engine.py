@@ -1,6 +1,8 @@
-"""Runs the compiled loop on tensors: memory, threads and results.
+"""Chooses how ``x = phi(Ax + v)`` is computed, says why, and runs the compiled loop on tensors.
 
-Chooses how ``x = phi(Ax + v)`` is computed, and says why.
+`lay_out` plans the memory of a group of samples, `run_kernel` divides a batch among threads and collects the
+results. `CompiledLoop` takes the place of the reference loop in the forward pass, `solve_adjoint` in the backward
+pass. `choose_loop` picks the executor, `explain` gives the reason.
 """
 
 import functools

@@ -1,6 +1,8 @@
-"""Runs the compiled loops over time on tensors: memory, threads and reports.
+"""Runs the compiled loops over time on tensors: memory, threads or block sizes, and reports.
 
-Runs the Triton loops over time on tensors: sizes of blocks, memory and reports.
+A `Course` says how sequences are walked through, `Parts` are the matrices of a cell, and `Walked` is what was
+found. `run_forward` and `run_backward` call the loops of numba, `run_forward_device` and `run_backward_device`
+those of Triton.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""What an activation makes of an interval, rounded outward.
+"""Intervals that are images of themselves: interval bound propagation, also through loops.
 
-Intervals of all pre-activations and states over a set of inputs, block by block, sound at any time.
-
-Intervals that are images of themselves: interval bound propagation, also through loops.
+`image` is what an activation makes of an interval, rounded outward. `Enclosure` computes intervals of all
+pre-activations and states over a set of inputs, block by block, sound at any time. `interval_bounds` is the
+method.
 """
 
 import math

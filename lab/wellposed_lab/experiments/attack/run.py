@@ -1,8 +1,7 @@
 """Runs that attack a trained network, along the share of changed inputs, the radius or the level of noise.
 
-The attacks of the suites by name, along the share of changed inputs, the radius or the level of noise.
-
-Small pictures that a record carries: attacked images as PNG in text, so that a report needs records alone.
+`KINDS` are the attacks of the suites by name. `attack_thumbnails` keeps small pictures for a record: attacked
+images as PNG in text, so that a report needs records alone. `AttackRun` is the run.
 """
 
 import base64

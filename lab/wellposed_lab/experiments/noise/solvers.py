@@ -1,10 +1,8 @@
 """Solvers and stopping rules on a random map with noise (004 appendix B, Figures 4 and 5).
 
-Runs that follow solvers on a random map with noise (004 appendix B, Figure 4).
-
-Anderson acceleration as the literature on equilibrium models has it, for comparisons.
-
-Runs that count how many steps two stopping rules take in a trained classifier under noise (004 Figure 5).
+`ClassicalAnderson` is Anderson acceleration as the literature on equilibrium models has it, for comparisons.
+`SolverTraceRun` follows solvers on the random map (Figure 4). `StopRun` counts how many steps two stopping rules
+take in a trained classifier under noise (Figure 5).
 """
 
 import math

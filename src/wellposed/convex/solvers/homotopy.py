@@ -1,8 +1,8 @@
-"""The exact LASSO path, all rows on one Gram matrix.
+"""The exact LASSO path, all rows on one Gram matrix, with elimination of free columns and Gap-Safe screening.
 
-Eliminates the columns that are not capped: one Schur complement for all rows.
-
-Gap-Safe screening: columns that are certainly zero in the solution, known before it is.
+`Homotopy` follows the path where every column is capped. `Schur` eliminates the columns that are not capped: one
+Schur complement for all rows. `certified_zeros` is Gap-Safe screening: columns that are certainly zero in the
+solution, known before it is.
 
 Let w be feasible, nu = Mw - z its residual and w*, nu* those of a solution. F is 1-strongly convex and the dual
 1-strongly concave in nu, so F(w) - F* and D* - D(nu) are both at least |nu - nu*|^2 / 2, and

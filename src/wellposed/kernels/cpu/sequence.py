@@ -5,12 +5,11 @@ sequence i at time t is column ``offsets[t] + i``. Sequences do not look at each
 computed by itself: group by group, each from its first time to its last. Between two times a group does not leave
 its lanes; hidden states, equilibria and what goes back in time stay where they are.
 
-What happens to a group of sequences at one time: products of packed matrices, a solve, rows to and from memory.
-
-A group works in the memory of `kernels.lanes`, one sequence a lane, and in rows of its own beside it. Outside,
-everything is stored with one column an element: what is side by side in a group is side by side in memory.
-
-Vector instructions for a group of sequences between two solves: rows to and from memory, slopes and scales.
+A group works in the memory of `cpu.solve`, one sequence a lane, and in rows of its own beside it. Outside,
+everything is stored with one column an element: what is side by side in a group is side by side in memory. `move`,
+`add`, `prepare` and `mark` are vector instructions between two solves: rows to and from memory, slopes and scales;
+`solve_group` is the solve of one time; `walk_group` and `unwind_group` are the loops over time, forward and
+backward.
 """
 
 from typing import Any

@@ -4,15 +4,13 @@ A group of samples advances together, one sample a lane. A lane whose sample has
 the end of a cycle of its solver, so that nobody waits for the slowest sample of a batch; no lane looks at another,
 so a sample's answer does not depend on its companions.
 
-What happens to a group of samples in every step: evaluate, measure, finish, take new samples.
-
 The memory of a group is one flat buffer, ``work[row * width + lane]``: the points of a cycle (`slots`), then v and
 d, then single rows. `at` tells where v, d, the single rows, the solution of the least squares problem and the
 minima begin. Which sample a lane works on, since when, and when it must be looked at stands in `lanes`.
 
-Anderson's extrapolation for a group of lanes; the algorithm is that of `equilibrium.anderson`.
-
-Substitution for a group of lanes: where A has no cycles, states follow from each other in one pass.
+A step evaluates the map (`evaluate`), finishes samples (`settle`) and takes new ones (`refill`). `advance` and
+`jump` are the extrapolation of `equilibrium.solvers.Anderson` for all lanes. Where A has no cycles, states follow
+from each other in one pass (`substitute`).
 """
 
 import math

@@ -1,26 +1,21 @@
-"""Device functions that all Triton kernels share: activations, their slopes and products.
+"""The whole solve of a block of samples in one Triton program, with A on the chip or streamed in tiles.
 
-What happens to a block of samples in every step: the verdict, and Anderson's extrapolation.
+`activate`, `slope_at` and `product` are shared by all Triton kernels. `judge`, `extrapolate` and `look_back` are
+what happens to a block in every step, the verdict and the extrapolation: the algorithm is that of
+`equilibrium.solvers.Anderson`, the rules are those of `equilibrium.loop`; every number is one of a row, and no row
+looks at another. The points of a cycle lie in a scratch buffer, ``points[slot, row, state]``, which stays in the
+cache of the device: a step writes one of them, and a jump reads them all once.
 
-The points of a cycle lie in a scratch buffer, ``points[slot, row, state]``, which stays in the cache of the
-device: a step writes one of them, and a jump reads them all once. The algorithm is that of
-`equilibrium.anderson`, the rules are those of `equilibrium.loop`; every number is one of a row, and no row looks
-at another.
+`solve_resident` is for up to 128 states. A is loaded once into registers and shared memory; the iterate never
+leaves the registers. A row that has finished is written at once and no longer looked at, while the others of its
+block go on.
 
-The whole solve of a block of samples in one program, with A on the chip: up to 128 states.
-
-A is loaded once into registers and shared memory; the iterate never leaves the registers. A row that has finished
-is written at once and no longer looked at, while the others of its block go on.
-
-The whole solve of a block of samples in one program, with A streamed in tiles: any number of states.
-
-All points, the iterate among them, lie in the scratch buffer of `gpu_steps`; A comes tile by tile from the cache
-of the device, as often as there are blocks. Plain steps use two slots of the buffer in turn.
-
-In float32 A is split beforehand, by a small kernel, into two matrices of float16 numbers, and so are the states
-whenever they are read: ``x a = h a_h + 2^-11 (l a_h + h a_l)`` to 22 bits, with rows of both in units of powers of
-two, so that nothing overflows. Three such products take half the time of three in TF32, and A need not be split
-again in every block.
+`solve_streamed` is for any number of states. All points, the iterate among them, lie in the scratch buffer; A
+comes tile by tile from the cache of the device, as often as there are blocks. Plain steps use two slots of the
+buffer in turn. In float32 A is split beforehand, by a small kernel (`split_float16`), into two matrices of float16
+numbers, and so are the states whenever they are read: ``x a = h a_h + 2^-11 (l a_h + h a_l)`` to 22 bits, with
+rows of both in units of powers of two, so that nothing overflows. Three such products take half the time of three
+in TF32, and A need not be split again in every block.
 """
 
 from wellposed.equilibrium import loop
