@@ -53,7 +53,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures that records carry, see `thumbnails`.
+    """Pictures that records carry; see `attack_thumbnails` in `experiments.attack.run`.
 
     Args:
         title: what is seen.

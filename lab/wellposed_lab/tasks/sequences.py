@@ -171,9 +171,6 @@ def _distances(places: Tensor, guesses: Tensor, largest: int) -> Tensor:  # (K,)
     return (places[:, None] - guesses).abs().amin(1).double()
 
 
-__all__ = ["RollingArgmax", "RollingAverage", "Spiky"]
-
-
 @dataclass(frozen=True)
 class RollingAverage(Task):
     """Averages a sequence up to every step: trained on ``N(3, 1)^10``, tested on ``N(3 + k, 1)^10``.

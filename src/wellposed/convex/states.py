@@ -1,8 +1,8 @@
 """The states of a network over a data set: what state matching fits a model to.
 
-`record_states` runs a network and returns its `States`. A `Recorder` notes the activations of a network that has
-no implicit form, while it runs. `Tables` hold matrices of many samples, in memory or, above a limit, in a mapped
-file. `save_states` writes states to a folder, from which `open_states` maps them without reading them.
+A `Recorder` notes the activations of a network that has no implicit form, while it runs. `Tables` hold matrices of
+many samples, in memory or, above a limit, in a mapped file. `States` are what `record_states` records of a
+network. `save_states` writes states to a folder, from which `open_states` maps them without reading them.
 """
 
 import hashlib

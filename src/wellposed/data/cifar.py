@@ -146,7 +146,7 @@ def read_binary(path: str | os.PathLike[str], batches: Sequence[str], classes: i
 
 
 def read_pickled(path: str | os.PathLike[str], batches: Sequence[str], classes: int, key: str = "labels") -> Pair:
-    """Reads batches of the Python version, without obeying its pickles (see `safe_pickle`).
+    """Reads batches of the Python version, without obeying its pickles (see `load_plain`).
 
     Args:
         path: the tar archive.

@@ -109,7 +109,7 @@ def run_on_device(
 def run_recipe(
     A: Tensor, v: Tensor, d: Tensor | None, x0: Tensor | None, recipe: Recipe, *, trace: bool, scaled: bool = False
 ) -> Iterates:
-    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``; see `gpu_launch.launch`."""
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``; see `launch` in `kernels.gpu.launch`."""
     parts = [None if part is None else part.detach() for part in (A, v, d, x0)]
 
     def solve(traced: bool) -> tuple[Iterates, Tensor]:

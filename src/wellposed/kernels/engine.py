@@ -60,7 +60,7 @@ def _threads(process: int, count: int) -> ThreadPoolExecutor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies in the buffer of a group; see `kernels.lanes`."""
+    """Where everything lies in the buffer of a group; see `kernels.cpu.solve`."""
 
     slots: tuple[int, ...]
     at: tuple[int, ...]
@@ -185,7 +185,7 @@ class CompiledLoop:
     Args:
         trace: whether to keep residuals from the start; else they are found by a second solve when asked for.
         only: raise where "numba", or "triton", has no kernel.
-        automatic: hand samples that are slow over to Newton's method; see `kernels.automatic`.
+        automatic: hand samples that are slow over to Newton's method; see `kernels.handover`.
         sparse: the matrix of the maps that it will meet, as sparse rows, where these are faster.
     """
 

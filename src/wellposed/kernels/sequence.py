@@ -5,8 +5,8 @@ With the hidden state h before an element s,
     ``x = phi(Ax + B (s, h) + b)``,  ``h' = Cx + D (s, h)``.
 
 What inputs contribute is one product for all times before the loop, gradients of matrices are one product each for
-all times after it; between them nothing returns to Python. `sequence_problem` and `sequence_device_problem` say
-what the loops in numba and in Triton cannot do, `projected` computes A in one launch, and `walk` runs over the
+all times after it; between them nothing returns to Python. `sequence_device_problem` and `sequence_problem` say
+what the loops in Triton and in numba cannot do, `projected` computes A in one launch, and `walk` runs over the
 sequences.
 """
 

@@ -413,7 +413,7 @@ def cache_key() -> tuple[str, str]:
 
 
 def build_ak135(distances: Tensor | None = None, depths: Tensor | None = None) -> TravelTimes:
-    """Tabulates the first P wave by TauP, branch by branch; see `travel_rays`.
+    """Tabulates the first P wave by TauP, branch by branch; see `tabulate`.
 
     Args:
         distances: in degrees, growing, ``(D,)``; by default finer where waves are near their source.

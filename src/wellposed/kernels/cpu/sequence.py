@@ -247,6 +247,7 @@ def mark(typing: Any, array: Any, rows: Any, alive: Any, vectors: Any, atol: Any
 compiled = numba.njit(nogil=True, error_model="numpy")
 
 RUNNING, CONVERGED = int(Status.RUNNING), int(Status.CONVERGED)
+MAX_STEPS, NONFINITE = int(Status.MAX_STEPS), int(Status.NONFINITE)
 # Of `room`: accepted points (other vectors behind them), their images, a product, single rows.
 POINT, IMAGE, OUT, ALIVE, SCALE = range(5)
 
@@ -373,7 +374,6 @@ kept = keeping(nogil=True, error_model="numpy")
 
 # The files whose functions are compiled into these loops.
 PARTS = ("spec", "cpu/solve", "cpu/simd", "cpu/sequence")
-CONVERGED, MAX_STEPS, NONFINITE = int(Status.CONVERGED), int(Status.MAX_STEPS), int(Status.NONFINITE)
 
 
 @compiled

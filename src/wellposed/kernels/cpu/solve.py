@@ -8,9 +8,9 @@ The memory of a group is one flat buffer, ``work[row * width + lane]``: the poin
 d, then single rows. `at` tells where v, d, the single rows, the solution of the least squares problem and the
 minima begin. Which sample a lane works on, since when, and when it must be looked at stands in `lanes`.
 
-A step evaluates the map (`evaluate`), finishes samples (`settle`) and takes new ones (`refill`). `advance` and
-`jump` are the extrapolation of `equilibrium.solvers.Anderson` for all lanes. Where A has no cycles, states follow
-from each other in one pass (`substitute`).
+A step evaluates the map (`evaluate`), takes new samples (`refill`) and finishes others (`settle`). `jump` and
+`advance` are the extrapolation of `equilibrium.solvers.Anderson` for all lanes. Where A has no cycles, states
+follow from each other in one pass (`substitute`).
 """
 
 import math
@@ -24,7 +24,7 @@ from wellposed.errors import require
 from wellposed.kernels.cpu.cache import keeping, stamp
 from wellposed.kernels.cpu.simd import (
     ROWS,
-    VECTOR_BYTES,
+    VECTOR_BYTES,  # noqa: F401  the engine sizes its buffers by it
     VECTORS,
     activate,
     borrow,
@@ -439,8 +439,6 @@ def _substitute(
 
     return sparse if isinstance(matrix, _types.BaseTuple) else dense
 
-
-__all__ = ["PROBLEM", "ROWS", "VECTORS", "VECTOR_BYTES", "pack", "prepare_adjoint", "solve", "spread"]
 
 PARTS = ("spec", "cpu/solve", "cpu/simd", "cpu/sparse_rows")
 

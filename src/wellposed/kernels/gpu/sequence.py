@@ -140,9 +140,8 @@ def solve(
 ):  # fmt: skip
     """Iterates from `x` until no row has the status RUNNING; returns points, images, statuses and steps.
 
-    The matrix comes in the two parts of `split`.
-    Extrapolation is that of `equilibrium.anderson` with a memory of three: four plain steps, a jump, and its
-    judgement by the next evaluation.
+    The matrix comes in the two parts of `split`. Extrapolation is that of `equilibrium.solvers.Anderson` with a
+    memory of three: four plain steps, a jump, and its judgement by the next evaluation.
     """
     # One name each: what is the same value before a loop, Triton takes for one that does not change in it.
     y, x1, x2, x3 = tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x)

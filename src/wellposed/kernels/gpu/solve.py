@@ -378,7 +378,7 @@ def solve_resident(
     SAVES: tl.constexpr, SCALED: tl.constexpr, TRACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     CHUNK: tl.constexpr, SPLIT: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
-    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu_launch`."""
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu.launch`."""
     rows, states = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     inside, real, slot = rows < batch, states < n, tl.num_programs(0).to(tl.int64) * BLOCK * WIDTH
     at, there = rows[:, None] * n + states[None, :], inside[:, None] & real[None, :]
@@ -577,7 +577,7 @@ def solve_streamed(
     SAVES: tl.constexpr, SCALED: tl.constexpr, TRACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu_launch`."""
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu.launch`."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, slot = rows < batch, tl.num_programs(0).to(tl.int64) * BLOCK * WIDTH
     like: tl.constexpr = POINTS.dtype.element_ty

@@ -1,6 +1,6 @@
 """What an attacker may do to an input, what an attack returns, and how the best of many points is kept.
 
-`Victim` asks the model and remembers the worst inputs, `Attack` is the result. `Threat` says how far an attacker
+`Attack` is the result; `Victim` asks the model and remembers the worst inputs. `Threat` says how far an attacker
 may go, in which norm, within which range.
 """
 
