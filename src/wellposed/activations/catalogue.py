@@ -181,9 +181,9 @@ def _tanhshrink_slope(z: Tensor) -> Tensor:
     return torch.tanh(z).square()
 
 
-_GELU_TANH = 1.1289930687
-_SELU = (1.0507009873554805, 1.6732632423543772)
-_GELU, _SILU = 1.1289041452, 1.0998393202
+_GELU_TANH = 1.1289930687  # largest slope
+_SELU = (1.0507009873554805, 1.6732632423543772)  # scale and alpha
+_GELU, _SILU = 1.1289041452, 1.0998393202  # largest slopes
 
 
 def catalogue() -> list[Activation]:

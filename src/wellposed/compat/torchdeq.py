@@ -166,7 +166,7 @@ def make_stop(solver: str, tol: float, mode: str, max_iter: int) -> Stopping:
 
 __all__ = ["Equilibrium", "apply_norm", "get_deq", "remove_norm", "reset_deq", "reset_norm"]
 
-POWER_STEPS = 100
+POWER_STEPS = 100  # of `spectral_radius`
 
 
 def get_deq(args: Any = None, **options: Any) -> "Equilibrium":

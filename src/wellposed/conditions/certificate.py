@@ -99,8 +99,8 @@ class Equivalent:
         return cls(A, torch.ones((), dtype=A.dtype, device=A.device), damping)
 
 
-LARGEST_INVERSE = 512
-SLACK = 1e-8
+LARGEST_INVERSE = 512  # states up to which a comparison system is always inverted
+SLACK = 1e-8  # by which a system is inflated, so that its solution passes the check in spite of rounding
 
 
 class Comparison(NamedTuple):

@@ -335,7 +335,7 @@ def _error_constant(value: float, weights: Tensor) -> tuple[float, float]:
     return float(1 / weights.amin()) * reciprocal_gap(value), value
 
 
-LANCZOS_STEPS, TRIES = 48, 16
+LANCZOS_STEPS, TRIES = 48, 16  # to estimate an eigenvalue, and to find a bound of it that Cholesky proves
 RANGE = (1e-140, 1e140)  # of norms whose squares are numbers
 
 

@@ -100,7 +100,7 @@ def _norms_from_data(states: States, mask: Tensor) -> Tensor:  # (L, L)
     return torch.stack([part.amax(0) for part in sums.split(list(states.blocks), dim=0)])
 
 
-BATCH = 4096
+BATCH = 4096  # samples whose equilibria are computed at once
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,7 +137,7 @@ class Details(TypedDict, total=False):
 
 SEARCH = 14  # fits of a search over strengths
 CLOSE = 0.002  # sparsity that is near enough
-WEAKEST = 1e-6
+WEAKEST = 1e-6  # lower end of a search over strengths
 MANY = 4096  # rows at a time on a GPU
 
 

@@ -113,7 +113,7 @@ def robust(a: Any, b: Any) -> Any:
 
 
 PACE = 0.7  # of the entries that stay in one round
-RIDGE = 1e-5
+RIDGE = 1e-5  # of the Gram matrix by which entries are ranked, relative to its diagonal
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +180,7 @@ def _inverse(gram: Tensor, kept: Tensor) -> Tensor:
     return torch.cholesky_inverse(torch.linalg.cholesky(damped))
 
 
-NEGLIGIBLE = 1e-9
+NEGLIGIBLE = 1e-9  # share of the largest entry below which another is no part of a debiased row
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,7 +414,7 @@ def _empty(mask: Tensor, device: torch.device) -> Matched:
     return Matched(weights, zeros, zeros.clone(), zeros.clone(), zeros.clone())
 
 
-TINY = 1e-10
+TINY = 1e-10  # ridge of the output, relative to the mean square of its columns
 
 
 @dataclass(frozen=True, eq=False)

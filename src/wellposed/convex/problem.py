@@ -202,7 +202,7 @@ def some_columns(targets: Targets, columns: Tensor | slice) -> Targets:
     return targets.restricted(torch.arange(targets.shape[1])[which])
 
 
-GROWTH = 10.0
+GROWTH = 10.0  # of the level, from one attempt to factorise to the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +251,7 @@ class Factor:
 
 T = TypeVar("T")
 Bound = Literal["state", "row"]
-SMALLEST_RIDGE = 1e-12
+SMALLEST_RIDGE = 1e-12  # of columns that are not capped, relative to the diagonal of G
 
 
 @dataclass(frozen=True, eq=False)

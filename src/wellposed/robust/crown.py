@@ -239,7 +239,7 @@ def _size(rows: Rows) -> Tensor:  # (R,)
     return torch.stack([part.detach().abs().amax(1) for part in rows.values()]).amax(0)
 
 
-MAX_STEPS, TOLERANCE = 60, 1e-6
+MAX_STEPS, TOLERANCE = 60, 1e-6  # of the iteration in a loop
 CHOICE = dict[int, tuple[Tensor, Tensor]]  # lower and upper slopes of every row, by block
 
 
@@ -360,7 +360,7 @@ class Backward:
         return Multipliers(start, slopes, links)
 
 
-RATE, DECAY = 0.25, 0.95
+RATE, DECAY = 0.25, 0.95  # of Adam, which optimises slopes
 
 
 def tightest(backward: Backward, rows: Functionals, steps: int) -> tuple[Tensor, Tensor]:  # (R,), (R,)

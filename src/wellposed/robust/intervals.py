@@ -76,7 +76,7 @@ def _rounding(phi: Activation, z: Interval) -> Tensor:
     return (phi.rounding + width + 2) * unit * (origin + spread)
 
 
-MAX_SWEEPS, TOLERANCE = 300, 1e-5
+MAX_SWEEPS, TOLERANCE = 300, 1e-5  # of intervals that shrink in a loop
 LOOK = 8  # sweeps between two looks at a device that computes while the next ones are prepared
 LARGEST_ROWS = 2**26  # entries (batch, rows, inputs) up to which every row of B gets its own support
 

@@ -203,8 +203,8 @@ def imitator(shape: tuple[int, ...], classes: int, seed: int) -> nn.Sequential:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * height * width, classes))
 
 
-SHOWN = 8
-RAISED, LOWERED = (178.0, 24.0, 43.0), (33.0, 102.0, 172.0)
+SHOWN = 8  # images that a record carries
+RAISED, LOWERED = (178.0, 24.0, 43.0), (33.0, 102.0, 172.0)  # colours of a change: red, blue
 
 
 def attack_thumbnails(

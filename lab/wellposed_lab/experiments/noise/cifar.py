@@ -277,7 +277,7 @@ def standardised(images: Images) -> Tensor:  # (N, C, H, W)
 
 
 DATA = "cifar10"
-POINTS = (20.0, 10.0, 5.0, 0.0)
+POINTS = (20.0, 10.0, 5.0, 0.0)  # signal-to-noise ratios in decibels
 Settings = dict[str, object]
 SETTINGS: dict[Scale, Settings] = {
     "tiny": {

@@ -189,7 +189,7 @@ class RegressionRun(Run):
 
 TASK = "bump-regression"
 LAYERS = {"tiny": (1,), "default": (1, 3, 11), "paper": (1, 3, 5, 7, 9, 11)}
-POINTS = (20.0, 10.0, 5.0, 0.0)
+POINTS = (20.0, 10.0, 5.0, 0.0)  # signal-to-noise ratios in decibels
 UNTRAINED = 0.1  # mean squared error; the variance of the function is about 0.5
 
 

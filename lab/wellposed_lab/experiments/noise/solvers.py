@@ -223,7 +223,7 @@ class StopRun(Run):
 
 
 TASK = "random-tanh"
-POINTS = (30.0, 20.0, 10.0, 0.0)
+POINTS = (30.0, 20.0, 10.0, 0.0)  # signal-to-noise ratios in decibels
 RULES = ("relative", "mean-relative")
 
 

@@ -160,7 +160,7 @@ COMPARED: tuple[tuple[Role, str], ...] = (
     ("control", REACHED),
 )
 NAMES = tuple(TASKS.values())
-AT = 0.01
+AT = 0.01  # the radius at which methods are compared
 
 
 def plan(scale: Scale) -> list[BoundsRun]:

@@ -145,7 +145,7 @@ class CertifiedRun(Run):
 
 
 TASKS = ("digits-loops", "digits-layers")
-POINTS = (0.02, 0.05, 0.1)
+POINTS = (0.02, 0.05, 0.1)  # radii
 RECIPES: tuple[tuple[Role, Recipe, float], ...] = (  # the last: weight of a penalty
     ("control", "plain", 0.0),
     ("baseline", "norm-penalty", 1e-3),

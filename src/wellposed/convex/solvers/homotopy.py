@@ -142,7 +142,7 @@ def inside_ball(problem: RowProblem) -> Tensor:  # (r, d)
     return best
 
 
-ABSENT, PASSES = 1e-13, 4
+ABSENT, PASSES = 1e-13, 4  # share of the diagonal below which a column vanishes; most passes over the data
 
 
 @dataclass(frozen=True, eq=False)

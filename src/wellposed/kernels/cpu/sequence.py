@@ -248,7 +248,8 @@ compiled = numba.njit(nogil=True, error_model="numpy")
 
 RUNNING, CONVERGED = int(Status.RUNNING), int(Status.CONVERGED)
 MAX_STEPS, NONFINITE = int(Status.MAX_STEPS), int(Status.NONFINITE)
-# Of `room`: accepted points (other vectors behind them), their images, a product, single rows.
+# Of `room`, rows of a group behind those of `cpu.solve`: accepted points (other vectors behind them), their
+# images, a product, single rows.
 POINT, IMAGE, OUT, ALIVE, SCALE = range(5)
 
 

@@ -46,6 +46,11 @@ RUNNING, CONVERGED, STAGNATED = int(Status.RUNNING), int(Status.CONVERGED), int(
 STEPS_DONE, MAX_STEPS = int(Status.STEPS_DONE), int(Status.MAX_STEPS)
 DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 
+# The buffer of a group: rows of `width` lanes, as `engine.lay_out` plans them, with the memory m of the solver.
+#
+#   m + 2 points of n rows    n rows    n rows    14 + m (m + 3) / 2 + 1 rows    m + 1 rows      a row a look
+#   points of a cycle         v         d         single rows                    solution        minima
+#   slots[0], slots[1], ...   at[V]     at[D]     at[SINGLE]                     at[SOLUTION]    at[MINIMA]
 V, D, SINGLE, SOLUTION, MINIMA = range(5)  # of `at`
 # Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm before and the one to beat;
 # the first residual and the least since the last look; cycles to sit out, failures in a row; who has jumped, who
@@ -63,6 +68,7 @@ SLOPE, WORTH, PATIENCE, RIDGE, ATOL, RTOL, EPS = range(7)  # of `numbers`
 def pack(A: Any, transpose: bool, packed: Any) -> None:
     """Copies A (or A') in tiles of rows, column by column; rows beyond the last are zero."""
     n = A.shape[0]
+    # packed[(tile * n + column) * ROWS + row of the tile]
     for row in range((n + ROWS - 1) // ROWS * ROWS):
         start = row // ROWS * ROWS * n + row % ROWS
         for k in range(n):

@@ -332,7 +332,7 @@ def look_back(jumped, l1, target, rest, failures):
 # mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
 
 
-UNSPECIALISED = ("batch", "limit", "max_steps")
+UNSPECIALISED = ("batch", "limit", "max_steps")  # arguments for whose values Triton compiles nothing anew
 
 
 @triton.jit
