@@ -1,4 +1,8 @@
-"""A suite: what a claim is, the runs that test it, and how the results are shown; all suites by name."""
+"""A suite: what a claim is, the runs that test it, and how the results are shown; all suites by name.
+
+`Figure`, `Gallery` and `Picture` are ways to show results, and a `Suite` has some of each. `all_suites` finds the
+suites of all experiment folders, `get_suite` one of them.
+"""
 
 import functools
 from collections.abc import Callable, Sequence

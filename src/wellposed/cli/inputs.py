@@ -1,8 +1,8 @@
-"""What a command is given: a network, data, and the classifier made of both. Nothing in a file is ever executed.
+"""What a command is given: a network, data, and the classifier made of both.
 
-`read_samples` reads data: a set by name, or a file of arrays. `read_source` reads a network: an exported program,
-or what a factory returns. `read_labelled` puts both together: a classifier with labelled inputs in the shape and
-precision it takes.
+`read_samples` reads data: a set by name, or a file of arrays, of which nothing is ever executed. `read_source`
+reads a network: an exported program, or what a factory returns. `read_labelled` puts both together: a classifier
+with labelled inputs in the shape and precision it takes.
 
 `check_exported` looks into an exported program (.pt2) before torch loads it, and refuses all that could run code
 of the file. `torch.export.load` unpickles weights, constants and sample inputs that say so, loads compiled

@@ -2,7 +2,7 @@
 
 The calls are those of torchdeq 0.1.0 (Geng and Kolter 2023). What differs is said where it differs: an unknown
 option is an error, every sample stops by itself, and a sample without an equilibrium is reported. `Options` lists
-the options that are understood; `read_options` says of the others which have no counterpart, and what to do then.
+the options that are understood; it refuses what has no counterpart and says what to do then.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Text classification on 20 Newsgroups, divided by date, and the transformers that do it.
 
-`load_newsgroups` loads the texts. `Vocabulary` turns words into numbers, as only the texts decide: counts of words
-and padded sequences. `WordPieces` are words in pieces, as BERT without capitals reads them (Devlin et al. 2019).
-`Newsgroups` is a transformer on these texts, or DistilBERT where its weights are here, as a network of shared
-rows.
+`load_newsgroups` loads the texts. `Vocabulary` turns words into numbers, counts or padded sequences, and is
+decided by the texts alone. `WordPieces` are words in pieces, as BERT without capitals reads them (Devlin et al.
+2019). `Newsgroups` is a transformer on these texts, or DistilBERT where its weights are here, as a network of
+shared rows.
 """
 
 import logging

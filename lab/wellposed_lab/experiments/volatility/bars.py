@@ -2,7 +2,7 @@
 
 `read_table` reads tables of minute bars, CSV or Parquet, cell by cell, and says where a cell is wrong. An
 `Exchange` has a time zone, sessions and holidays (`NYSE`, `CFFEX`). `read_bars` returns `Bars` with their
-`BarCounts`; `clean` adjusts them for splits and fills gaps.
+`BarCounts`; `clean` adjusts them for splits, and counts or fills missing minutes.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """The whole solve of a block of samples in one Triton program, with A on the chip or streamed in tiles.
 
-`activate`, `slope_at` and `product` are shared by all Triton kernels. `judge`, `extrapolate` and `look_back` are
-what happens to a block in every step, the verdict and the extrapolation: the algorithm is that of
+`activate`, `slope_at` and `split_product` are shared by all Triton kernels. `judge`, `extrapolate` and `look_back`
+are what happens to a block in every step, the verdict and the extrapolation: the algorithm is that of
 `equilibrium.solvers.Anderson`, the rules are those of `equilibrium.loop`; every number is one of a row, and no row
 looks at another. The points of a cycle lie in a scratch buffer, ``points[slot, row, state]``, which stays in the
 cache of the device: a step writes one of them, and a jump reads them all once.
