@@ -1,4 +1,8 @@
-"""Many pieces of work at once, through joblib: threads, processes, or a cluster; and the threads of torch."""
+"""Many pieces of work at once, through joblib, and the threads of torch.
+
+`Workers` do the work in threads, in processes or on a `cluster`. `one_thread` and `threads_for` decide how many
+threads torch takes for small products.
+"""
 
 import contextlib
 import functools

@@ -1,6 +1,10 @@
-"""What the five papers publish: one `PublishedClaim` a number or order, read from TOML files.
+"""What the five papers publish, and how it is compared with our numbers.
 
-A file explains its names and lists its claims::
+A `Measure` names one number of ours; a `Rule` says what must hold of it for a published claim to count as
+reproduced. Rules are data with one pure function each; seeds, means and intervals are dealt with elsewhere.
+
+A `PublishedClaim` is one published number or order, read from TOML files. A file explains its names and lists its
+claims::
 
     [metrics]
     test_mse = "mean squared error on the test set"
@@ -25,11 +29,6 @@ in it. ``value`` is in the unit of the measure, shares are fractions of one; ``u
   name is that model with the rest of the measure.
 - ``"at most"`` and ``"at least"``: ``measure`` with ``value`` as the limit.
 - ``"not a target"``: only the ``reason``.
-
-How a published number is compared with ours.
-
-A `Measure` names one number of ours; a `Rule` says what must hold of it for a published claim to count as
-reproduced. Rules are data with one pure function each; seeds, means and intervals are dealt with elsewhere.
 """
 
 import functools

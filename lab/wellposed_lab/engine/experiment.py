@@ -1,4 +1,8 @@
-"""A suite: what a claim is, the runs that test it, and how the results are shown; all suites by name."""
+"""A suite: what a claim is, the runs that test it, and how the results are shown; all suites by name.
+
+`Figure`, `Gallery` and `Picture` are ways to show results, and a `Suite` has some of each. `all_suites` finds the
+suites of all experiment folders, `get_suite` one of them.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -53,7 +57,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures that records carry, see `thumbnails`.
+    """Pictures that records carry; see `attack_thumbnails` in `experiments.attack.run`.
 
     Args:
         title: what is seen.

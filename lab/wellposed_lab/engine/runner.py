@@ -1,6 +1,7 @@
 """Plans, skips what is finished, runs and records.
 
-Where a run was carried out.
+`environment` says where a run was carried out. An `Order` is what a user asked for, `planned` its runs, and
+`carry_out` does those that are not finished yet.
 """
 
 import datetime

@@ -1,6 +1,7 @@
 """The store: one record a line in an append-only file, safe with several writers.
 
-What a finished run leaves behind.
+A `Record` is what a finished run leaves behind: its configuration, its `Result` and where it ran. `Store` appends
+and reads records; `merged` reads several stores.
 """
 
 import contextlib

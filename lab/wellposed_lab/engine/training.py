@@ -1,6 +1,6 @@
 """Runs that train a model on a task and test it along the task's axis.
 
-Runs that look at the model after every epoch of its training.
+`TrainingRun` tests after training, `ObservedRun` after every epoch of it.
 """
 
 import contextlib

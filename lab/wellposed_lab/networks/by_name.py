@@ -1,6 +1,7 @@
 """The models of the experiments by name.
 
-The recurrent models of the experiments and the rules that need no training, by name.
+`implicit_rnn` and `logistic` build recurrent models and a linear classifier. An `Entry` says how the model of one
+name is made, rules that need no training included; `build` makes the model of a run.
 """
 
 from collections.abc import Callable

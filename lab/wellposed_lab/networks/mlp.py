@@ -1,6 +1,6 @@
-"""The multilayer perceptron, with every activation of the papers.
+"""The multilayer perceptron, with every activation of the papers, and EikoNet.
 
-EikoNet, the rival of the earthquake task.
+`MLP` takes any of `MLP_ACTIVATIONS`. `EikoNet` is the rival of the earthquake task.
 """
 
 from collections.abc import Callable, Sequence

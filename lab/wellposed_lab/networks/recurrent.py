@@ -1,8 +1,8 @@
-"""What the sequence models share: shapes in and out, and the normalisations that serve as controls.
+"""The recurrent rivals of the sequence tasks: a ReLU network and an LSTM.
 
-The vanilla recurrent network with ReLU: a control that is positively homogeneous without biases.
-
-The LSTM of the sequence tasks.
+They share shapes in and out (`as_sequence`, `arrange`) and the normalisations that serve as controls
+(`normalised`). `ReLURNN` is the vanilla recurrent network: a control that is positively homogeneous without
+biases. `LSTM` has one layer.
 """
 
 from typing import Literal

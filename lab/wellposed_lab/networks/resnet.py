@@ -1,6 +1,7 @@
 """Residual networks for small images (He et al. 2016, section 4.2).
 
-ResNet-20 on CIFAR-10 (003 sections 3.4 and 4.4): its training, and the weights that came of it.
+`ResNet` is the architecture. `train_resnet` trains it and `trained_resnet20` returns the weights that came of it:
+ResNet-20 on CIFAR-10 (003 sections 3.4 and 4.4).
 """
 
 import math

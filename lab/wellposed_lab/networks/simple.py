@@ -1,8 +1,8 @@
-"""Linear regression: the control that every task with a linear target needs.
+"""Simple rules that a model has to beat.
 
-Predictors that learn nothing or next to nothing: what a model of a series has to beat.
-
-Forecasts of the variance of the next prices that a model of volatility has to beat.
+`LinearRegression` is the control that every task with a linear target needs. `Mean`, `Persistence` and
+`CopyLastLabel` learn nothing or next to nothing of a series. `RecentVariance`, `ZeroVariance`, `LogHAR` and
+`Garch` forecast the variance of the next prices.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """Trained networks with their data: what is fitted, pruned, bounded and attacked.
 
 `TrainedNetwork` says what an experiment may ask of one. `Dense` (002 section 5.2) and the residual networks of 003
-are here, because several experiments use them; those of one experiment are beside it.
-
-Networks that take minutes to train: kept in the cache, so that processes and later runs share them.
+(`ResidualNetwork`, `FoldedResNet`) are here, because several experiments use them; those of one experiment are
+beside it. Networks that take minutes to train are kept in the cache by `train_or_load`, so that processes and
+later runs share them.
 """
 
 import abc

@@ -1,12 +1,11 @@
-"""Transformer encoders of the papers: over the steps of a series, and over an array as one token.
+"""Transformers (Vaswani et al. 2017): over series, over arrays as single tokens, and over texts.
 
-The layers of a transformer (Vaswani et al. 2017), in operations that vmap and repeated derivatives know.
+`Attention`, `EncoderLayer` and `DecoderLayer` are the layers, in operations that vmap and repeated derivatives
+know. `SequenceEncoder` reads the steps of a series, `ArrayEncoder` an array as one token. With encoder and decoder
+(`EncoderDecoder`), `ArgmaxTransformer` is for the rolling argmax and `ArrayTransformer` for arrays.
 
-Transformers with encoder and decoder: the rolling argmax, and arrays as single tokens.
-
-A transformer that classifies texts, of the architecture of DistilBERT (Sanh et al. 2019) in any size.
-
-Reads the weights of DistilBERT as they are published: safetensors with the names of `transformers`.
+`TextClassifier` has the architecture of DistilBERT (Sanh et al. 2019) in any size. `load_distilbert` reads its
+weights as they are published: safetensors with the names of `transformers`.
 """
 
 import json

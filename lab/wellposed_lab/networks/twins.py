@@ -1,6 +1,6 @@
-"""The feed-forward twin of a fully connected deep equilibrium model (004).
+"""The feed-forward twins of the deep equilibrium models of 004.
 
-The feed-forward twins of the convolutional equilibrium models of 004.
+`FeedForward` is the twin of a fully connected model, `ConvNet` that of a convolutional one.
 """
 
 from torch import Tensor, nn

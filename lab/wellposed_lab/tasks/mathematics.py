@@ -1,6 +1,8 @@
-"""Arithmetic with known coefficients: sums and differences of two ranges of the input (001 section 2.1).
+"""The mathematical extrapolation tasks on arrays (000 section 3, 001 Table 3).
 
-The mathematical extrapolation tasks on arrays (000 section 3, 001 Table 3).
+`Arithmetic` has known coefficients: sums and differences of two ranges of the input (001 section 2.1). `Identity`,
+`Addition` and `Subtraction` shift the test distribution; that of `HardAddition` and `HardSubtraction` does not
+meet the training one.
 """
 
 from dataclasses import dataclass

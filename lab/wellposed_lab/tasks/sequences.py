@@ -1,6 +1,7 @@
-"""The rolling functions over sequences (000 section 3, 001 section 2.1 and Table 3) and the spiky series.
+"""Tasks on sequences: the spiky series and the rolling functions.
 
-The series with sudden spiky regions (000 and 001 appendix A.3).
+`Spiky` is the series with sudden spiky regions (000 and 001 appendix A.3). `RollingAverage` and `RollingArgmax`
+are functions of all elements so far (000 section 3, 001 section 2.1 and Table 3).
 """
 
 from dataclasses import dataclass
@@ -168,9 +169,6 @@ def _distances(places: Tensor, guesses: Tensor, largest: int) -> Tensor:  # (K,)
     if len(guesses) == 0:
         return torch.full((len(places),), float(largest))
     return (places[:, None] - guesses).abs().amin(1).double()
-
-
-__all__ = ["RollingArgmax", "RollingAverage", "Spiky"]
 
 
 @dataclass(frozen=True)

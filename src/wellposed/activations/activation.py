@@ -1,6 +1,7 @@
 """What well-posedness needs to know about an activation map.
 
-Checks of the parameters of activation maps.
+`Activation` describes phi by its blocks, slopes and Lipschitz constants (003, Definition 1); `block_view` cuts
+states into these blocks. `real` and `whole` check the parameters with which activations are built.
 """
 
 import math

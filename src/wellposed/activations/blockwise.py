@@ -1,9 +1,8 @@
 """Activation maps that act on blocks of states: pooling, sorting, softmax, normalisation and products.
 
-A map whose result is shorter than its argument is filled up with zeros, so that it takes R^n to R^n
-(003, section 2.5).
-
-Activation maps that differ from block to block of the state.
+A map whose result is shorter than its argument is filled up with zeros, so that it takes R^n to R^n (003, section
+2.5). `max_pool`, `group_sort`, `softmax`, `normalise`, `multiply` and `matrix_product` act alike on all blocks;
+`piecewise` joins maps that differ from block to block.
 """
 
 import math

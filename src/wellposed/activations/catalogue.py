@@ -1,10 +1,8 @@
-"""The activation maps that are known by name.
+"""The componentwise activation maps, and all activation maps by name.
 
-Componentwise activation maps with parameters.
-
-Activation maps of states in other units.
-
-Activation maps by name.
+First come the families with parameters (`leaky_relu`, `elu`, `hardtanh`, `softplus`, `softshrink`), then the table
+of named maps (`catalogue`) and the map of states in other units, phi_D(z) = D phi(D^-1 z) with D = 2^e
+(`rescaled_by`, `rescaled`). `get_activation` looks a name up, `register_activation` adds one.
 """
 
 import ast
@@ -183,9 +181,9 @@ def _tanhshrink_slope(z: Tensor) -> Tensor:
     return torch.tanh(z).square()
 
 
-_GELU_TANH = 1.1289930687
-_SELU = (1.0507009873554805, 1.6732632423543772)
-_GELU, _SILU = 1.1289041452, 1.0998393202
+_GELU_TANH = 1.1289930687  # largest slope
+_SELU = (1.0507009873554805, 1.6732632423543772)  # scale and alpha
+_GELU, _SILU = 1.1289041452, 1.0998393202  # largest slopes
 
 
 def catalogue() -> list[Activation]:

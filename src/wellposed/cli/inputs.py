@@ -1,14 +1,13 @@
-"""The classifier that a command is given, with labelled inputs in the shape and precision it takes.
+"""What a command is given: a network, data, and the classifier made of both.
 
-Data that a command is given: a set by name, or a file of arrays. Nothing in a file is ever executed.
+`read_samples` reads data: a set by name, or a file of arrays, of which nothing is ever executed. `read_source`
+reads a network: an exported program, or what a factory returns. `read_labelled` puts both together: a classifier
+with labelled inputs in the shape and precision it takes.
 
-The network that a command is given: an exported program, or what a factory returns.
-
-Looks into an exported program (.pt2) before torch loads it, and refuses all that could run code of the file.
-
-`torch.export.load` unpickles weights, constants and sample inputs that say so, loads compiled libraries, evaluates
-the text of symbolic sizes and calls whatever function of torch a node names. What `torch.export.save` writes of an
-ordinary network needs none of it, and nothing else is let through.
+`check_exported` looks into an exported program (.pt2) before torch loads it, and refuses all that could run code
+of the file. `torch.export.load` unpickles weights, constants and sample inputs that say so, loads compiled
+libraries, evaluates the text of symbolic sizes and calls whatever function of torch a node names. What
+`torch.export.save` writes of an ordinary network needs none of it, and nothing else is let through.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """torchdeq's way of calling, for code that moves over: ``z_out, info = get_deq(...)(f, z0)``.
 
 The calls are those of torchdeq 0.1.0 (Geng and Kolter 2023). What differs is said where it differs: an unknown
-option is an error, every sample stops by itself, and a sample without an equilibrium is reported.
-
-The options of torchdeq 0.1.0: which are understood, which have no counterpart, and what to do then.
+option is an error, every sample stops by itself, and a sample without an equilibrium is reported. `Options` lists
+the options that are understood; it refuses what has no counterpart and says what to do then.
 """
 
 import argparse
@@ -167,7 +166,7 @@ def make_stop(solver: str, tol: float, mode: str, max_iter: int) -> Stopping:
 
 __all__ = ["Equilibrium", "apply_norm", "get_deq", "remove_norm", "reset_deq", "reset_norm"]
 
-POWER_STEPS = 100
+POWER_STEPS = 100  # of `spectral_radius`
 
 
 def get_deq(args: Any = None, **options: Any) -> "Equilibrium":

@@ -1,8 +1,8 @@
-"""What a proof of well-posedness hands on: its value, its weights and its error constant.
+"""What a proof of well-posedness provides: its value, its weights, and error bounds of computed states.
 
-From the residual of a computed state to a proven distance from the equilibrium.
-
-Error bounds of computed states of ``x = phi(Ax + v)``, sound in floating point.
+`Certificate` is the proof itself, with its error constant. From the residual of a computed state of ``x = phi(Ax +
+v)`` and a `Comparison` system, `ErrorBounder` derives a proven distance from the equilibrium, sound in floating
+point; `AffineBound` and `LowRankBound` do so for one matrix and any number of states.
 """
 
 import math
@@ -99,8 +99,8 @@ class Equivalent:
         return cls(A, torch.ones((), dtype=A.dtype, device=A.device), damping)
 
 
-LARGEST_INVERSE = 512
-SLACK = 1e-8
+LARGEST_INVERSE = 512  # states up to which a comparison system is always inverted
+SLACK = 1e-8  # by which a system is inflated, so that its solution passes the check in spite of rounding
 
 
 class Comparison(NamedTuple):

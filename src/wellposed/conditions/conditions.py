@@ -1,10 +1,9 @@
-"""What every condition of well-posedness offers.
+"""The conditions of well-posedness, and the search for one that holds.
 
-The conditions by name, and the search for one that proves well-posedness.
-
-Conditions under which the map itself contracts: |.|_inf, weighted, |.|_2 and blockwise norms.
-
-Conditions that bound A from above only, so that strong negative feedback is allowed.
+A `Condition` parametrises the matrices that satisfy it, proves it of a given one and bounds errors by it.
+`InfNorm`, `WeightedNorm`, `SpectralNorm` and `BlockNorm` make the map itself contract, in |.|_inf, weighted, |.|_2
+and blockwise norms. `Mu`, `Monotone` and `Triangular` bound A from above only, so that strong negative feedback is
+allowed. `certify` tries them on a matrix, `certificate` on a model or form.
 """
 
 import math

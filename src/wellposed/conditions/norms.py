@@ -1,8 +1,9 @@
-"""Induced norms |A|_{p->q} = max |A xi|_q over |xi|_p <= 1: exact where tractable, else proven bounds.
+"""Norms, eigenvalues and Perron weights of matrices, bounded from above with proof.
 
-Weights that prove rho(M) < 1 for a non-negative matrix, without eigenvalues.
-
-Largest eigenvalues and singular values from above, proven by a Cholesky factorisation, for large matrices.
+Induced norms |A|_{p->q} = max |A xi|_q over |xi|_p <= 1 are exact where tractable and proven bounds elsewhere
+(`induced_norm`, `spectral_norm`). `perron_weights` finds weights that prove rho(M) < 1 for a non-negative matrix,
+without eigenvalues. For large matrices, `largest_eigenvalue` and `largest_singular_value` are proven by a Cholesky
+factorisation.
 """
 
 import math
@@ -334,7 +335,7 @@ def _error_constant(value: float, weights: Tensor) -> tuple[float, float]:
     return float(1 / weights.amin()) * reciprocal_gap(value), value
 
 
-LANCZOS_STEPS, TRIES = 48, 16
+LANCZOS_STEPS, TRIES = 48, 16  # to estimate an eigenvalue, and to find a bound of it that Cholesky proves
 RANGE = (1e-140, 1e140)  # of norms whose squares are numbers
 
 

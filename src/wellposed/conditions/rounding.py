@@ -1,6 +1,7 @@
-"""Outward rounding: what floating point may have lost, added back.
+"""Outward rounding: bounds on what floating point may have lost, added back.
 
-What floating point may have lost in a sum, in the precision in which it was computed.
+`upward` and `reciprocal_gap` are for bounds computed in float64, `map_rounding` for one evaluation of phi(Ax + Bu
++ b), and `allowance` for sums in the precision in which they were computed.
 """
 
 import contextlib

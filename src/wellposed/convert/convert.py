@@ -1,10 +1,9 @@
 """to_implicit: a network as an implicit model.
 
-The graph of a network: by torch.fx where its code can be traced, by torch.export elsewhere.
-
-In-place operations in a graph: harmless unless something older that shares the memory is read afterwards.
-
-Programs that were exported for a fixed number of samples, read for one.
+The graph of a network comes from torch.fx where its code can be traced, and from torch.export elsewhere.
+`has_hazard` looks for in-place operations, which are harmless unless something older that shares the memory is
+read afterwards. `for_one_sample` reads programs that were exported for a fixed number of samples as programs for
+one. `Converter` runs the graph on signals, and `to_implicit`, an instance of `Conversion`, builds the form.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Signals: what flows through a network while it is converted, as an affine function of input and states.
 
-Which rule converts which module or function; open to rules of one's own.
+A `Signal` belongs to the `Network` of states that a conversion has found so far. `Rules` say which rule converts
+which module or function; `RULES` are open to rules of one's own.
 """
 
 import math

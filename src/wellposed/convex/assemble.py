@@ -1,6 +1,6 @@
 """From fitted rows to a model.
 
-Units of the states in which the rows of A fit in the ball.
+`fitting_units` chooses units of the states in which the rows of A fit in the ball; `assembled` builds the model.
 """
 
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ def _norms_from_data(states: States, mask: Tensor) -> Tensor:  # (L, L)
     return torch.stack([part.amax(0) for part in sums.split(list(states.blocks), dim=0)])
 
 
-BATCH = 4096
+BATCH = 4096  # samples whose equilibria are computed at once
 
 
 @dataclass(frozen=True, eq=False)

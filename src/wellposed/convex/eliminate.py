@@ -1,10 +1,9 @@
 """eliminate_features: columns of (X, U) that no row needs, certified or by rank, and what is lost by them.
 
-Backward elimination: features go one after the other, each time those whose loss raises the misfit least.
-
-Features across all rows: which columns of (X, U) are zero in every row that matters.
-
-Features that can only go together: all readings of one station, for example.
+`Columns` looks at features across all rows: which columns of (X, U) are zero in every row that matters.
+`FeatureGroups` are features that can only go together: all readings of one station, for example. `removal_order`
+is backward elimination: features go one after the other, each time those whose loss raises the misfit least.
+`eliminate_features` returns the `EliminationPath`.
 """
 
 import math

@@ -1,6 +1,8 @@
 """fit_states: from recorded states to a certified implicit model.
 
-What is wrong with recorded states, and what a reader of a fit should know about them.
+`checked` refuses recorded states that cannot be fitted, and `findings` says what a reader of a fit should know
+about them. `StateFit` holds the options of a fit (`Details` those that are seldom needed); `fit_states` is one
+call of it.
 """
 
 import math
@@ -135,7 +137,7 @@ class Details(TypedDict, total=False):
 
 SEARCH = 14  # fits of a search over strengths
 CLOSE = 0.002  # sparsity that is near enough
-WEAKEST = 1e-6
+WEAKEST = 1e-6  # lower end of a search over strengths
 MANY = 4096  # rows at a time on a GPU
 
 

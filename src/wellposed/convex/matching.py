@@ -1,10 +1,9 @@
 """State matching: the rows of (A, B) layer by layer, on recorded states or on those of the rows fitted before.
 
-What a fit minimises beside the misfit: names, weights without units, and penalties by CVXPY.
-
-Which entries of (A, B) to keep for a given sparsity: those whose loss would cost most misfit.
-
-The output y = Cx + Du + c, fitted on the states that a model computes itself.
+`Objective` is what a fit minimises beside the misfit: names, weights without units, and penalties by CVXPY.
+`surviving_entries` chooses the entries of (A, B) to keep for a given sparsity: those whose loss would cost most
+misfit. `Matching` fits the rows, and `fitted_output` the output y = Cx + Du + c on the states that a model
+computes itself.
 """
 
 import math
@@ -114,7 +113,7 @@ def robust(a: Any, b: Any) -> Any:
 
 
 PACE = 0.7  # of the entries that stay in one round
-RIDGE = 1e-5
+RIDGE = 1e-5  # of the Gram matrix by which entries are ranked, relative to its diagonal
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +180,7 @@ def _inverse(gram: Tensor, kept: Tensor) -> Tensor:
     return torch.cholesky_inverse(torch.linalg.cholesky(damped))
 
 
-NEGLIGIBLE = 1e-9
+NEGLIGIBLE = 1e-9  # share of the largest entry below which another is no part of a debiased row
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,7 +414,7 @@ def _empty(mask: Tensor, device: torch.device) -> Matched:
     return Matched(weights, zeros, zeros.clone(), zeros.clone(), zeros.clone())
 
 
-TINY = 1e-10
+TINY = 1e-10  # ridge of the output, relative to the mean square of its columns
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """The row problem of state matching, its dual and its duality gap.
 
-For one row (a, b) of (A, B) and the pre-activations z of its state over all samples, with M = (X, U) and
-w = (a, b), 003 eq. (3.4) asks for
+For one row (a, b) of (A, B) and the pre-activations z of its state over all samples, with M = (X, U) and w = (a,
+b), 003 eq. (3.4) asks for
 
     minimise  1/2 |Mw - z|^2 + 1/2 sum_j r_j w_j^2 + lasso |w|_1   subject to  |capped part of w|_1 <= kappa,
 
@@ -16,9 +16,9 @@ at the residual of any feasible w the gap is
 
 Columns that are not capped ask of a dual point that M_b'nu = 0, or |M_b'nu|_inf <= lasso.
 
-The columns of a row problem: recorded states and inputs, read in pieces and never stacked in full.
-
-Cholesky factors of Gram matrices whose columns differ widely in scale, or depend on each other.
+`Design` is M: recorded states and inputs, read in pieces and never stacked in full. `Factor` is a Cholesky factor
+of a Gram matrix whose columns differ widely in scale, or depend on each other. `RowProblem` holds many rows on one
+Gram matrix, and `duality_gap` is their gap.
 """
 
 import math
@@ -202,7 +202,7 @@ def some_columns(targets: Targets, columns: Tensor | slice) -> Targets:
     return targets.restricted(torch.arange(targets.shape[1])[which])
 
 
-GROWTH = 10.0
+GROWTH = 10.0  # of the level, from one attempt to factorise to the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +251,7 @@ class Factor:
 
 T = TypeVar("T")
 Bound = Literal["state", "row"]
-SMALLEST_RIDGE = 1e-12
+SMALLEST_RIDGE = 1e-12  # of columns that are not capped, relative to the diagonal of G
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
-"""What a fit has achieved, row by row and at the model's own equilibrium.
+"""What a fit has achieved: row by row and at the model's own equilibrium, or layer by layer.
 
-What a fit of shared rows has achieved, layer by layer.
+`FitReport` is for models fitted to states (`fit_states`), `SharedReport` with its `LayerFit` entries for layers
+with shared rows (`fit_shared`).
 """
 
 import math

@@ -1,6 +1,7 @@
 """All rows of a fit: grouped by what they may use, solved in parallel, kept on disk as they finish.
 
-Which entries of (A, B) a fit may use.
+`row_groups` puts rows with the same columns together and `RowFit` solves them. `support_mask` marks which entries
+of (A, B) a fit may use.
 """
 
 import hashlib

@@ -1,10 +1,9 @@
 """fit_shared: state matching for layers whose rows are shared by positions or words (003 chapter 3).
 
-Layers whose rows are shared by many positions: what a row reads at a position, and its weights.
-
-What layers with shared rows read and give while a network runs, at some positions of some samples.
-
-Networks whose rows are shared by all positions of an image: convolutions, sums of them and ReLU.
+`FilterNetwork` is a network whose rows are shared by all positions of an image: convolutions, sums of them and
+ReLU. `read_by_rows`, `given_by_rows` and `row_weights` say what a row reads and gives at a position, and its
+weights. `Gathering` collects that while a network runs, at some positions of some samples. `SharedFit` holds the
+options of a fit; `fit_shared` is one call of it.
 """
 
 import copy

@@ -1,10 +1,8 @@
 """The states of a network over a data set: what state matching fits a model to.
 
-Records the activations of a network that has no implicit form, while it runs.
-
-Matrices of many samples, in memory or, above a limit, in a mapped file.
-
-Recorded states in a folder, from which they are mapped and not read.
+A `Recorder` notes the activations of a network that has no implicit form, while it runs. `Tables` hold matrices of
+many samples, in memory or, above a limit, in a mapped file. `States` are what `record_states` records of a
+network. `save_states` writes states to a folder, from which `open_states` maps them without reading them.
 """
 
 import hashlib

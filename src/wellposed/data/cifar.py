@@ -1,6 +1,7 @@
 """Reads CIFAR-10 and CIFAR-100: the original archives, binary or pickled, and lossless WebP sprites.
 
-Reads plain data from a pickle without running anything that the pickle names.
+`load_plain` reads plain data from a pickle without running anything that the pickle names. `read_binary`,
+`read_pickled` and `read_sprites` are the readers.
 """
 
 import io
@@ -145,7 +146,7 @@ def read_binary(path: str | os.PathLike[str], batches: Sequence[str], classes: i
 
 
 def read_pickled(path: str | os.PathLike[str], batches: Sequence[str], classes: int, key: str = "labels") -> Pair:
-    """Reads batches of the Python version, without obeying its pickles (see `safe_pickle`).
+    """Reads batches of the Python version, without obeying its pickles (see `load_plain`).
 
     Args:
         path: the tar archive.

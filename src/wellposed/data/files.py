@@ -1,6 +1,7 @@
 """Every file of every data set: where it lies, what its checksum is and who offers it.
 
-Reads chosen members of a tar archive into memory; nothing is ever extracted to the disk.
+A `Variant` is one form in which a data set comes. `read_members` reads chosen members of a tar archive into
+memory; nothing is ever extracted to the disk.
 """
 
 import lzma

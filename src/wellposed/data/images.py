@@ -1,8 +1,7 @@
 """Image classification: MNIST, Fashion-MNIST, CIFAR and two small sets that packages carry with them.
 
-Names of the classes of the image sets, in the order of their labels.
-
-Reads images from tables: one image a line, pixels and label as numbers between commas.
+`load_images` returns `Images` of one split. `CLASSES` names the classes of the sets, in the order of their labels.
+`read_table` reads images from tables: one image a line, pixels and label as numbers between commas.
 """
 
 import gzip

@@ -1,9 +1,10 @@
 """Equilibria of ``x = phi(Ax + v)`` with closed-form derivatives of any order.
 
-A is given by its factors: ``(A,)`` dense or ``(L, R)`` for ``A = L R'``, which is never formed. Leading
-dimensions are an ensemble: one matrix per model, ``A (M, n, n)`` with ``v (M, B, n)``.
-
-Operator splitting for monotone systems, where plain iteration contracts too slowly to be of use.
+A is given by its factors: ``(A,)`` dense or ``(L, R)`` for ``A = L R'``, which is never formed. Leading dimensions
+are an ensemble: one matrix per model, ``A (M, n, n)`` with ``v (M, B, n)``. `SplittingMap` is operator splitting
+for monotone systems, where plain iteration contracts too slowly to be of use; `AffineMap` and `TransposedMap` are
+the plain maps of the forward and the backward pass. An `AffineProblem` says how both are solved, and
+`affine_equilibrium` solves them.
 """
 
 import inspect

@@ -1,6 +1,7 @@
 """Maps on packed states, with what a solver or a stopping rule may ask of them.
 
-A state that is a tensor of any shape, or a tuple of them, seen as one ``(B, n)`` tensor.
+`Packing` sees a state that is a tensor of any shape, or a tuple of them, as one ``(B, n)`` tensor. `Map` is what
+solvers iterate on; `FunctionMap` makes one of a user's function, which may be declared a `Contraction`.
 """
 
 import abc

@@ -1,8 +1,8 @@
-"""A fixed-point problem: the map, where to start, and how to solve it.
+"""How equations are solved, what happens when a sample does not converge, and how solves are observed.
 
-What happens when samples do not reach an equilibrium.
-
-Watching the solves that happen inside a block of code.
+`report` warns or raises as the policy on failure says; with `Once`, the solves of a sequence report their first
+failure only. `watch` collects the statuses and step counts of all solves in a block of code in a `SolveLog`.
+`Method` is all of it for one fixed-point problem: solver, stopping rule, step limit and policy.
 """
 
 import contextlib

@@ -1,16 +1,9 @@
 """Solvers propose the next iterate; the loop decides when to stop.
 
-Plain and damped fixed-point iteration.
-
-Anderson extrapolation alternating with plain steps, batched, regularised and safeguarded.
-
-Broyden's method with limited memory.
-
-Takes back steps that lead astray, per sample.
-
-Semismooth Newton: dense for small states, matrix-free above.
-
-Stochastic approximation: damped steps that shrink, for maps whose values are noisy.
+`Picard` is plain or damped fixed-point iteration. `Anderson` alternates extrapolation with plain steps, batched,
+regularised and safeguarded. `Broyden` has limited memory; its `Safeguard` rejects bad steps, sample by sample.
+`Newton` is semismooth: dense for small states, matrix-free above. `RobbinsMonro` is stochastic approximation:
+damped steps that shrink, for maps whose values are noisy.
 """
 
 import abc

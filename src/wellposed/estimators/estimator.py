@@ -1,8 +1,8 @@
 """What the estimators have in common: parameters, fit, partial_fit and what is known afterwards.
 
-How a network learns from arrays: batches, weights, early stopping, by the one training loop.
-
-A fitted estimator as one safetensors file: tensors and text, no pickle.
+`learn` is how a network learns from arrays: batches, weights, early stopping, by the one training loop. `write`
+and `read` keep a fitted estimator as one safetensors file: tensors and text, no pickle. `Estimator` is the base
+class.
 """
 
 import abc

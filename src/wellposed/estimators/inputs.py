@@ -1,8 +1,7 @@
-"""What the estimators read: tables of features, or sequences of them.
+"""What the estimators read and train: tables of features or sequences of them, and the network that takes them.
 
-What the estimators train: an implicit model with an offset, read at the end of a sequence if there is one.
-
-Columns measured from their mean in units of their spread.
+`Network` is an implicit model with an offset, read at the end of a sequence if there is one. `Units` measure
+columns from their mean in units of their spread. `Rows` and `Sequences` check the two kinds of `Inputs`.
 """
 
 import abc

@@ -1,12 +1,10 @@
-"""Forms made of forms: one after the other, side by side, and added (003, section 2.4).
+"""Forms made of forms: one after the other, side by side, added and multiplied (003, section 2.4).
 
-Nothing is formed: operators are chained and glued. A composition has no loop besides those of its parts, so it
-is well-posed if and only if each of them is (003, Theorems 2 and 3), and its certificate looks at those loops
-alone.
-
-Products of forms, which are Lipschitz where their factors are bounded (003, section 2.4).
-
-The block matrices of a form cut alike, and how two of them are put together.
+Nothing is formed: operators are chained and glued. A composition has no loop besides those of its parts, so it is
+well-posed if and only if each of them is (003, Theorems 2 and 3), and its certificate looks at those loops alone.
+`Blocks` are the block matrices of a form, which `times`, `plus`, `diagonal`, `above` and `beside` put together;
+`series`, `parallel`, `concatenate` and `add` are made of these. A `product` of forms is Lipschitz where its
+factors are bounded (`product_lipschitz`).
 """
 
 import math

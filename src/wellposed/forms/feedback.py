@@ -1,6 +1,7 @@
 """Loops closed around forms: ``y = f(u + g(y))``, with the proof that it has one solution.
 
-The loop that two feedthroughs close without any state between them.
+`Feedthrough` solves the loop that the feedthroughs of f and g close without any state between them; `feedback`
+builds the form, and `small_gain` is the proof by the gains of f and g.
 """
 
 from dataclasses import dataclass, replace

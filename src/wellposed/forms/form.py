@@ -1,8 +1,8 @@
 """ImplicitForm: the matrices of an implicit model, evaluating themselves.
 
-The options of an evaluation, and what happens when it leaves the range of its numbers.
-
-Other units for the blocks of a state, so that |A|_inf shrinks and nothing else changes.
+`check_options` checks the options of an evaluation, `report_overflow` says when it leaves the range of its
+numbers. `rescaled_blocks` chooses other units for the blocks of a state, so that |A|_inf shrinks and nothing else
+changes. `ImplicitForm` is all of a form: operators, activations, certificate and evaluation.
 """
 
 import math

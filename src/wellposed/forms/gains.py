@@ -1,12 +1,11 @@
 """How far outputs and states of a form can move: proven bounds, entry by entry, from |A|, |B|, |C| and |D|.
 
 A change du of the input changes the states by at most the smallest solution of ``d = T(|A| d + |B| |du|)``, where
-T multiplies by the Lipschitz constant of phi and spreads over its blocks. Iterating from zero rises from below
-and bounds nothing when it is cut short; here a candidate v is accepted only if ``T(|A| v + w) <= v`` holds with
+T multiplies by the Lipschitz constant of phi and spreads over its blocks. Iterating from zero rises from below and
+bounds nothing when it is cut short; here a candidate v is accepted only if ``T(|A| v + w) <= v`` holds with
 outward rounding for some w > |B| |du| that is positive in every component, which proves the bound and that the
-loop contracts.
-
-Bounds of the states in a loop, accepted only after a check that proves them.
+loop contracts. `Loop` makes that check for blocks that feed one another. `gains` bounds every output by every
+input, with the absolute values of a form's operators (`Spread`).
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Other orders of the states of a form: permutations and the block-triangular form.
+"""Forms with the states in another order, or with fewer of them.
 
-Some states of a form, in another order and other blocks.
-
-States that do not matter: those that no input reaches, and those that no output sees.
+`regroup` picks states and cuts them into new blocks, which `permute`, `permute_states` and `block_triangular` use
+to reorder. `trim` leaves out states that do not matter: those that no input reaches, and those that no output
+sees.
 """
 
 from collections.abc import Sequence

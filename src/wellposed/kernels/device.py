@@ -1,14 +1,12 @@
 """Solves on CUDA devices, by Triton kernels: a whole solve is one launch.
 
-Up to 128 states A stays on the chip (`gpu_resident`), up to 1024 it is streamed in tiles from the cache of the
-device (`gpu_streamed`); both end every sample as the reference loop does. On the chip float32 is multiplied by
-three TF32 products; streamed, it is split into two float16 parts, A by a small launch of its own. float64 is
-multiplied as it is; bfloat16 and float16 are how numbers are stored, sums and iterates are float32.
-
-Calls of Triton kernels for which Triton prepares nothing.
+Up to 128 states A stays on the chip (`solve_resident` in `gpu.solve`), up to 1024 it is streamed in tiles from the
+cache of the device (`solve_streamed`); both end every sample as the reference loop does. On the chip float32 is
+multiplied by three TF32 products; streamed, it is split into two float16 parts, A by a small launch of its own.
+float64 is multiplied as it is; bfloat16 and float16 are how numbers are stored, sums and iterates are float32.
 
 A call through Triton looks at the type and alignment of every argument, at all global constants and at settings,
-which takes longer than a small solve. Here that happens once for every kind of call; later ones hand numbers and
+which takes longer than a small solve. `call` does that once for every kind of call; later ones hand numbers and
 addresses straight to the compiled kernel.
 """
 
@@ -111,7 +109,7 @@ def run_on_device(
 def run_recipe(
     A: Tensor, v: Tensor, d: Tensor | None, x0: Tensor | None, recipe: Recipe, *, trace: bool, scaled: bool = False
 ) -> Iterates:
-    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``; see `gpu_launch.launch`."""
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``; see `launch` in `kernels.gpu.launch`."""
     parts = [None if part is None else part.detach() for part in (A, v, d, x0)]
 
     def solve(traced: bool) -> tuple[Iterates, Tensor]:

@@ -1,6 +1,8 @@
-"""Runs the compiled loop on tensors: memory, threads and results.
+"""Chooses how ``x = phi(Ax + v)`` is computed, says why, and runs the compiled loop on tensors.
 
-Chooses how ``x = phi(Ax + v)`` is computed, and says why.
+`lay_out` plans the memory of a group of samples, `run_kernel` divides a batch among threads and collects the
+results. `CompiledLoop` takes the place of the reference loop in the forward pass, `solve_adjoint` in the backward
+pass. `choose_loop` picks the executor, `explain` gives the reason.
 """
 
 import functools
@@ -58,7 +60,7 @@ def _threads(process: int, count: int) -> ThreadPoolExecutor:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies in the buffer of a group; see `kernels.lanes`."""
+    """Where everything lies in the buffer of a group; see `kernels.cpu.solve`."""
 
     slots: tuple[int, ...]
     at: tuple[int, ...]
@@ -183,7 +185,7 @@ class CompiledLoop:
     Args:
         trace: whether to keep residuals from the start; else they are found by a second solve when asked for.
         only: raise where "numba", or "triton", has no kernel.
-        automatic: hand samples that are slow over to Newton's method; see `kernels.automatic`.
+        automatic: hand samples that are slow over to Newton's method; see `kernels.handover`.
         sparse: the matrix of the maps that it will meet, as sparse rows, where these are faster.
     """
 

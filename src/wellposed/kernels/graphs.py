@@ -1,8 +1,9 @@
-"""Takes the place of the loop for repeated solves on a CUDA device: steps captured as graphs and replayed.
+"""Repeated solves on a CUDA device: steps captured as CUDA graphs and replayed in place of the loop.
 
-One equation of fixed shapes as CUDA graphs: buffers to copy into, and a graph for every chunk of steps.
-
-The loop with masks in place of decisions, in chunks of a few steps: what a CUDA graph can hold.
+`Program` is the loop with masks in place of decisions, in chunks of a few steps: what a CUDA graph can hold.
+`Plan` is one equation of fixed shapes as CUDA graphs: buffers to copy into, and a graph for every chunk of steps.
+`GraphLoop` takes the place of the loop and captures an equation that comes again; `equation_problem` says why one
+cannot be captured.
 """
 
 import contextlib

@@ -1,10 +1,9 @@
-"""What becomes of samples that are not finished after a while: Newton's method, sample by sample.
+"""Newton's method for samples that plain steps have not finished after a while, sample by sample.
 
-The step at which a sample is handed over depends on the number of states and on `max_steps` alone
-(`choice.patience`), never on its batch companions; a sample that finishes earlier has the values and steps of the
-plain kernel.
-
-After how many steps a slow sample goes to Newton's method: a rule from `benchmarks.solve.solver_choice`.
+The step at which a sample is handed over depends on the number of states and on `max_steps` alone (`patience`, a
+rule from `benchmarks.solve.solver_choice`), never on its batch companions; a sample that finishes earlier has the
+values and steps of the plain kernel. `handover_step` and `adjoint_step` apply the rule to the two passes, and
+`hand_over` solves what is left.
 """
 
 import functools

@@ -1,14 +1,13 @@
 """A whole model ``x = phi(Ax + Bu + b)``, ``y = Cx + Du`` as one node of the graph, for small solves.
 
 What torch does around a solve (a node for every product, a report for every solve) costs more than it takes to
-solve a hundred samples of twenty states. Here the forward and the backward pass are one function each. Whatever
-is not a first derivative goes the general way, through `affine_equilibrium`.
+solve a hundred samples of twenty states. Here the forward and the backward pass are one function each. Whatever is
+not a first derivative goes the general way, through `affine_equilibrium`. `run_layer` and `run_sparse_layer` are
+for the CPU, `run_device_layer` for CUDA devices.
 
-A whole model on a CUDA device as one node of the graph: see `kernels.layer`, which does it on the CPU.
-
-The forward pass is five launches, the backward pass about eight, whatever the number of steps; the row-wise
-projection of A is part of the node. Failures are noticed through an `Alarm`, the only wait of a pass; with
-``on_failure="ignore"`` there is none.
+On a device the forward pass is five launches, the backward pass about eight, whatever the number of steps; the
+row-wise projection of A is part of the node. Failures are noticed through an `Alarm`, the only wait of a pass;
+with ``on_failure="ignore"`` there is none.
 """
 
 import functools

@@ -5,9 +5,9 @@ With the hidden state h before an element s,
     ``x = phi(Ax + B (s, h) + b)``,  ``h' = Cx + D (s, h)``.
 
 What inputs contribute is one product for all times before the loop, gradients of matrices are one product each for
-all times after it; between them nothing returns to Python.
-
-What the Triton loops over time can do, and a sentence about everything that they cannot; A in one launch.
+all times after it; between them nothing returns to Python. `sequence_device_problem` and `sequence_problem` say
+what the loops in Triton and in numba cannot do, `projected` computes A in one launch, and `walk` runs over the
+sequences.
 """
 
 import functools

@@ -1,6 +1,8 @@
-"""Runs the compiled loops over time on tensors: memory, threads and reports.
+"""Runs the compiled loops over time on tensors: memory, threads or block sizes, and reports.
 
-Runs the Triton loops over time on tensors: sizes of blocks, memory and reports.
+A `Course` says how sequences are walked through, `Parts` are the matrices of a cell, and `Walked` is what was
+found. `run_forward` and `run_backward` call the loops of numba, `run_forward_device` and `run_backward_device`
+those of Triton.
 """
 
 import functools
@@ -37,7 +39,7 @@ class Course:
         warm_start: whether a solve starts from the state before, else from zero.
         trace: whether residuals are wanted.
         place: of this walk, for messages.
-        device: whether the loops are those of `gpu_sequence_loops`.
+        device: whether the loops are those of `kernels.gpu.sequence`.
     """
 
     problem: AffineProblem
@@ -257,7 +259,7 @@ def _run(
 
 @functools.lru_cache(maxsize=256)
 def _plan(n: int, both: int, h: int, layout: Layout) -> tuple[tuple[int, ...], int, int]:
-    """Returns where the rows of `kernels.sequence_lanes` lie, where they end, and the size of packed matrices."""
+    """Returns where the rows of `kernels.cpu.sequence` lie, where they end, and the size of packed matrices."""
     ends = np.cumsum([layout.size, *(rows * layout.width for rows in (n + both, n, h, 1, 1))]).tolist()
     rows = kernels().ROWS
     return tuple(ends[:-1]), ends[-1], (n + h + 2 * rows) * (n + both)

@@ -1,10 +1,10 @@
 """Sparse matrices at inference: their layout, when they pay, and how long they are kept.
 
-A matrix is kept as compressed rows, ``itemsize + 4`` bytes for every entry (rows are padded to four) and 8 for
-every row: a fifth of the dense matrix at 90 % sparsity in float32. The share of entries up to which the sparse
-product is taken was measured (`benchmarks.kernels.sparse_inference`): one thread, float32, 128 to 2048 states.
-
-Which matrices of a model are sparse enough that inference is faster with sparse products.
+A matrix is kept as compressed rows (`SparseRows`), ``itemsize + 4`` bytes for every entry (rows are padded to
+four) and 8 for every row: a fifth of the dense matrix at 90 % sparsity in float32. The share of entries up to
+which the sparse product is taken (`largest_share`) was measured (`benchmarks.kernels.sparse_inference`): one
+thread, float32, 128 to 2048 states. `sparse_parts` tells which matrices of a model are sparse enough for a batch;
+a `Cache` keeps them until a parameter changes.
 """
 
 import functools

@@ -1,6 +1,8 @@
-"""A solve as plain numbers, the way compiled kernels and custom operators take it.
+"""What the compiled kernels compute: a solve as plain numbers, and reasons for all that has no kernel.
 
-What the compiled loops can do, and a sentence about everything that they cannot.
+A `Recipe` holds a solve in the way compiled kernels and custom operators take it. `installation_problem`,
+`solver_problem`, `stop_problem`, `map_problem`, `device_problem` and `tensor_problem` each return a sentence about
+what the kernels cannot do, and nothing where they can.
 """
 
 import functools

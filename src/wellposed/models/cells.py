@@ -1,10 +1,9 @@
-"""Ready cells for `DEQ`: dense, convolutional, and with recall of the input.
+"""Ready cells for `DEQ`: dense, convolutional, with recall of the input, transformer and multiscale.
 
-What cells are made of: the two halves of a step, convolutions and norms that keep samples apart.
-
-TransformerCell: a weight-tied transformer block for `DEQ`.
-
-The cell of the multiscale DEQ: a residual block for every resolution, and their fusion.
+A `Cell` is a step in two halves, and `convolution` and `group_norm` build layers that keep samples apart.
+`DenseCell`, `PlainConvCell`, `RecallCell` and `ConvCell` are made of them. `TransformerCell` is a weight-tied
+transformer block. `MultiscaleCell` is the cell of the multiscale DEQ: a residual block for every resolution, and
+their fusion.
 """
 
 import abc

@@ -1,8 +1,8 @@
 """DEQ: a deep equilibrium model, the fixed point of any cell.
 
-A cell as the function of one solve: with its input half, its weights and its masks computed once.
-
-What a cell must not contain if it is to have an equilibrium for each sample by itself.
+`CellFunction` is a cell as the function of one solve: with its input half, its weights and its masks computed
+once. `reject_layers` and `reject_coupling` raise on what a cell must not contain if it is to have an equilibrium
+for each sample by itself. `DEQ` is the model.
 """
 
 import contextlib

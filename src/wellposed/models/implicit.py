@@ -1,10 +1,7 @@
 """ImplicitModel: ``x = phi(Ax + Bu + b)``, ``y = Cx + Du`` as a module.
 
-The state matrix A of a model: free parameters and the map that keeps it well-posed.
-
-Checks of the options and matrices of a model.
-
-From a form to a model that goes on training.
+`StateMatrix` is A: free parameters and the map that keeps it well-posed. `choose_condition` and `check_matrices`
+check the options and matrices of an `ImplicitModel`. `continued` turns a form into a model that goes on training.
 """
 
 import math

@@ -1,11 +1,11 @@
 """Noise inside models: how strong it is, where it enters and when it is drawn (004 section 3.2).
 
-How states move with the noise: the derivatives of 004 (section 3.3 and appendix A), by their recursions.
-
-Normal numbers that are functions of a seed and of places: Philox-4x32-10 and the Box-Muller transform.
-
-A draw is named by its seed, its sample, its step, its site in the step and its number there, so that it does not
-matter in which order and how often it is computed, on which device and for which samples at once.
+`normals` returns normal numbers that are functions of a seed and of places, by Philox-4x32-10 (`philox`) and the
+Box-Muller transform. A draw is named by its seed, its sample, its step, its site in the step and its number there,
+so that it does not matter in which order and how often it is computed, on which device and for which samples at
+once. `Noise` says how strong the noise is and where, `Disturbance` draws it for one solve, and `NoisyMap` is a map
+under it. `noise_sensitivity` computes how states move with the noise: the derivatives of 004 (section 3.3 and
+appendix A), by their recursions.
 
 Reference: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

@@ -1,6 +1,8 @@
-"""What keeps a cell from running away: weight norm, spectral norm and the Jacobian penalty.
+"""What keeps a cell stable: weight norm, spectral norm, the Jacobian penalty, and dropout with fixed masks.
 
-Dropout whose mask is held fixed over the steps of a solve.
+`weight_norm` and `spectral_norm` parametrise the layers of a module, `remove_norms` undoes it, and
+`jacobian_penalty` is a term for the loss. The mask of `VariationalDropout` is held fixed over the steps of a
+solve.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """ImplicitRNN: a recurrent network whose step is an implicit model.
 
-Batches of sequences, padded or packed, seen in one layout: time after time, longest sequences first.
+`Sequences` brings batches of sequences, padded or packed, to one layout: time after time, longest sequences first.
+`ImplicitRNN` reads them step by step; a `RecurrentSolution` holds all equilibria.
 """
 
 import math

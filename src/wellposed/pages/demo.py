@@ -1,8 +1,7 @@
 """The demo: who extrapolates on additions, and why.
 
-What the demo says: a table for the terminal, two sentences, and JSON.
-
-The demo as one self-contained HTML page: no script, no network.
+`run_demo` trains and tests the models. `table`, `FINDING` and `record` are what the demo says: a table for the
+terminal, two sentences, and JSON. `page` writes one self-contained HTML page: no script, no network.
 """
 
 import math

@@ -1,6 +1,7 @@
 """What was certified or attacked, as one self-contained HTML page: no script, no network.
 
-Charts of certified accuracy and of bounds, as SVG text for the style sheet of the page around them.
+`accuracy_chart` and `width_chart` draw certified accuracy and bounds, as SVG text for the style sheet of the page
+around them. `certificate_page` and `attack_page` write the pages.
 """
 
 import base64

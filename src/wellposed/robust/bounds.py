@@ -1,12 +1,9 @@
 """How far states, outputs and margins can move: one entry point for all methods.
 
-A method takes a `Query` and returns `Bounds`; a further one is a line in `METHODS`.
-
-The method "best": what several methods prove, intersected, within a time budget.
-
-The largest loss on a set of inputs, and which samples provably keep their class (003, section 4.3).
-
-Bounds as claims of a certificate: boxes of states that an implicit model maps into themselves.
+A method takes a `Query` and returns `Bounds`; a further one is a line in `METHODS`. `best_bounds` is the method
+"best": what several methods prove, intersected, within a time budget. `worst_case_loss` bounds the largest loss on
+a set of inputs, and `certified` tells which samples provably keep their class (003, section 4.3). `enclosures`
+writes bounds as claims of a certificate: boxes of states that an implicit model maps into themselves.
 """
 
 import math

@@ -1,10 +1,9 @@
-"""One number for all states: the norm bound (003 eqs. 4.3 and 4.4).
+"""Bounds from a computed equilibrium: the norm bound, the implicit box, and bounds in the Euclidean norm.
 
-The implicit box: how far states and outputs move if every input moves by its radius (003, Theorems 5 and 6).
-
-The equilibrium at the center of a set, with a bound of how well it satisfies its equation.
-
-Bounds in the Euclidean norm, from the monotone or the spectral certificate of every loop.
+`Center` is the equilibrium at the center of a set, with a bound of how well it satisfies its equation.
+`box_bounds` is the implicit box: how far states and outputs move if every input moves by its radius (003, Theorems
+5 and 6). `norm_bounds` is one number for all states (003 eqs. 4.3 and 4.4). `l2_bounds` are bounds in the
+Euclidean norm, from the monotone or the spectral certificate of every loop.
 """
 
 import math

@@ -1,26 +1,21 @@
 """CROWN at the fixed point: linear bounds carried backwards through blocks and loops.
 
-Between lines, ``nu' x <= lam' z + g`` with lam = s(nu) nu and the intercepts g of `relax_lines`; as
-z = Ax + Bu + b,
+Lines above and below an activation on an interval come from `lines_of`. For any coefficient nu and
+slope-times-coefficient lam, ``nu phi(z) <= lam z + g`` holds on [l, h] with ``g = max_z (nu phi(z) - lam z)``. The
+maximum is attained at an end, at a kink, or where ``phi' = lam / nu``, so it is computed from points of the
+interval for whatever slopes were chosen; no slope can make a bound unsound.
+
+Between lines, ``nu' x <= lam' z + g`` with lam = s(nu) nu and these intercepts g; as z = Ax + Bu + b,
 
     ``c' x <= lam' (Bu + b) + sum g + (c + A' lam - nu)' x``
 
-for **any** nu. Without a loop nu = c + A' lam by substitution and the last term vanishes; in a loop nu is iterated
-and the last term is bounded by the interval of the states, so that every iterate is sound.
+for **any** nu. Without a loop nu = c + A' lam by substitution and the last term vanishes; in a loop the iteration
+``nu <- c + A' lam(nu)`` (`Multipliers`, many rows at once) ends somewhere and the last term is bounded by the
+interval of the states, so that every iterate is sound.
 
-The method "crown": intervals, refined by linear bounds, and linear bounds of what was asked for.
-
-Lines above and below an activation on an interval, and the exact intercepts that make them sound.
-
-For any coefficient nu and slope-times-coefficient lam, ``nu phi(z) <= lam z + g`` holds on [l, h] with
-``g = max_z (nu phi(z) - lam z)``. The maximum is attained at an end, at a kink, or where ``phi' = lam / nu``, so
-it is computed from points of the interval for whatever slopes were chosen; no slope can make a bound unsound.
-
-Tightens pre-activations by CROWN, unit by unit, before other blocks read them.
-
-Optimises the free slopes of linear bounds, for every bound its own.
-
-The iteration ``nu <- c + A' lam(nu)`` of a loop, for many rows at once; any nu gives a sound bound.
+`Backward` carries functionals back to the inputs, and `optimised` improves the free slopes, for every bound its
+own. `Refinement` tightens pre-activations, unit by unit, before other blocks read them. `Crown` is the method:
+intervals, refined by linear bounds, and linear bounds of what was asked for.
 """
 
 import abc
@@ -244,7 +239,7 @@ def _size(rows: Rows) -> Tensor:  # (R,)
     return torch.stack([part.detach().abs().amax(1) for part in rows.values()]).amax(0)
 
 
-MAX_STEPS, TOLERANCE = 60, 1e-6
+MAX_STEPS, TOLERANCE = 60, 1e-6  # of the iteration in a loop
 CHOICE = dict[int, tuple[Tensor, Tensor]]  # lower and upper slopes of every row, by block
 
 
@@ -365,7 +360,7 @@ class Backward:
         return Multipliers(start, slopes, links)
 
 
-RATE, DECAY = 0.25, 0.95
+RATE, DECAY = 0.25, 0.95  # of Adam, which optimises slopes
 
 
 def tightest(backward: Backward, rows: Functionals, steps: int) -> tuple[Tensor, Tensor]:  # (R,), (R,)

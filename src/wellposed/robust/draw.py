@@ -1,6 +1,8 @@
-"""Pictures of the sensitivity matrix and of bounds (003 Figures 4.1-4.4).
+"""Pictures of sensitivity matrices, bounds and attacks.
 
-Clean and attacked inputs side by side, with their difference and what the model says (003 Figures 4.5-4.7).
+`gallery` shows clean and attacked inputs side by side, with their difference and what the model says (003 Figures
+4.5-4.7). `sensitivity_map` and `class_maps` show the sensitivity matrix, `bound_projection` bounds of two states
+(003 Figures 4.1-4.4).
 """
 
 import math

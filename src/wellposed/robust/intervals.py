@@ -1,8 +1,8 @@
-"""What an activation makes of an interval, rounded outward.
+"""Intervals that are images of themselves: interval bound propagation, also through loops.
 
-Intervals of all pre-activations and states over a set of inputs, block by block, sound at any time.
-
-Intervals that are images of themselves: interval bound propagation, also through loops.
+`image` is what an activation makes of an interval, rounded outward. `Enclosure` computes intervals of all
+pre-activations and states over a set of inputs, block by block, sound at any time. `interval_bounds` is the
+method.
 """
 
 import math
@@ -76,7 +76,7 @@ def _rounding(phi: Activation, z: Interval) -> Tensor:
     return (phi.rounding + width + 2) * unit * (origin + spread)
 
 
-MAX_SWEEPS, TOLERANCE = 300, 1e-5
+MAX_SWEEPS, TOLERANCE = 300, 1e-5  # of intervals that shrink in a loop
 LOOK = 8  # sweeps between two looks at a device that computes while the next ones are prepared
 LARGEST_ROWS = 2**26  # entries (batch, rows, inputs) up to which every row of B gets its own support
 

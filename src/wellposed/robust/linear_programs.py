@@ -1,8 +1,8 @@
 """The methods "lp" and "triangle": linear programs around the equilibria of ReLU forms.
 
-Polyhedra around all equilibria over a set of inputs: what a linear program is solved on.
-
-Linear programs, one model for many objectives, and upper bounds that no tolerance can spoil.
+`LinearProgram` is one model for many objectives, with upper bounds that no tolerance can spoil. `printed_set` and
+`triangle_set` build the polyhedra around all equilibria over a set of inputs. `Relaxation` is the method: two
+programs for every bound.
 """
 
 from collections.abc import Iterator

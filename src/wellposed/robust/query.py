@@ -1,10 +1,8 @@
-"""A question about a model: which functions of its outputs or states are to be bounded, over which inputs.
+"""A question about a model, and its answer: which functions of outputs or states are bounded, over which inputs.
 
-What a bound returns, and how bounds of states become bounds of outputs.
-
-Linear functions of states and inputs, many rows at a time, each of its own sample.
-
-The operators of a form as bounds need them: themselves, their absolute values and their transposes.
+`Query` is the question, `Bounds` the answer; `of_states` turns bounds of states into bounds of outputs. Between
+them, `Operators` are the operators of a form as bounds need them: themselves, their absolute values and their
+transposes. `Functionals` are linear functions of states and inputs, many rows at a time, each of its own sample.
 """
 
 import math

@@ -1,8 +1,8 @@
 """The sensitivity matrix: how far every output can move per unit of every input (003, section 4.3).
 
-Penalties on how far outputs can move, differentiable in the parameters (003, sections 4.2 and 4.3).
-
-A model's form with gradients, for training with bounds.
+`sensitivity` and `lipschitz` are proven bounds. `live_form` is a model's form with gradients, for training with
+bounds; from it `norm_penalty`, `norm_gain` and `sensitivity_penalty` are computed, differentiable in the
+parameters (003, sections 4.2 and 4.3).
 """
 
 from collections.abc import Callable

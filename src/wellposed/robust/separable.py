@@ -1,8 +1,7 @@
 """The largest value of a separable function of the states, by a dual (003, Theorem 7).
 
-Sums of functions of single states.
-
-A linear program over points of the graphs of all states, that grows.
+`Separable` is a sum of functions of single states. `Columns` is a linear program over points of the graphs of all
+states, that grows; its multipliers enter the dual of `separable_bound`.
 """
 
 from collections.abc import Callable

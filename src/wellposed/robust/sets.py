@@ -1,8 +1,8 @@
 """Sets of inputs, one for every sample of a batch: what may happen to an input.
 
-Further sets of inputs: few changed entries, a Euclidean ball, and whatever has a support function.
-
-Intervals of tensors, and what a linear operator makes of them.
+An `Interval` holds all tensors between two, and knows what a linear operator makes of them. `Uncertainty` is any
+set with a support function: a `Box`, few changed entries (`SparseBox`), a Euclidean `Ball`, or a `ConvexSet` given
+by that function alone.
 """
 
 import abc

@@ -1,9 +1,8 @@
 """Losses that train robust models: penalised, certified and adversarial; `wellposed.training.fit` takes them.
 
-A loss sees predictions and targets only, so those here that need the inputs watch the model: they remember the
-batch of its latest forward pass.
-
-Training with attacks by plain steps along signs: the attack itself, and TRADES.
+A loss sees predictions and targets only, so those here that need the inputs watch the model (`Watch`): they
+remember the batch of its latest forward pass. `Penalised`, `CertifiedLoss` and `AdversarialLoss` wrap a loss.
+`SignSteps` is an attack by plain steps along signs, with which `TradesLoss` trains.
 """
 
 from collections.abc import Callable

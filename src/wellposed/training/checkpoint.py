@@ -1,6 +1,7 @@
-"""Checkpoints: a nested state in one safetensors file, written atomically and checked when read.
+"""Checkpoints: all that decides how a training run goes on, in one file.
 
-Everything that decides how a training run goes on.
+A `Checkpoint` is a nested state in one safetensors file, written atomically and checked when read. A `Snapshot`
+takes and restores the states of the parts of a run.
 """
 
 import json

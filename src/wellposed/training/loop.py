@@ -1,6 +1,7 @@
 """fit(): the training loop.
 
-What a training run tells while it runs: a progress bar, and whoever wants to know of every epoch.
+`reporting` is what a training run tells while it runs: a progress bar, and whoever wants to know of every epoch.
+`fit` trains a module or an Ensemble.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""One pass over the data, and one step of it.
+"""One pass over the data and one step of it, and what they need.
 
-Turns the arguments of fit() into what the loop needs, or says what is wrong with them.
-
-Early stopping, each member of an Ensemble by itself.
+`Run` takes the steps. `make_optimizer`, `make_schedule`, `make_starts` and `require_sensible` turn the arguments
+of fit() into what the loop needs, or say what is wrong with them. `Best` is early stopping, each member of an
+Ensemble by itself.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """Runs that learn an algorithm on small inputs and are tested on large ones, with and without noise in states.
 
-Networks of one design trained as one: their convolutions over sequences become products of stacked matrices.
+`Joined` trains networks of one design as one: their convolutions over sequences become products of stacked
+matrices (`StackedConvolution`). `AlgorithmRun` is the run.
 """
 
 import copy

@@ -1,10 +1,9 @@
-"""Reads the files of the easy-to-hard data sets (Schwarzschild et al. 2021) where they are on this machine.
+"""Tasks that are learnt on small inputs and tested on larger ones (004 section E.4).
 
-Prefix sums of bits modulo two, learnt on short strings and tested on long ones (004 section E.4).
-
-Mazes: images of spanning trees with a start and an end, and the path between them (004 section E.4).
-
-Sums of two matrices, learnt at one scale and tested at others (004 section E.4).
+`load_prefix_sums` and `load_mazes` read the files of the easy-to-hard data sets (Schwarzschild et al. 2021) where
+they are on this machine. `PrefixSums` are sums of bits modulo two, learnt on short strings and tested on long
+ones. `Mazes` are images of spanning trees with a start and an end, and the path between them. `MatrixAddition` is
+the sum of two matrices, learnt at one scale and tested at others.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Runs that attack a trained network, along the share of changed inputs, the radius or the level of noise.
 
-The attacks of the suites by name, along the share of changed inputs, the radius or the level of noise.
-
-Small pictures that a record carries: attacked images as PNG in text, so that a report needs records alone.
+`KINDS` are the attacks of the suites by name. `attack_thumbnails` keeps small pictures for a record: attacked
+images as PNG in text, so that a report needs records alone. `AttackRun` is the run.
 """
 
 import base64
@@ -204,8 +203,8 @@ def imitator(shape: tuple[int, ...], classes: int, seed: int) -> nn.Sequential:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * height * width, classes))
 
 
-SHOWN = 8
-RAISED, LOWERED = (178.0, 24.0, 43.0), (33.0, 102.0, 172.0)
+SHOWN = 8  # images that a record carries
+RAISED, LOWERED = (178.0, 24.0, 43.0), (33.0, 102.0, 172.0)  # colours of a change: red, blue
 
 
 def attack_thumbnails(

@@ -1,6 +1,7 @@
 """One cell as an equilibrium, as a network of tied layers and of untied ones, and networks that know no cell.
 
-Cells whose state belongs to the nodes of a graph or the rows of a matrix, of any size.
+The state of a cell (`RelaxationCell`, `PathCell`) belongs to the nodes of a graph or the rows of a matrix, of any
+size. `Equilibrium`, `Tied` and `Untied` are the models made of one; `Flat` knows no cell.
 """
 
 import abc

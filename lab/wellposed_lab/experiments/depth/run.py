@@ -1,14 +1,14 @@
 """Runs that train an implicit model and ask what its number of steps depends on.
 
-How many steps a trained model takes, and why: stopping rules, scales and local rates compared.
-
 Without a bias and with a positively homogeneous phi the whole iteration from ``x = 0`` scales with its input,
 ``x_t(cu) = c x_t(u)`` for c > 0, and so does its residual. Near the equilibrium that residual falls like
 ``rho^t``, rho the spectral radius of ``phi'(z) A``. An absolute tolerance is then met after
 
     t(c) = t(1) + log(c) / log(1 / rho)
 
-steps, whatever the model has learnt, and a relative one after as many steps at every scale.
+steps, whatever the model has learnt, and a relative one after as many steps at every scale. `sample_steps` and
+`local_rates` measure steps and rho, `slope` and `predicted_slope` compare them across scales; `DepthRun` trains
+the model and records both.
 """
 
 import copy

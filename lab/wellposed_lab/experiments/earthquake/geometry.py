@@ -1,6 +1,7 @@
-"""Distances and directions on a sphere, all in degrees.
+"""Distances and directions on a sphere, and what a few stations record of an earthquake.
 
-What a few stations record of an earthquake, as numbers for a network.
+`distance`, `azimuth` and `destination` are all in degrees. `Subnet` turns sources and the stations that record
+them into numbers for a network.
 """
 
 from dataclasses import dataclass

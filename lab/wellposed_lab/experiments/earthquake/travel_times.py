@@ -1,15 +1,13 @@
 """Travel times of the first P wave: the ak135 earth as a table, and a homogeneous one in closed form.
 
-A table of travel times, and how it is looked up.
-
-First P waves of ak135 by TauP of obspy, branch by branch.
-
-A source sends rays of parameter p upwards, or downwards, where they turn. Along a branch time and distance grow
-together, and the slope is the ray parameter itself: dT/dDelta = p. Where the velocity jumps or grows fast,
+`TravelTimes` is a table and how it is looked up. `tabulate` makes that of ak135 by TauP of obspy, branch by
+branch: a source sends rays of parameter p upwards, or downwards, where they turn. Along a branch time and distance
+grow together, and the slope is the ray parameter itself: dT/dDelta = p. Where the velocity jumps or grows fast,
 distances go back for a while (a triplication), and another branch begins; the first arrival is the earliest of all
 branches. Each of them is smooth, their minimum is not, so they are tabulated apart.
 
-Travel-time tables as files: .npz without pickled objects.
+`save_table` and `read_table` keep tables as .npz files without pickled objects. `travel_times` returns those of an
+earth by name.
 """
 
 import functools
@@ -415,7 +413,7 @@ def cache_key() -> tuple[str, str]:
 
 
 def build_ak135(distances: Tensor | None = None, depths: Tensor | None = None) -> TravelTimes:
-    """Tabulates the first P wave by TauP, branch by branch; see `travel_rays`.
+    """Tabulates the first P wave by TauP, branch by branch; see `tabulate`.
 
     Args:
         distances: in degrees, growing, ``(D,)``; by default finer where waves are near their source.

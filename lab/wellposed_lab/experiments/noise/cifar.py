@@ -1,8 +1,7 @@
 """Multiscale equilibrium models and convolutional networks on CIFAR-10 under noise (004 section 4.1.2).
 
-Runs that train a multiscale equilibrium model or its convolutional twin and test them under noise.
-
-CIFAR-10 as far as it is here: whole, or those thousands of images whose sprites are present.
+`photographs` returns CIFAR-10 as far as it is here: whole, or those thousands of images whose sprites are present.
+`CifarNoiseRun` trains a multiscale equilibrium model or its convolutional twin and tests it under noise.
 """
 
 from collections.abc import Iterator, Sequence
@@ -278,7 +277,7 @@ def standardised(images: Images) -> Tensor:  # (N, C, H, W)
 
 
 DATA = "cifar10"
-POINTS = (20.0, 10.0, 5.0, 0.0)
+POINTS = (20.0, 10.0, 5.0, 0.0)  # signal-to-noise ratios in decibels
 Settings = dict[str, object]
 SETTINGS: dict[Scale, Settings] = {
     "tiny": {

@@ -1,6 +1,7 @@
-"""What the records of noise-mnist say in sentences: leads by depth, the crossover, and the honest controls.
+"""What the records of noise-mnist show, in sentences and pictures.
 
-Accuracy by depth, sensitivity and eigenvalues of the pairs of 004 (Figures 1, 2 and 13), drawn from records.
+`noise_findings` are sentences about leads by depth, the crossover, and the honest controls. `draw_depths` and
+`draw_sensitivity` draw accuracy by depth, sensitivity and eigenvalues of the pairs of 004 (Figures 1, 2 and 13).
 """
 
 import io

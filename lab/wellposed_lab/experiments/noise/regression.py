@@ -1,10 +1,7 @@
 """A regression under noise: equilibrium and feed-forward models on a bump (004 section D.1, Figures 7-9).
 
-Runs that fit a bump with one half of a pair of 004 and test it under signal noise (section D.1).
-
-Errors under noise, a panel for every pair of networks (004 Figures 7-9), drawn from records.
-
-A bump on a line, the regression of 004 (section D.1).
+`draw_errors` draws errors under noise from records, a panel for every pair of networks. `BumpRegression` is the
+task, a bump on a line; `RegressionRun` fits it with one half of a pair of 004 and tests it under signal noise.
 """
 
 import io
@@ -192,7 +189,7 @@ class RegressionRun(Run):
 
 TASK = "bump-regression"
 LAYERS = {"tiny": (1,), "default": (1, 3, 11), "paper": (1, 3, 5, 7, 9, 11)}
-POINTS = (20.0, 10.0, 5.0, 0.0)
+POINTS = (20.0, 10.0, 5.0, 0.0)  # signal-to-noise ratios in decibels
 UNTRAINED = 0.1  # mean squared error; the variance of the function is about 0.5
 
 

@@ -1,10 +1,8 @@
 """Solvers and stopping rules on a random map with noise (004 appendix B, Figures 4 and 5).
 
-Runs that follow solvers on a random map with noise (004 appendix B, Figure 4).
-
-Anderson acceleration as the literature on equilibrium models has it, for comparisons.
-
-Runs that count how many steps two stopping rules take in a trained classifier under noise (004 Figure 5).
+`ClassicalAnderson` is Anderson acceleration as the literature on equilibrium models has it, for comparisons.
+`SolverTraceRun` follows solvers on the random map (Figure 4). `StopRun` counts how many steps two stopping rules
+take in a trained classifier under noise (Figure 5).
 """
 
 import math
@@ -225,7 +223,7 @@ class StopRun(Run):
 
 
 TASK = "random-tanh"
-POINTS = (30.0, 20.0, 10.0, 0.0)
+POINTS = (30.0, 20.0, 10.0, 0.0)  # signal-to-noise ratios in decibels
 RULES = ("relative", "mean-relative")
 
 

@@ -1,6 +1,6 @@
 """Bounds of states and outputs by every method, on layers and on loops (003 Figure 4.3).
 
-Runs that bound states and outputs by one method, or measure how far they are known to move.
+`BoundsRun` bounds states and outputs by one method, or measures how far they are known to move (`reached`).
 """
 
 from collections.abc import Sequence
@@ -160,7 +160,7 @@ COMPARED: tuple[tuple[Role, str], ...] = (
     ("control", REACHED),
 )
 NAMES = tuple(TASKS.values())
-AT = 0.01
+AT = 0.01  # the radius at which methods are compared
 
 
 def plan(scale: Scale) -> list[BoundsRun]:

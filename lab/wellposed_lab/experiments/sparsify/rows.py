@@ -2,8 +2,7 @@
 
 Those of an MLP are fitted all at once to its recorded states (`DenseRows`). Rows that many positions share, as in
 convolutions and transformers, are fitted layer by layer (`SharedRows`). The network says which, see `rows_of`.
-
-A fitted model without loops as a network of layers, to be trained further with its zeros kept.
+`Layers` is a fitted model without loops as a network of layers, to be trained further with its zeros kept.
 """
 
 import abc

@@ -1,4 +1,8 @@
-"""Runs that make a trained network sparse, or fit models to its states."""
+"""Runs that make a trained network sparse, or fit models to its states.
+
+`SparsifyRun` is for MLPs, whose rows are fitted at once; `SharedRun` for residual networks and transformers, whose
+rows are shared by positions and fitted layer by layer.
+"""
 
 import abc
 from collections.abc import Mapping, Sequence

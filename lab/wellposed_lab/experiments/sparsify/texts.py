@@ -1,10 +1,9 @@
-"""A transformer on 20 Newsgroups, or DistilBERT where its weights are here, as networks of shared rows.
+"""Text classification on 20 Newsgroups, divided by date, and the transformers that do it.
 
-Text classification: 20 Newsgroups, divided by date.
-
-Words as numbers: a vocabulary that only the texts decide, counts of words and padded sequences.
-
-Words in pieces, as BERT without capitals reads them (Devlin et al. 2019).
+`load_newsgroups` loads the texts. `Vocabulary` turns words into numbers, counts or padded sequences, and is
+decided by the texts alone. `WordPieces` are words in pieces, as BERT without capitals reads them (Devlin et al.
+2019). `Newsgroups` is a transformer on these texts, or DistilBERT where its weights are here, as a network of
+shared rows.
 """
 
 import logging

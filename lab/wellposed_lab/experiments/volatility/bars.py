@@ -1,8 +1,8 @@
 """Minute bars: prices by minute on the clock of an exchange, with everything odd counted or named.
 
-Reads tables of minute bars, CSV or Parquet, cell by cell, and says where a cell is wrong.
-
-Exchanges: their time zone, their sessions and their holidays.
+`read_table` reads tables of minute bars, CSV or Parquet, cell by cell, and says where a cell is wrong. An
+`Exchange` has a time zone, sessions and holidays (`NYSE`, `CFFEX`). `read_bars` returns `Bars` with their
+`BarCounts`; `clean` adjusts them for splits, and counts or fills missing minutes.
 """
 
 import csv

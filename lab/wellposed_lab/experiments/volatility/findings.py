@@ -1,6 +1,6 @@
-"""What the volatility suite shows, in sentences made from its records.
+"""What the volatility suite shows, in sentences and in a picture made from its records.
 
-The picture of volatility over the years (001 Figure 1), drawn from records.
+`findings` are the sentences; `draw_history` is volatility over the years (001 Figure 1).
 """
 
 import io

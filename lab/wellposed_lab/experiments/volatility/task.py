@@ -1,8 +1,8 @@
 """Forecasting volatility: from 60 minutes of prices to the variance of the next 10 (001 section 2.2).
 
-Windows of past prices and the variance of the next ones, within unbroken stretches of minutes.
-
-A market made up of two regimes, for those who have no minute bars.
+`windows` cuts windows of past prices with the variance of the next ones, within unbroken stretches of minutes.
+`Regimes` is a market made up of two regimes, for those who have no minute bars. `Volatility` is the task;
+`CSI300`, `CSI500`, `Squeeze`, `AMC` and `Generated` are its markets.
 """
 
 import abc

@@ -1,6 +1,8 @@
 """Activation layers and functions as blocks of states.
 
-Softmax along any dimension, and the logarithms of sums that go with it.
+Componentwise maps come first, with those that are made of ReLU (`prelu`, `clamped`, `larger`, `smaller`) and
+`glu`. Then `softmax` along any dimension, and the logarithms of sums that go with it (`log_sum_exp`,
+`log_softmax`).
 """
 
 import math

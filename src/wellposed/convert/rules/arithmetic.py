@@ -1,6 +1,8 @@
 """Sums, differences, products and averages of signals and constants.
 
-Products of two signals, entry by entry and of matrices, as blocks of states (003, section 2.4).
+`multiplied` and `matrix_multiplied` are products of two signals, entry by entry and of matrices, as blocks of
+states (003, section 2.4); they need the bounds that `bounds` finds. `plus`, `minus`, `times`, `divided` and
+`power` take signals and constants, `chosen` picks by a mask, `total` and `average` reduce.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""Attention: products of matrices, and a softmax for every query.
+"""Attention and torch's transformers: products of matrices, and a softmax for every query.
 
-The layers of torch's transformers.
+`attention` and `multihead` convert single layers; `encoder_layer`, `decoder_layer`, `encoder` and `decoder` those
+of torch's transformers.
 """
 
 import math

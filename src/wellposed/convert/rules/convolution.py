@@ -1,10 +1,8 @@
-"""Convolutions and transposed convolutions.
+"""Convolutions, transposed convolutions, padding, pooling and interpolation.
 
-Padding, by constants and by entries of the signal.
-
-Pooling: averages are convolutions, maxima the block map of 003 (section 2.5).
-
-Interpolation: along every axis a small matrix of its own.
+`padded` fills up with constants or with entries of the signal, `convolved` and `transposed` are the convolutions.
+`interpolated` applies a small matrix along every axis. Averages over windows are convolutions (`average_pool`),
+maxima the block map of 003 section 2.5 (`maximum_pool`).
 """
 
 import math

@@ -1,6 +1,7 @@
-"""Linear layers, and products with constant matrices.
+"""Linear layers, products with constant matrices, and this library's own models.
 
-This library's own modules: implicit models, whose states feed back into themselves.
+`linear`, `product` and `einsum` are affine. `implicit_model` and `deep_equilibrium` add states that feed back into
+themselves.
 """
 
 import math

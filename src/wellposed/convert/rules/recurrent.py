@@ -1,8 +1,8 @@
 """Recurrent layers, unrolled over the length of their input: one group of states a time step.
 
-One time step of a recurrent network as blocks of states.
-
-Sequences as layers read them: which dimension is the batch, which is time.
+`PlainCell`, `LSTMCell` and `GRUCell` are one time step as blocks of states. `Layout` says how a layer reads its
+input: which dimension is the batch, which is time. `run` unrolls stacked layers; `ImplicitCell` is the step of an
+`ImplicitRNN`.
 """
 
 import abc

@@ -1,6 +1,7 @@
 """What every row solver promises: a feasible point and its duality gap.
 
-Closed-form solution on a known support.
+A `RowSolver` returns a `RowSolution`. `finished` makes one of weights, `merged` keeps the better of two, and
+`polished` solves in closed form on a known support.
 """
 
 from abc import ABC, abstractmethod

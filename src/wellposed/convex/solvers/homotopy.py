@@ -1,8 +1,8 @@
-"""The exact LASSO path, all rows on one Gram matrix.
+"""The exact LASSO path, all rows on one Gram matrix, with elimination of free columns and Gap-Safe screening.
 
-Eliminates the columns that are not capped: one Schur complement for all rows.
-
-Gap-Safe screening: columns that are certainly zero in the solution, known before it is.
+`Homotopy` follows the path where every column is capped. `Schur` eliminates the columns that are not capped: one
+Schur complement for all rows. `certified_zeros` is Gap-Safe screening: columns that are certainly zero in the
+solution, known before it is.
 
 Let w be feasible, nu = Mw - z its residual and w*, nu* those of a solution. F is 1-strongly convex and the dual
 1-strongly concave in nu, so F(w) - F* and D* - D(nu) are both at least |nu - nu*|^2 / 2, and
@@ -142,7 +142,7 @@ def inside_ball(problem: RowProblem) -> Tensor:  # (r, d)
     return best
 
 
-ABSENT, PASSES = 1e-13, 4
+ABSENT, PASSES = 1e-13, 4  # share of the diagonal below which a column vanishes; most passes over the data
 
 
 @dataclass(frozen=True, eq=False)

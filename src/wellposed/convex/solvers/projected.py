@@ -1,6 +1,7 @@
 """Accelerated projected gradient for all rows at once, on a CPU or a GPU.
 
-Rows that share their features: the group lasso with a cap on every row.
+`Projected` takes every row by itself. In `GroupLasso` rows share their features: the group lasso with a cap on
+every row.
 """
 
 import math

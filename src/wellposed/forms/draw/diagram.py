@@ -1,10 +1,8 @@
-"""graph: the node diagram of a form.
+"""The node diagram of a form, as a still picture (matplotlib) or as an interactive one (plotly).
 
-Boxes and arrows, drawn as a still picture (matplotlib) or as an interactive one (plotly).
-
-The diagram of a form with its blocks as nodes.
-
-The diagram of a small form with its single states as nodes (003 Figure 5.14).
+A `Diagram` of `Node` and `Arrow` objects is drawn by `still` or `interactive`. `block_diagram` makes every block
+of states a node, `state_diagram` every single state of a small form (003 Figure 5.14); `graph` chooses between
+them.
 """
 
 import math

@@ -1,8 +1,7 @@
-"""spy: the block matrix of a form as a picture.
+"""The block matrix of a form as a picture.
 
-The pattern of a block matrix as a picture: how much each spot holds, block by block.
-
-The interactive picture of a block matrix (plotly).
+`raster` paints the pattern of [[A, B], [C, D]]: how much each pixel holds, block by block. `spy` shows it as a
+still picture (matplotlib) or as an interactive one (plotly).
 """
 
 import math

@@ -1,6 +1,7 @@
-"""The non-zero blocks of a form, and which of them feed back: what pictures and summaries are made from.
+"""A form in words and numbers: its blocks, what feeds back, its totals and its certificate.
 
-A form in words and numbers: its blocks, its totals, its certificate.
+`Wiring` lists the non-zero blocks of a form as `Link` objects, from which all drawings and summaries are made.
+`form_facts` returns a form as data; `block_table` and `summary_lines` print it.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,7 @@
-"""Operators that bound the absolute value of others, entry by entry, rounding included.
+"""The entries of operators: bounds of their absolute values, and lists of those that are not zero.
 
-The non-zero entries of an operator, listed in pieces that fit in memory.
+`cover` returns an operator that bounds the absolute value of another, entry by entry, rounding included. `entries`
+lists rows, columns and values in pieces that fit in memory.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""The plain operators: dense, low-rank, diagonal, identity and zero.
+"""The plain operators: dense, low-rank, diagonal, identity, zero, and copies of one operator.
 
-One operator applied to every piece of a vector, such as a linear layer to every token.
+`Dense`, `LowRank`, `Zero`, `Identity` and `Diagonal` are matrices; `as_operator` wraps a tensor in one of them.
+`Repeated` applies one operator to every piece of a vector, such as a linear layer to every token.
 """
 
 from dataclasses import dataclass

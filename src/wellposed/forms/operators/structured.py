@@ -1,6 +1,7 @@
-"""Selections: slicing, permuting, repeating and padding as a matrix with one entry a row.
+"""Selections and convolutions as matrices.
 
-Convolutions in one, two or three dimensions as matrices.
+A `Selection` slices, permutes, repeats and pads: a matrix with one entry a row. `Accumulation` is its transpose.
+`Convolution` has one, two or three dimensions.
 """
 
 import math

@@ -1,6 +1,7 @@
-"""Compiled functions that numba keeps on the disk where it finds a place for them.
+"""The cache of compiled functions that numba keeps on the disk.
 
-Tells numba when its cache is out of date.
+`keeping` compiles with a cache where numba finds a place for one; `stamp` tells numba when that cache is out of
+date.
 """
 
 import zlib

@@ -1,7 +1,5 @@
 """Semismooth Newton for ``x = phi(Ax + v)``; samples, steps and the backward pass share factorisations.
 
-The linear systems of Newton's method for many samples, each reduced to where it differs from a reference.
-
 The Jacobian of ``x - phi(Ax + v)`` is ``J = I - D A`` with the slopes D = diag(d) of a sample. Near a reference
 ``J0 = I - D0 A`` with a known inverse K it is ``J0 - E C A``, where C = d - d0 lives on the k places P in which
 the slopes differ (E: the columns of I at P). With ``W = A K``,
@@ -12,6 +10,9 @@ the slopes differ (E: the columns of I at P). With ``W = A K``,
 so one factorisation of size k serves both passes. The reference D0 = 0 is free (K = I, W = A, P the active states
 of a ReLU); others cost an inverse and pay where many samples are near them: all states active, the pattern of the
 majority, a pattern that several samples share.
+
+`choose_references` picks the references and `Systems` solves the reduced systems; `solve_active_set` is the
+forward pass, `finish_adjoint` the backward pass.
 """
 
 from dataclasses import dataclass, field, replace

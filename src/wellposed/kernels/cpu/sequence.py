@@ -5,12 +5,11 @@ sequence i at time t is column ``offsets[t] + i``. Sequences do not look at each
 computed by itself: group by group, each from its first time to its last. Between two times a group does not leave
 its lanes; hidden states, equilibria and what goes back in time stay where they are.
 
-What happens to a group of sequences at one time: products of packed matrices, a solve, rows to and from memory.
-
-A group works in the memory of `kernels.lanes`, one sequence a lane, and in rows of its own beside it. Outside,
-everything is stored with one column an element: what is side by side in a group is side by side in memory.
-
-Vector instructions for a group of sequences between two solves: rows to and from memory, slopes and scales.
+A group works in the memory of `cpu.solve`, one sequence a lane, and in rows of its own beside it. Outside,
+everything is stored with one column an element: what is side by side in a group is side by side in memory. `move`,
+`add`, `prepare` and `mark` are vector instructions between two solves: rows to and from memory, slopes and scales;
+`solve_group` is the solve of one time; `walk_group` and `unwind_group` are the loops over time, forward and
+backward.
 """
 
 from typing import Any
@@ -248,7 +247,9 @@ def mark(typing: Any, array: Any, rows: Any, alive: Any, vectors: Any, atol: Any
 compiled = numba.njit(nogil=True, error_model="numpy")
 
 RUNNING, CONVERGED = int(Status.RUNNING), int(Status.CONVERGED)
-# Of `room`: accepted points (other vectors behind them), their images, a product, single rows.
+MAX_STEPS, NONFINITE = int(Status.MAX_STEPS), int(Status.NONFINITE)
+# Of `room`, rows of a group behind those of `cpu.solve`: accepted points (other vectors behind them), their
+# images, a product, single rows.
 POINT, IMAGE, OUT, ALIVE, SCALE = range(5)
 
 
@@ -374,7 +375,6 @@ kept = keeping(nogil=True, error_model="numpy")
 
 # The files whose functions are compiled into these loops.
 PARTS = ("spec", "cpu/solve", "cpu/simd", "cpu/sequence")
-CONVERGED, MAX_STEPS, NONFINITE = int(Status.CONVERGED), int(Status.MAX_STEPS), int(Status.NONFINITE)
 
 
 @compiled

@@ -4,17 +4,12 @@ Everything works on *lanes*: a group of samples lies side by side, ``work[row * 
 instruction serves many samples and nothing is summed across a vector. What a compiler does not do by itself is
 keep a tile of the product Ax in registers while it runs over the columns of A; here it is spelled out.
 
-Lanes of floating point numbers and the elementary functions on them, as LLVM instructions.
-
-The product Ax of a group of lanes, for a dense and for a sparse A.
-
-A dense A is one array of packed tiles, a sparse one a tuple of four arrays (`sparse.SparseRows`). Which of them a
-kernel takes is decided by the type of its argument, when it is compiled.
-
-Vector instructions for Anderson's extrapolation: the least squares problem and the combination.
-
-The points of a cycle are given by a tuple of offsets, whose length is part of its type, so that the loops over
-pairs of points are unrolled when a kernel is compiled.
+`Lanes` are vectors of floating point numbers with the elementary functions on them. `multiply` computes Ax of a
+group: a dense A is one array of packed tiles, a sparse one a tuple of four arrays (`kernels.sparse.SparseRows`),
+and which of them a kernel takes is decided by the type of its argument, when it is compiled. `gram`, `weigh` and
+`combine` are the least squares problem and the combination of Anderson's extrapolation: the points of a cycle are
+given by a tuple of offsets, whose length is part of its type, so that the loops over pairs of points are unrolled
+when a kernel is compiled.
 """
 
 import math

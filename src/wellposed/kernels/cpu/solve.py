@@ -4,15 +4,13 @@ A group of samples advances together, one sample a lane. A lane whose sample has
 the end of a cycle of its solver, so that nobody waits for the slowest sample of a batch; no lane looks at another,
 so a sample's answer does not depend on its companions.
 
-What happens to a group of samples in every step: evaluate, measure, finish, take new samples.
-
 The memory of a group is one flat buffer, ``work[row * width + lane]``: the points of a cycle (`slots`), then v and
 d, then single rows. `at` tells where v, d, the single rows, the solution of the least squares problem and the
 minima begin. Which sample a lane works on, since when, and when it must be looked at stands in `lanes`.
 
-Anderson's extrapolation for a group of lanes; the algorithm is that of `equilibrium.anderson`.
-
-Substitution for a group of lanes: where A has no cycles, states follow from each other in one pass.
+A step evaluates the map (`evaluate`), takes new samples (`refill`) and finishes others (`settle`). `jump` and
+`advance` are the extrapolation of `equilibrium.solvers.Anderson` for all lanes. Where A has no cycles, states
+follow from each other in one pass (`substitute`).
 """
 
 import math
@@ -26,7 +24,7 @@ from wellposed.errors import require
 from wellposed.kernels.cpu.cache import keeping, stamp
 from wellposed.kernels.cpu.simd import (
     ROWS,
-    VECTOR_BYTES,
+    VECTOR_BYTES,  # noqa: F401  the engine sizes its buffers by it
     VECTORS,
     activate,
     borrow,
@@ -48,6 +46,11 @@ RUNNING, CONVERGED, STAGNATED = int(Status.RUNNING), int(Status.CONVERGED), int(
 STEPS_DONE, MAX_STEPS = int(Status.STEPS_DONE), int(Status.MAX_STEPS)
 DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 
+# The buffer of a group: rows of `width` lanes, as `engine.lay_out` plans them, with the memory m of the solver.
+#
+#   m + 2 points of n rows    n rows    n rows    14 + m (m + 3) / 2 + 1 rows    m + 1 rows      a row a look
+#   points of a cycle         v         d         single rows                    solution        minima
+#   slots[0], slots[1], ...   at[V]     at[D]     at[SINGLE]                     at[SOLUTION]    at[MINIMA]
 V, D, SINGLE, SOLUTION, MINIMA = range(5)  # of `at`
 # Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm before and the one to beat;
 # the first residual and the least since the last look; cycles to sit out, failures in a row; who has jumped, who
@@ -65,6 +68,7 @@ SLOPE, WORTH, PATIENCE, RIDGE, ATOL, RTOL, EPS = range(7)  # of `numbers`
 def pack(A: Any, transpose: bool, packed: Any) -> None:
     """Copies A (or A') in tiles of rows, column by column; rows beyond the last are zero."""
     n = A.shape[0]
+    # packed[(tile * n + column) * ROWS + row of the tile]
     for row in range((n + ROWS - 1) // ROWS * ROWS):
         start = row // ROWS * ROWS * n + row % ROWS
         for k in range(n):
@@ -441,8 +445,6 @@ def _substitute(
 
     return sparse if isinstance(matrix, _types.BaseTuple) else dense
 
-
-__all__ = ["PROBLEM", "ROWS", "VECTORS", "VECTOR_BYTES", "pack", "prepare_adjoint", "solve", "spread"]
 
 PARTS = ("spec", "cpu/solve", "cpu/simd", "cpu/sparse_rows")
 

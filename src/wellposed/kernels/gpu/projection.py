@@ -1,6 +1,6 @@
 """The projection of every row on the l1 ball, and its derivative, one launch each.
 
-The same numbers as `equilibrium.projection.project_rows`, which takes some thirty launches: with theta the root of
+The same numbers as `conditions.projections.project_rows`, which takes some thirty launches: with theta the root of
 ``sum_j (|w_j| - theta)_+ = radius``, p_j = sign(w_j) (|w_j| - theta)_+. The root is found without sorting, by
 Newton's method on that convex, piecewise linear equation (Michelot 1986): from below, in a few steps, exactly.
 """

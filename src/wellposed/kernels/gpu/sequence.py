@@ -2,13 +2,12 @@
 
 Elements lie time after time, the longest sequences first (the layout of a packed sequence), one row an element. A
 block of sequences is one program: hidden states, equilibria and what goes back in time do not leave it. Sequences
-that have ended, or have not begun, keep what they have.
+that have ended, or have not begun, keep what they have. `walk` and `unwind` are the loops, forward and backward.
 
-A block of samples is brought to its equilibria on the chip: steps, extrapolations and verdicts in Triton.
-
-Rows of a block are samples, columns are states; both are padded to sizes that the units for products take, and
-what is padded stays zero. A row that has finished stands still while others go on, so that after the last step
-every row holds the point that was accepted and its image.
+At every time `solve` brings a block to its equilibria on the chip. Rows of a block are samples, columns are
+states; both are padded to sizes that the units for products take, and what is padded stays zero. A row that has
+finished stands still while others go on, so that after the last step every row holds the point that was accepted
+and its image.
 """
 
 from wellposed.equilibrium.loop import PERIOD as LOOK
@@ -141,9 +140,8 @@ def solve(
 ):  # fmt: skip
     """Iterates from `x` until no row has the status RUNNING; returns points, images, statuses and steps.
 
-    The matrix comes in the two parts of `split`.
-    Extrapolation is that of `equilibrium.anderson` with a memory of three: four plain steps, a jump, and its
-    judgement by the next evaluation.
+    The matrix comes in the two parts of `split`. Extrapolation is that of `equilibrium.solvers.Anderson` with a
+    memory of three: four plain steps, a jump, and its judgement by the next evaluation.
     """
     # One name each: what is the same value before a loop, Triton takes for one that does not change in it.
     y, x1, x2, x3 = tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x)

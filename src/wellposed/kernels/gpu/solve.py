@@ -1,26 +1,21 @@
-"""Device functions that all Triton kernels share: activations, their slopes and products.
+"""The whole solve of a block of samples in one Triton program, with A on the chip or streamed in tiles.
 
-What happens to a block of samples in every step: the verdict, and Anderson's extrapolation.
+`activate`, `slope_at` and `split_product` are shared by all Triton kernels. `judge`, `extrapolate` and `look_back`
+are what happens to a block in every step, the verdict and the extrapolation: the algorithm is that of
+`equilibrium.solvers.Anderson`, the rules are those of `equilibrium.loop`; every number is one of a row, and no row
+looks at another. The points of a cycle lie in a scratch buffer, ``points[slot, row, state]``, which stays in the
+cache of the device: a step writes one of them, and a jump reads them all once.
 
-The points of a cycle lie in a scratch buffer, ``points[slot, row, state]``, which stays in the cache of the
-device: a step writes one of them, and a jump reads them all once. The algorithm is that of
-`equilibrium.anderson`, the rules are those of `equilibrium.loop`; every number is one of a row, and no row looks
-at another.
+`solve_resident` is for up to 128 states. A is loaded once into registers and shared memory; the iterate never
+leaves the registers. A row that has finished is written at once and no longer looked at, while the others of its
+block go on.
 
-The whole solve of a block of samples in one program, with A on the chip: up to 128 states.
-
-A is loaded once into registers and shared memory; the iterate never leaves the registers. A row that has finished
-is written at once and no longer looked at, while the others of its block go on.
-
-The whole solve of a block of samples in one program, with A streamed in tiles: any number of states.
-
-All points, the iterate among them, lie in the scratch buffer of `gpu_steps`; A comes tile by tile from the cache
-of the device, as often as there are blocks. Plain steps use two slots of the buffer in turn.
-
-In float32 A is split beforehand, by a small kernel, into two matrices of float16 numbers, and so are the states
-whenever they are read: ``x a = h a_h + 2^-11 (l a_h + h a_l)`` to 22 bits, with rows of both in units of powers of
-two, so that nothing overflows. Three such products take half the time of three in TF32, and A need not be split
-again in every block.
+`solve_streamed` is for any number of states. All points, the iterate among them, lie in the scratch buffer; A
+comes tile by tile from the cache of the device, as often as there are blocks. Plain steps use two slots of the
+buffer in turn. In float32 A is split beforehand, by a small kernel (`split_float16`), into two matrices of float16
+numbers, and so are the states whenever they are read: ``x a = h a_h + 2^-11 (l a_h + h a_l)`` to 22 bits, with
+rows of both in units of powers of two, so that nothing overflows. Three such products take half the time of three
+in TF32, and A need not be split again in every block.
 """
 
 from wellposed.equilibrium import loop
@@ -337,7 +332,7 @@ def look_back(jumped, l1, target, rest, failures):
 # mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
 
 
-UNSPECIALISED = ("batch", "limit", "max_steps")
+UNSPECIALISED = ("batch", "limit", "max_steps")  # arguments for whose values Triton compiles nothing anew
 
 
 @triton.jit
@@ -383,7 +378,7 @@ def solve_resident(
     SAVES: tl.constexpr, SCALED: tl.constexpr, TRACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     CHUNK: tl.constexpr, SPLIT: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
-    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu_launch`."""
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu.launch`."""
     rows, states = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     inside, real, slot = rows < batch, states < n, tl.num_programs(0).to(tl.int64) * BLOCK * WIDTH
     at, there = rows[:, None] * n + states[None, :], inside[:, None] & real[None, :]
@@ -582,7 +577,7 @@ def solve_streamed(
     SAVES: tl.constexpr, SCALED: tl.constexpr, TRACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, DEPTH: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu_launch`."""
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v``, for the rows of one block; see `gpu.launch`."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, slot = rows < batch, tl.num_programs(0).to(tl.int64) * BLOCK * WIDTH
     like: tl.constexpr = POINTS.dtype.element_ty

@@ -1,6 +1,7 @@
-"""Fixed-step forms: a known number of plain steps and nothing else, for export.
+"""Export for runtimes that know nothing of fixed points.
 
-Export to ONNX, for runtimes that know nothing of fixed points.
+`fixed_steps` replaces every equilibrium by a known number of plain steps and nothing else; `export_onnx` writes
+the result as an ONNX file.
 """
 
 import copy

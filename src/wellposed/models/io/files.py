@@ -1,8 +1,8 @@
 """Tensors in a file: written whole or not at all, with a checksum of all that they mean.
 
-Files that are never half written.
-
-What every reader of a model file does about one that makes no sense: it says so, and builds nothing from it.
+`write_tensors` writes and `checksum` seals. `written_whole` makes sure that no file is ever half written.
+`making_sense` and `filled` are what every reader does about a file that makes no sense: it says so, and builds
+nothing from it.
 """
 
 import contextlib

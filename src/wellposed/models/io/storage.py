@@ -1,8 +1,8 @@
-"""Saving and loading models and forms: safetensors with the configuration inside.
+"""Saving and loading models and forms: safetensors with the configuration inside, no pickle.
 
-Models as folders in the conventions of the Hugging Face hub: weights, configuration and a card, no pickle.
-
-Small trained models that come with the package, each with a card of what it is and what was measured.
+`save` and `load` use one file. `save_pretrained` and `from_pretrained` use a folder in the conventions of the
+Hugging Face hub: weights, configuration and a card. `reference_models` and `load_reference` are small trained
+models that come with the package, each with a card of what it is and what was measured.
 """
 
 import copy

@@ -1,6 +1,7 @@
-"""What an attack returns, and how the best of many points is kept.
+"""What an attacker may do to an input, what an attack returns, and how the best of many points is kept.
 
-What an attacker may do to an input: how far to go, in which norm, within which range.
+`Attack` is the result; `Victim` asks the model and remembers the worst inputs. `Threat` says how far an attacker
+may go, in which norm, within which range.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,8 +1,8 @@
-"""Attacks along exact gradients: one step (FGSM) and many (PGD).
+"""Attacks along gradients: the model's own, another one, or that of a surrogate.
 
-Attacks that know the defence: along another gradient than the model's own, and averaged over its randomness.
-
-Attacks on a model of unknown parameters, through one that imitates its answers (Papernot et al., 2017).
+`fgsm` takes one step along the exact gradient, `pgd` many. `adaptive_attack` knows the defence: it goes along
+another gradient than the model's own, and averages over its randomness. `transfer_attack` is for a model of
+unknown parameters, through one that imitates its answers (`train_surrogate`; Papernot et al., 2017).
 """
 
 from collections.abc import Callable, Iterator

@@ -1,6 +1,7 @@
-"""Noise that no attacker chose: salt and pepper, and speckle.
+"""Noise that no attacker chose, and attacks from linear programs.
 
-Attacks from linear programs: the inputs at which a relaxation of the model does worst (003, section 4.4).
+`noise_attack` tries `salt_and_pepper` or `speckle`. `lp_attack` tries the inputs at which a relaxation of the
+model does worst (003, section 4.4).
 """
 
 from collections.abc import Callable

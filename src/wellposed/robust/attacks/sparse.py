@@ -1,6 +1,7 @@
-"""Attacks on the entries that rank highest: by sensitivity, by gradient, or at random for comparison.
+"""Attacks that change few entries.
 
-The saliency-map attack: one entry after the other, the most telling first (Papernot et al., 2016).
+`ranked_attack` changes the entries that rank highest: by sensitivity, by gradient, or at random for comparison.
+`jsma` is the saliency-map attack: one entry after the other, the most telling first (Papernot et al., 2016).
 """
 
 import math
