@@ -88,7 +88,7 @@ def chapters(paper: str, records: Sequence[Record], album: Album | None = None) 
 
     Example:
         >>> [chapter.suite for chapter in chapters("004", [])][:2]
-        ['noise-mnist', 'noise-cifar']
+        ['parameters', 'prefix-sums']
     """
     found = _verdicts(paper, records)
     written = []
