@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 import wellposed_lab
-from wellposed_lab.engine.claims import PAPERS
+from wellposed_lab.engine.claims import PAPERS, load_claims, read_claims
 
 import wellposed
 
@@ -192,6 +192,14 @@ def test_every_page_can_be_reached():
 def test_every_paper_has_a_page_made_from_its_records(paper):
     text = (ROOT / "docs" / "papers" / f"{paper}.md").read_text()
     assert f"```{{paper}} {paper}\n```" in text and text.startswith(f"# {paper}: {PAPERS[paper]}")
+
+
+def test_the_claims_of_the_guide_can_be_read(tmp_path):
+    text = (ROOT / "docs" / "guides" / "experiments.md").read_text()
+    (shown,) = (block["body"] for block in FENCE.finditer(text) if block["info"].strip() == "toml")
+    (tmp_path / "claims.toml").write_text(shown)
+    (claim,) = read_claims(tmp_path / "claims.toml")
+    assert claim in load_claims()
 
 
 def test_bars_in_docstrings_are_no_substitutions():
