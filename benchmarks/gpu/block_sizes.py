@@ -1,4 +1,4 @@
-"""Block sizes of the Triton kernels: times of all candidates, from which the table of `gpu_launch` is made.
+"""Block sizes of the Triton kernels: times of all candidates, from which the table in `gpu/launch` is made.
 
 Run: python -m benchmarks.gpu.block_sizes [--quick | --only 64,4096 128,4096] [--adjoint]
 """
