@@ -5,6 +5,8 @@
 # homogeneous: numbers that are a thousand times larger give outputs a thousand times larger, and the same class.
 # Here it reads ten numbers and says where the largest was (001 section 3); an LSTM of the same size is there to
 # compare.
+#
+# The task is one of the lab: `make lab`, or `pip install . ./lab` in a checkout.
 
 # %%
 import torch

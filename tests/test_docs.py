@@ -3,15 +3,18 @@
 Two pages run by default and the others with ``make docs``.
 """
 
+import ast
 import importlib
 import importlib.util
 import pkgutil
 import re
 import types
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from wellposed_lab.engine.claims import PAPERS
+import wellposed_lab
+from wellposed_lab.engine.claims import PAPERS, load_claims, read_claims
 
 import wellposed
 
@@ -63,18 +66,62 @@ def test_a_failing_block_names_its_line():
 DIRECTIVE = re.compile(r"^\s*\.\. auto(?P<kind>class|function|data|module):: (?P<name>[\w.]+)", re.M)
 NESTED = ("compat.torchdeq", "robust.attacks")
 PARTS = (*(part.name for part in pkgutil.iter_modules(wellposed.__path__) if part.name != "cli"), *NESTED)
+# Of the lab: parts all of whose classes are described, and names besides.
+LAB = ("config", "cache", "tasks", "networks", "engine")
+LAB_FOLDER = Path(wellposed_lab.__file__).parent
+LAB_NAMES = {
+    "engine.claims": ("load_claims",),
+    "engine.experiment": ("all_suites", "get_suite"),
+    "engine.judge": ("verdicts",),
+    "engine.runner": ("carry_out",),
+    "experiments.sparsify.texts": ("Texts", "Vocabulary", "load_newsgroups"),
+    "networks.mlp": ("MLP_ACTIVATIONS", "parameter_count"),
+    "networks.published": ("PUBLISHED", "build", "parameter_table"),
+    "report": ("write_report",),
+    "tasks.mathematics": ("addition", "subtraction"),
+}
+
+
+def own_names(module: types.ModuleType) -> dict[str, object]:
+    """The public names that a module defines itself; type variables apart."""
+    names = {name: value for name, value in vars(module).items() if name[0] != "_"}
+    own = {name: value for name, value in names.items() if getattr(value, "__module__", "") == module.__name__}
+    return {name: value for name, value in own.items() if not isinstance(value, TypeVar)}
 
 
 def public_names() -> set[tuple[str, str]]:
-    """The module and the name of everything that a part of the package offers; modules apart."""
+    """The module and the name of everything that a part of the library offers, modules apart, and of the lab's."""
     found = set()
     for part in ("", *PARTS):
         module = importlib.import_module(f"wellposed.{part}".rstrip("."))
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        for name in getattr(module, "__all__", [name for name in own if name[0] != "_"]):
+        for name in getattr(module, "__all__", own_names(module)):
             if not isinstance(getattr(module, name), types.ModuleType):
                 found.add((module.__name__, name))
-    return found
+    return found | lab_names()
+
+
+def lab_names() -> set[tuple[str, str]]:
+    """The classes that experiments may share, functions that two of them share, and what is listed above."""
+    found = {(f"wellposed_lab.{module}", name) for module, names in LAB_NAMES.items() for name in names}
+    for part in LAB:
+        package = importlib.import_module(f"wellposed_lab.{part}")
+        inner = pkgutil.iter_modules(getattr(package, "__path__", []), f"{package.__name__}.")
+        for module in (package, *(importlib.import_module(module.name) for module in inner)):
+            classes = [name for name, value in own_names(module).items() if isinstance(value, type)]
+            found |= {(module.__name__, name) for name in classes}
+    return found | shared_functions()
+
+
+def shared_functions() -> set[tuple[str, str]]:
+    """The functions of the lab that at least two experiments import."""
+    users = {}
+    for path in LAB_FOLDER.glob("experiments/*/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and re.match(r"wellposed_lab\.(?!experiments)", node.module or ""):
+                for alias in node.names:
+                    users.setdefault((node.module, alias.name), set()).add(path.parent.name)
+    shared = {pair for pair, folders in users.items() if len(folders) > 1}
+    return {pair for pair in shared if isinstance(lookup(*pair), types.FunctionType)}
 
 
 def documented(pages: list[Path]) -> list[tuple[str, str]]:
@@ -113,6 +160,17 @@ def test_a_name_without_a_place_is_noticed(tmp_path):
     assert "wellposed.Broyden" in missing and "wellposed.Picard" not in missing
 
 
+@pytest.mark.parametrize(
+    "name", ["engine.experiment.Suite", "networks.nalu.NALU", "engine.training.training_runs"]
+)
+def test_a_name_of_the_lab_without_a_place_is_noticed(name, tmp_path):
+    page = tmp_path / "lab.md"
+    text = (ROOT / "docs" / "api" / "lab.md").read_text()
+    page.write_text(re.sub(rf"\.\. auto\w+:: wellposed_lab\.{re.escape(name)}\n", "", text))
+    missing = undocumented([page])
+    assert f"wellposed_lab.{name}" in missing and "wellposed_lab.engine.store.Store" not in missing
+
+
 def test_no_name_is_described_twice():
     found = documented(sorted((ROOT / "docs" / "api").glob("*.md")))
     plain = [name for name in found if name[0] not in ("wellposed.errors", "wellposed.compat.torchdeq")]
@@ -136,10 +194,29 @@ def test_every_paper_has_a_page_made_from_its_records(paper):
     assert f"```{{paper}} {paper}\n```" in text and text.startswith(f"# {paper}: {PAPERS[paper]}")
 
 
-def test_bars_in_docstrings_are_no_substitutions():
+def test_the_claims_of_the_guide_can_be_read(tmp_path):
+    text = (ROOT / "docs" / "guides" / "experiments.md").read_text()
+    (shown,) = (block["body"] for block in FENCE.finditer(text) if block["info"].strip() == "toml")
+    (tmp_path / "claims.toml").write_text(shown)
+    (claim,) = read_claims(tmp_path / "claims.toml")
+    assert claim in load_claims()
+
+
+@pytest.fixture
+def docstrings():
+    pytest.importorskip("docutils", reason="docutils is not installed: make docs installs it with sphinx")
     specification = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
+    return module
+
+
+def test_defaults_in_signatures_are_names_or_dots(docstrings):
+    before = "(x=1.0, loss=<function mse_loss>, kind=<class 'a.b.C'>, f=<function Suite.<lambda>>, d=<factory>)"
+    assert docstrings.plain_defaults(before) == "(x=1.0, loss=mse_loss, kind=C, f=..., d=...)"
+
+
+def test_bars_in_docstrings_are_no_substitutions(docstrings):
     before = ["Minimises |w| by ``a | b``.", ">>> print('|')", "|", "", "|x|"]
     after = [r"Minimises \|w\| by ``a | b``.", ">>> print('|')", "|", "", r"\|x\|"]
-    assert module.escape_bars(before) == after
+    assert docstrings.escape_bars(before) == after

@@ -59,7 +59,7 @@ def _work(rank, port, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow  # torchrun starts two processes in tests/test_torchrun.py
+@pytest.mark.slow  # torchrun starts two processes in tests/training/test_torchrun.py
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 def test_two_processes_equal_one(tmp_path):
     with socket.socket() as free:

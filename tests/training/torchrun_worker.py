@@ -1,4 +1,4 @@
-"""What torchrun starts in tests/test_torchrun.py: the same trainings in every process, kept by rank."""
+"""What torchrun starts in tests/training/test_torchrun.py: the same trainings in every process, kept by rank."""
 
 import os
 import sys

@@ -239,12 +239,12 @@ class Dense(ImageNetwork):
 
 @dataclass(frozen=True)
 class ResidualNetwork(ImageNetwork):
-    """ResNet-20 as it comes with the library, or a small residual network that is trained here.
+    """ResNet-20 as it comes with the lab, or a small residual network that is trained here.
 
     Args:
         data: name of the images.
         depth: of the network.
-        epochs: of training on the set's part "fit"; None takes the network that comes with the library.
+        epochs: of training on the set's part "fit"; None takes the network that comes with the lab.
     """
 
     data: str = "cifar10"
@@ -278,7 +278,7 @@ class FoldedResNet(ImageNetwork):
     """A residual network with its batch normalisation folded in, so that its rows are shared by positions.
 
     Args:
-        data: "cifar10", with the ResNet-20 that comes with the library, or "digits", with a ResNet-8 trained here.
+        data: "cifar10", with the ResNet-20 that comes with the lab, or "digits", with a ResNet-8 trained here.
         held_out: how many images of the held-out training batch are scored beside the test images.
         steps: of the training on digits.
 

