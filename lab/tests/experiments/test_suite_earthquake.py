@@ -10,10 +10,10 @@ from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.judge import verdicts
 from wellposed_lab.engine.runner import Order, carry_out
 from wellposed_lab.engine.store import Record, Store, Value
-from wellposed_lab.experiments.earthquake.differences import with_differences
+from wellposed_lab.experiments.earthquake.eliminate import StationDense
 from wellposed_lab.experiments.earthquake.map import draw_map
-from wellposed_lab.experiments.earthquake.network import StationDense
 from wellposed_lab.experiments.earthquake.run import PICKED, TIMES, EarthquakeData
+from wellposed_lab.experiments.earthquake.suite import with_differences
 from wellposed_lab.experiments.earthquake.task import Earthquakes, StationNetwork
 from wellposed_lab.report.page import page
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from wellposed_lab.config import describe
 from wellposed_lab.experiments.attack.run import AttackRun
-from wellposed_lab.experiments.earthquake.network import StationDense
+from wellposed_lab.experiments.earthquake.eliminate import StationDense
 from wellposed_lab.experiments.earthquake.task import StationNetwork
 from wellposed_lab.experiments.sparsify.texts import Newsgroups
 from wellposed_lab.networks.trained import Dense, FoldedResNet, ResidualNetwork, checksum, train_or_load

@@ -1,14 +1,17 @@
-"""Earthquakes located beyond the region of training (001 Figure 7, 002 section 4, 003 Figures 5.10 and 5.11)."""
+"""Earthquakes located beyond the region of training (001 Figure 7, 002 section 4, 003 Figures 5.10 and 5.11).
 
-from collections.abc import Sequence
+`with_differences` derives numbers of a model beside those of its rival, EikoNet, from the records of both.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 from wellposed_lab.config import Choice, Scale, Training
 from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Role, Run
-from wellposed_lab.engine.store import Record
+from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.engine.thresholds import Threshold
-from wellposed_lab.experiments.earthquake.differences import with_differences
 from wellposed_lab.experiments.earthquake.map import draw_map
 from wellposed_lab.experiments.earthquake.run import PICKED, TIMES, EarthquakeData, LocationRun
 from wellposed_lab.experiments.earthquake.task import (
@@ -20,6 +23,48 @@ from wellposed_lab.experiments.earthquake.task import (
 )
 from wellposed_lab.report.findings import median_of
 from wellposed_lab.tasks.task import Task
+
+RIVAL = "eikonet"
+DIFFERENCES = {  # of which number, and whether it is the rival's minus the model's
+    "test_mse_gain": ("test_mse", True),
+    "longitude_gain": ("longitude_error", True),
+    "latitude_gain": ("latitude_error", True),
+    "depth_excess": ("depth_error", False),
+    "time_excess": ("time_error", False),
+}
+
+
+def with_differences(records: Iterable[Record]) -> list[Record]:
+    """Adds the numbers of `DIFFERENCES` to records whose rival was run with the same seed on the same task.
+
+    Example:
+        >>> with_differences([])
+        []
+    """
+    given = list(records)
+    rivals = {_key(record): record for record in given if record.model == RIVAL and _usable(record)}
+    return [_extended(record, rivals.get(_key(record))) for record in given]
+
+
+def _extended(record: Record, rival: Record | None) -> Record:
+    if rival is None or record.model == RIVAL or not _usable(record):
+        return record
+    values = list(record.values)
+    for name, (metric, gain) in DIFFERENCES.items():
+        for own in record.values:
+            other = rival.value(metric, own.at) if own.metric == metric else None
+            if other is not None:
+                values.append(Value(name, other - own.value if gain else own.value - other, own.at))
+    return dataclasses.replace(record, values=tuple(values))
+
+
+def _usable(record: Record) -> bool:
+    return record.kind == "run" and record.error is None
+
+
+def _key(record: Record) -> tuple[str, str, str, int]:
+    return record.suite, record.scale, record.task, record.seed
+
 
 TASK, FAR = "earthquake", 9.0
 ERRORS = ("longitude", "latitude", "depth", "time")
