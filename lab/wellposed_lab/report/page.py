@@ -205,7 +205,7 @@ def _not_run(parts: Sequence[Part]) -> Html:
             count = element("span", f" ({plural(len(claims), 'claim')})", class_="count", data_all=len(claims))
             summary = element("summary", part.title, count)
             table = verdict_table(claims, f"Not run: {part.name}")
-            blocks.append(element("details", summary, table, class_="group"))
+            blocks.append(element("details", summary, table, class_="suite-claims"))
     names = ", ".join(part.name for part in parts if part.verdicts)
     intro = f"These claims belong to suites that have not been run: {names}."
     heading = element("h2", "Not run yet", id="not-run-title")

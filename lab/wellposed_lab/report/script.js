@@ -65,7 +65,7 @@
       table.parentElement.hidden = none;
       table.parentElement.nextElementSibling.hidden = !none;
     });
-    all(".group").forEach((group) => {
+    all(".suite-claims").forEach((group) => {
       const count = group.querySelector(".count"), total = count.dataset.all;
       const left = all("tbody tr", group).filter((row) => !row.hidden).length;
       count.textContent = ` (${left < total ? left + " of " : ""}${total} claims)`;
