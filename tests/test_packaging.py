@@ -63,7 +63,7 @@ def test_wheel_has_all_of_the_package(built):
     sources = {f"wellposed/{p.relative_to(ROOT / 'src/wellposed')}" for p in ROOT.glob("src/wellposed/**/*.py")}
     assert sources <= names
     assert not [name for name in names if name.split("/")[0] not in ("wellposed",) and ".dist-info/" not in name]
-    assert not [name for name in names if "claims" in name and name.endswith(".toml") or "resnet" in name]
+    assert not [name for name in names if ("claims" in name and name.endswith(".toml")) or "resnet" in name]
     assert built[0].stat().st_size < 1 << 20
 
 
