@@ -223,8 +223,8 @@ def _inner(members: dict[str, bytes]) -> dict[str, bytes]:
     for name in members:
         if not _MEMBERS.fullmatch(name.partition("/")[2]):
             raise FileFormatError(f"the archive holds {name!r}, which an exported network does not need; refused")
-    if len({name.partition("/")[0] for name in members}) > 1:
-        raise FileFormatError("the archive holds several folders, an exported network one; refused")
+    if len({name.partition("/")[0] for name in members}) != 1:
+        raise FileFormatError("the archive must hold one folder, as an exported network does; refused")
     return {name.partition("/")[2]: data for name, data in members.items()}
 
 
