@@ -147,7 +147,9 @@ def in_zip(data: bytes, draw: random.Random) -> bytes:
             content, choice = old.read(info), draw.randrange(3 * len(infos))
             if choice < 2:
                 content = in_json(content, draw) if info.filename.endswith(".json") else mutated(content, draw)
-            name = draw.choice((info.filename.upper(), "x/" + info.filename, "x")) if choice == 2 else info.filename
+            name = info.filename
+            if choice == 2:
+                name = draw.choice((name.upper(), f"x/{name}", "x"))
             kind = zipfile.ZIP_DEFLATED if choice == 3 else zipfile.ZIP_STORED
             new.writestr(name, content, kind)
             if choice == 4:
