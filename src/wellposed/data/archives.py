@@ -105,7 +105,7 @@ def read_torch(file: BinaryIO) -> Any:
         raise
     except Exception as error:  # torch.load has many ways to stumble over a damaged file
         reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
-        raise FileFormatError(f"torch cannot read it as plain tensors: {reason}") from error
+        raise FileFormatError(f"torch reads no plain tensors there, so it is refused: {reason}") from error
     for tensor in _tensors(found):
         check_entries(tensor.numel(), size, f"a tensor {tuple(tensor.shape)}")
     return found
