@@ -10,6 +10,7 @@ import struct
 import sys
 import tarfile
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from tests.fuzz.mutations import mutated, mutated_json, mutated_safetensors
 from wellposed.activations import get_activation
 from wellposed.checker import RefusedError, check
 from wellposed.cli import main
-from wellposed.cli.inputs import check_exported, read_samples
+from wellposed.cli.inputs import check_exported, read_samples, read_source
 from wellposed.convex import record_states
 from wellposed.convex.states import open_states, save_states
 from wellposed.data.cifar import load_plain, read_binary, read_pickled
@@ -135,6 +136,27 @@ def lying_header(data: bytes, draw: random.Random) -> bytes:
                 content = content[:8] + struct.pack("<H", len(head)) + head + content[10 + length :]
             new.writestr(info.filename, content)
     return out.getvalue()
+
+
+def in_zip(data: bytes, draw: random.Random) -> bytes:
+    """Changes a member of an archive with its checksum, or says a thing twice, elsewhere or compressed."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+        infos = old.infolist()
+        for info in infos:
+            content, choice = old.read(info), draw.randrange(3 * len(infos))
+            if choice < 2:
+                content = in_json(content, draw) if info.filename.endswith(".json") else mutated(content, draw)
+            name = info.filename
+            if choice == 2:
+                name = draw.choice((name.upper(), f"x/{name}", "x"))
+            kind = zipfile.ZIP_DEFLATED if choice == 3 else zipfile.ZIP_STORED
+            new.writestr(name, content, kind)
+            if choice == 4:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    new.writestr(name, mutated(content, draw))
+    return draw.choice((b"", b"", data)) + out.getvalue()
 
 
 def in_tar(data: bytes, draw: random.Random) -> bytes:
@@ -496,6 +518,7 @@ READERS = [
         "samples, torch",
         lambda: {"s.pt": stored({"u": torch.ones(3, 2)})},
         lambda f: read_samples(str(f / "s.pt")),
+        in_zip,
     ),
     reader(
         "samples, safetensors",
@@ -503,7 +526,8 @@ READERS = [
         lambda f: read_samples(str(f / "s.safetensors")),
         ST,
     ),
-    reader("exported program", exported, lambda f: check_exported(f / "n.pt2")),
+    reader("exported program", exported, lambda f: check_exported(f / "n.pt2"), in_zip, in_zip),
+    reader("exported program, loaded", exported, lambda f: read_source(str(f / "n.pt2")), in_zip),
     reader("activation", {"name": b"leaky_relu(0.25)"}, activation),
     reader("arguments", arguments, commanded, in_arguments, in_arguments, in_arguments),
 ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from wellposed.checker import proofs
 from wellposed.checker.model import Part, parts_of
-from wellposed.checker.tensors import LARGEST_HEADER, Matrix, RefusedError, TensorFile, fraction, read_json
+from wellposed.checker.tensors import LARGEST_HEADER, Budget, Matrix, RefusedError, TensorFile, fraction, read_json
 
 FORMAT = "wellposed-certificate-1"
 LARGEST_CERTIFICATE = 1 << 30
@@ -58,6 +58,7 @@ def check(model: Path, certificate: Path | None = None) -> list[Finding]:
         raise RefusedError(
             f"{proof.path.name} is of another model: the digest of {model.name} is not the one it names"
         )
+    file.budget = proof.budget = Budget(file.size + proof.size)
     parts = {part.name: part for part in parts_of(file, _config(file, said))}
     claims = said.get("claims")
     if not isinstance(claims, list) or not all(isinstance(claim, dict) for claim in claims):
@@ -72,6 +73,8 @@ def check(model: Path, certificate: Path | None = None) -> list[Finding]:
             raise RefusedError(f"the checker knows no claim of the kind {kind!r}")
         if kind != "well-posed" and not proven[about]:
             raise RefusedError(f"{kind} needs well-posedness, which must be claimed before it")
+        if kind == "well-posed" and proven[about]:
+            raise RefusedError(f"well-posedness of {about or model.name} is claimed twice; one proof is enough")
         proven[about].append(CLAIMS[kind](claim, parts[about], proof))
     if open_parts := [name for name, found in proven.items() if not found]:
         raise RefusedError(f"nothing is claimed about the part {open_parts[0]!r}")
@@ -111,6 +114,8 @@ def _well_posed(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding
         how = "gamma N(A) v <= kappa v, block by block"
     elif condition in CONDITIONS:
         prove, how = CONDITIONS[condition]
+        if condition in ("spectral", "monotone"):  # products and factors of matrices, cheaper a step than a matrix
+            proof.budget.spend(len(A.rows) ** 3 // 32)
         prove(A, part.phis, value)
     else:
         raise RefusedError(f"the checker does not know the condition {condition!r} for this model")
@@ -131,6 +136,7 @@ def _enclosure(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
     With exactly one solution, that solution lies in the box; the outputs follow.
     """
     u, x, y = (_box(claim, name, proof) for name in ("inputs", "states", "outputs"))
+    proof.budget.spend((len(x) + len(y)) * (len(x) + len(u)))
     read = {name: _rows(part, name, (x, u)[name in "BD"], (x, y)[name in "CD"]) for name in "ABCD"}
     b, c = (_bias(part, name, len(box)) for name, box in (("b", x), ("c", y)))
     for i, (low, high) in enumerate(x):
@@ -201,6 +207,7 @@ def _group(group: Any, largest: Fraction, A: Matrix, B: Matrix, proof: TensorFil
             or len({*states}) + len({*inputs}) < len(states) + len(inputs)
         ):
             raise ValueError
+        proof.budget.spend(len(rows) * (len(states) + len(inputs)))
         given = [[A.rows[i][j] for j in states] for i in rows], [[B.rows[i][j] for j in inputs] for i in rows]
         names = [group[name] for name in ("design", "targets", "dual", "ridge", "gaps")]
     except (TypeError, KeyError, ValueError, IndexError) as error:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from wellposed.checker.phi import Phi, activation
@@ -68,6 +69,7 @@ def _product(file: TensorFile, left: str, right: str, states: int) -> Matrix:
     L, R = file.matrix(left, states), file.matrix(right, states)
     if L.shape != R.shape:
         raise RefusedError("the two factors of A do not fit")
+    file.budget.spend(len(L.rows) * len(R.rows))
     return Matrix([[dot(one, other) for other in R.rows] for one in L.rows], L.exponent + R.exponent)
 
 
@@ -104,22 +106,22 @@ def _form(file: TensorFile, header: dict[str, Any]) -> Part:
     places = {name: header[field] for name, field in (("b", "bias"), ("c", "output_bias"))}
     biases = {name: partial(file.vector, given["tensor"]) for name, given in places.items() if given is not None}
     states = sum(map(_size, sizes))
+    file.budget.spend(states)
     return Part("", acyclic, *_phis(names, sizes, states), matrices, biases)
 
 
 def _acyclic(count: int, edges: Iterable[tuple[int, int]]) -> bool:
-    """Takes away blocks that read no block that is left, until none is left or all read one."""
+    """Tells whether the blocks have an order in which each one reads those before it."""
     reads: dict[int, set[int]] = {i: set() for i in range(count)}
     for i, j in edges:
         if j not in reads:
             raise RefusedError(f"A has no block {j}")
         reads[i].add(j)
-    while ready := [i for i, others in reads.items() if not others]:
-        for i in ready:
-            del reads[i]
-        for others in reads.values():
-            others.difference_update(ready)
-    return not reads
+    try:
+        TopologicalSorter(reads).prepare()  # in time that grows with the edges
+    except CycleError:
+        return False
+    return True
 
 
 def read_operator(file: TensorFile, header: dict[str, Any]) -> Matrix:
@@ -138,6 +140,7 @@ def read_operator(file: TensorFile, header: dict[str, Any]) -> Matrix:
     if kind in ("Zero", "Identity"):
         rows, columns = header["size"]["tuple"] if kind == "Zero" else [header["size"]] * 2
         diagonal = int(kind == "Identity")
+        file.budget.spend(_size(rows) * _size(columns))
         return Matrix([[diagonal * (i == j) for j in range(_size(columns))] for i in range(_size(rows))], 0)
     if kind == "Block":
         return _block(file, header)
@@ -146,6 +149,7 @@ def read_operator(file: TensorFile, header: dict[str, Any]) -> Matrix:
 
 def _block(file: TensorFile, header: dict[str, Any]) -> Matrix:
     heights, widths = ([_size(size) for size in header[name]["tuple"]] for name in ("heights", "widths"))
+    file.budget.spend(sum(heights) * (sum(widths) + 8 * len(widths)))
     parts = {tuple(key["tuple"]): read_operator(file, part) for key, part in header["parts"]["dict"]}
     if any((heights[i], widths[j]) != part.shape and all(part.shape) for (i, j), part in parts.items()):
         raise RefusedError("a block has another size than its place")

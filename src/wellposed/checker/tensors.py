@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LARGEST_HEADER, LARGEST_TENSOR = 1 << 26, 1 << 28
+STEPS_PER_BYTE, STEPS_FREE = 64, 1 << 21  # entries formed, and the like, that files of a size may ask for
 KINDS = {"F64": ("d", 8), "F32": ("f", 4), "F16": ("e", 2), "BF16": ("bf", 2), "I64": ("q", 8)}
 Vector = list[int]  # times a power of two that is kept apart
 
@@ -37,11 +38,28 @@ class Matrix(NamedTuple):
         return len(self.rows), len(self.rows[0]) if self.rows else 0
 
 
+class Budget:
+    """What the files in one check may ask for in all, given their bytes: no small file keeps a machine busy."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.left = size, STEPS_PER_BYTE * size + STEPS_FREE
+
+    def spend(self, steps: int) -> None:
+        """Pays for work before it is done."""
+        self.left -= steps
+        if self.left < 0:
+            raise RefusedError(
+                f"files of {self.size} bytes ask for more than {STEPS_PER_BYTE * self.size + STEPS_FREE} entries "
+                "and steps; store matrices with their entries, or claim less"
+            )
+
+
 class TensorFile:
     """A safetensors file that is read piece by piece, and never further than its size allows."""
 
     def __init__(self, path: Path, largest: float = math.inf) -> None:
         self.path, self.size = path, path.stat().st_size
+        self.budget = Budget(self.size)
         if self.size > largest:
             raise RefusedError(f"{path.name} has {self.size} bytes; at most {largest:.0f} are read")
         with path.open("rb") as file:
@@ -85,6 +103,7 @@ class TensorFile:
             raise RefusedError(f"{name!r} in {self.path.name} has the shape {list(found)}, expected {list(shape)}")
         if kind not in KINDS or end - begin > LARGEST_TENSOR:
             raise RefusedError(f"{name!r} in {self.path.name} is {kind} of {end - begin} bytes, which is not read")
+        self.budget.spend(math.prod(max(1, size) for size in found))  # rows without entries are rows too
         with self.path.open("rb") as file:
             file.seek(self.start + begin)
             numbers = _numbers(file.read(end - begin), kind)

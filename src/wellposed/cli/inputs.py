@@ -6,10 +6,12 @@ with labelled inputs in the shape and precision it takes.
 
 `check_exported` looks into an exported program (.pt2) before torch loads it, and refuses all that could run code
 of the file. `torch.export.load` unpickles weights, constants and sample inputs that say so, loads compiled
-libraries, evaluates the text of symbolic sizes and calls whatever function of torch a node names. What
-`torch.export.save` writes of an ordinary network needs none of it, and nothing else is let through.
+libraries, imports modules, evaluates the text of symbolic sizes and calls whatever function of torch a node names.
+What `torch.export.save` writes of an ordinary network needs none of it, and nothing else is let through. Torch
+never sees the file: it gets a new archive of what was looked at.
 """
 
+import ast
 import contextlib
 import importlib.util
 import io
@@ -19,10 +21,9 @@ import os
 import pkgutil
 import re
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from wellposed.convert import to_implicit
+from wellposed.data.archives import check_entries, read_torch, read_zip, write_zip
 from wellposed.data.arrays import read_arrays
 from wellposed.data.images import SPLITS, load_images
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
@@ -109,8 +111,9 @@ def _content(path: Path, option: str) -> Any:
             return found.get("", found)
         if path.suffix.lower() == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load has many ways to stumble over a damaged file
+        with path.open("rb") as file:
+            return read_torch(file)
+    except Exception as error:  # whatever a damaged file leads to
         reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
         raise wrong(f"{str(path)!r} cannot be read as plain arrays: {reason}", option) from error
 
@@ -151,7 +154,7 @@ def _checked(found: Samples, option: str) -> Samples:
 def _tensor(value: Any, option: str) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         value = torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=True))
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or value.device.type != "cpu" or value.is_quantized or value.is_nested:
         raise wrong(f"data must be arrays of numbers; received {type(value).__name__}", option)
     return value.to_dense() if value.layout != torch.strided else value
 
@@ -176,10 +179,11 @@ def refused() -> Iterator[None]:
         raise RefusedError(str(error).partition("\n\nWhile executing")[0]) from error
 
 
-LARGEST, LARGEST_TEXT, MOST_FILES = 1 << 33, 1 << 28, 100_000
+LARGEST, LARGEST_TEXT, LARGEST_POWER = 1 << 33, 1 << 28, 64
 _MEMBERS = re.compile(
     r"data/weights/(weight_\d+|\w+_weights_config\.json)|data/constants/(tensor_\d+|\w+_constants_config\.json)"
-    r"|models/\w+\.json|data/sample_inputs/\w+\.pt|archive_format|archive_version|byteorder|\.data/\w+|extra/\w+"
+    r"|models/\w+\.json|data/sample_inputs/\w+\.pt|archive_format|archive_version|byteorder|\.data/\w+|extra/\w+",
+    re.ASCII,
 )
 _TARGETS = re.compile(
     r"torch\.ops\.(aten|prims|higher_order|wellposed)\.(?!from_file)\w+(\.\w+)?|_operator\.\w+|math\.\w+|torch\.sym_\w+"
@@ -193,16 +197,19 @@ _SYMBOL = re.compile(r"Symbol\('\w{1,40}'(, \w{1,20}=(True|False)){0,8}\)")
 _SIZE = re.compile(r"[\w\s+\-*/()<>=!,.&|~%]*")
 
 
-def check_exported(path: Path) -> None:
-    """Raises `FileFormatError` if an exported program holds more than tensors, text and known operators."""
+def check_exported(path: Path) -> io.BytesIO:
+    """Looks through an exported program and returns a new archive of what was looked at, for `torch.export.load`.
+
+    Raises:
+        FileFormatError: it is damaged, or holds more than tensors, text and known operators.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = dict(_members(archive))
-            for name, info in members.items():
-                if name.endswith(".json"):
-                    _check_text(json.loads(_read(archive, info)), name)
-                elif name.endswith(".pt"):
-                    torch.load(io.BytesIO(_read(archive, info)), weights_only=True)
+        with path.open("rb") as file:
+            members = _inner(read_zip(file, LARGEST))
+        for name, data in members.items():
+            if name.endswith((".json", ".pt")):
+                members[name] = _rewritten(name, data, members)
+        return write_zip({f"program/{name}": members.pop(name) for name in list(members)})
     except FileFormatError:
         raise
     except Exception as error:  # whatever a damaged archive leads to; nothing of it was loaded
@@ -211,28 +218,39 @@ def check_exported(path: Path) -> None:
         ) from error
 
 
-def _members(archive: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipInfo]]:
-    """Yields the files without the folder in which all of them lie."""
-    infos = archive.infolist()
-    total, names = sum(info.file_size for info in infos), [info.filename for info in infos]
-    if len(names) > MOST_FILES or len({*names}) < len(names) or total > LARGEST:
-        raise FileFormatError(
-            f"the archive holds {len(names)} files of {total} bytes, some perhaps twice; refused"
-        )
-    for info in infos:
-        parts = PurePosixPath(info.filename).parts
-        inner = "/".join(parts[1:])
-        if info.compress_type != zipfile.ZIP_STORED or ".." in parts or not _MEMBERS.fullmatch(inner):
-            raise FileFormatError(
-                f"the archive holds {info.filename!r}, which an exported network does not need; refused"
-            )
-        yield inner, info
+def _inner(members: dict[str, bytes]) -> dict[str, bytes]:
+    """Takes the names out of the folder in which all of them lie."""
+    for name in members:
+        if not _MEMBERS.fullmatch(name.partition("/")[2]):
+            raise FileFormatError(f"the archive holds {name!r}, which an exported network does not need; refused")
+    if len({name.partition("/")[0] for name in members}) != 1:
+        raise FileFormatError("the archive must hold one folder, as an exported network does; refused")
+    return {name.partition("/")[2]: data for name, data in members.items()}
 
 
-def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    if info.file_size > LARGEST_TEXT:
-        raise FileFormatError(f"{info.filename!r} has {info.file_size} bytes; at most {LARGEST_TEXT} are read")
-    return archive.read(info)
+def _rewritten(name: str, data: bytes, members: Mapping[str, bytes]) -> bytes:
+    """Checks a table or the sample inputs, and writes what was checked anew, so that it reads in one way only."""
+    if len(data) > LARGEST_TEXT:
+        raise FileFormatError(f"{name!r} has {len(data)} bytes; at most {LARGEST_TEXT} are read")
+    if name.endswith(".pt"):
+        out = io.BytesIO()
+        torch.save(read_torch(io.BytesIO(data)) if data else {}, out)
+        return out.getvalue()
+    said = json.loads(data)
+    _check_text(said, name)
+    if name.endswith("_config.json"):
+        _check_stored(said["config"], name, members)
+    return json.dumps(said).encode()
+
+
+def _check_stored(config: Mapping[str, Any], name: str, members: Mapping[str, bytes]) -> None:
+    """Refuses tensors with more entries than their records can mean; an empty record is filled with zeros."""
+    for key, said in config.items():
+        sizes = [size["as_int"] for size in said["tensor_meta"]["sizes"]]
+        record = members.get(f"{name.rpartition('/')[0]}/{said['path_name']}", b"")
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise FileFormatError(f"{name} gives {key!r} the sizes {sizes}, which are no sizes; refused")
+        check_entries(math.prod(sizes), len(record), f"{key!r} in {name}")
 
 
 def _check_text(value: Any, name: str) -> None:
@@ -251,20 +269,65 @@ def _check_text(value: Any, name: str) -> None:
             raise FileFormatError(f"{name} calls {part!r}, which is no operator of torch; refused")
         if key == "expr_str" and not _is_arithmetic(str(part)):
             raise FileFormatError(f"{name} has the size {str(part)[:80]!r}, which is no arithmetic; refused")
+        if key in ("in_spec", "out_spec") and isinstance(part, str):
+            _check_tree(json.loads(part), name)
         if key == "sizes" and isinstance(part, list):
             _check_size(part, name)
         _check_text(part, name)
 
 
+def _check_tree(value: Any, name: str) -> None:
+    """Refuses a structure of inputs or outputs whose context is a table: torch would import what that names."""
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_tree(part, name)
+    if isinstance(value, dict) and not _is_flat(value.get("context")):
+        raise FileFormatError(f"{name} has inputs or outputs of a kind that imports modules; refused")
+
+
+def _is_flat(context: Any) -> bool:
+    """Whether a context, which may be JSON in a text, holds names and numbers alone."""
+    if isinstance(context, str) and context[:1] in '{["':
+        context = json.loads(context)
+    parts = context if isinstance(context, list) else [context]
+    return all(part is None or isinstance(part, str | int | float) for part in parts)
+
+
 def _is_arithmetic(text: str) -> bool:
     text = _SYMBOL.sub("1", text)
     known = all(_NAMES.fullmatch(word) for word in re.findall(r"[^\W\d]\w*", text))
-    return (
-        known
-        and len(text) < 10_000
-        and _SIZE.fullmatch(text) is not None
-        and not re.search(r"[\w)]\.[^\W\d]", text)
-    )
+    if not known or len(text) >= 10_000 or _SIZE.fullmatch(text) is None or re.search(r"[\w)]\.[^\W\d]", text):
+        return False
+    try:
+        return _power(ast.parse(text.strip(), mode="eval")) <= LARGEST_POWER
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # also the n! that sympy would compute
+        return False
+
+
+_ARITHMETIC = (
+    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.Name, ast.Constant),
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitAnd, ast.BitOr, ast.USub),
+    *(ast.UAdd, ast.Invert, ast.And, ast.Or, ast.Not, ast.cmpop, ast.expr_context),
+)
+
+
+def _power(node: ast.AST) -> float:
+    """Bounds how much longer numbers become in an expression by its powers; infinite if it is no arithmetic."""
+    if not isinstance(node, _ARITHMETIC):
+        return math.inf
+    inner = max(map(_power, ast.iter_child_nodes(node)), default=1.0)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return inner * _exponent(node.right)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.startswith("Pow"):
+        return inner * (_exponent(node.args[1]) if len(node.args) == 2 else math.inf)
+    return inner
+
+
+def _exponent(node: ast.AST) -> float:
+    if isinstance(node, ast.UnaryOp):
+        return _exponent(node.operand)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Integer" and node.args:
+        return _exponent(node.args[0])
+    return max(1, node.value) if isinstance(node, ast.Constant) and isinstance(node.value, int) else math.inf
 
 
 def _check_size(sizes: list[Any], name: str) -> None:
@@ -306,11 +369,11 @@ def _exported(path: Path) -> ExportedProgram:
             f"model, (u,)), 'model.pt2'), or give module:factory"
         )
     try:
-        check_exported(path)
+        archive = check_exported(path)
     except FileFormatError as error:
         raise click.ClickException(f"{str(path)!r} is not loaded: {error}") from error
     try:
-        program: ExportedProgram = torch.export.load(path)
+        program: ExportedProgram = torch.export.load(archive)
     except Exception as error:
         raise click.ClickException(f"{str(path)!r} cannot be read by torch.export.load: {_line(error)}") from error
     return program

@@ -4,12 +4,12 @@ import io
 import math
 import os
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wellposed.data.archives import read_zip
 from wellposed.errors import FileFormatError
 
 LARGEST = 1 << 32
@@ -30,38 +30,25 @@ def read_arrays(path: str | os.PathLike[str], max_bytes: int = LARGEST) -> dict[
 
     Example:
         >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.npz"
+        >>> path = os.path.join(tempfile.mkdtemp(), "a.npz")
         >>> np.savez(path, u=np.arange(3))
         >>> read_arrays(path)
         {'u': array([0, 1, 2])}
     """
     name = os.fspath(path)
     try:
-        if zipfile.is_zipfile(path):
-            return _members(path, max_bytes)
-        if Path(path).stat().st_size > max_bytes:
-            raise FileFormatError(f"it has more than {max_bytes} bytes")
-        return {"": _array(Path(path).read_bytes())}
+        with open(path, "rb") as file:
+            if zipfile.is_zipfile(file):
+                members = read_zip(file, max_bytes, packed=True)
+                return {name.removesuffix(".npy"): _array(members.pop(name)) for name in list(members)}
+            if file.seek(0, io.SEEK_END) > max_bytes:
+                raise FileFormatError(f"it has more than {max_bytes} bytes")
+            file.seek(0)
+            return {"": _array(file.read())}
     except (FileNotFoundError, PermissionError):
         raise
     except Exception as error:  # zlib, zipfile, numpy and its tokenizer have many ways to stumble over a file
         raise FileFormatError(f"{name!r} holds no plain arrays: {error}") from error
-
-
-def _members(path: str | os.PathLike[str], max_bytes: int) -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {}
-    left = max_bytes
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            if info.file_size > left:
-                raise FileFormatError(f"{info.filename!r} declares {info.file_size} bytes; {left} are accepted")
-            with archive.open(info) as stream:
-                data = stream.read(left + 1)
-            left -= len(data)
-            if left < 0:
-                raise FileFormatError(f"{info.filename!r} unpacks to more than {max_bytes} bytes")
-            found[info.filename.removesuffix(".npy")] = _array(data)
-    return found
 
 
 def _array(data: bytes) -> NDArray[Any]:
@@ -76,7 +63,7 @@ def _array(data: bytes) -> NDArray[Any]:
         raise FileFormatError(f"an array of {kind} {shape} is not of plain numbers")
     if math.prod(shape) * kind.itemsize != len(data) - start:
         raise FileFormatError(f"an array declares {kind} {shape} and holds {len(data) - start} bytes")
-    if kind.itemsize == 0:
-        return np.zeros(shape, kind)
+    if kind.itemsize == 0:  # numpy would make one letter of each empty text, however many there are
+        raise FileFormatError(f"an array declares {kind} {shape}, which needs no bytes")
     found = np.frombuffer(data, kind, offset=start)
     return found.reshape(shape, order="F" if fortran_order else "C").copy()

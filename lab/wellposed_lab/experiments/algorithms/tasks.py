@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wellposed.data.archives import read_torch
+from wellposed.data.arrays import read_arrays
 from wellposed.data.cache import MissingDataError, data_folder
 from wellposed.errors import FileFormatError, InputError
 from wellposed_lab.tasks.task import Pair, Point, Task
@@ -95,7 +97,8 @@ def _existing(path: Path) -> Path:
 def _tensor(path: Path) -> Tensor:
     """Reads a file of torch that holds one tensor; the restricted reader builds no other objects."""
     try:
-        found = torch.load(_existing(path), map_location="cpu", weights_only=True)
+        with open(_existing(path), "rb") as file:
+            found = read_torch(file)
     except MissingDataError:
         raise
     except Exception as error:  # a damaged or hostile file can raise whatever it likes
@@ -108,12 +111,12 @@ def _tensor(path: Path) -> Tensor:
 def _array(path: Path) -> Tensor:
     """Reads a .npy file of numbers; objects, which would need a pickle, are refused."""
     try:
-        found = np.load(_existing(path), allow_pickle=False)
+        found = read_arrays(_existing(path)).get("")
     except MissingDataError:
         raise
     except (ValueError, OSError, EOFError) as error:
         raise FileFormatError(f"'{path}' is no .npy file of numbers: {error}") from error
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiub" or found.ndim < 1:
+    if found is None or found.dtype.kind not in "fiub" or found.ndim < 1:
         raise FileFormatError(f"'{path}' must hold an array of numbers; received {getattr(found, 'dtype', found)}")
     return torch.from_numpy(found.astype(np.float32))
 

@@ -3,7 +3,6 @@
 import functools
 import gzip
 import json
-import zipfile
 import zlib
 from dataclasses import dataclass, replace
 from datetime import date
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wellposed.data.arrays import read_arrays
 from wellposed.data.cache import DataFile, MissingDataError, data_folder, fetch
 from wellposed.errors import FileFormatError
 from wellposed_lab.experiments.volatility.bars import CFFEX, MINUTE, BarCounts, Bars, clean, read_bars
@@ -67,11 +67,11 @@ def futures(symbol: str) -> Bars:
     """
     (path,) = _paths(FUTURES)
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            column = archive["symbols"].tolist().index(symbol)
-            ends = np.datetime64("2016-01-01T00:00") + archive["minutes_since_2016"].astype("timedelta64[m]")
-            prices = archive["vwap_adj"][:, column].astype(np.float64)
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
+        arrays = read_arrays(path)
+        column = arrays["symbols"].tolist().index(symbol)
+        ends = np.datetime64("2016-01-01T00:00") + arrays["minutes_since_2016"].astype("timedelta64[m]")
+        prices = arrays["vwap_adj"][:, column].astype(np.float64)
+    except (KeyError, ValueError, OSError) as error:
         raise FileFormatError(f"{path} is damaged ({error}); fetch it again") from error
     traded = ~np.isnan(prices)
     counts = BarCounts(read=len(prices), untraded=int((~traded).sum()))

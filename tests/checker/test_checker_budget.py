@@ -1,0 +1,142 @@
+"""Small files that ask the checker for much: refused, before memory is taken and time is spent."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import wellposed as wp
+from tests.checker.forged_files import write_claims, write_tensors
+from wellposed.checker import RefusedError, check
+from wellposed.checker.model import _acyclic
+from wellposed.checker.tensors import STEPS_FREE, STEPS_PER_BYTE, Budget
+
+LARGE = 16384
+PLACE = {"kind": {"dtype": "float64"}, "place": "cpu"}
+
+
+def zero(rows: int, columns: int) -> dict:
+    return {"operator": "Zero", "size": {"tuple": [rows, columns]}, **PLACE}
+
+
+def identity(size: int) -> dict:
+    return {"operator": "Identity", "size": size, **PLACE}
+
+
+def dense(name: str) -> dict:
+    return {"operator": "Dense", "matrix": {"tensor": name}}
+
+
+def block(sizes: list[int], parts: list[tuple[int, int, dict]]) -> dict:
+    pairs = [[{"tuple": [i, j]}, part] for i, j, part in parts]
+    size = {"tuple": sizes}
+    return {"operator": "Block", "heights": size, "widths": size, "parts": {"dict": pairs}, **PLACE}
+
+
+def nested(depth: int, size: int) -> dict:
+    return block([size], [(0, 0, nested(depth - 1, size))]) if depth else zero(size, size)
+
+
+def write_form(path, operator: dict, states: int, claims: list[dict], activation="relu", proof=None, **tensors):
+    header = {
+        **{"A": operator, "B": zero(states, 1), "C": zero(1, states), "D": dense("D"), "bias": None},
+        **{"output_bias": None, "activation": activation, "input_shape": [1], "labels": [], "dtype": "float64"},
+    }
+    metadata = {"format": "wellposed-form-1", "form": json.dumps(header)}
+    write_tensors(path, {"D": np.ones((1, 1)), **tensors}, metadata)
+    write_claims(path, claims, proof)
+    return path
+
+
+def well_posed(condition: str = "inf") -> dict:
+    return {"kind": "well-posed", "condition": condition, "value": 0.5}
+
+
+def gaps(count: int, states: int) -> dict:
+    """Claims the gaps of one row, many times, for data of no samples."""
+    group = {
+        **{"rows": [0] * count, "states": [*range(states)], "inputs": [], "kappa": 1.0, "support": "all"},
+        **{"capped": 0, "design": "M", "targets": "Z", "dual": "N", "ridge": "r", "gaps": "g"},
+    }
+    return {"kind": "row-gaps", "largest": 1.0, "groups": [group]}
+
+
+def factors(states: int) -> dict:
+    return {"operator": "LowRank", "left": {"tensor": "L"}, "right": {"tensor": "R"}}
+
+
+NOTHING = {"M": np.zeros((0, 1000)), "Z": np.zeros((20000, 0)), "N": np.zeros((20000, 0)), "r": np.zeros(1000)}
+ASKING = {
+    "one block of zeros": lambda p: write_form(p, zero(LARGE, LARGE), LARGE, [well_posed()]),
+    "blocks of zeros": lambda p: write_form(
+        p, block([LARGE] * 8, [(i, i, zero(LARGE, LARGE)) for i in range(8)]), LARGE * 8, [well_posed()],
+        ["relu"] * 8,
+    ),
+    "states alone": lambda p: write_form(
+        p, block([LARGE] * 500, []), LARGE * 500, [well_posed("acyclic")], ["relu"] * 500
+    ),
+    "an identity": lambda p: write_form(p, identity(LARGE), LARGE, [well_posed()]),
+    "blocks in blocks": lambda p: write_form(p, nested(40, 1000), 1000, [well_posed()]),
+    "blocks without width": lambda p: write_form(
+        p, block([1000] + [0] * 20000, [(0, 0, zero(1000, 1000))]), 1000, [well_posed()], ["relu"] * 20001
+    ),
+    "rows without entries": lambda p: write_form(
+        p, dense("A"), 1, [well_posed()], A=np.zeros((5 * 10**6, 0))
+    ),
+    "factors without entries": lambda p: write_form(
+        p, factors(8000), 8000, [well_posed()], L=np.zeros((8000, 0)), R=np.zeros((8000, 0))
+    ),
+    "a spectral norm": lambda p: write_form(p, identity(1400), 1400, [well_posed("spectral")]),
+    "a largest eigenvalue": lambda p: write_form(p, zero(1400, 1400), 1400, [well_posed("monotone")]),
+    "claims again and again": lambda p: write_form(
+        p, dense("A"), 100, [well_posed("spectral")] * 2000, A=np.full((100, 100), 1e-3)
+    ),
+    "gaps of no samples": lambda p: write_form(
+        p, zero(1000, 1000), 1000, [well_posed(), gaps(20000, 1000)], proof={**NOTHING, "g": np.zeros(20000)}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_small_files_that_ask_for_much_are_refused(name, tmp_path):
+    path = ASKING[name](tmp_path / "m.safetensors")
+    size = path.stat().st_size + path.with_suffix(".cert").stat().st_size
+    tracemalloc.start()
+    try:
+        with pytest.raises(RefusedError):
+            check(path)
+        assert tracemalloc.get_traced_memory()[1] < 64 * size + 10 * 8 * STEPS_FREE
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_budget_is_spent_once():
+    budget = Budget(1000)
+    budget.spend(STEPS_FREE)
+    budget.spend(STEPS_PER_BYTE * 1000)
+    with pytest.raises(RefusedError, match="files of 1000 bytes ask for more than"):
+        budget.spend(1)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: wp.ImplicitModel(3, 2, 1200, rank=1), lambda: wp.ImplicitModel(50, 9, 200)]
+)
+def test_honest_models_are_within_the_budget(make, tmp_path):
+    wp.save(make(), tmp_path / "m.safetensors", certificate=True)
+    assert check(tmp_path / "m.safetensors")[0].claim == "well-posed"
+
+
+def test_loops_among_blocks_are_found():
+    """Against powers of the matrix of edges, which vanish if and only if there is no loop."""
+    draw, seen = np.random.default_rng(0), set()
+    for _ in range(300):
+        count = int(draw.integers(1, 7))
+        edges = draw.random((count, count)) < draw.choice((0.05, 0.2, 0.4))
+        if draw.random() < 0.3:
+            edges = np.tril(edges, -1)
+        free = not np.linalg.matrix_power(edges.astype(int), count).any()
+        seen.add(free)
+        assert _acyclic(count, [(int(i), int(j)) for i, j in np.argwhere(edges)]) == free
+    assert seen == {True, False}
+    assert _acyclic(10**5, [(i, i - 1) for i in range(1, 10**5)])

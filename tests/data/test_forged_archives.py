@@ -1,0 +1,392 @@
+"""Archives that are one thing to one reader and another to the next, and small files that ask for much memory."""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import struct
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from wellposed.cli import cli
+from wellposed.cli.inputs import check_exported, read_samples
+from wellposed.data.archives import read_torch, read_zip, write_zip
+from wellposed.data.arrays import read_arrays
+from wellposed.errors import FileFormatError
+
+END = "<4s4H2LH"
+WEIGHTS = "data/weights/model_weights_config.json"
+Members = dict[str, bytes]
+
+
+class Trap:
+    """Leaves a trace when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+class Reserved:
+    """Asks for memory when it is unpickled."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __reduce__(self):
+        return bytearray, (self.count,)
+
+
+def saved(value) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def members_of(path: Path) -> Members:
+    with zipfile.ZipFile(path) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist()}
+
+
+def stored(members: Members) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return out.getvalue()
+
+
+def halves(members: Members) -> tuple[bytearray, bytearray, int]:
+    """An archive as its files, its directory and the number of both."""
+    raw = stored(members)
+    *_, count, size, start, _ = struct.unpack(END, raw[-22:])
+    return bytearray(raw[:start]), bytearray(raw[start : start + size]), count
+
+
+def entries(directory: bytearray):
+    place = 0
+    while place < len(directory):
+        yield place
+        place += 46 + sum(struct.unpack_from("<3H", directory, place + 28))
+
+
+def ended(files: bytes, directory: bytes, count: int, start: int | None = None, extra: bytes = b"") -> bytes:
+    place = len(files) if start is None else start
+    head = struct.pack(END, b"PK\5\6", 0, 0, count, count, len(directory), place, len(extra))
+    return bytes(files) + bytes(directory) + head + extra
+
+
+def two_directories(good: Members, evil: Members) -> bytes:
+    """One reader goes to where the end says that the directory is, the other to what lies before the end."""
+    evil_files, evil_directory, _ = halves(evil)
+    files, directory, count = halves(good)
+    evil_directory += bytes(len(directory) - len(evil_directory))
+    evil_files += bytes(max(0, len(files) - len(evil_files) + 64))
+    base, start = len(evil_files) + len(evil_directory), len(evil_files)
+    shift = base - (base + len(files) - start)
+    for place in entries(directory):
+        (offset,) = struct.unpack_from("<L", directory, place + 42)
+        struct.pack_into("<L", directory, place + 42, offset + shift)
+    return ended(bytes(evil_files + evil_directory + files), directory, count, start)
+
+
+def before(good: Members, evil: Members) -> bytes:
+    return stored(evil) + stored(good)
+
+
+def behind(good: Members, evil: Members) -> bytes:
+    files, directory, count = halves(good)
+    return ended(files, directory, count, extra=stored(evil)[:60000])
+
+
+def twice(good: Members, evil: Members) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for given in (evil, good):
+            for name, data in given.items():
+                archive.writestr(zipfile.ZipInfo(name), data)
+    return out.getvalue()
+
+
+def capitals(good: Members, evil: Members) -> bytes:
+    other = {name.replace("model_", "MODEL_"): data for name, data in evil.items() if name.endswith(WEIGHTS)}
+    return stored(other | {n: evil[n] if n.endswith("weight_0") else data for n, data in good.items()})
+
+
+def overlapping(good: Members, evil: Members) -> bytes:
+    files, directory, count = halves(good)
+    first = next(place for place in entries(directory) if struct.unpack_from("<L", directory, place + 42)[0] == 0)
+    struct.pack_into("<2L", directory, first + 20, len(files) - 200, len(files) - 200)
+    return ended(files, directory, count)
+
+
+def other_names(good: Members, evil: Members) -> bytes:
+    files, directory, count = halves(good)
+    return ended(bytes(files).replace(b"weight_0", b"weight_9"), directory, count)
+
+
+def other_sizes(good: Members, evil: Members) -> bytes:
+    files, directory, count = halves(evil)
+    for place in entries(directory):
+        (length,) = struct.unpack_from("<H", directory, place + 28)
+        if directory[place + 46 : place + 46 + length].endswith(WEIGHTS.encode()):
+            struct.pack_into("<2L", directory, place + 20, 2, 2)
+    return ended(files, directory, count)
+
+
+def two_folders(good: Members, evil: Members) -> bytes:
+    return stored({f"a{name}": data for name, data in evil.items()} | good)
+
+
+FORGED = [two_directories, before, behind, twice, capitals, overlapping, other_names, other_sizes, two_folders]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "n.pt2"
+    torch.export.save(torch.export.export(network(), (torch.zeros(1, 2),)), path)
+    return path
+
+
+def with_trap(good: Members, trace: Path) -> Members:
+    """The same program, but its first weight is to be unpickled."""
+    name = f"n/{WEIGHTS}"
+    said = json.loads(good[name])
+    said["config"]["0.weight"]["use_pickle"] = True
+    return good | {name: json.dumps(said).encode(), "n/data/weights/weight_0": saved(Trap(trace))}
+
+
+def converted(path: Path) -> tuple[int, str]:
+    words = ["convert", str(path), "--input-shape", "2", "-o", str(path.parent / "f.safetensors")]
+    result = CliRunner().invoke(cli, words)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("forge", FORGED)
+def test_a_forged_program_is_refused_or_is_what_was_checked(forge, exported, tmp_path):
+    good, trace = members_of(exported), tmp_path / "trace"
+    path = tmp_path / "n.pt2"
+    path.write_bytes(forge(good, with_trap(good, trace)))
+    code, _ = converted(path)
+    assert not trace.exists() and code in (0, 1)
+    if code == 0:
+        found = torch.export.load(check_exported(path)).state_dict
+        assert all(torch.equal(found[name], value) for name, value in network().state_dict().items())
+
+
+def test_the_trap_of_the_program_works(exported, tmp_path):
+    """So that the test above could fail: torch itself obeys a second directory."""
+    good, trace = members_of(exported), tmp_path / "trace"
+    path = tmp_path / "n.pt2"
+    path.write_bytes(two_directories(good, with_trap(good, trace)))
+    assert members_of(path) == good
+    with contextlib.suppress(Exception):  # by then it has run
+        torch.export.load(path)
+    assert trace.exists()
+
+
+class Dictionaries(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+        self.register_buffer("spread", torch.ones(1).expand(3))
+
+    def forward(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"y": self.linear(given["u"]) * given["u"].shape[0] ** 2 + self.spread, "z": given["u"]}
+
+
+def test_an_honest_program_loads_as_it_would_from_its_file(exported, tmp_path):
+    batch = {"given": {"u": {0: torch.export.Dim("b", min=2, max=64)}}}
+    program = torch.export.export(Dictionaries(), ({"u": torch.rand(4, 2)},), dynamic_shapes=batch)
+    torch.export.save(program, tmp_path / "d.pt2")
+    for path in (exported, tmp_path / "d.pt2"):
+        one, other = torch.export.load(check_exported(path)), torch.export.load(path)
+        assert str(one) == str(other) and one.range_constraints == other.range_constraints
+        for a, b in zip(one.state_dict.values(), other.state_dict.values(), strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride() and type(a) is type(b)
+        assert str(one.example_inputs) == str(other.example_inputs)
+
+
+def changed(ending: str, edit):
+    def change(members: Members) -> Members:
+        (name,) = (name for name in members if name.endswith(ending))
+        said = json.loads(members[name])
+        edit(said)
+        return members | {name: json.dumps(said).encode()}
+
+    return change
+
+
+def stored_size(*sizes: int):
+    def edit(said):
+        meta = said["config"]["0.weight"]["tensor_meta"]
+        meta["sizes"], meta["strides"] = [{"as_int": n} for n in sizes], [{"as_int": 0} for _ in sizes]
+
+    return changed("model_weights_config.json", edit)
+
+
+def symbolic(text: str):
+    def edit(said):
+        value = next(iter(said["graph_module"]["graph"]["tensor_values"].values()))
+        value["sizes"] = [{"as_expr": {"expr_str": text, "hint": None}}]
+
+    return changed("models/model.json", edit)
+
+
+def structure(kind: str, context):
+    def edit(said):
+        leaf = {"type": None, "context": None, "children_spec": []}
+        spec = [1, {"type": kind, "context": context, "children_spec": [leaf]}]
+        for call in said["graph_module"]["module_call_graph"]:
+            if call["signature"] is not None:
+                call["signature"]["in_spec"] = json.dumps(spec)
+
+    return changed("models/model.json", edit)
+
+
+FACTORY = {"default_factory_module": "trapped", "default_factory_name": "x", "dict_context": ["a"]}
+ASKING = {
+    "a weight of one number and 4e9 places": stored_size(65536, 65536),
+    "an empty weight": lambda m: stored_size(65536, 65536)(m) | {"n/data/weights/weight_0": b""},
+    "a tower of powers": symbolic("9**9**9"),
+    "a tower of calls": symbolic("Pow(Integer(9), Pow(Integer(9), Integer(9)))"),
+    "a tower of small powers": symbolic("((((9**60)**60)**60)**60)**60"),
+    "a factorial": symbolic("99999999!"),
+    "a shift": symbolic("1 << 99999999999"),
+    "a factory to import": structure("collections.defaultdict", FACTORY),
+    "a name to import": structure("builtins.dict", '[{"__enum__": true, "fqn": "trapped:X", "name": "x"}]'),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_program_that_asks_for_much_or_for_imports_is_refused(name, exported, tmp_path, monkeypatch):
+    trace = tmp_path / "trace"
+    (tmp_path / "trapped.py").write_text(f"import pathlib\npathlib.Path({str(trace)!r}).touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "n.pt2"
+    path.write_bytes(stored(ASKING[name](members_of(exported))))
+    code, output = converted(path)
+    assert code == 1 and ("refused" in output or "entries" in output) and not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["s0**2", "Pow(Symbol('s44', positive=True, integer=True), Integer(2))", "2*s0 - 1", "Mod(s0, 2)"]
+)
+def test_honest_sizes_are_arithmetic(text, exported, tmp_path):
+    path = tmp_path / "n.pt2"
+    path.write_bytes(stored(symbolic(text)(members_of(exported))))
+    check_exported(path)
+
+
+def expanded() -> bytes:
+    return saved({"u": torch.rand(1, 2).expand(10**9, 2), "y": torch.zeros(1, dtype=torch.int64).expand(10**9)})
+
+
+def sparse() -> bytes:
+    at = torch.zeros(2, 1, dtype=torch.int64)
+    return saved({"u": torch.sparse_coo_tensor(at, torch.ones(1), (10**6, 10**6), check_invariants=False)})
+
+
+def deflated(data: bytes, kind: int = zipfile.ZIP_DEFLATED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w", kind) as new:
+        for info in old.infolist():
+            new.writestr(info.filename, old.read(info))
+    return out.getvalue()
+
+
+def hollow(kind: str, count: int) -> bytes:
+    """An .npy file of things that take no room."""
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": kind, "fortran_order": False, "shape": (count,)})
+    return out.getvalue()
+
+
+def layered(data: bytes, copies: int) -> bytes:
+    """An archive whose directory names the same bytes many times."""
+    files, directory, _ = halves({"u000.npy": data})
+    one = bytes(directory)
+    return ended(files, b"".join(one.replace(b"u000", b"u%03d" % k) for k in range(copies)), copies)
+
+
+def npy(count: int) -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.zeros(count))
+    return out.getvalue()
+
+
+def zeros_npz() -> bytes:
+    out = io.BytesIO()
+    np.savez(out, u=np.zeros((1000, 1000)))
+    return out.getvalue()
+
+
+BOMBS = {
+    "expanded.pt": expanded,
+    "sparse.pt": sparse,
+    "reserved.pt": lambda: saved({"u": torch.ones(2, 2), "y": Reserved(1 << 28)}),
+    "legacy.pt": lambda: pickle.dumps({"u": Reserved(1 << 28)}, protocol=2),
+    "packed.pt": lambda: deflated(saved({"u": torch.zeros(2000, 2000)})),
+    "lzma.npz": lambda: deflated(zeros_npz(), zipfile.ZIP_LZMA),
+    "layers.npz": lambda: layered(npy(10**5), 100),
+    "hollow.npy": lambda: hollow("<U0", 10**8),
+    "hollow.npz": lambda: stored({"u.npy": hollow("|S0", 10**8)}),
+    "meta.pt": lambda: saved({"u": torch.zeros(3, 2, device="meta")}),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_small_data_files_take_little_memory(name, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(BOMBS[name]())
+    tracemalloc.start()  # which numpy and Python report to, torch does not
+    try:
+        with pytest.raises(click.BadParameter):
+            read_samples(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 20 * path.stat().st_size + (1 << 24)
+    finally:
+        tracemalloc.stop()
+
+
+def test_honest_data_files_load_as_they_would_by_torch_and_numpy(tmp_path):
+    u, y = torch.rand(5, 3), torch.arange(5)
+    for value in ({"u": u, "y": y}, (u.T.contiguous().T, y), u, {"u": u[:1].expand(5, 3)}, {"u": u.to_sparse()}):
+        for new in (True, False):
+            torch.save(value, tmp_path / "s.pt", _use_new_zipfile_serialization=new)
+            with open(tmp_path / "s.pt", "rb") as file:
+                found = read_torch(file)
+            assert str(found) == str(torch.load(tmp_path / "s.pt", weights_only=True))
+            assert torch.equal(read_samples(str(tmp_path / "s.pt")).u[:1], u[:1])
+    arrays = {"u": u.numpy(), "U": y.numpy(), "names": np.array(["a", "bc"]), "none": np.zeros((0, 3))}
+    for write in (np.savez, np.savez_compressed):
+        write(tmp_path / "s.npz", **arrays)
+        found = read_arrays(tmp_path / "s.npz")
+        assert list(found) == list(arrays)
+        assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
+
+
+def test_an_archive_is_read_once_and_written_anew():
+    members = {"a/b": b"text", "a/c": os.urandom(100)}
+    assert read_zip(write_zip(dict(members))) == members
+    with pytest.raises(FileFormatError, match="at most 50"):
+        read_zip(io.BytesIO(stored(members)), 50)
+    with pytest.raises(FileFormatError, match="capitals"):
+        write_zip({"a": b"", "A": b""})
