@@ -360,6 +360,15 @@ def test_headers_that_say_something_twice_or_no_number(old, new, tmp_path):
     refused_by_both(patched(small_model(tmp_path / "m.safetensors"), old, new))
 
 
+def test_metadata_are_a_table(tmp_path):
+    path = folder_of_a_form(tmp_path / "folder", {"format": "pt"})
+    header, data = read_parts(path / "model.safetensors")
+    for metadata in (None, [], {"format": None}):
+        rewritten(path / "model.safetensors", header | {"__metadata__": metadata}, data)
+        certify_anew(path / "model.safetensors")
+        refused_by_both(path)
+
+
 def test_headers_are_utf_8(tmp_path):
     path = small_model(tmp_path / "m.safetensors")
     header, data = read_parts(path)

@@ -63,10 +63,11 @@ def _check_header(path: Path) -> None:
         if not 2 <= length <= min(LARGEST_HEADER, path.stat().st_size - 8):
             raise FileFormatError(f"it is not a safetensors file or is damaged: its header claims {length} bytes")
         header = strict_json(file.read(length), "its header")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise FileFormatError(f"its metadata are no table of texts; received {metadata!r}")
     for name, entry in header.items():
-        if name != "__metadata__" and (
-            not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}
-        ):
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
             raise FileFormatError(f"its header describes {name!r} by other entries than a tensor has")
 
 

@@ -293,6 +293,8 @@ def _empty(config: dict[str, Any]) -> ImplicitModel:
     activation = _activation(config.pop("activation"), config["state_features"])
     options = {"activation": activation, **{name: decode(value) for name, value in config.items()}}
     condition = options.pop("condition")
+    if triangle is not None and (reason := Triangular().obstacle(activation)):
+        raise FileFormatError(f"condition 'triangular' cannot apply to {activation.name!r}: {reason}")
     if triangle is not None:
         options["triangular"] = True
     else:
