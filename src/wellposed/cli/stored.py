@@ -65,7 +65,9 @@ def _same_cell(file: TensorFile, part: Part, cell: ImplicitModel) -> None:
     for name, value in cell.state_dict().items():
         _same_numbers(file, prefix + name, value)
     exact = [value.detach().double() for value in stored]
-    others = {name: value for name, value in (("B", cell.B), ("C", cell.C), ("D", cell.D)) if value is not None}
+    others: dict[str, Tensor] = {
+        name: value for name, value in (("B", cell.B), ("C", cell.C), ("D", cell.D)) if value is not None
+    }
     if len(exact) == 1:
         others["A"] = exact[0]
     if part.matrices.keys() - {"A"} != others.keys() - {"A"}:

@@ -55,12 +55,12 @@ def unpack_form(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> I
         if header.keys() != {*_HEADER}:
             raise FileFormatError(f"a form has the entries {sorted(_HEADER)}; received {sorted(header)}")
         reader = _Reader(tensors, header["dtype"])
-        parts = {name: reader.operator(header[name]) for name in "ABCD"}
-        biases = {name: reader.bias(header[name]) for name in ("bias", "output_bias")}
+        parts: dict[str, Any] = {name: reader.operator(header[name]) for name in "ABCD"}
+        parts |= {name: reader.bias(header[name]) for name in ("bias", "output_bias")}
         shape, labels = header["input_shape"], header["labels"]
         if not _list_of(shape, _is_size) or not _list_of(labels, lambda label: isinstance(label, str)):
             raise FileFormatError(f"its inputs have the shape {shape!r} and its blocks the labels {labels!r}")
-        form = ImplicitForm(**parts, **biases, activation=_found(header), input_shape=tuple(shape), labels=labels)
+        form = ImplicitForm(**parts, activation=_found(header), input_shape=tuple(shape), labels=labels)
         _check(form, header, tensors, reader.used)
     except (UnknownNameError, FileFormatError):
         raise
@@ -300,9 +300,9 @@ class _Reader:
             return self._parts(value)
         elif wanted in (tuple[int, ...], tuple[int, int]):
             least = 0 if name in ("padding", "size", "heights", "widths") else 1
-            found = _tuple(value)
-            if all(_is_size(size, least) for size in found) and (wanted != tuple[int, int] or len(found) == 2):
-                return found
+            sizes = _tuple(value)
+            if all(_is_size(size, least) for size in sizes) and (wanted != tuple[int, int] or len(sizes) == 2):
+                return sizes
         elif wanted is int:
             if _is_size(value, 0 if name in ("size", "columns") else 1):
                 return value
@@ -319,7 +319,7 @@ class _Reader:
     def _parts(self, value: Any) -> dict[tuple[int, ...], Operator]:
         if not isinstance(value, dict) or value.keys() != {"dict"} or not isinstance(value["dict"], list):
             raise FileFormatError(f"the blocks of a matrix are stored as pairs; received {value!r}")
-        found = {}
+        found: dict[tuple[int, ...], Operator] = {}
         for key, part in value["dict"]:
             place = _tuple(key)
             if len(place) != 2 or not all(_is_size(index, 0) for index in place) or place in found:
