@@ -71,6 +71,7 @@ campaign: $(VENV)/.installed-test ## kill, damage, soak and mutate the library b
 
 fuzz: $(VENV)/.installed-test ## changed files and odd arguments, then atheris (FUZZ_CASES=1000 FUZZ_SECONDS=30 FUZZ_SEED=0)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.mutate --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.differential --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.entry_points --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)
 	$(INSTALL) atheris==3.0.0
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -W ignore -m tests.fuzz.guided --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)

@@ -24,9 +24,48 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str
 
 
 def write_model(path: Path, A: np.ndarray, activation="relu", **others: np.ndarray) -> Path:
-    config = {"state_features": len(A), "activation": activation, "condition": "inf"}
+    n, others = len(A), {"B": np.zeros((len(A), 1), A.dtype), "C": np.zeros((1, len(A)), A.dtype), **others}
+    p, q, kept = others["B"].shape[1], len(others["C"]), {"feedthrough": "D" in others, "bias": "bias" in others}
+    config = cell_config(in_features=p, out_features=q, state_features=n, activation=activation, **kept)
     metadata = {"format": "wellposed-1", "config": json.dumps(config)}
     return write_tensors(path, {"state.raw": A, **others}, metadata)
+
+
+def cell_config(**changes) -> dict:
+    """Returns the configuration of a model of one state, one input and one output, as the library writes it."""
+    found = {
+        **{"in_features": 1, "out_features": 1, "state_features": 1, "activation": "relu", "kappa": 0.95},
+        **{"condition": "inf", "triangle": None, "rank": None, "feedthrough": False, "bias": False},
+        **{"solver": None, "stop": None, "max_steps": None, "gradient": None, "on_failure": "warn"},
+        "executor": "auto",
+    }
+    return {**found, **changes}
+
+
+def dense(name: str, **others) -> dict:
+    return {"operator": "Dense", "matrix": {"tensor": name, **others}}
+
+
+def zero(rows: int, columns: int, dtype: str = "float64") -> dict:
+    return {"operator": "Zero", "size": {"tuple": [rows, columns]}, "kind": {"dtype": dtype}, "place": "cpu"}
+
+
+def block(sizes: list[int], parts: dict[tuple[int, int], dict], dtype: str = "float64") -> dict:
+    """Returns the header of a square block matrix."""
+    pairs = [[{"tuple": [*key]}, part] for key, part in parts.items()]
+    size = {"tuple": sizes}
+    home = {"kind": {"dtype": dtype}, "place": "cpu"}
+    return {"operator": "Block", "heights": size, "widths": size, "parts": {"dict": pairs}, **home}
+
+
+def form_header(A: dict, q: int, p: int, **changes) -> dict:
+    """Returns the header of a form with dense B and C and without D and biases, as the library writes it."""
+    matrices = {"A": A, "B": dense("B"), "C": dense("C"), "D": zero(q, p), "bias": None, "output_bias": None}
+    return {**matrices, "activation": "relu", "input_shape": [p], "labels": [], "dtype": "float64", **changes}
+
+
+def write_form(path: Path, header: dict, **tensors: np.ndarray) -> Path:
+    return write_tensors(path, tensors, {"format": "wellposed-form-1", "form": json.dumps(header)})
 
 
 def write_claims(model: Path, claims: list[dict], tensors: dict[str, np.ndarray] | None = None, **said) -> Path:

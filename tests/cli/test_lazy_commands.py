@@ -13,9 +13,12 @@ from distributions import declared_commands, write_distribution
 
 import wellposed as wp
 from wellposed import cli
+from wellposed.checker.check import CONFIG as CHECKED_CONFIG
+from wellposed.checker.check import WEIGHTS as CHECKED_WEIGHTS
+from wellposed.checker.model import BODY
 from wellposed.cli import COMMANDS, LAB_COMMANDS, short_help, verify
 from wellposed.forms.storage import FORM_FORMAT
-from wellposed.models.io.storage import WEIGHTS
+from wellposed.models.io.storage import CONFIG, FORMAT, WEIGHTS
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -88,14 +91,15 @@ def test_completion_of_a_command_imports_none(lab):
     assert done.stdout.split() == ["plain,report", "plain,resume", "plain,run"], done.stderr
 
 
-def test_a_form_is_proven_without_torch(tmp_path):
+def test_a_form_is_read_by_the_library_once_it_is_proven(tmp_path):
     form = wp.ImplicitModel(3, 2, 6).form()
     path = tmp_path / "form.safetensors"
     wp.save(form, path, certificate=True)
     wp.save_pretrained(form, tmp_path / "folder", certificate=True)
     for model in (path, tmp_path / "folder"):
-        done = light("verify", model, "--json")
-        assert done.returncode == 0 and '"proven": true' in done.stdout and "a form" in done.stdout, done.stderr
+        done = invoke("verify", str(model), "--json")
+        assert done.exit_code == 0 and '"proven": true' in done.stdout and "a form" in done.stdout, done.stderr
+        assert light("verify", model).returncode == 99
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
     done = light("verify", path)
     assert done.returncode == 1 and "is not proven" in done.stderr
@@ -121,7 +125,8 @@ def test_a_form_beside_the_configuration_of_a_model_is_not_taken_for_a_form(tmp_
 
 
 def test_names_of_files_are_those_of_the_library():
-    assert (verify.WEIGHTS, verify.FORM) == (WEIGHTS, FORM_FORMAT)
+    assert verify.WEIGHTS == CHECKED_WEIGHTS == WEIGHTS and CHECKED_CONFIG == CONFIG
+    assert BODY == {FORM_FORMAT: "form", FORMAT: "config"}
 
 
 def invoke(*words, width=80):

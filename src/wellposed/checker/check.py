@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wellposed.checker import proofs
+from wellposed.checker.grammar import anything, table
 from wellposed.checker.model import Part, parts_of
 from wellposed.checker.tensors import LARGEST_HEADER, Budget, Matrix, RefusedError, TensorFile, fraction, read_json
 
 FORMAT = "wellposed-certificate-1"
 LARGEST_CERTIFICATE = 1 << 30
-CONFIG = "config.json"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of a folder
 
 
 class Finding(NamedTuple):
@@ -47,19 +48,23 @@ def check(model: Path, certificate: Path | None = None) -> list[Finding]:
     Every equation of the model must be proven well-posed; what else is claimed must hold too.
 
     Args:
-        model: a file that `wellposed.save` or `save_pretrained` wrote.
+        model: a file that `wellposed.save` wrote, or a folder of `save_pretrained` or the tensors in it.
         certificate: the file beside it, with the ending .cert, if None.
     """
-    file, proof = TensorFile(model), TensorFile(certificate or certificate_path(model), LARGEST_CERTIFICATE)
+    file, place = _tensors(model), certificate or certificate_path(_weights(model))
+    proof = TensorFile(place, LARGEST_CERTIFICATE)
     if proof.metadata.get("format") != FORMAT or not isinstance(proof.metadata.get("certificate"), str):
         raise RefusedError(f"{proof.path.name} is no certificate of the format {FORMAT!r}")
     said = read_json(proof.metadata["certificate"], "the certificate")
     if said.get("sha256") != file.digest():
         raise RefusedError(
-            f"{proof.path.name} is of another model: the digest of {model.name} is not the one it names"
+            f"{proof.path.name} is of another model: the digest of {file.path.name} is not the one it names"
         )
     file.budget = proof.budget = Budget(file.size + proof.size)
-    parts = {part.name: part for part in parts_of(file, _config(file, said))}
+    text = _config(file)
+    if said.get("config_sha256") != (None if text is None else hashlib.sha256(text).hexdigest()):
+        raise RefusedError(f"the certificate is of another {CONFIG}")
+    parts = {part.name: part for part in _equations(file, text)}
     claims = said.get("claims")
     if not isinstance(claims, list) or not all(isinstance(claim, dict) for claim in claims):
         raise RefusedError("the certificate has no list of claims")
@@ -71,6 +76,7 @@ def check(model: Path, certificate: Path | None = None) -> list[Finding]:
         kind = claim.get("kind")
         if not isinstance(kind, str) or kind not in CLAIMS:
             raise RefusedError(f"the checker knows no claim of the kind {kind!r}")
+        table(claim, dict.fromkeys(KEYS[kind], anything), f"the claim {kind}", KEYS[kind])
         if kind != "well-posed" and not proven[about]:
             raise RefusedError(f"{kind} needs well-posedness, which must be claimed before it")
         if kind == "well-posed" and proven[about]:
@@ -81,17 +87,42 @@ def check(model: Path, certificate: Path | None = None) -> list[Finding]:
     return [finding for found in proven.values() for finding in found]
 
 
-def _config(file: TensorFile, said: dict[str, Any]) -> dict[str, Any] | None:
-    """Reads the configuration of a model that is a folder, which must be the certified one."""
-    if "format" in file.metadata and file.metadata["format"] != "pt":
+def equations(model: Path) -> list[Part]:
+    """Reads the equations of a model file or folder, of which certificates speak."""
+    file = _tensors(model)
+    return _equations(file, _config(file))
+
+
+def _weights(model: Path) -> Path:
+    return model / WEIGHTS if model.is_dir() else model
+
+
+def _tensors(model: Path) -> TensorFile:
+    """Opens the tensors of a model; a folder is described by its configuration alone."""
+    file = TensorFile(_weights(model))
+    if model.is_dir() and not _plain(file):
+        raise RefusedError(
+            f"{WEIGHTS} describes itself, and {CONFIG} beside it describes it too; a folder has one description"
+        )
+    return file
+
+
+def _plain(file: TensorFile) -> bool:
+    return file.metadata in ({}, {"format": "pt"})
+
+
+def _config(file: TensorFile) -> bytes | None:
+    """Reads the configuration beside tensors that do not describe themselves."""
+    if not _plain(file):
         return None
     place = file.path.with_name(CONFIG)
     if not place.is_file() or place.stat().st_size > LARGEST_HEADER:
         raise RefusedError(f"{CONFIG} is missing or too large")
-    text = place.read_bytes()
-    if said.get("config_sha256") != hashlib.sha256(text).hexdigest():
-        raise RefusedError(f"the certificate is of another {CONFIG}")
-    return read_json(text, CONFIG)
+    return place.read_bytes()
+
+
+def _equations(file: TensorFile, text: bytes | None) -> list[Part]:
+    return parts_of(file, None if text is None else read_json(text, CONFIG))
 
 
 def _well_posed(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
@@ -161,6 +192,8 @@ def _box(claim: dict[str, Any], name: str, proof: TensorFile) -> list[proofs.Int
     if not isinstance(ends, list) or len(ends) != 2:
         raise RefusedError(f"the enclosure names no two ends of its {name}")
     low = proof.vector(ends[0])
+    if not low:
+        raise RefusedError(f"the box of {name} has no entries")
     box = list(zip(low, proof.vector(ends[1], len(low)), strict=True))
     if any(a > b for a, b in box):
         raise RefusedError(f"the box of {name} is empty")
@@ -191,7 +224,11 @@ def _row_gaps(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
     if not isinstance(groups, list) or not groups:
         raise RefusedError("the gaps name no groups of rows")
     for group in groups:
+        table(group, dict.fromkeys(GROUP, anything), "a group of rows")
         total += _group(group, largest, A, B, proof)
+    named = [row for group in groups for row in group["rows"]]
+    if len({*named}) != len(named):
+        raise RefusedError("the gaps name a row twice")
     return Finding("row gaps", part.name, f"{total} rows within {float(largest):.3g}", "F(w) - D(nu), row by row")
 
 
@@ -203,6 +240,7 @@ def _group(group: Any, largest: Fraction, A: Matrix, B: Matrix, proof: TensorFil
         exact = exact and type(capped) is int and 0 <= capped <= len(states) + len(inputs)
         if (
             not exact
+            or not rows
             or only not in ("all", "nonzeros")
             or len({*states}) + len({*inputs}) < len(states) + len(inputs)
         ):
@@ -214,9 +252,11 @@ def _group(group: Any, largest: Fraction, A: Matrix, B: Matrix, proof: TensorFil
         raise RefusedError("a group of rows makes no sense") from error
     design = proof.matrix(names[0], None, len(states) + len(inputs))
     samples = len(design.rows)
+    if not samples:
+        raise RefusedError("the gaps of a group are about no samples")
     targets, dual = (proof.matrix(name, len(rows), samples) for name in names[1:3])
     ridge, gaps = (
-        proof.vector(names[3], design.shape[1] if design.rows else None),
+        proof.vector(names[3], design.shape[1]),
         proof.vector(names[4], len(rows)),
     )
     columns = [list(column) for column in zip(*design.rows, strict=True)]
@@ -233,9 +273,23 @@ def _group(group: Any, largest: Fraction, A: Matrix, B: Matrix, proof: TensorFil
             sum(j < capped for j in kept), kappa,
         )  # fmt: skip
         size = proofs.dot(targets.rows[k], targets.rows[k]) * targets.unit**2 / 2
-        if gap > gaps[k] or (size and gaps[k] > largest * size):
+        if gap > gaps[k]:
             raise RefusedError(f"the gap of row {i} is {float(gap):.3g}, above the {float(gaps[k]):.3g} stated")
+        if gaps[k] > largest * size:  # of a target of zeros, which a row of zeros meets, nothing may be missing
+            raise RefusedError(
+                f"the gap of row {i} may be {float(gaps[k]):.3g}, above {float(largest):.3g} of |z|^2/2 = "
+                f"{float(size):.3g}, the largest stated"
+            )
     return len(rows)
 
 
+GROUP = (
+    *("rows", "states", "inputs", "kappa", "support", "capped"),
+    *("design", "targets", "dual", "ridge", "gaps"),
+)
+KEYS = {
+    "well-posed": ("kind", "about", "condition", "value", "norm", "weights"),
+    "enclosure": ("kind", "about", "inputs", "states", "outputs"),
+    "row-gaps": ("kind", "about", "largest", "groups"),
+}
 CLAIMS = {"well-posed": _well_posed, "enclosure": _enclosure, "row-gaps": _row_gaps}

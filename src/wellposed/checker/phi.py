@@ -41,27 +41,36 @@ def activation(name: Any) -> Phi:
         >>> activation("leaky_relu(0.25)").slope
         (Fraction(1, 4), Fraction(1, 1))
     """
-    family, bracket, rest = str(name).partition("(")
+    family, bracket, rest = name.partition("(") if isinstance(name, str) else ("", "", "")
+    if bracket and not rest.endswith(")"):
+        raise RefusedError(f"the activation {name!r} cannot be read")
     try:
-        given = list(ast.literal_eval(f"({rest[:-1]},)")) if bracket and rest != ")" else []
-        if family == "rescaled":
-            return _rescaled(activation(given[0]), int(given[1]) if given[1] == int(given[1]) else None)
-        numbers = [Fraction(number) for number in given]
-    except (SyntaxError, ValueError, TypeError, IndexError, OverflowError, MemoryError, RecursionError) as error:
+        given = ast.literal_eval(f"({rest[:-1]},)") if bracket else ()
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise RefusedError(f"the activation {name!r} cannot be read") from error
+    if bracket and f"{family}({', '.join(map(repr, given))})" != name:
+        raise RefusedError(f"the activation {name!r} cannot be read: it is not written as the library writes it")
+    if family == "rescaled" and [type(part) for part in given] == [str, float]:
+        return _rescaled(*given)
     if family not in PHI:
         raise RefusedError(f"the activation {name!r} is not known to the checker, so nothing is proven")
+    wanted = int if family in WHOLE else float
+    if not all(type(number) is wanted for number in given):
+        raise RefusedError(f"the activation {name!r} cannot be read: its parameters are no numbers of its kind")
     try:
-        return PHI[family](*numbers)
+        return PHI[family](*map(Fraction, given))
     except (TypeError, OverflowError) as error:
         raise RefusedError(f"the activation {name!r} cannot be read") from error
 
 
-def _rescaled(phi: Phi, exponent: int | None) -> Phi:
-    """Returns 2^e phi(2^-e z), which has the slopes of phi."""
-    if phi.image is None or exponent is None or abs(exponent) > 1000:
+def _rescaled(name: str, exponent: float) -> Phi:
+    """Returns 2^e phi(2^-e z), which has the slopes of phi; where it is phi itself, it has the name of phi."""
+    phi = activation(name)
+    if not 0 < abs(exponent) <= 1000 or name.partition("(")[0] in HOMOGENEOUS:
+        raise RefusedError(f"the activation {name!r} cannot be read with the exponent {exponent!r}")
+    if phi.image is None or not exponent.is_integer():
         return phi._replace(image=None, projection=False)
-    factor, inner = Fraction(2) ** exponent, phi.image
+    factor, inner = Fraction(2) ** int(exponent), phi.image
 
     def image(z: Fraction) -> tuple[Fraction, Fraction]:
         low, high = inner(z / factor)
@@ -86,6 +95,10 @@ def _computed(function: Callable[[float], float]) -> Callable[[Fraction], tuple[
 
 
 def _clip(low: Fraction, high: Fraction | None) -> Phi:
+    if high is not None and not low < high:
+        raise RefusedError(
+            f"an activation cannot be read: nothing lies between {float(low):g} and {float(high):g}"
+        )
     cut = _exact(lambda z: max(low, z) if high is None else max(low, min(high, z)))
     return Phi((Fraction(0), Fraction(1)), projection=True, image=cut)
 
@@ -105,10 +118,21 @@ def _leaky(slope: Fraction = Fraction(1, 100)) -> Phi:
     return Phi((min(slope, Fraction(1)), max(slope, Fraction(1))), image=image)
 
 
-def _blocks(size: Fraction | int, constant: Fraction = Fraction(1)) -> Phi:
+def _blocks(size: Fraction, constant: Fraction = ONE) -> Phi:
+    if size < 1:
+        raise RefusedError(f"an activation cannot be read: it acts on blocks of {size}")
     return Phi(None, int(size), constant)
 
 
+def _at_least(value: Fraction, phi: Phi, *, above: bool = False) -> Phi:
+    """Returns phi if its parameter is not negative."""
+    if value < 0 or (above and not value):
+        raise RefusedError(f"an activation cannot be read: its parameter is {float(value):g}")
+    return phi
+
+
+WHOLE = ("max_pool", "group_sort", "softmax")  # whose parameters are sizes
+HOMOGENEOUS = ("identity", "relu", "leaky_relu", "max_pool", "group_sort")
 PHI: dict[str, Callable[..., Phi]] = {
     "identity": lambda: Phi((ONE, ONE), projection=True, image=_exact(lambda z: z)),
     "relu": lambda: _clip(ZERO, None),
@@ -117,11 +141,13 @@ PHI: dict[str, Callable[..., Phi]] = {
     "leaky_relu": _leaky,
     "hardsigmoid": lambda: _increasing(SIXTH, _exact(lambda z: max(ZERO, min(ONE, z / 6 + HALF)))),
     "softsign": lambda: _increasing(1, _exact(lambda z: z / (1 + abs(z)))),
-    "softshrink": lambda margin=HALF: _increasing(1, _exact(lambda z: z - max(-margin, min(margin, z)))),
+    "softshrink": lambda margin=HALF: _at_least(
+        margin, _increasing(1, _exact(lambda z: z - max(-margin, min(margin, z))))
+    ),
     "tanh": lambda: _increasing(1, _computed(math.tanh)),
     "sigmoid": lambda: _increasing(QUARTER, _computed(lambda z: 1 / (1 + math.exp(-z)))),
-    "softplus": lambda beta=ONE: _increasing(1, None),
-    "elu": lambda alpha=ONE: Phi((min(ZERO, alpha), max(ONE, alpha))),
+    "softplus": lambda beta=ONE: _at_least(beta, _increasing(1, None), above=True),
+    "elu": lambda alpha=ONE: _at_least(alpha, Phi((ZERO, max(ONE, alpha)))),
     "tanhshrink": lambda: _increasing(1, None),
     "logsigmoid": lambda: _increasing(1, None),
     "selu": lambda: _increasing("1.758099340847378", None),
@@ -131,7 +157,7 @@ PHI: dict[str, Callable[..., Phi]] = {
     "silu": lambda: _between("-0.099839320128867", "1.099839320128867"),
     "mish": lambda: _between("-0.1125261224", "1.0884981613"),
     "hardswish": lambda: _between("-0.5", "1.5"),
-    "max_pool": _blocks,
-    "group_sort": _blocks,
-    "softmax": lambda size=ZERO: _blocks(size, HALF),
+    "max_pool": lambda size: _blocks(size),
+    "group_sort": lambda size: _blocks(size),
+    "softmax": lambda size=None: Phi(None, 0, HALF) if size is None else _blocks(size, HALF),
 }

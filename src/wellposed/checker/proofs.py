@@ -41,7 +41,9 @@ def weighted(A: Matrix, phis: Sequence[Phi], v: Sequence[Fraction], value: Fract
 
 def blocks(A: Matrix, phi: Phi, size: int, norm: str, v: Sequence[Fraction], value: Fraction) -> None:
     """Proves ``sum_J gamma |A_IJ| v_J <= value v_I`` in the norm 1 or inf (003, eq. 2.6 and Theorem 1)."""
-    count = len(A.rows) // size if size and len(A.rows) % size == 0 else 0
+    count, rest = divmod(len(A.rows), size)
+    if not A.rows or rest:
+        raise RefusedError(f"{len(A.rows)} states are not made up of blocks of {size}")
     if norm not in ("1", "inf") or count != len(v) or not all(entry > 0 for entry in v):
         raise RefusedError("blocks are checked in the norms 1 and inf, with one positive weight a block")
     for i in range(count):

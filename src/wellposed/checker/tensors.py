@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 LARGEST_HEADER, LARGEST_TENSOR = 1 << 26, 1 << 28
 STEPS_PER_BYTE, STEPS_FREE = 64, 1 << 21  # entries formed, and the like, that files of a size may ask for
@@ -69,7 +69,9 @@ class TensorFile:
                 raise RefusedError(f"{path.name} is no safetensors file: its header claims {length} bytes")
             header = read_json(file.read(length), f"the header of {path.name}")
         self.start, metadata = 8 + length, header.pop("__metadata__", {})
-        self.metadata: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            raise RefusedError(f"the metadata of {path.name} are no table of texts")
+        self.metadata: dict[str, str] = metadata
         self.entries = {name: self._entry(name, given) for name, given in header.items()}
         end = 0
         for begin, stop in sorted(place for *_, place in self.entries.values()):
@@ -82,7 +84,7 @@ class TensorFile:
     def _entry(self, name: str, given: Any) -> tuple[str, tuple[int, ...], tuple[int, int]]:
         try:
             kind, shape, (begin, end) = str(given["dtype"]), tuple(given["shape"]), given["data_offsets"]
-            whole = all(type(size) is int and size >= 0 for size in (*shape, begin, end))
+            whole = all(type(size) is int and size >= 0 for size in (*shape, begin, end)) and len(given) == 3
         except (TypeError, KeyError, ValueError) as error:
             raise RefusedError(f"the header of {self.path.name} makes no sense at {name!r}") from error
         if not whole or end < begin or (kind in KINDS and end - begin != math.prod(shape) * KINDS[kind][1]):
@@ -160,18 +162,23 @@ def fraction(value: Any, name: str) -> Fraction:
 
 
 def read_json(text: bytes | str, name: str) -> dict[str, Any]:
-    """Reads a table; one that says something twice, or holds NaN, is refused."""
+    """Reads a table in UTF-8; one that says something twice, or holds NaN or infinity, is refused."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
             raise RefusedError(f"{name} says something twice")
         return dict(pairs)
 
-    def never(text: str) -> None:
+    def never(text: str) -> NoReturn:
         raise RefusedError(f"{name} holds the number {text}")
 
+    def finite(text: str) -> float:
+        return value if math.isfinite(value := float(text)) else never(text)
+
     try:
-        found = json.loads(text, object_pairs_hook=once, parse_constant=never)
+        plain = text if isinstance(text, str) else text.decode()
+        found = json.loads(plain, object_pairs_hook=once, parse_constant=never, parse_float=finite)
+        json.dumps(found, ensure_ascii=False).encode()  # half of a character that is written as two
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"{name} is no readable JSON") from error
     if not isinstance(found, dict):

@@ -1,17 +1,24 @@
 """Certified models as the library writes them and reads them back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from torch import Tensor
 
-from wellposed.checker import Finding, RefusedError
+from wellposed.checker import Finding
+from wellposed.checker.check import equations
+from wellposed.checker.model import Part
+from wellposed.checker.tensors import RefusedError, TensorFile, scaled
 from wellposed.errors import WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.models import Claim, ImplicitModel, ImplicitRNN, from_pretrained, load, save
 from wellposed.models.io.storage import Model
+
+SMALL = 1 << 20  # entries of a matrix that is formed to be compared
+UNFORMED = "the checker does not form"  # how it says that it leaves an operator to a proof without numbers
 
 
 def save_certified(model: Any, out: Path, claims: Iterable[Claim] = ()) -> None:
@@ -25,17 +32,141 @@ def save_certified(model: Any, out: Path, claims: Iterable[Claim] = ()) -> None:
 
 
 def as_stored(path: Path, *, folder: bool) -> Finding:
-    """Sees that the library evaluates the matrices as they lie in the file, of which the proofs speak."""
+    """Sees that the library evaluates what the checker has read: matrices, biases, activations and blocks.
+
+    Args:
+        path: the file with the tensors.
+        folder: whether it is in a folder of `save_pretrained`.
+
+    Raises:
+        RefusedError: the library evaluates something else, so the proofs speak of another model.
+        WellposedError: the library does not read the file.
+    """
     model = from_pretrained(path.parent) if folder else load(path)
+    file, parts = TensorFile(path), equations(path.parent if folder else path)
     if isinstance(model, ImplicitForm):
-        return Finding("evaluated as stored", "", "a form", "it has no other parameters")
+        _same_form(file, parts[0], model)
+        return Finding("evaluated as stored", "", "a form", "the loaded form is the one in the file")
     if not isinstance(model, Model):
         raise RefusedError(f"{path.name} holds {type(model).__name__}, of which nothing is proven")
-    for cell in cells_of(model):
-        stored = (cell.state.raw,) if hasattr(cell.state, "raw") else (cell.state.left, cell.state.right)
-        if not all(map(torch.equal, stored, cell.state.factors())):
-            raise RefusedError("the model would evaluate another A than the one in the file; save it again")
-    return Finding("evaluated as stored", "", "bit for bit", "the loaded model's A is the one in the file")
+    cells = cells_of(model)
+    if len(cells) != len(parts):
+        raise RefusedError(f"the library reads {len(cells)} equations in {path.name}, the checker {len(parts)}")
+    for part, cell in zip(parts, cells, strict=True):
+        _same_cell(file, part, cell)
+    return Finding("evaluated as stored", "", "bit for bit", "the loaded model's matrices are those in the file")
+
+
+def _same_cell(file: TensorFile, part: Part, cell: ImplicitModel) -> None:
+    stored = (cell.state.raw,) if hasattr(cell.state, "raw") else (cell.state.left, cell.state.right)
+    if not all(map(torch.equal, stored, cell.state.factors())):
+        raise RefusedError("the model would evaluate another A than the one in the file; save it again")
+    prefix = f"{part.name}." if part.name else ""
+    for name, value in cell.state_dict().items():
+        _same_numbers(file, prefix + name, value)
+    exact = [value.detach().double() for value in stored]
+    others: dict[str, Tensor] = {
+        name: value for name, value in (("B", cell.B), ("C", cell.C), ("D", cell.D)) if value is not None
+    }
+    if len(exact) == 1:
+        others["A"] = exact[0]
+    if part.matrices.keys() - {"A"} != others.keys() - {"A"}:
+        raise RefusedError("the library and the checker do not read the same matrices")
+    for name, value in others.items():
+        _same_matrix(part, name, value)
+    _same_biases(part, {"b": cell.bias})
+    if _runs(zip(part.names, part.sizes, strict=True)) != _runs(_named(cell)):
+        raise RefusedError(f"the library reads another activation than {part.names} of {part.sizes} states")
+
+
+def _named(cell: ImplicitModel) -> list[tuple[str, int]]:
+    """Lists the activations of a model with the numbers of their states."""
+    bound = getattr(cell.activation.derivative, "keywords", {})
+    if "parts" in bound and "sizes" in bound:
+        return [(phi.name, size) for phi, size in zip(bound["parts"], bound["sizes"], strict=True)]
+    return [(cell.activation.name, cell.state_features)]
+
+
+def _same_form(file: TensorFile, part: Part, form: ImplicitForm) -> None:
+    for name, header in part.operators.items():
+        found = getattr(form, name)
+        _same_field(file, header, found, name)
+        if found.shape[0] * found.shape[1] <= SMALL and "LowRank" not in str(header):  # whose product is rounded
+            _same_matrix(part, name, found.to(torch.float64).to_dense())
+    _same_biases(part, {"b": form.bias, "c": form.output_bias})
+    if ([phi.name for phi in form.activations], [*form.partition]) != (part.names, part.sizes):
+        raise RefusedError(f"the library reads blocks of {form.partition} states, the checker of {part.sizes}")
+    if part.acyclic and form.plan.systems:
+        raise RefusedError("the library finds a loop in the form, where the checker found none")
+
+
+def _same_field(file: TensorFile, given: Any, found: Any, where: str) -> None:
+    """Compares what a header says of an operator, or of one of its fields, with the operator itself."""
+    same = True
+    if not isinstance(given, dict):
+        same = bool(given == found)
+    elif "operator" in given:
+        same = type(found).__name__ == given["operator"]
+        for name in given.keys() - {"operator", "place", "kind"} if same else ():
+            _same_field(file, given[name], getattr(found, name), f"{where}.{name}")
+    elif "tensor" in given:
+        _same_numbers(file, given["tensor"], found.permute(given["order"]) if "order" in given else found)
+    elif "sparse" in given:
+        same = given["size"] == list(found.shape)
+        for one, value in zip(given["sparse"], (found.indices(), found.values()), strict=True):
+            _same_field(file, one, value, where)
+    elif "tuple" in given:
+        same = len(given["tuple"]) == len(found)
+        for k, one in enumerate(given["tuple"] if same else ()):
+            _same_field(file, one, found[k], f"{where}.{k}")
+    else:
+        parts = {tuple(key["tuple"]): one for key, one in given["dict"] if one["operator"] != "Zero"}
+        same = parts.keys() == found.keys()
+        for key, one in parts.items() if same else ():
+            _same_field(file, one, found[key], f"{where}.{key}")
+    if not same:
+        raise RefusedError(f"the library reads another {where} than the checker")
+
+
+def _same_numbers(file: TensorFile, name: str, found: Tensor) -> None:
+    """Compares a tensor with the numbers that the checker reads, exactly."""
+    numbers = file.values(name, tuple(found.shape))[1]
+    wide = torch.int64 if not found.is_floating_point() else torch.float64
+    if not torch.equal(torch.as_tensor(numbers, dtype=wide), found.detach().to(wide).flatten()):
+        raise RefusedError(f"the library reads other numbers in {name!r} than the checker")
+
+
+def _same_matrix(part: Part, name: str, found: Tensor) -> None:
+    """Compares a matrix as the checker forms it, as whole numbers times one power of two."""
+    try:
+        read = part.matrices[name]()
+    except RefusedError as error:
+        if str(error).startswith(UNFORMED):  # it is left to a proof without numbers, of blocks without loops
+            return
+        raise
+    entries, exponent = scaled(found.detach().double().flatten().tolist())
+    low = min(exponent, read.exponent)
+    theirs = [entry << (read.exponent - low) for row in read.rows for entry in row]
+    if read.shape != tuple(found.shape) or theirs != [entry << (exponent - low) for entry in entries]:
+        raise RefusedError(f"the library evaluates another {name} than the checker has read")
+
+
+def _same_biases(part: Part, biases: Mapping[str, Tensor | None]) -> None:
+    for name, value in biases.items():
+        read = part.biases[name]() if name in part.biases else None
+        if read != (None if value is None else value.detach().double().tolist()):  # fractions equal floats exactly
+            raise RefusedError(f"the library adds another bias {name} than the checker has read")
+
+
+def _runs(named: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Adds up neighbours of one name, which are one map unless that acts on a block as a whole."""
+    found: list[tuple[str, int]] = []
+    for name, size in named:
+        if found and found[-1][0] == name and "softmax" not in name:
+            found[-1] = (name, found[-1][1] + size)
+        else:
+            found.append((name, size))
+    return found
 
 
 def cells_of(model: ImplicitModel | ImplicitRNN) -> list[ImplicitModel]:

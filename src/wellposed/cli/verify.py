@@ -9,12 +9,10 @@ from rich import box
 from rich.table import Table
 
 from wellposed.checker import Finding, RefusedError, certificate_path, check
-from wellposed.checker.check import CONFIG
-from wellposed.checker.tensors import TensorFile, read_json
 from wellposed.cli.terminal import print_table
 from wellposed.errors import WellposedError
 
-WEIGHTS, FORM = "model.safetensors", "wellposed-form-1"  # as the library writes them, which is not imported here
+WEIGHTS = "model.safetensors"  # as the library writes it, which is not imported here
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -42,7 +40,8 @@ def verify(model: Path, certificate: Path | None, as_json: bool) -> None:
                 f"there is no file {str(wanted)!r}; wellposed.save(model, path, certificate=True) writes both"
             )
     try:
-        found = [*check(path, proof), _evaluated(path, folder=model.is_dir())]
+        found = check(model, proof)
+        found.append(_evaluated(path, folder=model.is_dir()))
     except (RefusedError, WellposedError, OSError) as error:
         if as_json:
             click.echo(json.dumps({"file": str(path), "proven": False, "reason": str(error)}, indent=2))
@@ -55,26 +54,13 @@ def verify(model: Path, certificate: Path | None, as_json: bool) -> None:
 
 
 def _evaluated(path: Path, *, folder: bool) -> Finding:
-    """Says that the library evaluates the matrices as they lie in the file, of which the proofs speak.
+    """Sees that the library evaluates what lies in the file, of which the proofs speak.
 
-    A form has no other parameters than its matrices. A model may project A once more when it is loaded; whether it
-    does takes the library itself, and torch, which is imported for this alone.
+    That takes the library itself, and torch, which is imported for this alone and only once all is proven.
     """
-    if _is_form(path, folder=folder):
-        return Finding("evaluated as stored", "", "a form", "it has no other parameters")
     from wellposed.cli.stored import as_stored
 
     return as_stored(path, folder=folder)
-
-
-def _is_form(path: Path, *, folder: bool) -> bool:
-    """Tells whether checker and library both read these files as a form."""
-    named = TensorFile(path).metadata.get("format", "pt")
-    if folder and named == "pt":
-        named = read_json(path.with_name(CONFIG).read_bytes(), CONFIG).get("format")
-    elif folder:  # the checker has read the file, and the library would read the configuration beside it
-        return False
-    return bool(named == FORM)
 
 
 def table(findings: Iterable[Finding]) -> Table:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 from wellposed.activations import Activation, get_activation
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, unknown_name
 from wellposed.forms.form import ImplicitForm
-from wellposed.forms.operators.base import Operator
+from wellposed.forms.operators.base import Operator, Product, Sum
 
 FORM_FORMAT = "wellposed-form-1"
 _TYPES = ("float64", "float32", "float16", "bfloat16")
+_HEADER = ("A", "B", "C", "D", "bias", "output_bias", "activation", "input_shape", "labels", "dtype")
 
 
 def pack_form(form: ImplicitForm) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -49,17 +51,95 @@ def unpack_form(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> I
         UnknownNameError: an activation is not registered here.
     """
     try:
-        header = json.loads(metadata["form"])
-        parts = {name: _decode(header[name], tensors) for name in ("A", "B", "C", "D", "bias", "output_bias")}
-        shape, labels = tuple(header["input_shape"]), header["labels"]
-        form = ImplicitForm(**parts, activation=_found(header), input_shape=shape, labels=labels)
-        if _type_name(form.dtype) != header["dtype"]:
-            raise FileFormatError(f"its weights are {form.dtype}, its header says {header['dtype']}")
+        header = strict_json(metadata["form"], "its header")
+        if header.keys() != {*_HEADER}:
+            raise FileFormatError(f"a form has the entries {sorted(_HEADER)}; received {sorted(header)}")
+        reader = _Reader(tensors, header["dtype"])
+        parts: dict[str, Any] = {name: reader.operator(header[name]) for name in "ABCD"}
+        parts |= {name: reader.bias(header[name]) for name in ("bias", "output_bias")}
+        shape, labels = header["input_shape"], header["labels"]
+        if not _list_of(shape, _is_size) or not _list_of(labels, lambda label: isinstance(label, str)):
+            raise FileFormatError(f"its inputs have the shape {shape!r} and its blocks the labels {labels!r}")
+        form = ImplicitForm(**parts, activation=_found(header), input_shape=tuple(shape), labels=labels)
+        _check(form, header, tensors, reader.used)
     except (UnknownNameError, FileFormatError):
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
         raise FileFormatError(f"header and tensors do not make up a form: {error!r}") from error
     return form
+
+
+def _check(form: ImplicitForm, header: dict[str, Any], tensors: Mapping[str, Tensor], used: set[str]) -> None:
+    """Refuses a form that could be read in another way, or of which a part is empty."""
+    if _type_name(form.dtype) != header["dtype"]:
+        raise FileFormatError(f"its weights are {form.dtype}, its header says {header['dtype']}")
+    if not all(form.sizes) or not all(form.partition):
+        raise FileFormatError(f"it has {form.sizes} states, inputs and outputs and blocks of {form.partition}")
+    if isinstance(header["activation"], str) != (len(form.partition) == 1):
+        raise FileFormatError(
+            f"{len(form.partition)} blocks of states have as many activations; received {header['activation']!r}"
+        )
+    for phi, size in zip(form.activations, form.partition, strict=True):
+        if phi.block and size % phi.block:
+            raise FileFormatError(f"{phi.name} does not act on {size} states")
+    if unused := sorted({*tensors} - used):
+        raise FileFormatError(f"it holds the tensor {unused[0]!r}, of which its header does not speak")
+
+
+def strict_json(text: bytes | str, what: str) -> dict[str, Any]:
+    """Reads a table that says everything once, in UTF-8, without NaN and infinity.
+
+    Example:
+        >>> strict_json('{"order": 1, "order": 2}', "the header")
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.FileFormatError: the header says 'order' twice
+    """
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise FileFormatError(f"{what} says {key!r} twice")
+            found[key] = value
+        return found
+
+    def number(digits: str) -> float:
+        if not math.isfinite(value := float(digits)):
+            raise FileFormatError(f"{what} holds the number {digits}, which is not finite")
+        return value
+
+    try:
+        plain = text.decode() if isinstance(text, bytes) else text
+        found = json.loads(plain, object_pairs_hook=table, parse_constant=number, parse_float=number)
+        json.dumps(found, ensure_ascii=False).encode()  # half of a character that is written as two
+    except FileFormatError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FileFormatError(f"{what} is no readable JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise FileFormatError(f"{what} is a {type(found).__name__}, not a table")
+    return found
+
+
+def stored_activation(name: Any) -> Activation:
+    """Returns the activation of a name as `registered_name` writes it.
+
+    Example:
+        >>> stored_activation("leaky_relu(1)")
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.FileFormatError: the activation 'leaky_relu(1)' is stored as 'leaky_relu(1.0)'
+    """
+    if not isinstance(name, str):
+        raise FileFormatError(f"an activation is stored by its name; received {name!r}")
+    try:
+        found = get_activation(name)
+    except InputError as error:
+        raise FileFormatError(str(error)) from error
+    if found.name != name:
+        raise FileFormatError(f"the activation {name!r} is stored as {found.name!r}")
+    return found
 
 
 def registered_name(activation: Activation) -> str:
@@ -88,7 +168,9 @@ def _same(known: Activation, own: Activation) -> bool:
 
 def _found(header: dict[str, Any]) -> Activation | list[Activation]:
     named = header["activation"]
-    return get_activation(named) if isinstance(named, str) else [get_activation(name) for name in named]
+    if not isinstance(named, str | list):
+        raise FileFormatError(f"activations are stored by their names; received {named!r}")
+    return stored_activation(named) if isinstance(named, str) else [stored_activation(name) for name in named]
 
 
 def _type_name(dtype: torch.dtype) -> str:
@@ -173,31 +255,123 @@ class _Store:
         return value.clone() if shared else value
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if "operator" in value:
-        fields = {name: _decode(field, tensors) for name, field in value.items() if name != "operator"}
-        if value["operator"] not in (kinds := _kinds()):
-            raise FileFormatError(str(unknown_name("kind of operator", value["operator"], kinds)))
-        return kinds[value["operator"]](**fields)
-    if "tensor" in value:
-        found = tensors[value["tensor"]]
-        order = value.get("order")
-        return found if order is None else found.permute(_inverse(order))
-    if "sparse" in value:
-        indices, entries = (_decode(part, tensors) for part in value["sparse"])
-        ordered = _ordered(indices, value["size"])
-        return torch.sparse_coo_tensor(
-            indices, entries, value["size"], check_invariants=True, is_coalesced=ordered
-        )
-    if "tuple" in value:
-        return tuple(_decode(part, tensors) for part in value["tuple"])
-    if "dict" in value:
-        return {_decode(key, tensors): _decode(part, tensors) for key, part in value["dict"]}
-    if value.get("dtype") in _TYPES:
-        return getattr(torch, value["dtype"])
-    raise FileFormatError(f"an entry of the header has the keys {sorted(value)}, which mean nothing")
+class _Reader:
+    """Builds operators from JSON, each from its own fields and no others, and keeps which tensors they use."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: Any) -> None:
+        if not isinstance(dtype, str) or dtype not in _TYPES:
+            raise FileFormatError(f"a form is stored as {', '.join(_TYPES)}; received {dtype!r}")
+        self.tensors, self.dtype = tensors, getattr(torch, dtype)
+        self.used: set[str] = set()
+
+    def operator(self, value: Any) -> Operator:
+        """Builds an operator, whose fields are those of its class."""
+        name = value.get("operator") if isinstance(value, dict) else value
+        if not isinstance(name, str) or name not in (kinds := _kinds()):
+            raise FileFormatError(str(unknown_name("kind of operator", name, _kinds())))
+        wanted = {field.name: field.type for field in dataclasses.fields(kinds[name])}  # type: ignore[arg-type]
+        if value.keys() != {"operator", *wanted}:
+            raise FileFormatError(
+                f"{name} has the fields {sorted(wanted)}; received {sorted({*value} - {'operator'})}"
+            )
+        found = kinds[name](**{field: self._field(value[field], name, field, wanted[field]) for field in wanted})
+        if isinstance(found, Product):
+            pairs = zip(found.factors[:-1], found.factors[1:], strict=True)
+            if any(one.shape[1] != other.shape[0] for one, other in pairs):
+                raise FileFormatError("the factors of a product do not fit")
+        if isinstance(found, Sum) and len({term.shape for term in found.terms}) > 1:
+            raise FileFormatError("the terms of a sum do not fit")
+        return found
+
+    def bias(self, value: Any) -> Tensor | None:
+        return None if value is None else self._tensor(value, whole=False)
+
+    def _field(self, value: Any, kind: str, name: str, wanted: Any) -> Any:
+        """Returns a field of an operator, whose type is that of the class."""
+        if wanted is Tensor:
+            return self._sparse(value) if kind == "Sparse" else self._tensor(value, whole=name == "index")
+        if isinstance(wanted, type) and issubclass(wanted, Operator):
+            found = self.operator(value)
+            if isinstance(found, wanted):
+                return found
+        elif wanted == tuple[Operator, ...]:
+            return tuple(self.operator(part) for part in _tuple(value))
+        elif wanted == dict[tuple[int, int], Operator]:
+            return self._parts(value)
+        elif wanted in (tuple[int, ...], tuple[int, int]):
+            least = 0 if name in ("padding", "size", "heights", "widths") else 1
+            sizes = _tuple(value)
+            if all(_is_size(size, least) for size in sizes) and (wanted != tuple[int, int] or len(sizes) == 2):
+                return sizes
+        elif wanted is int:
+            if _is_size(value, 0 if name in ("size", "columns") else 1):
+                return value
+        elif wanted is bool:
+            if isinstance(value, bool):
+                return value
+        elif wanted is torch.dtype:
+            if isinstance(value, dict) and value.keys() == {"dtype"} and value["dtype"] in _TYPES:
+                return getattr(torch, value["dtype"])
+        elif name == "place" and value == "cpu":
+            return value
+        raise FileFormatError(f"{kind} cannot have {value!r} as its {name}")
+
+    def _parts(self, value: Any) -> dict[tuple[int, ...], Operator]:
+        if not isinstance(value, dict) or value.keys() != {"dict"} or not isinstance(value["dict"], list):
+            raise FileFormatError(f"the blocks of a matrix are stored as pairs; received {value!r}")
+        found: dict[tuple[int, ...], Operator] = {}
+        for key, part in value["dict"]:
+            place = _tuple(key)
+            if len(place) != 2 or not all(_is_size(index, 0) for index in place) or place in found:
+                raise FileFormatError(f"a block has a place of its own, row and column; received {place}")
+            found[place] = self.operator(part)
+        return found
+
+    def _tensor(self, value: Any, *, whole: bool, empty: bool = False) -> Tensor:
+        """Returns a tensor, in the order in which its operator wants it."""
+        if not isinstance(value, dict) or not {"tensor"} <= value.keys() <= {"tensor", "order"}:
+            raise FileFormatError(f"a tensor is stored by its name and its order; received {value!r}")
+        found, straight = self.tensors[value["tensor"]], list(range(self.tensors[value["tensor"]].dim()))
+        if found.dtype != (torch.int64 if whole else self.dtype):
+            raise FileFormatError(f"the tensor {value['tensor']!r} is {found.dtype}, and the form {self.dtype}")
+        if not (empty or found.numel()):
+            raise FileFormatError(f"the tensor {value['tensor']!r} is empty: its shape is {tuple(found.shape)}")
+        self.used.add(value["tensor"])
+        if "order" not in value:
+            return found
+        order = value["order"]
+        if not _list_of(order, lambda d: _is_size(d, 0)) or sorted(order) != straight or order == straight:
+            raise FileFormatError(f"{order!r} is no other order of {len(straight)} dimensions")
+        return found.permute(_inverse(order))
+
+    def _sparse(self, value: Any) -> Tensor:
+        if not isinstance(value, dict) or value.keys() != {"sparse", "size"} or len(value["sparse"]) != 2:
+            raise FileFormatError(f"a sparse matrix is stored by its indices, values and size; received {value!r}")
+        size = value["size"]
+        if not _list_of(size, lambda d: _is_size(d, 0)) or len(size) != 2:
+            raise FileFormatError(f"a matrix has two sizes; received {size!r}")
+        indices = self._tensor(value["sparse"][0], whole=True, empty=True)
+        entries = self._tensor(value["sparse"][1], whole=False, empty=True)
+        if indices.dim() != 2 or entries.dim() != 1:
+            raise FileFormatError(f"a sparse matrix has indices {tuple(indices.shape)} and {tuple(entries.shape)}")
+        ordered = _ordered(indices, size)
+        return torch.sparse_coo_tensor(indices, entries, size, check_invariants=True, is_coalesced=ordered)
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, dict) or value.keys() != {"tuple"} or not isinstance(value["tuple"], list):
+        raise FileFormatError(f"expected a stored tuple; received {value!r}")
+    if not value["tuple"]:
+        raise FileFormatError("a stored tuple is empty")
+    return tuple(value["tuple"])
+
+
+def _is_size(value: Any, least: int = 1) -> bool:
+    return type(value) is int and least <= value < 2**31
+
+
+def _list_of(value: Any, rule: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(rule, value))
 
 
 def _ordered(indices: Tensor, size: list[int]) -> bool:

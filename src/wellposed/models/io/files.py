@@ -1,6 +1,7 @@
 """Tensors in a file: written whole or not at all, with a checksum of all that they mean.
 
-`write_tensors` writes and `checksum` seals. `written_whole` makes sure that no file is ever half written.
+`write_tensors` writes, `read_tensors` reads and `checksum` seals. `written_whole` makes sure that no file is ever
+half written.
 `making_sense` and `filled` are what every reader does about a file that makes no sense: it says so, and builds
 nothing from it.
 """
@@ -9,16 +10,18 @@ import contextlib
 import hashlib
 import os
 import secrets
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from wellposed.errors import FileFormatError, WellposedError
+from wellposed.errors import FileFormatError, InputError, WellposedError
+from wellposed.forms.storage import strict_json
 
 
 def write_tensors(place: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -31,6 +34,41 @@ def write_tensors(place: Path, tensors: dict[str, Tensor], metadata: dict[str, s
         save_file(tensors, place, metadata=metadata)
     except SafetensorError as error:
         raise OSError(f"{place.parent} cannot be written to, or its disk is full: {error}") from error
+
+
+LARGEST_HEADER = 1 << 26
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Reads a safetensors file whose header says everything once and nothing else; returns tensors and metadata.
+
+    Raises:
+        FileFormatError: it is no such file, or it is damaged.
+    """
+    try:
+        _check_header(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except FileFormatError:
+        raise
+    except (SafetensorError, *MALFORMED) as error:
+        raise FileFormatError(f"it is not a safetensors file or is damaged: {error}") from error
+
+
+def _check_header(path: Path) -> None:
+    """Refuses what safetensors would read over: entries that come twice or mean nothing."""
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(LARGEST_HEADER, path.stat().st_size - 8):
+            raise FileFormatError(f"it is not a safetensors file or is damaged: its header claims {length} bytes")
+        header = strict_json(file.read(length), "its header")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise FileFormatError(f"its metadata are no table of texts; received {metadata!r}")
+    for name, entry in header.items():
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise FileFormatError(f"its header describes {name!r} by other entries than a tensor has")
 
 
 def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -121,6 +159,7 @@ MALFORMED = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError),
     *(MemoryError, AssertionError),
 )
+FLOATS = ("float64", "float32", "float16", "bfloat16")
 COUNTS = ("depth", "num_layers")  # of layers, each of which has tensors
 
 
@@ -137,6 +176,8 @@ def making_sense(what: str) -> Iterator[None]:
     """
     try:
         yield
+    except InputError as error:  # it is the file that is wrong, not what the caller has given
+        raise FileFormatError(f"{what}: {error}") from error
     except WellposedError:
         raise
     except MALFORMED as error:
@@ -157,6 +198,11 @@ def filled(make: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
     """
     if not tensors:
         raise FileFormatError("there are no tensors")
+    kinds = {str(value.dtype).removeprefix("torch.") for value in tensors.values()}
+    if len(kinds) != 1 or not kinds <= {*FLOATS}:
+        raise FileFormatError(
+            f"its tensors are {', '.join(sorted(kinds))}; a model has one of {', '.join(FLOATS)}"
+        )
     with torch.device("meta"):
         expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
     given = {name: tuple(value.shape) for name, value in tensors.items()}

@@ -11,35 +11,40 @@ import importlib.resources
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from wellposed.activations import Activation, get_activation
+from wellposed.activations import Activation
 from wellposed.activations.blockwise import piecewise
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.conditions import Triangular
 from wellposed.equilibrium import gradients, solvers, stopping
 from wellposed.errors import FileFormatError, InputError, require, unknown_name
 from wellposed.forms import ImplicitForm
-from wellposed.forms.storage import FORM_FORMAT, pack_form, registered_name, unpack_form
+from wellposed.forms.storage import (
+    FORM_FORMAT,
+    pack_form,
+    registered_name,
+    stored_activation,
+    strict_json,
+    unpack_form,
+)
 from wellposed.models.cells import Cell, ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel, StateMatrix
 from wellposed.models.io.certificates import Claim, evaluated, write_certificate
 from wellposed.models.io.files import (
-    MALFORMED,
     check_counts,
     checksum,
     filled,
     making_sense,
+    read_tensors,
     write_tensors,
     written_whole,
 )
@@ -117,24 +122,27 @@ def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no model file at {os.fspath(path)!r}")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, *MALFORMED) as error:
-        raise FileFormatError(f"{os.fspath(path)!r} is not a safetensors file or is damaged: {error}") from error
+        tensors, metadata = read_tensors(Path(path))
+    except FileFormatError as error:
+        raise FileFormatError(f"{os.fspath(path)!r} cannot be read: {error}") from error
     if metadata.get("format") not in (FORMAT, FORM_FORMAT):
         raise FileFormatError(
             f"{os.fspath(path)!r} was not written by wellposed.save: its format is {metadata.get('format')!r}, "
             f"expected {FORMAT!r} or {FORM_FORMAT!r}"
         )
     sealed = metadata.pop("sha256", None)  # older files have none
+    body = "form" if metadata["format"] == FORM_FORMAT else "config"
+    if metadata.keys() != {"format", body}:
+        raise FileFormatError(
+            f"{os.fspath(path)!r} describes itself by {sorted(metadata)}, expected 'format' and {body!r}"
+        )
     if sealed is not None and sealed != checksum(json.dumps(metadata, sort_keys=True), tensors):
         raise FileFormatError(f"{os.fspath(path)!r} is damaged: its checksum does not match; get it once more")
     try:
         with making_sense("its configuration does not fit its tensors"):
             if metadata["format"] == FORM_FORMAT:
                 return unpack_form(metadata, tensors)
-            return build(json.loads(metadata["config"]), tensors)
+            return build(strict_json(metadata["config"], "its configuration"), tensors)
     except FileFormatError as error:
         raise FileFormatError(f"{os.fspath(path)!r} is damaged: {error}") from error
 
@@ -178,13 +186,72 @@ def _named(activation: Activation) -> str | dict[str, list[Any]]:
     return {"parts": [registered_name(part) for part in parts], "sizes": list(sizes)}
 
 
-def _activation(named: str | dict[str, list[Any]], states: int) -> Activation:
-    if isinstance(named, str):
-        return get_activation(named)
-    names, sizes = named["parts"], named["sizes"]
-    if len(names) != len(sizes) or sum(sizes) != states:
-        raise FileFormatError(f"the activations {names} of the sizes {sizes} do not make up {states} states")
-    return piecewise([get_activation(name) for name in names], sizes)
+def _activation(named: Any, states: int) -> Activation:
+    names, sizes = [named], [states]
+    if not isinstance(named, str):
+        if not isinstance(named, dict) or named.keys() != {"parts", "sizes"}:
+            raise FileFormatError(f"an activation is stored by name or by 'parts' and 'sizes'; received {named!r}")
+        names, sizes = named["parts"], named["sizes"]
+    whole = isinstance(names, list) and isinstance(sizes, list) and bool(sizes) and all(map(_positive, sizes))
+    if not whole or len(names) != len(sizes) or sum(sizes) != states:
+        raise FileFormatError(f"the activations {names!r} of the sizes {sizes!r} do not make up {states!r} states")
+    parts = [stored_activation(name) for name in names]
+    for part, size in zip(parts, sizes, strict=True):
+        if part.block and size % part.block:
+            raise FileFormatError(f"{part.name} does not act on {size} states")
+    return piecewise(parts, sizes)
+
+
+def _positive(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _any(value: Any) -> bool:
+    return True
+
+
+def _or_none(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or rule(value)
+
+
+def _triangle(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_flag, value))
+
+
+_ENTRIES: dict[str, Callable[[Any], bool]] = {  # of `_options`; the constructors look at those of `_any`
+    **dict.fromkeys(("in_features", "out_features", "state_features"), _positive),
+    **{"activation": _any, "kappa": _or_none(_number), "condition": _text, "triangle": _or_none(_triangle)},
+    **{"rank": _or_none(_positive), "feedthrough": _flag, "bias": _flag, "on_failure": _text, "executor": _text},
+    **dict.fromkeys(("solver", "stop", "max_steps", "gradient"), _any),
+}
+_OWN_ENTRIES: dict[str, Callable[[Any], bool]] = {  # of `configuration`, for a recurrent network
+    **dict.fromkeys(("input_size", "hidden_size", "num_layers"), _positive),
+    **dict.fromkeys(("batch_first", "bidirectional", "warm_start", "readout_bias"), _flag),
+    **{"out_features": _or_none(_positive), "dropout": _number, "cells": lambda value: isinstance(value, list)},
+}
+
+
+def _checked(config: Any, entries: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
+    """Refuses a configuration that leaves something open, or says what has no meaning."""
+    if not isinstance(config, dict) or config.keys() != entries.keys():
+        given = sorted(config) if isinstance(config, dict) else repr(config)
+        raise FileFormatError(f"a configuration has the entries {sorted(entries)}; received {given}")
+    for name, rule in entries.items():
+        if not rule(config[name]):
+            raise FileFormatError(f"{name} cannot be {config[name]!r} in a configuration")
+    return config
 
 
 def encode(part: Any) -> Any:
@@ -208,20 +275,26 @@ def decode(part: Any) -> Any:
 
 
 def build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Model:
-    kind = config.pop("kind", "ImplicitModel")
-    if kind not in ("ImplicitModel", "ImplicitRNN"):
-        raise unknown_name("kind of model", kind, ["ImplicitModel", "ImplicitRNN"])
+    if not isinstance(config, dict):
+        raise FileFormatError(f"a configuration is a table; received {config!r}")
+    recurrent = "kind" in config
+    if recurrent and config.pop("kind") != "ImplicitRNN":
+        raise FileFormatError("the kind of a model is 'ImplicitRNN', or is not written for an ImplicitModel")
     check_counts(config, tensors)
-    empty: Callable[[dict[str, Any]], Model] = _empty if kind == "ImplicitModel" else _empty_recurrent
+    empty: Callable[[dict[str, Any]], Model] = _empty_recurrent if recurrent else _empty
     return filled(lambda: empty(copy.deepcopy(config)), tensors)
 
 
 def _empty(config: dict[str, Any]) -> ImplicitModel:
     """Builds a model of the right kind, with other values."""
-    triangle = config.pop("triangle")
+    triangle = _checked(config, _ENTRIES).pop("triangle")
+    if (config["condition"] == "triangular") != (triangle is not None):
+        raise FileFormatError(f"the condition is {config['condition']!r}, and the triangle {triangle!r}")
     activation = _activation(config.pop("activation"), config["state_features"])
     options = {"activation": activation, **{name: decode(value) for name, value in config.items()}}
     condition = options.pop("condition")
+    if triangle is not None and (reason := Triangular().obstacle(activation)):
+        raise FileFormatError(f"condition 'triangular' cannot apply to {activation.name!r}: {reason}")
     if triangle is not None:
         options["triangular"] = True
     else:
@@ -234,12 +307,20 @@ def _empty(config: dict[str, Any]) -> ImplicitModel:
 
 
 def _empty_recurrent(config: dict[str, Any]) -> ImplicitRNN:
-    cells = [_empty(cell) for cell in config.pop("cells")]
+    cells = [_empty(cell) for cell in _checked(config, _OWN_ENTRIES).pop("cells")]
+    if not cells or (config["readout_bias"] and config["out_features"] is None):
+        raise FileFormatError("a recurrent network has cells, and a bias of its readout only with a readout")
     options = {**config, "state_features": cells[0].state_features, "bias": cells[0].bias is not None}
     model = ImplicitRNN(**options)
     if len(cells) != len(model.cells):
         raise KeyError(f"{len(model.cells)} cells expected, {len(cells)} found")
     for index, cell in enumerate(cells):
+        wanted = model.cell(index)
+        if (cell.in_features, cell.out_features) != (wanted.in_features, wanted.out_features):
+            raise FileFormatError(
+                f"cell {index} takes {wanted.in_features} inputs to {wanted.out_features} outputs; received "
+                f"{cell.in_features} and {cell.out_features}"
+            )
         model.cells[index] = cell
     return model
 
@@ -312,10 +393,12 @@ def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = No
     where = f"{CONFIG} and {WEIGHTS} in {os.fspath(folder)!r} make no model"
     try:
         with making_sense("the configuration makes no sense"):
-            tensors, config = (
-                load_file(folder / WEIGHTS),
-                json.loads((folder / CONFIG).read_text(encoding="utf-8")),
-            )
+            tensors, metadata = read_tensors(folder / WEIGHTS)
+            if metadata not in ({}, {"format": "pt"}):
+                raise FileFormatError(
+                    f"{WEIGHTS} describes itself too, by {sorted(metadata)}; wellposed.load reads that file alone"
+                )
+            config = strict_json((folder / CONFIG).read_bytes(), CONFIG)
             if "sha256" in config and config["sha256"] != _seal(config, tensors):  # older folders have none
                 raise FileFormatError(
                     "their checksum does not match: one is damaged, or of another model. Get both once more; if "
@@ -323,7 +406,7 @@ def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = No
                 )
             check_counts(config, tensors)
             return _unpacked(tensors, config)
-    except (SafetensorError, FileFormatError) as error:
+    except FileFormatError as error:
         raise FileFormatError(f"{where}: {error}") from error
 
 
@@ -364,13 +447,25 @@ def _packed(model: Shared) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _unpacked(tensors: dict[str, Tensor], config: dict[str, Any]) -> Shared:
     kind = config["format"]
+    if kind not in (FORM_FORMAT, FORMAT, DEQ_FORMAT):
+        raise FileFormatError(
+            f"the format {kind!r} is not known; known are {FORMAT}, {FORM_FORMAT} and {DEQ_FORMAT}"
+        )
+    body = "form" if kind == FORM_FORMAT else "config"
+    if unknown := sorted(config.keys() - {"library_name", "architectures", "format", body, "sha256"}):
+        raise FileFormatError(f"the entry {unknown[0]!r} of the configuration means nothing")
+    found: Shared
     if kind == FORM_FORMAT:
-        return unpack_form({"form": json.dumps(config["form"])}, tensors)
-    if kind == FORMAT:
-        return build(config["config"], tensors)
-    if kind == DEQ_FORMAT:
-        return _build_deq(config["config"], tensors)
-    raise FileFormatError(f"the format {kind!r} is not known; known are {FORMAT}, {FORM_FORMAT} and {DEQ_FORMAT}")
+        found = unpack_form({"form": json.dumps(config["form"])}, tensors)
+    elif kind == FORMAT:
+        found = build(config["config"], tensors)
+    else:
+        found = _build_deq(config["config"], tensors)
+    named = {"library_name": "wellposed", "architectures": [type(found).__name__]}
+    for name, expected in named.items():
+        if config.get(name, expected) != expected:
+            raise FileFormatError(f"{name} is {config[name]!r}, expected {expected!r}")
+    return found
 
 
 def _deq_configuration(model: DEQ) -> dict[str, Any]:
