@@ -240,6 +240,8 @@ def certified(
 ) -> Tensor:  # (B,)
     """Tells which samples provably have the class `target` on their whole set.
 
+    Bounds that are not finite prove no class, nor do any bounds one that the model does not give at the center.
+
     Example:
         >>> from wellposed.robust import Box
         >>> form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([[1.0], [-1.0]]))
@@ -247,9 +249,25 @@ def certified(
         tensor([True])
     """
     with torch.no_grad():
-        upper = margin_bounds(model, inputs, target, method, budget).upper
-    own = torch.zeros_like(upper, dtype=torch.bool).scatter(1, target[:, None], True)
-    return ((upper < 0) | own).all(1)
+        form = as_form(model, inputs)
+        bounds = margin_bounds(form, inputs, target, method, budget)
+        given = _given(form, inputs, target)
+    own = torch.zeros_like(bounds.upper, dtype=torch.bool).scatter(1, target[:, None], True)
+    negative = (bounds.upper < 0) & bounds.upper.isfinite() & bounds.lower.isfinite()
+    return (negative | own).all(1) & given
+
+
+def _given(form: ImplicitForm, inputs: Uncertainty, target: Tensor) -> Tensor:  # (B,)
+    """Tells for which samples the model itself gives the class at the center of the set."""
+    if not len(inputs):
+        return torch.zeros_like(target, dtype=torch.bool)
+    finite = inputs.center.isfinite().all(1)
+    u = torch.where(finite[:, None], inputs.center, 0.0)
+    x = form.equilibrium(u, on_failure="ignore").value
+    assert isinstance(x, Tensor)
+    y = form.C.apply(x) + form.D.apply(u)
+    y = y if form.output_bias is None else y + form.output_bias
+    return finite & y.isfinite().all(1) & (y.argmax(1) == target)
 
 
 def certified_accuracy(
@@ -305,6 +323,8 @@ def enclosures(model: ImplicitForm | nn.Module, inputs: Box) -> list[Claim]:
         form, box = as_form(model, inputs).to(torch.float64), inputs.to(torch.float64)
         A, C, D = (part.to_dense() for part in (form.A, form.C, form.D))
         found = state_bounds(form, box, "interval")
+        if not bool(found.width.isfinite().all()):
+            raise IllPosedError("the bounds of the states overflow, so no box holds them; scale the inputs")
         size = torch.maximum(found.lower.abs(), found.upper.abs()).amax(1, keepdim=True)
         room = ROOM * (1 + size) * _weights(form, A)
         lower, upper = found.lower - room, found.upper + room

@@ -33,7 +33,7 @@ from wellposed.forms import Operator
 from wellposed.forms.evaluation import Stage
 from wellposed.robust.intervals import Enclosure, loop_states
 from wellposed.robust.query import Bounds, Functionals, Query, of_states, shaped
-from wellposed.robust.sets import Interval
+from wellposed.robust.sets import Interval, proven_upper
 
 
 class Slopes(NamedTuple):
@@ -288,7 +288,8 @@ class Backward:
                 self._close(sum_, stage, rows.sample, choice)
         p, n = rows.inputs.shape[1], self.enclosure.query.form.sizes[0]
         slack = allowance(sum_.size, self.operators.terms + p + n + 64)
-        return sum_.value + self.enclosure.query.set.support_rows(sum_.inputs, rows.sample) + slack, slack
+        value = sum_.value + self.enclosure.query.set.support_rows(sum_.inputs, rows.sample) + slack
+        return proven_upper(value), slack
 
     def _slopes_at(self, k: int, sample: Tensor, choice: CHOICE | None) -> tuple[Tensor, Tensor]:
         if choice is not None and k in choice:

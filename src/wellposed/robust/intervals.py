@@ -172,8 +172,8 @@ class Enclosure:
 
     def tighten(self, k: int, z: Interval) -> None:
         """Intersects the pre-activations of a block with what else is known to hold them."""
-        self._z[k] = z.within(self._z[k])
-        self._x[k] = image(self.activations[k], self.z(k)).within(self._x[k])
+        self._z[k] = z.proven().within(self._z[k]).proven()
+        self._x[k] = image(self.activations[k], self.z(k)).within(self._x[k]).proven()
 
     def _drive(self, k: int) -> Reach:
         """Encloses ``Bu + b`` of a block, by the support function of the set where the box is no better."""

@@ -154,7 +154,8 @@ class LinearProgram:
         magnitude = np.abs(by_rows).sum() + (size * largest).sum()
         gamma = (2 * rows + columns + 16) * UNIT
         lost = 2 * gamma * magnitude + (rows + columns) * np.finfo(np.float64).tiny
-        return float(np.nextafter(by_rows.sum() + (reduced * ends).sum() + lost, np.inf))
+        total = float(np.nextafter(by_rows.sum() + (reduced * ends).sum() + lost, np.inf))
+        return total if total > -np.inf else np.inf  # overflow proves nothing
 
 
 LARGEST = 2**25  # entries of a program's matrix
@@ -434,7 +435,8 @@ class Asked:
         left = query.deadline - monotonic()
         found = polyhedron.program.maximum(polyhedron.objective(sign * states, sign * inputs), left)
         place = index * self.count + row
-        return found.bound + sign * float(self.constant[place]) + float(self.slack[place])
+        total = found.bound + sign * float(self.constant[place]) + float(self.slack[place])
+        return total if total > -np.inf else np.inf
 
 
 def enclosed(wide: Query, rounds: int) -> Enclosure:

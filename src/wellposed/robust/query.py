@@ -24,7 +24,7 @@ from wellposed.forms.evaluation import Plan
 from wellposed.forms.gains import require_finite_entries
 from wellposed.forms.operators.entries import cover, sum_length
 from wellposed.models import ImplicitModel
-from wellposed.robust.sets import Interval, Uncertainty
+from wellposed.robust.sets import Interval, Uncertainty, proven
 
 T = TypeVar("T")
 
@@ -333,20 +333,21 @@ class Bounds:
         return inside.all(-1)
 
     def stated(self) -> "Bounds":
-        """Replaces ends that are no numbers, as overflow leaves them, by infinite ones: nothing is proven there.
+        """Replaces ends that overflow has left, no numbers or crossed ones, by infinite ones: nothing is proven.
 
         Example:
             >>> Bounds(torch.tensor([[torch.nan]]), torch.tensor([[2.0]]), "box", torch.zeros(1, 1)).stated().lower
             tensor([[-inf]])
         """
-        lower = torch.where(self.lower.isnan(), -torch.inf, self.lower)
-        return replace(self, lower=lower, upper=torch.where(self.upper.isnan(), torch.inf, self.upper))
+        lower, upper = proven(self.lower, self.upper)
+        return replace(self, lower=lower, upper=upper)
 
     def within(self, other: "Bounds") -> "Bounds":
-        """Intersects two proofs of the same values."""
-        lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
-        slack = torch.where(other.width < self.width, other.slack, self.slack)
-        return Bounds(lower, upper, f"{self.method} + {other.method}", slack)
+        """Intersects two proofs of the same values, of which one may have proven nothing."""
+        one, two = self.stated(), other.stated()
+        lower, upper = torch.maximum(one.lower, two.lower), torch.minimum(one.upper, two.upper)
+        slack = torch.where(two.width < one.width, two.slack, one.slack)
+        return Bounds(lower, upper, f"{self.method} + {other.method}", slack).stated()
 
     def named(self, method: str) -> "Bounds":
         """Changes the name."""

@@ -16,6 +16,30 @@ from wellposed.conditions.rounding import outward, unit_roundoff
 from wellposed.errors import InputError
 
 
+def proven(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the ends of intervals, and ``-inf`` and ``inf`` where they cannot have been proven.
+
+    An end that is no number, a lower end of ``inf``, an upper one of ``-inf`` and ends that cross are what
+    overflow leaves: there, neither end says anything. Bounds pass through here before anything is decided by them.
+
+    Example:
+        >>> proven(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, -torch.inf, 1.0]))
+        (tensor([0., -inf, -inf]), tensor([1., inf, inf]))
+    """
+    holds = (lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)
+    return torch.where(holds, lower, -torch.inf), torch.where(holds, upper, torch.inf)
+
+
+def proven_upper(value: Tensor) -> Tensor:
+    """Returns upper bounds, and ``inf`` where overflow has left ``-inf`` or no number.
+
+    Example:
+        >>> proven_upper(torch.tensor([1.0, -torch.inf, torch.nan]))
+        tensor([1., inf, inf])
+    """
+    return torch.where(value > -torch.inf, value, torch.inf)
+
+
 class Interval(NamedTuple):
     """All tensors between two.
 
@@ -74,6 +98,10 @@ class Interval(NamedTuple):
         if other is None:
             return self
         return Interval(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
+
+    def proven(self) -> "Interval":
+        """Replaces what no arithmetic can have proven by all numbers; see `proven`."""
+        return Interval(*proven(self.lower, self.upper))
 
     def at(self, sample: Tensor) -> "Interval":
         """Takes the rows of some samples."""

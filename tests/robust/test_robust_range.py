@@ -1,0 +1,108 @@
+"""Bounds at the ends of the number range, against exact values in fractions."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from wellposed.forms import ImplicitForm
+from wellposed.robust import (
+    Bounds,
+    Box,
+    MethodError,
+    certified,
+    certified_accuracy,
+    margin_bounds,
+    output_bounds,
+)
+
+F32, F64 = torch.float32, torch.float64
+METHODS = ("norm", "box", "interval", "l2", "crown", "optimised", "lp", "triangle", "best")
+CHEAP = ("box", "interval", "l2", "crown", "best")
+
+
+def exact(value: float | Tensor) -> Fraction:
+    return Fraction(float(value))
+
+
+def holds(bounds: Bounds, truth: Fraction) -> bool:
+    """Whether an exact value lies within the bounds of the only output."""
+    lower, upper = float(bounds.lower[0, 0]), float(bounds.upper[0, 0])
+    assert not (math.isnan(lower) or math.isnan(upper))
+    below = lower == -math.inf or (math.isfinite(lower) and Fraction(lower) <= truth)
+    return below and (upper == math.inf or (math.isfinite(upper) and Fraction(upper) >= truth))
+
+
+def two_outputs(dtype: torch.dtype) -> tuple[ImplicitForm, Tensor]:
+    """y = (c b0 u0, b1 u1) where c b0 overflows and y does not; the second output is larger."""
+    b0, b1, c, u = (1e15, 1e20, 1e24, (1e-9, 1e15)) if dtype == F32 else (1e150, 1e170, 1e200, (1e-100, 1e100))
+    B = torch.tensor([[b0, 0.0], [0.0, b1]], dtype=dtype)
+    form = ImplicitForm(torch.zeros(2, 2, dtype=dtype), B, torch.tensor([[c, 0.0], [0.0, 1.0]], dtype=dtype))
+    return form, torch.tensor([u], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_class_is_certified_by_a_coefficient_that_overflows(method, dtype):
+    form, u = two_outputs(dtype)
+    try:
+        bounds = margin_bounds(form, Box(u, u), torch.tensor([0]), method)
+    except MethodError:
+        return
+    assert int(form(u).argmax()) == 1
+    assert not certified(form, Box(u, u), torch.tensor([0]), method).any()
+    assert certified_accuracy(form, Box(u, u), torch.tensor([0]), method) == 0
+    assert (bounds.lower <= bounds.upper).all()
+    assert (bounds.upper > -math.inf).all() and (bounds.lower < math.inf).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bound_is_nowhere_beyond_a_value_because_of_overflow(method):
+    B = torch.tensor([[1e20]])
+    form, u = ImplicitForm(torch.zeros(1, 1), B, B), torch.tensor([[1e-10]])
+    assert holds(output_bounds(form, Box(u, u), method), exact(B) * exact(B) * exact(u))
+
+
+def test_ends_that_prove_nothing_become_infinite_on_both_sides():
+    lower = torch.tensor([[math.nan, 0.0, math.inf, 0.0, 2.0, -math.inf, 0.0, math.inf, -math.inf]])
+    upper = torch.tensor([[1.0, math.nan, math.inf, -math.inf, 1.0, 1.0, math.inf, 1.0, -math.inf]])
+    found = Bounds(lower, upper, "given", torch.zeros_like(lower)).stated()
+    infinite = [-math.inf, math.inf]
+    ends = [list(pair) for pair in zip(found.lower[0].tolist(), found.upper[0].tolist(), strict=True)]
+    assert ends == [infinite] * 5 + [[-math.inf, 1.0], [0.0, math.inf], infinite, infinite]
+
+
+@pytest.mark.parametrize(
+    "ends", [(0.0, -math.inf), (math.nan, -1.0), (-1.0, -2.0), (-math.inf, -1.0), (-math.inf, -math.inf)]
+)
+def test_bounds_that_are_not_finite_or_cross_certify_nothing(ends):
+    form, u = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([[1.0], [-1.0]])), torch.ones(1, 1)
+
+    def method(query):
+        lower, upper = (torch.tensor([[0.0, end]]) for end in ends)
+        return Bounds(lower, upper, "given", torch.zeros(1, 2))
+
+    assert certified(form, Box(u, u), torch.tensor([0])).all()
+    assert not certified(form, Box(u, u), torch.tensor([0]), method).any()
+
+
+def test_no_method_certifies_a_class_that_the_model_does_not_give():
+    form, u = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([[1.0], [-1.0]])), torch.ones(1, 1)
+
+    def wrong(query):
+        return Bounds(torch.full((1, 2), -2.0), torch.full((1, 2), -1.0), "wrong", torch.zeros(1, 2))
+
+    assert certified(form, Box(u, u), torch.tensor([0]), wrong).all()
+    assert not certified(form, Box(u, u), torch.tensor([1]), wrong).any()
+
+
+def test_intersections_forget_a_proof_that_overflowed():
+    good = Bounds(torch.tensor([[0.0]]), torch.tensor([[1.0]]), "good", torch.zeros(1, 1))
+    for bad in (-math.inf, math.nan):
+        other = Bounds(torch.tensor([[0.5]]), torch.tensor([[bad]]), "bad", torch.zeros(1, 1))
+        for found in (good.within(other), other.within(good)):
+            assert (float(found.lower), float(found.upper)) == (0.0, 1.0)
+    apart = Bounds(torch.tensor([[2.0]]), torch.tensor([[3.0]]), "apart", torch.zeros(1, 1))
+    assert (float(good.within(apart).lower), float(good.within(apart).upper)) == (-math.inf, math.inf)
