@@ -7,8 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from wellposed.conditions.norms import largest_singular_value, spectral_norm
+from wellposed.conditions.rounding import euclidean_norm
+from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.robust import (
+    Ball,
     Bounds,
     Box,
     MethodError,
@@ -106,3 +110,45 @@ def test_intersections_forget_a_proof_that_overflowed():
             assert (float(found.lower), float(found.upper)) == (0.0, 1.0)
     apart = Bounds(torch.tensor([[2.0]]), torch.tensor([[3.0]]), "apart", torch.zeros(1, 1))
     assert (float(good.within(apart).lower), float(good.within(apart).upper)) == (-math.inf, math.inf)
+
+
+SCALES = {F32: [1e-44, 1e-38, 1e-30, 1e-23, 1e-19, 1.0, 1e18, 1e25, 1e37],
+          F64: [5e-324, 1e-308, 1e-300, 1e-200, 1e-170, 1e-150, 1.0, 1e140, 1e170, 1e300]}  # fmt: skip
+SCALED = [(dtype, scale) for dtype, scales in SCALES.items() for scale in scales]
+
+
+@pytest.mark.parametrize(("dtype", "scale"), SCALED)
+def test_euclidean_norms_are_not_below_exact_ones_at_any_scale(dtype, scale):
+    generator = torch.Generator().manual_seed(0)
+    z = (torch.randn(20, 5, generator=generator, dtype=F64) * scale).to(dtype)
+    z[0, 1:] = 0
+    for row, found in zip(z, euclidean_norm(z), strict=True):
+        square = sum(exact(part) ** 2 for part in row)
+        assert math.isinf(float(found)) or exact(found) ** 2 >= square
+        if 1e6 * torch.finfo(dtype).tiny < scale < 1e-6 * torch.finfo(dtype).max:
+            assert exact(found) ** 2 <= square * (1 + exact(40 * torch.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-170, 1e-154, 1.0, 1e154, 1e170, 1e300])
+@pytest.mark.parametrize("bound", [largest_singular_value, spectral_norm])
+def test_singular_values_are_bounded_at_any_scale(bound, scale):
+    matrix = scale * torch.eye(70, dtype=F64)
+    matrix[0, 1] = scale
+    assert scale <= float(bound(matrix)) <= 1.7 * scale + 1e-300
+
+
+@pytest.mark.parametrize(("dtype", "scale"), SCALED)
+@pytest.mark.parametrize("method", METHODS)
+def test_balls_hold_their_exact_extreme_point_at_any_scale(method, dtype, scale):
+    """Of four inputs with |u| <= 1, (1, 1, 1, 1) / 2 leads to twice the weight."""
+    B, zero = torch.full((1, 4), scale, dtype=dtype), torch.zeros(1, 1, dtype=dtype)
+    ball = Ball(torch.zeros(1, 4, dtype=dtype), 1.0)
+    gain = torch.full((1, 1), min(max(1e-3 / scale, 1e-30), 1e30), dtype=dtype)
+    through = ImplicitForm(zero, B, gain)
+    past = ImplicitForm(zero, torch.zeros_like(B), zero, B)
+    for form, truth in ((through, 2 * exact(B[0, 0]) * exact(gain)), (past, 2 * exact(B[0, 0]))):
+        try:
+            found = output_bounds(form, ball, method)
+        except InputError:  # the linear programs take finite intervals only
+            continue
+        assert holds(found, truth) and holds(found, Fraction(0))

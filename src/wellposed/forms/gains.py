@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, block_view
-from wellposed.conditions.rounding import EPS, double, upward
+from wellposed.conditions.rounding import EPS, double, upward, vector_norm
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms.compose import Blocks
 from wellposed.forms.evaluation import Plan, Stage
@@ -133,7 +133,7 @@ def steepest(phi: Activation, z: Tensor) -> Tensor:
     else:
         norm = "inf" if "inf" in phi.constants else next(iter(phi.constants))
         blocks = block_view(z, phi.block or 0)
-        length = torch.linalg.vector_norm(blocks, float(norm), -1, keepdim=True)
+        length = vector_norm(blocks, norm, -1).unsqueeze(-1)
         gamma, size = phi.lipschitz(norm), upward(length, blocks.shape[-1]).expand_as(blocks).flatten(-2)
     if math.isinf(gamma) and bool((size > 0).any()):
         raise IllPosedError(f"{phi.name!r} has no Lipschitz constant, so nothing bounds the change of its states")

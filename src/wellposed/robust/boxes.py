@@ -15,7 +15,7 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.conditions.conditions import Monotone
 from wellposed.conditions.norms import largest_eigenvalue, largest_singular_value, spectral_norm
-from wellposed.conditions.rounding import EPS, reciprocal_gap, upward
+from wellposed.conditions.rounding import EPS, euclidean_norm, reciprocal_gap, upward
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Identity, ImplicitForm, Operator
 from wellposed.forms.evaluation import Stage
@@ -244,7 +244,7 @@ def l2_bounds(query: Query) -> Bounds:
     sizes = center.spread.C.T.apply(rows.abs()), center.spread.D.T.apply(rows.abs())
     unit = 4 * (center.spread.terms + len(center.whole[0])) * torch.finfo(torch.float64).eps
     pieces = coefficients.split(center.form.partition, dim=1)
-    lengths = torch.stack([torch.linalg.vector_norm(piece, dim=1) for piece in pieces], dim=1)  # (R, L)
+    lengths = torch.stack([euclidean_norm(piece) for piece in pieces], dim=1)  # (R, L)
     reach = (lengths * distances.radius[query.sample]).sum(1)
     offset = 0.0 if center.form.output_bias is None else rows @ center.form.output_bias
     base = (coefficients * center.whole[query.sample]).sum(1) + offset
@@ -274,9 +274,9 @@ class Distances:
         norm = upward(exact.deviation_norm(), exact.center.shape[1])
         for stage in query.form.plan.stages:
             entering = torch.stack([_entering(center, k, norm, found, stage.blocks) for k in stage.blocks])
-            change = upward(torch.linalg.vector_norm(entering, dim=0), len(entering) + 2)
+            change = upward(euclidean_norm(entering, 0), len(entering) + 2)
             own = torch.cat([center.residual[k] for k in stage.blocks], dim=1)
-            own = upward(torch.linalg.vector_norm(own, dim=1), own.shape[1])
+            own = upward(euclidean_norm(own), own.shape[1])
             gain, error = _gains(center, stage)
             for k in stage.blocks:
                 found[k] = upward(gain * change + error * own, 4)
@@ -298,7 +298,7 @@ class Distances:
 def _entering(center: Center, k: int, norm: Tensor, found: dict[int, Tensor], inside: tuple[int, ...]) -> Tensor:
     """Bounds the Euclidean norm of what inputs and earlier blocks change in the pre-activations of block k."""
     A, B, _ = center.form.blocks
-    by_entries = torch.linalg.vector_norm(_input_row(center, k).apply(center.radius), dim=1)
+    by_entries = euclidean_norm(_input_row(center, k).apply(center.radius))
     total = torch.minimum(operator_norm(_row(B, k)) * norm, upward(by_entries, center.spread.terms))
     for j, part in A.rows()[k].items():
         if j not in inside:
@@ -346,7 +346,7 @@ def _monotone(loop: Operator, phis: list) -> tuple[float, float]:
     if len(A) <= SMALL:
         proof = Monotone().certify(A, phis[0])
         return (reciprocal_gap(proof.value), proof.gain) if proof.holds else (math.inf, math.inf)
-    doubt = EPS * float(upward(torch.linalg.vector_norm(A), A.numel()))
+    doubt = EPS * float(euclidean_norm(A.flatten()))
     gap = reciprocal_gap((largest_eigenvalue((A + A.mT) / 2) + doubt) * (1 + 2 * EPS))
     identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
     return gap, (1 + largest_singular_value(identity - A) + 2 * EPS) * gap * (1 + 4 * EPS)
@@ -368,5 +368,5 @@ def operator_norm(operator: Operator) -> float:
     if math.prod(operator.shape) <= LARGEST_SVD:
         return largest_singular_value(exact.to_dense())
     size, terms = cover(exact), sum_length(exact) + sum_length(exact.T)
-    product = size.row_sums().max() * size.T.row_sums().max()
-    return float(upward(product.sqrt(), terms))
+    down, across = size.row_sums().max(), size.T.row_sums().max()
+    return float(upward(down.sqrt() * across.sqrt(), terms))

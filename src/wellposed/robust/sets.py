@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.conditions.rounding import outward, unit_roundoff
+from wellposed.conditions.rounding import euclidean_norm, outward, unit_roundoff
 from wellposed.errors import InputError
 
 
@@ -165,7 +165,7 @@ class Uncertainty(abc.ABC):
 
     def deviation_norm(self) -> Tensor:  # (B,)
         """Bounds the 2-norm of the deviation from the center."""
-        return torch.linalg.vector_norm(self.deviation(), dim=1)
+        return euclidean_norm(self.deviation())
 
     def weighted_rows(self, weights: Tensor, sample: Tensor) -> Tensor:  # (R, p) >= 0, (R,) -> (R,)
         """Bounds ``weights' |u - center|`` over the set of the sample each row belongs to."""
@@ -350,7 +350,7 @@ class SparseBox(Uncertainty):
         return (functionals * center).sum(1) + gains.topk(self.k, dim=1).values.sum(1)
 
     def deviation_norm(self) -> Tensor:
-        return torch.linalg.vector_norm(self.deviation().topk(self.k, dim=1).values, dim=1)
+        return euclidean_norm(self.deviation().topk(self.k, dim=1).values)
 
     def weighted_rows(self, weights: Tensor, sample: Tensor) -> Tensor:
         return (weights * self.deviation()[sample]).topk(self.k, dim=1).values.sum(1)
@@ -377,7 +377,7 @@ class Ball(Uncertainty):
         radius: one number or one a sample.
 
     Example:
-        >>> Ball(torch.zeros(1, 2), 2.0).support(torch.tensor([[3.0, 4.0]]))
+        >>> Ball(torch.zeros(1, 2), 2.0).support(torch.tensor([[3.0, 4.0]])).round(decimals=4)
         tensor([[10.]])
     """
 
@@ -399,14 +399,13 @@ class Ball(Uncertainty):
         return Box(self._center - spread, self._center + spread)
 
     def support_rows(self, functionals: Tensor, sample: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(functionals, dim=1)
-        return (functionals * self._center[sample]).sum(1) + self.radius[sample] * length
+        return (functionals * self._center[sample]).sum(1) + self.weighted_rows(functionals, sample)
 
     def deviation_norm(self) -> Tensor:
         return self.radius
 
     def weighted_rows(self, weights: Tensor, sample: Tensor) -> Tensor:
-        return self.radius[sample] * torch.linalg.vector_norm(weights, dim=1)
+        return self.radius[sample] * euclidean_norm(weights)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         shape = (count, *self._center.shape)
