@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import product
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from wellposed.conditions.norms import largest_singular_value, spectral_norm
 from wellposed.conditions.rounding import euclidean_norm
-from wellposed.errors import InputError
-from wellposed.forms import ImplicitForm
+from wellposed.errors import IllPosedError, InputError
+from wellposed.forms import Block, Dense, ImplicitForm, LowRank
 from wellposed.robust import (
     Ball,
     Bounds,
@@ -152,3 +153,97 @@ def test_balls_hold_their_exact_extreme_point_at_any_scale(method, dtype, scale)
         except InputError:  # the linear programs take finite intervals only
             continue
         assert holds(found, truth) and holds(found, Fraction(0))
+
+
+def chain(dtype: torch.dtype, weights: list[float], b: float, c: float) -> ImplicitForm:
+    """y = c a_n ... a_1 b u for u >= 0, a block a weight."""
+    n = len(weights) + 1
+    parts = {(i + 1, i): Dense(torch.tensor([[value]], dtype=dtype)) for i, value in enumerate(weights)}
+    B = torch.tensor([[b]] + [[0.0]] * (n - 1), dtype=dtype)
+    C = torch.tensor([[0.0] * (n - 1) + [c]], dtype=dtype)
+    return ImplicitForm(Block((1,) * n, (1,) * n, parts, dtype), B, C)
+
+
+CHAINS = [
+    (F32, [1.1e-22], 1e30, 1.3e-22, 1.0),
+    (F32, [1.23e-20], 1e30, 1.3e-24, 1.0),
+    (F32, [1e30, 1e30], 1e-30, 1.0, 1e-30),
+    (F32, [1e-30, 1e30, 1e-20], 1e-10, 1e25, 1e10),
+    (F64, [1e200, 1e200], 1e-200, 1.0, 1e-200),
+    (F64, [1e90] * 4, 1e-200, 1.0, 1e-150),
+    (F64, [1e-160], 1e300, 1e-160, 1.0),
+    (F64, [1e-300, 1e150], 1e-100, 1e300, 1e-20),
+]
+
+
+def bounded(form: ImplicitForm, inputs: Box | Ball, method: str) -> Bounds | None:
+    """Bounds by a method; None where it does not apply, as where nothing is finite."""
+    try:
+        return output_bounds(form, inputs, method)
+    except (InputError, IllPosedError):
+        return None
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("dtype", "weights", "b", "c", "u"), CHAINS)
+def test_underflow_is_paid_for_where_it_is_amplified(dtype, weights, b, c, u, method):
+    form, point = chain(dtype, weights, b, c), torch.full((1, 1), u, dtype=dtype)
+    truth = exact(point)
+    for value in (*weights, b, c):
+        truth *= exact(torch.tensor(value, dtype=dtype))
+    for lower in (point, torch.zeros_like(point)):
+        for inputs in (Box(lower, point), Ball(point, 0.0)):
+            found = bounded(form, inputs, method)
+            assert found is None or holds(found, truth)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loop_that_an_underflowing_load_drives_is_bounded(method):
+    A = torch.tensor([[0.5, 0.0], [1e200, 0.5]], dtype=F64)
+    B, u = torch.tensor([[1e-200], [0.0]], dtype=F64), torch.tensor([[1e-150]], dtype=F64)
+    found = bounded(ImplicitForm(A, B, torch.tensor([[0.0, 1e200]], dtype=F64)), Box(u, u), method)
+    assert found is None or holds(found, 4 * exact(B[0, 0]) * exact(u) * exact(1e200) ** 2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_underflow_between_two_factors_is_paid_for(dtype, method):
+    left, right = (1e30, 1e-30) if dtype == F32 else (1e200, 1e-200)
+    factors = torch.tensor([[0.0], [left]], dtype=dtype), torch.tensor([[right], [0.0]], dtype=dtype)
+    B, C = torch.tensor([[right], [0.0]], dtype=dtype), torch.tensor([[0.0, 1.0]], dtype=dtype)
+    one = torch.ones(1, 1, dtype=dtype)
+    found = bounded(ImplicitForm(LowRank(*factors), B, C), Box(one, one), method)
+    truth = exact(factors[0][1, 0]) * exact(factors[1][0, 0]) * exact(B[0, 0])
+    assert found is None or holds(found, truth)
+
+
+def relu_network(weights: list[list[list[Fraction]]], u: list[Fraction]) -> list[Fraction]:
+    """Evaluates layers without biases, ReLU between them."""
+    for index, matrix in enumerate(weights):
+        u = [sum((a * b for a, b in zip(row, u, strict=True)), Fraction(0)) for row in matrix]
+        u = u if index == len(weights) - 1 else [max(value, Fraction(0)) for value in u]
+    return u
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_networks_at_any_scale_stay_within_their_bounds(dtype, seed):
+    """Every layer has a scale of its own, and every vertex of the box is evaluated in fractions."""
+    generator = torch.Generator().manual_seed(seed)
+    largest = 36.0 if dtype == F32 else 290.0
+    exponents = (2 * torch.rand(4, generator=generator, dtype=F64) - 1) * largest
+    exponents[2] = (-exponents[0] - exponents[1] - exponents[3]).clamp(-largest, largest)
+    W = [torch.randn(m, n, generator=generator, dtype=F64) for m, n in ((3, 2), (3, 3), (1, 3))]
+    W = [(matrix * 10.0 ** float(e)).to(dtype) for matrix, e in zip(W, exponents[:3], strict=True)]
+    center = torch.randn(1, 2, generator=generator, dtype=F64)
+    ends = [((center + shift) * 10.0 ** float(exponents[3])).to(dtype) for shift in (-0.1, 0.1)]
+    A = Block((3, 3), (3, 3), {(1, 0): Dense(W[1])}, dtype)
+    zeros = torch.zeros(3, 2, dtype=dtype)
+    C = torch.cat([torch.zeros(1, 3, dtype=dtype), W[2]], dim=1)
+    form = ImplicitForm(A, torch.cat([W[0], zeros]), C)
+    layers = [[[exact(value) for value in row] for row in matrix] for matrix in W]
+    corners = product(*([exact(end[0, k]) for end in ends] for k in range(2)))
+    values = [relu_network(layers, list(corner))[0] for corner in corners]
+    for method in METHODS:
+        found = bounded(form, Box(*ends), method)
+        assert found is None or all(holds(found, value) for value in values), method

@@ -16,7 +16,7 @@ from wellposed.activations import Activation
 from wellposed.conditions.rounding import allowance, unit_roundoff
 from wellposed.errors import IllPosedError
 from wellposed.forms.evaluation import Stage
-from wellposed.forms.gains import steepest
+from wellposed.forms.gains import COMPOUND, steepest
 from wellposed.robust.boxes import Center, Distances, box_states
 from wellposed.robust.query import Bounds, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval
@@ -64,7 +64,8 @@ def _around(phi: Activation, z: Interval) -> Interval:
             f"{phi.name!r} has no Lipschitz constant, so nothing bounds its states; give it bounded arguments"
         ) from error
     middle = phi.function(z.center)
-    return Interval(middle - change, middle + change).widened(2 * unit_roundoff(change.dtype) * change)
+    slack = 2 * unit_roundoff(change.dtype) * change + 2 * torch.finfo(change.dtype).tiny
+    return Interval(middle - change, middle + change).widened(slack)
 
 
 def _rounding(phi: Activation, z: Interval) -> Tensor:
@@ -73,7 +74,7 @@ def _rounding(phi: Activation, z: Interval) -> Tensor:
     origin = phi.function(torch.zeros_like(size[:1])).abs()
     spread = steepest(phi, size.double()).to(size)
     width = 0 if phi.componentwise else (phi.block or size.shape[-1])
-    return (phi.rounding + width + 2) * unit * (origin + spread)
+    return (phi.rounding + width + 2) * unit * (origin + spread) + 4 * torch.finfo(size.dtype).tiny
 
 
 MAX_SWEEPS, TOLERANCE = 300, 1e-5  # of intervals that shrink in a loop
@@ -88,9 +89,9 @@ class Reach(NamedTuple):
     radius: Tensor
     size: Tensor
 
-    def interval(self, terms: int) -> Interval:
-        """Encloses the exact sums."""
-        spread = self.radius + allowance(2 * self.size, terms)
+    def interval(self, terms: int, lost: float) -> Interval:
+        """Encloses the exact sums, of which underflow may have taken something."""
+        spread = self.radius + allowance(2 * self.size, terms) + lost
         return Interval(self.center - spread, self.center + spread)
 
 
@@ -108,7 +109,7 @@ class Enclosure:
     def __init__(self, query: Query, start: Callable[[Query], list[Interval]]) -> None:
         self.query, self.operators, self._start = query, Operators(query.form), start
         self.activations = query.form.activations
-        self.biases = self.operators.biases()
+        self.biases, self.tiny = self.operators.biases(), torch.finfo(query.form.dtype).tiny
         count = len(self.activations)
         self._z: list[Interval | None] = [None] * count
         self._x: list[Interval | None] = [None] * count
@@ -167,8 +168,8 @@ class Enclosure:
 
     def settle(self, k: int, reach: Reach) -> None:
         """Records the pre-activations of a block, and the states they lead to."""
-        self._size[k] = reach.size
-        self.tighten(k, reach.interval(self.operators.terms))
+        self._size[k] = reach.size + self.operators.lost
+        self.tighten(k, reach.interval(self.operators.terms, self.operators.lost))
 
     def tighten(self, k: int, z: Interval) -> None:
         """Intersects the pre-activations of a block with what else is known to hold them."""
@@ -180,6 +181,8 @@ class Enclosure:
         row, box, bias = self.operators.inputs[k], self.query.set.box().interval, self.biases[k]
         absolute, outer = (self.operators.cover(row, formed) for formed in (True, False))
         size = outer.apply(box.magnitude) + bias.abs()
+        if any(isinstance(part, COMPOUND) for part in row.parts.values()):
+            size = size + (self.tiny / unit_roundoff(size.dtype)) * box.magnitude.sum(1, keepdim=True)
         inputs, entries = self.query.set, len(self.query.set) * math.prod(row.shape)
         if isinstance(inputs, Box) or not row.parts or entries > LARGEST_ROWS:
             return Reach(row.apply(box.center) + bias, absolute.apply(box.radius), size)
@@ -193,6 +196,8 @@ class Enclosure:
             center = self.operators.blocks.A.parts[place].onto(center, x.center)
             radius = radius + self.operators.absolute[place].apply(x.radius)
             size = size + self.operators.size[place].apply(x.magnitude)
+            if isinstance(self.operators.blocks.A.parts[place], COMPOUND):  # its entries were formed
+                radius = radius + self.tiny * x.magnitude.sum(1, keepdim=True)
         return Reach(center, radius, size)
 
     def _iterate(self, blocks: tuple[int, ...]) -> None:
@@ -203,7 +208,7 @@ class Enclosure:
         for sweep in range(1, MAX_SWEEPS + 1):
             before = {k: self.x(k) for k in blocks}
             for k in blocks:
-                z = self._add(outside[k], k, inside[k]).interval(self.operators.terms)
+                z = self._add(outside[k], k, inside[k]).interval(self.operators.terms, self.operators.lost)
                 self._x[k] = image(self.activations[k], z).within(before[k]).where(active, before[k])
             active = active & _moved([before[k] for k in blocks], [self.x(k) for k in blocks])
             looks = active.device.type == "cpu" or sweep % LOOK == 0

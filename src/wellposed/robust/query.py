@@ -21,8 +21,8 @@ from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, ImplicitForm, LowRank, Operator
 from wellposed.forms.compose import Blocks
 from wellposed.forms.evaluation import Plan
-from wellposed.forms.gains import require_finite_entries
-from wellposed.forms.operators.entries import cover, sum_length
+from wellposed.forms.gains import COMPOUND, require_finite_entries
+from wellposed.forms.operators.entries import cover, sum_length, underflow
 from wellposed.models import ImplicitModel
 from wellposed.robust.sets import Interval, Uncertainty, proven
 
@@ -219,6 +219,22 @@ class Operators:
         return list(whole.split(self.form.partition))
 
     @cached_property
+    def compound(self) -> bool:
+        """Whether a part is a product or sum of operators, which computes with numbers between."""
+        wholes = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
+        return any(isinstance(part, COMPOUND) for whole in wholes for part in whole.parts.values())
+
+    @cached_property
+    def lost(self) -> float:
+        """What underflow takes at most from a sum of products with these operators or their transposes.
+
+        It is multiplied by whatever the sum is multiplied by, such as a coefficient by the size of a state.
+        """
+        tiny = torch.finfo(self.form.dtype).tiny
+        parts = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
+        return 2 * sum(max(underflow(part, tiny), underflow(part.T, tiny)) for part in parts) + 16 * tiny
+
+    @cached_property
     def terms(self) -> int:
         """The length of the longest sum in any product with these operators or their transposes."""
         parts = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
@@ -242,6 +258,7 @@ class Functionals:
         constant: (R,).
         size: (R,), a bound of the sum of absolute values of all terms, for the rounding.
         sample: (R,), the sample of every row.
+        lost: (R,), what underflow may have taken from the coefficients, times the sizes of states and inputs.
     """
 
     states: dict[int, Tensor]
@@ -249,12 +266,13 @@ class Functionals:
     constant: Tensor
     size: Tensor
     sample: Tensor
+    lost: Tensor
 
     @property
     def negated(self) -> "Functionals":
         """The functions times -1."""
         states = {k: -part for k, part in self.states.items()}
-        return Functionals(states, -self.inputs, -self.constant, self.size, self.sample)
+        return Functionals(states, -self.inputs, -self.constant, self.size, self.sample, self.lost)
 
     def __len__(self) -> int:
         return len(self.constant)
@@ -262,7 +280,9 @@ class Functionals:
     def part(self, rows: slice) -> "Functionals":
         """Takes some rows."""
         states = {k: part[rows] for k, part in self.states.items()}
-        return Functionals(states, self.inputs[rows], self.constant[rows], self.size[rows], self.sample[rows])
+        return Functionals(
+            states, self.inputs[rows], self.constant[rows], self.size[rows], self.sample[rows], self.lost[rows]
+        )
 
     @classmethod
     def of_outputs(
@@ -282,7 +302,10 @@ class Functionals:
         constant = combination.new_zeros(len(combination)) if offset is None else combination @ offset
         size = output_size(operators, states, inputs)
         total = (combination.abs() * size[sample]).sum(1)
-        return cls(found, blocks.D.T.apply(combination), constant, total, sample)
+        copied = not operators.compound and bool(((combination == 0) | (combination.abs() == 1)).all())
+        reached = 0.0 if copied else sum_sizes([*states, inputs.box().interval])[sample]  # coefficients of C alone
+        lost = operators.lost * (8 + torch.zeros_like(total) + reached)
+        return cls(found, blocks.D.T.apply(combination), constant, total, sample, lost.detach())
 
     def largest(self, states: list[Interval], inputs: Uncertainty, terms: int) -> tuple[Tensor, Tensor]:
         """Returns the largest value for states in intervals, and how much of it is allowance for rounding."""
@@ -290,8 +313,13 @@ class Functionals:
         for k, part in self.states.items():
             value = value + states[k].at(self.sample).largest(part)
         width = self.inputs.shape[1] + sum(part.shape[1] for part in self.states.values())
-        slack = allowance(4 * self.size, terms + width)
+        slack = allowance(4 * self.size, terms + width) + 2 * self.lost
         return value + slack, slack
+
+
+def sum_sizes(states: list[Interval]) -> Tensor:  # (B,)
+    """Adds up the largest absolute values of all states."""
+    return torch.cat([x.magnitude for x in states], dim=1).sum(1)
 
 
 def output_size(operators: Operators, states: list[Interval], inputs: Uncertainty) -> Tensor:  # (B, q)

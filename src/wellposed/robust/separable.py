@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellposed.conditions.rounding import allowance, outward
+from wellposed.conditions.rounding import TINY, allowance, outward
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
@@ -310,7 +310,9 @@ class _Dual:
         size = size + torch.as_tensor(self.rows.bias).abs() + self.x.magnitude + self.z.upper.abs()
         ends = torch.where(self.z.lower.isinf(), 0.0, self.z.lower.abs())
         magnitude = (lam.abs() * (size + ends)).sum() + total.abs().sum()
-        return float(allowance(2 * magnitude, self.rows.terms + len(lam) + len(u) + 64))
+        terms = self.rows.terms + len(lam) + len(u) + 64
+        lost = 8 * terms * TINY * float(1 + self.x.magnitude.sum() + u.sum() + lam.abs().sum())
+        return float(allowance(2 * magnitude, terms)) + lost
 
     def _reach(self) -> Tensor:
         """Bounds |z|, where a point without an end is put."""
