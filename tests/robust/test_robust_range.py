@@ -1,6 +1,7 @@
 """Bounds at the ends of the number range, against exact values in fractions."""
 
 import math
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import product
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from wellposed.activations import get_activation
 from wellposed.conditions.norms import largest_singular_value, spectral_norm
 from wellposed.conditions.rounding import euclidean_norm
 from wellposed.errors import IllPosedError, InputError
@@ -21,6 +23,7 @@ from wellposed.robust import (
     certified_accuracy,
     margin_bounds,
     output_bounds,
+    state_bounds,
 )
 
 F32, F64 = torch.float32, torch.float64
@@ -247,3 +250,52 @@ def test_networks_at_any_scale_stay_within_their_bounds(dtype, seed):
     for method in METHODS:
         found = bounded(form, Box(*ends), method)
         assert found is None or all(holds(found, value) for value in values), method
+
+
+PARAMETERS = [0.1, 0.01, 0.7, 0.95, 0.3, 1.7, 2.1, 1 / 3, 0.5]
+
+
+@pytest.mark.parametrize("value", PARAMETERS)
+def test_slopes_and_images_hold_the_parameter_and_what_torch_makes_of_it(value):
+    rounded = float(torch.tensor(value, dtype=F32))
+    leaky, elu = get_activation(f"leaky_relu({value})"), get_activation(f"elu({value})")
+    clipped = get_activation(f"hardtanh({-value}, {value})")
+    for given in (value, rounded):
+        assert leaky.slope[0] <= given <= leaky.slope[1] and given <= leaky.lipschitz()
+        assert given <= max(elu.slope[1], 1.0) and elu.image[0] <= -given
+        assert clipped.image[0] <= -given and given <= clipped.image[1]
+    for dtype in (F32, F64):
+        z = torch.tensor([-60.0, -1e-3, 60.0], dtype=dtype)
+        for phi in (elu, clipped, get_activation("selu")):
+            assert phi.image[0] <= float(phi(z).min()) and float(phi(z).max()) <= phi.image[1]
+
+
+def activated(name: str, value: Fraction, z: Fraction) -> Fraction:
+    if name == "leaky_relu":
+        return z if z > 0 else value * z
+    if name == "hardtanh":
+        return min(max(z, -value), value)
+    if z >= 0:
+        return z
+    with localcontext() as context:
+        context.prec = 60
+        factor = Fraction(value) if name == "elu" else SELU[0] * SELU[1]
+        return factor * (Fraction((Decimal(z.numerator) / Decimal(z.denominator)).exp()) - 1)
+
+
+SELU = Fraction("1.0507009873554804934193349852946"), Fraction("1.6732632423543772848170429916717")
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1.7])
+@pytest.mark.parametrize("name", ["leaky_relu", "elu", "hardtanh", "selu"])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_bounds_hold_the_value_of_the_parameter_as_it_was_given(dtype, name, value):
+    given = {"hardtanh": f"hardtanh({-value}, {value})", "selu": "selu"}.get(name, f"{name}({value})")
+    one = torch.ones(1, 1, dtype=dtype)
+    form = ImplicitForm(torch.zeros(1, 1, dtype=dtype), one, one, activation=given)
+    for point in (-60.0, -0.4):
+        u = torch.full((1, 1), point, dtype=dtype)
+        truth = activated(name, Fraction(value), exact(u))
+        for method in ("box", "interval", "l2", "crown"):
+            for found in (output_bounds(form, Box(u, u), method), state_bounds(form, Box(u, u), method)):
+                assert holds(found, truth) and holds(found, exact(form(u))), (point, method)

@@ -19,7 +19,7 @@ from wellposed.forms.evaluation import Stage
 from wellposed.forms.gains import COMPOUND, steepest
 from wellposed.robust.boxes import Center, Distances, box_states
 from wellposed.robust.query import Bounds, MethodError, Operators, Query, of_states
-from wellposed.robust.sets import Box, Interval
+from wellposed.robust.sets import Box, Interval, outward_ends
 
 ORDER_PRESERVING = ("max_pool", "group_sort")  # maps on blocks that increase in every entry
 
@@ -38,7 +38,7 @@ def image(phi: Activation, z: Interval) -> Interval:
     found = Interval(phi.function(z.lower), phi.function(z.upper)) if increasing(phi) else _around(phi, z)
     if phi.rounding:
         found = found.widened(_rounding(phi, z))
-    low, high = phi.image
+    low, high = outward_ends(*phi.image, found.lower.dtype)
     return Interval(found.lower.clamp(min=low), found.upper.clamp(max=high))
 
 
@@ -258,7 +258,9 @@ def image_states(query: Query) -> list[Interval]:
     query.form.certificate()
     found, looping = [], {k for stage in query.form.plan.stages if stage.system for k in stage.blocks}
     for k, (phi, size) in enumerate(zip(query.form.activations, query.form.partition, strict=True)):
-        ends = torch.tensor(phi.image, dtype=query.form.dtype, device=query.form.device)
+        ends = torch.tensor(
+            outward_ends(*phi.image, query.form.dtype), dtype=query.form.dtype, device=query.form.device
+        )
         if k in looping and not bool(ends.isfinite().all()):
             raise MethodError(f"{phi.name!r} can return any value")
         found.append(Interval(*(end.expand(len(query.set), size) for end in ends)))

@@ -40,6 +40,22 @@ def proven_upper(value: Tensor) -> Tensor:
     return torch.where(value > -torch.inf, value, torch.inf)
 
 
+def outward_ends(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+    """Rounds the ends of a range outward to numbers of a type.
+
+    Example:
+        >>> low, high = outward_ends(-0.7, 0.7, torch.float32)
+        >>> low < -0.7 and high > 0.7
+        True
+    """
+    ends = torch.tensor([low, high], dtype=torch.float64)
+    rounded = ends.to(dtype)
+    beyond = torch.nextafter(rounded, torch.tensor([-torch.inf, torch.inf], dtype=dtype))
+    inward = torch.stack([rounded[0].double() > ends[0], rounded[1].double() < ends[1]])
+    below, above = torch.where(inward, beyond, rounded).tolist()
+    return below, above
+
+
 class Interval(NamedTuple):
     """All tensors between two.
 
@@ -91,6 +107,7 @@ class Interval(NamedTuple):
             >>> Interval(torch.tensor([-1.0]), torch.tensor([2.0])).cut(0.0, float("inf"))
             Interval(lower=tensor([0.]), upper=tensor([2.]))
         """
+        low, high = outward_ends(low, high, self.lower.dtype)
         return Interval(self.lower.clamp(low, high), self.upper.clamp(low, high))
 
     def within(self, other: "Interval | None") -> "Interval":
