@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed.activations import get_activation
 from wellposed.conditions.norms import largest_singular_value, spectral_norm
@@ -299,3 +299,41 @@ def test_bounds_hold_the_value_of_the_parameter_as_it_was_given(dtype, name, val
         for method in ("box", "interval", "l2", "crown"):
             for found in (output_bounds(form, Box(u, u), method), state_bounds(form, Box(u, u), method)):
                 assert holds(found, truth) and holds(found, exact(form(u))), (point, method)
+
+
+def normalised(network: nn.Sequential, u: Tensor) -> list[Decimal]:
+    """Evaluates linear, batch normalisation, ReLU and linear in decimals, each weight as it is stored."""
+    first, norm, _, last = network
+
+    def numbers(values: Tensor) -> list[Decimal]:
+        return [Decimal(float(value)) for value in values.detach()]
+
+    def layer(part: nn.Linear, x: list[Decimal]) -> list[Decimal]:
+        pairs = zip(part.weight, numbers(part.bias), strict=True)
+        return [sum((a * b for a, b in zip(numbers(row), x, strict=True)), shift) for row, shift in pairs]
+
+    statistics = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    hidden = zip(layer(first, numbers(u)), *map(numbers, statistics), strict=True)
+    eps = Decimal(norm.eps)
+    values = [(z - mean) / (variance + eps).sqrt() * w + b for z, mean, variance, w, b in hidden]
+    return layer(last, [max(value, Decimal(0)) for value in values])
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("method", ["box", "l2", "interval", "crown"])
+def test_bounds_of_a_network_hold_its_value_before_batch_norm_was_folded(method, dtype):
+    for seed in range(6):
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)).eval().to(dtype)
+        norm = network[1]
+        with torch.no_grad():
+            for part in (norm.running_mean, norm.weight, norm.bias):
+                part.normal_()
+            norm.running_var.uniform_(0.1, 3)
+        u = torch.rand(1, 4).to(dtype)
+        found = output_bounds(network, Box(u, u), method)
+        assert found.lower.dtype == dtype
+        with localcontext() as context:
+            context.prec = 60
+            for value, lower, upper in zip(normalised(network, u[0]), found.lower[0], found.upper[0], strict=True):
+                assert Decimal(float(lower)) <= value <= Decimal(float(upper))

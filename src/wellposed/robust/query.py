@@ -5,6 +5,7 @@ them, `Operators` are the operators of a form as bounds need them: themselves, t
 transposes. `Functionals` are linear functions of states and inputs, many rows at a time, each of its own sample.
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -115,6 +116,31 @@ def as_form(model: ImplicitForm | nn.Module, inputs: Uncertainty) -> ImplicitFor
         )
     require_finite_entries(form)
     return form
+
+
+FOLDED = (nn.modules.batchnorm._NormBase, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+
+
+def wide_form(model: ImplicitForm | nn.Module, inputs: Uncertainty) -> tuple[ImplicitForm, Uncertainty]:
+    """Reads a model as a form whose exact values are those of the model, and the set in the form's type.
+
+    A conversion that folds layers, such as batch normalisation, rounds their weights: in float32 the form would be
+    another network, off by units of 1e-8. Such a network is converted in float64; what that rounds, a few units
+    of every weight, lies within what bounds allow for their own sums.
+
+    Example:
+        >>> from wellposed.robust import Box
+        >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()).eval()
+        >>> wide_form(network, Box(torch.zeros(1, 2), torch.ones(1, 2)))[0].dtype
+        torch.float64
+    """
+    form = as_form(model, inputs)
+    if isinstance(model, ImplicitForm | ImplicitModel) or form.dtype == torch.float64:
+        return form, inputs
+    if not any(isinstance(part, FOLDED) for part in model.modules()):
+        return form, inputs
+    exact = inputs.to(torch.float64)
+    return as_form(copy.deepcopy(model).double(), exact), exact
 
 
 def _live_form(model: ImplicitModel) -> ImplicitForm:
