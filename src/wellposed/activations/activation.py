@@ -138,6 +138,35 @@ def real(what: str, value: SupportsFloat, least: float = -math.inf, *, above: bo
     return float(found)
 
 
+def used(value: float) -> tuple[float, float]:
+    """Returns a range that holds a parameter and what torch computes with in float32, where it is rounded.
+
+    Example:
+        >>> used(0.5), used(0.1)
+        ((0.5, 0.5), (0.1, 0.10000000149011612))
+    """
+    rounded = float(torch.tensor(value, dtype=torch.float64).to(torch.float32))
+    return (min(value, rounded), max(value, rounded)) if math.isfinite(rounded) else (value, value)
+
+
+def product_ends(low: float, high: float, factor: float) -> tuple[float, float]:
+    """Multiplies the ends of an interval by a positive parameter, rounded outward.
+
+    Example:
+        >>> product_ends(-1.0, 1.0, 8.0)
+        (-8.0, 8.0)
+    """
+    least, most = used(factor)
+    bottom, top = min(low * least, low * most), max(high * least, high * most)
+    if least == most and math.frexp(factor)[0] == 0.5:  # a power of two
+        return bottom, top
+    return _outward(bottom, -math.inf), _outward(top, math.inf)
+
+
+def _outward(end: float, side: float) -> float:
+    return end if end == 0 or math.isinf(end) else math.nextafter(end, side)
+
+
 def whole(what: str, value: SupportsIndex) -> int:
     """Returns a parameter as a whole number of at least one.
 

@@ -7,13 +7,14 @@ A map whose result is shorter than its argument is filled up with zeros, so that
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wellposed.activations.activation import NORMS, Activation, Map, block_view, real, whole
+from wellposed.activations.activation import NORMS, Activation, Map, block_view, product_ends, real, used, whole
 from wellposed.errors import InputError
 
 
@@ -78,9 +79,9 @@ def normalise(size: int, eps: float = 1e-5) -> Activation:
         tensor([-1.,  1., -1.,  1.])
     """
     size, eps = whole("size of normalise", size), real("eps of normalise", eps, 0.0)
-    steepest = math.inf if eps == 0 else 1 / math.sqrt(eps)
-    limit = math.sqrt(size)
-    constants = {"1": steepest * limit, "2": steepest, "inf": steepest * limit}
+    steepest = _up(1 / math.sqrt(used(eps)[0])) if used(eps)[0] else math.inf
+    limit = _up(math.sqrt(size))
+    constants = {"1": _up(steepest * limit), "2": steepest, "inf": _up(steepest * limit)}
     function = partial(_normalise, size=size, eps=eps)
     return Activation(
         f"normalise({size}, {eps!r})", function, block=size, constants=constants, image=(-limit, limit)
@@ -103,10 +104,10 @@ def multiply(first: float | None = None, second: float | None = None) -> Activat
     bounds = _bounds("multiply", first, second)
     if bounds is None:
         return _product("multiply()", partial(_multiply, bounds=None), 2, dict.fromkeys(NORMS, math.inf))
-    c1, c2 = bounds
-    constants = {"1": max(c1, c2), "2": math.hypot(c1, c2), "inf": c1 + c2}
-    name = f"multiply({c1!r}, {c2!r})"
-    return _product(name, partial(_multiply, bounds=(c1, c2)), 2, constants, (-c1 * c2, c1 * c2))
+    name, function = f"multiply({bounds[0]!r}, {bounds[1]!r})", partial(_multiply, bounds=bounds)
+    c1, c2 = used(bounds[0])[1], used(bounds[1])[1]
+    constants = {"1": max(c1, c2), "2": _up(math.hypot(c1, c2)), "inf": _least_above(Fraction(c1) + Fraction(c2))}
+    return _product(name, function, 2, constants, product_ends(-c1, c1, c2))
 
 
 def matrix_product(
@@ -132,14 +133,29 @@ def matrix_product(
     bounds = _bounds("matrix_product", first, second)
     if bounds is None:
         return _product(f"matrix_product({given})", function, size, dict.fromkeys(NORMS, math.inf))
-    c1, c2 = bounds
+    name, clipped = f"matrix_product({given}, {bounds[0]!r}, {bounds[1]!r})", partial(function, bounds=bounds)
+    c1, c2 = used(bounds[0])[1], used(bounds[1])[1]
     constants = {
-        "1": max(columns * c2, rows * c1),
-        "2": math.sqrt(inner) * math.hypot(math.sqrt(columns) * c2, math.sqrt(rows) * c1),
-        "inf": inner * (c1 + c2),
+        "1": _least_above(max(columns * Fraction(c2), rows * Fraction(c1))),
+        "2": _up(math.sqrt(inner) * math.hypot(math.sqrt(columns) * c2, math.sqrt(rows) * c1)),
+        "inf": _least_above(inner * (Fraction(c1) + Fraction(c2))),
     }
-    name, largest = f"matrix_product({given}, {c1!r}, {c2!r})", inner * c1 * c2
-    return _product(name, partial(function, bounds=(c1, c2)), size, constants, (-largest, largest))
+    largest = _least_above(inner * Fraction(c1) * Fraction(c2))
+    return _product(name, clipped, size, constants, (-largest, largest))
+
+
+def _least_above(value: Fraction) -> float:
+    """Returns the least number of float64 that is not below an exact one."""
+    try:
+        found = float(value)
+    except OverflowError:
+        return math.inf
+    return found if Fraction(found) >= value else math.nextafter(found, math.inf)
+
+
+def _up(value: float) -> float:
+    """Pays for the rounding of a few operations that led to a constant; small whole numbers are exact."""
+    return value if value.is_integer() and value < 2**20 else value * (1 + 2.0**-49)
 
 
 def _bounds(name: str, first: float | None, second: float | None) -> tuple[float, float] | None:

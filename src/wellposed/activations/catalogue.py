@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wellposed.activations.activation import NORMS, Activation, Map, real
+from wellposed.activations.activation import NORMS, Activation, Map, product_ends, real, used
 from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
 from wellposed.activations.check import check_constants
 from wellposed.errors import InputError, unknown_name
@@ -30,7 +30,8 @@ def leaky_relu(slope: float = 0.01) -> Activation:
         tensor([-0.5000,  2.0000])
     """
     slope = real("slope of leaky_relu", slope)
-    bounds = (min(slope, 1.0), max(slope, 1.0))
+    least, most = used(slope)
+    bounds = (min(least, 1.0), max(most, 1.0))
     function, derivative = partial(F.leaky_relu, negative_slope=slope), partial(step, left=slope, right=1.0)
     image = (-math.inf if slope > 0 else 0.0, math.inf)
     name = f"leaky_relu({slope!r})"
@@ -46,8 +47,9 @@ def elu(alpha: float = 1.0) -> Activation:
     """
     alpha = real("alpha of elu", alpha, 0.0)
     function, derivative = partial(F.elu, alpha=alpha), partial(elu_slope, alpha=alpha)
+    most = used(alpha)[1]
     return Activation(
-        f"elu({alpha!r})", function, (0.0, max(1.0, alpha)), derivative, image=(-alpha, math.inf), rounding=8.0
+        f"elu({alpha!r})", function, (0.0, max(1.0, most)), derivative, image=(-most, math.inf), rounding=8.0
     )
 
 
@@ -62,14 +64,15 @@ def hardtanh(low: float = -1.0, high: float = 1.0) -> Activation:
     if not low < high:
         raise InputError(f"hardtanh needs low < high; received {low} and {high}")
     function, derivative = partial(torch.clamp, min=low, max=high), partial(window, low=low, high=high)
+    image = used(low)[0], used(high)[1]
     return Activation(
         f"hardtanh({low!r}, {high!r})",
         function,
         (0.0, 1.0),
         derivative,
         projection=True,
-        rounding=0.0,
-        image=(low, high),
+        rounding=0.0 if used(low) + used(high) == (low, low, high, high) else 1.0,
+        image=image,
     )
 
 
@@ -183,13 +186,14 @@ def _tanhshrink_slope(z: Tensor) -> Tensor:
 
 _GELU_TANH = 1.1289930687  # largest slope
 _SELU = (1.0507009873554805, 1.6732632423543772)  # scale and alpha
+_SELU_LEAST = -1.7580995  # no value lies below it, also where float32 has rounded the product of the two
 _GELU, _SILU = 1.1289041452, 1.0998393202  # largest slopes
 
 
 def catalogue() -> list[Activation]:
     cone = {"homogeneous": True, "projection": True, "rounding": 0.0}
     box = {"projection": True, "rounding": 0.0, "image": (0.0, 6.0)}
-    selu_image = {"image": (-_SELU[0] * _SELU[1], math.inf)}
+    selu_image = {"image": (_SELU_LEAST, math.inf)}
     positive, unit_image, ball = {"image": (0.0, math.inf)}, {"image": (0.0, 1.0)}, {"image": (-1.0, 1.0)}
     unit, sixth = (0.0, 1.0), math.nextafter(1 / 6, 1.0)
     rows: list[tuple[str, Map, tuple[float, float], Map | None, dict[str, Any]]] = [
@@ -235,14 +239,13 @@ def rescaled_by(activation: Activation, exponent: float) -> Activation:
     factor = 2.0**exponent
     bind = partial(_rescaled, factor=factor)
     derivative = activation.derivative and partial(bind, phi=activation.derivative, outer=False)
-    low, high = activation.image
     return replace(
         activation,
         name=f"rescaled({activation.name!r}, {exponent!r})",
         function=partial(bind, phi=activation.function),
         derivative=derivative,
         rounding=activation.rounding + (0.0 if exponent.is_integer() else 4.0),
-        image=(low * factor, high * factor),
+        image=product_ends(*activation.image, factor),
     )
 
 

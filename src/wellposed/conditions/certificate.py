@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, block_view
-from wellposed.conditions.norms import induced_norm, split_blocks, vector_norm
-from wellposed.conditions.rounding import EPS, double, map_rounding, reciprocal_gap, upward
+from wellposed.conditions.norms import induced_norm, split_blocks
+from wellposed.conditions.rounding import EPS, double, map_rounding, reciprocal_gap, upward, vector_norm
 from wellposed.equilibrium.maps import max_norm
 
 

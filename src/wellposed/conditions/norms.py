@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.conditions.rounding import EPS, double, reciprocal_gap, upward
+from wellposed.conditions.rounding import EPS, TINY, double, power_of_two, reciprocal_gap, upward, vector_norm
 from wellposed.errors import InputError
 
 
@@ -68,20 +68,6 @@ def block_norms(A: Tensor, sizes: Sequence[int], norm: str) -> Tensor:
     rows = [row.split(list(sizes), -1) for row in A.split(list(sizes), -2)]
     norms = [torch.stack([torch.linalg.matrix_norm(block, order) for block in row], -1) for row in rows]
     return torch.stack(norms, -2)
-
-
-def vector_norm(z: Tensor, norm: str, dim: int) -> Tensor:
-    """Computes |z|_p; the squares of the 2-norm neither overflow nor vanish.
-
-    Example:
-        >>> float(vector_norm(torch.tensor([3e-200, 4e-200], dtype=torch.float64), "2", -1))
-        5e-200
-    """
-    if norm != "2":
-        return torch.linalg.vector_norm(z, float(norm), dim)
-    top = z.abs().amax(dim, keepdim=True)
-    scaled = torch.linalg.vector_norm(z / torch.where(top > 0, top, 1.0), 2.0, dim)
-    return top.squeeze(dim) * scaled
 
 
 def induced_norm(A: Tensor, p: str, q: str) -> NormBound:
@@ -175,7 +161,7 @@ def _residual(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """Bounds |matrix - left @ right|_F by the computed residual and the rounding of computing it."""
     terms = left.shape[-1] + 3
     rounding = terms * EPS * (_frobenius(left) * _frobenius(right) + _frobenius(matrix))
-    return _frobenius(matrix - left @ right) + rounding
+    return _frobenius(matrix - left @ right) + rounding + terms * matrix.shape[-1] * matrix.shape[-2] * TINY
 
 
 def _orthogonality(Q: Tensor) -> Tensor:
@@ -412,7 +398,9 @@ def largest_singular_value(matrix: Tensor) -> float:  # (m, n)
     """
     wide = matrix.to(torch.float64)
     wide = wide if len(wide) <= wide.shape[1] else wide.mT
+    scale = power_of_two(wide.abs().amax())  # or squares would overflow or vanish
+    wide = wide / scale
     product = wide @ wide.mT
     rounding = 2 * (wide.shape[1] + 2) * EPS * wide.square().sum()  # of the product, in the 2-norm
     value = torch.as_tensor(largest_eigenvalue((product + product.mT) / 2), dtype=torch.float64)
-    return float(upward((value.clamp(min=0) + upward(rounding, wide.numel() + 4)).sqrt(), 4))
+    return float(upward(scale * (value.clamp(min=0) + upward(rounding, wide.numel() + 4)).sqrt(), 8))

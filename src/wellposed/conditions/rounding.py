@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wellposed.activations import Activation, block_view
 
-EPS = 2.0**-52
+EPS, TINY = 2.0**-52, 2.0**-1022  # of float64; no product that underflows is off by more than TINY
 
 
 def double(tensor: Tensor) -> Tensor:
@@ -50,6 +50,46 @@ def reciprocal_gap(value: float) -> float:
     """
     gap = math.nextafter(1.0 - value, -math.inf)
     return (1.0 / gap) * (1 + 2 * EPS) if gap > 0 else math.inf
+
+
+def power_of_two(size: Tensor) -> Tensor:
+    """Returns powers of two by which tensors of that largest absolute value are divided before they are squared.
+
+    Dividing by them is exact but for what underflows, and the squares of the quotients neither overflow nor vanish
+    beside the largest one.
+
+    Example:
+        >>> power_of_two(torch.tensor([0.0, 3.0, 1e-45])).log2()
+        tensor([   0.,    2., -120.])
+    """
+    limit = -6 - round(math.log2(torch.finfo(size.dtype).tiny))  # the reciprocals are numbers, too
+    exponent = torch.frexp(size.detach()).exponent.clamp(-limit, limit)
+    return torch.ldexp(torch.ones_like(size), exponent)
+
+
+def vector_norm(z: Tensor, norm: str, dim: int) -> Tensor:
+    """Computes |z|_p; the squares of the 2-norm neither overflow nor vanish.
+
+    Example:
+        >>> float(vector_norm(torch.tensor([3e-200, 4e-200], dtype=torch.float64), "2", -1))
+        5e-200
+    """
+    if norm != "2" or not z.shape[dim]:
+        return torch.linalg.vector_norm(z, float(norm), dim)
+    scale = power_of_two(z.detach().abs().amax(dim, keepdim=True))
+    return scale.squeeze(dim) * torch.linalg.vector_norm(z / scale, 2.0, dim)
+
+
+def euclidean_norm(z: Tensor, dim: int = -1) -> Tensor:
+    """Bounds |z|_2 from above in the type of z; differentiable.
+
+    Example:
+        >>> bool(euclidean_norm(torch.tensor([3e-30, 4e-30])) >= 5e-30)
+        True
+    """
+    found = vector_norm(z, "2", dim)
+    unit, tiny = torch.finfo(z.dtype).eps, torch.finfo(z.dtype).tiny
+    return torch.where(found == 0, found, found * (1 + (z.shape[dim] + 8) * unit) + unit * tiny)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -121,7 +161,7 @@ def _through(activation: Activation, error: Tensor) -> Tensor:
         return activation.lipschitz() * error
     norm = "inf" if "inf" in activation.constants else next(iter(activation.constants))
     blocks = block_view(error, activation.block or 0)
-    size = torch.linalg.vector_norm(blocks, float(norm), -1, keepdim=True)
+    size = vector_norm(blocks, norm, -1).unsqueeze(-1)
     return activation.lipschitz(norm) * upward(size, blocks.shape[-1]).expand_as(blocks).flatten(-2)
 
 

@@ -16,16 +16,19 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, block_view
-from wellposed.conditions.rounding import EPS, double, upward
+from wellposed.conditions.rounding import EPS, TINY, double, upward, vector_norm
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms.compose import Blocks
 from wellposed.forms.evaluation import Plan, Stage
 from wellposed.forms.form import ImplicitForm
-from wellposed.forms.operators.base import Operator, tensors
+from wellposed.forms.operators.base import Operator, Product, Sum, tensors
 from wellposed.forms.operators.block import Block
-from wellposed.forms.operators.entries import LARGEST_DENSE, cover_block, sum_length
+from wellposed.forms.operators.entries import LARGEST_DENSE, cover_block, least_entry, sum_length, underflow
+from wellposed.forms.operators.plain import LowRank, Repeated
 
 FLOOR = 1e-250  # makes every component of w positive and pays for underflow
+COMPOUND = (Product, Sum, LowRank, Repeated)
+SMALLEST = 1e-150  # entries below it count as such, and what underflows with them is added
 SLACKS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
 MAX_SWEEPS, RUNAWAY = 5000, 1e30
 
@@ -115,7 +118,7 @@ def comparison_system(
     share = torch.where(room > 0, slope.abs() / room, math.inf)
     share = upward(torch.where(slope == 0, 0.0, share).amax(0), 2)
     others = magnitude - magnitude.diagonal().diag()
-    return torch.where(others > 0, upward(share[:, None] * others, 2), 0.0), share
+    return torch.where(others > 0, upward(share[:, None] * others, 2) + TINY, 0.0), share
 
 
 def steepest(phi: Activation, z: Tensor) -> Tensor:
@@ -133,11 +136,11 @@ def steepest(phi: Activation, z: Tensor) -> Tensor:
     else:
         norm = "inf" if "inf" in phi.constants else next(iter(phi.constants))
         blocks = block_view(z, phi.block or 0)
-        length = torch.linalg.vector_norm(blocks, float(norm), -1, keepdim=True)
+        length = vector_norm(blocks, norm, -1).unsqueeze(-1)
         gamma, size = phi.lipschitz(norm), upward(length, blocks.shape[-1]).expand_as(blocks).flatten(-2)
     if math.isinf(gamma) and bool((size > 0).any()):
         raise IllPosedError(f"{phi.name!r} has no Lipschitz constant, so nothing bounds the change of its states")
-    return torch.where(size > 0, upward(gamma * size, 1), 0.0)
+    return torch.where(size > 0, upward(gamma * size, 1) + TINY, 0.0)
 
 
 def _diagonal(block: Block, device: torch.device) -> Tensor:
@@ -242,12 +245,31 @@ class Spread:
             found[blocks] = Loop.of(self.A.chosen(blocks, blocks), exact, activations, self.terms)
         return found
 
+    @cached_property
+    def _least(self) -> tuple[float, float]:
+        """The least number whose product with any entry does not underflow, and what is lost with smaller entries.
+
+        Smaller numbers are raised to it, so that underflow takes nothing and zeros stay zeros.
+        """
+        operators = (self.A, self.B, self.C, self.D)
+        compound = any(isinstance(part, COMPOUND) for whole in operators for part in whole.parts.values())
+        least = min(least_entry(part) for part in operators) / 1024  # for the constants of activations
+        entry = max(least**3 if compound else least, SMALLEST)
+        if entry > SMALLEST:
+            return TINY / entry, 0.0
+        return TINY / entry, max(underflow(side, 2 * TINY) for part in operators for side in (part, part.T))
+
+    def apply(self, operator: Operator, x: Tensor) -> Tensor:
+        """Returns ``M x`` for x >= 0 and one of the operators, short of the exact product by rounding alone."""
+        floor, lost = self._least
+        return operator.apply(torch.where(x > 0, x.clamp(min=floor), x)) + lost
+
     def states(self, u: Tensor, slack: float = 0.0) -> list[Tensor]:  # (B, p) -> (B, n_k) of every block
         """Bounds the change of every state by changes of at most u >= 0.
 
         With `slack` every bound is larger than what leads to it by that factor, and positive.
         """
-        entering = upward(self.B.apply(u), self.terms).split(self.A.heights, dim=1)
+        entering = upward(self.apply(self.B, u), self.terms).split(self.A.heights, dim=1)
         found: dict[int, Tensor] = {}
         for stage in self.plan.stages:
             for k, bound in self._stage(stage, found, list(entering), slack).items():
@@ -271,12 +293,12 @@ class Spread:
         total = entering
         for j, part in self.rows[k].items():
             if j not in inside:
-                total = total + part.apply(found[j])
+                total = total + self.apply(part, found[j])
         return upward(total, self.terms)
 
     def outputs(self, states: list[Tensor], u: Tensor) -> Tensor:  # (B, q)
         """Bounds the change of every output by those of states and inputs."""
-        return upward(self.C.apply(torch.cat(states, dim=1)) + self.D.apply(u), self.terms + 1)
+        return upward(self.apply(self.C, torch.cat(states, dim=1)) + self.apply(self.D, u), self.terms + 1)
 
 
 def _raised(w: Tensor, slack: float) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.conditions.norms import perron_weights
-from wellposed.conditions.rounding import plain_sums, upward
+from wellposed.conditions.rounding import outward, plain_sums, upward
 from wellposed.errors import IllPosedError, InputError, MissingExtraError, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.models.io.certificates import Claim
@@ -23,7 +23,7 @@ from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds
 from wellposed.robust.crown import Crown
 from wellposed.robust.intervals import interval_bounds
 from wellposed.robust.linear_programs import Relaxation
-from wellposed.robust.query import Bounds, Query, as_form, check_target, margins
+from wellposed.robust.query import Bounds, Query, as_form, check_target, margins, wide_form
 from wellposed.robust.sets import Box, Uncertainty
 
 ORDER = ("interval", "l2", "crown", "optimised", "triangle")  # cheapest first; those that are registered are tried
@@ -74,7 +74,8 @@ def state_bounds(
     """Bounds every state of the equilibrium, (B, n), over a set of inputs.
 
     Args:
-        model: a form, an `ImplicitModel`, or a network, which is converted.
+        model: a form, an `ImplicitModel`, or a network, which is converted; in float64 if it has layers whose
+            folding rounds.
         inputs: one set for every sample.
         method: ``"norm"``, ``"box"``, ``"interval"``, ``"l2"``, ``"crown"``, ``"optimised"``
             (crown with slopes optimised), ``"lp"`` (as printed in 003), ``"triangle"``, ``"best"``,
@@ -87,8 +88,8 @@ def state_bounds(
         >>> state_bounds(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), "box").upper.round(decimals=3)
         tensor([[4.]])
     """
-    form = as_form(model, inputs)
-    return _answer(method, Query(form, inputs, None, _deadline(budget)))
+    form, exact = wide_form(model, inputs)
+    return _answer(method, Query(form, exact, None, _deadline(budget)), inputs.dtype)
 
 
 def output_bounds(
@@ -106,9 +107,10 @@ def output_bounds(
         >>> found.upper.round(decimals=3), found.method
         (tensor([[2.]]), 'crown')
     """
-    form = as_form(model, inputs)
+    form, exact = wide_form(model, inputs)
     unit = torch.eye(form.sizes[2], dtype=form.dtype, device=form.device)
-    return _answer(method, Query(form, inputs, unit.expand(len(inputs), -1, -1), _deadline(budget)))
+    query = Query(form, exact, unit.expand(len(inputs), -1, -1), _deadline(budget))
+    return _answer(method, query, inputs.dtype)
 
 
 def margin_bounds(
@@ -129,19 +131,23 @@ def margin_bounds(
         >>> margin_bounds(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), torch.tensor([0])).upper.round()
         tensor([[ 0., -2.]])
     """
-    form = as_form(model, inputs)
+    form, exact = wide_form(model, inputs)
     q = form.sizes[2]
-    rows = margins(q, check_target(target, len(inputs), q), inputs.center)
-    return _answer(method, Query(form, inputs, rows, _deadline(budget)))
+    rows = margins(q, check_target(target, len(inputs), q), exact.center)
+    return _answer(method, Query(form, exact, rows, _deadline(budget)), inputs.dtype)
 
 
-def _answer(method: str | Method, query: Query) -> Bounds:
+def _answer(method: str | Method, query: Query, dtype: torch.dtype) -> Bounds:
     prove = get_method(method)
     if not len(query.set):
-        none = query.set.center.new_zeros(query.shape)
+        none = query.set.center.new_zeros(query.shape, dtype=dtype)
         return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
     with plain_sums(query.set.center):
-        return prove(query).stated()
+        bounds = prove(query).stated()
+    if query.form.dtype == dtype:
+        return bounds
+    (lower, below), (upper, above) = outward(bounds.lower, dtype), outward(bounds.upper, dtype)
+    return Bounds(lower - below, upper + above, bounds.method, bounds.slack.to(dtype)).stated()
 
 
 def get_method(method: str | Method) -> Method:
@@ -240,6 +246,8 @@ def certified(
 ) -> Tensor:  # (B,)
     """Tells which samples provably have the class `target` on their whole set.
 
+    Bounds that are not finite prove no class, nor do any bounds one that the model does not give at the center.
+
     Example:
         >>> from wellposed.robust import Box
         >>> form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.tensor([[1.0], [-1.0]]))
@@ -247,9 +255,25 @@ def certified(
         tensor([True])
     """
     with torch.no_grad():
-        upper = margin_bounds(model, inputs, target, method, budget).upper
-    own = torch.zeros_like(upper, dtype=torch.bool).scatter(1, target[:, None], True)
-    return ((upper < 0) | own).all(1)
+        form, exact = wide_form(model, inputs)
+        bounds = margin_bounds(form, exact, target, method, budget)
+        given = _given(form, exact, target)
+    own = torch.zeros_like(bounds.upper, dtype=torch.bool).scatter(1, target[:, None], True)
+    negative = (bounds.upper < 0) & bounds.upper.isfinite() & bounds.lower.isfinite()
+    return (negative | own).all(1) & given
+
+
+def _given(form: ImplicitForm, inputs: Uncertainty, target: Tensor) -> Tensor:  # (B,)
+    """Tells for which samples the model itself gives the class at the center of the set."""
+    if not len(inputs):
+        return torch.zeros_like(target, dtype=torch.bool)
+    finite = inputs.center.isfinite().all(1)
+    u = torch.where(finite[:, None], inputs.center, 0.0)
+    x = form.equilibrium(u, on_failure="ignore").value
+    assert isinstance(x, Tensor)
+    y = form.C.apply(x) + form.D.apply(u)
+    y = y if form.output_bias is None else y + form.output_bias
+    return finite & y.isfinite().all(1) & (y.argmax(1) == target)
 
 
 def certified_accuracy(
@@ -305,6 +329,8 @@ def enclosures(model: ImplicitForm | nn.Module, inputs: Box) -> list[Claim]:
         form, box = as_form(model, inputs).to(torch.float64), inputs.to(torch.float64)
         A, C, D = (part.to_dense() for part in (form.A, form.C, form.D))
         found = state_bounds(form, box, "interval")
+        if not bool(found.width.isfinite().all()):
+            raise IllPosedError("the bounds of the states overflow, so no box holds them; scale the inputs")
         size = torch.maximum(found.lower.abs(), found.upper.abs()).amax(1, keepdim=True)
         room = ROOM * (1 + size) * _weights(form, A)
         lower, upper = found.lower - room, found.upper + room

@@ -15,12 +15,12 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.conditions.conditions import Monotone
 from wellposed.conditions.norms import largest_eigenvalue, largest_singular_value, spectral_norm
-from wellposed.conditions.rounding import EPS, reciprocal_gap, upward
+from wellposed.conditions.rounding import EPS, TINY, euclidean_norm, reciprocal_gap, upward
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Identity, ImplicitForm, Operator
 from wellposed.forms.evaluation import Stage
 from wellposed.forms.gains import Spread, steepest
-from wellposed.forms.operators.entries import LARGEST_DENSE, cover, sum_length
+from wellposed.forms.operators.entries import LARGEST_DENSE, cover, sum_length, underflow
 from wellposed.robust.query import Bounds, MethodError, Query, of_states, shaped
 from wellposed.robust.sets import Box, Interval
 
@@ -73,7 +73,8 @@ def _residual(form: ImplicitForm, spread: Spread, x: Tensor, u: Tensor) -> list[
     bias = torch.zeros_like(x[0]) if form.bias is None else form.bias
     z = A.apply(x) + B.apply(u) + bias
     size = spread.A.apply(x.abs()) + spread.B.apply(u.abs()) + bias.abs()
-    error = upward(size, spread.terms) * (2 * (spread.terms + 4) * EPS)
+    lost = underflow(A, TINY) + underflow(B, TINY) + underflow(spread.A, TINY) + underflow(spread.B, TINY)
+    error = upward(size, spread.terms) * (2 * (spread.terms + 4) * EPS) + 2 * lost
     pieces = zip(form.activations, *(t.split(form.partition, dim=1) for t in (x, z, size, error)), strict=True)
     return [_one_residual(*piece) for piece in pieces]
 
@@ -82,7 +83,7 @@ def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Te
     through = steepest(phi, error)
     width = 0 if phi.componentwise else (phi.block or z.shape[1])
     own = (phi.rounding + width) * EPS * (phi.function(torch.zeros_like(z)).abs() + steepest(phi, size))
-    return upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4)
+    return upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
 
 
 LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes
@@ -105,11 +106,13 @@ def box_bounds(query: Query) -> Bounds:
     coefficients, direct = C.T.apply(rows).abs(), D.T.apply(rows).abs()
     slack = 2 * (center.spread.terms + rows.shape[1]) * EPS
     doubt = center.spread.C.T.apply(rows.abs()), center.spread.D.T.apply(rows.abs())
-    weights = (coefficients + slack * doubt[0]) @ state_gains(center) + direct + slack * doubt[1]
+    lost = _lost(center)
+    weights = (coefficients + slack * doubt[0] + lost) @ state_gains(center) + direct + slack * doubt[1] + lost
     moved = query.set.to(torch.float64).weighted_rows(upward(weights, center.spread.terms), query.sample)
     own = torch.cat(_own_radii(center), dim=1)[query.sample]
     rest = (coefficients * own).sum(1) + slack * (doubt[0] * (own + center.whole.abs()[query.sample])).sum(1)
     rest = rest + slack * (doubt[1] * center.u.abs()[query.sample]).sum(1)
+    rest = rest + lost * (2 + own.sum(1) + center.whole.abs().sum(1)[query.sample])
     y = C.apply(center.whole) + D.apply(center.u)
     y = y if center.form.output_bias is None else y + center.form.output_bias
     value = (rows * y[query.sample]).sum(1)
@@ -132,6 +135,15 @@ def box_states(query: Query) -> list[Interval]:
     return [Interval.around(x, v, query.form.dtype) for x, v in pairs]
 
 
+def _lost(center: Center) -> float:
+    """Bounds what underflow takes from any sum of products with the operators of a form."""
+    operators = (center.spread.A, center.spread.B, center.spread.C, center.spread.D)
+    return (
+        4 * max(underflow(side, TINY) for part in operators for side in (part, part.T))
+        + 8 * sum(center.form.sizes) * TINY
+    )
+
+
 def _too_large(query: Query) -> bool:
     n, p, _ = query.form.sizes
     return n * p > LARGEST_GAIN
@@ -146,6 +158,7 @@ def _state_radii(query: Query, center: Center) -> list[Tensor]:  # (B, n_k)
     count = len(gains)
     one = torch.zeros(count, dtype=torch.int64, device=gains.device)
     moved = torch.stack([exact.weighted_rows(gains, one + sample) for sample in range(len(exact))])
+    moved = torch.where(moved > 0, moved + TINY, moved)
     pieces = upward(moved, center.u.shape[1]).split(center.form.partition, dim=1)
     return [upward(a + b, 2) for a, b in zip(_own_radii(center), pieces, strict=True)]
 
@@ -181,7 +194,7 @@ def _load(phi: Activation, residual: Tensor) -> Tensor:
     if not residual.numel():
         return residual
     if phi.componentwise:
-        return upward(residual / max(phi.lipschitz(), 1e-100), 2)
+        return upward(residual / max(phi.lipschitz(), 1e-100), 2) + 2 * TINY
     norm = "inf" if "inf" in phi.constants else next(iter(phi.constants))
     return upward(residual.amax(1, keepdim=True).expand_as(residual) / max(phi.lipschitz(norm), 1e-100), 2)
 
@@ -202,7 +215,7 @@ def norm_bounds(query: Query) -> Bounds:
         raise MethodError(
             f"the norm bound needs gamma |A|_inf < 1, and it is {kappa:.4g}; use form.rescale(kappa) or 'box'"
         )
-    moved = upward(gamma * _drive(query, center, spread.B).amax(1, keepdim=True), 2)
+    moved = upward(gamma * _drive(query, center, spread.B).amax(1, keepdim=True), 2) + _lost(center)
     residual = torch.cat(center.residual, dim=1).amax(1, keepdim=True)
     radius = upward((moved + residual) * reciprocal_gap(kappa), 4)
     states = [Interval.around(x, radius.expand_as(x), query.form.dtype) for x in center.states]
@@ -212,11 +225,11 @@ def norm_bounds(query: Query) -> Bounds:
 def _drive(query: Query, center: Center, B: Operator) -> Tensor:  # (B, n)
     n, p, _ = query.form.sizes
     if isinstance(query.set, Box) or n * p > LARGEST_GAIN:
-        return upward(B.apply(center.radius), center.spread.terms)
+        return upward(center.spread.apply(B, center.radius), center.spread.terms)
     rows, exact = B.to_dense(), query.set.to(torch.float64)
     sample = torch.zeros(n, dtype=torch.int64, device=rows.device)
     found = [exact.weighted_rows(rows, sample + index) for index in range(len(exact))]
-    return upward(torch.stack(found), p + center.spread.terms)
+    return upward(torch.stack(found), p + center.spread.terms) + _lost(center)
 
 
 LARGEST_SVD = 2**24  # entries up to which the largest singular value is computed
@@ -244,7 +257,7 @@ def l2_bounds(query: Query) -> Bounds:
     sizes = center.spread.C.T.apply(rows.abs()), center.spread.D.T.apply(rows.abs())
     unit = 4 * (center.spread.terms + len(center.whole[0])) * torch.finfo(torch.float64).eps
     pieces = coefficients.split(center.form.partition, dim=1)
-    lengths = torch.stack([torch.linalg.vector_norm(piece, dim=1) for piece in pieces], dim=1)  # (R, L)
+    lengths = torch.stack([euclidean_norm(piece) for piece in pieces], dim=1)  # (R, L)
     reach = (lengths * distances.radius[query.sample]).sum(1)
     offset = 0.0 if center.form.output_bias is None else rows @ center.form.output_bias
     base = (coefficients * center.whole[query.sample]).sum(1) + offset
@@ -253,8 +266,9 @@ def l2_bounds(query: Query) -> Bounds:
     lower = base - reach - exact.support_rows(-direct, query.sample)
     magnitude = exact.box().interval.magnitude[query.sample]
     states = center.whole.abs()[query.sample] + torch.cat(distances.spread(), dim=1)[query.sample]
+    lost = _lost(center) * (2 + states.sum(1) + magnitude.sum(1))
     slack = unit * ((sizes[0] * states).sum(1) + (sizes[1] * magnitude).sum(1) + upper.abs() + lower.abs())
-    slack = upward(slack + 2 * unit * (offset.abs() if isinstance(offset, Tensor) else 0.0), 4)
+    slack = upward(slack + lost + 2 * unit * (offset.abs() if isinstance(offset, Tensor) else 0.0), 4)
     found = Interval.around((lower + upper) / 2, upward((upper - lower) / 2 + 2 * slack, 4), query.form.dtype)
     return shaped(query, found.lower, found.upper, "l2", slack.to(query.form.dtype))
 
@@ -274,12 +288,12 @@ class Distances:
         norm = upward(exact.deviation_norm(), exact.center.shape[1])
         for stage in query.form.plan.stages:
             entering = torch.stack([_entering(center, k, norm, found, stage.blocks) for k in stage.blocks])
-            change = upward(torch.linalg.vector_norm(entering, dim=0), len(entering) + 2)
+            change = upward(euclidean_norm(entering, 0), len(entering) + 2)
             own = torch.cat([center.residual[k] for k in stage.blocks], dim=1)
-            own = upward(torch.linalg.vector_norm(own, dim=1), own.shape[1])
+            own = upward(euclidean_norm(own), own.shape[1])
             gain, error = _gains(center, stage)
             for k in stage.blocks:
-                found[k] = upward(gain * change + error * own, 4)
+                found[k] = upward(gain * change + error * own, 4) + 4 * TINY
         return cls(center, torch.stack([found[k] for k in range(len(found))], dim=1))
 
     def spread(self) -> list[Tensor]:
@@ -298,12 +312,13 @@ class Distances:
 def _entering(center: Center, k: int, norm: Tensor, found: dict[int, Tensor], inside: tuple[int, ...]) -> Tensor:
     """Bounds the Euclidean norm of what inputs and earlier blocks change in the pre-activations of block k."""
     A, B, _ = center.form.blocks
-    by_entries = torch.linalg.vector_norm(_input_row(center, k).apply(center.radius), dim=1)
+    row = _input_row(center, k)
+    by_entries = euclidean_norm(center.spread.apply(row, center.radius))
     total = torch.minimum(operator_norm(_row(B, k)) * norm, upward(by_entries, center.spread.terms))
     for j, part in A.rows()[k].items():
         if j not in inside:
             total = total + operator_norm(part) * found[j]
-    return upward(total, len(found) + 4)
+    return upward(total, len(found) + 4) + (len(found) + 4) * TINY
 
 
 def _row(B: Block, k: int) -> Operator:
@@ -346,7 +361,7 @@ def _monotone(loop: Operator, phis: list) -> tuple[float, float]:
     if len(A) <= SMALL:
         proof = Monotone().certify(A, phis[0])
         return (reciprocal_gap(proof.value), proof.gain) if proof.holds else (math.inf, math.inf)
-    doubt = EPS * float(upward(torch.linalg.vector_norm(A), A.numel()))
+    doubt = EPS * float(euclidean_norm(A.flatten()))
     gap = reciprocal_gap((largest_eigenvalue((A + A.mT) / 2) + doubt) * (1 + 2 * EPS))
     identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
     return gap, (1 + largest_singular_value(identity - A) + 2 * EPS) * gap * (1 + 4 * EPS)
@@ -368,5 +383,5 @@ def operator_norm(operator: Operator) -> float:
     if math.prod(operator.shape) <= LARGEST_SVD:
         return largest_singular_value(exact.to_dense())
     size, terms = cover(exact), sum_length(exact) + sum_length(exact.T)
-    product = size.row_sums().max() * size.T.row_sums().max()
-    return float(upward(product.sqrt(), terms))
+    down, across = size.row_sums().max(), size.T.row_sums().max()
+    return float(upward(down.sqrt() * across.sqrt(), terms))

@@ -32,8 +32,8 @@ from wellposed.errors import InputError
 from wellposed.forms import Operator
 from wellposed.forms.evaluation import Stage
 from wellposed.robust.intervals import Enclosure, loop_states
-from wellposed.robust.query import Bounds, Functionals, Query, of_states, shaped
-from wellposed.robust.sets import Interval
+from wellposed.robust.query import Bounds, Functionals, Query, of_states, shaped, sum_sizes
+from wellposed.robust.sets import Interval, proven_upper
 
 
 class Slopes(NamedTuple):
@@ -250,6 +250,7 @@ class Sum:
     inputs: Tensor  # (R, p)
     value: Tensor  # (R,)
     size: Tensor  # (R,)
+    lost: Tensor  # (R,), by underflow
     open: dict[int, Tensor]  # coefficients of blocks that are still to be replaced, (R, n_k)
 
     def add(self, k: int, coefficients: Tensor) -> None:
@@ -267,6 +268,7 @@ class Backward:
         for i, j in self.operators.blocks.A.parts:
             self.columns.setdefault(j, []).append(i)
         self._slopes: dict[int, tuple[Interval, Slopes]] = {}
+        self.tiny = torch.finfo(self.operators.form.dtype).tiny
 
     def slopes(self, k: int) -> Slopes:
         """The slopes of a block, chosen anew when its interval has changed."""
@@ -278,7 +280,7 @@ class Backward:
 
     def upper(self, rows: Functionals, choice: CHOICE | None = None) -> tuple[Tensor, Tensor]:  # (R,), (R,)
         """Bounds functionals from above; also returns how much of that is allowance for rounding."""
-        sum_ = Sum(rows.inputs, rows.constant, 4 * rows.size, dict(rows.states))
+        sum_ = Sum(rows.inputs, rows.constant, 4 * rows.size, rows.lost, dict(rows.states))
         for stage in reversed(self.operators.plan.stages):
             if not any(k in sum_.open for k in stage.blocks):
                 continue
@@ -287,8 +289,9 @@ class Backward:
             else:
                 self._close(sum_, stage, rows.sample, choice)
         p, n = rows.inputs.shape[1], self.enclosure.query.form.sizes[0]
-        slack = allowance(sum_.size, self.operators.terms + p + n + 64)
-        return sum_.value + self.enclosure.query.set.support_rows(sum_.inputs, rows.sample) + slack, slack
+        slack = allowance(sum_.size, self.operators.terms + p + n + 64) + 2 * sum_.lost + 8 * n * self.tiny
+        value = sum_.value + self.enclosure.query.set.support_rows(sum_.inputs, rows.sample) + slack
+        return proven_upper(value), slack
 
     def _slopes_at(self, k: int, sample: Tensor, choice: CHOICE | None) -> tuple[Tensor, Tensor]:
         if choice is not None and k in choice:
@@ -304,7 +307,7 @@ class Backward:
         lower, upper = self._slopes_at(k, sample, choice)
         lam = torch.where(nu > 0, upper, lower) * nu
         self._intercept(sum_, k, nu, lam, sample)
-        self._pass_on(sum_, k, lam, list(self.operators.plan.rows[k]))
+        self._pass_on(sum_, k, lam, list(self.operators.plan.rows[k]), sample)
 
     def _stop(self, sum_: Sum, k: int, nu: Tensor, sample: Tensor) -> None:
         """Bounds the states of a block by their interval, where no lines are known."""
@@ -320,18 +323,28 @@ class Backward:
             reach, states = self.enclosure.size(k)[sample], self.enclosure.x(k).at(sample).magnitude
             own = z.magnitude + states + self._origin(k)
             sum_.size = sum_.size + (6 * lam.abs() * reach + 2 * (nu.abs() + lam.abs()) * own).sum(1)
+            sum_.lost = sum_.lost + self.operators.lost * own.sum(1)
 
     def _origin(self, k: int) -> float:
         """Returns |phi(0)|, to which the rounding of phi is relative."""
         phi = self.enclosure.activations[k]
         return float(phi.function(torch.zeros(1, dtype=torch.float64)).abs()) if phi.rounding else 0.0
 
-    def _pass_on(self, sum_: Sum, k: int, lam: Tensor, blocks: list[int]) -> None:
-        """Replaces ``lam' z`` of a block by inputs and by the states of other blocks."""
+    def _pass_on(self, sum_: Sum, k: int, lam: Tensor, blocks: list[int], sample: Tensor) -> None:
+        """Replaces ``lam' z`` of a block by inputs and by the states of other blocks.
+
+        A new coefficient may have lost something by underflow, which counts as much as what it multiplies.
+        """
         if self.operators.inputs[k].parts:
             sum_.inputs = sum_.inputs + self.operators.inputs_transposed[k].apply(lam)
+            self._pay(sum_, self.enclosure.query.set.box().interval, sample)
         for j in blocks:
             sum_.add(j, self.operators.transposed[k, j].apply(lam))
+            self._pay(sum_, self.enclosure.x(j), sample)
+
+    def _pay(self, sum_: Sum, multiplied: Interval, sample: Tensor) -> None:
+        with torch.no_grad():
+            sum_.lost = sum_.lost + self.operators.lost * multiplied.magnitude.sum(1)[sample]
 
     def _close(self, sum_: Sum, stage: Stage, sample: Tensor, choice: CHOICE | None) -> None:
         """Iterates ``nu <- c + A' lam(nu)`` in a loop and bounds what is left over by the states' interval."""
@@ -343,13 +356,15 @@ class Backward:
         for k in blocks:
             x = self.enclosure.x(k).at(sample)
             sum_.value = sum_.value + x.largest(image[k] - nu[k])
+            self._pay(sum_, self.enclosure.x(k), sample)
             sum_.size = sum_.size + 2 * (start[k].detach().abs() * x.magnitude.detach()).sum(1)
             if self.lines[k] is None:
                 self._stop(sum_, k, nu[k], sample)
             else:
                 lam = loop.lam(k, nu[k])
                 self._intercept(sum_, k, nu[k], lam, sample)
-                self._pass_on(sum_, k, lam, [j for j in self.operators.plan.rows[k] if j not in blocks])
+                outside = [j for j in self.operators.plan.rows[k] if j not in blocks]
+                self._pass_on(sum_, k, lam, outside, sample)
 
     def _loop(self, start: dict[int, Tensor], sample: Tensor, choice: CHOICE | None) -> Multipliers:
         slopes = {k: self._slopes_at(k, sample, choice) for k in start if self.lines[k] is not None}
@@ -435,7 +450,7 @@ def _joined(
 
 def _constant(rows: Functionals) -> Functionals:
     states = {k: part.detach() for k, part in rows.states.items()}
-    return Functionals(states, rows.inputs.detach(), rows.constant.detach(), rows.size, rows.sample)
+    return Functionals(states, rows.inputs.detach(), rows.constant.detach(), rows.size, rows.sample, rows.lost)
 
 
 CHUNK = {"cpu": 2**17}  # entries of rows that are carried back at a time, for processors what their caches hold
@@ -506,7 +521,11 @@ def preactivations(enclosure: Enclosure, k: int, sample: Tensor, unit: Tensor) -
     rows = rows.scatter(1, unit[:, None], 1.0)
     states = {j: operators.transposed[k, j].apply(rows) for j in operators.plan.rows[k]}
     inputs = operators.inputs_transposed[k].apply(rows)
-    return Functionals(states, inputs, enclosure.biases[k][unit], enclosure.size(k)[sample, unit], sample)
+    lost = torch.full_like(rows[:, 0], 8 * operators.lost)
+    if operators.compound:  # else coefficients are entries of A and B
+        reach = [enclosure.query.set.box().interval, *(enclosure.x(j) for j in operators.plan.rows[k])]
+        lost = lost + (operators.lost * sum_sizes(reach)).detach()[sample]
+    return Functionals(states, inputs, enclosure.biases[k][unit], enclosure.size(k)[sample, unit], sample, lost)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from wellposed.activations import Activation
 from wellposed.conditions.rounding import allowance, unit_roundoff
 from wellposed.errors import IllPosedError
 from wellposed.forms.evaluation import Stage
-from wellposed.forms.gains import steepest
+from wellposed.forms.gains import COMPOUND, steepest
 from wellposed.robust.boxes import Center, Distances, box_states
 from wellposed.robust.query import Bounds, MethodError, Operators, Query, of_states
-from wellposed.robust.sets import Box, Interval
+from wellposed.robust.sets import Box, Interval, outward_ends
 
 ORDER_PRESERVING = ("max_pool", "group_sort")  # maps on blocks that increase in every entry
 
@@ -38,7 +38,7 @@ def image(phi: Activation, z: Interval) -> Interval:
     found = Interval(phi.function(z.lower), phi.function(z.upper)) if increasing(phi) else _around(phi, z)
     if phi.rounding:
         found = found.widened(_rounding(phi, z))
-    low, high = phi.image
+    low, high = outward_ends(*phi.image, found.lower.dtype)
     return Interval(found.lower.clamp(min=low), found.upper.clamp(max=high))
 
 
@@ -64,7 +64,8 @@ def _around(phi: Activation, z: Interval) -> Interval:
             f"{phi.name!r} has no Lipschitz constant, so nothing bounds its states; give it bounded arguments"
         ) from error
     middle = phi.function(z.center)
-    return Interval(middle - change, middle + change).widened(2 * unit_roundoff(change.dtype) * change)
+    slack = 2 * unit_roundoff(change.dtype) * change + 2 * torch.finfo(change.dtype).tiny
+    return Interval(middle - change, middle + change).widened(slack)
 
 
 def _rounding(phi: Activation, z: Interval) -> Tensor:
@@ -73,7 +74,7 @@ def _rounding(phi: Activation, z: Interval) -> Tensor:
     origin = phi.function(torch.zeros_like(size[:1])).abs()
     spread = steepest(phi, size.double()).to(size)
     width = 0 if phi.componentwise else (phi.block or size.shape[-1])
-    return (phi.rounding + width + 2) * unit * (origin + spread)
+    return (phi.rounding + width + 2) * unit * (origin + spread) + 4 * torch.finfo(size.dtype).tiny
 
 
 MAX_SWEEPS, TOLERANCE = 300, 1e-5  # of intervals that shrink in a loop
@@ -88,9 +89,9 @@ class Reach(NamedTuple):
     radius: Tensor
     size: Tensor
 
-    def interval(self, terms: int) -> Interval:
-        """Encloses the exact sums."""
-        spread = self.radius + allowance(2 * self.size, terms)
+    def interval(self, terms: int, lost: float) -> Interval:
+        """Encloses the exact sums, of which underflow may have taken something."""
+        spread = self.radius + allowance(2 * self.size, terms) + lost
         return Interval(self.center - spread, self.center + spread)
 
 
@@ -108,7 +109,7 @@ class Enclosure:
     def __init__(self, query: Query, start: Callable[[Query], list[Interval]]) -> None:
         self.query, self.operators, self._start = query, Operators(query.form), start
         self.activations = query.form.activations
-        self.biases = self.operators.biases()
+        self.biases, self.tiny = self.operators.biases(), torch.finfo(query.form.dtype).tiny
         count = len(self.activations)
         self._z: list[Interval | None] = [None] * count
         self._x: list[Interval | None] = [None] * count
@@ -167,19 +168,21 @@ class Enclosure:
 
     def settle(self, k: int, reach: Reach) -> None:
         """Records the pre-activations of a block, and the states they lead to."""
-        self._size[k] = reach.size
-        self.tighten(k, reach.interval(self.operators.terms))
+        self._size[k] = reach.size + self.operators.lost
+        self.tighten(k, reach.interval(self.operators.terms, self.operators.lost))
 
     def tighten(self, k: int, z: Interval) -> None:
         """Intersects the pre-activations of a block with what else is known to hold them."""
-        self._z[k] = z.within(self._z[k])
-        self._x[k] = image(self.activations[k], self.z(k)).within(self._x[k])
+        self._z[k] = z.proven().within(self._z[k]).proven()
+        self._x[k] = image(self.activations[k], self.z(k)).within(self._x[k]).proven()
 
     def _drive(self, k: int) -> Reach:
         """Encloses ``Bu + b`` of a block, by the support function of the set where the box is no better."""
         row, box, bias = self.operators.inputs[k], self.query.set.box().interval, self.biases[k]
         absolute, outer = (self.operators.cover(row, formed) for formed in (True, False))
         size = outer.apply(box.magnitude) + bias.abs()
+        if any(isinstance(part, COMPOUND) for part in row.parts.values()):
+            size = size + (self.tiny / unit_roundoff(size.dtype)) * box.magnitude.sum(1, keepdim=True)
         inputs, entries = self.query.set, len(self.query.set) * math.prod(row.shape)
         if isinstance(inputs, Box) or not row.parts or entries > LARGEST_ROWS:
             return Reach(row.apply(box.center) + bias, absolute.apply(box.radius), size)
@@ -193,6 +196,8 @@ class Enclosure:
             center = self.operators.blocks.A.parts[place].onto(center, x.center)
             radius = radius + self.operators.absolute[place].apply(x.radius)
             size = size + self.operators.size[place].apply(x.magnitude)
+            if isinstance(self.operators.blocks.A.parts[place], COMPOUND):  # its entries were formed
+                radius = radius + self.tiny * x.magnitude.sum(1, keepdim=True)
         return Reach(center, radius, size)
 
     def _iterate(self, blocks: tuple[int, ...]) -> None:
@@ -203,7 +208,7 @@ class Enclosure:
         for sweep in range(1, MAX_SWEEPS + 1):
             before = {k: self.x(k) for k in blocks}
             for k in blocks:
-                z = self._add(outside[k], k, inside[k]).interval(self.operators.terms)
+                z = self._add(outside[k], k, inside[k]).interval(self.operators.terms, self.operators.lost)
                 self._x[k] = image(self.activations[k], z).within(before[k]).where(active, before[k])
             active = active & _moved([before[k] for k in blocks], [self.x(k) for k in blocks])
             looks = active.device.type == "cpu" or sweep % LOOK == 0
@@ -253,7 +258,9 @@ def image_states(query: Query) -> list[Interval]:
     query.form.certificate()
     found, looping = [], {k for stage in query.form.plan.stages if stage.system for k in stage.blocks}
     for k, (phi, size) in enumerate(zip(query.form.activations, query.form.partition, strict=True)):
-        ends = torch.tensor(phi.image, dtype=query.form.dtype, device=query.form.device)
+        ends = torch.tensor(
+            outward_ends(*phi.image, query.form.dtype), dtype=query.form.dtype, device=query.form.device
+        )
         if k in looping and not bool(ends.isfinite().all()):
             raise MethodError(f"{phi.name!r} can return any value")
         found.append(Interval(*(end.expand(len(query.set), size) for end in ends)))

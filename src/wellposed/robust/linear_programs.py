@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wellposed.conditions.rounding import allowance, outward
+from wellposed.conditions.rounding import TINY, allowance, outward
 from wellposed.errors import InputError, require
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
@@ -153,8 +153,9 @@ class LinearProgram:
         largest = np.maximum(np.abs(self.lower), np.abs(self.upper))
         magnitude = np.abs(by_rows).sum() + (size * largest).sum()
         gamma = (2 * rows + columns + 16) * UNIT
-        lost = 2 * gamma * magnitude + (rows + columns) * np.finfo(np.float64).tiny
-        return float(np.nextafter(by_rows.sum() + (reduced * ends).sum() + lost, np.inf))
+        lost = 2 * gamma * magnitude + 2 * (rows + columns) * TINY * (1 + largest.sum())
+        total = float(np.nextafter(by_rows.sum() + (reduced * ends).sum() + lost, np.inf))
+        return total if total > -np.inf else np.inf  # overflow proves nothing
 
 
 LARGEST = 2**25  # entries of a program's matrix
@@ -207,7 +208,8 @@ class Rows:
         """Returns ``(I - A, -B)`` and the two sides of ``x - Ax - Bu``, apart by what rounds in forming them."""
         states = to_array(x.magnitude)
         size = self.absolute_states @ states + states + self.absolute_inputs @ to_array(u.magnitude)
-        lost = 2 * self.terms * UNIT * size
+        reached = 1 + states.sum() + to_array(u.magnitude).sum()
+        lost = 2 * self.terms * UNIT * size + 4 * self.terms * TINY * reached
         matrix = np.concatenate([np.eye(len(self.A)) - self.A, -self.B], axis=1)
         return matrix, np.nextafter(self.bias - lost, -np.inf), np.nextafter(self.bias + lost, np.inf)
 
@@ -262,8 +264,9 @@ def triangle_set(rows: Rows, x: Interval, z: Interval, inputs: Uncertainty, inde
     scale = np.maximum(high[open_], cut[open_])
     triangles = np.zeros((len(open_), matrix.shape[1]))
     each = np.arange(len(open_))
-    triangles[each, open_] = np.nextafter(cut[open_] / scale, 0.0)
-    triangles[each, matrix.shape[1] - n + open_] = np.nextafter(high[open_] / scale, 0.0)
+    with np.errstate(invalid="ignore"):  # of infinite intervals, which `LinearProgram` refuses
+        triangles[each, open_] = np.nextafter(cut[open_] / scale, 0.0)
+        triangles[each, matrix.shape[1] - n + open_] = np.nextafter(high[open_] / scale, 0.0)
     most = np.nextafter(np.minimum(high[open_], cut[open_]), np.inf)
     sides = np.concatenate([lower, np.full(len(open_), -np.inf)]), np.concatenate([upper, most])
     floor = np.where(rows.relu, np.maximum(to_array(x.lower), 0.0), to_array(x.lower))
@@ -420,7 +423,7 @@ class Asked:
         found = Functionals.of_outputs(operators, rows, states, wide.set, wide.sample)
         empty = [found.constant.new_zeros(len(rows), size) for size in wide.form.partition]
         pieces = torch.cat([found.states.get(k, part) for k, part in enumerate(empty)], dim=1)
-        slack = allowance(4 * found.size, operators.terms + 8)
+        slack = allowance(4 * found.size, operators.terms + 8) + 2 * found.lost
         return cls(pieces, found.inputs, found.constant, slack, count)
 
     def objective(self, index: int, row: int) -> tuple[Array, Array]:
@@ -434,7 +437,8 @@ class Asked:
         left = query.deadline - monotonic()
         found = polyhedron.program.maximum(polyhedron.objective(sign * states, sign * inputs), left)
         place = index * self.count + row
-        return found.bound + sign * float(self.constant[place]) + float(self.slack[place])
+        total = found.bound + sign * float(self.constant[place]) + float(self.slack[place])
+        return total if total > -np.inf else np.inf
 
 
 def enclosed(wide: Query, rounds: int) -> Enclosure:

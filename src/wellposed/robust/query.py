@@ -5,6 +5,7 @@ them, `Operators` are the operators of a form as bounds need them: themselves, t
 transposes. `Functionals` are linear functions of states and inputs, many rows at a time, each of its own sample.
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -21,10 +22,10 @@ from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, ImplicitForm, LowRank, Operator
 from wellposed.forms.compose import Blocks
 from wellposed.forms.evaluation import Plan
-from wellposed.forms.gains import require_finite_entries
-from wellposed.forms.operators.entries import cover, sum_length
+from wellposed.forms.gains import COMPOUND, require_finite_entries
+from wellposed.forms.operators.entries import cover, sum_length, underflow
 from wellposed.models import ImplicitModel
-from wellposed.robust.sets import Interval, Uncertainty
+from wellposed.robust.sets import Interval, Uncertainty, proven
 
 T = TypeVar("T")
 
@@ -115,6 +116,31 @@ def as_form(model: ImplicitForm | nn.Module, inputs: Uncertainty) -> ImplicitFor
         )
     require_finite_entries(form)
     return form
+
+
+FOLDED = (nn.modules.batchnorm._NormBase, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+
+
+def wide_form(model: ImplicitForm | nn.Module, inputs: Uncertainty) -> tuple[ImplicitForm, Uncertainty]:
+    """Reads a model as a form whose exact values are those of the model, and the set in the form's type.
+
+    A conversion that folds layers, such as batch normalisation, rounds their weights: in float32 the form would be
+    another network, off by units of 1e-8. Such a network is converted in float64; what that rounds, a few units
+    of every weight, lies within what bounds allow for their own sums.
+
+    Example:
+        >>> from wellposed.robust import Box
+        >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()).eval()
+        >>> wide_form(network, Box(torch.zeros(1, 2), torch.ones(1, 2)))[0].dtype
+        torch.float64
+    """
+    form = as_form(model, inputs)
+    if isinstance(model, ImplicitForm | ImplicitModel) or form.dtype == torch.float64:
+        return form, inputs
+    if not any(isinstance(part, FOLDED) for part in model.modules()):
+        return form, inputs
+    exact = inputs.to(torch.float64)
+    return as_form(copy.deepcopy(model).double(), exact), exact
 
 
 def _live_form(model: ImplicitModel) -> ImplicitForm:
@@ -219,6 +245,22 @@ class Operators:
         return list(whole.split(self.form.partition))
 
     @cached_property
+    def compound(self) -> bool:
+        """Whether a part is a product or sum of operators, which computes with numbers between."""
+        wholes = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
+        return any(isinstance(part, COMPOUND) for whole in wholes for part in whole.parts.values())
+
+    @cached_property
+    def lost(self) -> float:
+        """What underflow takes at most from a sum of products with these operators or their transposes.
+
+        It is multiplied by whatever the sum is multiplied by, such as a coefficient by the size of a state.
+        """
+        tiny = torch.finfo(self.form.dtype).tiny
+        parts = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
+        return 2 * sum(max(underflow(part, tiny), underflow(part.T, tiny)) for part in parts) + 16 * tiny
+
+    @cached_property
     def terms(self) -> int:
         """The length of the longest sum in any product with these operators or their transposes."""
         parts = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
@@ -242,6 +284,7 @@ class Functionals:
         constant: (R,).
         size: (R,), a bound of the sum of absolute values of all terms, for the rounding.
         sample: (R,), the sample of every row.
+        lost: (R,), what underflow may have taken from the coefficients, times the sizes of states and inputs.
     """
 
     states: dict[int, Tensor]
@@ -249,12 +292,13 @@ class Functionals:
     constant: Tensor
     size: Tensor
     sample: Tensor
+    lost: Tensor
 
     @property
     def negated(self) -> "Functionals":
         """The functions times -1."""
         states = {k: -part for k, part in self.states.items()}
-        return Functionals(states, -self.inputs, -self.constant, self.size, self.sample)
+        return Functionals(states, -self.inputs, -self.constant, self.size, self.sample, self.lost)
 
     def __len__(self) -> int:
         return len(self.constant)
@@ -262,7 +306,9 @@ class Functionals:
     def part(self, rows: slice) -> "Functionals":
         """Takes some rows."""
         states = {k: part[rows] for k, part in self.states.items()}
-        return Functionals(states, self.inputs[rows], self.constant[rows], self.size[rows], self.sample[rows])
+        return Functionals(
+            states, self.inputs[rows], self.constant[rows], self.size[rows], self.sample[rows], self.lost[rows]
+        )
 
     @classmethod
     def of_outputs(
@@ -282,7 +328,10 @@ class Functionals:
         constant = combination.new_zeros(len(combination)) if offset is None else combination @ offset
         size = output_size(operators, states, inputs)
         total = (combination.abs() * size[sample]).sum(1)
-        return cls(found, blocks.D.T.apply(combination), constant, total, sample)
+        copied = not operators.compound and bool(((combination == 0) | (combination.abs() == 1)).all())
+        reached = 0.0 if copied else sum_sizes([*states, inputs.box().interval])[sample]  # coefficients of C alone
+        lost = operators.lost * (8 + torch.zeros_like(total) + reached)
+        return cls(found, blocks.D.T.apply(combination), constant, total, sample, lost.detach())
 
     def largest(self, states: list[Interval], inputs: Uncertainty, terms: int) -> tuple[Tensor, Tensor]:
         """Returns the largest value for states in intervals, and how much of it is allowance for rounding."""
@@ -290,8 +339,13 @@ class Functionals:
         for k, part in self.states.items():
             value = value + states[k].at(self.sample).largest(part)
         width = self.inputs.shape[1] + sum(part.shape[1] for part in self.states.values())
-        slack = allowance(4 * self.size, terms + width)
+        slack = allowance(4 * self.size, terms + width) + 2 * self.lost
         return value + slack, slack
+
+
+def sum_sizes(states: list[Interval]) -> Tensor:  # (B,)
+    """Adds up the largest absolute values of all states."""
+    return torch.cat([x.magnitude for x in states], dim=1).sum(1)
 
 
 def output_size(operators: Operators, states: list[Interval], inputs: Uncertainty) -> Tensor:  # (B, q)
@@ -333,20 +387,21 @@ class Bounds:
         return inside.all(-1)
 
     def stated(self) -> "Bounds":
-        """Replaces ends that are no numbers, as overflow leaves them, by infinite ones: nothing is proven there.
+        """Replaces ends that overflow has left, no numbers or crossed ones, by infinite ones: nothing is proven.
 
         Example:
             >>> Bounds(torch.tensor([[torch.nan]]), torch.tensor([[2.0]]), "box", torch.zeros(1, 1)).stated().lower
             tensor([[-inf]])
         """
-        lower = torch.where(self.lower.isnan(), -torch.inf, self.lower)
-        return replace(self, lower=lower, upper=torch.where(self.upper.isnan(), torch.inf, self.upper))
+        lower, upper = proven(self.lower, self.upper)
+        return replace(self, lower=lower, upper=upper)
 
     def within(self, other: "Bounds") -> "Bounds":
-        """Intersects two proofs of the same values."""
-        lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
-        slack = torch.where(other.width < self.width, other.slack, self.slack)
-        return Bounds(lower, upper, f"{self.method} + {other.method}", slack)
+        """Intersects two proofs of the same values, of which one may have proven nothing."""
+        one, two = self.stated(), other.stated()
+        lower, upper = torch.maximum(one.lower, two.lower), torch.minimum(one.upper, two.upper)
+        slack = torch.where(two.width < one.width, two.slack, one.slack)
+        return Bounds(lower, upper, f"{self.method} + {other.method}", slack).stated()
 
     def named(self, method: str) -> "Bounds":
         """Changes the name."""

@@ -88,17 +88,17 @@ class _Transposed:
     def rows(self, outputs: Tensor) -> Tensor:  # (k, q) >= 0 -> (k, p)
         """Bounds how far non-negative combinations of the outputs move, per unit of every input."""
         spread = self.spread
-        pieces = upward(spread.C.T.apply(outputs), spread.terms).split(spread.A.heights, dim=1)
+        pieces = upward(spread.apply(spread.C.T, outputs), spread.terms).split(spread.A.heights, dim=1)
         mu = dict(enumerate(pieces))
-        total = spread.D.T.apply(outputs)
+        total = spread.apply(spread.D.T, outputs)
         by_input = [_column(self.B, k) for k in range(len(mu))]
         for stage in reversed(spread.plan.stages):
             self._close(stage, mu)
             for k in stage.blocks:
-                total = total + by_input[k].apply(mu[k])
+                total = total + spread.apply(by_input[k], mu[k])
                 for j in spread.rows[k]:
                     if j not in stage.blocks:
-                        mu[j] = upward(mu[j] + self.A.parts[j, k].apply(mu[k]), self._terms)
+                        mu[j] = upward(mu[j] + spread.apply(self.A.parts[j, k], mu[k]), self._terms)
                 mu[k] = mu[k][:, :0]
         return upward(total, self._terms * len(spread.plan.stages))
 

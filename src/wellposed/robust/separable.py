@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellposed.conditions.rounding import allowance, outward
+from wellposed.conditions.rounding import TINY, allowance, outward
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
@@ -27,7 +27,7 @@ from wellposed.robust.linear_programs import (
     to_array,
 )
 from wellposed.robust.query import Query, as_form
-from wellposed.robust.sets import Box, Interval, Uncertainty
+from wellposed.robust.sets import Box, Interval, Uncertainty, proven_upper
 
 HALVINGS = 60
 
@@ -235,7 +235,7 @@ def separable_bound(
         for index in range(len(inputs))
     ]
     value, lost = outward(torch.tensor(found, dtype=torch.float64), query.form.dtype)
-    return (value + lost).to(query.form.device)
+    return proven_upper(value + lost).to(query.form.device)
 
 
 def _intervals(wide: Query, relaxation: str) -> tuple[Interval, Interval]:
@@ -274,7 +274,7 @@ class _Dual:
             optimum = columns.solve()
             lam = torch.as_tensor(optimum.lam)
             peaks = self.value(lam)
-            best = min(best, peaks.value)
+            best = min(best, peaks.value if peaks.value > -torch.inf else torch.inf)
             if best - optimum.value <= tolerance * (1 + abs(best)):
                 break
             columns.add(peaks.x, peaks.z, lam @ torch.as_tensor(self.rows.B))
@@ -310,7 +310,9 @@ class _Dual:
         size = size + torch.as_tensor(self.rows.bias).abs() + self.x.magnitude + self.z.upper.abs()
         ends = torch.where(self.z.lower.isinf(), 0.0, self.z.lower.abs())
         magnitude = (lam.abs() * (size + ends)).sum() + total.abs().sum()
-        return float(allowance(2 * magnitude, self.rows.terms + len(lam) + len(u) + 64))
+        terms = self.rows.terms + len(lam) + len(u) + 64
+        lost = 8 * terms * TINY * float(1 + self.x.magnitude.sum() + u.sum() + lam.abs().sum())
+        return float(allowance(2 * magnitude, terms)) + lost
 
     def _reach(self) -> Tensor:
         """Bounds |z|, where a point without an end is put."""

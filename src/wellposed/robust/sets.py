@@ -12,8 +12,48 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.conditions.rounding import outward, unit_roundoff
+from wellposed.conditions.rounding import euclidean_norm, outward, unit_roundoff
 from wellposed.errors import InputError
+
+
+def proven(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the ends of intervals, and ``-inf`` and ``inf`` where they cannot have been proven.
+
+    An end that is no number, a lower end of ``inf``, an upper one of ``-inf`` and ends that cross are what
+    overflow leaves: there, neither end says anything. Bounds pass through here before anything is decided by them.
+
+    Example:
+        >>> proven(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, -torch.inf, 1.0]))
+        (tensor([0., -inf, -inf]), tensor([1., inf, inf]))
+    """
+    holds = (lower <= upper) & (lower < torch.inf) & (upper > -torch.inf)
+    return torch.where(holds, lower, -torch.inf), torch.where(holds, upper, torch.inf)
+
+
+def proven_upper(value: Tensor) -> Tensor:
+    """Returns upper bounds, and ``inf`` where overflow has left ``-inf`` or no number.
+
+    Example:
+        >>> proven_upper(torch.tensor([1.0, -torch.inf, torch.nan]))
+        tensor([1., inf, inf])
+    """
+    return torch.where(value > -torch.inf, value, torch.inf)
+
+
+def outward_ends(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+    """Rounds the ends of a range outward to numbers of a type.
+
+    Example:
+        >>> low, high = outward_ends(-0.7, 0.7, torch.float32)
+        >>> low < -0.7 and high > 0.7
+        True
+    """
+    ends = torch.tensor([low, high], dtype=torch.float64)
+    rounded = ends.to(dtype)
+    beyond = torch.nextafter(rounded, torch.tensor([-torch.inf, torch.inf], dtype=dtype))
+    inward = torch.stack([rounded[0].double() > ends[0], rounded[1].double() < ends[1]])
+    below, above = torch.where(inward, beyond, rounded).tolist()
+    return below, above
 
 
 class Interval(NamedTuple):
@@ -67,6 +107,7 @@ class Interval(NamedTuple):
             >>> Interval(torch.tensor([-1.0]), torch.tensor([2.0])).cut(0.0, float("inf"))
             Interval(lower=tensor([0.]), upper=tensor([2.]))
         """
+        low, high = outward_ends(low, high, self.lower.dtype)
         return Interval(self.lower.clamp(low, high), self.upper.clamp(low, high))
 
     def within(self, other: "Interval | None") -> "Interval":
@@ -74,6 +115,10 @@ class Interval(NamedTuple):
         if other is None:
             return self
         return Interval(torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper))
+
+    def proven(self) -> "Interval":
+        """Replaces what no arithmetic can have proven by all numbers; see `proven`."""
+        return Interval(*proven(self.lower, self.upper))
 
     def at(self, sample: Tensor) -> "Interval":
         """Takes the rows of some samples."""
@@ -137,7 +182,7 @@ class Uncertainty(abc.ABC):
 
     def deviation_norm(self) -> Tensor:  # (B,)
         """Bounds the 2-norm of the deviation from the center."""
-        return torch.linalg.vector_norm(self.deviation(), dim=1)
+        return euclidean_norm(self.deviation())
 
     def weighted_rows(self, weights: Tensor, sample: Tensor) -> Tensor:  # (R, p) >= 0, (R,) -> (R,)
         """Bounds ``weights' |u - center|`` over the set of the sample each row belongs to."""
@@ -322,7 +367,7 @@ class SparseBox(Uncertainty):
         return (functionals * center).sum(1) + gains.topk(self.k, dim=1).values.sum(1)
 
     def deviation_norm(self) -> Tensor:
-        return torch.linalg.vector_norm(self.deviation().topk(self.k, dim=1).values, dim=1)
+        return euclidean_norm(self.deviation().topk(self.k, dim=1).values)
 
     def weighted_rows(self, weights: Tensor, sample: Tensor) -> Tensor:
         return (weights * self.deviation()[sample]).topk(self.k, dim=1).values.sum(1)
@@ -349,7 +394,7 @@ class Ball(Uncertainty):
         radius: one number or one a sample.
 
     Example:
-        >>> Ball(torch.zeros(1, 2), 2.0).support(torch.tensor([[3.0, 4.0]]))
+        >>> Ball(torch.zeros(1, 2), 2.0).support(torch.tensor([[3.0, 4.0]])).round(decimals=4)
         tensor([[10.]])
     """
 
@@ -371,14 +416,13 @@ class Ball(Uncertainty):
         return Box(self._center - spread, self._center + spread)
 
     def support_rows(self, functionals: Tensor, sample: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(functionals, dim=1)
-        return (functionals * self._center[sample]).sum(1) + self.radius[sample] * length
+        return (functionals * self._center[sample]).sum(1) + self.weighted_rows(functionals, sample)
 
     def deviation_norm(self) -> Tensor:
         return self.radius
 
     def weighted_rows(self, weights: Tensor, sample: Tensor) -> Tensor:
-        return self.radius[sample] * torch.linalg.vector_norm(weights, dim=1)
+        return self.radius[sample] * euclidean_norm(weights)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         shape = (count, *self._center.shape)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from wellposed.conditions.rounding import EPS
-from wellposed.forms.operators.base import Operator, Product, Sum, chain
+from wellposed.forms.operators.base import Operator, Product, Sum, chain, tensors
 from wellposed.forms.operators.block import Block
 from wellposed.forms.operators.plain import Dense, LowRank, Repeated
 from wellposed.forms.operators.structured import Convolution
@@ -81,6 +81,44 @@ def sum_length(operator: Operator) -> int:
     if isinstance(operator, LowRank):
         return operator.shape[1] + operator.left.shape[1]
     return operator.shape[1] + 1
+
+
+def underflow(operator: Operator, tiny: float) -> float:
+    """Bounds what underflow may take from an entry of a product with the operator.
+
+    A product of two numbers is off by `tiny` at most; in a product of operators, what the first one to be applied
+    loses is multiplied by the others.
+
+    Example:
+        >>> underflow(Dense(torch.ones(2, 3)), 1.0)
+        4.0
+    """
+    if isinstance(operator, LowRank):
+        operator = Product((Dense(operator.left), Dense(operator.right.mT)))
+    if isinstance(operator, Product):
+        total = 0.0
+        for factor in reversed(operator.factors):
+            rows = cover(factor.to(torch.float64)).row_sums()
+            total = total * float(rows.max() if len(rows) else 0.0) * (1 + 1e-6) + underflow(factor, tiny)
+        return total
+    if isinstance(operator, Sum):
+        return sum(underflow(term, tiny) for term in operator.terms)
+    if isinstance(operator, Block):
+        return max((sum(underflow(part, tiny) for part in row.values()) for row in operator.rows()), default=0.0)
+    if isinstance(operator, Repeated):
+        return underflow(operator.inner, tiny)
+    return (operator.shape[1] + 1) * tiny
+
+
+def least_entry(operator: Operator) -> float:
+    """Returns the least absolute value, up to one, of the numbers other than zero that an operator is made of.
+
+    Example:
+        >>> least_entry(Dense(torch.tensor([[0.0, -0.25, 3.0]])))
+        0.25
+    """
+    sizes = [part.detach().abs() for part in tensors(operator) if part.is_floating_point() and part.numel()]
+    return min((float(torch.where(size > 0, size, 1.0).amin()) for size in sizes), default=1.0)
 
 
 PIECE = 1_000_000  # entries listed at once
