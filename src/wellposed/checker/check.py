@@ -12,7 +12,7 @@ from wellposed.checker.tensors import LARGEST_HEADER, Matrix, RefusedError, Tens
 
 FORMAT = "wellposed-certificate-1"
 LARGEST_CERTIFICATE = 1 << 30
-CONFIG = "config.json"
+CONFIG, NEW = "config.json", ".new"  # a newer version lies in .new until its files are in their places
 
 
 class Finding(NamedTuple):
@@ -82,6 +82,10 @@ def _config(file: TensorFile, said: dict[str, Any]) -> dict[str, Any] | None:
     """Reads the configuration of a model that is a folder, which must be the certified one."""
     if "format" in file.metadata and file.metadata["format"] != "pt":
         return None
+    if file.path.with_name(NEW).exists():
+        raise RefusedError(
+            f"a newer model waits in {NEW} beside {file.path.name}, left by a save that was stopped; save it again"
+        )
     place = file.path.with_name(CONFIG)
     if not place.is_file() or place.stat().st_size > LARGEST_HEADER:
         raise RefusedError(f"{CONFIG} is missing or too large")
