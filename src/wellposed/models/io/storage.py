@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from wellposed.activations import Activation, get_activation
+from wellposed.activations.activation import same_map
 from wellposed.activations.blockwise import piecewise
 from wellposed.checker import certificate_path
 from wellposed.conditions.certificate import Certificate
@@ -192,7 +193,7 @@ def _named(activation: Activation) -> str | dict[str, list[Any]]:
     """Writes an activation as its name, or as the names and sizes of its parts."""
     bound = getattr(activation.derivative, "keywords", {})
     parts, sizes = bound.get("parts"), bound.get("sizes")
-    if parts is None or sizes is None or piecewise(parts, sizes).name != activation.name:
+    if parts is None or sizes is None or not same_map(piecewise(parts, sizes), activation):
         return registered_name(activation)
     return {"parts": [registered_name(part) for part in parts], "sizes": list(sizes)}
 
