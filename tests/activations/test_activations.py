@@ -1,10 +1,13 @@
 import math
 import pickle
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd import gradcheck
 
 from wellposed.activations import (
@@ -13,6 +16,7 @@ from wellposed.activations import (
     block_view,
     check_constants,
     elu,
+    family_of,
     get_activation,
     group_sort,
     hardtanh,
@@ -27,8 +31,10 @@ from wellposed.activations import (
     softplus,
     softshrink,
 )
+from wellposed.activations.blockwise import piecewise
 from wellposed.conditions.rounding import unit_roundoff
 from wellposed.errors import InputError, UnknownNameError
+from wellposed.forms.storage import registered_name
 
 LISTED = [get_activation(name) for name in activation_names()]
 BUILT = [leaky_relu(-0.5), leaky_relu(3.0), max_pool(1), max_pool(3), group_sort(2), group_sort(5)]
@@ -400,3 +406,49 @@ def test_activations_travel(activation):
     assert torch.equal(copy(z), activation(z))
     assert hash(activation) == hash(activation)
     assert torch.equal(torch.func.vmap(activation.function)(z.reshape(1, 30))[0], activation(z))
+
+
+def test_what_is_known_hangs_on_the_function_and_not_on_the_name():
+    named = [
+        get_activation(name) for name in ("relu", "tanh", "leaky_relu(0.3)", "hardtanh(-2, 1)", "max_pool(2)")
+    ]
+    assert [family_of(phi) for phi in named] == ["relu", "tanh", "leaky_relu", "hardtanh", "max_pool"]
+    assert [family_of(replace(phi, name="mine")) for phi in named] == [family_of(phi) for phi in named]
+    for phi in named:
+        assert family_of(replace(phi, function=lambda z: z / 2)) == ""
+        assert phi.derivative is None or family_of(replace(phi, derivative=torch.ones_like)) == ""
+        assert not phi.componentwise or family_of(replace(phi, slope=(-1.0, 2.0))) == ""
+    assert family_of(rescaled("tanh", 3)) == "" and family_of(get_activation("gelu")) == "gelu"
+    assert family_of(replace(named[2], function=partial(F.leaky_relu, negative_slope=0.3, inplace=False))) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["tanh(steep)", "relu(shifted)", "leaky_relu(0.2)", "elu(", "rescaled('tanh', 1)", "max_pool(abs)"]
+)
+def test_names_that_read_like_another_activation_are_refused(name):
+    with pytest.raises(InputError, match="reads like"):
+        register_activation(Activation(name, lambda z: torch.tanh(3 * z), (0.0, 3.0)))
+    assert name not in activation_names()
+
+
+def test_names_of_the_library_are_replaced_only_when_asked_for():
+    own, known = Activation("tanh", lambda z: torch.tanh(2 * z), (0.0, 2.0)), get_activation("tanh")
+    with pytest.raises(InputError, match="replace=True"):
+        register_activation(own)
+    assert get_activation("tanh") is known
+    assert register_activation(known) is known and register_activation(leaky_relu(0.2)).name == "leaky_relu(0.2)"
+    try:
+        assert get_activation(register_activation(own, replace=True).name) is own and family_of(own) == ""
+        with pytest.raises(InputError, match="not the registered"):
+            registered_name(own)  # a file would be read elsewhere as what the name says
+    finally:
+        register_activation(known, replace=True)
+    assert get_activation("tanh") is known
+
+
+def test_maps_of_one_name_are_not_one_map():
+    first, second = (Activation("mine", lambda z, k=k: k * z, (0.5, 0.5)) for k in (0.5, -0.5))
+    phi = piecewise([first, second], [1, 1])
+    assert torch.equal(phi(torch.ones(1, 2)), torch.tensor([[0.5, -0.5]]))
+    same = piecewise([leaky_relu(0.2), leaky_relu(0.2)], [1, 1])
+    assert same.name == "leaky_relu(0.2)"

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from safetensors.torch import load_file
 from silent import be_silent
 from torch import nn
 from wellposed_lab.config import Choice, Training
@@ -21,8 +22,11 @@ from wellposed_lab.engine.training import training_runs
 from wellposed_lab.report.page import write_report
 from wellposed_lab.tasks.mathematics import Identity
 
-from wellposed import ImplicitModel
+from wellposed import ImplicitModel, from_pretrained, load, save, save_pretrained
+from wellposed.checker import RefusedError, check
 from wellposed.convex.rows import RowFit
+from wellposed.errors import WellposedError
+from wellposed.models.io.certificates import evaluated
 from wellposed.training import Checkpoint, fit
 
 Tell = Callable[[str], None]
@@ -98,7 +102,57 @@ def whole_page(folder: Path) -> bool:
     return text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
 
 
-WORKS: dict[str, Work] = {"training": train, "sparsification": sparsify, "experiment": experiment, "report": page}
+def models() -> list[ImplicitModel]:
+    """Makes models that `shared` and `certified` save over one another."""
+    torch.manual_seed(0)
+    return [ImplicitModel(3, 2, size) for size in (6, 6, 9)]
+
+
+def shared(folder: Path, tell: Tell) -> str:
+    """Saves models to one folder, with certificates and without."""
+    for number, model in enumerate(models() * 2):
+        save_pretrained(model, folder, certificate=number % 2 == 0)
+        tell("model")
+    return "neither old nor new" if loadable(folder / "model.safetensors") is None else "whole"
+
+
+def certified(folder: Path, tell: Tell) -> str:
+    """Saves models with their certificates to one file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for model in models() * 2:
+        save(model, folder / "m.safetensors", certificate=True)
+        tell("model")
+    return "neither old nor new" if loadable(folder / "m.safetensors") is None else "whole"
+
+
+def loadable(file: Path) -> ImplicitModel | None:
+    """Returns the model that is saved there, if it is one of ours and whole."""
+    try:
+        found = load(file) if file.name == "m.safetensors" else from_pretrained(file.parent)
+    except (OSError, WellposedError):
+        return None
+    known = {digest(*version.parameters()) for model in models() for version in (model, evaluated(model))}
+    return found if digest(*found.parameters()) in known else None
+
+
+def proves_another(file: Path, model: ImplicitModel) -> bool:
+    """Says whether a certificate holds, and is of another model than the one that was loaded; nobody may write."""
+    try:
+        check(file)
+    except (OSError, RefusedError):
+        return False
+    tensors = load_file(file)
+    return not all(torch.equal(tensors[name], value) for name, value in model.named_parameters())
+
+
+WORKS: dict[str, Work] = {
+    "training": train,
+    "sparsification": sparsify,
+    "experiment": experiment,
+    "report": page,
+    "folder of a model": shared,
+    "certified file": certified,
+}
 
 
 def warm_up() -> None:
@@ -125,6 +179,10 @@ def lost(work: Work, folder: Path, log: Path, writers: int = 1) -> int:
     if work is experiment:
         ended = {line.rpartition(": ")[0] for line in lines if re.search(r": [\d.]+ s$", line)}
         return max(0, SEEDS * len(ended) - len(Store(folder).records()))
+    if work in (shared, certified):
+        file = folder / ("model.safetensors" if work is shared else "m.safetensors")
+        model = loadable(file)
+        return int("model" in lines and (model is None or proves_another(file, model)))
     return int("page" in lines and not whole_page(folder))
 
 

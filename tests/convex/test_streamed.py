@@ -143,7 +143,7 @@ def test_damaged_and_half_written_states_are_refused(tmp_path, monkeypatch):
     def stop(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("wellposed.convex.states.write_tensors", stop)  # U, Z, X and Y are new, the rest is old
+    monkeypatch.setattr("wellposed.convex.states.write_tensors", stop)  # U, Z, X and Y of the new ones are there
     with pytest.raises(OSError, match="disk is full"):
         save_states(states, tmp_path)
     with pytest.raises(FileFormatError, match="no states"):

@@ -6,7 +6,8 @@ import torch
 from attack_cases import linear
 from torch import nn
 
-from wellposed.activations import get_activation
+from wellposed.activations import Activation, get_activation, leaky_relu
+from wellposed.activations.blockwise import piecewise
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import Dense, ImplicitForm
 from wellposed.robust import Box, MethodError, Separable, linear_programs, output_bounds, separable_bound
@@ -221,3 +222,35 @@ def test_boxes_have_a_legend():
     figure = bound_projection(form, Box.around(torch.zeros(1, 2), 0.1), methods=("interval", "box"), samples=20)
     names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert any("interval" in name for name in names) and any("box" in name for name in names)
+
+
+MISNAMED = [
+    Activation("tanh(steep)", lambda z: torch.tanh(3 * z), (0.0, 3.0), image=(-1.0, 1.0)),
+    Activation("tanh", lambda z: torch.tanh(3 * z), (0.0, 3.0), image=(-1.0, 1.0)),
+    Activation("sigmoid(2)", lambda z: torch.sigmoid(2 * z), (0.0, 0.5), image=(0.0, 1.0)),
+    Activation("relu(shifted)", lambda z: torch.relu(z - 1), (0.0, 1.0)),
+    Activation("relu", lambda z: torch.relu(z - 1), (0.0, 1.0)),
+    Activation("hardtanh(steep)", lambda z: (2 * z).clamp(-1, 1), (0.0, 2.0), image=(-1.0, 1.0)),
+    Activation("leaky_relu(bent)", lambda z: torch.where(z > 1, z, 0.5 * z + 0.5), (0.0, 1.0)),
+    Activation("max_pool(abs)", lambda z: z.abs(), (-1.0, 1.0), block=2, constants={"inf": 1.0}),
+    Activation("group_sort(mirrored)", lambda z: -z, (-1.0, -1.0), block=2, constants={"inf": 1.0}),
+    piecewise([leaky_relu(0.1), get_activation("tanh")], [1, 1]),
+]
+
+
+@pytest.mark.parametrize("method", ["interval", "crown", "optimised", "lp"])
+@pytest.mark.parametrize("phi", MISNAMED, ids=lambda phi: phi.name)
+def test_bounds_hold_whatever_an_activation_is_called(phi, method):
+    """Every output that is computed on a grid, without any of the code of bounds, lies within them."""
+    eye = torch.eye(2, dtype=F64)
+    D = torch.tensor([[-0.5, -1.0], [0.5, 1.0]], dtype=F64)
+    form = ImplicitForm(torch.zeros(2, 2, dtype=F64), eye, torch.ones(2, 2, dtype=F64), D, activation=phi)
+    side = torch.linspace(-3, 3, 101, dtype=F64)
+    u = torch.cartesian_prod(side, side)
+    y = phi(u) @ torch.ones(2, 2, dtype=F64) + u @ D.mT
+    box = Box(torch.full((1, 2), -3.0, dtype=F64), torch.full((1, 2), 3.0, dtype=F64))
+    try:
+        found = output_bounds(form, box, method)
+    except MethodError:  # says that it does not know the activation
+        return
+    assert (found.lower <= y + 1e-9).all() and (found.upper >= y - 1e-9).all()

@@ -5,6 +5,7 @@ from wellposed.activations.blockwise import group_sort, matrix_product, max_pool
 from wellposed.activations.catalogue import (
     activation_names,
     elu,
+    family_of,
     get_activation,
     hardtanh,
     leaky_relu,
@@ -22,6 +23,7 @@ __all__ = [
     "block_view",
     "check_constants",
     "elu",
+    "family_of",
     "get_activation",
     "group_sort",
     "hardtanh",

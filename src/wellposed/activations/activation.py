@@ -6,7 +6,8 @@ states into these blocks. `real` and `whole` check the parameters with which act
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, SupportsFloat, SupportsIndex
 
 import torch
@@ -25,7 +26,10 @@ class Activation:
     Blockwise Lipschitz: ``|phi_l(a) - phi_l(b)|_p <= gamma_p |a - b|_p`` on every block l
     (003, Definition 1); a componentwise map has blocks of one entry.
 
+    What the library knows of particular maps, such as their kernels, hangs on `function`: see `family_of`.
+
     Args:
+        name: what it is called in messages and files, and nothing else.
         function: phi, applied along the last dimension.
         slope: range of the difference quotients of a componentwise map.
         derivative: phi'(z) in differentiable torch operations; None falls back to autograd.
@@ -107,6 +111,37 @@ class Activation:
             return self.derivative(z)
         slope: Tensor = torch.func.vjp(self.function, z)[1](torch.ones_like(z))[0]
         return slope
+
+
+def same_map(first: Activation, second: Activation) -> bool:
+    """Tells whether two activations evaluate the same function and say the same of it, whatever their names.
+
+    Functions are the same object, or partial ones of the same object with the same parameters.
+
+    Example:
+        >>> relu = Activation("relu", torch.relu)
+        >>> same_map(relu, Activation("mine", torch.relu)), same_map(relu, Activation("relu", torch.tanh))
+        (True, False)
+    """
+    names = [part.name for part in fields(Activation) if part.name != "name"]
+    return first is second or all(alike(getattr(first, name), getattr(second, name)) for name in names)
+
+
+def alike(first: Any, second: Any) -> bool:
+    """Compares functions, numbers and what is made of them."""
+    if first is second:
+        return True
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, partial):
+        return all(alike(getattr(first, name), getattr(second, name)) for name in ("func", "args", "keywords"))
+    if isinstance(first, tuple | list):
+        return len(first) == len(second) and all(map(alike, first, second))
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(alike(first[name], second[name]) for name in first)
+    if isinstance(first, Activation):
+        return same_map(first, second)
+    return isinstance(first, int | float | str) and first == second
 
 
 def block_view(z: Tensor, size: int) -> Tensor:

@@ -14,7 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wellposed.activations.activation import NORMS, Activation, Map, block_view, product_ends, real, used, whole
+from wellposed.activations.activation import (
+    NORMS,
+    Activation,
+    Map,
+    block_view,
+    product_ends,
+    real,
+    same_map,
+    used,
+    whole,
+)
 from wellposed.errors import InputError
 
 
@@ -28,7 +38,7 @@ def max_pool(size: int) -> Activation:
         tensor([ 3.,  0., -2.,  0.])
     """
     size = whole("size of max_pool", size)
-    return _selection(f"max_pool({size})", partial(_pool, size=size), size)
+    return _selection(f"max_pool({size})", partial(pool, size=size), size)
 
 
 def group_sort(size: int) -> Activation:
@@ -39,7 +49,7 @@ def group_sort(size: int) -> Activation:
         tensor([ 1.,  3., -5., -2.])
     """
     size = whole("size of group_sort", size)
-    return _selection(f"group_sort({size})", partial(_sort, size=size), size)
+    return _selection(f"group_sort({size})", partial(sort, size=size), size)
 
 
 def _selection(name: str, function: Map, size: int) -> Activation:
@@ -47,11 +57,13 @@ def _selection(name: str, function: Map, size: int) -> Activation:
     return Activation(name, function, homogeneous=True, block=size, constants=ones, rounding=0.0)
 
 
-def _pool(z: Tensor, size: int) -> Tensor:
+def pool(z: Tensor, size: int) -> Tensor:
+    """Puts the maximum of every block first, and zeros after it."""
     return F.pad(block_view(z, size).amax(-1, keepdim=True), (0, size - 1)).flatten(-2)
 
 
-def _sort(z: Tensor, size: int) -> Tensor:
+def sort(z: Tensor, size: int) -> Tensor:
+    """Sorts every block."""
     return block_view(z, size).sort(-1).values.flatten(-2)
 
 
@@ -215,7 +227,7 @@ def piecewise(activations: Sequence[Activation], sizes: Sequence[int]) -> Activa
         ('relu[1] tanh[2]', tensor([[0.0000, 0.0000, 0.7616]]))
     """
     first = activations[0]
-    if len(activations) == 1 or (first.block != 0 and all(part.name == first.name for part in activations)):
+    if len(activations) == 1 or (first.block != 0 and all(same_map(part, first) for part in activations)):
         return first
     whole = all(part.componentwise for part in activations)
     shared = [norm for norm in NORMS if all(norm in part.constants for part in activations)]

@@ -16,8 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wellposed.activations.activation import NORMS, Activation, Map, product_ends, real, used
-from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
+from wellposed.activations.activation import NORMS, Activation, Map, alike, product_ends, real, same_map, used
+from wellposed.activations.blockwise import (
+    group_sort,
+    matrix_product,
+    max_pool,
+    multiply,
+    normalise,
+    pool,
+    softmax,
+    sort,
+)
 from wellposed.activations.check import check_constants
 from wellposed.errors import InputError, unknown_name
 
@@ -222,8 +231,7 @@ def catalogue() -> list[Activation]:
     ]
     halves = dict.fromkeys(NORMS, 0.5)
     softmax = Activation("softmax", partial(torch.softmax, dim=-1), block=0, constants=halves, image=(0.0, 1.0))
-    named = [elu(), hardtanh(), softplus(), softshrink(), leaky_relu()]
-    plain = [replace(activation, name=activation.name.partition("(")[0]) for activation in named]
+    plain = [replace(make(), name=make.__name__) for make in (elu, hardtanh, softplus, softshrink, leaky_relu)]
     return [softmax, *plain, *(Activation(*row[:4], **row[4]) for row in rows)]
 
 
@@ -262,7 +270,8 @@ _REFUSED = {
 }
 
 
-_REGISTRY = {activation.name: activation for activation in catalogue()}
+BUILT_IN = {activation.name: activation for activation in catalogue()}
+_REGISTRY = dict(BUILT_IN)
 
 
 def activation_names() -> tuple[str, ...]:
@@ -299,8 +308,14 @@ def get_activation(activation: str | Activation) -> Activation:
     return _REGISTRY[activation]
 
 
-def register_activation(activation: Activation, *, check: bool = True) -> Activation:
+def register_activation(activation: Activation, *, check: bool = True, replace: bool = False) -> Activation:
     """Makes an activation available by name, after a sampled check of its constants.
+
+    Args:
+        activation: its name must not read like one with parameters of the library, such as ``"tanh(2)"``.
+        check: whether the constants are checked.
+        replace: allows the name of an activation of the library, such as ``"tanh"``. What is known of that one is
+            not said of yours; files with that name are read with yours.
 
     Example:
         >>> register_activation(leaky_relu(0.2)).name
@@ -308,6 +323,7 @@ def register_activation(activation: Activation, *, check: bool = True) -> Activa
     """
     if activation.name in _REFUSED:
         raise InputError(f"the name {activation.name!r} is refused: {_REFUSED[activation.name]}")
+    _check_name(activation, replace)
     if check:
         check_constants(activation)
     _REGISTRY[activation.name] = activation
@@ -340,6 +356,66 @@ _FAMILIES: dict[str, Callable[..., Activation]] = {
     "softplus": softplus,
     "softshrink": softshrink,
 }
+
+
+def _check_name(activation: Activation, replace: bool) -> None:
+    """Refuses names that say that an activation is another one."""
+    name = activation.name
+    if name in BUILT_IN:
+        if not replace and not same_map(activation, BUILT_IN[name]):
+            raise InputError(
+                f"{name!r} is an activation of the library, and yours is another one; choose another name, or "
+                "pass replace=True"
+            )
+        return
+    family = name.partition("(")[0].strip()
+    if "(" not in name or family not in {*BUILT_IN, *_FAMILIES}:
+        return
+    try:
+        known = _built(name)
+    except InputError:
+        known = None
+    if known is None or not same_map(activation, known):
+        raise InputError(
+            f"the name {name!r} reads like {family!r} of the library with parameters, and yours is another "
+            "activation; choose another name"
+        )
+
+
+# The functions behind families that have parameters, and how they call these.
+_WITH_PARAMETERS: tuple[tuple[Callable[..., Tensor], Callable[..., Activation], tuple[str, ...]], ...] = (
+    (F.leaky_relu, leaky_relu, ("negative_slope",)),
+    (F.elu, elu, ("alpha",)),
+    (torch.clamp, hardtanh, ("min", "max")),
+    (_softplus, softplus, ("beta",)),
+    (F.softshrink, softshrink, ("lambd",)),
+    (pool, max_pool, ("size",)),
+    (sort, group_sort, ("size",)),
+)
+
+
+def family_of(activation: Activation) -> str:
+    """Returns what the library knows an activation as, by the function it evaluates and never by its name.
+
+    It is empty for functions of your own, and where slopes or the derivative are not those of the library.
+
+    Example:
+        >>> family_of(leaky_relu(0.1)), family_of(Activation("relu", torch.tanh))
+        ('leaky_relu', '')
+        >>> family_of(Activation("mine", torch.relu))
+        'relu'
+    """
+    function, known, family = activation.function, None, ""
+    for one in BUILT_IN.values():
+        if one.function is function:
+            known, family = one, one.name
+    if known is None and isinstance(function, partial) and not function.args:
+        for inner, make, names in _WITH_PARAMETERS:
+            if function.func is inner and function.keywords.keys() == set(names):
+                known, family = make(*(function.keywords[name] for name in names)), make.__name__
+    if known is None or (known.slope, known.block) != (activation.slope, activation.block):
+        return ""
+    return family if activation.derivative is None or alike(activation.derivative, known.derivative) else ""
 
 
 def _built(name: str) -> Activation | None:

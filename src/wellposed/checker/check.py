@@ -14,6 +14,7 @@ from wellposed.checker.tensors import LARGEST_HEADER, Budget, Matrix, RefusedErr
 FORMAT = "wellposed-certificate-1"
 LARGEST_CERTIFICATE = 1 << 30
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of a folder
+NEW = ".new"  # where a newer version lies until its files are in their places
 
 
 class Finding(NamedTuple):
@@ -115,6 +116,10 @@ def _config(file: TensorFile) -> bytes | None:
     """Reads the configuration beside tensors that do not describe themselves."""
     if not _plain(file):
         return None
+    if file.path.with_name(NEW).exists():
+        raise RefusedError(
+            f"a newer model waits in {NEW} beside {file.path.name}, left by a save that was stopped; save it again"
+        )
     place = file.path.with_name(CONFIG)
     if not place.is_file() or place.stat().st_size > LARGEST_HEADER:
         raise RefusedError(f"{CONFIG} is missing or too large")

@@ -178,7 +178,7 @@ def _form(file: TensorFile, header: dict[str, Any]) -> Part:
     """Reads a form; if its blocks feed one another in one direction only, nothing else of A matters."""
     walk, named = Walk(file, header["dtype"]), header["activation"]
     seen = {name: walk.operator(header[name]) for name in "ABCD"}
-    n, p, q = _size(seen["A"].shape[0]), seen["B"].shape[1], seen["C"].shape[0]
+    n, p, q = seen["A"].shape[0], seen["B"].shape[1], seen["C"].shape[0]
     for name, shape in {"A": (n, n), "B": (n, p), "C": (q, n), "D": (q, p)}.items():
         if seen[name].shape != shape or not all(shape):
             raise RefusedError(f"{name} has the shape {list(seen[name].shape)}, expected {list(shape)}, not empty")
@@ -192,6 +192,8 @@ def _form(file: TensorFile, header: dict[str, Any]) -> Part:
     if prod(header["input_shape"]) != p:
         raise RefusedError(f"inputs of the shape {header['input_shape']} are not the {p} that B takes")
     sizes, edges = _blocks(header["A"], n)
+    for size in sizes:  # the budget bounds their sum
+        _size(size)
     if isinstance(named, str):
         if len(sizes) > 1 and _fits(activation(named), sizes):
             raise RefusedError(f"A has {len(sizes)} blocks and one activation; a form names one for each")

@@ -33,6 +33,7 @@ from wellposed.cli.inputs import (
 )
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, MissingExtraError
+from wellposed.models.io.files import written_whole
 from wellposed.pages.robust import Heading, attack_page
 from wellposed.robust.attacks import (
     Attack,
@@ -197,7 +198,8 @@ def attack(
     facts = _facts(request, found, clean, seconds)
     write_file(out, _shown(request, found, clean, facts, out))
     if kept is not None:
-        torch.save({"u": found.inputs.cpu(), "y": given.target.cpu()}, kept)
+        with written_whole(kept) as place:
+            torch.save({"u": found.inputs.cpu(), "y": given.target.cpu()}, place)
     if as_json:
         click.echo(json.dumps({**facts, "page": str(out)}, indent=2))
     else:

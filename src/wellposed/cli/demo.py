@@ -7,6 +7,7 @@ import click
 from rich.console import Console
 
 from wellposed.cli.terminal import make_folder
+from wellposed.models.io.files import written_whole
 from wellposed.pages.demo import (
     FINDING,
     DemoConfig,
@@ -36,7 +37,8 @@ def demo(out: Path, seeds: int, epochs: int, quiet: bool, as_json: bool) -> None
     place = out / "demo.html"
     make_folder(out)
     result = run_demo(DemoConfig(seeds=seeds, epochs=epochs), progress=not quiet)
-    place.write_text(page(result), encoding="utf-8")
+    with written_whole(place) as temporary:
+        temporary.write_text(page(result), encoding="utf-8")
     if as_json:
         click.echo(json.dumps({**record(result), "page": str(place)}, indent=2))
     else:

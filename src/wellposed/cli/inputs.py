@@ -41,6 +41,7 @@ from wellposed.data.images import SPLITS, load_images
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel, load, load_reference
+from wellposed.models.io.files import written_whole
 
 ALIASES = {"fashion": "fashion-mnist"}
 SETS = ("digits", "fashion-mnist", "mnist", "mnist-5k", "cifar10", "cifar100")
@@ -673,8 +674,13 @@ def _classes(found: Samples, outputs: Tensor) -> Tensor:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes a page or a picture."""
+    """Writes a page or a picture, whole or not at all."""
+    data = content.encode() if isinstance(content, str) else content
     try:
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        if path.exists() and not path.is_file():  # a terminal or a pipe
+            path.write_bytes(data)
+            return
+        with written_whole(path) as place:
+            place.write_bytes(data)
     except OSError as error:
-        raise wrong(f"cannot write {path} ({error.strerror})", "--out") from error
+        raise wrong(f"cannot write {path} ({os.strerror(error.errno or 0)})", "--out") from error

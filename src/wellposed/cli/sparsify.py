@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from wellposed.convex.states import first_tensor
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models import Claim, ImplicitModel
+from wellposed.models.io.files import written_whole
 from wellposed.workers import threads_for
 
 BATCH = 1000
@@ -277,6 +279,7 @@ def _write(page: Path, result: Result, out: Path) -> None:
         console.print(summary(result))
         text = console.export_html()
     try:
-        page.write_text(text, encoding="utf-8")
+        with written_whole(page) as place:
+            place.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise click.ClickException(f"cannot write {page} ({error.strerror})") from error
+        raise click.ClickException(f"cannot write {page} ({os.strerror(error.errno or 0)})") from error

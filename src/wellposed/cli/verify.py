@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from wellposed.checker import Finding, RefusedError, certificate_path, check
+from wellposed.checker.check import NEW
 from wellposed.cli.terminal import print_table
 from wellposed.errors import WellposedError
 
@@ -40,6 +41,10 @@ def verify(model: Path, certificate: Path | None, as_json: bool) -> None:
                 f"there is no file {str(wanted)!r}; wellposed.save(model, path, certificate=True) writes both"
             )
     try:
+        if model.is_dir() and (model / NEW).exists():
+            raise RefusedError(
+                f"a newer model waits in {model / NEW}, as a save that was stopped leaves it; save it again"
+            )
         found = check(model, proof)
         found.append(_evaluated(path, folder=model.is_dir()))
     except (RefusedError, WellposedError, OSError) as error:

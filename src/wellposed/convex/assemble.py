@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from wellposed.activations import Activation, get_activation, rescaled
+from wellposed.activations.activation import same_map
 from wellposed.activations.blockwise import piecewise
 from wellposed.conditions.rescaling import rescaling
 from wellposed.conditions.rounding import double, upward
@@ -186,8 +187,9 @@ def _with_constant(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Activation]:
     """Adds a state that is always phi(1), or 1, and multiplies it by the output's bias."""
     one = torch.ones(1, dtype=A.dtype)
-    value = double(phi(one)) if phi.componentwise and len({part.name for part in phis}) == 1 else one.double()
-    if not phi.componentwise or len({part.name for part in phis}) > 1 or float(value) == 0:
+    alone = phi.componentwise and all(same_map(part, phis[0]) for part in phis)
+    value = double(phi(one)) if alone else one.double()
+    if not alone or float(value) == 0:
         phi, value = piecewise((*phis, get_activation("identity")), (*sizes, 1)), one.double()
     bias = A.new_zeros(len(A)) if bias is None else bias
     C = torch.cat([C, (constant / value)[:, None]], dim=1)

@@ -33,7 +33,7 @@ from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form, registered_name, unpack_form
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.io.files import file_digest, write_tensors, written_whole
+from wellposed.models.io.files import file_digest, read_together, write_tensors, written_together
 
 Named = Callable[..., Activation]
 
@@ -443,8 +443,8 @@ _MATRICES = ("U", "Z", "X", "Y")
 def save_states(states: States, folder: str | os.PathLike[str]) -> None:
     """Writes states to a folder, in pieces: one NumPy file for each of U, Z, X and Y, the form and an index.
 
-    The index comes last, with the checksums of the others, and an old one goes first: a folder that is half
-    written is never opened.
+    The folder holds the old states until the new ones are complete, with an index of checksums: a process that is
+    killed leaves one or the other.
 
     Example:
         >>> import tempfile
@@ -453,8 +453,6 @@ def save_states(states: States, folder: str | os.PathLike[str]) -> None:
         >>> open_states(folder).X.shape
         torch.Size([3, 1])
     """
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
     index: dict[str, Any] = {
         "format": FORMAT,
         "blocks": list(states.blocks),
@@ -462,17 +460,16 @@ def save_states(states: States, folder: str | os.PathLike[str]) -> None:
         "input_shape": None if states.input_shape is None else list(states.input_shape),
         "form": states.form is not None,
     }
-    (place / INDEX).unlink(missing_ok=True)
-    for name in _MATRICES:
-        _write(place / f"{name}.npy", getattr(states, name))
-    if states.form is not None:
-        tensors, metadata = pack_form(states.form)
-        with written_whole(place / FORM) as temporary:
-            write_tensors(temporary, {name: part.contiguous().cpu() for name, part in tensors.items()}, metadata)
-    index["files"] = {name: file_digest(place / name) for name in _files(index["form"])}
-    index["sha256"] = _sealed(index)
-    with written_whole(place / INDEX) as temporary:
-        temporary.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    with written_together(folder) as place:
+        for name in _MATRICES:
+            _write(place / f"{name}.npy", getattr(states, name))
+        if states.form is not None:
+            tensors, metadata = pack_form(states.form)
+            stored = {name: part.contiguous().cpu() for name, part in tensors.items()}
+            write_tensors(place / FORM, stored, metadata)
+        index["files"] = {name: file_digest(place / name) for name in _files(index["form"])}
+        index["sha256"] = _sealed(index)
+        (place / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
 def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> States:
@@ -486,21 +483,26 @@ def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> State
         FileFormatError: the folder is not one of `save_states`, or it is damaged.
     """
     place = Path(folder)
+    names = (INDEX, *_files(True))
+    return read_together(place, names, lambda places: _opened(place, places, verify))
+
+
+def _opened(folder: Path, places: dict[str, Path], verify: bool) -> States:
     try:
-        index = json.loads((place / INDEX).read_text(encoding="utf-8"))
+        index = json.loads(places[INDEX].read_text(encoding="utf-8"))
         if index["format"] != FORMAT:
             raise FileFormatError(f"its format is {index['format']!r}, expected {FORMAT!r}")
         if "sha256" in index:  # older folders have no checksums
-            _check(place, index, verify)
+            _check(places, index, verify)
         return States(
-            **{name: _mapped(place / f"{name}.npy") for name in _MATRICES},
+            **{name: _mapped(places[f"{name}.npy"]) for name in _MATRICES},
             blocks=tuple(index["blocks"]),
             activations=tuple(get_activation(name) for name in index["activations"]),
-            form=_form(place / FORM) if index["form"] else None,
+            form=_form(places[FORM]) if index["form"] else None,
             input_shape=None if index["input_shape"] is None else tuple(index["input_shape"]),
         )
     except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
-        raise FileFormatError(f"{str(place)!r} has no states that can be opened: {error}") from error
+        raise FileFormatError(f"{str(folder)!r} has no states that can be opened: {error}") from error
 
 
 def _files(form: bool) -> list[str]:
@@ -513,17 +515,17 @@ def _sealed(index: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _check(place: Path, index: dict[str, Any], verify: bool) -> None:
+def _check(places: dict[str, Path], index: dict[str, Any], verify: bool) -> None:
     damaged = [INDEX] if index["sha256"] != _sealed(index) else []
     if verify and not damaged:
-        damaged = [name for name in _files(index["form"]) if file_digest(place / name) != index["files"][name]]
+        damaged = [name for name in _files(index["form"]) if file_digest(places[name]) != index["files"][name]]
     if damaged:
         raise FileFormatError(f"{damaged[0]} is damaged: its checksum does not match; record the states again")
 
 
 def _write(place: Path, part: Tensor) -> None:
     kind = torch.empty(0, dtype=part.dtype).numpy().dtype
-    with written_whole(place) as temporary, open(temporary, "wb") as file:
+    with open(place, "wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": tuple(part.shape)}
         np.lib.format.write_array_header_1_0(file, header)
         for piece in part.split(PIECE):

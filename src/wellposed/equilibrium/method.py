@@ -1,12 +1,14 @@
 """How equations are solved, what happens when a sample does not converge, and how solves are observed.
 
-`report` warns or raises as the policy on failure says; with `Once`, the solves of a sequence report their first
-failure only. `watch` collects the statuses and step counts of all solves in a block of code in a `SolveLog`.
-`Method` is all of it for one fixed-point problem: solver, stopping rule, step limit and policy.
+`report` warns or raises as the policy on failure says, and so does `report_outputs` where outputs are not finite;
+with `Once`, the solves of a sequence report their first failure only. `watch` collects the statuses and step
+counts of all solves in a block of code in a `SolveLog`. `Method` is all of it for one fixed-point problem: solver,
+stopping rule, step limit and policy.
 """
 
 import contextlib
 import contextvars
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -63,6 +65,40 @@ def report(
         f"{solve}: {int(wrong.sum())} of {status.numel()} samples did not reach an equilibrium "
         f"({_kinds(status)}); worst residual {float(worst):.1e}. "
         f"Raise max_steps (now {max_steps}) or loosen stop; Solution.status tells which samples"
+    )
+    if on_failure == "raise":
+        raise ConvergenceError(message)
+    warnings.warn(message, ConvergenceWarning, stacklevel=_callers_level())
+
+
+def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: Once | None = None) -> None:
+    """Warns or raises if outputs are NaN or infinite and their states are not, of which `report` has told.
+
+    It costs one sum where all is well, and a wait on a GPU.
+
+    Args:
+        y: outputs ``(B, ...)``.
+        x: the states ``(B, n)`` they were computed from; None where they are not at hand.
+        on_failure: the policy.
+        once: shared with solves, which have told of states if it is done.
+
+    Example:
+        >>> report_outputs(torch.full((2, 1), torch.inf), torch.ones(2, 3), "raise")
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.ConvergenceError: outputs: 2 of 2 samples have NaN or infinite outputs; their states ...
+    """
+    if on_failure == "ignore" or (once is not None and once.done) or math.isfinite(y.sum()):
+        return
+    wrong = ~y.detach().flatten(1).isfinite().all(1)
+    if x is not None:
+        wrong &= x.detach().isfinite().all(1)
+    if not bool(wrong.any()):
+        return
+    message = (
+        f"outputs: {int(wrong.sum())} of {len(wrong)} samples have NaN or infinite outputs; their states are "
+        f"finite. Look for such entries in C, D and a readout, or for products beyond {y.dtype}: scale the "
+        "weights or use float64"
     )
     if on_failure == "raise":
         raise ConvergenceError(message)

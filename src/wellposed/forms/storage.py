@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, get_activation
+from wellposed.activations.catalogue import BUILT_IN
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, unknown_name
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.base import Operator, Product, Sum
@@ -153,7 +154,7 @@ def registered_name(activation: Activation) -> str:
         known = get_activation(activation.name)
     except UnknownNameError as error:
         raise InputError(f"the activation {activation.name!r} is not registered; register it to save") from error
-    if not _same(known, activation):
+    if not _same(known, activation) or not _same(BUILT_IN.get(activation.name, known), activation):
         raise InputError(f"{activation.name!r} is not the registered activation of that name; register it to save")
     return activation.name
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, get_activation, leaky_relu
+from wellposed.activations import Activation, family_of, leaky_relu
+from wellposed.activations.catalogue import BUILT_IN
 from wellposed.equilibrium.affine import AffineProblem, differentiable_adjoint, eager_adjoint
 from wellposed.equilibrium.method import Method, OnFailure
 from wellposed.equilibrium.solvers import Anderson, Picard
@@ -47,7 +48,7 @@ def describe(problem: AffineProblem, executor: str) -> str | None:
         return None
     if any(solver_problem(method.solver) or stop_problem(method.stop) for method in methods):
         return None
-    name = problem.activation.name.partition("(")[0]
+    name = family_of(problem.activation)
     forward, backward = ((_written(m.solver), _written(m.stop), m.max_steps) for m in methods)
     policy = problem.forward.on_failure
     counts = problem.direct, problem.easy, problem.patience
@@ -66,7 +67,7 @@ def _read(text: str) -> tuple[Description, Activation, list[tuple[Any, Any, int]
     found = Description(**json.loads(text))
     methods = [(_part(solver), _part(stop), steps) for solver, stop, steps in (found.forward, found.backward)]
     leaky = found.activation == "leaky_relu"
-    return found, leaky_relu(found.slope) if leaky else get_activation(found.activation), methods
+    return found, leaky_relu(found.slope) if leaky else BUILT_IN[found.activation], methods
 
 
 def _part(written: list[Any]) -> Any:

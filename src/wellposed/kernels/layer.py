@@ -25,7 +25,7 @@ from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium.affine import AffineMap, AffineProblem, TransposedMap, affine_equilibrium
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.method import Method, OnFailure, report
+from wellposed.equilibrium.method import Method, OnFailure, report, report_outputs
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
@@ -128,7 +128,10 @@ def _forward(
     v = F.linear(u, B, bias)
     x = _states(plan, v, A, lambda: A)
     y = F.linear(x, C)
-    return (y if D is None else torch.addmm(y, u, D.mT)), x, v
+    if D is not None:
+        y = torch.addmm(y, u, D.mT)
+    report_outputs(y, x, plan.on_failure)
+    return y, x, v
 
 
 def _states(plan: Plan, v: Tensor, A: Tensor | SparseRows, dense: Callable[[], Tensor]) -> Tensor:
@@ -156,8 +159,12 @@ def run_sparse_layer(
     B, C, D, bias = others
     v = _product(u, sparse.B, B, bias)
     A = dense() if sparse.A is None else sparse.A if plan.automatic else sparse.A.plain
-    y = _product(_states(plan, v, A, dense), sparse.C, C, None)
-    return y if D is None else y.add_(_product(u, sparse.D, D, None))
+    x = _states(plan, v, A, dense)
+    y = _product(x, sparse.C, C, None)
+    if D is not None:
+        y.add_(_product(u, sparse.D, D, None))
+    report_outputs(y, x, plan.on_failure)
+    return y
 
 
 def _product(u: Tensor, sparse: SparseRows | None, dense: Matrix, bias: Matrix) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, get_activation
+from wellposed.activations import Activation, family_of
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.maps import Map
 from wellposed.equilibrium.solvers import Anderson, Picard, Solver, default_ridge
@@ -55,10 +55,10 @@ def kind_of(activation: Activation) -> tuple[int, float] | None:
         >>> kind_of(get_activation("relu")), kind_of(get_activation("gelu"))
         ((0, 0.0), None)
     """
-    if activation.name in KINDS and activation.function is get_activation(activation.name).function:
-        return KINDS[activation.name]
-    slope = getattr(activation.function, "keywords", {}).get("negative_slope")
-    return None if slope is None or not activation.name.startswith("leaky_relu") else (SLOPED, float(slope))
+    family = family_of(activation)
+    if family == "leaky_relu":
+        return SLOPED, float(activation.function.keywords["negative_slope"])  # type: ignore[attr-defined]
+    return KINDS.get(family)
 
 
 def make_recipe(

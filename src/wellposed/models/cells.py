@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wellposed.activations import Activation, get_activation
+from wellposed.activations import Activation, family_of, get_activation
 from wellposed.equilibrium.maps import State
 from wellposed.equilibrium.tracing import under_functorch
 from wellposed.errors import InputError
@@ -64,7 +64,7 @@ class Nonlinearity(nn.Module):
     @property
     def trivial(self) -> bool:
         """Whether it changes nothing."""
-        return self.activation.name == "identity"
+        return family_of(self.activation) == "identity"
 
     def extra_repr(self) -> str:
         return self.activation.name

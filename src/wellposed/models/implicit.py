@@ -22,7 +22,7 @@ from wellposed.equilibrium.fixed_point import make_method, require_finite
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import Map
-from wellposed.equilibrium.method import Loop, Method, Once, OnFailure, active_logs
+from wellposed.equilibrium.method import Loop, Method, Once, OnFailure, active_logs, report_outputs
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
 from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
@@ -315,6 +315,8 @@ class ImplicitModel(nn.Module):
             return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
         x = self._solve(flat, None, trace=False)[0] if text is None else self._operator(flat, text)
         y = F.linear(x, self.C) if self.D is None else F.linear(x, self.C) + F.linear(flat, self.D)
+        if not under_transform():
+            report_outputs(y.detach(), x, self.on_failure)
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)

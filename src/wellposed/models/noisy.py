@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from wellposed.equilibrium.fixed_point import fixed_point
 from wellposed.equilibrium.loop import Iterates, iterate
 from wellposed.equilibrium.maps import FunctionMap, Map, State
-from wellposed.equilibrium.method import Loop
+from wellposed.equilibrium.method import Loop, report_outputs
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError
 from wellposed.kernels import explain
 from wellposed.models.deq import DEQ
@@ -83,6 +84,8 @@ class Noisy(nn.Module):
         assert isinstance(x, Tensor)
         y = F.linear(x, model.C)
         y = y if model.D is None else y + F.linear(given, model.D)
+        if not under_transform():
+            report_outputs(y.detach(), x, model.on_failure)
         return found, y.reshape(*u.shape[:-1], model.out_features)
 
     def explain(self, u: Tensor) -> str:

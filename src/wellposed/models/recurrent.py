@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from wellposed.equilibrium.affine import AffineProblem
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.gradients import Implicit
-from wellposed.equilibrium.method import Once
+from wellposed.equilibrium.method import Once, report_outputs
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound
 from wellposed.equilibrium.tracing import under_transform
@@ -361,6 +361,8 @@ class ImplicitRNN(nn.Module):
                     walks.append(walk)
                 data = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         output = data if self.readout is None else self.readout(data)
+        if not output.is_cuda and not under_transform():  # on a GPU the kernels tell of all but the last outputs
+            report_outputs(output.detach(), None, self.cell(0).on_failure, once)
         last = walks[0].last[None] if len(walks) == 1 else torch.stack([walk.last for walk in walks])
         return output, last, walks
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation
+from wellposed.activations import Activation, family_of
 from wellposed.conditions.rounding import allowance
 from wellposed.errors import InputError
 from wellposed.forms import Operator
@@ -154,10 +154,11 @@ def lines_of(phi: Activation) -> Lines | None:
         >>> lines_of(get_activation("leaky_relu(0.1)")).kinks, lines_of(get_activation("gelu"))
         ((0.0,), None)
     """
-    kind = phi.name.partition("(")[0]
+    kind = family_of(phi)
     kinks = {"identity": (), "relu": (0.0,), "leaky_relu": (0.0,), "relu6": (0.0, 6.0), "hardsigmoid": (-3.0, 3.0)}
-    kinks["hardtanh"] = phi.image
-    if kind in kinks and phi.componentwise:
+    if kind == "hardtanh":
+        kinks[kind] = tuple(phi.function.keywords[end] for end in ("min", "max"))  # type: ignore[attr-defined]
+    if kind in kinks:
         return Kinked(phi, kinks[kind])
     stretches = {"tanh": 1.0, "sigmoid": 0.5}
     return Sigmoidal(phi, stretches[kind]) if kind in stretches else None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation
+from wellposed.activations import Activation, family_of
 from wellposed.conditions.rounding import allowance, unit_roundoff
 from wellposed.errors import IllPosedError
 from wellposed.forms.evaluation import Stage
@@ -52,7 +52,7 @@ def increasing(phi: Activation) -> bool:
     """
     if phi.componentwise:
         return phi.slope[0] >= 0
-    return phi.name.partition("(")[0] in ORDER_PRESERVING
+    return family_of(phi) in ORDER_PRESERVING
 
 
 def _around(phi: Activation, z: Interval) -> Interval:

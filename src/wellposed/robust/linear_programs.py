@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from wellposed.activations import family_of
 from wellposed.conditions.rounding import TINY, allowance, outward
 from wellposed.errors import InputError, require
 from wellposed.forms import ImplicitForm
@@ -185,7 +186,7 @@ class Rows:
     def of(cls, form: ImplicitForm, method: str) -> "Rows":
         """Reads a form; the matrices must be small enough to write down."""
         n, p, _ = form.sizes
-        others = sorted({phi.name for phi in form.activations if phi.name not in (RELU, AFFINE)})
+        others = sorted({phi.name for phi in form.activations if family_of(phi) not in (RELU, AFFINE)})
         if others:
             raise MethodError(
                 f"{method!r} is a linear program for ReLU; {', '.join(others)} is no polyhedron: use 'crown', "
@@ -198,7 +199,7 @@ class Rows:
             )
         bias = torch.zeros(n, dtype=torch.float64) if form.bias is None else form.bias
         pairs = zip(form.activations, form.partition, strict=True)
-        relu = np.concatenate([np.full(size, phi.name == RELU) for phi, size in pairs])
+        relu = np.concatenate([np.full(size, family_of(phi) == RELU) for phi, size in pairs])
         operators = Operators(form)
         A, B = (to_array(part.to_dense()) for part in (form.A, form.B))
         over_states, over_inputs = (to_array(operators.cover(part, False).to_dense()) for part in (form.A, form.B))

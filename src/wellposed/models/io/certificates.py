@@ -68,25 +68,33 @@ def write_certificate(
     """
     target = certificate_path(Path(path))
     target.unlink(missing_ok=True)
+    with written_whole(target) as place:
+        prove_file(model, Path(path), place, claims, config=config)
+    return target
+
+
+def prove_file(
+    model: Certified, path: Path, place: Path, claims: Iterable[Claim] = (), *, config: bool = False
+) -> None:
+    """Writes the certificate of a model file to a place of its own, and has it checked there."""
     listed: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
     for number, claim in enumerate([*well_posed(model), *claims]):
         names = {name: f"{number}.{name}" for name in claim.tensors}
         tensors |= {names[name]: double(value).cpu().contiguous() for name, value in claim.tensors.items()}
         listed.append({"kind": claim.kind, "about": claim.about, **_renamed(claim.facts, names)})
-    said: dict[str, Any] = {"sha256": file_digest(Path(path))}
+    said: dict[str, Any] = {"sha256": file_digest(path)}
     if config:
-        said["config_sha256"] = file_digest(Path(path).with_name(CONFIG))
+        said["config_sha256"] = file_digest(path.with_name(CONFIG))
     versions = {"wellposed": sys.modules["wellposed"].__version__, "torch": torch.__version__}
     said |= {"claims": listed, "versions": {**versions, "python": platform.python_version()}}
     metadata = {"format": FORMAT, "certificate": json.dumps(said, allow_nan=False)}
-    with written_whole(target) as place:
-        write_tensors(place, tensors, metadata)
-        try:
-            check(Path(path), place)
-        except RefusedError as error:
-            raise IllPosedError(f"no certificate was written, for the checker refuses it: {error}") from error
-    return target
+    write_tensors(place, tensors, metadata)
+    try:
+        check(path, place)
+    except RefusedError as error:
+        place.unlink()
+        raise IllPosedError(f"no certificate was written, for the checker refuses it: {error}") from error
 
 
 def well_posed(model: Certified) -> list[Claim]:

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from wellposed.activations import Activation
+from wellposed.activations.activation import same_map
 from wellposed.activations.blockwise import piecewise
+from wellposed.checker import certificate_path
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.conditions import Triangular
 from wellposed.equilibrium import gradients, solvers, stopping
-from wellposed.errors import FileFormatError, InputError, require, unknown_name
+from wellposed.errors import FileFormatError, InputError, WellposedError, require, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import (
     FORM_FORMAT,
@@ -38,15 +40,19 @@ from wellposed.forms.storage import (
 from wellposed.models.cells import Cell, ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel, StateMatrix
-from wellposed.models.io.certificates import Claim, evaluated, write_certificate
+from wellposed.models.io.certificates import Claim, evaluated, prove_file
 from wellposed.models.io.files import (
+    NEW,
     check_counts,
     checksum,
     filled,
     making_sense,
     read_tensors,
+    read_together,
     write_tensors,
+    written_together,
     written_whole,
+    written_with,
 )
 from wellposed.models.recurrent import ImplicitRNN
 
@@ -84,6 +90,8 @@ def save(
 ) -> None:
     """Writes a model or a form to one safetensors file, atomically.
 
+    A process that is killed leaves the old file or the new one, never beside the certificate of the other.
+
     Args:
         model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`; a custom activation must be registered where
             the file is loaded. An activation that differs from block to block is stored part by part.
@@ -92,6 +100,9 @@ def save(
             ``wellposed verify``. The file then holds the matrices that are evaluated, not the free parameters
             behind them.
         claims: what else the certificate is to say; see `write_certificate`.
+
+    Raises:
+        IllPosedError: the certificate is refused; the model is saved without one.
     """
     if certificate and isinstance(model, Model):
         model = evaluated(model)
@@ -106,10 +117,19 @@ def save(
             "modules save the state_dict(): their code is not part of it"
         )
     metadata["sha256"] = checksum(json.dumps(metadata, sort_keys=True), tensors)
-    with written_whole(path) as place:
+    if not certificate:
+        with written_whole(path) as place:
+            write_tensors(place, tensors, metadata)
+        return
+    refusal: WellposedError | None = None
+    with written_with(path, certificate_path(Path(path))) as (place, proof):
         write_tensors(place, tensors, metadata)
-    if certificate:
-        write_certificate(model, path, claims)
+        try:
+            prove_file(model, place, proof, claims)
+        except WellposedError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
 
 
 def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
@@ -181,7 +201,7 @@ def _named(activation: Activation) -> str | dict[str, list[Any]]:
     """Writes an activation as its name, or as the names and sizes of its parts."""
     bound = getattr(activation.derivative, "keywords", {})
     parts, sizes = bound.get("parts"), bound.get("sizes")
-    if parts is None or sizes is None or piecewise(parts, sizes).name != activation.name:
+    if parts is None or sizes is None or not same_map(piecewise(parts, sizes), activation):
         return registered_name(activation)
     return {"parts": [registered_name(part) for part in parts], "sizes": list(sizes)}
 
@@ -339,11 +359,12 @@ def save_pretrained(
 ) -> None:
     """Writes ``model.safetensors``, ``config.json`` and the model card ``README.md``.
 
-    The folder is what a repository of the hub holds. All of it is tensors and text: loading runs no code of it.
+    The folder is what a repository of the hub holds. All of it is tensors and text: loading runs no code of it. A
+    process that is killed leaves a folder of which `from_pretrained` reads the old model or the new one.
 
     Args:
         model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`, or a `DEQ` with a cell of this library.
-        folder: made if it is not there; files of these names in it are replaced.
+        folder: made if it is not there; files of these names in it are replaced, and ``model.cert`` is deleted.
         card: Markdown about data, training and limits, put into the card.
         certificate: writes ``model.cert`` too, as `save` does; not for a `DEQ`, of which nothing is proven.
 
@@ -356,22 +377,31 @@ def save_pretrained(
         >>> from_pretrained(folder).state_features
         8
     """
+    _write_folder(model, Path(folder), card, certificate, {})
+
+
+def _write_folder(model: Shared, folder: Path, card: str, certificate: bool, texts: dict[str, str]) -> None:
+    """Writes a folder with further texts by their names, all at once."""
     if certificate:
         if isinstance(model, DEQ):
             raise InputError("nothing is proven of a DEQ, so it has no certificate; leave certificate out")
         model = evaluated(model)
     tensors, config = _packed(model)
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     config["sha256"] = _seal(config, tensors)
-    with written_whole(target / WEIGHTS) as place:
-        write_tensors(place, tensors, {"format": "pt"})
-    texts = {CONFIG: json.dumps(config, indent=2) + "\n", CARD: _card(model, config, card)}
-    for name, text in texts.items():
-        with written_whole(target / name) as place:
-            place.write_text(text, encoding="utf-8")
-    if certificate and not isinstance(model, DEQ):
-        write_certificate(model, target / WEIGHTS, config=True)
+    written = {CONFIG: json.dumps(config, indent=2) + "\n", CARD: _card(model, config, card), **texts}
+    refusal: WellposedError | None = None
+    proof = certificate_path(Path(WEIGHTS))
+    with written_together(folder, stale=[proof.name]) as place:
+        write_tensors(place / WEIGHTS, tensors, {"format": "pt"})
+        for name, text in written.items():
+            (place / name).write_text(text, encoding="utf-8")
+        if certificate and not isinstance(model, DEQ):
+            try:
+                prove_file(model, place / WEIGHTS, place / proof, config=True)
+            except WellposedError as error:
+                refusal = error
+    if refusal is not None:
+        raise refusal
 
 
 def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = None) -> Shared:
@@ -387,18 +417,22 @@ def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = No
         FileFormatError: weights and configuration do not make up a model.
     """
     folder = _folder(source, revision)
-    for name in (WEIGHTS, CONFIG):
-        if not (folder / name).is_file():
+    return read_together(folder, (WEIGHTS, CONFIG), lambda places: _read_folder(folder, places))
+
+
+def _read_folder(folder: Path, places: dict[str, Path]) -> Shared:
+    for name, place in places.items():
+        if not place.is_file():
             raise FileNotFoundError(f"no {name} in {os.fspath(folder)!r}; save_pretrained writes such folders")
     where = f"{CONFIG} and {WEIGHTS} in {os.fspath(folder)!r} make no model"
     try:
         with making_sense("the configuration makes no sense"):
-            tensors, metadata = read_tensors(folder / WEIGHTS)
+            tensors, metadata = read_tensors(places[WEIGHTS])
             if metadata not in ({}, {"format": "pt"}):
                 raise FileFormatError(
                     f"{WEIGHTS} describes itself too, by {sorted(metadata)}; wellposed.load reads that file alone"
                 )
-            config = strict_json((folder / CONFIG).read_bytes(), CONFIG)
+            config = strict_json(places[CONFIG].read_bytes(), CONFIG)
             if "sha256" in config and config["sha256"] != _seal(config, tensors):  # older folders have none
                 raise FileFormatError(
                     "their checksum does not match: one is damaged, or of another model. Get both once more; if "
@@ -419,7 +453,8 @@ def _folder(source: str | os.PathLike[str], revision: str | None) -> Path:
     if not isinstance(source, str) or not _REPOSITORY.fullmatch(source):
         raise FileNotFoundError(f"no folder at {os.fspath(source)!r}; a repository is named 'owner/model'")
     hub = require("huggingface_hub", extra="share")
-    return Path(hub.snapshot_download(source, revision=revision, allow_patterns=[WEIGHTS, CONFIG, CARD]))
+    wanted = [place for name in (WEIGHTS, CONFIG, CARD) for place in (name, f"{NEW}/{name}")]
+    return Path(hub.snapshot_download(source, revision=revision, allow_patterns=wanted))
 
 
 def _seal(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
@@ -619,8 +654,7 @@ def load_reference(name: str) -> Shared:
 def store_reference(model: Shared, card: ReferenceModel, home: Path = HOME) -> Path:
     """Writes a model and its card as `load_reference` reads them; returns their folder."""
     folder = home / card.name
-    save_pretrained(model, folder, card=card.text())
-    (folder / FACTS).write_text(json.dumps(asdict(card), indent=2) + "\n")
+    _write_folder(model, folder, card.text(), False, {FACTS: json.dumps(asdict(card), indent=2) + "\n"})
     return folder
 
 

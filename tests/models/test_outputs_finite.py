@@ -1,0 +1,99 @@
+"""Outputs that are not finite are told of as failed solves are, whatever has computed them."""
+
+import warnings
+
+import pytest
+import torch
+
+import wellposed as wp
+from wellposed.errors import ConvergenceError, ConvergenceWarning
+
+ROADS = {
+    "compiled": {},
+    "plain": {"executor": "reference"},
+    "low rank": {"rank": 2},
+    "unrolled": {"gradient": "unrolled"},
+    "float64": {},
+}
+SPOILT = {
+    "NaN in C": lambda model: model.C.view(-1)[:1].fill_(torch.nan),
+    "infinity in C": lambda model: model.C.view(-1)[:1].fill_(torch.inf),
+    "NaN in D": lambda model: model.D.view(-1)[:1].fill_(torch.nan),
+    "overflow": lambda model: (model.C.fill_(torch.finfo(model.C.dtype).max), model.bias.fill_(9.0)),
+}
+
+
+def spoilt(fault, **options):
+    torch.manual_seed(0)
+    model = wp.ImplicitModel(3, 2, 6, bias=True, **options)
+    with torch.no_grad():
+        SPOILT[fault](model)
+    return model
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("fault", SPOILT)
+@pytest.mark.parametrize("road", ROADS)
+def test_outputs_that_are_not_finite_are_told_of_as_asked(road, fault, grad):
+    dtype = torch.float64 if road == "float64" else torch.float32
+    model, u = spoilt(fault, **ROADS[road]).to(dtype), torch.ones(2, 3, dtype=dtype)
+    if fault == "overflow":
+        with torch.no_grad():
+            SPOILT[fault](model)
+    with torch.set_grad_enabled(grad):
+        with pytest.warns(ConvergenceWarning, match="2 of 2 samples have NaN or infinite outputs") as told:
+            y = model(u)
+        assert len(told) == 1 and not y.isfinite().all() and told[0].filename == __file__
+        model.on_failure = "raise"
+        with pytest.raises(ConvergenceError, match="float64"):
+            model(u)
+        model.on_failure = "ignore"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(u)
+
+
+def test_only_the_samples_concerned_are_counted():
+    model = wp.ImplicitModel.from_matrices(torch.zeros(1, 1), torch.ones(1, 1), torch.full((1, 1), 1e30))
+    with pytest.warns(ConvergenceWarning, match="1 of 3 samples have NaN"):
+        model(torch.tensor([[1.0], [1e15], [2.0]]))
+
+
+def test_large_outputs_are_no_failure():
+    """Their sum is infinite and they are not."""
+    model = wp.ImplicitModel.from_matrices(torch.zeros(1, 1), torch.ones(1, 1), torch.full((1, 1), 2e38))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model(torch.ones(4, 1)).isfinite().all()
+
+
+@pytest.mark.parametrize("executor", ["auto", "reference"])
+def test_a_solve_that_has_failed_is_told_of_once(executor):
+    model = wp.ImplicitModel(3, 2, 6, bias=True, executor=executor)
+    with torch.no_grad():
+        model.bias[0] = torch.nan
+    with pytest.warns(ConvergenceWarning) as told:
+        model(torch.ones(2, 3))
+    assert len(told) == 1 and "equilibrium" in str(told[0].message)
+
+
+@pytest.mark.parametrize("executor", ["auto", "reference"])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("part", ["C", "readout"])
+def test_sequences(part, steps, executor):
+    torch.manual_seed(0)
+    model = wp.ImplicitRNN(3, 4, 6, out_features=2, executor=executor)
+    with torch.no_grad():
+        (model.cell(0).C if part == "C" else model.readout.weight).view(-1)[0] = torch.nan
+    with pytest.warns(ConvergenceWarning) as told:
+        model(torch.ones(1, steps, 3))
+    assert len(told) == 1
+    model.cell(0).on_failure = "raise"
+    with pytest.raises(ConvergenceError):
+        model(torch.ones(1, steps, 3))
+
+
+def test_models_under_noise():
+    model = wp.models.Noisy(spoilt("NaN in D", stop=wp.Steps(5)), wp.models.Noise(signal=1e-3))
+    with pytest.warns(ConvergenceWarning, match="infinite outputs"):
+        model(torch.ones(2, 3))
