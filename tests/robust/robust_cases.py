@@ -120,7 +120,10 @@ def points(form: ImplicitForm, inputs: Uncertainty, count: int = 30) -> Tensor: 
     """Random, extreme and attacking points of a set."""
     rows = torch.eye(form.sizes[2], dtype=form.dtype)[:2]
     attacks = [climb(form, inputs, sign * row) for row in rows for sign in (1, -1)]
-    return torch.cat([inputs.sample(count), torch.stack(attacks)])
+    found = torch.stack(attacks)
+    if isinstance(inputs, Ball):  # rounding puts points of its surface outside, by an eps or so
+        found = inputs.center + (found - inputs.center) * (1 - 8 * torch.finfo(form.dtype).eps)
+    return torch.cat([inputs.sample(count), found])
 
 
 def trained(seed: int, network: nn.Module) -> tuple[nn.Module, Tensor]:

@@ -180,7 +180,7 @@ def used(value: float) -> tuple[float, float]:
         >>> used(0.5), used(0.1)
         ((0.5, 0.5), (0.1, 0.10000000149011612))
     """
-    rounded = float(torch.tensor(value, dtype=torch.float64).to(torch.float32))
+    rounded = float(torch.tensor(value, dtype=torch.float64, device="cpu").to(torch.float32))
     return (min(value, rounded), max(value, rounded)) if math.isfinite(rounded) else (value, value)
 
 

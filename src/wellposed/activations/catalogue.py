@@ -401,7 +401,7 @@ def family_of(activation: Activation) -> str:
 
     Example:
         >>> family_of(leaky_relu(0.1)), family_of(Activation("relu", torch.tanh))
-        ('leaky_relu', '')
+        ('leaky_relu', 'tanh')
         >>> family_of(Activation("mine", torch.relu))
         'relu'
     """

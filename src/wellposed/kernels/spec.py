@@ -52,6 +52,7 @@ def kind_of(activation: Activation) -> tuple[int, float] | None:
     """Returns the kind and slope of an activation; None if no kernel knows it.
 
     Example:
+        >>> from wellposed.activations import get_activation
         >>> kind_of(get_activation("relu")), kind_of(get_activation("gelu"))
         ((0, 0.0), None)
     """
