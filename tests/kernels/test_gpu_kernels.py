@@ -247,11 +247,11 @@ def test_a_whole_layer(condition):
     u.requires_grad_()
     wanted = [u, *model.parameters()]
     truth = model(u)
-    found = layer.run_device_layer(plan, u, model.state, model.B, model.C, model.D, model.bias)
+    found = layer.run_device_layer(plan, u, layer.source_of(model.state), model.B, model.C, model.D, model.bias)
     torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-5)
     expected, ours = (torch.autograd.grad(y, wanted, g, allow_unused=True) for y in (truth, found))
     for fast, plain in zip(ours, expected, strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
-        same = layer.run_device_layer(plan, u, model.state, model.B, model.C, model.D, model.bias)
+        same = layer.run_device_layer(plan, u, layer.source_of(model.state), model.B, model.C, model.D, model.bias)
     assert torch.equal(same, found)

@@ -75,7 +75,7 @@ def agree(ours, theirs, tolerance=2e-5):
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_the_plain_loop(case):
     activation, sizes, (length, batch), options = CASES[case]
-    mine, plain = build(sizes, activation=activation, stop=Relative(1e-6), **options)
+    mine, plain = build(sizes, activation=activation, stop=Relative(2e-5), **options)
     s, h0 = draw(batch, length, sizes[0]), draw(1, batch, sizes[1])
     assert mine.explain().startswith("whole sequences in Triton")
     ours, values, gradients = compute(mine, s, h0)
@@ -89,7 +89,7 @@ def test_agrees_with_the_plain_loop(case):
 
 
 def test_directions_and_lengths():
-    mine, plain = build((2, 3, 4), bidirectional=True, stop=Relative(1e-6))
+    mine, plain = build((2, 3, 4), bidirectional=True, stop=Relative(2e-5))
     s, h0, lengths = draw(3, 3, 2), draw(2, 3, 3), torch.tensor([2, 3, 1])
     ours, values, gradients = compute(mine, s, h0, lengths)
     _, wanted, exact = compute(plain, s, h0, lengths)
@@ -103,7 +103,7 @@ def test_extrapolation_saves_steps_and_nobody_depends_on_companions():
     A = 0.97 * torch.softmax(torch.randn(20, 20), 1)
     B, C = torch.rand(20, 3), torch.rand(1, 20) / 50
     s = torch.rand(18, 1, 2)
-    rnn = ImplicitRNN.from_matrices(A, B, C, executor="triton", stop=Relative(1e-5)).to(DEVICE)
+    rnn = ImplicitRNN.from_matrices(A, B, C, executor="triton", stop=Relative(3e-4)).to(DEVICE)
     found = rnn.equilibria(s.to(DEVICE))
     assert int(found.steps.max()) < 40  # plain steps, which gain 3 % each, would be 200
     alone = rnn.equilibria(s[17:].to(DEVICE))
@@ -157,7 +157,7 @@ def test_failures_are_reported_once_with_their_time():
 
 
 def test_adjoint_failures_and_logs():
-    mine, _ = build((2, 3, 4), stop=Relative(1e-5))
+    mine, _ = build((2, 3, 4), stop=Relative(2e-4))
     mine.cell(0).gradient = type(mine.cell(0).gradient)(max_steps=2)
     with watch() as log, pytest.warns(ConvergenceWarning, match="adjoint solve at time step 1: 2 of 2") as record:
         mine(draw(2, 2, 2).to(DEVICE))[0].sum().backward()
@@ -189,7 +189,7 @@ def test_nan_in_an_input_is_seen():
 
 
 def test_second_derivatives():
-    mine, plain = build((1, 2, 2), activation="tanh", stop=Relative(1e-6))
+    mine, plain = build((1, 2, 2), activation="tanh", stop=Relative(2e-5))
     found = []
     for rnn in (mine, plain):
         s = draw(1, 2, 1).to(next(rnn.parameters())).requires_grad_()
@@ -219,7 +219,7 @@ def test_tensors_on_a_gpu_take_the_kernel_unasked():
 @pytest.mark.parametrize("states", [33, 64, 100, 128])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_larger_blocks(states, activation):
-    mine, plain = build((70, states, states), activation=activation, stop=Relative(1e-6))
+    mine, plain = build((70, states, states), activation=activation, stop=Relative(2e-5))
     _, values, gradients = compute(mine, draw(40, 3, 70) / 8)
     _, wanted, exact = compute(plain, draw(40, 3, 70) / 8)
     agree(values, wanted)

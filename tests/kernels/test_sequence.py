@@ -12,7 +12,7 @@ from wellposed.kernels import explain
 
 pytest.importorskip("numba")
 
-TIGHT = {"stop": Relative(1e-14), "max_steps": 3000}
+TIGHT = {"stop": Relative(2e-13), "max_steps": 3000}
 ACTIVATIONS = {"relu": "relu", "leaky": leaky_relu(0.2), "tanh": "tanh", "sigmoid": "sigmoid", "id": "identity"}
 LAYOUTS = {
     "plain": {},
@@ -70,7 +70,8 @@ def taken(rnn, s):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("states", "batch"), [(1, 1), (17, 40), (30, 3)])
 def test_agrees_with_the_plain_loop(activation, dtype, states, batch):
-    mine, plain = build(states, 4, dtype, activation=ACTIVATIONS[activation])
+    rule = Relative(2e-4 if dtype == torch.float32 else None)  # far enough from rounding to compare steps
+    mine, plain = build(states, 4, dtype, activation=ACTIVATIONS[activation], stop=rule)
     s = sequences(batch, 7, dtype)
     assert taken(mine, s)
     ours, theirs = mine.equilibria(s), plain.equilibria(s)

@@ -155,12 +155,12 @@ def _softsign_slope(z: Tensor) -> Tensor:
 
 
 def _tanh_slope(z: Tensor) -> Tensor:
-    return 1 - torch.tanh(z).square()
+    # As 1 - tanh(z)^2 it would have no digit left where tanh(z) rounds to one.
+    return 4 * torch.sigmoid(2 * z) * torch.sigmoid(-2 * z)
 
 
 def _sigmoid_slope(z: Tensor) -> Tensor:
-    gate = torch.sigmoid(z)
-    return gate * (1 - gate)
+    return torch.sigmoid(z) * torch.sigmoid(-z)
 
 
 def _hardsigmoid(z: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class SplittingMap(Map):
     bound: Callable[[Tensor, Tensor], Tensor] | None = None
     context: Tensor | None = None
     block = 16
+    fades = False
     bulk = 1 << 14
 
     @classmethod
@@ -114,6 +115,7 @@ class AffineMap(Map):
     bound: Bound | None = None
     context: Tensor | None = None  # (B, 2 n): v and |B||u| + |b| of the certified system, for the bound
     block = 16
+    fades = False
     bulk = 1 << 14
 
     def _preactivation(self, x: Tensor) -> Tensor:
@@ -149,6 +151,7 @@ class TransposedMap(Map):
     offset: Tensor  # d g
     damping: float
     block = 16
+    fades = False
     bulk = 1 << 14
 
     def _linear(self, y: Tensor) -> Tensor:

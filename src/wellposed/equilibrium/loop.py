@@ -60,6 +60,7 @@ class _Work:
     finished: Tensor  # (B,)
     trace: list[Tensor] = field(default_factory=list)  # residuals since the last look, (K, B) a block
     minima: list[Tensor] = field(default_factory=list)  # least residuals, (B,) a period
+    first: Tensor | None = None  # residuals of the first evaluation, where states may decay to zero, (B,)
     reach: tuple[Tensor, ...] = ()  # size of the start and largest residual while the state was of its kind, (B,)
 
     def advance(self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool) -> _Block:
@@ -73,12 +74,15 @@ class _Work:
             fxs.append(self.fx)
             if not stop.stateless:
                 residual = _measure(self.f, self.x, self.fx, index + k, masked)[0].residual
-                step = Step(self.x, self.fx, self.f, residual, index + k)
+                step = Step(self.x, self.fx, self.f, residual, index + k, self.first)
                 accepted, self.memo = stop.check(step, self.memo)
                 verdicts.append(accepted)
                 values.append(stop.accept(step, self.memo))
         x = _stack(xs)
         stacked, finite = _measure(self.f, x, _stack(fxs), index, masked)
+        if self.f.fades:
+            self.first = stacked.residual[0] if index == 0 else self.first
+            stacked = replace(stacked, first=self.first)
         event = stop.check(stacked, ())[0] if stop.stateless else _stack(verdicts)
         if not finite:
             event = event | ~stacked.residual.isfinite()
@@ -108,6 +112,7 @@ class _Work:
         self.state, self.memo = tuple(s[keep] for s in self.state), tuple(s[keep] for s in self.memo)
         self.trace = [residual[:, keep] for residual in self.trace]
         self.minima = [least[keep] for least in self.minima]
+        self.first = None if self.first is None else self.first[keep]
         self.reach = tuple(part[keep] for part in self.reach)
         return True
 

@@ -95,6 +95,7 @@ class Map(abc.ABC):
     """A map ``x -> f(x)`` on packed states ``(B, n)`` that treats every row by itself."""
 
     block: int = 1  # evaluations that may be wasted to judge several steps at once
+    fades: bool = True  # whether states may decay to zero, so that the first residual tells what is nothing
     bulk: int = 0  # states with fewer numbers are not narrowed: gathering would cost more than it saves
 
     @abc.abstractmethod

@@ -7,6 +7,7 @@ damped steps that shrink, for maps whose values are noisy.
 """
 
 import abc
+import math
 from dataclasses import dataclass
 
 import torch
@@ -155,12 +156,22 @@ def _stacked(points: tuple[Tensor, ...], count: int) -> Tensor:  # (B, count, k,
 
 def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, s, m, c), (B, s, c) -> (B, m)
     """Minimises ``|right - sum gamma_i columns_i|`` per sample by regularised normal equations."""
+    unit = _power_of_two(right)  # squares of what is small or large would leave the range of the dtype
+    columns, right = columns * unit[:, None, None, None], right * unit[:, None, None]
     gram = (columns @ columns.mT).double().sum(1)
     size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
     image = (columns @ right[..., None]).double().sum(1)
     solution = eliminate(gram, image) if gram.is_cuda else torch.linalg.solve_ex(gram, image)[0]
     return solution[:, :, 0].to(right.dtype)
+
+
+def _power_of_two(values: Tensor) -> Tensor:  # (B,), from (B, s, c)
+    """Returns a power of two that brings the largest entry of every sample near one, exactly."""
+    size = values.detach().abs().amax((1, 2)) if values.numel() else values.new_zeros(values.shape[0])
+    exponent = torch.where((size > 0) & size.isfinite(), size, 1).log2().floor()
+    limit = -math.log2(torch.finfo(values.dtype).smallest_normal)
+    return torch.exp2(-exponent.clamp(-limit, limit))
 
 
 def _combination(parts: Tensor, weights: Tensor) -> Tensor:  # (B, s, m, c), (B, m) -> (B, s, c)

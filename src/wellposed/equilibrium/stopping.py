@@ -23,6 +23,7 @@ class Step:
     f: Map
     residual: Tensor  # (B,) |fx - x|_inf
     index: int  # 0 at the first evaluation; where steps are stacked, that of the first
+    first: Tensor | None = None  # (B,) residual of the first evaluation, where it tells what is nothing
 
 
 class Stopping(abc.ABC):
@@ -89,13 +90,24 @@ def default_tolerance(dtype: torch.dtype) -> float:
     return max(1e-5, 16 * torch.finfo(dtype).eps)
 
 
+def smallest_tolerance(dtype: torch.dtype) -> float:
+    """Returns four times the smallest positive number: below it no difference means anything."""
+    info = torch.finfo(dtype)
+    return 4 * info.smallest_normal * info.eps
+
+
 @dataclass(frozen=True)
 class Relative(Stopping):
     """Accepts when ``|f(x) - x| <= max(atol, rtol |f(x)|, rounding of the map)``.
 
+    Nothing in it depends on the size of the state: a solution of size 1e-30 is found as exactly as one of size 1.
+    Models that know how much their equilibrium may amplify a residual divide `rtol` by that gain, so that there it
+    bounds the relative error (`bound_error`).
+
     Args:
         rtol: None means about 1e-5 in float32 and 1e-10 in float64.
-        atol: None means `rtol` times 1e-3, which decides only for states near zero.
+        atol: None means none, but for a few of the smallest numbers of the dtype and, for a map of unknown nature,
+            ``1e-3 rtol`` times the first residual: states may decay to zero, beside which nothing is small.
         norm: ``"inf"`` or ``"2"``.
     """
 
@@ -112,14 +124,41 @@ class Relative(Stopping):
 
     def check(self, step: Step, state: State) -> tuple[Tensor, State]:
         rtol = default_tolerance(step.x.dtype) if self.rtol is None else self.rtol
-        atol = 1e-3 * rtol if self.atol is None else self.atol
+        atol = smallest_tolerance(step.x.dtype) if self.atol is None else self.atol
         if self.norm == "inf":
             residual, scale = step.residual, max_norm(step.fx)
         else:
             residual = torch.linalg.vector_norm(step.fx - step.x, dim=-1)
             scale = torch.linalg.vector_norm(step.fx, dim=-1)
-        floor = 4 * step.f.unit(step.x)
-        return residual <= (scale * max(rtol, floor)).clamp_min(atol), state
+        floor = 8 * step.f.unit(step.x)
+        limit = (scale * max(rtol, floor)).clamp_min(atol)
+        if step.first is not None and self.atol is None:
+            limit = torch.maximum(limit, 1e-3 * rtol * step.first)
+        return residual <= limit, state
+
+
+def bound_error(stop: Stopping, gain: float, dtype: torch.dtype) -> tuple[Stopping, torch.dtype]:
+    """Has `Relative` bound the error of a map whose errors are at most `gain` times its residuals.
+
+    Rounding is amplified like residuals. Where that is too much for float32, the solve is to be computed in
+    float64 and to the last digit of float32, so that nothing is lost afterwards, as in sequences.
+
+    Returns:
+        the rule with its tolerance divided by the gain, and the dtype to compute in; other rules as they are.
+
+    Example:
+        >>> bound_error(Relative(1e-5), 8.0, torch.float32)
+        (Relative(rtol=1.25e-06, atol=None, norm='inf'), torch.float32)
+        >>> bound_error(Relative(1e-5), 100.0, torch.float32)[1]
+        torch.float64
+    """
+    if type(stop) is not Relative:
+        return stop, dtype
+    rtol = default_tolerance(dtype) if stop.rtol is None else stop.rtol
+    eps = torch.finfo(dtype).eps
+    if dtype != torch.float32 or rtol >= 4 * eps * gain:
+        return replace(stop, rtol=rtol / gain), dtype
+    return replace(stop, rtol=min(rtol, eps) / gain), torch.float64
 
 
 @dataclass(frozen=True)

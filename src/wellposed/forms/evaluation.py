@@ -5,6 +5,7 @@ orders the blocks: those that feed one another are a loop (`strong_components`),
 it reads. `Evaluation` computes the states of a batch in that order.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from wellposed.conditions.rounding import reciprocal_gap, upward
 from wellposed.equilibrium.fixed_point import fixed_point
 from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solvers import Picard
-from wellposed.equilibrium.stopping import Settled
+from wellposed.equilibrium.stopping import STOPPINGS, Relative, Settled, bound_error
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import IllPosedError
 from wellposed.forms.operators.base import Operator, Sparse
@@ -72,8 +73,11 @@ class System:
 
     def solve(self, v: Tensor, options: dict[str, Any]) -> Solution:
         """Solves for every row of ``v (B, n)``; `options` are those of `fixed_point`."""
-        A, damping, options = self.A, 1.0, dict(options)
-        condition = self.certificate.condition
+        A, damping, options, dtype = self.A, 1.0, dict(options), v.dtype
+        condition, gain = self.certificate.condition, max(1.0, self.certificate.gain)
+        if math.isfinite(gain) and not self.feedforward:
+            stop, wide = bound_error(STOPPINGS.get(options.get("stop") or Relative()), gain, dtype)
+            options, A, v = {**options, "stop": stop}, A.to(dtype=wide), v.to(wide)
         if condition in ("mu", "monotone", "triangular") and not self.feedforward:
             system = get_condition(condition).equivalent(A.to_dense(), self.activation)
             A, v, damping = Dense(system.A), v * system.scale, system.damping
@@ -86,7 +90,9 @@ class System:
             return image if damping == 1 else torch.lerp(x, image, damping)
 
         start = options.pop("x0", None)
-        return fixed_point(f, torch.zeros_like(v) if start is None else start, v, **options)
+        found = fixed_point(f, torch.zeros_like(v) if start is None else start.to(v), v, **options)
+        assert isinstance(found.value, Tensor)
+        return replace(found, value=found.value.to(dtype), residuals=found.residuals.to(dtype))
 
     def bound(self, x: Tensor, v: Tensor, size: Tensor, terms: int) -> Tensor | None:
         """Bounds the distance of x to the solution; None where only norms of blocks are known."""

@@ -326,7 +326,7 @@ def explain(model: Any, u: Tensor) -> str:
     method: Method = model.method()
     with torch.no_grad():
         system = model.state.system()
-    v = torch.empty(u.shape[:-1].numel(), model.state_features, dtype=model.B.dtype, device=u.device)
+    v = torch.empty(u.shape[:-1].numel(), model.state_features, dtype=model.compute_dtype, device=u.device)
     device = u.device.type
     problem = _model_problem(model, system) or solver_problem(method.solver, device) or stop_problem(method.stop)
     f = AffineMap(system.factors, v, model.activation, system.damping)
@@ -334,6 +334,8 @@ def explain(model: Any, u: Tensor) -> str:
     if problem:
         return f"reference: {problem}"
     dtype = str(v.dtype).removeprefix("torch.")
+    if v.dtype != model.B.dtype:
+        dtype += f" (kappa={model.kappa:g} may amplify the rounding of float32 {model.gain:.0f} times)"
     size = f"{v.shape[1]} states, batch {v.shape[0]}"
     if engine_of(v) == "triton":
         parts = "A on the chip" if v.shape[1] <= RESIDENT[v.element_size()] else "A in tiles from the cache"

@@ -62,6 +62,7 @@ class Program:
         self.index, self.x, self.memo = 0, x, memo
         self.fx: Tensor | None = None
         self.state: tuple[Tensor, ...] = ()
+        self.first: Tensor | None = None  # as in the loop
         self.reach: tuple[Tensor, Tensor] | None = None  # as in the loop, the first times RUN_OFF
         self.lean = isinstance(stop, Absolute | Settled) or (isinstance(stop, Relative) and stop.norm == "inf")
         self.value = torch.empty_like(x)
@@ -99,7 +100,7 @@ class Program:
             residuals, before, after = torch.stack(sizes).amax(-1).unflatten(0, (-1, 3)).unbind(1)  # (K, B) each
             self.trace[begin:end] = residuals
             if self.lean:  # rows of one number have the norms that the rule asks for
-                stacked = Step(before[..., None], after[..., None], self.f, residuals, begin)
+                stacked = Step(before[..., None], after[..., None], self.f, residuals, begin, self.first)
                 event = self.stop.check(stacked, ())[0]
             else:
                 event = torch.stack(verdicts)
@@ -115,7 +116,9 @@ class Program:
             self.size = piece_norms(self.x)
         self.fx = self.f(self.x)
         residual, before, self.size = piece_norms(self.fx - self.x), self.size, piece_norms(self.fx)
-        return Step(self.x, self.fx, self.f, residual, index), [residual, before, self.size]
+        if index == 0 and self.f.fades:
+            self.first = residual.amax(-1)
+        return Step(self.x, self.fx, self.f, residual, index, self.first), [residual, before, self.size]
 
     def _settle(
         self, begin: int, last: Step, event: Tensor, residuals: Tensor, sizes: Tensor, values: list[Tensor]

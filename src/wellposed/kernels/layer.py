@@ -259,10 +259,9 @@ def source_of(state: Any) -> Source:
 
 
 def run_device_layer(
-    plan: Plan, u: Tensor, state: Any, B: Tensor, C: Tensor, D: Matrix, bias: Matrix
+    plan: Plan, u: Tensor, source: Source, B: Tensor, C: Tensor, D: Matrix, bias: Matrix
 ) -> Tensor:  # (B, p) -> (B, q)
-    """Computes the outputs of a model whose A is that of `state`."""
-    source = source_of(state)
+    """Computes the outputs of a model whose A comes from a source."""
     if torch.is_grad_enabled():
         output: Tensor = _DeviceLayer.apply(plan, source, u, source.parameter, B, C, D, bias)
         return output

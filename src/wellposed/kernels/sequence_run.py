@@ -118,6 +118,11 @@ class Walked:
     steps: Tensor  # (N,)
     residual: Tensor  # (N,), or nothing where it is not wanted
 
+    def to(self, dtype: torch.dtype) -> "Walked":
+        """Converts hidden states, states and residuals."""
+        names = ("hidden", "last", "states", "residual")
+        return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
+
 
 def run_forward(
     course: Course, data: Tensor, h0: Tensor, parts: Parts, *, keep: bool

@@ -16,7 +16,15 @@ from wellposed.activations import Activation, family_of
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.maps import Map
 from wellposed.equilibrium.solvers import Anderson, Picard, Solver, default_ridge
-from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps, Stopping, default_tolerance
+from wellposed.equilibrium.stopping import (
+    Absolute,
+    Relative,
+    Settled,
+    Steps,
+    Stopping,
+    default_tolerance,
+    smallest_tolerance,
+)
 from wellposed.equilibrium.tracing import under_transform
 
 RELU, SLOPED, LINEAR, TANH, SIGMOID = range(5)  # kinds of maps; LINEAR is the adjoint
@@ -72,9 +80,8 @@ def make_recipe(
     if isinstance(stop, Absolute):
         atol = stop.atol
     elif isinstance(stop, Relative):
-        rtol = max(default_tolerance(dtype) if stop.rtol is None else stop.rtol, 4 * eps)
-        atol = 1e-3 * (default_tolerance(dtype) if stop.rtol is None else stop.rtol)
-        atol = atol if stop.atol is None else stop.atol
+        rtol = max(default_tolerance(dtype) if stop.rtol is None else stop.rtol, 8 * eps)
+        atol = smallest_tolerance(dtype) if stop.atol is None else stop.atol
     elif isinstance(stop, Settled):
         rule, limit = SETTLED, stop.depth
     elif isinstance(stop, Steps):

@@ -25,7 +25,7 @@ from wellposed.equilibrium.maps import Map
 from wellposed.equilibrium.method import Loop, Method, Once, OnFailure, active_logs, report_outputs
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
-from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
+from wellposed.equilibrium.stopping import STOPPINGS, ErrorBound, Relative, Settled, Stopping, bound_error
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm, Zero
@@ -35,7 +35,15 @@ from wellposed.kernels.compiled_op import describe
 from wellposed.kernels.compiled_op import equilibrium as equilibrium_operator
 from wellposed.kernels.engine import check_executor, choose_loop, solve_adjoint
 from wellposed.kernels.handover import adjoint_patience
-from wellposed.kernels.layer import Plan, make_plan, run_device_layer, run_layer, run_sparse_layer
+from wellposed.kernels.layer import (
+    Plan,
+    Source,
+    make_plan,
+    run_device_layer,
+    run_layer,
+    run_sparse_layer,
+    source_of,
+)
 from wellposed.kernels.sparse import NOTHING, Cache, sparse_parts
 from wellposed.kernels.spec import tensor_problem
 
@@ -203,6 +211,7 @@ def check_matrices(A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tens
 
 DIRECT = 20  # states up to which a slow backward system is factorised,
 COMPILED_EASY = 64  # after so many steps of a kernel
+MAX_STEPS = 1000  # of solves that are sure to converge
 
 
 class ImplicitModel(nn.Module):
@@ -222,7 +231,8 @@ class ImplicitModel(nn.Module):
         feedthrough: whether there is a D.
         bias: whether there is a b.
         triangular: A strictly upper triangular, that is, no feedback.
-        solver, stop, max_steps, gradient, on_failure: as in `fixed_point`.
+        solver, stop, max_steps, gradient, on_failure: as in `fixed_point`, but for 1000 steps unless told.
+            `Relative` bounds the relative error: the cap tells how much larger than residuals errors may be.
         executor: ``"auto"``, ``"numba"`` or ``"triton"`` (compiled kernels or an error) or ``"reference"``, which
             forces the plain loop; `wellposed.kernels.explain` tells what ``"auto"`` does.
 
@@ -265,12 +275,12 @@ class ImplicitModel(nn.Module):
         self.on_failure, self.executor = on_failure, executor
         rule = choose_condition(condition, kappa, triangular)
         self.state = StateMatrix(state_features, self.activation, rule, kappa, rank)
-        self.method()
         self.plan_cache, self.sparse_cache = Cache(), Cache()
         self.B = nn.Parameter(torch.randn(state_features, in_features) / math.sqrt(in_features))
         self.C = nn.Parameter(torch.randn(out_features, state_features) / math.sqrt(state_features))
         self.D = nn.Parameter(torch.zeros(out_features, in_features)) if feedthrough else None
         self.bias = nn.Parameter(torch.zeros(state_features)) if bias else None
+        self.method()  # checks the options of solves
 
     @property
     def A(self) -> Tensor:  # (n, n)
@@ -305,19 +315,30 @@ class ImplicitModel(nn.Module):
         text = _describe(self) if compiling else None
         plan = None if under_transform() else self._fast_plan(u)
         if plan is not None:
-            others, sparse = (self.B, self.C, self.D, self.bias), sparse_parts(self, u)
-            if u.is_cuda:
-                y = run_device_layer(plan, flat, self.state, *others)
-            elif sparse is NOTHING:
-                y = run_layer(plan, flat, self.state.factors()[0], *others)
-            else:
-                y = run_sparse_layer(plan, flat, sparse, self.state.dense, others)
+            y = self._fast_outputs(plan, flat)
             return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
         x = self._solve(flat, None, trace=False)[0] if text is None else self._operator(flat, text)
         y = F.linear(x, self.C) if self.D is None else F.linear(x, self.C) + F.linear(flat, self.D)
         if not under_transform():
             report_outputs(y.detach(), x, self.on_failure)
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
+
+    def _fast_outputs(self, plan: Plan, u: Tensor) -> Tensor:  # (B, p) -> (B, q)
+        """Computes the outputs as one node of the graph."""
+        others: tuple[Tensor | None, ...] = (self.B, self.C, self.D, self.bias)
+        if (dtype := self.compute_dtype) != self.B.dtype:
+            wide = [None if matrix is None else matrix.to(dtype) for matrix in (self.state.dense(), *others)]
+            if u.is_cuda:
+                y = run_device_layer(plan, u.to(dtype), Source(wide[0], None), *wide[1:])
+            else:
+                y = run_layer(plan, u.to(dtype), *wide)
+            return y.to(self.B.dtype)
+        if u.is_cuda:
+            return run_device_layer(plan, u, source_of(self.state), *others)
+        sparse = sparse_parts(self, u)
+        if sparse is NOTHING:
+            return run_layer(plan, u, self.state.factors()[0], *others)
+        return run_sparse_layer(plan, u, sparse, self.state.dense, others)
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
         """Computes the states and tells, per sample, how they were reached."""
@@ -340,8 +361,25 @@ class ImplicitModel(nn.Module):
         if solver is None and stop is None and self.max_steps is None and self.state.nilpotent:
             # A small residual would prove little: without a cap, later states may amplify it at will.
             solver, stop = Picard(), Settled(self.state_features)
-        method = make_method(solver, stop, self.max_steps, self.on_failure)
+        method = make_method(
+            solver, stop, MAX_STEPS if self.max_steps is None else self.max_steps, self.on_failure
+        )
+        method = replace(method, stop=bound_error(method.stop, self.gain, self.B.dtype)[0])
         return method if once is None else replace(method, place=place, once=once)
+
+    @property
+    def gain(self) -> float:
+        """How much larger than residuals errors may be: ``1 / (1 - gamma kappa)``, one without a cap."""
+        rule, kappa = self.condition, self.kappa
+        if kappa is None or isinstance(rule, Triangular):
+            return 1.0
+        return 1 / (1 - kappa * self.activation.lipschitz(rule.gauge(self.activation)))
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of solves: float64 for a float32 model whose gain makes too much of float32's rounding."""
+        stop = STOPPINGS.get(Relative() if self.stop is None else self.stop)
+        return bound_error(stop, self.gain, self.B.dtype)[1]
 
     def _solve(
         self, u: Tensor, x0: Tensor | None, *, trace: bool
@@ -349,9 +387,9 @@ class ImplicitModel(nn.Module):
         if u.is_cuda:
             require_finite("u", u)
         with torch.autocast(u.device.type, enabled=False):
-            u = u.to(self.B.dtype)
-            v = F.linear(u, self.B, self.bias)
-            method, A = self.method(), sparse_parts(self, u).A
+            u, dtype = u.to(self.B.dtype), self.compute_dtype
+            v = F.linear(u.to(dtype), self.B.to(dtype), None if self.bias is None else self.bias.to(dtype))
+            method, A = self.method(), sparse_parts(self, u).A if dtype == self.B.dtype else None
             if A is not None:
                 loop = choose_loop(self.executor, trace=trace, automatic=self.solver is None, sparse=A)
                 method = replace(method, loop=loop)
@@ -372,18 +410,23 @@ class ImplicitModel(nn.Module):
         Returns:
             the states, statuses, steps and residuals.
         """
-        bound, context = None, v.detach()
+        dtype, wide = self.B.dtype, self.compute_dtype
+        bound, v, factors = None, v.to(wide), tuple(factor.to(wide) for factor in system.factors)
+        system, context = replace(system, factors=factors), v.detach()
         if system.scale is not None:
             v = v * system.scale
-        start = torch.zeros_like(v) if x0 is None else x0.to(v)
+        start = torch.zeros_like(v) if x0 is None else x0.to(v).where((v != 0).any(-1, keepdim=True), 0)
         if isinstance(method.stop, ErrorBound):
             bound, context = self._bound(), self._context(u.detach())
         if isinstance(self.gradient, Implicit) and self.activation.componentwise:
             if method.loop is iterate:
                 method = replace(method, loop=self._loop(trace))
             problem = self._problem(system, method, self.gradient, bound, trace)
-            return affine_equilibrium(problem, v, start, context, *system.factors)
-        return self._solve_generally(system, method, v, start, bound, context)
+            found = affine_equilibrium(problem, v, start, context, *system.factors)
+        else:
+            found = self._solve_generally(system, method, v, start, bound, context)
+        value, status, steps, residuals = found
+        return value.to(dtype), status, steps, residuals.to(dtype)
 
     def _problem(
         self, system: System, method: Method, gradient: Implicit, bound: Bound | None, trace: bool
@@ -422,7 +465,7 @@ class ImplicitModel(nn.Module):
             return None
         method = replace(self.method(), loop=self._loop(False))
         problem = self._problem(System(()), method, self.gradient, None, False)
-        return make_plan(problem, self.state.raw)
+        return make_plan(problem, torch.empty_like(self.state.raw, dtype=self.compute_dtype))
 
     def _loop(self, trace: bool) -> Loop:
         return choose_loop(self.executor, trace=trace, automatic=self.solver is None)
@@ -441,9 +484,11 @@ class ImplicitModel(nn.Module):
     def _operator(self, u: Tensor, description: str) -> Tensor:
         """Computes the states by one operator, which a compiled graph takes in as it is."""
         with torch.autocast(u.device.type, enabled=False):
-            v = F.linear(u.to(self.B.dtype), self.B, self.bias)
-            states: Tensor = equilibrium_operator(v, torch.zeros_like(v), self.state.dense(), description)[0]
-            return states
+            dtype = self.compute_dtype
+            v = F.linear(u.to(dtype), self.B.to(dtype), None if self.bias is None else self.bias.to(dtype))
+            A = self.state.dense().to(dtype)
+            states: Tensor = equilibrium_operator(v, torch.zeros_like(v), A, description)[0]
+            return states.to(self.B.dtype)
 
     def _solve_generally(
         self, system: System, method: Method, v: Tensor, start: Tensor, bound: Bound | None, context: Tensor

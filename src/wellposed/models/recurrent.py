@@ -414,7 +414,10 @@ class _Walk:
                 raise InputError(f'executor="triton" cannot compute this: {course}; use executor="auto"')
             return self._run_by_time(data, sizes, h0, backwards=backwards)
         cell, (A,) = self.cell, self.system.factors
-        found = walk(course, data, h0, Parts(A, cell.B, cell.C, cell.D, cell.bias))
+        dtype = cell.B.dtype if course.device else cell.compute_dtype
+        matrices = (A, cell.B, cell.C, cell.D, cell.bias)
+        wide = (None if matrix is None else matrix.to(dtype) for matrix in matrices)
+        found = walk(course, data.to(dtype), h0.to(dtype), Parts(*wide)).to(cell.B.dtype)
         if self.trace:
             self.reports = {0: {name: getattr(found, name) for name in ("states", "status", "steps", "residual")}}
         self.last = found.last

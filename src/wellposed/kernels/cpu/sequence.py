@@ -420,6 +420,18 @@ def add_bias(work: Any, v: int, width: int, bias: Any) -> None:
 
 
 @compiled
+def forget_zeros(work: Any, v: int, x: int, n: int, width: int) -> None:
+    """Starts from zero where v is zero: towards it states would decay for ever, and nothing is small beside it."""
+    for i in range(width):
+        largest = 0.0
+        for k in range(n):
+            largest = max(largest, abs(work[v + k * width + i]))
+        if largest == 0:
+            for k in range(n):
+                work[x + k * width + i] = 0
+
+
+@compiled
 def add_rows(work: Any, at: int, width: int, matrix: Any, column: int, count: int) -> None:
     """Adds `count` elements of every row from `column` on."""
     for row in range(matrix.shape[0]):
@@ -498,6 +510,7 @@ def walk_group(
         add_bias(work, at[V], width, bias)
         if warm:
             move(work, x, width, work, slots[0], width, n, VECTORS)
+            forget_zeros(work, at[V], slots[0], n, width)
         else:
             wipe(work, slots[0], n)
         solve_group(work, packed, slots, at, room, lanes, width, n, count, counts, numbers, status, steps, column)

@@ -488,9 +488,23 @@ def _differences(builder: Any, values: list[Any]) -> list[Any]:
     return [builder.fsub(later, earlier) for earlier, later in pairwise(values)]
 
 
-def _normal_equations(builder: Any, lanes: Lanes, sums: Sums, points: list[Any]) -> None:
+def _power_of_two(builder: Any, lanes: Lanes, size: Any) -> Any:
+    """Returns powers of two that bring positive numbers near one, exactly."""
+    mantissa, most = (23, 253) if lanes.bits == 32 else (52, 2045)
+    whole = lanes.integers
+
+    def constant(value: int) -> Any:
+        return lanes.ir.Constant(whole, [value] * lanes.count)
+
+    exponent = builder.lshr(builder.bitcast(size, whole), constant(mantissa))
+    field = builder.sub(constant(most), exponent)
+    field = builder.select(builder.icmp_signed(">", field, constant(1)), field, constant(1))
+    return builder.bitcast(builder.shl(field, constant(mantissa)), lanes.vector)
+
+
+def _normal_equations(builder: Any, lanes: Lanes, sums: Sums, points: list[Any], unit: Any) -> None:
     """Adds what one state contributes to the Gram matrix, the right side and the size of the last point."""
-    residuals = _differences(builder, points)
+    residuals = [builder.fmul(unit, residual) for residual in _differences(builder, points)]
     columns = _differences(builder, residuals)
     pairs = [(a, b) for i, a in enumerate(columns) for b in columns[: i + 1]]
     pairs += [(column, residuals[-1]) for column in columns]
@@ -500,11 +514,14 @@ def _normal_equations(builder: Any, lanes: Lanes, sums: Sums, points: list[Any])
 
 
 @_extending.intrinsic
-def gram(typing: Any, array: Any, slots: Any, out: Any, n: Any, vectors: Any) -> Any:
-    """Writes lower triangle, right side and size of the last point, one row of lanes each, from `out` on."""
+def gram(typing: Any, array: Any, slots: Any, out: Any, norms: Any, n: Any, vectors: Any) -> Any:
+    """Writes lower triangle, right side and size of the last point, one row of lanes each, from `out` on.
+
+    Residuals are divided by a power of two near their `norms`, or squares would leave the range of the dtype.
+    """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array, offsets, out, n, vectors = arguments
+        array, offsets, out, norms, n, vectors = arguments
         lanes = lanes_of(signature.args[0])
         memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
         places, width = _cgutils.unpack_tuple(builder, offsets), VECTORS * lanes.count
@@ -513,16 +530,18 @@ def gram(typing: Any, array: Any, slots: Any, out: Any, n: Any, vectors: Any) ->
         for vector in range(VECTORS):
             with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
                 sums = Sums(builder, lanes, count)
+                norm = memory.load(builder.add(norms, INDEX(vector * lanes.count)))
+                unit = _power_of_two(builder, lanes, norm)
                 with _cgutils.for_range(builder, n) as loop:
                     place = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
-                    _normal_equations(builder, lanes, sums, _points(builder, memory, places, place))
+                    _normal_equations(builder, lanes, sums, _points(builder, memory, places, place), unit)
                 for number in range(count):
                     target = INDEX(number * width + vector * lanes.count)
                     memory.store(sums[number], builder.add(out, target))
         return context.get_dummy_value()
 
     whole = _types.int64
-    return _types.void(array, slots, whole, whole, whole), code
+    return _types.void(array, slots, whole, whole, whole, whole), code
 
 
 def _factorised(builder: Any, lanes: Lanes, entries: list[Any], depth: int, shift: Any) -> list[Any]:

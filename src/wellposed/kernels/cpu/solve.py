@@ -95,12 +95,9 @@ def prepare_adjoint(z: Any, g: Any, kind: int, slope: float, d: Any, offset: Any
             factor = one
             if kind in (RELU, SLOPED):
                 factor = one if z[s, k] > zero else below
-            elif kind == TANH:
-                gate = math.tanh(z[s, k])
-                factor = one - gate * gate
-            else:
-                gate = one / (one + math.exp(-z[s, k]))
-                factor = gate * (one - gate)
+            else:  # from the exponential: images of saturated states are rounded to one
+                tail = math.exp(-abs(z[s, k] + z[s, k] if kind == TANH else z[s, k]))
+                factor = tail / ((one + tail) * (one + tail)) * (4 if kind == TANH else 1)
             d[s, k], offset[s, k] = factor, factor * g[s, k] / size
 
 
@@ -329,7 +326,7 @@ def jump(work: Any, slots: Any, at: Any, lanes: Any, width: int, n: int, numbers
     # No norm is below the largest entry: what need not jump by that measure need not by the l1 norm.
     if candidates(work, rows, rows + SIZE * width, lanes, width, numbers) == 0:
         return False
-    gram(work, slots, problem, n, vectors)
+    gram(work, slots, problem, rows + L1 * width, n, vectors)
     size = problem + memory * (memory + 3) // 2 * width
     if candidates(work, rows, size, lanes, width, numbers) == 0:
         return False

@@ -27,6 +27,7 @@ from wellposed.kernels.gpu.solve import (
     TOLERANCE,
     activate,
     measure,
+    power_of_two,
     slope_at,
     split,
     split_product,
@@ -93,10 +94,14 @@ def add(a, b, c, d, e, f, g, h, i, j, a1, b1, c1, d1, e1, f1, g1, h1, i1, j1):
 
 
 @triton.jit
-def gram(y, x, x1, x2, x3, FUSED: tl.constexpr):
-    """Returns products of three differences of residuals with each other and with the latest one, and |y|_1."""
-    r = y - x
-    a, b, c = r - (x - x1), (x - x1) - (x1 - x2), (x1 - x2) - (x2 - x3)
+def gram(y, x, x1, x2, x3, l1, FUSED: tl.constexpr):
+    """Returns products of three differences of residuals with each other and with the latest one, and |y|_1.
+
+    Residuals are divided by a power of two near their norm, or squares would leave the range of float32.
+    """
+    unit = power_of_two(l1)[:, None]
+    r, r1, r2, r3 = (y - x) * unit, (x - x1) * unit, (x1 - x2) * unit, (x2 - x3) * unit
+    a, b, c = r - r1, r1 - r2, r2 - r3
     terms = (a * a, b * b, c * c, a * b, a * c, b * c, a * r, b * r, c * r, tl.abs(y))
     if FUSED:
         sums = tl.reduce(terms, 1, add)
@@ -124,9 +129,9 @@ def weights(aa, bb, cc, ab, ac, bc, ar, br, cr, ridge):
 
 
 @triton.jit
-def jump(y, x, x1, x2, x3, inside, ridge, FUSED: tl.constexpr):
+def jump(y, x, x1, x2, x3, l1, inside, ridge, FUSED: tl.constexpr):
     """Extrapolates from five points in a row, `x3` to `y`; tells also where that is sound, and |y|_1."""
-    aa, bb, cc, ab, ac, bc, ar, br, cr, size = gram(y, x, x1, x2, x3, FUSED)
+    aa, bb, cc, ab, ac, bc, ar, br, cr, size = gram(y, x, x1, x2, x3, l1, FUSED)
     first, second, third = weights(aa, bb, cc, ab, ac, bc, ar, br, cr, ridge)
     found = y - first[:, None] * (y - x) - second[:, None] * (x - x1) - third[:, None] * (x1 - x2)
     sound = tl.abs(first) + tl.abs(second) + tl.abs(third) < 1e30
@@ -176,7 +181,7 @@ def solve(
             elif phase == 3:
                 rate = tl.minimum(l1 / before, 1.0)
                 power = tl.log2(rate)
-                guess, sound, total = jump(y, x, x1, x2, x3, inside, ridge, FUSED)
+                guess, sound, total = jump(y, x, x1, x2, x3, l1, inside, ridge, FUSED)
                 slow = l1 * tl.exp2(patience * power) > 8 * EPS * total
                 target = l1 * tl.exp2(worth * power)
                 jumped = tl.where(slow & sound & (rest <= 0), 1, 0)
@@ -291,7 +296,8 @@ def walk(
         v = multiply(before, turned(B + p, both, hidden, states, n, h), v)
         if THROUGH:
             out = multiply(before, turned(D + p, both, hidden, hidden, h, h), out)
-        start = x if WARM else tl.zeros_like(x)
+        # From zero where v is zero: towards it states would decay for ever, and nothing is small beside it.
+        start = tl.where((tl.max(tl.abs(v), 1) > 0)[:, None], x, 0.0) if WARM else tl.zeros_like(x)
         begun = tl.where(here, RUNNING, CONVERGED)
         found, y, status, steps = solve(
             start, v, v, high, low, inside, begun, slope, limit, max_steps, atol, rtol, noise, worth, patience,

@@ -216,8 +216,24 @@ def close(STATUS, STEPS, FLAG, rows, inside, status, steps):
 
 
 @triton.jit
-def gram(points, slot, rows, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
-    """Returns the normal equations: lower triangle, right side, and the l1 norm of the last point."""
+def power_of_two(size):
+    """Returns powers of two that bring positive numbers near one, exactly."""
+    if size.dtype == tl.float64:
+        field = tl.maximum(2045 - (size.to(tl.int64, bitcast=True) >> 52), 1)
+        unit = (field << 52).to(tl.float64, bitcast=True)
+    else:
+        field = tl.maximum(253 - (size.to(tl.int32, bitcast=True) >> 23), 1)
+        unit = (field << 23).to(tl.float32, bitcast=True)
+    return unit
+
+
+@triton.jit
+def gram(points, slot, rows, l1, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """Returns the normal equations: lower triangle, right side, and the l1 norm of the last point.
+
+    Residuals are divided by a power of two near their norm, or squares would leave the range of the dtype.
+    """
+    unit = power_of_two(l1)[:, None]
     COUNT: tl.constexpr = MEMORY * (MEMORY + 3) // 2 + 1
     sums = ()
     for _ in tl.static_range(COUNT):
@@ -226,13 +242,13 @@ def gram(points, slot, rows, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK
         place = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
         before = tl.load(place)
         after = tl.load(place + slot)
-        step = after - before
+        step = (after - before) * unit
         columns = ()
         for j in tl.static_range(MEMORY):
             before = after
             after = tl.load(place + (j + 2) * slot)
-            difference = after - before - step
-            step = after - before
+            difference = (after - before) * unit - step
+            step = (after - before) * unit
             # More differences than states determine nothing: the oldest are forgotten.
             columns = columns + (tl.where(j >= MEMORY - n, difference, 0.0),)
         new = ()
@@ -312,7 +328,7 @@ def extrapolate(
     target = l1 * tl.exp2(worth * tl.log2(rate))
     slow = l1 * tl.exp2(patience * tl.log2(rate))
     tl.debug_barrier()
-    sums = gram(points, slot, rows, n, MEMORY, WIDTH, CHUNK)
+    sums = gram(points, slot, rows, l1, n, MEMORY, WIDTH, CHUNK)
     jumps = running & (rest <= 0) & (slow > 8 * eps * sums[MEMORY * (MEMORY + 3) // 2])
     weights = weigh(sums, ridge, MEMORY)
     jumped, largest = combine(points, slot, rows, weights, jumps, MEMORY, WIDTH, CHUNK)
