@@ -176,7 +176,7 @@ def test_in_a_captured_graph():
 
 def test_memory_does_not_grow_with_steps():
     peaks, steps = [], []
-    for kappa in (0.5, 0.99):
+    for kappa in (0.3, 0.95):  # beyond, models are computed in float64
         fast, u = model(190, kappa=kappa, max_steps=3000), inputs(1024)
         steps.append(int(fast.equilibrium(u).steps.max()))
         fast(u).sum().backward()
@@ -185,4 +185,4 @@ def test_memory_does_not_grow_with_steps():
         before = torch.cuda.memory_allocated()
         fast(u).sum().backward()
         peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert steps[1] > 3 * steps[0] and peaks[1] <= 1.01 * peaks[0]
+    assert steps[1] > 2 * steps[0] and peaks[1] <= 1.01 * peaks[0]

@@ -81,7 +81,7 @@ def test_agrees_with_the_plain_loop(case):
     ours, values, gradients = compute(mine, s, h0)
     theirs, wanted, exact = compute(plain, s, h0)
     assert (ours.status == Status.CONVERGED).all() and ours.steps.dtype == torch.int64
-    limit = 1e-6 * ours.states[0].abs().amax(2).clamp_min(1e-3)
+    limit = mine.cell(0).method().stop.rtol * ours.states[0].abs().amax(2).clamp_min(1e-3)
     assert (ours.residual[..., 0] <= 2 * limit).all() and (ours.residual > 0).any()
     agree(values, wanted)
     agree(gradients, exact)

@@ -108,7 +108,7 @@ def test_outside_the_block_nothing_is_changed():
 
 
 def test_failed_and_nonfinite_samples_are_not_kept():
-    model, u = slow(solver="picard", max_steps=30, on_failure="ignore"), problem(8)[0]
+    model, u = slow(solver="picard", max_steps=10, on_failure="ignore"), problem(8)[0]
     u[:4] = 0
     starts = WarmStart(adjoint=True)
     starts.prepare(model, 8)
