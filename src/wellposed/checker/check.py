@@ -218,9 +218,7 @@ def _enclosure(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
         if least < low * y.unit or most > high * y.unit:
             raise RefusedError(f"the box of outputs does not hold output {i}")
     width = rounded(max(high - low for low, high in y.ends) * y.unit)
-    return Finding(
-        "enclosure", part.name, f"{q} outputs within {width:.4g}", "a box of states maps into itself"
-    )
+    return Finding("enclosure", part.name, f"{q} outputs within {width:.4g}", "a box of states maps into itself")
 
 
 class _Box(NamedTuple):
