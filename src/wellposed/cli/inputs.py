@@ -39,6 +39,7 @@ from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from wellposed.atomic import written_whole
 from wellposed.convert import to_implicit
 from wellposed.data.images import SPLITS, load_images
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
@@ -53,7 +54,6 @@ from wellposed.models.io.archives import (
     write_zip,
 )
 from wellposed.models.io.arrays import read_arrays
-from wellposed.models.io.files import written_whole
 
 ALIASES = {"fashion": "fashion-mnist"}
 SETS = ("digits", "fashion-mnist", "mnist", "mnist-5k", "cifar10", "cifar100")

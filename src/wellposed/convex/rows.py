@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wellposed.atomic import written_whole
 from wellposed.convex.problem import WIDE, Bound, Design, RowProblem, Targets, row_problem, some_columns
 from wellposed.convex.solvers.base import ROW_SOLVERS, RowSolution, RowSolver
 from wellposed.convex.states import States
 from wellposed.errors import FileFormatError, InputError, unknown_name
 from wellposed.models.io.arrays import read_arrays
-from wellposed.models.io.files import written_whole
 from wellposed.workers import Workers
 
 Progress = Callable[[int, int], object]

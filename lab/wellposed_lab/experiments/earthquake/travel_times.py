@@ -23,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from wellposed.atomic import written_whole
 from wellposed.data.cache import DataFile, MissingDataError, cache_folder, data_folder, fetch
 from wellposed.errors import FileFormatError, InputError, MissingExtraError, require, unknown_name
 from wellposed.models.io.arrays import read_arrays
-from wellposed.models.io.files import written_whole
 
 RADIUS = 6371.0  # of the earth, km
 
