@@ -12,6 +12,7 @@ import struct
 import tarfile
 import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import click
@@ -156,7 +157,86 @@ def two_folders(good: Members, evil: Members) -> bytes:
     return stored({f"a{name}": data for name, data in evil.items()} | good)
 
 
-FORGED = [two_directories, before, behind, twice, capitals, overlapping, other_names, other_sizes, two_folders]
+def each_entry(change):
+    """Makes the harmless archive, with every entry of its directory changed, or that of the weight alone."""
+
+    def forge(good: Members, evil: Members) -> bytes:
+        files, directory, count = halves(good)
+        parts, ends = [*entries(directory)], [*entries(directory)][1:]
+        cut = [bytearray(directory[a:b]) for a, b in zip(parts, [*ends, len(directory)], strict=True)]
+        return ended(files, b"".join(bytes(change(one)) for one in cut), count)
+
+    forge.__name__ = change.__name__
+    return forge
+
+
+def descriptors(entry: bytearray) -> bytearray:
+    """Says that sizes follow the data, which they do not."""
+    entry[8] |= 8
+    return entry
+
+
+def with_extra(entry: bytearray, extra: bytes) -> bytearray:
+    length, old = struct.unpack_from("<2H", entry, 28)
+    struct.pack_into("<H", entry, 30, old + len(extra))
+    return entry[: 46 + length] + extra + entry[46 + length :]
+
+
+def other_path(entry: bytearray) -> bytearray:
+    """Gives another name in the field for names in Unicode (0x7075)."""
+    (length,) = struct.unpack_from("<H", entry, 28)
+    name = bytes(entry[46 : 46 + length])
+    body = struct.pack("<BL", 1, zlib.crc32(name)) + name.replace(b"weight_0", b"weight_1")
+    return with_extra(entry, struct.pack("<2H", 0x7075, len(body)) + body)
+
+
+def sixty_four(entry: bytearray) -> bytearray:
+    """Has sizes and place in the field of zip64, the sizes as they are."""
+    packed, size = struct.unpack_from("<2L", entry, 20)
+    (place,) = struct.unpack_from("<L", entry, 42)
+    struct.pack_into("<2L", entry, 20, 0xFFFFFFFF, 0xFFFFFFFF)
+    struct.pack_into("<L", entry, 42, 0xFFFFFFFF)
+    return with_extra(entry, struct.pack("<2H3Q", 1, 24, size, packed, place))
+
+
+def sixty_four_too_large(entry: bytearray) -> bytearray:
+    struct.pack_into("<2L", entry, 20, 0xFFFFFFFF, 0xFFFFFFFF)
+    return with_extra(entry, struct.pack("<2H2Q", 1, 16, 1 << 50, 1 << 50))
+
+
+def renamed(old: str, new: str):
+    def forge(good: Members, evil: Members) -> bytes:
+        return stored({name.replace(old, new): data for name, data in good.items()})
+
+    forge.__name__ = f"named_{new}"
+    return forge
+
+
+def named_twice_by_nul(good: Members, evil: Members) -> bytes:
+    """Has names that end early for one reader, and not for another."""
+    name = f"n/{WEIGHTS}"
+    files, directory, count = halves({f"{name}XX": evil[name]} | good)
+    old, new = f"{name}XX".encode(), f"{name}\0X".encode()
+    return ended(bytes(files).replace(old, new), bytes(directory).replace(old, new), count)
+
+
+def behind_itself(good: Members, evil: Members) -> bytes:
+    """Ends twice: the last end tells of the harmless archive."""
+    first = stored(evil)
+    files, directory, count = halves(good)
+    for place in entries(directory):
+        (offset,) = struct.unpack_from("<L", directory, place + 42)
+        struct.pack_into("<L", directory, place + 42, offset + len(first))
+    return ended(first + bytes(files), directory, count)
+
+
+FORGED = [
+    *map(each_entry, (descriptors, other_path, sixty_four, sixty_four_too_large)),
+    named_twice_by_nul, behind_itself,
+    renamed("data/", "data/../data/"), renamed("n/", "/n/"), renamed("n/", "../n/"), renamed("/", "\\"),
+    renamed("n/", ""), renamed("data/weights/weight_0", "data/weights/weight_0/"),
+]  # fmt: skip
+FORGED += [two_directories, before, behind, twice, capitals, overlapping, other_names, other_sizes, two_folders]
 
 
 def network() -> nn.Module:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import stat
 import struct
 import sys
 from array import array
@@ -69,7 +70,10 @@ class TensorFile:
     """A safetensors file that is read piece by piece, and never further than its size allows."""
 
     def __init__(self, path: Path, largest: float = math.inf) -> None:
-        self.path, self.size = path, path.stat().st_size
+        status = path.stat()
+        self.path, self.size = path, status.st_size
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device read without end
+            raise RefusedError(f"{path.name} is no ordinary file")
         self.budget = Budget(self.size)
         if self.size > largest:
             raise RefusedError(f"{path.name} has {self.size} bytes; at most {largest:.0f} are read")
