@@ -11,6 +11,7 @@ from tests.checker.forged_files import write_claims, write_tensors
 from wellposed.checker import RefusedError, check
 from wellposed.checker.model import _acyclic
 from wellposed.checker.tensors import STEPS_FREE, STEPS_PER_BYTE, Budget
+from wellposed.errors import FileFormatError
 
 LARGE = 16384
 PLACE = {"kind": {"dtype": "float64"}, "place": "cpu"}
@@ -213,6 +214,42 @@ def test_long_numbers_cost_more(name, tmp_path, monkeypatch):
         assert check(LONG[name](tmp_path / "m.safetensors", long))
     plain, costly = (10**12 - budgets[k].left for k in (len(budgets) // 2 - 1, -1))
     assert costly > 3 * plain
+
+
+def convolution(side: int, padding: int = 0, stride: int = 1) -> dict:
+    pair = {name: {"tuple": [value, value]} for name, value in (("stride", stride), ("padding", padding))}
+    more = {"dilation": {"tuple": [1, 1]}, "groups": 1, "transposed": False}
+    return {
+        "operator": "Convolution",
+        "weight": {"tensor": "w"},
+        "input_shape": {"tuple": [1, side, side]},
+        **pair,
+    } | more
+
+
+def product(*factors: dict) -> dict:
+    return {"operator": "Product", "factors": {"tuple": [*factors]}}
+
+
+MANY, ROW = 1 << 30, np.full((1, 1, 1, 1), 0.5)
+VAST = {
+    "an identity": (identity(MANY), MANY, {}),
+    "zeros": (zero(MANY, MANY), MANY, {}),
+    "copies": ({"operator": "Repeated", "inner": dense("w"), "count": MANY}, MANY, {"w": ROW[0, 0]}),
+    "a convolution": (convolution(1 << 15), MANY, {"w": ROW}),
+    "a padded convolution": (convolution(1, padding=(1 << 20), stride=1 << 21), 4, {"w": ROW}),
+    "within a product": (product(zero(1, MANY), zero(MANY, 1)), 1, {}),
+    "blocks": (block([MANY // 4] * 4, []), MANY, {}),
+}
+
+
+@pytest.mark.parametrize("name", VAST)
+def test_the_library_reads_no_vast_forms_from_small_files(name, tmp_path):
+    operator, states, tensors = VAST[name]
+    activation = ["relu"] * 4 if name == "blocks" else "relu"
+    path = write_form(tmp_path / "m.safetensors", operator, states, [well_posed()], activation, **tensors)
+    with pytest.raises(FileFormatError, match=r"far more than the \d+ bytes"):
+        wp.load(path)
 
 
 def test_a_budget_is_spent_once():
