@@ -124,7 +124,7 @@ def all_fresh(folder: Path) -> str:
 
 
 def certify_again(folder: Path, number: int) -> None:
-    """Writes certificates of one file, each with another claim beside well-posedness."""
+    """Writes the certificate of one file once more."""
     if not (folder / FILE).exists():
         wp.save(proven(0), folder / FILE)
     write_certificate(proven(0), folder / FILE)
@@ -254,8 +254,8 @@ def sources() -> Path:
     return folder
 
 
-def command(words: str, *given: str) -> Callable[[Path, int], None]:
-    """Runs the command in the folder; {k} stands for the number of the version, {at} for networks and data."""
+def command(words: str) -> Callable[[Path, int], None]:
+    """Runs the command; {k} is the number of the version, {at} has networks and data, {out} is the folder."""
 
     def run(folder: Path, number: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)

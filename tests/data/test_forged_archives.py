@@ -430,6 +430,16 @@ def test_constants_of_an_honest_size_are_made(exported, tmp_path):
     assert converted(path)[0] == 0
 
 
+def test_a_program_without_sample_inputs_takes_the_inputs_of_its_graph(exported, tmp_path):
+    """What is run on tensors without memory is run with inputs of the same shape later."""
+    path = tmp_path / "n.pt2"
+    plain = {name: b"" if "sample_inputs" in name else data for name, data in members_of(exported).items()}
+    path.write_bytes(stored(plain))
+    assert converted(path)[0] == 0
+    result = CliRunner().invoke(cli, ["convert", str(path), "--input-shape", "3", "-o", str(tmp_path / "f")])
+    assert result.exit_code != 0 and "takes inputs of the shape (2,)" in " ".join(result.output.split())
+
+
 class Padded(nn.Module):
     def forward(self, u: torch.Tensor) -> torch.Tensor:
         return nn.functional.pad(u, (0, 10**7))
