@@ -175,7 +175,7 @@ def fraction(value: Any, name: str) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
         raise RefusedError(f"{name} is {value!r}, not a number")
     if abs(value) > sys.float_info.max:
-        raise RefusedError(f"{name} is a whole number of {value.bit_length()} bits, too large for this")
+        raise RefusedError(f"{name} is a whole number of {int(value).bit_length()} bits, too large for this")
     return Fraction(value)
 
 
