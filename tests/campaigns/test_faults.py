@@ -120,7 +120,15 @@ def test_numba_without_a_place_for_its_cache(monkeypatch):
 
 
 def test_a_part_can_be_run_alone(tmp_path, monkeypatch):
-    words = ["faults.py", "--damages", "3", "--only", "order of an experiment", "--out", str(tmp_path / "f.json")]
+    words = [
+        "faults.py",
+        "--damages",
+        "3",
+        "--only",
+        "order of an experiment, ",
+        "--out",
+        str(tmp_path / "f.json"),
+    ]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as ended:
         faults.main()
