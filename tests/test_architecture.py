@@ -20,7 +20,18 @@ FILES = {
 }
 MAX_MODULES = 12
 
-CHAIN = ["errors", "workers", "registry", "activations", "equilibrium", "conditions", "forms", "kernels", "models"]
+CHAIN = [
+    "errors",
+    "atomic",
+    "workers",
+    "registry",
+    "activations",
+    "equilibrium",
+    "conditions",
+    "forms",
+    "kernels",
+    "models",
+]
 MAY_IMPORT = {part: set(CHAIN[:index]) for index, part in enumerate(CHAIN)}
 MAY_IMPORT |= {"checker": set(), "models": {*CHAIN[:-1], "checker"}, "convert": set(CHAIN), "compat": set(CHAIN)}
 MAY_IMPORT |= {"convex": {*CHAIN, "convert"}, "robust": {*CHAIN, "convert"}}
@@ -223,3 +234,72 @@ def test_a_crowded_folder_and_a_cycle_are_reported():
     }
     assert set(cycle_of(files)) == {"wellposed.forms", "wellposed.forms.a", "wellposed.forms.b"}
     assert not cycle_of({**files, Path("wellposed/forms/b.py"): "import torch"})
+
+
+# Calls that write to a place directly. In a block of `written_whole` and the like the place is a temporary one.
+WRITING = {"write_text", "write_bytes", "savez", "savez_compressed", "save_file", "savefig", "touch", "to_csv",
+           "write_tensors", "tofile", "to_parquet"}  # fmt: skip
+ATOMIC = {"written_whole", "written_with", "written_together"}
+DIRECT = {  # where, and why nothing can be lost there
+    ("wellposed/models/io/files.py", "write_tensors"): "writes where its callers tell it",
+    ("wellposed/models/io/certificates.py", "prove_file"): "writes where its callers tell it",
+    ("wellposed/convex/states.py", "_write"): "writes where its callers tell it",
+    ("wellposed/convex/states.py", "_spill"): "recorded states of a running process, which begins anew",
+    ("wellposed/cli/inputs.py", "write_file"): "a terminal or a pipe",
+    ("wellposed/data/cache.py", "_stream"): "pooch moves it to its place once its checksum is right",
+    ("wellposed_lab/engine/store.py", "_append"): "appends lines with checksums, under a lock",
+}
+
+
+def _writes(node: ast.Call) -> bool:
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "save" and isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "np":
+        return True
+    if name == "open":
+        texts = [part.value for part in (*node.args, *(word.value for word in node.keywords))
+                 if isinstance(part, ast.Constant) and isinstance(part.value, str)]  # fmt: skip
+        flags = any(isinstance(part, ast.Attribute) and part.attr == "O_CREAT" for part in ast.walk(node))
+        return flags or any(re.fullmatch(r"[wax]b?\+?|rb?\+|[wax]t?", text) for text in texts)
+    return name in WRITING
+
+
+def direct_writes(tree: ast.AST, path: str) -> list[str]:
+    """Lists the calls that write, outside of blocks whose files are put in their places as a whole."""
+    found: list[str] = []
+
+    def look(node: ast.AST, function: str, safe: bool) -> None:
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        if isinstance(node, ast.With):
+            opened = [getattr(item.context_expr, "func", None) for item in node.items]
+            safe = safe or any(getattr(func, "id", "") in ATOMIC for func in opened)
+        if isinstance(node, ast.Call) and _writes(node) and not safe and (path, function) not in DIRECT:
+            to_memory = node.args and getattr(node.args[0], "id", "") in ("stream", "drawn", "out", "file")
+            if not to_memory:
+                found.append(f"{path}, line {node.lineno}: {ast.unparse(node)[:60]}")
+        for child in ast.iter_child_nodes(node):
+            look(child, function, safe)
+
+    look(tree, "", False)
+    return found
+
+
+def test_whatever_is_kept_is_written_as_a_whole():
+    """A process that is killed leaves the old file or the new one; see wellposed/atomic.py."""
+    found = [line for path, text in FILES.items() if path != Path("wellposed/atomic.py")
+             for line in direct_writes(ast.parse(text), path.as_posix())]  # fmt: skip
+    assert not found, "\n".join(["write through wellposed.atomic:", *found])
+
+
+@pytest.mark.parametrize(("text", "count"), [
+    ("path.write_text('a')", 1),
+    ("with open(path, 'wb') as file: pass", 1),
+    ("with open(path, 'rb') as file: pass", 0),
+    ("np.save(path, array)", 1),
+    ("figure.savefig(path, dpi=200)", 1),
+    ("with written_whole(path) as place:\n    place.write_text('a')\npath.write_text('b')", 1),
+    ("with written_whole(path) as place, open(place, 'wb') as file:\n    np.savez(file)", 0),
+    ("os.open(path, os.O_RDWR | os.O_CREAT)", 1),
+])  # fmt: skip
+def test_direct_writes_are_noticed(text, count):
+    assert len(direct_writes(ast.parse(text), "a.py")) == count

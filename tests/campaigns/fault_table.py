@@ -17,6 +17,8 @@ def outcome(row: dict[str, Any]) -> str:
         return ", ".join(f"{row[name]:,} {name}" for name in READINGS if row.get(name))
     if "records" in row:
         return f"all of {row['records']:,} reported records are there"
+    if "steps" in row:
+        return f"the old version or the new one; a version takes {row['steps']} step{'s' * (row['steps'] > 1)}"
     if row["fault"].startswith("kill"):
         return f"same numbers, {row['finished']:,} times to the end"
     if "stopped" in row:

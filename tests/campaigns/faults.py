@@ -26,12 +26,14 @@ from damage import append, damages
 from places import places
 from wellposed_lab.engine.store import Store
 from works import WORKS, Work, finish, lost, results, start, warm_up
+from writers import WRITERS, kill_writer
 
-from wellposed.models.io.files import written_whole
+from wellposed.atomic import written_whole
 
 RESULT = Path(__file__).parent / "results" / "faults.json"
 KILLED = [(name, writers) for name in WORKS for writers in (1, 2)]
 Trial = Callable[[random.Random], dict[str, Any]]
+SHARES = sum(0.25 if writer.slow else 1 for writer in WRITERS.values())
 IN_A_ROW = 3  # kills before work may come to its end
 
 
@@ -97,11 +99,14 @@ def kill_writers(count: int, generator: random.Random) -> dict[str, Any]:
 
 def trials(options: argparse.Namespace, root: Path) -> dict[str, Trial]:
     """Lists what is to be tried; each has a generator of its own, so that a part can be run alone."""
-    share = -(-options.kills // (len(KILLED) + 1))
+    share = -(-options.kills // (len(KILLED) + 1))  # of work that goes on; writers have as many kills again
     killed = {f"kill -9, {name}, {writers}": partial(kill, name, writers, share) for name, writers in KILLED}
     return {
         "kill -9, store": partial(kill_writers, share),
         **killed,
+        **{
+            f"kill -9, writer, {name}": partial(kill_writer, name, -(-options.kills // SHARES)) for name in WRITERS
+        },
         **places(options.disks),
         **damages(options.damages, root),
     }

@@ -11,6 +11,7 @@ import faults
 import places
 import pytest
 import works
+import writers
 
 from wellposed.kernels.cpu.cache import keeping
 
@@ -25,6 +26,29 @@ def warm():
 def test_killed_work_goes_on_to_the_same_numbers(name, writers):
     row = faults.kill(name, writers, 1, random.Random(1))
     assert row["times"] >= 1 and (row["other result"], row["lost"]) == (0, 0)
+
+
+OFTEN = (  # the others take seconds, or have tests of their own
+    *("checkpoint", "estimator", "network in the cache", "order of an experiment", "pictures of a report"),
+    *("records", "save_pretrained, a fresh folder", "travel times in the cache", "write_certificate"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [*OFTEN, *(pytest.param(n, marks=pytest.mark.slow) for n in writers.WRITERS if n not in OFTEN)]
+)
+def test_a_killed_writer_leaves_the_old_version_or_the_new_one(name):
+    row = writers.kill_writer(name, 4, random.Random(1))
+    assert row["times"] >= 1 and (row["other result"], row["lost"]) == (0, 0), row
+
+
+def test_a_writer_that_is_not_atomic_is_found_out(monkeypatch):
+    def write(folder, number):
+        (folder / "a").unlink(missing_ok=True)
+        (folder / "a").write_text(str(number))
+
+    monkeypatch.setitem(writers.WRITERS, "plain", writers.Writer(write, lambda folder: (folder / "a").read_text()))
+    assert writers.kill_writer("plain", 12, random.Random(0))["lost"] > 0
 
 
 def test_what_is_gone_is_missed(tmp_path):
@@ -96,7 +120,15 @@ def test_numba_without_a_place_for_its_cache(monkeypatch):
 
 
 def test_a_part_can_be_run_alone(tmp_path, monkeypatch):
-    words = ["faults.py", "--damages", "3", "--only", "order of an experiment", "--out", str(tmp_path / "f.json")]
+    words = [
+        "faults.py",
+        "--damages",
+        "3",
+        "--only",
+        "order of an experiment, ",
+        "--out",
+        str(tmp_path / "f.json"),
+    ]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as ended:
         faults.main()

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import struct
 
 import numpy as np
@@ -358,6 +359,177 @@ def patched(path, old, new):
 )
 def test_headers_that_say_something_twice_or_no_number(old, new, tmp_path):
     refused_by_both(patched(small_model(tmp_path / "m.safetensors"), old, new))
+
+
+def raw_header(path, change, tail=b""):
+    """Rewrites the header of a model of one state as text, with its certificate."""
+    small_model(path)
+    header, data = read_parts(path)
+    text = change(json.dumps(header)).encode("utf-8", "surrogatepass")
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data + tail)
+    certify_anew(path)
+    return path
+
+
+def offsets(name, begin, end):
+    def change(text):
+        header = json.loads(text)
+        header[name]["data_offsets"] = [begin, end]
+        return json.dumps(header)
+
+    return change
+
+
+def shaped(name, shape):
+    def change(text):
+        header = json.loads(text)
+        header[name]["shape"] = shape
+        return json.dumps(header)
+
+    return change
+
+
+HEADERS = {  # of the tensors state.raw, B and C, eight bytes each
+    "two in one place": offsets("B", 0, 8),
+    "one upon the other": offsets("B", 4, 12),
+    "a gap": offsets("C", 24, 32),
+    "backwards": offsets("C", 24, 16),
+    "below zero": offsets("state.raw", -8, 0),
+    "beyond the end": offsets("C", 16, 10**30),
+    "three ends": lambda text: text.replace("[16, 24]", "[16, 20, 24]"),
+    "ends as floats": lambda text: text.replace("[16, 24]", "[16.0, 24.0]"),
+    "ends as texts": lambda text: text.replace("[16, 24]", '["16", "24"]'),
+    "a huge shape": shaped("B", [10**30, 1]),
+    "a shape that overflows to one": shaped("B", [2**32, 2**32, 1]),
+    "a shape as flags": shaped("B", [True, True]),
+    "a shape as floats": shaped("B", [1.0, 1.0]),
+    "a shape below zero": shaped("B", [-1, -1]),
+    "a vector": shaped("B", [1]),
+    "digits without end": lambda text: text.replace("[16, 24]", f"[16, {'9' * 5000}]"),
+    "another type": lambda text: text.replace('"F64"', '"F4"', 1),
+    "a type of two numbers": lambda text: text.replace('"F64"', '"C64"', 1),
+    "a type in small letters": lambda text: text.replace('"F64"', '"f64"', 1),
+    "a name again, spelled otherwise": lambda text: (
+        text[:-1] + f', "\\u0042": {json.dumps(json.loads(text)["B"])}}}'
+    ),
+    "metadata again": lambda text: text[:-1] + ', "__metadata__": {}}',
+    "metadata in other letters": lambda text: text.replace("__metadata__", "__Metadata__"),
+    "a name with an accent": lambda text: text.replace('"B"', '"B\u0301"'),
+    "a wide letter": lambda text: text.replace('"B"', '"\uff22"'),
+    "two tables": lambda text: text + "{}",
+    "a comment": lambda text: text + "// more",
+    "zeros behind": lambda text: text + "\0\0\0",
+    "a comma too many": lambda text: text[:-1] + ",}",
+    "half a letter": lambda text: text.replace('"B"', '"\ud800"'),
+    "a list": lambda text: f"[{text}]",
+    "deep": lambda text: text[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}",
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_with_other_tricks(name, tmp_path):
+    refused_by_both(raw_header(tmp_path / "m.safetensors", HEADERS[name]))
+
+
+def test_what_stands_behind_the_tensors_is_refused(tmp_path):
+    for tail in (b"\0", b" " * 8, b"more"):
+        refused_by_both(raw_header(tmp_path / "m.safetensors", str, tail))
+
+
+def test_padded_headers_are_read_alike(tmp_path):
+    path = raw_header(tmp_path / "m.safetensors", lambda text: text + " " * 37)
+    assert check(path) and wp.load(path).A.item() == 0.5
+
+
+CONFIGS = {
+    "a key twice": lambda text: text.replace('"labels": []', '"labels": [], "labels": []'),
+    "a key twice, spelled otherwise": lambda text: text.replace(
+        '"labels": []', '"labels": [], "label\\u0073": []'
+    ),
+    "NaN": lambda text: text.replace('"labels": []', '"labels": NaN'),
+    "infinity": lambda text: text.replace('"labels": []', '"labels": [1e999]'),
+    "a form in the form": lambda text: text[:-1] + ', "config": {}}',
+    "a mark in front": lambda text: "\ufeff" + text,
+    "nothing": lambda text: "",
+    "null": lambda text: "null",
+    "deep": lambda text: text.replace('"labels": []', '"labels": ' + "[" * 100_000 + "]" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations_with_other_tricks(name, tmp_path):
+    folder = folder_of_a_form(tmp_path / "folder", {"format": "pt"})
+    text = CONFIGS[name]((folder / "config.json").read_text()).encode()
+    (folder / "config.json").write_bytes(text)
+    digest = hashlib.sha256(text).hexdigest()
+    change_claims(folder / "model.cert", lambda said: said.update(config_sha256=digest))
+    refused_by_both(folder)
+
+
+def test_a_certificate_is_of_its_own_model_and_configuration(tmp_path):
+    one, other = (folder_of_a_form(tmp_path / name, {"format": "pt"}) for name in "ab")
+    header = form_header(dense("A"), 1, 1, activation="tanh")
+    config = json.loads((other / "config.json").read_text()) | {"form": header}
+    (other / "config.json").write_text(json.dumps(config))  # the same tensors, and another phi
+    with pytest.raises(RefusedError, match=r"another config\.json"):
+        check(other)
+    (one / "config.json").unlink()
+    (one / "config.json").symlink_to(other / "config.json")
+    with pytest.raises(RefusedError, match=r"another config\.json"):
+        check(one)
+    (tmp_path / "c").mkdir()
+    weaker = small_model(tmp_path / "c" / "m.safetensors")
+    stronger = small_model(tmp_path / "c" / "n.safetensors", **{"state.raw": 3 * ONE})
+    with pytest.raises(RefusedError, match="another model"):
+        check(stronger, weaker.with_suffix(".cert"))
+
+
+def test_links_and_pipes_for_files(tmp_path):
+    path = small_model(tmp_path / "m.safetensors")
+    (tmp_path / "n.safetensors").symlink_to(path)
+    (tmp_path / "n.cert").symlink_to(path.with_suffix(".cert"))
+    assert check(tmp_path / "n.safetensors") and wp.load(tmp_path / "n.safetensors")
+    path.with_suffix(".cert").unlink()
+    for make in (os.mkfifo, os.mkdir, lambda place: os.symlink("/dev/zero", place)):
+        make(path.with_suffix(".cert"))
+        with pytest.raises(RefusedError, match="no ordinary file"):
+            check(path)
+        place = path.with_suffix(".cert")
+        place.rmdir() if place.is_dir() else place.unlink()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RefusedError, match="no ordinary file"):
+        check(path)
+    with pytest.raises(FileNotFoundError):
+        wp.load(path)
+
+
+SAID = {
+    "claims twice": lambda text: text.replace('"claims"', '"claims": [], "claims"'),
+    "the digest twice": lambda text: text.replace('"sha256"', '"sha256": "", "sha256"'),
+    "a value that is none": lambda text: text.replace("0.95", "NaN"),
+    "a value below all others": lambda text: text.replace("0.95", "-Infinity"),
+    "a huge value": lambda text: text.replace("0.95", "-1" + "0" * 400),
+    "a value as text": lambda text: text.replace("0.95", '"0.95"'),
+    "no claims": lambda text: text.replace('"claims"', '"Claims"'),
+    "a claim in a list": lambda text: text.replace('"claims": [', '"claims": [[').replace("}]", "}]]"),
+    "a condition in capitals": lambda text: text.replace('"inf"', '"INF"'),
+    "a condition that is a list": lambda text: text.replace('"inf"', '["inf"]'),
+    "of another part": lambda text: text.replace(
+        '"kind": "well-posed"', '"kind": "well-posed", "about": "cells.0"'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_certificates_with_other_tricks(name, tmp_path):
+    path = small_model(tmp_path / "m.safetensors")
+    header, data = read_parts(path.with_suffix(".cert"))
+    metadata = header["__metadata__"]
+    metadata["certificate"] = SAID[name](metadata["certificate"])
+    rewritten(path.with_suffix(".cert"), header, data)
+    with pytest.raises(RefusedError):
+        check(path)
 
 
 def test_metadata_are_a_table(tmp_path):

@@ -2,13 +2,14 @@
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from row_cases import case
 
 from wellposed.convex import Conic, Design, Homotopy, RowFit, Schur, row_groups, row_problem
 from wellposed.convex.rows import _COMMON, _OWN, _Keeper, _packed, _work
-from wellposed.errors import InputError
+from wellposed.errors import FileFormatError, InputError
 
 
 def data(rows: int = 20):
@@ -101,6 +102,28 @@ def test_finished_rows_are_kept_and_stale_ones_are_not_used(tmp_path):
     RowFit(**{**options, "kappa": 0.6}).solve(X, U, Z)
     RowFit(**options, solver=Homotopy(), bound="row").solve(X, U, Z)
     assert len(list(tmp_path.iterdir())) == 12
+
+
+def test_finished_rows_are_read_within_the_size_of_the_problem(tmp_path):
+    X, U, Z = data(rows=4)
+    fit = RowFit(kappa=0.5, chunk=4, folder=tmp_path)
+    fit.solve(X, U, Z)
+    (path,) = tmp_path.glob("rows-*.npz")
+    with np.load(path) as file:
+        good = dict(file)
+    bombs = [
+        {"weights": np.zeros((4, 10**6))},  # a kilobyte for a megabyte
+        {"weights": good["weights"][:3]},
+        {"gap": np.zeros((4, 1))},
+        {"steps": np.array(["a"] * 4)},
+        {"more": np.zeros(10**6)},
+    ]
+    for bomb in bombs:
+        np.savez_compressed(path, **good | bomb)
+        with pytest.raises(FileFormatError, match=r"Delete it; they are solved anew"):
+            fit.solve(X, U, Z)
+    np.savez_compressed(path, **good)
+    fit.solve(X, U, Z)
 
 
 def test_outputs_are_fitted_without_a_cap():

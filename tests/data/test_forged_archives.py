@@ -1,13 +1,18 @@
 """Archives that are one thing to one reader and another to the next, and small files that ask for much memory."""
 
+import bz2
 import contextlib
+import gzip
 import io
 import json
+import lzma
 import os
 import pickle
 import struct
+import tarfile
 import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 
 import click
@@ -19,9 +24,12 @@ from torch import nn
 
 from wellposed.cli import cli
 from wellposed.cli.inputs import check_exported, read_samples
-from wellposed.data.archives import read_torch, read_zip, write_zip
-from wellposed.data.arrays import read_arrays
+from wellposed.data.files import read_members
+from wellposed.data.images import read_table
 from wellposed.errors import FileFormatError
+from wellposed.models.io import archives
+from wellposed.models.io.archives import read_torch, read_zip, write_zip
+from wellposed.models.io.arrays import read_arrays
 
 END = "<4s4H2LH"
 WEIGHTS = "data/weights/model_weights_config.json"
@@ -149,7 +157,86 @@ def two_folders(good: Members, evil: Members) -> bytes:
     return stored({f"a{name}": data for name, data in evil.items()} | good)
 
 
-FORGED = [two_directories, before, behind, twice, capitals, overlapping, other_names, other_sizes, two_folders]
+def each_entry(change):
+    """Makes the harmless archive, with every entry of its directory changed, or that of the weight alone."""
+
+    def forge(good: Members, evil: Members) -> bytes:
+        files, directory, count = halves(good)
+        parts, ends = [*entries(directory)], [*entries(directory)][1:]
+        cut = [bytearray(directory[a:b]) for a, b in zip(parts, [*ends, len(directory)], strict=True)]
+        return ended(files, b"".join(bytes(change(one)) for one in cut), count)
+
+    forge.__name__ = change.__name__
+    return forge
+
+
+def descriptors(entry: bytearray) -> bytearray:
+    """Says that sizes follow the data, which they do not."""
+    entry[8] |= 8
+    return entry
+
+
+def with_extra(entry: bytearray, extra: bytes) -> bytearray:
+    length, old = struct.unpack_from("<2H", entry, 28)
+    struct.pack_into("<H", entry, 30, old + len(extra))
+    return entry[: 46 + length] + extra + entry[46 + length :]
+
+
+def other_path(entry: bytearray) -> bytearray:
+    """Gives another name in the field for names in Unicode (0x7075)."""
+    (length,) = struct.unpack_from("<H", entry, 28)
+    name = bytes(entry[46 : 46 + length])
+    body = struct.pack("<BL", 1, zlib.crc32(name)) + name.replace(b"weight_0", b"weight_1")
+    return with_extra(entry, struct.pack("<2H", 0x7075, len(body)) + body)
+
+
+def sixty_four(entry: bytearray) -> bytearray:
+    """Has sizes and place in the field of zip64, the sizes as they are."""
+    packed, size = struct.unpack_from("<2L", entry, 20)
+    (place,) = struct.unpack_from("<L", entry, 42)
+    struct.pack_into("<2L", entry, 20, 0xFFFFFFFF, 0xFFFFFFFF)
+    struct.pack_into("<L", entry, 42, 0xFFFFFFFF)
+    return with_extra(entry, struct.pack("<2H3Q", 1, 24, size, packed, place))
+
+
+def sixty_four_too_large(entry: bytearray) -> bytearray:
+    struct.pack_into("<2L", entry, 20, 0xFFFFFFFF, 0xFFFFFFFF)
+    return with_extra(entry, struct.pack("<2H2Q", 1, 16, 1 << 50, 1 << 50))
+
+
+def renamed(old: str, new: str):
+    def forge(good: Members, evil: Members) -> bytes:
+        return stored({name.replace(old, new): data for name, data in good.items()})
+
+    forge.__name__ = f"named_{new}"
+    return forge
+
+
+def named_twice_by_nul(good: Members, evil: Members) -> bytes:
+    """Has names that end early for one reader, and not for another."""
+    name = f"n/{WEIGHTS}"
+    files, directory, count = halves({f"{name}XX": evil[name]} | good)
+    old, new = f"{name}XX".encode(), f"{name}\0X".encode()
+    return ended(bytes(files).replace(old, new), bytes(directory).replace(old, new), count)
+
+
+def behind_itself(good: Members, evil: Members) -> bytes:
+    """Ends twice: the last end tells of the harmless archive."""
+    first = stored(evil)
+    files, directory, count = halves(good)
+    for place in entries(directory):
+        (offset,) = struct.unpack_from("<L", directory, place + 42)
+        struct.pack_into("<L", directory, place + 42, offset + len(first))
+    return ended(first + bytes(files), directory, count)
+
+
+FORGED = [
+    *map(each_entry, (descriptors, other_path, sixty_four, sixty_four_too_large)),
+    named_twice_by_nul, behind_itself,
+    renamed("data/", "data/../data/"), renamed("n/", "/n/"), renamed("n/", "../n/"), renamed("/", "\\"),
+    renamed("n/", ""), renamed("data/weights/weight_0", "data/weights/weight_0/"),
+]  # fmt: skip
+FORGED += [two_directories, before, behind, twice, capitals, overlapping, other_names, other_sizes, two_folders]
 
 
 def network() -> nn.Module:
@@ -262,6 +349,36 @@ def structure(kind: str, context):
     return changed("models/model.json", edit)
 
 
+def calling(*calls: tuple[str, dict]):
+    """Puts nodes without inputs before the program, each with arguments of its own."""
+
+    def edit(said):
+        graph = said["graph_module"]["graph"]
+        some = next(iter(graph["tensor_values"].values()))
+        for k, (target, given) in enumerate(reversed(calls)):
+            name = f"made{len(calls) - k}"
+            number = target.startswith(("_operator", "math"))
+            graph["sym_int_values" if number else "tensor_values"][name] = {"as_int": 1} if number else some
+            inputs = [{"name": key, "arg": value, "kind": 1} for key, value in given.items()]
+            out = {"as_sym_int": {"as_name": name}} if number else {"as_tensor": {"name": name}}
+            graph["nodes"].insert(0, {"target": target, "inputs": inputs, "outputs": [out], "metadata": {},
+                                      "is_hop_single_tensor_return": None, "name": name})  # fmt: skip
+
+    return changed("models/model.json", edit)
+
+
+def made(*sizes: int, target: str = "torch.ops.aten.ones.default"):
+    return target, {"size": {"as_ints": [*sizes]}}
+
+
+def integers(target: str, one: int, other: int) -> tuple[str, dict]:
+    return target, {"a": {"as_int": one}, "b": {"as_int": other}}
+
+
+def tensor(name: str) -> dict:
+    return {"as_tensor": {"name": name}}
+
+
 FACTORY = {"default_factory_module": "trapped", "default_factory_name": "x", "dict_context": ["a"]}
 ASKING = {
     "a weight of one number and 4e9 places": stored_size(65536, 65536),
@@ -271,6 +388,24 @@ ASKING = {
     "a tower of small powers": symbolic("((((9**60)**60)**60)**60)**60"),
     "a factorial": symbolic("99999999!"),
     "a shift": symbolic("1 << 99999999999"),
+    "a constant of 4e10 entries": calling(made(200_000, 200_000)),
+    "a constant of 4e9 entries without memory": calling(
+        made(1), ("torch.ops.aten.expand.default", {"self": tensor("made1"), "size": {"as_ints": [1 << 32]}})
+    ),
+    "many constants": calling(*[made(1000, 1000)] * 40),
+    "a constant in pieces": calling(
+        made(3000, 1),
+        made(1, 3000),
+        ("torch.ops.aten.mul.Tensor", {"self": tensor("made1"), "other": tensor("made2")}),
+    ),
+    "a sequence": calling(("torch.ops.aten.arange.default", {"end": {"as_int": 10**10}})),
+    "a unit matrix": calling(("torch.ops.aten.eye.default", {"n": {"as_int": 100_000}})),
+    "a power of whole numbers": calling(integers("_operator.pow", 9, 10**9)),
+    "a shift of whole numbers": calling(integers("_operator.lshift", 1, 10**11)),
+    "a method": calling(("_operator.methodcaller", {"": {"as_string": "numpy"}})),
+    "an attribute": calling(("_operator.attrgetter", {"": {"as_string": "__class__"}})),
+    "a factorial to call": calling(("math.factorial", {"": {"as_int": 10**9}})),
+    "a loop": calling(("torch.ops.higher_order.while_loop", {"": tensor("input")})),
     "a factory to import": structure("collections.defaultdict", FACTORY),
     "a name to import": structure("builtins.dict", '[{"__enum__": true, "fqn": "trapped:X", "name": "x"}]'),
 }
@@ -285,6 +420,35 @@ def test_a_program_that_asks_for_much_or_for_imports_is_refused(name, exported, 
     path.write_bytes(stored(ASKING[name](members_of(exported))))
     code, output = converted(path)
     assert code == 1 and ("refused" in output or "entries" in output) and not trace.exists()
+
+
+def test_constants_of_an_honest_size_are_made(exported, tmp_path):
+    """So that the test above refuses sizes, and not nodes of its own making."""
+    path = tmp_path / "n.pt2"
+    small = calling(made(30, 40), ("torch.ops.aten.arange.default", {"end": {"as_int": 50}}))
+    path.write_bytes(stored(small(members_of(exported))))
+    assert converted(path)[0] == 0
+
+
+def test_a_program_without_sample_inputs_takes_the_inputs_of_its_graph(exported, tmp_path):
+    """What is run on tensors without memory is run with inputs of the same shape later."""
+    path = tmp_path / "n.pt2"
+    plain = {name: b"" if "sample_inputs" in name else data for name, data in members_of(exported).items()}
+    path.write_bytes(stored(plain))
+    assert converted(path)[0] == 0
+    result = CliRunner().invoke(cli, ["convert", str(path), "--input-shape", "3", "-o", str(tmp_path / "f")])
+    assert result.exit_code != 0 and "takes inputs of the shape (2,)" in " ".join(result.output.split())
+
+
+class Padded(nn.Module):
+    def forward(self, u: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(u, (0, 10**7))
+
+
+def test_a_program_that_makes_much_of_its_input_is_refused(tmp_path):
+    torch.export.save(torch.export.export(Padded(), (torch.zeros(1, 2),)), tmp_path / "n.pt2")
+    code, output = converted(tmp_path / "n.pt2")
+    assert code == 1 and "entries" in output
 
 
 @pytest.mark.parametrize(
@@ -390,3 +554,40 @@ def test_an_archive_is_read_once_and_written_anew():
         read_zip(io.BytesIO(stored(members)), 50)
     with pytest.raises(FileFormatError, match="capitals"):
         write_zip({"a": b"", "A": b""})
+
+
+def gzipped(text: bytes, count: int) -> bytes:
+    return gzip.compress(text * count, 1)
+
+
+def tarred(kind: str, *members: tuple[str, int], behind: int = 0) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, size in members:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            archive.addfile(info, io.BytesIO(bytes(size)))
+    data = out.getvalue() + bytes(behind)
+    return {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[kind](data)
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_compressed_archives_are_not_unpacked_without_end(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "UNPACKED_FREE", 1 << 16)
+    path = tmp_path / f"a.tar.{kind}"
+    for members, behind in (([("other", 1 << 23)], 0), ([("wanted", 10)], 1 << 23)):
+        path.write_bytes(tarred(kind, *members, behind=behind))
+        with pytest.raises(FileFormatError, match="refused"):
+            list(read_members(path, lambda name: name == "wanted", 1 << 30))
+    path.write_bytes(tarred(kind, ("wanted", 10)))
+    assert list(read_members(path, lambda name: True, 1 << 30)) == [("wanted", bytes(10))]
+
+
+def test_compressed_tables_are_not_unpacked_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "UNPACKED_FREE", 1 << 16)
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzipped(b"7,0,50,100,150\n", 10**6))
+    with pytest.raises(FileFormatError, match="unpacks to more than"):
+        read_table(path, side=2, label=0)
+    path.write_bytes(gzipped(b"7,0,50,100,150\n", 10))
+    assert len(read_table(path, side=2, label=0)[1]) == 10

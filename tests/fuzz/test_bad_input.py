@@ -34,11 +34,11 @@ from tests.fuzz.entry_points import ENTRIES
 from wellposed.activations import get_activation
 from wellposed.cli import cli, main
 from wellposed.cli.inputs import check_exported
-from wellposed.data.arrays import read_arrays
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
 from wellposed.estimators import ImplicitRegressor
 from wellposed.estimators.estimator import read
 from wellposed.models import DenseCell
+from wellposed.models.io.arrays import read_arrays
 
 ROOT = Path(__file__).parents[2]
 CASES = 6

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wellposed.models.io.files import written_whole
+from wellposed.atomic import written_whole
 
 
 def fail(target, content, error):

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import wellposed as wp
+from wellposed.atomic import NEW, read_together, written_together, written_with
 from wellposed.checker import RefusedError, check
 from wellposed.convex import open_states, record_states, save_states
 from wellposed.errors import FileFormatError, IllPosedError
-from wellposed.models.io.files import NEW, read_together, written_together, written_with
 from wellposed.models.io.storage import ReferenceModel, store_reference
 
 FILE = "m.safetensors"

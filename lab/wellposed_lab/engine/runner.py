@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
+from wellposed.atomic import written_whole
 from wellposed.errors import FileFormatError, InputError, WellposedError
-from wellposed.models.io.files import written_whole
 from wellposed.workers import CLUSTERS, Workers, one_thread
 from wellposed_lab.cache import CACHE
 from wellposed_lab.config import SCALES, Scale

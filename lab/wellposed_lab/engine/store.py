@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wellposed.atomic import naming
 from wellposed.errors import FileFormatError
-from wellposed.models.io.files import naming
 from wellposed_lab.tasks.task import Point
 
 Series = dict[str, list[float]]

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from wellposed.atomic import written_whole
 from wellposed.data.images import Images
 from wellposed.errors import FileFormatError, InputError
-from wellposed.models.io.files import written_whole
 from wellposed.training import fit
 from wellposed_lab.networks.recurrent import require_choice
 

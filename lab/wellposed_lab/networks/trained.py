@@ -20,12 +20,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from wellposed.atomic import written_whole
 from wellposed.convex import RowUnits, States, record_states, shared_layers
 from wellposed.convex.shared import Valid
 from wellposed.data.cache import cache_folder
 from wellposed.data.images import Images, load_images
 from wellposed.errors import FileFormatError, MissingExtraError, unknown_name
-from wellposed.models.io.files import write_tensors, written_whole
+from wellposed.models.io.files import write_tensors
 from wellposed.training import fit
 from wellposed_lab.cache import CACHE, cached
 from wellposed_lab.config import identity

@@ -650,5 +650,5 @@ def _heads(place: Path) -> int | None:
     try:
         settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return int(settings["n_heads"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileFormatError(f"{str(file)!r} does not say n_heads: {error}") from error

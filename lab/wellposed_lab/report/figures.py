@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from wellposed.errors import InputError, require
+from wellposed.forms.draw.page import save_figure
 from wellposed_lab.config import SCALES
 from wellposed_lab.engine.experiment import Figure
 from wellposed_lab.engine.store import Record, settings
@@ -205,7 +206,7 @@ def draw(figure: Figure, records: Sequence[Record], path: str | os.PathLike[str]
     if lines:
         _legend(axes[-1] if spare else page, axes[: len(drawn)], drawn, list(chosen))
     page.suptitle(f"{figure.title} (as {figure.paper})" if figure.paper else figure.title, fontsize=10)
-    page.savefig(path, dpi=200)
+    save_figure(page, path, dpi=200)
 
 
 def _draw_panel(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from wellposed.models.io.files import written_whole
+from wellposed.atomic import written_whole
 from wellposed.pages.markup import Html, element, join, plural
 from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites

@@ -1,7 +1,8 @@
 """Checks the certificate beside a model file, claim by claim."""
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,10 +10,21 @@ from typing import Any, NamedTuple
 from wellposed.checker import proofs
 from wellposed.checker.grammar import anything, table
 from wellposed.checker.model import Part, parts_of
-from wellposed.checker.tensors import LARGEST_HEADER, Budget, Matrix, RefusedError, TensorFile, fraction, read_json
+from wellposed.checker.tensors import (
+    LARGEST_HEADER,
+    Budget,
+    Matrix,
+    RefusedError,
+    TensorFile,
+    fraction,
+    read_json,
+    rounded,
+    scaled,
+)
 
 FORMAT = "wellposed-certificate-1"
 LARGEST_CERTIFICATE = 1 << 30
+LONGEST = 2098  # bits of a float64 as a whole number of the smallest one
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of a folder
 NEW = ".new"  # where a newer version lies until its files are in their places
 
@@ -52,6 +64,19 @@ def check(model: Path, certificate: Path | None = None) -> list[Finding]:
         model: a file that `wellposed.save` wrote, or a folder of `save_pretrained` or the tensors in it.
         certificate: the file beside it, with the ending .cert, if None.
     """
+    with _not_too_deep():
+        return _check(model, certificate)
+
+
+@contextlib.contextmanager
+def _not_too_deep() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError as error:
+        raise RefusedError("it is nested too deeply") from error
+
+
+def _check(model: Path, certificate: Path | None) -> list[Finding]:
     file, place = _tensors(model), certificate or certificate_path(_weights(model))
     proof = TensorFile(place, LARGEST_CERTIFICATE)
     if proof.metadata.get("format") != FORMAT or not isinstance(proof.metadata.get("certificate"), str):
@@ -90,8 +115,9 @@ def check(model: Path, certificate: Path | None = None) -> list[Finding]:
 
 def equations(model: Path) -> list[Part]:
     """Reads the equations of a model file or folder, of which certificates speak."""
-    file = _tensors(model)
-    return _equations(file, _config(file))
+    with _not_too_deep():
+        file = _tensors(model)
+        return _equations(file, _config(file))
 
 
 def _weights(model: Path) -> Path:
@@ -134,13 +160,14 @@ def _well_posed(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding
     """Proves that ``x = phi(Ax + v)`` has exactly one solution for every v."""
     value, condition = fraction(claim.get("value"), "the value"), str(claim.get("condition"))
     if not value < 1:
-        raise RefusedError(f"the value {float(value):g} is not below 1")
+        raise RefusedError(f"the value {rounded(value):g} is not below 1")
     if part.acyclic and condition == "acyclic":
         return Finding("well-posed", part.name, "no loop", "the blocks feed one another in one direction only")
     A = part.matrices["A"]()
     if A.shape != (len(part.phis), len(part.phis)) or not part.phis:
         raise RefusedError("A is not square, or has other states than phi")
-    given = claim.get("weights")
+    given, long = claim.get("weights"), A.bits
+    proof.budget.multiply(len(A.rows) ** 2, long, LONGEST if given is not None else 1)
     if condition in ("inf", "weighted"):
         v = [Fraction(1)] * len(A.rows) if condition == "inf" else proof.vector(given, len(A.rows))
         proofs.weighted(A, part.phis, v, value)
@@ -150,12 +177,14 @@ def _well_posed(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding
         how = "gamma N(A) v <= kappa v, block by block"
     elif condition in CONDITIONS:
         prove, how = CONDITIONS[condition]
-        if condition in ("spectral", "monotone"):  # products and factors of matrices, cheaper a step than a matrix
-            proof.budget.spend(len(A.rows) ** 3 // 32)
+        if condition in ("spectral", "monotone"):  # products and factors of matrices, and what is left of them
+            proof.budget.multiply(len(A.rows) ** 3, long, long)
+            longer = 2 * (long - A.exponent + value.denominator.bit_length())
+            proof.budget.multiply(8 * len(A.rows) ** 2, longer, longer)
         prove(A, part.phis, value)
     else:
         raise RefusedError(f"the checker does not know the condition {condition!r} for this model")
-    return Finding("well-posed", part.name, f"{condition}: {float(value):.9g} < 1", how)
+    return Finding("well-posed", part.name, f"{condition}: {rounded(value):.9g} < 1", how)
 
 
 CONDITIONS: dict[str, tuple[Any, str]] = {
@@ -172,47 +201,60 @@ def _enclosure(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
     With exactly one solution, that solution lies in the box; the outputs follow.
     """
     u, x, y = (_box(claim, name, proof) for name in ("inputs", "states", "outputs"))
-    proof.budget.spend((len(x) + len(y)) * (len(x) + len(u)))
-    read = {name: _rows(part, name, (x, u)[name in "BD"], (x, y)[name in "CD"]) for name in "ABCD"}
-    b, c = (_bias(part, name, len(box)) for name, box in (("b", x), ("c", y)))
-    for i, (low, high) in enumerate(x):
-        ends = [proofs.reach(read["A"](i), x), proofs.reach(read["B"](i), u)]
+    n, q = len(x.ends), len(y.ends)
+    proof.budget.spend(64 * (n + q), max(u.bits, x.bits, y.bits))  # images and sums, in fractions
+    A, B = _reach(part, "A", x, n, proof.budget), _reach(part, "B", u, n, proof.budget)
+    b, c = _bias(part, "b", n), _bias(part, "c", q)
+    for i, (low, high) in enumerate(x.ends):
         image = part.phis[i].image
         if image is None:
             raise RefusedError("enclosures are checked for increasing activations whose values the checker knows")
-        if image(ends[0][0] + ends[1][0] + b[i])[0] < low or image(ends[0][1] + ends[1][1] + b[i])[1] > high:
+        least, most = (A[i][end] + B[i][end] + b[i] for end in (0, 1))
+        if image(least)[0] < low * x.unit or image(most)[1] > high * x.unit:
             raise RefusedError(f"the box of states does not hold state {i}")
-    for i, (low, high) in enumerate(y):
-        ends = [proofs.reach(read["C"](i), x), proofs.reach(read["D"](i), u)]
-        if ends[0][0] + ends[1][0] + c[i] < low or ends[0][1] + ends[1][1] + c[i] > high:
+    C, D = _reach(part, "C", x, q, proof.budget), _reach(part, "D", u, q, proof.budget)
+    for i, (low, high) in enumerate(y.ends):
+        least, most = (C[i][end] + D[i][end] + c[i] for end in (0, 1))
+        if least < low * y.unit or most > high * y.unit:
             raise RefusedError(f"the box of outputs does not hold output {i}")
-    width = max((float(high - low) for low, high in y), default=0.0)
-    return Finding(
-        "enclosure", part.name, f"{len(y)} outputs within {width:.4g}", "a box of states maps into itself"
-    )
+    width = rounded(max(high - low for low, high in y.ends) * y.unit)
+    return Finding("enclosure", part.name, f"{q} outputs within {width:.4g}", "a box of states maps into itself")
 
 
-def _box(claim: dict[str, Any], name: str, proof: TensorFile) -> list[proofs.Interval]:
+class _Box(NamedTuple):
+    """The intervals ``[low * unit, high * unit]``."""
+
+    ends: list[tuple[int, int]]
+    unit: Fraction
+    bits: int
+
+
+def _box(claim: dict[str, Any], name: str, proof: TensorFile) -> _Box:
     ends = claim.get(name)
     if not isinstance(ends, list) or len(ends) != 2:
         raise RefusedError(f"the enclosure names no two ends of its {name}")
-    low = proof.vector(ends[0])
-    if not low:
+    (size,), low = proof.values(ends[0], (None,))
+    if not size:
         raise RefusedError(f"the box of {name} has no entries")
-    box = list(zip(low, proof.vector(ends[1], len(low)), strict=True))
-    if any(a > b for a, b in box):
+    high = proof.values(ends[1], (size,))[1]
+    if any(a > b for a, b in zip(low, high, strict=True)):
         raise RefusedError(f"the box of {name} is empty")
-    return box
+    whole, exponent = scaled([*low, *high], proof.budget)
+    bits = max(entry.bit_length() for entry in whole)
+    return _Box(list(zip(whole[:size], whole[size:], strict=True)), Fraction(2) ** exponent, bits)
 
 
-def _rows(part: Part, name: str, inner: Sequence[Any], outer: Sequence[Any]) -> Any:
-    """Returns a function that gives the rows of a matrix, zeros if there is none."""
+def _reach(part: Part, name: str, box: _Box, rows: int, budget: Budget) -> list[tuple[Fraction, Fraction]]:
+    """Encloses a matrix times a box, row by row; without a matrix that is zero."""
     if name not in part.matrices:
-        return lambda i: [Fraction(0)] * len(inner)
+        return [(Fraction(0), Fraction(0))] * rows
     found = part.matrices[name]()
-    if len(found.rows) != len(outer) or any(len(row) != len(inner) for row in found.rows):
+    if len(found.rows) != rows or any(len(row) != len(box.ends) for row in found.rows):
         raise RefusedError(f"{name} does not fit the boxes")
-    return lambda i: [entry * found.unit for entry in found.rows[i]]
+    budget.multiply(4 * rows * len(box.ends), found.bits, box.bits)
+    unit = found.unit * box.unit
+    ends = (proofs.reach(row, box.ends) for row in found.rows)
+    return [(low * unit, high * unit) for low, high in ends]
 
 
 def _bias(part: Part, name: str, size: int) -> list[Fraction]:
@@ -234,7 +276,8 @@ def _row_gaps(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
     named = [row for group in groups for row in group["rows"]]
     if len({*named}) != len(named):
         raise RefusedError("the gaps name a row twice")
-    return Finding("row gaps", part.name, f"{total} rows within {float(largest):.3g}", "F(w) - D(nu), row by row")
+    stated = f"{total} rows within {rounded(largest):.3g}"
+    return Finding("row gaps", part.name, stated, "F(w) - D(nu), row by row")
 
 
 def _group(group: Any, largest: Fraction, A: Matrix, B: Matrix, proof: TensorFile) -> int:
@@ -260,6 +303,9 @@ def _group(group: Any, largest: Fraction, A: Matrix, B: Matrix, proof: TensorFil
     if not samples:
         raise RefusedError("the gaps of a group are about no samples")
     targets, dual = (proof.matrix(name, len(rows), samples) for name in names[1:3])
+    count, longest = len(rows) * design.shape[1], max(A.bits, B.bits, dual.bits, targets.bits)
+    proof.budget.multiply(2 * count * samples, design.bits, longest + abs(A.exponent - B.exponent))
+    proof.budget.spend(16 * count, 4 * (longest + design.bits))  # squares, in fractions
     ridge, gaps = (
         proof.vector(names[3], design.shape[1]),
         proof.vector(names[4], len(rows)),
@@ -279,11 +325,12 @@ def _group(group: Any, largest: Fraction, A: Matrix, B: Matrix, proof: TensorFil
         )  # fmt: skip
         size = proofs.dot(targets.rows[k], targets.rows[k]) * targets.unit**2 / 2
         if gap > gaps[k]:
-            raise RefusedError(f"the gap of row {i} is {float(gap):.3g}, above the {float(gaps[k]):.3g} stated")
+            more = f"{rounded(gap):.3g}, above the {rounded(gaps[k]):.3g} stated"
+            raise RefusedError(f"the gap of row {i} is {more}")
         if gaps[k] > largest * size:  # of a target of zeros, which a row of zeros meets, nothing may be missing
             raise RefusedError(
-                f"the gap of row {i} may be {float(gaps[k]):.3g}, above {float(largest):.3g} of |z|^2/2 = "
-                f"{float(size):.3g}, the largest stated"
+                f"the gap of row {i} may be {rounded(gaps[k]):.3g}, above {rounded(largest):.3g} of |z|^2/2 = "
+                f"{rounded(size):.3g}, the largest stated"
             )
     return len(rows)
 

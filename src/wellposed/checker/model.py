@@ -141,7 +141,9 @@ def _product(file: TensorFile, left: Any, right: Any) -> Matrix:
     L, R = (file.matrix(factor) if isinstance(factor, str) else _stored(file, factor) for factor in (left, right))
     if L.shape[1] != R.shape[1]:
         raise RefusedError("the two factors of A do not fit")
-    file.budget.spend(len(L.rows) * len(R.rows))
+    count, longest = len(L.rows) * len(R.rows), (L.bits, R.bits)
+    file.budget.spend(count, sum(longest))
+    file.budget.multiply(count * L.shape[1], *longest)
     return Matrix([[dot(one, other) for other in R.rows] for one in L.rows], L.exponent + R.exponent)
 
 
@@ -254,9 +256,11 @@ def read_operator(file: TensorFile, header: dict[str, Any]) -> Matrix:
 
 def _block(file: TensorFile, header: dict[str, Any]) -> Matrix:
     heights, widths = ([_size(size) for size in header[name]["tuple"]] for name in ("heights", "widths"))
-    file.budget.spend(sum(heights) * (sum(widths) + 8 * len(widths)))
+    file.budget.spend(8 * sum(heights) * len(widths))
     parts = {tuple(key["tuple"]): read_operator(file, part) for key, part in header["parts"]["dict"]}
     lowest = min((part.exponent for part in parts.values()), default=0)
+    longest = max((part.bits + part.exponent - lowest for part in parts.values()), default=0)
+    file.budget.spend(sum(heights) * sum(widths), longest)
     rows = []
     for i, height in enumerate(heights):
         for k in range(height):

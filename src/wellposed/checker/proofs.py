@@ -6,11 +6,10 @@ from math import isfinite, sqrt
 from operator import mul
 
 from wellposed.checker.phi import Phi
-from wellposed.checker.tensors import Matrix, RefusedError, Vector
+from wellposed.checker.tensors import Matrix, RefusedError, Vector, rounded
 
 BITS = 60  # of the entries of an approximate factor
 MARGINS = (1e-10, 1e-12, 1e-14)
-Interval = tuple[Fraction, Fraction]
 
 
 def dot(one: Sequence[int], other: Sequence[int]) -> int:
@@ -30,13 +29,18 @@ def weighted(A: Matrix, phis: Sequence[Phi], v: Sequence[Fraction], value: Fract
     """
     if len(v) != len(A.rows) or not all(entry > 0 for entry in v):
         raise RefusedError("the weights v are not all positive, so they make no norm")
-    bits = max(entry.denominator for entry in v)  # all are powers of two
-    whole = [int(entry * bits) for entry in v]
+    whole = _whole(v)
     for i, (row, phi) in enumerate(zip(A.rows, phis, strict=True)):
         if phi.slope is None:
             raise RefusedError("the activation acts on blocks, so its certificate must be one of blocks")
         if phi.gamma * A.unit * sum(map(mul, map(abs, row), whole)) > value * whole[i]:
-            raise RefusedError(f"gamma |A| v <= {float(value):.9g} v fails at state {i}")
+            raise RefusedError(f"gamma |A| v <= {rounded(value):.9g} v fails at state {i}")
+
+
+def _whole(v: Sequence[Fraction]) -> Vector:
+    """Multiplies numbers that are floats by one power of two."""
+    unit = max(entry.denominator for entry in v)
+    return [entry.numerator * (unit // entry.denominator) for entry in v]
 
 
 def blocks(A: Matrix, phi: Phi, size: int, norm: str, v: Sequence[Fraction], value: Fraction) -> None:
@@ -46,13 +50,14 @@ def blocks(A: Matrix, phi: Phi, size: int, norm: str, v: Sequence[Fraction], val
         raise RefusedError(f"{len(A.rows)} states are not made up of blocks of {size}")
     if norm not in ("1", "inf") or count != len(v) or not all(entry > 0 for entry in v):
         raise RefusedError("blocks are checked in the norms 1 and inf, with one positive weight a block")
+    whole = _whole(v)
     for i in range(count):
-        total, part = Fraction(0), A.rows[size * i : size * (i + 1)]
-        for j, weight in enumerate(v):
+        total, part = 0, A.rows[size * i : size * (i + 1)]
+        for j, weight in enumerate(whole):
             cut = [list(map(abs, row[size * j : size * (j + 1)])) for row in part]
             total += max(map(sum, cut if norm == "inf" else zip(*cut, strict=True))) * weight
-        if phi.gamma * A.unit * total > value * v[i]:
-            raise RefusedError(f"gamma N(A) v <= {float(value):.9g} v fails at block {i}")
+        if phi.gamma * A.unit * total > value * whole[i]:
+            raise RefusedError(f"gamma N(A) v <= {rounded(value):.9g} v fails at block {i}")
 
 
 def one_sided(A: Matrix, phis: Sequence[Phi], value: Fraction) -> None:
@@ -62,7 +67,7 @@ def one_sided(A: Matrix, phis: Sequence[Phi], value: Fraction) -> None:
         raise RefusedError("mu needs increasing activations that act entry by entry")
     for i, row in enumerate(A.rows):
         if gamma * A.unit * (sum(map(abs, row)) - abs(row[i]) + row[i]) > value:
-            raise RefusedError(f"gamma mu(A) <= {float(value):.9g} fails at state {i}")
+            raise RefusedError(f"gamma mu(A) <= {rounded(value):.9g} fails at state {i}")
 
 
 def triangular(A: Matrix, phis: Sequence[Phi], value: Fraction) -> None:
@@ -75,7 +80,7 @@ def triangular(A: Matrix, phis: Sequence[Phi], value: Fraction) -> None:
         slope = phis[i].slope
         if slope is None or max(d * A.rows[i][i] for d in slope) * A.unit > value:
             raise RefusedError(
-                f"the loop of state {i} with itself is above {float(value):.9g}, or phi acts on blocks"
+                f"the loop of state {i} with itself is above {rounded(value):.9g}, or phi acts on blocks"
             )
 
 
@@ -90,7 +95,7 @@ def spectral(A: Matrix, phis: Sequence[Phi], value: Fraction) -> None:
     for i, row in enumerate(gram):
         row[i] += square.numerator
     if not positive(gram):
-        raise RefusedError(f"gamma |A|_2 <= {float(value):.9g} is not proven")
+        raise RefusedError(f"gamma |A|_2 <= {rounded(value):.9g} is not proven")
 
 
 def monotone(A: Matrix, phis: Sequence[Phi], value: Fraction) -> None:
@@ -102,7 +107,7 @@ def monotone(A: Matrix, phis: Sequence[Phi], value: Fraction) -> None:
     for i, row in enumerate(part):
         row[i] += cap.numerator
     if not positive(part):
-        raise RefusedError(f"lambda_max of the symmetric part <= {float(value):.9g} is not proven")
+        raise RefusedError(f"lambda_max of the symmetric part <= {rounded(value):.9g} is not proven")
 
 
 def positive(M: list[Vector]) -> bool:
@@ -124,6 +129,8 @@ def positive(M: list[Vector]) -> bool:
 def _dominated(M: list[Vector], scale: int, margin: float) -> bool:
     L: list[list[float]] = []
     for i, row in enumerate(M):
+        if max(map(abs, row)) > scale:  # no such matrix is positive semidefinite
+            return False
         new: list[float] = []
         for j in range(i):
             new.append((row[j] / scale - sum(map(mul, new, L[j]))) / L[j][j])
@@ -143,16 +150,15 @@ def _dominant(row: Vector, i: int) -> bool:
     return 2 * row[i] >= sum(map(abs, row)) if row[i] >= 0 else False
 
 
-def reach(row: Sequence[Fraction], box: Sequence[Interval]) -> Interval:
+def reach(row: Vector, box: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """Encloses ``row' x`` for x in a box, with nothing to spare.
 
     Example:
-        >>> low, high = reach([Fraction(2), Fraction(-1)], [(Fraction(0), Fraction(1))] * 2)
-        >>> int(low), int(high)
+        >>> reach([2, -1], [(0, 1)] * 2)
         (-1, 2)
     """
-    low = sum((a * x[0 if a >= 0 else 1] for a, x in zip(row, box, strict=True) if a), Fraction(0))
-    high = sum((a * x[1 if a >= 0 else 0] for a, x in zip(row, box, strict=True) if a), Fraction(0))
+    low = sum(a * x[0 if a >= 0 else 1] for a, x in zip(row, box, strict=True) if a)
+    high = sum(a * x[1 if a >= 0 else 0] for a, x in zip(row, box, strict=True) if a)
     return low, high
 
 
@@ -173,7 +179,7 @@ def row_gap(
     """
     (z, z_unit), (w, w_unit), (nu, nu_unit) = ((part, Fraction(2) ** e) for part, e in (target, weights, dual))
     if sum(map(abs, w[:capped])) * w_unit > kappa:
-        raise RefusedError(f"a row exceeds its cap of {float(kappa):.9g}")
+        raise RefusedError(f"a row exceeds its cap of {rounded(kappa):.9g}")
     if any(r < 0 for r in ridge):
         raise RefusedError("a ridge is negative, so the problem is not convex")
     unit = Fraction(2) ** exponent

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from wellposed.atomic import written_whole
 from wellposed.cli.inputs import (
     Adapted,
     Epsilon,
@@ -33,7 +34,6 @@ from wellposed.cli.inputs import (
 )
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, MissingExtraError
-from wellposed.models.io.files import written_whole
 from wellposed.pages.robust import Heading, attack_page
 from wellposed.robust.attacks import (
     Attack,

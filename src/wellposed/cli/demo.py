@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from wellposed.atomic import written_whole
 from wellposed.cli.terminal import make_folder
-from wellposed.models.io.files import written_whole
 from wellposed.pages.demo import (
     FINDING,
     DemoConfig,

@@ -8,7 +8,8 @@ with labelled inputs in the shape and precision it takes.
 of the file. `torch.export.load` unpickles weights, constants and sample inputs that say so, loads compiled
 libraries, imports modules, evaluates the text of symbolic sizes and calls whatever function of torch a node names.
 What `torch.export.save` writes of an ordinary network needs none of it, and nothing else is let through. Torch
-never sees the file: it gets a new archive of what was looked at.
+never sees the file: it gets a new archive of what was looked at. `check_work` then runs the program on tensors
+without memory, so that no small file asks for large ones.
 """
 
 import ast
@@ -17,6 +18,7 @@ import importlib.util
 import io
 import json
 import math
+import operator
 import os
 import pkgutil
 import re
@@ -31,17 +33,27 @@ import click
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from wellposed.atomic import written_whole
 from wellposed.convert import to_implicit
-from wellposed.data.archives import check_entries, read_torch, read_zip, write_zip
-from wellposed.data.arrays import read_arrays
 from wellposed.data.images import SPLITS, load_images
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel, load, load_reference
-from wellposed.models.io.files import written_whole
+from wellposed.models.io.archives import (
+    ENTRIES_FREE,
+    ENTRIES_PER_BYTE,
+    check_entries,
+    read_torch,
+    read_zip,
+    write_zip,
+)
+from wellposed.models.io.arrays import read_arrays
 
 ALIASES = {"fashion": "fashion-mnist"}
 SETS = ("digits", "fashion-mnist", "mnist", "mnist-5k", "cifar10", "cifar100")
@@ -181,13 +193,17 @@ def refused() -> Iterator[None]:
 
 
 LARGEST, LARGEST_TEXT, LARGEST_POWER = 1 << 33, 1 << 28, 64
+ENTRIES_PER_INPUT = 1024  # that all layers together may make of an entry of the input
 _MEMBERS = re.compile(
     r"data/weights/(weight_\d+|\w+_weights_config\.json)|data/constants/(tensor_\d+|\w+_constants_config\.json)"
     r"|models/\w+\.json|data/sample_inputs/\w+\.pt|archive_format|archive_version|byteorder|\.data/\w+|extra/\w+",
     re.ASCII,
 )
 _TARGETS = re.compile(
-    r"torch\.ops\.(aten|prims|higher_order|wellposed)\.(?!from_file)\w+(\.\w+)?|_operator\.\w+|math\.\w+|torch\.sym_\w+"
+    r"torch\.ops\.(aten|prims|wellposed)\.(?!from_file)\w+(\.\w+)?"
+    r"|torch\.ops\.higher_order\.wrap_with_(set_grad_enabled|autocast)"
+    r"|_operator\.(eq|ne|le|ge|lt|gt|neg|pos|and_|or_|add|sub|mul|floordiv|truediv|mod|pow|lshift|rshift|getitem)"
+    r"|math\.(trunc|ceil|floor)|torch\.(sym_(float|int|max|min|not|ite|sum)|_sym_sqrt)"
 )
 _NAMES = re.compile(
     r"[suz]\w?f?\d+|FloorDiv|ModularIndexing|Where|PythonMod|Mod|CleanDiv|CeilToInt|FloorToInt|CeilDiv|Min|Max|Pow"
@@ -338,6 +354,70 @@ def _check_size(sizes: list[Any], name: str) -> None:
         raise FileFormatError(f"{name} declares a tensor of the sizes {known}; refused")
 
 
+class _Counting(TorchDispatchMode):
+    """Counts the entries of all that operators make, and stops above a number."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.left = self.limit = limit
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.left -= sum(part.numel() for part in tree_leaves(found) if isinstance(part, Tensor))
+        if self.left < 0:
+            raise FileFormatError(f"its operators make more than {self.limit} entries, too many for its size")
+        return found
+
+
+class _DryRun(fx.Interpreter):
+    """Runs a graph on tensors without memory; whole numbers stay within 64 bits."""
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if target in (operator.pow, operator.lshift) and not -64 <= args[1] <= 64:
+            raise FileFormatError(f"it computes the size {args[0]} to the power of {args[1]}; refused")
+        found = super().call_function(target, args, kwargs)
+        if isinstance(found, int) and abs(found) >= 1 << 63:
+            raise FileFormatError(f"it computes a size of {found.bit_length()} bits; refused")
+        return found
+
+
+def check_work(program: ExportedProgram, size: int) -> None:
+    """Refuses a program that makes far more of its input than its file and that input have room for.
+
+    Args:
+        program: loaded, not run; its operators are run here on tensors without memory.
+        size: bytes of the file.
+
+    Raises:
+        FileFormatError: too many entries, or operators that do not fit together.
+    """
+    stored = {**program.state_dict, **program.constants}
+    given = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    names = [spec.target if spec.target in stored else None for spec in program.graph_signature.input_specs]
+    values = [shape if name is None else stored[name] for name, shape in zip(names, given.values(), strict=True)]
+    shapes = [tuple(map(_some_size, value.shape)) if isinstance(value, Tensor) else None for value in values]
+    inputs = sum(math.prod(shape) for name, shape in zip(names, shapes, strict=True) if name is None and shape)
+    limit = ENTRIES_PER_BYTE * size + ENTRIES_FREE + ENTRIES_PER_INPUT * inputs
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            pairs = zip(values, shapes, strict=True)
+            tensors = [v if shape is None else torch.empty(shape, dtype=v.dtype) for v, shape in pairs]
+            with _Counting(limit):
+                _DryRun(program.graph_module).run(*tensors)
+    except FileFormatError:
+        raise
+    except Exception as error:  # whatever operators say of arguments that do not fit
+        raise FileFormatError(f"its operators do not fit together: {_line(error)}") from error
+
+
+def _some_size(size: Any) -> int:
+    """Returns a size, of one that may vary a small one."""
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, 4)))
+
+
 Network = nn.Module | ExportedProgram
 
 
@@ -373,10 +453,15 @@ def _exported(path: Path) -> ExportedProgram:
         archive = check_exported(path)
     except FileFormatError as error:
         raise click.ClickException(f"{str(path)!r} is not loaded: {error}") from error
+    size = archive.getbuffer().nbytes
     try:
         program: ExportedProgram = torch.export.load(archive)
     except Exception as error:
         raise click.ClickException(f"{str(path)!r} cannot be read by torch.export.load: {_line(error)}") from error
+    try:
+        check_work(program, size)
+    except FileFormatError as error:
+        raise click.ClickException(f"{str(path)!r} is not used: {error}") from error
     return program
 
 

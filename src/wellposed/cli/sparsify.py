@@ -19,6 +19,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from wellposed.atomic import written_whole
 from wellposed.cli.inputs import ALIASES, SETS, Network, Samples, read_samples, read_source, refused, wrong
 from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
@@ -32,7 +33,6 @@ from wellposed.convex.states import first_tensor
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models import Claim, ImplicitModel
-from wellposed.models.io.files import written_whole
 from wellposed.workers import threads_for
 
 BATCH = 1000

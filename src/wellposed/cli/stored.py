@@ -11,7 +11,7 @@ from torch import Tensor
 from wellposed.checker import Finding
 from wellposed.checker.check import equations
 from wellposed.checker.model import Part
-from wellposed.checker.tensors import RefusedError, TensorFile, scaled
+from wellposed.checker.tensors import Budget, RefusedError, TensorFile, scaled
 from wellposed.errors import WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.models import Claim, ImplicitModel, ImplicitRNN, from_pretrained, load, save
@@ -144,7 +144,7 @@ def _same_matrix(part: Part, name: str, found: Tensor) -> None:
         if str(error).startswith(UNFORMED):  # it is left to a proof without numbers, of blocks without loops
             return
         raise
-    entries, exponent = scaled(found.detach().double().flatten().tolist())
+    entries, exponent = scaled(found.detach().double().flatten().tolist(), Budget(8 * found.numel()))
     low = min(exponent, read.exponent)
     theirs = [entry << (read.exponent - low) for row in read.rows for entry in row]
     if read.shape != tuple(found.shape) or theirs != [entry << (exponent - low) for entry in entries]:

@@ -401,18 +401,20 @@ def convert_program(program: ExportedProgram, signal: Signal, place: str = "") -
         shapes = ", ".join(str(tuple(value.shape)) for value in inputs)
         raise InputError(f"the program takes inputs {shapes}; expected one of (batch, *{signal.shape[1:]})")
     graph = program.module()
+    recorded = [size for size in _recorded_shape(graph.graph)[1:] if isinstance(size, int)]
+    if len(recorded) == len(signal.shape) - 1 and recorded != [*signal.shape[1:]]:
+        raise InputError(f"the program takes inputs of the shape {tuple(recorded)}; received {signal.shape[1:]}")
     if has_hazard(graph.graph, graph):
         graph = program.run_decompositions({}).module()
-    batch = _recorded_batch(graph.graph)
+    samples = next(iter(_recorded_shape(graph.graph)), 1)
+    batch = samples if isinstance(samples, int) else 1  # 1 if for any number
     return first_of(Converter(graph, graph.graph, signal.network, place, batch).run(signal), batch)
 
 
-def _recorded_batch(graph: fx.Graph) -> int:
-    """Reads for how many samples a program was exported; 1 if for any number."""
-    for node in graph.nodes:
-        if node.op == "placeholder" and isinstance(value := node.meta.get("val"), Tensor):
-            return value.shape[0] if isinstance(value.shape[0], int) else 1
-    return 1
+def _recorded_shape(graph: fx.Graph) -> tuple[Any, ...]:
+    """Reads for which inputs a program was exported; sizes that may vary are no whole numbers."""
+    values = (node.meta.get("val") for node in graph.nodes if node.op == "placeholder")
+    return next((tuple(value.shape) for value in values if isinstance(value, Tensor)), ())
 
 
 class Conversion:

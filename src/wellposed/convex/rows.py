@@ -7,8 +7,6 @@ of (A, B) a fit may use.
 import hashlib
 import os
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -19,16 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wellposed.atomic import written_whole
 from wellposed.convex.problem import WIDE, Bound, Design, RowProblem, Targets, row_problem, some_columns
 from wellposed.convex.solvers.base import ROW_SOLVERS, RowSolution, RowSolver
 from wellposed.convex.states import States
 from wellposed.errors import FileFormatError, InputError, unknown_name
-from wellposed.models.io.files import written_whole
+from wellposed.models.io.arrays import read_arrays
 from wellposed.workers import Workers
 
 Progress = Callable[[int, int], object]
 _COMMON = ("gram", "ridge", "kappa", "capped", "lasso")  # of all rows of a problem
 _OWN = ("cross", "power", "support", "reference")
+KEPT = ("weights", "gap", "steps")  # of a solution, in the file of finished rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ class RowFit:
         places = [slice(start, start + self.chunk) for start in range(0, problem.rows, self.chunk)]
         result = _empty(problem)
         for k, found in self._run(solver, [problem.chosen(place) for place in places]):
-            for name in ("weights", "gap", "steps"):
+            for name in KEPT:
                 part = getattr(result, name)
                 part[places[k]] = getattr(found, name).to(part)
             done += len(found.gap)
@@ -250,21 +250,25 @@ class _Keeper:
     def load(self, problem: RowProblem) -> RowSolution | None:
         if self.path is None or not self.path.exists():
             return None
+        expected = {name: getattr(_empty(problem), name) for name in KEPT}
         try:
-            with np.load(self.path) as file:
-                weights, gap, steps = (torch.from_numpy(file[name]) for name in ("weights", "gap", "steps"))
-        except (OSError, KeyError, ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+            stored = read_arrays(self.path, 2 * sum(part.nbytes for part in expected.values()) + (1 << 16))
+            found = {name: torch.from_numpy(stored[name]) for name in KEPT}
+            for name, part in expected.items():
+                if found[name].shape != part.shape:
+                    shapes = f"{tuple(found[name].shape)}, expected {tuple(part.shape)}"
+                    raise FileFormatError(f"{name} has the shape {shapes}")
+        except (OSError, KeyError, TypeError, FileFormatError) as error:
             raise FileFormatError(
                 f"finished rows in {str(self.path)!r} cannot be read: {error}. Delete it; they are solved anew"
             ) from error
-        home = problem.cross.device
-        return RowSolution(weights.to(home), gap.to(home), problem.scale, steps.to(home))
+        return RowSolution(scale=problem.scale, **{k: part.to(problem.cross.device) for k, part in found.items()})
 
     def save(self, solution: RowSolution) -> None:
         if self.path is None or self.path.exists():
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        parts = {name: getattr(solution, name).cpu().numpy() for name in ("weights", "gap", "steps")}
+        parts = {name: getattr(solution, name).cpu().numpy() for name in KEPT}
         with written_whole(self.path) as place, open(place, "wb") as file:
             np.savez(file, **parts)
 

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from wellposed.activations import Activation, elu, get_activation, hardtanh, leaky_relu, softplus, softshrink
 from wellposed.activations.blockwise import softmax
+from wellposed.atomic import read_together, written_together
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.equilibrium.maps import State
 from wellposed.errors import FileFormatError, InputError
@@ -33,7 +34,7 @@ from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form, registered_name, unpack_form
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.io.files import file_digest, read_together, write_tensors, written_together
+from wellposed.models.io.files import file_digest, write_tensors
 
 Named = Callable[..., Activation]
 

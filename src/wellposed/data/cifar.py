@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.data.arrays import read_arrays
 from wellposed.data.files import read_members
 from wellposed.errors import FileFormatError, require
+from wellposed.models.io.arrays import read_arrays
 
 _ARRAY = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"}
 _NUMPY = _ARRAY | {"numpy.ndarray", "numpy.dtype"}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from wellposed.data.cache import DataFile
 from wellposed.errors import FileFormatError
+from wellposed.models.io.archives import largest_unpacked
 
 
 @dataclass(frozen=True)
@@ -273,26 +274,33 @@ def read_members(
     Raises:
         FileFormatError: not a tar archive, cut off, too large, or a wanted member is no ordinary file.
     """
-    total = 0
+    total, largest = 0, largest_unpacked(path)
     try:
         with tarfile.open(path) as archive:
             for member in archive:
-                if member.isdir() or not wanted(member.name):
-                    continue
-                stream = archive.extractfile(member) if member.isreg() else None
-                total += member.size
-                if stream is None or total > max_bytes:
-                    what = "is no ordinary file" if stream is None else f"exceeds the limit of {max_bytes} bytes"
-                    raise FileFormatError(f"{member.name!r} in {os.fspath(path)!r} {what}; it is refused")
-                yield member.name, stream.read()
-            _drain(archive)
+                if not member.isdir() and wanted(member.name):
+                    stream = archive.extractfile(member) if member.isreg() else None
+                    total += member.size
+                    if stream is None or total > max_bytes:
+                        what = (
+                            "is no ordinary file" if stream is None else f"exceeds the limit of {max_bytes} bytes"
+                        )
+                        raise FileFormatError(f"{member.name!r} in {os.fspath(path)!r} {what}; it is refused")
+                    yield member.name, stream.read()
+                if archive.offset > largest:  # where the next member begins, which must be unpacked to get there
+                    raise FileFormatError(f"{os.fspath(path)!r} unpacks to more than {largest} bytes; refused")
+            _drain(archive, largest)
+    except FileFormatError:
+        raise
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
         raise FileFormatError(f"{os.fspath(path)!r} is damaged or not a tar archive: {error}") from error
 
 
-def _drain(archive: tarfile.TarFile) -> None:
+def _drain(archive: tarfile.TarFile, largest: int) -> None:
     """Reads on to the end, where gzip and xz keep the checksum that tarfile would not look at."""
-    while archive.fileobj is not None and archive.fileobj.read(1 << 20):
-        pass
+    while archive.fileobj is not None and (data := archive.fileobj.read(1 << 20)):
+        largest -= len(data)
+        if largest < 0:
+            raise FileFormatError("nothing but the end belongs behind the last member; it is refused")

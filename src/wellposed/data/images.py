@@ -20,6 +20,7 @@ from wellposed.data import cifar, files
 from wellposed.data.cache import MissingDataError, fetch
 from wellposed.data.idx import read_idx
 from wellposed.errors import FileFormatError, InputError, MissingExtraError, require, unknown_name
+from wellposed.models.io.archives import open_unpacked
 
 _DIGITS = tuple("0123456789")
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -69,7 +70,10 @@ def read_table(
                   [100, 150]]]], dtype=torch.uint8), tensor([7]))
     """
     try:
-        rows = np.loadtxt(path, dtype=np.uint8, delimiter=",", skiprows=int(header), ndmin=2)
+        with open_unpacked(path) as stream:
+            rows = np.loadtxt(stream, dtype=np.uint8, delimiter=",", skiprows=int(header), ndmin=2)
+    except FileFormatError:
+        raise
     except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise FileFormatError(f"{os.fspath(path)!r} is damaged or not a table of bytes: {error}") from error
     if rows.shape[0] == 0 or rows.shape[1] != side * side + 1:

@@ -17,12 +17,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from wellposed.atomic import written_whole
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.rounding import upward
 from wellposed.errors import FileFormatError, InputError, require
 from wellposed.estimators.inputs import Array, Inputs, Network, Units
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.io.files import checksum, making_sense, write_tensors, written_whole
+from wellposed.models.io.files import checksum, making_sense, write_tensors
 from wellposed.models.recurrent import ImplicitRNN
 from wellposed.robust.sensitivity import sensitivity
 from wellposed.training import History, fit

@@ -14,8 +14,11 @@ from wellposed.activations.catalogue import BUILT_IN
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, unknown_name
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.base import Operator, Product, Sum
+from wellposed.forms.operators.structured import Convolution
 
 FORM_FORMAT = "wellposed-form-1"
+# Zeros, copies and convolutions have more rows than they have numbers: so many a byte of the file, and some more.
+ROWS_PER_BYTE, ROWS_FREE = 64, 1 << 22
 _TYPES = ("float64", "float32", "float16", "bfloat16")
 _HEADER = ("A", "B", "C", "D", "bias", "output_bias", "activation", "input_shape", "labels", "dtype")
 
@@ -55,7 +58,7 @@ def unpack_form(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> I
         header = strict_json(metadata["form"], "its header")
         if header.keys() != {*_HEADER}:
             raise FileFormatError(f"a form has the entries {sorted(_HEADER)}; received {sorted(header)}")
-        reader = _Reader(tensors, header["dtype"])
+        reader = _Reader(tensors, header["dtype"], len(metadata["form"]))
         parts: dict[str, Any] = {name: reader.operator(header[name]) for name in "ABCD"}
         parts |= {name: reader.bias(header[name]) for name in ("bias", "output_bias")}
         shape, labels = header["input_shape"], header["labels"]
@@ -259,10 +262,11 @@ class _Store:
 class _Reader:
     """Builds operators from JSON, each from its own fields and no others, and keeps which tensors they use."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: Any) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: Any, size: int) -> None:
         if not isinstance(dtype, str) or dtype not in _TYPES:
             raise FileFormatError(f"a form is stored as {', '.join(_TYPES)}; received {dtype!r}")
         self.tensors, self.dtype = tensors, getattr(torch, dtype)
+        self.size = size + sum(value.nbytes for value in tensors.values())
         self.used: set[str] = set()
 
     def operator(self, value: Any) -> Operator:
@@ -276,6 +280,7 @@ class _Reader:
                 f"{name} has the fields {sorted(wanted)}; received {sorted({*value} - {'operator'})}"
             )
         found = kinds[name](**{field: self._field(value[field], name, field, wanted[field]) for field in wanted})
+        self._check_size(found)
         if isinstance(found, Product):
             pairs = zip(found.factors[:-1], found.factors[1:], strict=True)
             if any(one.shape[1] != other.shape[0] for one, other in pairs):
@@ -283,6 +288,19 @@ class _Reader:
         if isinstance(found, Sum) and len({term.shape for term in found.terms}) > 1:
             raise FileFormatError("the terms of a sum do not fit")
         return found
+
+    def _check_size(self, found: Operator) -> None:
+        """Refuses an operator on vectors that are far longer than the file."""
+        largest = max(found.shape)
+        if isinstance(found, Convolution):
+            channels, *image = found.input_shape
+            padded = (size + 2 * more for size, more in zip(image, found.padding, strict=True))
+            largest = max(largest, channels * math.prod(padded))
+        if largest > ROWS_PER_BYTE * self.size + ROWS_FREE:
+            raise FileFormatError(
+                f"{type(found).__name__} takes or makes {largest} numbers, far more than the {self.size} bytes of "
+                "the form allow"
+            )
 
     def bias(self, value: Any) -> Tensor | None:
         return None if value is None else self._tensor(value, whole=False)

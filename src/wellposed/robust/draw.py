@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from wellposed.errors import IllPosedError, InputError, require
 from wellposed.forms import ImplicitForm
+from wellposed.forms.draw.page import save_figure
 from wellposed.robust.attacks.attack import Attack, Model
 from wellposed.robust.bounds import METHODS, state_bounds
 from wellposed.robust.query import Bounds, MethodError, as_form
@@ -74,7 +75,7 @@ def gallery(
     shown = title or f"{attack.name}: {changed} of {len(target)} samples are given a wrong class (red)"
     figure.suptitle(shown, fontsize=10, color=INK)
     if path is not None:
-        figure.savefig(path, bbox_inches="tight")
+        save_figure(figure, path, bbox_inches="tight")
     return figure
 
 
@@ -399,5 +400,5 @@ def _finished(figure: Any, path: Path, note: str) -> Any:
     """Prints a note under the picture and writes it."""
     figure.text(0.5, -0.01, note, ha="center", va="top", fontsize=8, color=QUIET, wrap=True)
     if path is not None:
-        figure.savefig(path, bbox_inches="tight")
+        save_figure(figure, path, bbox_inches="tight")
     return figure

@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from wellposed.atomic import written_whole
 from wellposed.errors import FileFormatError, InputError
-from wellposed.models.io.files import checksum, write_tensors, written_whole
+from wellposed.models.io.files import checksum, write_tensors
 from wellposed.training.batches import Batches
 from wellposed.training.history import History
 from wellposed.training.run import Best, Run, require_whole

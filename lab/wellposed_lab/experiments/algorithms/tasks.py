@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wellposed.data.archives import read_torch
-from wellposed.data.arrays import read_arrays
 from wellposed.data.cache import MissingDataError, data_folder
 from wellposed.errors import FileFormatError, InputError
+from wellposed.models.io.archives import read_torch
+from wellposed.models.io.arrays import read_arrays
 from wellposed_lab.tasks.task import Pair, Point, Task
 
 PREFIX_SUMS = "prefix_sums_data"

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import math
 import os
 import zlib
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from wellposed.data.cache import DataFile, fetch
 from wellposed.errors import FileFormatError
+from wellposed.models.io.archives import open_unpacked
 from wellposed_lab.experiments.earthquake.geometry import Subnet, distance
 from wellposed_lab.experiments.earthquake.task import DEPTHS, FARTHEST, NEAREST
 from wellposed_lab.experiments.earthquake.travel_times import TravelTimes
@@ -87,9 +89,8 @@ def read_picks(path: str | os.PathLike[str]) -> Picks:
         FileFormatError: a column is missing, or a number is none; the message names column and line.
     """
     name = os.fspath(path)
-    opener = gzip.open if name.endswith(".gz") else open
     try:
-        with opener(path, "rt", encoding="utf-8", newline="") as stream:
+        with io.TextIOWrapper(open_unpacked(path), encoding="utf-8", newline="") as stream:
             reader = csv.DictReader(stream)
             missing = [column for column in ("event", "sta", *COLUMNS) if column not in (reader.fieldnames or ())]
             if missing:

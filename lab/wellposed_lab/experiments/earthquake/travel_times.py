@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wellposed.data.arrays import read_arrays
+from wellposed.atomic import written_whole
 from wellposed.data.cache import DataFile, MissingDataError, cache_folder, data_folder, fetch
 from wellposed.errors import FileFormatError, InputError, MissingExtraError, require, unknown_name
+from wellposed.models.io.arrays import read_arrays
 
 RADIUS = 6371.0  # of the earth, km
 
@@ -315,13 +316,8 @@ def save_table(table: TravelTimes, path: Path) -> None:
     axes = {"distances": table.distances.double(), "depths": table.depths.double()}
     arrays: dict[str, Any] = {name: part.numpy() for name, part in (axes | tables).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as stream:
-            np.savez_compressed(stream, version=np.array(VERSION), **arrays)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with written_whole(path) as place, place.open("wb") as stream:
+        np.savez_compressed(stream, version=np.array(VERSION), **arrays)
 
 
 def read_table(path: str | os.PathLike[str], source: str) -> TravelTimes:

@@ -1,7 +1,7 @@
 """The minute bars that a data folder may hold: CSI index futures, two short windows of AMC, and your own."""
 
 import functools
-import gzip
+import io
 import json
 import zlib
 from dataclasses import dataclass, replace
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wellposed.data.arrays import read_arrays
 from wellposed.data.cache import DataFile, MissingDataError, data_folder, fetch
 from wellposed.errors import FileFormatError
+from wellposed.models.io.archives import open_unpacked
+from wellposed.models.io.arrays import read_arrays
 from wellposed_lab.experiments.volatility.bars import CFFEX, MINUTE, BarCounts, Bars, clean, read_bars
 
 FUTURES = DataFile(
@@ -99,7 +100,7 @@ def amc_daily() -> tuple[NDArray[np.datetime64], NDArray[np.float64]]:  # (D,), 
     """Returns the days of AMC from December 2013 to October 2021, with high, low and close."""
     (path,) = _paths(DAILY)
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as stream:
+        with io.TextIOWrapper(open_unpacked(path), encoding="utf-8") as stream:
             names = stream.readline().strip().split(",")
             lines = [line.strip().split(",") for line in stream]
         places = [names.index(name) for name in ("High", "Low", "Close")]

@@ -18,7 +18,7 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed.forms.draw.layering import Layering, columns_of, layered
-from wellposed.forms.draw.page import is_page, write_page
+from wellposed.forms.draw.page import is_page, save_figure, write_page
 from wellposed.forms.draw.summary import COLOURS, MEANING, Link, Role, Wiring
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.entries import entries
@@ -562,5 +562,5 @@ def graph(form: ImplicitForm, path: str | os.PathLike[str] | None = None, *, tit
         return figure
     figure = still(diagram)
     if path is not None:
-        figure.savefig(path, dpi=min(200, PIXELS / max(figure.get_size_inches())))
+        save_figure(figure, path, dpi=min(200, PIXELS / max(figure.get_size_inches())))
     return figure

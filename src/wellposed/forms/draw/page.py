@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from wellposed.atomic import written_whole
 from wellposed.errors import InputError, require
 
 STILL = (".png", ".svg", ".pdf")
@@ -65,7 +66,15 @@ def write_page(
 <script id="figure" type="application/json">{data}</script>
 <script>{code}</script><script>{SCRIPT}</script></body></html>
 """
-    Path(path).write_text(text, encoding="utf-8")
+    with written_whole(path) as place:
+        place.write_text(text, encoding="utf-8")
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> None:
+    """Writes a picture of matplotlib, whole or not at all; without an ending in its name it becomes PNG."""
+    target = Path(path) if Path(path).suffix else Path(f"{os.fspath(path)}.png")
+    with written_whole(target) as place:
+        figure.savefig(place, format=target.suffix[1:], **options)
 
 
 def png_address(pixels: np.ndarray) -> str:

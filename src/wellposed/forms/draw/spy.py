@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from wellposed.errors import require, unknown_name
-from wellposed.forms.draw.page import is_page, png_address, write_page
+from wellposed.forms.draw.page import is_page, png_address, save_figure, write_page
 from wellposed.forms.draw.summary import COLOURS, MEANING, Link, Role, Wiring
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.entries import entries
@@ -317,7 +317,7 @@ def spy(
         return figure
     figure = _still(wiring, picture, shown)
     if path is not None:
-        figure.savefig(path, dpi=200)
+        save_figure(figure, path, dpi=200)
     return figure
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
+from wellposed.atomic import written_whole
 from wellposed.checker import RefusedError, certificate_path, check
 from wellposed.checker.check import CONFIG, FORMAT
 from wellposed.conditions.certificate import Certificate, comparison
@@ -23,7 +24,7 @@ from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.operators.block import Block
 from wellposed.models.implicit import ImplicitModel, StateMatrix
-from wellposed.models.io.files import file_digest, write_tensors, written_whole
+from wellposed.models.io.files import file_digest, write_tensors
 from wellposed.models.recurrent import ImplicitRNN
 
 # Room for the checker, whose factors of matrices are approximate and whose constants of phi have fewer digits.
@@ -67,9 +68,12 @@ def write_certificate(
         IllPosedError: well-posedness is not proven, or the checker refuses a claim; then there is no certificate.
     """
     target = certificate_path(Path(path))
-    target.unlink(missing_ok=True)
-    with written_whole(target) as place:
-        prove_file(model, Path(path), place, claims, config=config)
+    try:
+        with written_whole(target) as place:
+            prove_file(model, Path(path), place, claims, config=config)
+    except IllPosedError:
+        target.unlink(missing_ok=True)
+        raise
     return target
 
 

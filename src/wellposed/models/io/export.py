@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from wellposed.atomic import written_whole
 from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError, require
 from wellposed.models.deq import DEQ, halves
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.io.files import written_whole
 from wellposed.models.recurrent import ImplicitRNN
 
 

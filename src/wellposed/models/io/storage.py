@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from wellposed.activations import Activation
 from wellposed.activations.activation import same_map
 from wellposed.activations.blockwise import piecewise
+from wellposed.atomic import NEW, read_together, written_together, written_whole, written_with
 from wellposed.checker import certificate_path
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.conditions import Triangular
@@ -41,19 +42,7 @@ from wellposed.models.cells import Cell, ConvCell, DenseCell, PlainConvCell, Rec
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel, StateMatrix
 from wellposed.models.io.certificates import Claim, evaluated, prove_file
-from wellposed.models.io.files import (
-    NEW,
-    check_counts,
-    checksum,
-    filled,
-    making_sense,
-    read_tensors,
-    read_together,
-    write_tensors,
-    written_together,
-    written_whole,
-    written_with,
-)
+from wellposed.models.io.files import check_counts, checksum, filled, making_sense, read_tensors, write_tensors
 from wellposed.models.recurrent import ImplicitRNN
 
 FORMAT = "wellposed-1"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wellposed.data.archives import read_zip
 from wellposed.errors import FileFormatError
+from wellposed.models.io.archives import read_zip
 
 LARGEST = 1 << 32
 

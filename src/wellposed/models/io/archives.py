@@ -1,13 +1,16 @@
-"""Zip archives and files of torch, of which every byte is read once and by one reader.
+"""Archives, files of torch and compressed streams, of which every byte is read once and by one reader.
 
 The same file can be another archive to another program: with a second directory of contents, bytes before or
 behind it, or a name that stands in it twice. So `read_zip` reads the members into memory, within bounds, and
 `write_zip` makes a fresh archive of them for a parser that wants one; the file itself goes to no second parser.
-`read_torch` reads what `torch.save` wrote, in that way.
+`read_torch` reads what `torch.save` wrote, in that way. `open_unpacked` opens a file that may be compressed by
+gzip, and reads no more of it than its size makes likely.
 """
 
+import gzip
 import io
 import math
+import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
@@ -109,6 +112,61 @@ def read_torch(file: BinaryIO) -> Any:
     for tensor in _tensors(found):
         check_entries(tensor.numel(), size, f"a tensor {tuple(tensor.shape)}")
     return found
+
+
+UNPACKED_PER_BYTE, UNPACKED_FREE = 64, 1 << 26  # tables of numbers become three to ten times as long
+
+
+def largest_unpacked(path: str | os.PathLike[str]) -> int:
+    """Returns how many bytes a compressed file may hold; gzip alone could make 1,032 of one, bzip2 more."""
+    return UNPACKED_PER_BYTE * os.path.getsize(path) + UNPACKED_FREE
+
+
+def open_unpacked(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Opens a file for reading, by gzip if its name ends with .gz.
+
+    Raises:
+        FileFormatError: when more is read than a file of that size should hold.
+
+    Example:
+        >>> import tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "zeros.gz")
+        >>> with gzip.open(path, "wb") as stream:
+        ...     _ = stream.write(bytes(10**8))
+        >>> with open_unpacked(path) as stream:
+        ...     len(stream.read())
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.FileFormatError: ... unpacks to more than ...: unpack it yourself if ...
+    """
+    packed = os.fspath(path).endswith(".gz")
+    raw = _Unpacked((gzip.open if packed else open)(path, "rb"), os.fspath(path), largest_unpacked(path))
+    return io.BufferedReader(raw)
+
+
+class _Unpacked(io.RawIOBase):
+    """Passes on what a stream holds, up to a number of bytes."""
+
+    def __init__(self, source: Any, name: str, limit: int) -> None:
+        self.source, self.name, self.limit, self.left = source, name, limit, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.source.read(len(buffer))
+        self.left -= len(data)
+        if self.left < 0:
+            raise FileFormatError(
+                f"{self.name!r} has {os.path.getsize(self.name)} bytes and unpacks to more than {self.limit}: "
+                "unpack it yourself if it is meant to be as large"
+            )
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self.source.close()
+        super().close()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -1,0 +1,236 @@
+"""Files that are written whole or not at all: what is killed leaves the old version or the new one.
+
+`written_whole` replaces one file, `written_with` a file and its proof, and `written_together` the files of a
+folder, which `read_together` reads all of one version. Whatever the library or the lab keeps is written by these.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from wellposed.errors import WellposedError
+
+
+@contextlib.contextmanager
+def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a place to write to, and puts what was written at `path` once it is completely on the disk.
+
+    If anything goes wrong before that, what was at `path` stays, and nothing else is left behind.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written to; the message says which file.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "note.txt"
+        >>> with written_whole(target) as place:
+        ...     _ = place.write_text("all of it")
+        >>> target.read_text(), [path.name for path in target.parent.iterdir()]
+        ('all of it', ['note.txt'])
+    """
+    target = Path(path)
+    with naming(target), _temporary(target) as place:
+        yield place
+        _flush(place)
+        os.replace(place, target)
+        _flush(target.parent)
+
+
+@contextlib.contextmanager
+def written_with(path: str | os.PathLike[str], proof: Path) -> Iterator[tuple[Path, Path]]:
+    """Yields places for a file and for its proof, and puts both where they belong once they are on the disk.
+
+    The old proof goes before the new file comes, and the new proof comes last: a process that is killed leaves the
+    old file or the new one, with its own proof or with none. If nothing was written for a proof, there is none.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with written_with(folder / "a.txt", folder / "a.proof") as (place, proof):
+        ...     _ = place.write_text("all of it"), proof.write_text("so it is")
+        >>> sorted(path.name for path in folder.iterdir())
+        ['a.proof', 'a.txt']
+    """
+    target = Path(path)
+    with naming(target), _temporary(target) as place, _temporary(proof) as place_of_proof:
+        yield place, place_of_proof
+        proven = place_of_proof.exists()
+        _flush(place)
+        if proven:
+            _flush(place_of_proof)
+        proof.unlink(missing_ok=True)
+        os.replace(place, target)
+        if proven:
+            os.replace(place_of_proof, proof)
+        _flush(target.parent)
+
+
+@contextlib.contextmanager
+def _temporary(target: Path) -> Iterator[Path]:
+    """Yields a name beside `target` for a file that nobody else writes; an error removes the file."""
+    place = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        yield place
+    except BaseException:
+        with contextlib.suppress(OSError):  # the folder may have become one that cannot be written to
+            place.unlink(missing_ok=True)
+        raise
+
+
+NEW = ".new"  # in a folder: files that are complete, and have not all been moved to their places yet
+PROOF = ".cert"  # the ending of what is moved last
+TRIES = 20  # readings of a folder that others write to
+
+
+@contextlib.contextmanager
+def written_together(folder: str | os.PathLike[str], stale: Iterable[str] = ()) -> Iterator[Path]:
+    """Yields an empty folder to write files to, and puts them into `folder` all at once.
+
+    No file system replaces several files in one step. What was written becomes the folder ``.new`` in `folder` by
+    one renaming, and from then on counts for `read_together`, whether its files were moved to their places or not.
+    The next writer moves what a killed one has left there. If anything goes wrong before the renaming, all stays
+    as it was.
+
+    Args:
+        folder: made if it is not there; other files in it are left alone.
+        stale: files of the old version that are deleted first, such as its proof.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with written_together(folder) as place:
+        ...     _ = (place / "a").write_text("one"), (place / "b").write_text("two")
+        >>> sorted(path.name for path in folder.iterdir())
+        ['a', 'b']
+    """
+    target = Path(folder)
+    temporary = target / f"{NEW}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        with naming(target):
+            target.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            yield temporary
+            for path in (*temporary.iterdir(), temporary):
+                _flush(path)
+            while not _committed(temporary, target, stale):
+                pass
+            _flush(target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _settle(target)
+
+
+def _committed(temporary: Path, folder: Path, stale: Iterable[str]) -> bool:
+    """Makes a complete folder the new version; False if another writer was faster with its own."""
+    _settle(folder)
+    for name in stale:
+        (folder / name).unlink(missing_ok=True)
+    try:
+        os.rename(temporary, folder / NEW)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        return False
+    return True
+
+
+def _settle(folder: Path) -> None:
+    """Moves the files of the new version to their places; any process may, at any time and several at once."""
+    waiting = folder / NEW
+    try:
+        names = os.listdir(waiting)
+    except FileNotFoundError:
+        return
+    for name in sorted(names, key=lambda name: name.endswith(PROOF)):
+        with contextlib.suppress(FileNotFoundError):  # moved by another process
+            os.replace(waiting / name, folder / name)
+    _flush(folder)
+    with contextlib.suppress(OSError):  # gone, or the new version of another process
+        waiting.rmdir()
+
+
+T = TypeVar("T")
+
+
+def read_together(folder: Path, names: Iterable[str], read: Callable[[dict[str, Path]], T]) -> T:
+    """Reads files that `written_together` has written, all of one version, while others may be writing.
+
+    Args:
+        folder: where they are.
+        names: the files that `read` looks at.
+        read: makes something of the files, given where each of them is; it is called again if they were replaced.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with written_together(folder) as place:
+        ...     _ = (place / "a").write_text("one")
+        >>> read_together(folder, ["a"], lambda places: places["a"].read_text())
+        'one'
+    """
+    listed = tuple(names)
+    for _ in range(TRIES - 1):
+        before = _versions(folder, listed)
+        try:
+            found = read(_latest(folder, listed))
+        except (OSError, WellposedError):
+            if _versions(folder, listed) == before:
+                raise
+            continue
+        if _versions(folder, listed) == before:
+            return found
+    return read(_latest(folder, listed))
+
+
+def _latest(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:
+    new = {name: folder / NEW / name for name in names}
+    return {name: place if place.is_file() else folder / name for name, place in new.items()}
+
+
+def _versions(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int, int, int] | None]:
+    """Tells files apart from those that replace them, and from themselves at another place."""
+    found: list[tuple[Path, int, int, int] | None] = []
+    for place in _latest(folder, names).values():
+        try:
+            status = place.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((place, status.st_ino, status.st_mtime_ns, status.st_size))
+    return found
+
+
+@contextlib.contextmanager
+def naming(target: str | os.PathLike[str]) -> Iterator[None]:
+    """Lets the errors of a full disk or a folder without the right to write say which file they are about.
+
+    Example:
+        >>> with naming("run.ckpt"):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+            ...
+        OSError: [Errno 28] No space left on device: run.ckpt could not be written, and what was saved before ...
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # it speaks for itself
+            raise
+        remedy = "make room on the disk, or choose a folder that can be written to"
+        said = f"{error.strerror}: {os.fspath(target)} could not be written, and what was saved before stays"
+        raise OSError(error.errno, f"{said}; {remedy}") from error
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
