@@ -5,7 +5,7 @@ orders the blocks: those that feed one another are a loop (`strong_components`),
 it reads. `Evaluation` computes the states of a batch in that order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -70,23 +70,28 @@ class System:
             )
         return certify(self.A.to_dense(), self.activation)
 
-    def solve(self, v: Tensor, options: dict[str, Any]) -> Solution:
-        """Solves for every row of ``v (B, n)``; `options` are those of `fixed_point`."""
-        A, damping, options = self.A, 1.0, dict(options)
+    def iteration(self, v: Tensor) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
+        """Returns a step ``(x, v) -> x`` that converges to the solution, and the v that it takes."""
+        A, damping, phi = self.A, 1.0, self.activation.function
         condition = self.certificate.condition
         if condition in ("mu", "monotone", "triangular") and not self.feedforward:
             system = get_condition(condition).equivalent(A.to_dense(), self.activation)
             A, v, damping = Dense(system.A), v * system.scale, system.damping
-        if self.feedforward:
-            options = {"solver": Picard(), "stop": Settled(A.shape[0]), **options}
-        phi = self.activation.function
 
-        def f(x: Tensor, offset: Tensor) -> Tensor:
+        def step(x: Tensor, offset: Tensor) -> Tensor:
             image = phi((A @ x) + offset)
             return image if damping == 1 else torch.lerp(x, image, damping)
 
+        return step, v
+
+    def solve(self, v: Tensor, options: dict[str, Any]) -> Solution:
+        """Solves for every row of ``v (B, n)``; `options` are those of `fixed_point`."""
+        step, v = self.iteration(v)
+        options = dict(options)
+        if self.feedforward:
+            options = {"solver": Picard(), "stop": Settled(self.A.shape[0]), **options}
         start = options.pop("x0", None)
-        return fixed_point(f, torch.zeros_like(v) if start is None else start, v, **options)
+        return fixed_point(step, torch.zeros_like(v) if start is None else start, v, **options)
 
     def bound(self, x: Tensor, v: Tensor, size: Tensor, terms: int) -> Tensor | None:
         """Bounds the distance of x to the solution; None where only norms of blocks are known."""

@@ -8,7 +8,7 @@ for each sample by itself. `DEQ` is the model.
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.equilibrium.tracing import under_transform
-from wellposed.errors import ConvergenceError, InputError, MapError
+from wellposed.errors import ConvergenceError, InputError, MapError, not_a_tensor
 from wellposed.kernels.graphs import GraphLoop, check_graph_executor
 from wellposed.models.cells import Cell
 from wellposed.models.noise import Disturbance, Noise, NoisyMap, disturbed_signals, signal_points
@@ -358,15 +358,17 @@ class DEQ(nn.Module):
 
 def _inputs(u: State) -> tuple[Tensor, ...]:
     parts = (u,) if isinstance(u, Tensor) else u
-    if not isinstance(parts, tuple | list) or not parts or not all(isinstance(part, Tensor) for part in parts):
-        raise InputError(f"u must be a batch-first tensor or a tuple of them; received {type(u).__name__}")
+    if not isinstance(parts, tuple | list) or not parts:
+        raise not_a_tensor("u", u)
+    if wrong := [part for part in parts if not isinstance(part, Tensor)]:
+        raise not_a_tensor("u", u if isinstance(wrong[0], int | float | list) else wrong[0])
     if any(part.dim() == 0 for part in parts):
         raise InputError("u must be batch-first; received a tensor without dimensions")
     return tuple(parts)
 
 
 def _is_single(shape: Any) -> bool:
-    return all(isinstance(size, int) for size in shape)
+    return all(isinstance(size, SupportsIndex) for size in shape)
 
 
 def _normalised(shape: Any) -> Any:
@@ -374,11 +376,12 @@ def _normalised(shape: Any) -> Any:
     if shape is None:
         return None
     try:
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        parts = (sizes,) if _is_single(sizes) else tuple(tuple(part) for part in sizes)
-    except TypeError:
+        sizes = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
+        given = (sizes,) if _is_single(sizes) else tuple(tuple(part) for part in sizes)
+        parts = tuple(tuple(size.__index__() for size in part) for part in given)
+    except (TypeError, AttributeError):
         parts = ((-1,),)
-    if any(not isinstance(size, int) or size < 0 for part in parts for size in part):
+    if any(size < 0 for part in parts for size in part):
         raise InputError(f"state_shape is a tuple of sizes or a tuple of such tuples; received {shape!r}")
     return parts[0] if _is_single(sizes) else parts
 

@@ -6,7 +6,7 @@ check the options and matrices of an `ImplicitModel`. `continued` turns a form i
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
 from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
 from wellposed.equilibrium.tracing import under_transform
-from wellposed.errors import IllPosedError, InputError
+from wellposed.errors import IllPosedError, InputError, not_a_tensor, positive_integer
 from wellposed.forms import ImplicitForm, Zero
 from wellposed.forms.form import MODEL_BUILDERS
 from wellposed.forms.operators.plain import Dense, LowRank
@@ -172,6 +172,8 @@ def _fitting(condition: Condition, A: Tensor) -> Condition:
 def choose_condition(condition: str | Condition, kappa: float | None, triangular: bool) -> Condition:
     """Returns the condition behind the options of a model; raises where they contradict each other."""
     rule = get_condition(condition)
+    if kappa is not None and not isinstance(kappa, SupportsFloat):
+        raise InputError(f"kappa must be a number; received {kappa!r}")
     if triangular:
         if rule.name not in ("inf", "triangular"):
             raise InputError(
@@ -213,7 +215,8 @@ class ImplicitModel(nn.Module):
 
     Args:
         in_features, out_features, state_features: p, q and n.
-        activation: phi, by name or as a registered `Activation`.
+        activation: phi, by name, as a layer or a function of torch (``nn.ReLU()``, ``torch.relu``), or as an
+            `Activation`.
         kappa: the cap on A; times the Lipschitz constant of phi it must be below one. None only with
             ``triangular=True`` (no cap).
         condition: how A is kept well-posed: ``"inf"`` (row sums at most kappa), ``"weighted"`` (the same in
@@ -238,7 +241,7 @@ class ImplicitModel(nn.Module):
         out_features: int,
         state_features: int,
         *,
-        activation: str | Activation = "relu",
+        activation: Any = "relu",
         kappa: float | None = 0.95,
         condition: str | Condition = "inf",
         rank: int | None = None,
@@ -253,10 +256,9 @@ class ImplicitModel(nn.Module):
         executor: Literal["auto", "numba", "triton", "reference"] = "auto",
     ) -> None:
         super().__init__()
-        sizes = {"in_features": in_features, "out_features": out_features, "state_features": state_features}
-        for name, size in sizes.items():
-            if type(size) is not int or not 1 <= size < 2**31:
-                raise InputError(f"{name} must be a positive integer; received {size!r}")
+        in_features = positive_integer("in_features", in_features)
+        out_features = positive_integer("out_features", out_features)
+        state_features = positive_integer("state_features", state_features)
         check_executor(executor)
         self.in_features, self.out_features, self.state_features = in_features, out_features, state_features
         self.activation = get_activation(activation)
@@ -474,9 +476,10 @@ class ImplicitModel(nn.Module):
             return torch.cat([F.linear(u, self.B, self.bias), F.linear(u.abs(), self.B.abs(), size)], dim=1)
 
     def _check(self, u: Tensor) -> None:
-        if not isinstance(u, Tensor) or u.dim() == 0 or u.shape[-1] != self.in_features:
-            received = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
-            raise InputError(f"u must have the width {self.in_features} (in_features); received {received}")
+        if not isinstance(u, Tensor):
+            raise not_a_tensor("u", u)
+        if u.dim() == 0 or u.shape[-1] != self.in_features:
+            raise InputError(f"u must have the width {self.in_features} (in_features); received {tuple(u.shape)}")
         if u.is_complex() or (u.dtype != self.B.dtype and not torch.is_autocast_enabled(u.device.type)):
             raise InputError(
                 f"u is {u.dtype} and the model {self.B.dtype}; convert one of them: u.to(...) or model.to(...)"

@@ -27,13 +27,16 @@ from wellposed.forms.storage import strict_json
 
 
 def write_tensors(place: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file.
+    """Writes a safetensors file, with the rights that any new file of the user's has.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to.
+        OSError: the disk is full, or the folder is missing or cannot be written to.
     """
+    place.touch()
+    rights = place.stat().st_mode
     try:
         save_file(tensors, place, metadata=metadata)
+        place.chmod(rights)  # it was written for the owner alone
     except SafetensorError as error:
         raise OSError(f"{place.parent} cannot be written to, or its disk is full: {error}") from error
 
@@ -285,9 +288,16 @@ def _versions(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int, int
     return found
 
 
+REMEDIES = {
+    errno.ENOENT: "there is no such folder: make it first, or choose another",
+    errno.ENOTDIR: "there is a file where a folder should be: choose another place",
+    errno.ENOSPC: "make room on the disk, or choose another",
+}
+
+
 @contextlib.contextmanager
 def naming(target: str | os.PathLike[str]) -> Iterator[None]:
-    """Lets the errors of a full disk or a folder without the right to write say which file they are about.
+    """Lets the errors of a full disk, or of a folder that is missing or cannot be written to, name their file.
 
     Example:
         >>> with naming("run.ckpt"):
@@ -301,8 +311,9 @@ def naming(target: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # it speaks for itself
             raise
-        remedy = "make room on the disk, or choose a folder that can be written to"
-        said = f"{error.strerror}: {os.fspath(target)} could not be written, and what was saved before stays"
+        remedy = REMEDIES.get(error.errno, "choose a folder that can be written to")
+        stays = "" if error.errno in (errno.ENOENT, errno.ENOTDIR) else ", and what was saved before stays"
+        said = f"{error.strerror}: {os.fspath(target)} could not be written{stays}"
         raise OSError(error.errno, f"{said}; {remedy}") from error
 
 
