@@ -8,6 +8,7 @@ for each sample by itself. `DEQ` is the model.
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn.utils import parametrize
 from wellposed.equilibrium.fixed_point import fixed_point, make_method
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.maps import Packing, State, max_norm
-from wellposed.equilibrium.method import OnFailure
+from wellposed.equilibrium.method import OnFailure, WeightCheck, no_equilibrium
 from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
@@ -265,7 +266,7 @@ class DEQ(nn.Module):
         self.solver, self.stop, self.max_steps, self.on_failure = solver, stop, max_steps, on_failure
         self.gradient = GRADIENTS.get(Implicit() if gradient is None else gradient)
         check_graph_executor(executor)
-        self.executor, self._graphs = executor, GraphLoop()
+        self.executor, self._graphs, self.weight_check = executor, GraphLoop(), WeightCheck()
         make_method(
             solver, stop, max_steps, on_failure
         )  # names and values are checked here, not at the first call
@@ -284,6 +285,9 @@ class DEQ(nn.Module):
         """Returns the equilibrium and tells, per sample, how it was reached."""
         reject_layers(self.cell)
         batch, start = _inputs(u)[0], self.start(u) if x0 is None else x0
+        weights = [pair for pair in self.cell.named_parameters() if pair[1].is_floating_point()]
+        if self.weight_check.failed(weights, self.on_failure):
+            return self._none(start, weights)
         masks = [layer for layer in self.cell.modules() if isinstance(layer, VariationalDropout)]
         rows = torch.arange(batch.shape[0], device=batch.device)
         disturbance = Disturbance(self.noise or Noise(), batch.shape[0])
@@ -350,6 +354,12 @@ class DEQ(nn.Module):
         if Status(int(found.status[0])) == Status.CONVERGED:
             alone = f(first(found.value), *(part[:1] for part in inputs))
             reject_coupling(alone, first(f(found.value, *inputs)))
+
+    @staticmethod
+    def _none(start: State, weights: list[tuple[str, Tensor]]) -> Solution:
+        parts = tuple(no_equilibrium(part, weights) for part in ((start,) if isinstance(start, Tensor) else start))
+        told = Solution.none(parts[0])
+        return told if isinstance(start, Tensor) else replace(told, value=parts)
 
     def extra_repr(self) -> str:
         shape = "" if self.state_shape is None else f"state_shape={self.state_shape}, "

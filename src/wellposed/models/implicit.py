@@ -22,7 +22,16 @@ from wellposed.equilibrium.fixed_point import make_method, require_finite
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import Map
-from wellposed.equilibrium.method import Loop, Method, Once, OnFailure, active_logs, report_outputs
+from wellposed.equilibrium.method import (
+    Loop,
+    Method,
+    Once,
+    OnFailure,
+    WeightCheck,
+    active_logs,
+    no_equilibrium,
+    report_outputs,
+)
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
 from wellposed.equilibrium.stopping import ErrorBound, Settled, Stopping
@@ -268,7 +277,7 @@ class ImplicitModel(nn.Module):
         rule = choose_condition(condition, kappa, triangular)
         self.state = StateMatrix(state_features, self.activation, rule, kappa, rank)
         self.method()
-        self.plan_cache, self.sparse_cache = Cache(), Cache()
+        self.plan_cache, self.sparse_cache, self.weight_check = Cache(), Cache(), WeightCheck()
         self.B = nn.Parameter(torch.randn(state_features, in_features) / math.sqrt(in_features))
         self.C = nn.Parameter(torch.randn(out_features, state_features) / math.sqrt(state_features))
         self.D = nn.Parameter(torch.zeros(out_features, in_features)) if feedthrough else None
@@ -278,6 +287,12 @@ class ImplicitModel(nn.Module):
     def A(self) -> Tensor:  # (n, n)
         """The matrix that is evaluated; forms L R' for a low-rank model."""
         return self.state.dense()
+
+    def state_weights(self) -> list[tuple[str, Tensor]]:
+        """Returns the parameters on which the states depend, by name."""
+        named = [(f"state.{name}", value) for name, value in self.state._parameters.items()]
+        named += [("B", self.B), ("bias", self.bias)]
+        return [(name, value) for name, value in named if value is not None]
 
     @property
     def kappa(self) -> float | None:
@@ -302,6 +317,8 @@ class ImplicitModel(nn.Module):
     def forward(self, u: Tensor) -> Tensor:  # (..., p) -> (..., q)
         """Computes the outputs."""
         self._check(u)
+        if self.weight_check.failed(self.state_weights(), self.on_failure):
+            return no_equilibrium(u.new_empty(*u.shape[:-1], self.out_features), self.state_weights())
         flat = u.reshape(-1, self.in_features)
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
         text = _describe(self) if compiling else None
@@ -331,6 +348,8 @@ class ImplicitModel(nn.Module):
             raise InputError(f"x0 must have the shape {shape}; received {tuple(x0.shape)}")
         if x0 is not None:
             require_finite("x0", x0)
+        if self.weight_check.failed(self.state_weights(), self.on_failure):
+            return Solution.none(no_equilibrium(u.new_empty(shape), self.state_weights()))
         value, status, steps, residuals, method = self._solve(u, x0, trace=True)
         final, inputs = value.detach(), u.detach()
         bound = lambda: self._bound()(final, self._context(inputs))  # noqa: E731

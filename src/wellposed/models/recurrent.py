@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from wellposed.equilibrium.affine import AffineProblem
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.gradients import Implicit
-from wellposed.equilibrium.method import Once, report_outputs
+from wellposed.equilibrium.method import Once, WeightCheck, no_equilibrium, report_outputs
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound
 from wellposed.equilibrium.tracing import under_transform
@@ -237,7 +237,7 @@ class ImplicitRNN(nn.Module):
             raise InputError(f"dropout must lie in [0, 1); received {dropout}")
         self.input_size, self.hidden_size, self.out_features = input_size, hidden_size, out_features
         self.batch_first, self.num_layers, self.bidirectional = batch_first, num_layers, bidirectional
-        self.dropout, self.warm_start = dropout, warm_start
+        self.dropout, self.warm_start, self.weight_check = dropout, warm_start, WeightCheck()
         width = hidden_size * self.directions
         widths = [input_size] + [width] * (num_layers - 1)
         self.cells = nn.ModuleList(
@@ -312,6 +312,17 @@ class ImplicitRNN(nn.Module):
             the outputs in the layout of the input, and the last hidden states in the shape of `h0`.
         """
         sequences, h = self._read(input, h0, lengths)
+        weights = [
+            (f"cells.{k}.{name}", value)
+            for k in range(len(self.cells))
+            for name, value in self.cell(k).state_weights()
+        ]
+        if self.weight_check.failed(weights, self.cell(0).on_failure):
+            width = self.hidden_size * self.directions if self.out_features is None else self.out_features
+            output, h_n = (
+                no_equilibrium(part, weights) for part in (sequences.data.new_empty(len(sequences.data), width), h)
+            )
+            return sequences.give_back(output), sequences.restored(h_n)
         output, h_n, _ = self._run(sequences, h, trace=False)
         return sequences.give_back(output), sequences.restored(h_n)
 

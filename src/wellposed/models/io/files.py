@@ -291,7 +291,6 @@ def _versions(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int, int
 REMEDIES = {
     errno.ENOENT: "there is no such folder: make it first, or choose another",
     errno.ENOTDIR: "there is a file where a folder should be: choose another place",
-    errno.ENOSPC: "make room on the disk, or choose another",
 }
 
 
@@ -311,7 +310,7 @@ def naming(target: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # it speaks for itself
             raise
-        remedy = REMEDIES.get(error.errno, "choose a folder that can be written to")
+        remedy = REMEDIES.get(error.errno, "make room on the disk, or choose a folder that can be written to")
         stays = "" if error.errno in (errno.ENOENT, errno.ENOTDIR) else ", and what was saved before stays"
         said = f"{error.strerror}: {os.fspath(target)} could not be written{stays}"
         raise OSError(error.errno, f"{said}; {remedy}") from error
