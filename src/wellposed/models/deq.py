@@ -285,9 +285,9 @@ class DEQ(nn.Module):
         """Returns the equilibrium and tells, per sample, how it was reached."""
         reject_layers(self.cell)
         batch, start = _inputs(u)[0], self.start(u) if x0 is None else x0
-        weights = [pair for pair in self.cell.named_parameters() if pair[1].is_floating_point()]
-        if self.weight_check.failed(weights, self.on_failure):
-            return self._none(start, weights)
+        parameters = [pair for pair in self.cell.named_parameters() if pair[1].is_floating_point()]
+        if self.weight_check.failed(parameters, self.on_failure):
+            return self._none(start, parameters)
         masks = [layer for layer in self.cell.modules() if isinstance(layer, VariationalDropout)]
         rows = torch.arange(batch.shape[0], device=batch.device)
         disturbance = Disturbance(self.noise or Noise(), batch.shape[0])
@@ -356,7 +356,7 @@ class DEQ(nn.Module):
             reject_coupling(alone, first(f(found.value, *inputs)))
 
     @staticmethod
-    def _none(start: State, weights: list[tuple[str, Tensor]]) -> Solution:
+    def _none(start: State, weights: Sequence[tuple[str, Tensor]]) -> Solution:
         parts = tuple(no_equilibrium(part, weights) for part in ((start,) if isinstance(start, Tensor) else start))
         told = Solution.none(parts[0])
         return told if isinstance(start, Tensor) else replace(told, value=parts)
@@ -367,11 +367,12 @@ class DEQ(nn.Module):
 
 
 def _inputs(u: State) -> tuple[Tensor, ...]:
-    parts = (u,) if isinstance(u, Tensor) else u
+    parts: Any = (u,) if isinstance(u, Tensor) else u
     if not isinstance(parts, tuple | list) or not parts:
         raise not_a_tensor("u", u)
-    if wrong := [part for part in parts if not isinstance(part, Tensor)]:
-        raise not_a_tensor("u", u if isinstance(wrong[0], int | float | list) else wrong[0])
+    for part in parts:
+        if not isinstance(part, Tensor):
+            raise not_a_tensor("u", u if isinstance(part, int | float | list) else part)
     if any(part.dim() == 0 for part in parts):
         raise InputError("u must be batch-first; received a tensor without dimensions")
     return tuple(parts)
