@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import make_parser, markdown, one_thread, peak_bytes, print_table, save, versions
+from benchmarks.harness import (
+    make_parser,
+    markdown,
+    need_cuda,
+    one_thread,
+    peak_bytes,
+    print_table,
+    save,
+    versions,
+)
 from benchmarks.rivals.libraries import NotRunError, rival
 from wellposed import Anderson, Gradient, Implicit, Phantom, Picard, Solver, Status, Steps, Unrolled, fixed_point
 
@@ -145,6 +154,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda; only cpu replaces the result")
     options = parser.parse_args()
     device, size = options.device, 8 if options.quick else 32
+    if torch.device(device).type == "cuda":
+        need_cuda()
     one_thread()
     rows = measure(device, size)
     meters = {

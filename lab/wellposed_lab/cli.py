@@ -4,6 +4,7 @@ The command line finds them through the entry points of the group `wellposed.com
 """
 
 import json
+import shlex
 from pathlib import Path
 
 import click
@@ -57,7 +58,8 @@ class SuiteName(click.ParamType):
         ]
 
 
-OUT = click.option("--out", type=FOLDER, default="wellposed-results", help="Folder of the results.")
+RESULTS = "wellposed-results"
+OUT = click.option("--out", type=FOLDER, default=RESULTS, help="Folder of the results.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress.")
 JOBS = click.option("--jobs", type=click.IntRange(min=1), default=1, help="Processes.")
@@ -126,7 +128,7 @@ def resume(jobs: int, backend: str, address: str | None, out: Path, quiet: bool,
     """Go on with everything in a results folder that is not finished."""
     found = _orders(out)
     if not found:
-        raise click.ClickException(f"nothing was begun in {out}; start with: wellposed run SUITE")
+        raise click.ClickException(f"nothing was begun in {out}; start with: wellposed run SUITE{_at(out)}")
     with cluster(backend, address):
         _carry_out(found, out, jobs, backend, quiet, as_json)
 
@@ -142,11 +144,16 @@ def status(out: Path, as_json: bool) -> None:
     elif states:
         print_table(status_table(states))
         if any(state_of(state) == "unfinished" for state in states):
-            click.echo("\ngo on with: wellposed resume", err=True)
+            click.echo(f"\ngo on with: wellposed resume{_at(out)}", err=True)
     else:
-        click.echo(f"nothing was begun in {out}; start with: wellposed run SUITE", err=True)
+        click.echo(f"nothing was begun in {out}; start with: wellposed run SUITE{_at(out)}", err=True)
     for line in _damage(out):
         click.echo(f"warning: {line}", err=True)
+
+
+def _at(out: Path) -> str:
+    """Returns the option by which a further command finds the same results; nothing if it does by itself."""
+    return "" if out == Path(RESULTS) else f" --out {shlex.quote(str(out))}"
 
 
 def _orders(out: Path) -> list[Order]:
@@ -173,14 +180,14 @@ def _carry_out(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: b
             suite = get_suite(order.suite)
             states.append(carry_out(suite, order, out, jobs=jobs, backend=backend, tell=tell, progress=not quiet))
     except KeyboardInterrupt:
-        click.echo(f"{look(suite, order, out).kept}: wellposed resume", err=True)
+        click.echo(f"{look(suite, order, out).kept}: wellposed resume{_at(out)}", err=True)
         raise
     if as_json:
         click.echo(json.dumps(status_facts(states), indent=2))
     else:
         print_table(status_table(states))
     if not quiet:
-        click.echo("\nnow: wellposed report", err=True)
+        click.echo(f"\nnow: wellposed report{_at(out)}", err=True)
     if any(state.failed for state in states):
         reasons = _reasons(wanted, out)
         raise click.ClickException(f"some runs failed; the records and the report say why\n{reasons}")
@@ -212,7 +219,7 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
     for line in (line for store in stores for line in store.damaged):
         click.echo(f"warning: {line}", err=True)
     if not records:
-        raise click.ClickException(f"no records in {out}; start with: wellposed run SUITE")
+        raise click.ClickException(f"no records in {out}; start with: wellposed run SUITE{_at(out)}")
     make_folder(out)
     place = write_report(records, out / "report.html")
     drawn = _draw_figures(records, out / "figures") if figures else []

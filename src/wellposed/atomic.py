@@ -206,9 +206,15 @@ def _versions(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int, int
     return found
 
 
+REMEDIES = {
+    errno.ENOENT: "there is no such folder: make it first, or choose another",
+    errno.ENOTDIR: "there is a file where a folder should be: choose another place",
+}
+
+
 @contextlib.contextmanager
 def naming(target: str | os.PathLike[str]) -> Iterator[None]:
-    """Lets the errors of a full disk or a folder without the right to write say which file they are about.
+    """Lets the errors of a full disk, or of a folder that is missing or cannot be written to, name their file.
 
     Example:
         >>> with naming("run.ckpt"):
@@ -222,8 +228,9 @@ def naming(target: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # it speaks for itself
             raise
-        remedy = "make room on the disk, or choose a folder that can be written to"
-        said = f"{error.strerror}: {os.fspath(target)} could not be written, and what was saved before stays"
+        remedy = REMEDIES.get(error.errno, "make room on the disk, or choose a folder that can be written to")
+        stays = "" if error.errno in (errno.ENOENT, errno.ENOTDIR) else ", and what was saved before stays"
+        said = f"{error.strerror}: {os.fspath(target)} could not be written{stays}"
         raise OSError(error.errno, f"{said}; {remedy}") from error
 
 

@@ -4,6 +4,7 @@ import difflib
 import importlib
 from collections.abc import Iterable
 from types import ModuleType
+from typing import SupportsIndex
 
 
 class WellposedError(Exception):
@@ -81,8 +82,38 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameEr
     Example:
         >>> str(unknown_name("solver", "andersen", ["anderson", "picard"]))
         "unknown solver 'andersen'; valid: anderson, picard; did you mean 'anderson'?"
+        >>> str(unknown_name("activation", "ReLU", ["elu", "relu"]))
+        "unknown activation 'ReLU'; valid: elu, relu; did you mean 'relu'?"
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    by_lower_case = {each.lower(): each for each in reversed(names)}
+    close = difflib.get_close_matches(str(name).lower(), by_lower_case, n=1)
+    hint = f"; did you mean {by_lower_case[close[0]]!r}?" if close else ""
     return UnknownNameError(f"unknown {kind} {name!r}; valid: {', '.join(names)}{hint}")
+
+
+def not_a_tensor(name: str, value: object) -> InputError:
+    """Builds the error for an argument that is an array, a list or something else.
+
+    Example:
+        >>> str(not_a_tensor("u", [1.0, 2.0]))
+        'u must be a tensor; received list: use torch.as_tensor(u), in the dtype of the model'
+    """
+    kind = type(value).__name__
+    return InputError(
+        f"{name} must be a tensor; received {kind}: use torch.as_tensor({name}), in the dtype of the model"
+    )
+
+
+def positive_integer(name: str, value: object) -> int:
+    """Returns a size as an int; one of numpy's is taken too.
+
+    Example:
+        >>> positive_integer("in_features", 2.0)
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.InputError: in_features must be a positive integer; received 2.0
+    """
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or not 1 <= value.__index__() < 2**31:
+        raise InputError(f"{name} must be a positive integer; received {value!r}")
+    return value.__index__()

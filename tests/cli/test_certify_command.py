@@ -28,6 +28,7 @@ pixels = nn.Sequential(nn.Flatten(), nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 
 softplus = nn.Sequential(nn.Linear(6, 12), nn.Softplus(), nn.Linear(12, 3))
 one = nn.Linear(6, 1)
 two = nn.Linear(6, 2)
+three = nn.Linear(6, 3)
 number = 3
 
 class Nowhere(nn.Module):
@@ -240,3 +241,33 @@ def test_widths_say_what_does_not_apply():
     form = to_implicit(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), (3,))
     widths, reasons = output_widths(form, torch.full((2, 3), 0.5), 0.1)
     assert {"lp", "triangle"} <= {*reasons} and widths["crown"] <= widths["interval"] <= widths["box"] * (1 + 1e-6)
+
+
+def test_a_model_without_hidden_units_is_certified(folder):
+    result = basic("--json", "--quiet", model="certify_networks:three")
+    assert result.exit_code == 0, result.output
+    (one,) = json.loads(result.stdout)["radii"]
+    assert one["certified_accuracy"] == pytest.approx(
+        one["attacked_accuracy"], abs=0.02
+    )  # a linear model is exact
+    form, (u, _) = to_implicit(nn.Linear(6, 3), (6,)), given()
+    for method in METHODS:
+        bounds = output_bounds(form, Box.around(u[:4], 0.05), method)
+        assert (bounds.lower <= form(u[:4])).all() and (form(u[:4]) <= bounds.upper).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "meant"),
+    [("digit", "digits"), ("MNST", "mnist"), ("cifar-10", "cifar10"), ("digits:tets", "digits:test")],
+)
+def test_the_nearest_data_set_is_offered(data, meant, folder):
+    result = basic(data=data)
+    assert result.exit_code == 2 and f"did you mean {meant!r}?" in " ".join(result.stderr.split())
+
+
+def test_missing_data_do_not_name_arguments_of_python(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path / "empty"))
+    monkeypatch.setenv("WELLPOSED_OFFLINE", "1")
+    result = basic(data="mnist")
+    assert result.exit_code == 2 and "mnist-5k" in result.stderr
+    assert "fallback" not in result.stderr and "=True" not in result.stderr

@@ -144,6 +144,14 @@ def test_run_status_and_resume(records):
     assert f"{fact['planned']} finished before" in again.stderr
 
 
+def test_hints_keep_the_folder_of_the_results(tmp_path):
+    place = tmp_path / "my results"
+    result = invoke("run", "parameters", "--scale", "tiny", "--out", str(place))
+    assert f"now: wellposed report --out '{place}'" in result.stderr
+    empty = invoke("status", "--out", str(tmp_path / "none"))
+    assert f"wellposed run SUITE --out {tmp_path / 'none'}" in empty.stderr
+
+
 def test_report_writes_a_page_and_prints_verdicts(records):
     invoke("run", "parameters", "--out", str(records), "--quiet")
     result = invoke("report", "--out", str(records))

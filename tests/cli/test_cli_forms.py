@@ -98,11 +98,15 @@ def test_rescale(folder):
     for name, options in {"plain": [], "scaled": ["--rescale", "0.25"]}.items():
         sys.modules.pop("networks", None)
         torch.manual_seed(0)
-        result = invoke("convert", "networks.py:deep", "--input-shape", "4", "-o", name, "--json", *options)
+        result = invoke(
+            "convert", "networks.py:deep", "--input-shape", "4", "-o", f"{name}.safetensors", "--json", *options
+        )
         norms[name] = json.loads(result.stdout)["norm"]
     assert norms["scaled"] < 0.25 < norms["plain"]
     u = torch.randn(4, 4)
-    torch.testing.assert_close(wellposed.load("scaled")(u), wellposed.load("plain")(u), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        wellposed.load("scaled.safetensors")(u), wellposed.load("plain.safetensors")(u), rtol=1e-6, atol=0
+    )
 
 
 def test_a_wrong_form_is_not_written(folder, monkeypatch):
@@ -177,11 +181,14 @@ def test_a_damaged_program(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["convert", "networks:Network", "-o", "form"], "Missing option '--input-shape'"),
+        (["convert", "networks:Network", "-o", "form.safetensors"], "Missing option '--input-shape'"),
         (["convert", "networks:Network", "--input-shape", "3,x,2"], "is not a shape"),
         (["convert", "networks:Network", "--input-shape", "0"], "is not a shape"),
-        (["convert", "networks:Network", "--input-shape", "4", "-o", "a/b/form"], "there is no folder 'a/b'"),
-        (["convert", "networks:Network", "--input-shape", "4", "-o", "f", "--rescale", "0"], "x>0"),
+        (
+            ["convert", "networks:Network", "--input-shape", "4", "-o", "a/b/form.safetensors"],
+            "there is no folder 'a/b'",
+        ),
+        (["convert", "networks:Network", "--input-shape", "4", "-o", "f.safetensors", "--rescale", "0"], "x>0"),
         (["show", "nowhere.safetensors"], "does not exist"),
         (["show", "networks.py", "--picture", "spy.jpeg"], "must end with .html"),
         (["show", "networks.py", "--graph", "a/b/graph.png"], "there is no folder 'a/b'"),
@@ -254,3 +261,45 @@ def test_show_takes_models_and_refuses_others(folder, monkeypatch, capsys):
     assert "holds ImplicitRNN" in capsys.readouterr().err
     assert leave(monkeypatch, "show", "networks.py") == 1
     assert "not a safetensors file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["form", "form.onnx", "form.pt"])
+def test_the_file_to_write_has_its_ending(out, folder):
+    for command in (
+        ("convert", "networks:Network", "--input-shape", "4"),
+        ("sparsify", "--network", "networks:Network", "--data", "digits"),
+    ):
+        result = invoke(*command, "-o", out)
+        assert result.exit_code == 2 and f"{out!r} must end with .safetensors" in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_export_writes_an_onnx_file(folder):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    model = ImplicitModel(3, 2, 4, kappa=0.5)
+    wellposed.save(model, folder / "model.safetensors")
+    result = invoke("export", "model.safetensors", "--onnx", "model.onnx", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["file"] == "model.onnx" and told["difference"] < 1e-3
+    session, u = runtime.InferenceSession(folder / "model.onnx"), torch.randn(5, 3)
+    torch.testing.assert_close(
+        torch.tensor(session.run(["y"], {"u": u.numpy()})[0]), model(u).detach(), atol=1e-3, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["networks:Network", "--onnx", "model.pt"], "'model.pt' must end with .onnx"),
+        (["none.safetensors", "--onnx", "model.onnx"], "there is no file 'none.safetensors'"),
+        (["networks:Network", "--onnx", "model.onnx", "--input-shape", "4"], "contains no ImplicitModel"),
+        (["reference:nothing", "--onnx", "model.onnx"], "unknown reference"),
+    ],
+)
+def test_mistakes_of_export(words, complaint, folder):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    result = invoke("export", *words)
+    assert result.exit_code == 2 and complaint in result.stderr
+    assert "Traceback" not in result.output

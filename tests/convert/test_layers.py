@@ -252,7 +252,7 @@ def test_linear(shape, bias):
 
 
 def test_input_shape_must_fit():
-    with pytest.raises(UnsupportedError, match="Linear at '0' cannot be converted"):
+    with pytest.raises(UnsupportedError, match="Linear at '0': it takes 4 features; received 3"):
         to_implicit(nn.Sequential(nn.Linear(4, 5)), (3,))
     with pytest.raises(InputError, match="without the batch"):
         to_implicit(nn.Linear(4, 5), (-1, 4))

@@ -242,7 +242,7 @@ def test_wrong_shapes_are_explained():
             build(state_shape=bad)
     with pytest.raises(InputError, match=r"must be an nn\.Module; received function"):
         DEQ(lambda x, u: x)
-    with pytest.raises(InputError, match="tuple of them; received dict"):
+    with pytest.raises(InputError, match="u must be a tensor; received dict"):
         build()({"u": inputs()})
     with pytest.raises(InputError, match="without dimensions"):
         build()(torch.tensor(1.0))

@@ -56,3 +56,32 @@ def test_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(MissingExtraError, match=r"wellposed\[share\]"):
         wp.export_onnx(wp.ImplicitModel(3, 2, 6), tmp_path / "model.onnx", torch.zeros(2, 3), steps=3)
+
+
+FORMS = {
+    "layers": lambda: wp.to_implicit(
+        nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2)),
+        (2, 4, 4),
+    ),
+    "loop": lambda: wp.ImplicitForm(torch.tensor([[0.3, 0.4], [-0.5, 0.2]]), torch.eye(2), torch.ones(1, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_are_exported(name, tmp_path):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    form = FORMS[name]()
+    error = wp.export_onnx(form, tmp_path / "form.onnx")  # shape and steps are the form's affair
+    assert error < 1e-4
+    session = runtime.InferenceSession(tmp_path / "form.onnx", providers=["CPUExecutionProvider"])
+    u = torch.randn(7, *form.input_shape)
+    (found,) = session.run(["y"], {"u": u.numpy()})
+    torch.testing.assert_close(torch.tensor(found), form(u), atol=1e-4, rtol=0)
+
+
+def test_shapes_that_are_not_known_are_asked_for(tmp_path):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    with pytest.raises(InputError, match="give an example"):
+        wp.export_onnx(wp.DEQ(DenseCell(3, 4)), tmp_path / "model.onnx")

@@ -7,6 +7,7 @@ import torch
 
 import wellposed as wp
 from wellposed.errors import ConvergenceError, ConvergenceWarning
+from wellposed.models import DenseCell
 
 ROADS = {
     "compiled": {},
@@ -97,3 +98,53 @@ def test_models_under_noise():
     model = wp.models.Noisy(spoilt("NaN in D", stop=wp.Steps(5)), wp.models.Noise(signal=1e-3))
     with pytest.warns(ConvergenceWarning, match="infinite outputs"):
         model(torch.ones(2, 3))
+
+
+WEIGHTS = {
+    "model": (lambda: wp.ImplicitModel(3, 2, 4, bias=True), (2, 3), ("state.raw", "B", "bias")),
+    "low rank": (lambda: wp.ImplicitModel(3, 2, 4, rank=2), (2, 3), ("state.left", "state.right", "B")),
+    "reference": (lambda: wp.ImplicitModel(3, 2, 4, executor="reference"), (2, 3), ("state.raw", "B")),
+    "monotone": (lambda: wp.ImplicitModel(3, 2, 4, condition="monotone"), (2, 3), ("state.raw", "B")),
+    "recurrent": (lambda: wp.ImplicitRNN(3, 2, 4, num_layers=2), (2, 5, 3), ("cells.0.state.raw", "cells.1.B")),
+    "deq": (
+        lambda: wp.DEQ(DenseCell(3, 4)),
+        (2, 3),
+        ("input.weight", "input.bias", "layers.0.weight", "layers.0.bias"),
+    ),
+}
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in WEIGHTS for name in WEIGHTS[kind][2]])
+def test_a_weight_that_is_not_finite_is_named(kind, name, grad, value):
+    make, shape, _ = WEIGHTS[kind]
+    model, u = make(), torch.ones(shape)
+    with torch.set_grad_enabled(grad):
+        model(u)  # seen while it was sound
+        with torch.no_grad():
+            dict((model.cell if kind == "deq" else model).named_parameters())[name].view(-1)[1] = value
+        with pytest.warns(ConvergenceWarning, match=f"'{name}' holds 1 of .* NaN or infinite") as told:
+            y = model(u)
+        y = y[0] if kind == "recurrent" else y
+        assert len(told) == 1 and "max_steps" not in str(told[0].message) and told[0].filename == __file__
+        assert y.isnan().all() and y.requires_grad == grad
+        with pytest.warns(ConvergenceWarning, match=name):
+            model(u)  # and again, as it is still so
+
+
+def test_a_spoilt_weight_is_a_status_of_every_sample_and_a_policy():
+    model, u = wp.ImplicitModel(3, 2, 4, on_failure="ignore"), torch.ones(2, 3)
+    with torch.no_grad():
+        model.B[1, 1] = torch.nan
+    solution = model.equilibrium(u)
+    assert (solution.status == wp.Status.NONFINITE).all() and solution.value.isnan().all()
+    model(u).sum().backward()
+    assert model.B.grad.isnan().any()
+    model.on_failure = "raise"
+    with pytest.raises(ConvergenceError, match=r"'B' holds 1 of 12 entries .* the first at \(1, 1\)"):
+        model(u)
+    with torch.no_grad():
+        model.B.fill_(3e38)  # whose sum overflows, and nothing else
+    model.on_failure = "ignore"
+    assert not model.weight_check.failed(model.state_weights(), "raise")

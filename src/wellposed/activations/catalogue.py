@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed.activations.activation import NORMS, Activation, Map, alike, product_ends, real, same_map, used
 from wellposed.activations.blockwise import (
@@ -284,21 +284,71 @@ def activation_names() -> tuple[str, ...]:
     return tuple(sorted(_REGISTRY))
 
 
-def get_activation(activation: str | Activation) -> Activation:
+_LAYERS: dict[type[nn.Module], Callable[[Any], Activation]] = {
+    **{
+        kind: partial(lambda name, layer: BUILT_IN[name], name)
+        for name, kind in {
+            "identity": nn.Identity,
+            "relu": nn.ReLU,
+            "relu6": nn.ReLU6,
+            "selu": nn.SELU,
+            "silu": nn.SiLU,
+            "softsign": nn.Softsign,
+            "tanh": nn.Tanh,
+            "sigmoid": nn.Sigmoid,
+            "hardsigmoid": nn.Hardsigmoid,
+            "tanhshrink": nn.Tanhshrink,
+            "mish": nn.Mish,
+            "hardswish": nn.Hardswish,
+            "logsigmoid": nn.LogSigmoid,
+        }.items()
+    },
+    nn.GELU: lambda layer: BUILT_IN["gelu" if layer.approximate == "none" else "gelu_tanh"],
+    nn.LeakyReLU: lambda layer: leaky_relu(layer.negative_slope),
+    nn.ELU: lambda layer: elu(layer.alpha),
+    nn.Hardtanh: lambda layer: hardtanh(layer.min_val, layer.max_val),
+    nn.Softplus: lambda layer: softplus(layer.beta),
+    nn.Softshrink: lambda layer: softshrink(layer.lambd),
+    **{
+        kind: partial(lambda name, layer: get_activation(name), name)  # says why it is refused
+        for name, kind in {"hardshrink": nn.Hardshrink, "threshold": nn.Threshold, "rrelu": nn.RReLU}.items()
+    },
+}
+
+
+def _of_torch(value: Any) -> Activation:
+    """Returns the activation that a layer or a function of torch computes."""
+    layer = value() if isinstance(value, type) and value in _LAYERS else value
+    if type(layer) in _LAYERS:
+        return _LAYERS[type(layer)](layer)
+    name = getattr(value, "__name__", "")
+    if name in (*_REGISTRY, *_REFUSED) and value in (getattr(torch, name, None), getattr(F, name, None)):
+        return get_activation(name)
+    received = getattr(value, "__name__", repr(value))
+    raise InputError(
+        "an activation is a name, a layer such as nn.ReLU(), a function of torch such as torch.relu, or an "
+        f"Activation that states the slopes of a function of yours; received {received}"
+    )
+
+
+def get_activation(activation: Any) -> Activation:
     """Returns the activation of that name; an `Activation` passes through.
 
-    A name may carry parameters: ``"leaky_relu(0.2)"``, ``"max_pool(4)"``, ``"elu(0.5)"``.
+    A name may carry parameters: ``"leaky_relu(0.2)"``, ``"max_pool(4)"``, ``"elu(0.5)"``. Layers and functions of
+    torch stand for their names: ``nn.LeakyReLU(0.2)``, ``torch.tanh``.
 
     Example:
         >>> get_activation("selu").slope
         (0.0, 1.7580993408473773)
         >>> get_activation("hardtanh(0.0, 2.0)").image
         (0.0, 2.0)
+        >>> get_activation(nn.LeakyReLU(0.5)).name
+        'leaky_relu(0.5)'
     """
     if isinstance(activation, Activation):
         return activation
     if not isinstance(activation, str):
-        raise InputError(f"an activation is given by its name; received {type(activation).__name__}")
+        return _of_torch(activation)
     if activation in _REFUSED:
         raise InputError(f"activation {activation!r} is refused: {_REFUSED[activation]}")
     if activation not in _REGISTRY:

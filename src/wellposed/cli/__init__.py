@@ -26,6 +26,10 @@ COMMANDS = {
     ),
     "convert": ("wellposed.cli.convert:convert", "Write a network as an implicit form."),
     "demo": ("wellposed.cli.demo:demo", "Train an implicit model and its controls, and see who extrapolates."),
+    "export": (
+        "wellposed.cli.export:export",
+        "Write a model as an ONNX file, with so many steps for every solve.",
+    ),
     "show": ("wellposed.cli.convert:show", "Describe a form: blocks, sizes, loops and certificate, and draw it."),
     "sparsify": (
         "wellposed.cli.sparsify:sparsify",

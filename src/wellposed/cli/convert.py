@@ -9,7 +9,7 @@ import click
 import torch
 from torch import Tensor, nn
 
-from wellposed.cli.inputs import Network, read_source
+from wellposed.cli.inputs import Network, PagePath, read_source
 from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
 from wellposed.convert import to_implicit
@@ -59,7 +59,7 @@ class PicturePath(click.ParamType):
 @click.command()
 @click.argument("source")
 @click.option("--input-shape", "shape", type=Shape(), required=True, help="Of one sample, e.g. 3,32,32.")
-@click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
+@click.option("-o", "--out", type=PagePath(".safetensors"), required=True, help="File to write.")
 @click.option("--dtype", type=click.Choice(sorted(TYPES)), help="That of the network if left out.")
 @click.option(
     "--rescale",
@@ -84,8 +84,6 @@ def convert(
     SOURCE is an exported program (model.pt2), package.module:factory or path/to/file.py:factory, where factory
     is a module or makes one without arguments.
     """
-    if not out.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {str(out.parent)!r}", param_hint="--out")
     network = read_source(source)
     form = _converted(network, shape, None if dtype is None else TYPES[dtype])
     form = form if kappa is None else form.rescale(kappa)
@@ -104,8 +102,8 @@ def convert(
 
 def _converted(network: Network, shape: tuple[int, ...], dtype: torch.dtype | None) -> ImplicitForm:
     """Converts in the asked precision; what tracing adds to an error is left out."""
-    if isinstance(network, nn.Module) and dtype is not None:
-        network.to(dtype)
+    if isinstance(network, nn.Module):
+        network.eval().to(dtype)
     try:
         form = to_implicit(network, shape)
     except InputError as error:

@@ -14,6 +14,7 @@ without memory, so that no small file asks for large ones.
 
 import ast
 import contextlib
+import difflib
 import importlib.util
 import io
 import json
@@ -97,9 +98,11 @@ def read_samples(source: str, option: str = "--data", split: str = "train") -> S
         return _images(name, part or split, option)
     path = Path(source)
     if path.suffix.lower() not in ENDINGS:
+        close = difflib.get_close_matches(name, (*SETS, *ALIASES), n=1)
+        hint = f"; did you mean {close[0] + (':' + part if part else '')!r}?" if close else ""
         raise wrong(
             f"{source!r} is neither a data set ({', '.join(SETS)}) nor a file that ends with "
-            f"{', '.join(ENDINGS)}", option,
+            f"{', '.join(ENDINGS)}{hint}", option,
         )  # fmt: skip
     if not path.is_file():
         raise wrong(f"there is no file {source!r}", option)
@@ -108,11 +111,13 @@ def read_samples(source: str, option: str = "--data", split: str = "train") -> S
 
 def _images(name: str, split: str, option: str) -> Samples:
     if split not in SPLITS:
-        raise wrong(f"{name} has the parts {', '.join(SPLITS)}; received {split!r}", option)
+        close = difflib.get_close_matches(split.lower(), SPLITS, n=1)
+        hint = f"; did you mean '{name}:{close[0]}'?" if close else ""
+        raise wrong(f"{name} has the parts {', '.join(SPLITS)}; received {split!r}{hint}", option)
     try:
         images = load_images(name, split)
     except WellposedError as error:
-        raise wrong(str(error), option) from error
+        raise wrong(str(error).replace(" (or pass fallback=True)", ""), option) from error
     return Samples(images.to_float(), images.labels, images.source)
 
 

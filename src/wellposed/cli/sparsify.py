@@ -20,7 +20,17 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from wellposed.atomic import written_whole
-from wellposed.cli.inputs import ALIASES, SETS, Network, Samples, read_samples, read_source, refused, wrong
+from wellposed.cli.inputs import (
+    ALIASES,
+    SETS,
+    Network,
+    PagePath,
+    Samples,
+    read_samples,
+    read_source,
+    refused,
+    wrong,
+)
 from wellposed.cli.stored import save_certified
 from wellposed.cli.terminal import print_table
 from wellposed.convert import to_implicit
@@ -37,7 +47,6 @@ from wellposed.workers import threads_for
 
 BATCH = 1000
 LARGEST_PROOF = 10**8  # products that a check of gaps takes
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 class ReportPath(click.ParamType):
@@ -89,7 +98,7 @@ class Result:
 @click.option("--rescale/--no-rescale", default=True, help="Fit in units in which the network's rows fit the cap.")
 @click.option("--rows", type=click.Path(file_okay=False, path_type=Path), help="Folder that keeps finished rows.")
 @click.option("--report", "page", type=ReportPath(), help="Write the report as a page (.html) or as .json.")
-@click.option("-o", "--out", type=FILE, required=True, help="File to write.")
+@click.option("-o", "--out", type=PagePath(".safetensors"), required=True, help="File to write.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 def sparsify(
@@ -110,8 +119,6 @@ def sparsify(
     of one (digits:holdout), or a .npz, .npy, .safetensors or .pt file with inputs u and, for the score, targets y.
     Finished rows are kept on disk until the model is written: the same command goes on from there.
     """
-    if not out.absolute().parent.is_dir():
-        raise wrong(f"there is no folder {str(out.parent)!r}", "--out")
     kept = Path(f"{out}.rows") if rows is None else rows
     found = read_samples(data).drawn(samples)
     unseen = _unseen(data, test)

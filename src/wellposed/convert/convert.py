@@ -8,9 +8,10 @@ one. `Converter` runs the graph on signals, and `to_implicit`, an instance of `C
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,6 +20,8 @@ from torch.export import ExportedProgram
 from wellposed.convert.signal import RULES, FunctionRule, ModuleRule, Network, Signal, UnsupportedError, signals_in
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
+from wellposed.models.io.export import silenced
+from wellposed.models.norms import VariationalDropout
 
 _ASSIGNMENTS = {
     operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow
@@ -379,7 +382,8 @@ def _opaque(module: nn.Module) -> bool:
 def _export(module: nn.Module, signal: Signal, place: str, reason: Exception | str) -> ExportedProgram:
     example = torch.zeros(signal.shape, dtype=signal.dtype, device=signal.device)
     try:
-        return torch.export.export(module, (example,), strict=False)
+        with silenced():
+            return torch.export.export(module, (example,), strict=False)
     except Exception as error:
         name = type(module).__name__
         raise UnsupportedError(
@@ -453,6 +457,7 @@ class Conversion:
                 output = convert_program(module, network.input)
             elif isinstance(module, nn.Module):
                 network = Network(shape, *_home([*module.parameters(), *module.buffers()]))
+                _tell_of_training(module)
                 with _evaluating(module):
                     output = convert_module(module, "", (network.input,), {})
             else:
@@ -483,10 +488,10 @@ to_implicit = Conversion()
 
 
 def _shape(input_shape: Sequence[int] | int) -> tuple[int, ...]:
-    shape = (input_shape,) if isinstance(input_shape, int) else tuple(input_shape)
-    if not all(isinstance(size, int) and size > 0 for size in shape):
+    shape = (input_shape,) if isinstance(input_shape, SupportsIndex) else tuple(input_shape)
+    if not all(isinstance(size, SupportsIndex) and size.__index__() > 0 for size in shape):
         raise InputError(f"input_shape holds positive sizes of one sample, without the batch; received {shape}")
-    return shape
+    return tuple(size.__index__() for size in shape)
 
 
 def _home(values: list[torch.Tensor]) -> tuple[torch.dtype, torch.device]:
@@ -507,6 +512,21 @@ def _single(output: Any, network: Network) -> Signal:
     if isinstance(first, Tensor):
         return network.constant(first)
     raise UnsupportedError(f"a network must return a tensor, or several of them; got {type(output).__name__}")
+
+
+def _tell_of_training(module: nn.Module) -> None:
+    """Warns where a network in training mode computes something else than what is converted."""
+    for place, part in module.named_modules():
+        drops = isinstance(part, nn.modules.dropout._DropoutNd | VariationalDropout) and part.p > 0
+        drops = drops or (isinstance(part, nn.MultiheadAttention | nn.RNNBase) and part.dropout > 0)
+        averages = isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
+        if part.training and (drops or averages or isinstance(part, nn.RReLU)):
+            warnings.warn(
+                f"the network is in training mode, where {type(part).__name__} at {place!r} differs; "
+                "its evaluation mode is converted: call network.eval() to compare the two",
+                stacklevel=3,
+            )
+            return
 
 
 @contextmanager

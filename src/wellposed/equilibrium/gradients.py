@@ -43,6 +43,10 @@ class Implicit(Gradient):
     stop: Stopping | None = None
     max_steps: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.max_steps is not None and self.max_steps < 1:
+            raise InputError(f"max_steps must be at least 1, or None as in the solve; received {self.max_steps}")
+
     def adjoint_method(self, method: Method) -> Method:
         """Returns the method of the backward solve."""
         return replace(

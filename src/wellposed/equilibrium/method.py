@@ -11,12 +11,12 @@ import contextvars
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed.equilibrium.loop import Iterates, iterate
 from wellposed.equilibrium.maps import Map
@@ -103,6 +103,60 @@ def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: Onc
     if on_failure == "raise":
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=_callers_level())
+
+
+class WeightCheck:
+    """Tells of weights that are NaN or infinite, under which no input has an equilibrium.
+
+    Weights are read again when torch counts a change, and in every forward pass that is differentiated, as fused
+    optimisers are not counted. On a GPU reading would wait for the device; there a solve that fails tells.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[tuple[int, int], ...] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WeightCheck, ()
+
+    def failed(self, weights: Sequence[tuple[str, Tensor]], on_failure: OnFailure) -> bool:
+        """Warns or raises, and returns True, if a weight holds NaN or infinity.
+
+        Example:
+            >>> WeightCheck().failed([("B", torch.tensor([[1.0, torch.nan]]))], "raise")
+            Traceback (most recent call last):
+                ...
+            wellposed.errors.ConvergenceError: weights: 'B' holds 1 of 2 entries that are NaN or infinite, the ...
+        """
+        plain = all(type(value) in (Tensor, nn.Parameter) and value.device.type == "cpu" for _, value in weights)
+        if under_transform() or not plain or any(value.is_inference() for _, value in weights):
+            return False
+        seen = tuple((value._version, value.data_ptr()) for _, value in weights)
+        if seen == self._seen and not torch.is_grad_enabled():
+            return False
+        if math.isfinite(sum(value.detach().sum() for _, value in weights)):
+            self._seen = seen
+            return False
+        wrong = {name: ~value.detach().isfinite() for name, value in weights}
+        spoilt = {name: where for name, where in wrong.items() if bool(where.any())}
+        if not spoilt:  # the sum was too large, not its terms
+            self._seen = seen
+            return False
+        told = [f"{name!r} holds {int(where.sum())} of {where.numel()} entries" for name, where in spoilt.items()]
+        first = tuple(int(k) for k in next(iter(spoilt.values())).nonzero()[0])
+        message = (
+            f"weights: {', '.join(told)} that are NaN or infinite, the first at {first}; no input has an "
+            "equilibrium, so all outputs are NaN. Go back to weights from before, and lower the learning rate"
+        )
+        if on_failure == "raise":
+            raise ConvergenceError(message)
+        if on_failure == "warn":
+            warnings.warn(message, ConvergenceWarning, stacklevel=_callers_level())
+        return True
+
+
+def no_equilibrium(like: Tensor, weights: Sequence[tuple[str, Tensor]]) -> Tensor:
+    """Returns NaN in the shape of a tensor, which makes the gradients of the weights NaN as well."""
+    return torch.full_like(like, torch.nan) * sum(value.sum() for _, value in weights)
 
 
 def _callers_level() -> int:

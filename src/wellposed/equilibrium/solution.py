@@ -88,6 +88,13 @@ class Solution:
     bound: Callable[[], Tensor | None] = field(default=lambda: None, repr=False)
     adjoint_record: Adjoint = field(default_factory=Adjoint, repr=False)
 
+    @classmethod
+    def none(cls, value: Tensor) -> "Solution":  # (B, ...)
+        """Returns the solution of a problem that has none for any sample."""
+        status = torch.full(value.shape[:1], Status.NONFINITE, dtype=torch.int8, device=value.device)
+        residuals = torch.full((len(value), 1), torch.nan, dtype=value.dtype, device=value.device)
+        return cls(value, status, torch.ones_like(status, dtype=torch.int64), residuals)
+
     @property
     def converged(self) -> Tensor:  # (B,) bool
         """Samples whose stopping rule was met."""

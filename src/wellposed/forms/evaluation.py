@@ -6,7 +6,7 @@ it reads. `Evaluation` computes the states of a batch in that order.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -71,26 +71,31 @@ class System:
             )
         return certify(self.A.to_dense(), self.activation)
 
-    def solve(self, v: Tensor, options: dict[str, Any]) -> Solution:
-        """Solves for every row of ``v (B, n)``; `options` are those of `fixed_point`."""
-        A, damping, options, dtype = self.A, 1.0, dict(options), v.dtype
-        condition, gain = self.certificate.condition, max(1.0, self.certificate.gain)
-        if math.isfinite(gain) and not self.feedforward:
-            stop, wide = bound_error(STOPPINGS.get(options.get("stop") or Relative()), gain, dtype)
-            options, A, v = {**options, "stop": stop}, A.to(dtype=wide), v.to(wide)
+    def iteration(self, v: Tensor) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
+        """Returns a step ``(x, v) -> x`` that converges to the solution, in the dtype of v, and the v it takes."""
+        A, damping, phi = self.A.to(dtype=v.dtype), 1.0, self.activation.function
+        condition = self.certificate.condition
         if condition in ("mu", "monotone", "triangular") and not self.feedforward:
             system = get_condition(condition).equivalent(A.to_dense(), self.activation)
             A, v, damping = Dense(system.A), v * system.scale, system.damping
-        if self.feedforward:
-            options = {"solver": Picard(), "stop": Settled(A.shape[0]), **options}
-        phi = self.activation.function
 
-        def f(x: Tensor, offset: Tensor) -> Tensor:
+        def step(x: Tensor, offset: Tensor) -> Tensor:
             image = phi((A @ x) + offset)
             return image if damping == 1 else torch.lerp(x, image, damping)
 
+        return step, v
+
+    def solve(self, v: Tensor, options: dict[str, Any]) -> Solution:
+        """Solves for every row of ``v (B, n)``; `options` are those of `fixed_point`."""
+        options, dtype, gain = dict(options), v.dtype, max(1.0, self.certificate.gain)
+        if self.feedforward:
+            options = {"solver": Picard(), "stop": Settled(self.A.shape[0]), **options}
+        elif math.isfinite(gain):
+            options["stop"], wide = bound_error(STOPPINGS.get(options.get("stop") or Relative()), gain, dtype)
+            v = v.to(wide)
+        step, v = self.iteration(v)
         start = options.pop("x0", None)
-        found = fixed_point(f, torch.zeros_like(v) if start is None else start.to(v), v, **options)
+        found = fixed_point(step, torch.zeros_like(v) if start is None else start.to(v), v, **options)
         assert isinstance(found.value, Tensor)
         return replace(found, value=found.value.to(dtype), residuals=found.residuals.to(dtype))
 

@@ -23,7 +23,14 @@ from wellposed.equilibrium.fixed_point import make_method, require_finite
 from wellposed.equilibrium.method import check_policy
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.tracing import under_transform
-from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError, MissingExtraError, unknown_name
+from wellposed.errors import (
+    ConvergenceError,
+    ConvergenceWarning,
+    InputError,
+    MissingExtraError,
+    not_a_tensor,
+    unknown_name,
+)
 from wellposed.forms.evaluation import Evaluation, Plan, block_norms
 from wellposed.forms.operators.base import Operator, tensors
 from wellposed.forms.operators.block import Block, combine, partitioned
@@ -209,7 +216,7 @@ class ImplicitForm:
             raise InputError(f"input_shape {self.input_shape} has not the {p} entries that B takes")
 
     def _given(self, activation: Activation | str | Sequence[Activation | str]) -> tuple[Activation, ...]:
-        if isinstance(activation, str | Activation):
+        if isinstance(activation, str) or not isinstance(activation, Sequence):
             single = get_activation(activation)
             natural = _natural(self.A)
             fits = single.componentwise or (single.block and not any(size % single.block for size in natural))
@@ -266,6 +273,11 @@ class ImplicitForm:
         if not under_transform() and not bool((found.total + y.detach().sum(1)).isfinite().all()):
             self._check_finite(flat, y)
         return y
+
+    def evaluated(self, u: Tensor, make: Callable[..., Evaluation]) -> Tensor:
+        """Evaluates the rule by another `Evaluation`, and looks at no value."""
+        flat, C = self._flat(u), self.blocks[2]
+        return self._output(C, make(self.plan, self._offset(flat)).run().states, flat)
 
     @torch.no_grad()
     def _check_finite(self, flat: Tensor, y: Tensor) -> None:
@@ -338,12 +350,15 @@ class ImplicitForm:
 
     def _flat(self, u: Tensor) -> Tensor:
         _, p, _ = self.sizes
+        if not isinstance(u, Tensor):
+            raise not_a_tensor("u", u)
         if u.dim() == 0 or tuple(u.shape[1:]) not in ((p,), self.input_shape):
             raise InputError(
                 f"u must have the shape (batch, {p}) or (batch, *{self.input_shape}); received {tuple(u.shape)}"
             )
         if u.dtype != self.A.dtype:
-            raise InputError(f"u is {u.dtype} and the form {self.A.dtype}; convert one of them")
+            way = f"form = form.to({u.dtype}) or u = u.to(form.dtype)"
+            raise InputError(f"u is {u.dtype} and the form {self.A.dtype}; convert one of them: {way}")
         require_finite("u", u)
         return u.reshape(u.shape[0], p)
 
@@ -357,7 +372,7 @@ class ImplicitForm:
         return self.activations[0] if whole else self.activations
 
     def to(self, *args: Any, **kwargs: Any) -> "ImplicitForm":
-        """Converts all entries, as `torch.Tensor.to` does."""
+        """Returns the form with all entries converted, as `torch.Tensor.to` does; this one stays as it is."""
         blocks = {name: getattr(self, name).to(*args, **kwargs) for name in "ABCD"}
         values = {"bias": self.bias, "output_bias": self.output_bias}
         moved = {name: None if v is None else v.to(*args, **kwargs) for name, v in values.items()}
@@ -388,6 +403,44 @@ class ImplicitForm:
         if not MODEL_BUILDERS:
             raise MissingExtraError("import wellposed.models before calling to_model()")
         return MODEL_BUILDERS[-1](self, **options)
+
+    # Last, because `float` is the name of a type above.
+    def float(self) -> "ImplicitForm":
+        """Returns the form in float32."""
+        return self.to(torch.float32)
+
+    def double(self) -> "ImplicitForm":
+        """Returns the form in float64."""
+        return self.to(torch.float64)
+
+    def half(self) -> "ImplicitForm":
+        """Returns the form in float16."""
+        return self.to(torch.float16)
+
+    def bfloat16(self) -> "ImplicitForm":
+        """Returns the form in bfloat16."""
+        return self.to(torch.bfloat16)
+
+    def cpu(self) -> "ImplicitForm":
+        """Returns the form on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | torch.device | None = None) -> "ImplicitForm":
+        """Returns the form on a CUDA device, the current one if None."""
+        if not torch.cuda.is_available():
+            raise InputError("torch finds no CUDA device here; the form stays where it is: form.cpu()")
+        place = torch.device("cuda", device) if isinstance(device, int) else device
+        return self.to("cuda" if place is None else place)
+
+    def eval(self) -> "ImplicitForm":
+        """Returns the form itself: it has one mode only, that of evaluation."""
+        return self
+
+    def train(self, mode: bool = True) -> "ImplicitForm":
+        """Refuses to train, as a form has no parameters; `to_model` makes a model of it that does."""
+        if mode:
+            raise InputError("a form has no parameters to train; form.to_model() makes a model that has some")
+        return self
 
 
 def _natural(A: Operator) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from wellposed.activations import Activation, family_of, get_activation
 from wellposed.equilibrium.maps import State
 from wellposed.equilibrium.tracing import under_functorch
-from wellposed.errors import InputError
+from wellposed.errors import InputError, positive_integer
 from wellposed.models.norms import VariationalDropout
 
 Convolution = nn.Conv1d | nn.Conv2d
@@ -73,8 +73,7 @@ class Nonlinearity(nn.Module):
 def require_positive(**sizes: int) -> None:
     """Raises unless every size is a positive integer."""
     for name, size in sizes.items():
-        if type(size) is not int or not 1 <= size < 2**31:
-            raise InputError(f"{name} must be a positive integer; received {size!r}")
+        positive_integer(name, size)
 
 
 def convolution(
@@ -151,7 +150,7 @@ class DenseCell(Cell):
     ) -> None:
         super().__init__()
         require_positive(in_features=in_features, state_features=state_features, depth=depth)
-        self.in_features, self.state_features = in_features, state_features
+        self.in_features, self.state_features = int(in_features), int(state_features)
         self.projection, self.activation = Nonlinearity(projection), Nonlinearity(activation)
         self.input = nn.Linear(in_features, state_features, bias=not self.projection.trivial)
         self.layers = nn.ModuleList(nn.Linear(state_features, state_features) for _ in range(depth))

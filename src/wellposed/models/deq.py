@@ -8,7 +8,8 @@ for each sample by itself. `DEQ` is the model.
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,12 @@ from torch.nn.utils import parametrize
 from wellposed.equilibrium.fixed_point import fixed_point, make_method
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.maps import Packing, State, max_norm
-from wellposed.equilibrium.method import OnFailure
+from wellposed.equilibrium.method import OnFailure, WeightCheck, no_equilibrium
 from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.equilibrium.tracing import under_transform
-from wellposed.errors import ConvergenceError, InputError, MapError
+from wellposed.errors import ConvergenceError, InputError, MapError, not_a_tensor
 from wellposed.kernels.graphs import GraphLoop, check_graph_executor
 from wellposed.models.cells import Cell
 from wellposed.models.noise import Disturbance, Noise, NoisyMap, disturbed_signals, signal_points
@@ -265,7 +266,7 @@ class DEQ(nn.Module):
         self.solver, self.stop, self.max_steps, self.on_failure = solver, stop, max_steps, on_failure
         self.gradient = GRADIENTS.get(Implicit() if gradient is None else gradient)
         check_graph_executor(executor)
-        self.executor, self._graphs = executor, GraphLoop()
+        self.executor, self._graphs, self.weight_check = executor, GraphLoop(), WeightCheck()
         make_method(
             solver, stop, max_steps, on_failure
         )  # names and values are checked here, not at the first call
@@ -284,6 +285,9 @@ class DEQ(nn.Module):
         """Returns the equilibrium and tells, per sample, how it was reached."""
         reject_layers(self.cell)
         batch, start = _inputs(u)[0], self.start(u) if x0 is None else x0
+        parameters = [pair for pair in self.cell.named_parameters() if pair[1].is_floating_point()]
+        if self.weight_check.failed(parameters, self.on_failure):
+            return self._none(start, parameters)
         masks = [layer for layer in self.cell.modules() if isinstance(layer, VariationalDropout)]
         rows = torch.arange(batch.shape[0], device=batch.device)
         disturbance = Disturbance(self.noise or Noise(), batch.shape[0])
@@ -351,22 +355,31 @@ class DEQ(nn.Module):
             alone = f(first(found.value), *(part[:1] for part in inputs))
             reject_coupling(alone, first(f(found.value, *inputs)))
 
+    @staticmethod
+    def _none(start: State, weights: Sequence[tuple[str, Tensor]]) -> Solution:
+        parts = tuple(no_equilibrium(part, weights) for part in ((start,) if isinstance(start, Tensor) else start))
+        told = Solution.none(parts[0])
+        return told if isinstance(start, Tensor) else replace(told, value=parts)
+
     def extra_repr(self) -> str:
         shape = "" if self.state_shape is None else f"state_shape={self.state_shape}, "
         return f"{shape}solver={self.solver}, stop={self.stop}, gradient={self.gradient}"
 
 
 def _inputs(u: State) -> tuple[Tensor, ...]:
-    parts = (u,) if isinstance(u, Tensor) else u
-    if not isinstance(parts, tuple | list) or not parts or not all(isinstance(part, Tensor) for part in parts):
-        raise InputError(f"u must be a batch-first tensor or a tuple of them; received {type(u).__name__}")
+    parts: Any = (u,) if isinstance(u, Tensor) else u
+    if not isinstance(parts, tuple | list) or not parts:
+        raise not_a_tensor("u", u)
+    for part in parts:
+        if not isinstance(part, Tensor):
+            raise not_a_tensor("u", u if isinstance(part, int | float | list) else part)
     if any(part.dim() == 0 for part in parts):
         raise InputError("u must be batch-first; received a tensor without dimensions")
     return tuple(parts)
 
 
 def _is_single(shape: Any) -> bool:
-    return all(isinstance(size, int) for size in shape)
+    return all(isinstance(size, SupportsIndex) for size in shape)
 
 
 def _normalised(shape: Any) -> Any:
@@ -374,11 +387,12 @@ def _normalised(shape: Any) -> Any:
     if shape is None:
         return None
     try:
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        parts = (sizes,) if _is_single(sizes) else tuple(tuple(part) for part in sizes)
-    except TypeError:
+        sizes = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
+        given = (sizes,) if _is_single(sizes) else tuple(tuple(part) for part in sizes)
+        parts = tuple(tuple(size.__index__() for size in part) for part in given)
+    except (TypeError, AttributeError):
         parts = ((-1,),)
-    if any(not isinstance(size, int) or size < 0 for part in parts for size in part):
+    if any(size < 0 for part in parts for size in part):
         raise InputError(f"state_shape is a tuple of sizes or a tuple of such tuples; received {shape!r}")
     return parts[0] if _is_single(sizes) else parts
 

@@ -6,7 +6,7 @@ check the options and matrices of an `ImplicitModel`. `continued` turns a form i
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +22,21 @@ from wellposed.equilibrium.fixed_point import make_method, require_finite
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import Map
-from wellposed.equilibrium.method import Loop, Method, Once, OnFailure, active_logs, report_outputs
+from wellposed.equilibrium.method import (
+    Loop,
+    Method,
+    Once,
+    OnFailure,
+    WeightCheck,
+    active_logs,
+    no_equilibrium,
+    report_outputs,
+)
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
 from wellposed.equilibrium.stopping import STOPPINGS, ErrorBound, Relative, Settled, Stopping, bound_error
 from wellposed.equilibrium.tracing import under_transform
-from wellposed.errors import IllPosedError, InputError
+from wellposed.errors import IllPosedError, InputError, not_a_tensor, positive_integer
 from wellposed.forms import ImplicitForm, Zero
 from wellposed.forms.form import MODEL_BUILDERS
 from wellposed.forms.operators.plain import Dense, LowRank
@@ -180,6 +189,8 @@ def _fitting(condition: Condition, A: Tensor) -> Condition:
 def choose_condition(condition: str | Condition, kappa: float | None, triangular: bool) -> Condition:
     """Returns the condition behind the options of a model; raises where they contradict each other."""
     rule = get_condition(condition)
+    if kappa is not None and not isinstance(kappa, SupportsFloat):
+        raise InputError(f"kappa must be a number; received {kappa!r}")
     if triangular:
         if rule.name not in ("inf", "triangular"):
             raise InputError(
@@ -222,7 +233,8 @@ class ImplicitModel(nn.Module):
 
     Args:
         in_features, out_features, state_features: p, q and n.
-        activation: phi, by name or as a registered `Activation`.
+        activation: phi, by name, as a layer or a function of torch (``nn.ReLU()``, ``torch.relu``), or as an
+            `Activation`.
         kappa: the cap on A; times the Lipschitz constant of phi it must be below one. None only with
             ``triangular=True`` (no cap).
         condition: how A is kept well-posed: ``"inf"`` (row sums at most kappa), ``"weighted"`` (the same in
@@ -248,7 +260,7 @@ class ImplicitModel(nn.Module):
         out_features: int,
         state_features: int,
         *,
-        activation: str | Activation = "relu",
+        activation: Any = "relu",
         kappa: float | None = 0.95,
         condition: str | Condition = "inf",
         rank: int | None = None,
@@ -263,10 +275,9 @@ class ImplicitModel(nn.Module):
         executor: Literal["auto", "numba", "triton", "reference"] = "auto",
     ) -> None:
         super().__init__()
-        sizes = {"in_features": in_features, "out_features": out_features, "state_features": state_features}
-        for name, size in sizes.items():
-            if type(size) is not int or not 1 <= size < 2**31:
-                raise InputError(f"{name} must be a positive integer; received {size!r}")
+        in_features = positive_integer("in_features", in_features)
+        out_features = positive_integer("out_features", out_features)
+        state_features = positive_integer("state_features", state_features)
         check_executor(executor)
         self.in_features, self.out_features, self.state_features = in_features, out_features, state_features
         self.activation = get_activation(activation)
@@ -275,7 +286,7 @@ class ImplicitModel(nn.Module):
         self.on_failure, self.executor = on_failure, executor
         rule = choose_condition(condition, kappa, triangular)
         self.state = StateMatrix(state_features, self.activation, rule, kappa, rank)
-        self.plan_cache, self.sparse_cache = Cache(), Cache()
+        self.plan_cache, self.sparse_cache, self.weight_check = Cache(), Cache(), WeightCheck()
         self.B = nn.Parameter(torch.randn(state_features, in_features) / math.sqrt(in_features))
         self.C = nn.Parameter(torch.randn(out_features, state_features) / math.sqrt(state_features))
         self.D = nn.Parameter(torch.zeros(out_features, in_features)) if feedthrough else None
@@ -286,6 +297,12 @@ class ImplicitModel(nn.Module):
     def A(self) -> Tensor:  # (n, n)
         """The matrix that is evaluated; forms L R' for a low-rank model."""
         return self.state.dense()
+
+    def state_weights(self) -> list[tuple[str, Tensor]]:
+        """Returns the parameters on which the states depend, by name."""
+        named = [(f"state.{name}", value) for name, value in self.state._parameters.items()]
+        named += [("B", self.B), ("bias", self.bias)]
+        return [(name, value) for name, value in named if value is not None]
 
     @property
     def kappa(self) -> float | None:
@@ -310,6 +327,8 @@ class ImplicitModel(nn.Module):
     def forward(self, u: Tensor) -> Tensor:  # (..., p) -> (..., q)
         """Computes the outputs."""
         self._check(u)
+        if self.weight_check.failed(self.state_weights(), self.on_failure):
+            return no_equilibrium(u.new_empty(*u.shape[:-1], self.out_features), self.state_weights())
         flat = u.reshape(-1, self.in_features)
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
         text = _describe(self) if compiling else None
@@ -350,6 +369,8 @@ class ImplicitModel(nn.Module):
             raise InputError(f"x0 must have the shape {shape}; received {tuple(x0.shape)}")
         if x0 is not None:
             require_finite("x0", x0)
+        if self.weight_check.failed(self.state_weights(), self.on_failure):
+            return Solution.none(no_equilibrium(u.new_empty(shape), self.state_weights()))
         value, status, steps, residuals, method = self._solve(u, x0, trace=True)
         final, inputs = value.detach(), u.detach()
         bound = lambda: self._bound()(final, self._context(inputs))  # noqa: E731
@@ -519,9 +540,10 @@ class ImplicitModel(nn.Module):
             return torch.cat([F.linear(u, self.B, self.bias), F.linear(u.abs(), self.B.abs(), size)], dim=1)
 
     def _check(self, u: Tensor) -> None:
-        if not isinstance(u, Tensor) or u.dim() == 0 or u.shape[-1] != self.in_features:
-            received = tuple(u.shape) if isinstance(u, Tensor) else type(u).__name__
-            raise InputError(f"u must have the width {self.in_features} (in_features); received {received}")
+        if not isinstance(u, Tensor):
+            raise not_a_tensor("u", u)
+        if u.dim() == 0 or u.shape[-1] != self.in_features:
+            raise InputError(f"u must have the width {self.in_features} (in_features); received {tuple(u.shape)}")
         if u.is_complex() or (u.dtype != self.B.dtype and not torch.is_autocast_enabled(u.device.type)):
             raise InputError(
                 f"u is {u.dtype} and the model {self.B.dtype}; convert one of them: u.to(...) or model.to(...)"

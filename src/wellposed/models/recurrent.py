@@ -17,11 +17,11 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from wellposed.equilibrium.affine import AffineProblem
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.gradients import Implicit
-from wellposed.equilibrium.method import Once, report_outputs
+from wellposed.equilibrium.method import Once, WeightCheck, no_equilibrium, report_outputs
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound
 from wellposed.equilibrium.tracing import under_transform
-from wellposed.errors import InputError
+from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.kernels.engine import choose_loop
 from wellposed.kernels.layer import source_of
 from wellposed.kernels.sequence import place_problem, projected, sequence_problem, walk, wanted
@@ -50,9 +50,11 @@ class Sequences:
                 raise InputError("a PackedSequence knows its lengths; leave out lengths")
             return cls._packed(value, "packed", batch_first)
         layout = "(B, T, {}) or (T, {})" if batch_first else "(T, B, {}) or (T, {})"
-        if not isinstance(value, Tensor) or value.dim() not in (2, 3):
-            received = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(f"input must have the shape {layout.format(width, width)}; received {received}")
+        if not isinstance(value, Tensor):
+            raise not_a_tensor("input", value)
+        if value.dim() not in (2, 3):
+            shape = layout.format(width, width)
+            raise InputError(f"input must have the shape {shape}; received {tuple(value.shape)}")
         _require_width(value, width, layout)
         if value.dim() == 2:
             return cls._single(value, lengths)
@@ -225,15 +227,17 @@ class ImplicitRNN(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
-        for name, size in {**sizes, "out_features": 1 if out_features is None else out_features}.items():
-            if type(size) is not int or not 1 <= size < 2**31:
-                raise InputError(f"{name} must be a positive integer; received {size!r}")
+        input_size, hidden_size = (
+            positive_integer("input_size", input_size),
+            positive_integer("hidden_size", hidden_size),
+        )
+        num_layers = positive_integer("num_layers", num_layers)
+        out_features = None if out_features is None else positive_integer("out_features", out_features)
         if not 0 <= dropout < 1:
             raise InputError(f"dropout must lie in [0, 1); received {dropout}")
         self.input_size, self.hidden_size, self.out_features = input_size, hidden_size, out_features
         self.batch_first, self.num_layers, self.bidirectional = batch_first, num_layers, bidirectional
-        self.dropout, self.warm_start = dropout, warm_start
+        self.dropout, self.warm_start, self.weight_check = dropout, warm_start, WeightCheck()
         width = hidden_size * self.directions
         widths = [input_size] + [width] * (num_layers - 1)
         self.cells = nn.ModuleList(
@@ -308,6 +312,17 @@ class ImplicitRNN(nn.Module):
             the outputs in the layout of the input, and the last hidden states in the shape of `h0`.
         """
         sequences, h = self._read(input, h0, lengths)
+        weights = [
+            (f"cells.{k}.{name}", value)
+            for k in range(len(self.cells))
+            for name, value in self.cell(k).state_weights()
+        ]
+        if self.weight_check.failed(weights, self.cell(0).on_failure):
+            width = self.hidden_size * self.directions if self.out_features is None else self.out_features
+            output, h_n = (
+                no_equilibrium(part, weights) for part in (sequences.data.new_empty(len(sequences.data), width), h)
+            )
+            return sequences.give_back(output), sequences.restored(h_n)
         output, h_n, _ = self._run(sequences, h, trace=False)
         return sequences.give_back(output), sequences.restored(h_n)
 

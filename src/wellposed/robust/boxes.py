@@ -210,6 +210,9 @@ def norm_bounds(query: Query) -> Bounds:
         raise MethodError(f"the norm bound needs a Lipschitz constant of {phi.name!r} in the inf norm; use 'box'")
     center = query.once("center", Center.of)
     spread, gamma = center.spread, phi.lipschitz("inf")
+    if not query.form.sizes[0]:  # no hidden units: only the outputs are left to bound
+        exact = [Interval.around(x, torch.zeros_like(x), query.form.dtype) for x in center.states]
+        return of_states(query, exact, "norm")
     kappa = float(upward(spread.A.row_sums(), spread.terms).max()) * gamma * (1 + 2 * EPS)
     if not kappa < 1:
         raise MethodError(

@@ -33,6 +33,11 @@ def linear(signal: Signal, weight: Tensor, bias: Tensor | None = None) -> Signal
     if not isinstance(weight, Tensor) or not isinstance(signal, Signal):
         raise UnsupportedError("a linear layer needs constant weights; multiply two signals by torch.matmul")
     *lead, width = signal.shape
+    if width != weight.shape[1]:
+        sample = tuple(signal.shape[1:])
+        raise UnsupportedError(
+            f"it takes {weight.shape[1]} features; received {width}, in a sample of shape {sample}"
+        )
     count = signal.size // width
     matrix: Operator = Dense(weight.detach().clone())
     offset = None if bias is None else bias.detach().repeat(count)

@@ -4,8 +4,16 @@
 the result as an ONNX file.
 """
 
+import contextlib
 import copy
+import io
+import logging
+import math
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +22,29 @@ from torch.nn.utils import parametrize
 
 from wellposed.atomic import written_whole
 from wellposed.equilibrium.maps import State
-from wellposed.errors import InputError, require
+from wellposed.errors import InputError, positive_integer, require
+from wellposed.forms.evaluation import Evaluation, System
+from wellposed.forms.form import ImplicitForm
 from wellposed.models.deq import DEQ, halves
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.recurrent import ImplicitRNN
 
+FEWEST_STEPS, MOST_STEPS = 4, 1024  # of those that are tried where none are given
 
-def fixed_steps(model: nn.Module, steps: int) -> nn.Module:
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Keeps torch from printing programs and warnings while it traces; what it raises says enough."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def fixed_steps(model: nn.Module | ImplicitForm, steps: int) -> nn.Module:
     """Copies a module with every equilibrium in it replaced by `steps` plain steps of its map.
 
     The copy has no stopping rule, status or branch that depends on values, so that `torch.export.export` and
@@ -29,7 +53,7 @@ def fixed_steps(model: nn.Module, steps: int) -> nn.Module:
     compare it with the model on inputs of yours before it is shipped.
 
     Args:
-        model: an `ImplicitModel`, `ImplicitRNN`, `DEQ`, or a module that contains some.
+        model: an `ImplicitModel`, `ImplicitRNN`, `DEQ`, a module that contains some, or an `ImplicitForm`.
         steps: evaluations of the map in every solve.
 
     Example:
@@ -38,8 +62,9 @@ def fixed_steps(model: nn.Module, steps: int) -> nn.Module:
         >>> program.module()(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
     """
-    if not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps must be a positive integer; received {steps!r}")
+    steps = positive_integer("steps", steps)
+    if isinstance(model, ImplicitForm):
+        return _FixedForm(model, steps)
     copied = copy.deepcopy(model).eval()
     _settle_weights(copied)
     found = _replaced(copied, steps)
@@ -48,6 +73,17 @@ def fixed_steps(model: nn.Module, steps: int) -> nn.Module:
             f"{type(model).__name__} contains no ImplicitModel, ImplicitRNN or DEQ; export it as it is"
         )
     return found.requires_grad_(False)
+
+
+def _choose_steps(model: nn.Module | ImplicitForm, example: Tensor) -> int:
+    """Doubles the steps until the outputs agree as far as half of the digits, or change no more."""
+    exact = _outputs(model, example)
+    scale = max(float(part.abs().max()) for part in exact)
+    wanted = math.sqrt(torch.finfo(example.dtype).eps) * max(scale, torch.finfo(example.dtype).tiny)
+    steps = FEWEST_STEPS
+    while steps < MOST_STEPS and _distance(exact, _outputs(fixed_steps(model, steps), example)) > wanted / 10:
+        steps *= 2
+    return steps
 
 
 def _settle_weights(module: nn.Module) -> None:
@@ -169,15 +205,43 @@ class _FixedRecurrent(FixedStep):
         return torch.stack(outputs[::-1] if backwards else outputs)
 
 
+@dataclass
+class _FixedEvaluation(Evaluation):
+    """Takes a number of steps in every loop, and looks at no value."""
+
+    steps: int = 1
+
+    def _close(self, system: System, blocks: tuple[int, ...]) -> None:
+        driven = torch.cat([self._driven(k, blocks) for k in blocks], dim=1)
+        step, v = system.iteration(driven)
+        x = torch.zeros_like(v)
+        for _ in range(self.steps):
+            x = step(x, v)
+        sizes = [self.plan.A.heights[k] for k in blocks]
+        for k, piece in zip(blocks, x.split(sizes, dim=1), strict=True):
+            self.states[k] = piece
+
+
+class _FixedForm(FixedStep):
+    """The blocks of a form in their order, with so many steps in every loop."""
+
+    def __init__(self, form: ImplicitForm, steps: int) -> None:
+        super().__init__()
+        self.form, self.steps = form, steps
+
+    def forward(self, u: Tensor) -> Tensor:  # (B, *input_shape) -> (B, q)
+        return self.form.evaluated(u, partial(_FixedEvaluation, steps=self.steps))
+
+
 FORMS: dict[type[nn.Module], type] = {ImplicitModel: _FixedImplicit, ImplicitRNN: _FixedRecurrent, DEQ: _FixedDEQ}
 
 
 def export_onnx(
-    model: nn.Module,
+    model: nn.Module | ImplicitForm,
     path: str | os.PathLike[str],
-    example: Tensor,
+    example: Tensor | None = None,
     *,
-    steps: int,
+    steps: int | None = None,
     dynamic_batch: bool = True,
 ) -> float:
     """Writes a module with every equilibrium in it replaced by `steps` plain steps as one ONNX file.
@@ -187,8 +251,10 @@ def export_onnx(
     Args:
         model: as in `fixed_steps`.
         path: the file to write.
-        example: an input, batch-first with at least two samples. All of its other sizes are fixed by it.
-        steps: evaluations of the map in every solve.
+        example: an input, batch-first with at least two samples. All of its other sizes are fixed by it. One is
+            drawn for an `ImplicitForm` or an `ImplicitModel` if None.
+        steps: evaluations of the map in every solve; None doubles them until the outputs on `example` agree to
+            half of their digits.
         dynamic_batch: whether the file takes batches of any size.
 
     Returns:
@@ -202,23 +268,51 @@ def export_onnx(
     """
     require("onnx", extra="share")
     require("onnxscript", extra="share")
+    example = _drawn(model) if example is None else example
     if not isinstance(example, Tensor) or example.dim() < 2 or example.shape[0] < 2:
         received = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise InputError(f"example must be a batch of at least two inputs, (B, ...); received {received}")
-    plain = fixed_steps(model, steps).eval()
-    with torch.no_grad():
-        exact, found = _parts(copy.deepcopy(model).eval()(example)), _parts(plain(example))
+    plain = fixed_steps(model, _choose_steps(model, example) if steps is None else steps).eval()
+    exact, found = _outputs(model, example), _outputs(plain, example)
     names = ["y", "h_n"][: len(found)] if len(found) < 3 else [f"y{k}" for k in range(len(found))]
     shapes = ({0: torch.export.Dim("batch")},) if dynamic_batch else None
-    program = torch.onnx.export(
-        plain, (example,), input_names=["u"], output_names=names, dynamic_shapes=shapes, dynamo=True, verbose=False
-    )
-    if program is None:
-        raise RuntimeError("torch.onnx.export returned no program")
+    program = _program(plain, example, input_names=["u"], output_names=names, dynamic_shapes=shapes)
+    if dynamic_batch and isinstance(program.model.graph.inputs[0].shape[0], int):
+        raise InputError(
+            f"torch.onnx has fixed the batch size of {type(model).__name__} at {len(example)}; pass "
+            "dynamic_batch=False and an example with as many samples as the file is to take"
+        )
     with written_whole(path) as place:
         program.save(os.fspath(place))
+    return _distance(exact, found)
+
+
+def _drawn(model: nn.Module | ImplicitForm) -> Tensor:
+    """Draws two inputs for a model that knows their shape."""
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(model, ImplicitForm):
+        return torch.randn(2, *model.input_shape, generator=generator).to(model.device, model.dtype)
+    if isinstance(model, ImplicitModel):
+        return torch.randn(2, model.in_features, generator=generator).to(model.B)
+    raise InputError(f"the inputs of {type(model).__name__} can have many shapes; give an example, (B, ...)")
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module | ImplicitForm, example: Tensor) -> tuple[Tensor, ...]:
+    outputs = (model if isinstance(model, ImplicitForm) else copy.deepcopy(model).eval())(example)
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def _distance(exact: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(exact, found, strict=True))
 
 
-def _parts(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+def _program(plain: nn.Module, example: Tensor, **names: Any) -> Any:
+    try:
+        with silenced():
+            return torch.onnx.export(plain, (example,), **names, dynamo=True, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise InputError(
+            f"torch.onnx cannot export {type(plain).__name__}: {reason}; its control flow may depend on data"
+        ) from error

@@ -21,13 +21,16 @@ from wellposed.forms.storage import strict_json
 
 
 def write_tensors(place: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file.
+    """Writes a safetensors file, with the rights that any new file of the user's has.
 
     Raises:
-        OSError: the disk is full, or the folder cannot be written to.
+        OSError: the disk is full, or the folder is missing or cannot be written to.
     """
+    place.touch()
+    rights = place.stat().st_mode
     try:
         save_file(tensors, place, metadata=metadata)
+        place.chmod(rights)  # it was written for the owner alone
     except SafetensorError as error:
         raise OSError(f"{place.parent} cannot be written to, or its disk is full: {error}") from error
 
