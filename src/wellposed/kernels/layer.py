@@ -75,6 +75,7 @@ class Plan:
     backward: Pass
     on_failure: OnFailure
     general: AffineProblem  # a template: its methods serve one solve
+    dtype: torch.dtype  # of the solves
     automatic: bool = False  # whether nobody has asked for a solver
 
     def problem(self) -> AffineProblem:
@@ -106,7 +107,7 @@ def make_plan(problem: AffineProblem, like: Tensor) -> Plan | None:
     patience = problem.patience if device == "cpu" else 0
     turns, patience = patience > 0 and stop_is_plain(second.stop), patience or second.max_steps
     backward = _pass(second, LINEAR, 0.0, min(patience, second.max_steps), turns, dtype)
-    return Plan(problem.activation, kind, forward, backward, first.on_failure, problem, loop.automatic)
+    return Plan(problem.activation, kind, forward, backward, first.on_failure, problem, dtype, loop.automatic)
 
 
 def _pass(method: Method, kind: int, slope: float, limit: int, hands_over: bool, dtype: torch.dtype) -> Pass:

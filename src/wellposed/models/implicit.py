@@ -344,20 +344,18 @@ class ImplicitModel(nn.Module):
 
     def _fast_outputs(self, plan: Plan, u: Tensor) -> Tensor:  # (B, p) -> (B, q)
         """Computes the outputs as one node of the graph."""
-        others: tuple[Tensor | None, ...] = (self.B, self.C, self.D, self.bias)
-        if (dtype := self.compute_dtype) != self.B.dtype:
-            wide = [None if matrix is None else matrix.to(dtype) for matrix in (self.state.dense(), *others)]
-            if u.is_cuda:
-                y = run_device_layer(plan, u.to(dtype), Source(wide[0], None), *wide[1:])
-            else:
-                y = run_layer(plan, u.to(dtype), *wide)
-            return y.to(self.B.dtype)
+        dtype = plan.dtype
+        wide = dtype != self.B.dtype
+        B, C = self.B.to(dtype), self.C.to(dtype)
+        D, bias = (None if part is None else part.to(dtype) for part in (self.D, self.bias))
         if u.is_cuda:
-            return run_device_layer(plan, u, source_of(self.state), *others)
-        sparse = sparse_parts(self, u)
+            source = Source(self.state.dense().to(dtype), None) if wide else source_of(self.state)
+            return run_device_layer(plan, u.to(dtype), source, B, C, D, bias).to(self.B.dtype)
+        sparse = NOTHING if wide else sparse_parts(self, u)
         if sparse is NOTHING:
-            return run_layer(plan, u, self.state.factors()[0], *others)
-        return run_sparse_layer(plan, u, sparse, self.state.dense, others)
+            A = self.state.factors()[0].to(dtype)
+            return run_layer(plan, u.to(dtype), A, B, C, D, bias).to(self.B.dtype)
+        return run_sparse_layer(plan, u, sparse, self.state.dense, (B, C, D, bias))
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
         """Computes the states and tells, per sample, how they were reached."""

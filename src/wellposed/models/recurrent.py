@@ -430,9 +430,9 @@ class _Walk:
             return self._run_by_time(data, sizes, h0, backwards=backwards)
         cell, (A,) = self.cell, self.system.factors
         dtype = cell.B.dtype if course.device else cell.compute_dtype
-        matrices = (A, cell.B, cell.C, cell.D, cell.bias)
-        wide = (None if matrix is None else matrix.to(dtype) for matrix in matrices)
-        found = walk(course, data.to(dtype), h0.to(dtype), Parts(*wide)).to(cell.B.dtype)
+        D, bias = (None if part is None else part.to(dtype) for part in (cell.D, cell.bias))
+        parts = Parts(A.to(dtype), cell.B.to(dtype), cell.C.to(dtype), D, bias)
+        found = walk(course, data.to(dtype), h0.to(dtype), parts).to(cell.B.dtype)
         if self.trace:
             self.reports = {0: {name: getattr(found, name) for name in ("states", "status", "steps", "residual")}}
         self.last = found.last
