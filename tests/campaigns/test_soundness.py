@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.campaigns import extended, rationals, soundness, soundness_bounds, soundness_conditions, soundness_gaps
+from tests.campaigns import extended, rationals, soundness, soundness_bounds, soundness_conditions, soundness_gaps, soundness_range
 from tests.robust.robust_cases import exact, looped
 from wellposed.activations import get_activation
 from wellposed.conditions import conditions

@@ -133,7 +133,7 @@ def comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
     room = 1 - loop - 4 * EPS * (1 + loop.abs())
     inverse = torch.where(room > 0, 1 / room, math.inf) * (1 + 4 * EPS)
     share = upward((slopes.abs() * inverse).amax(0), 2)
-    scaled = torch.where(others > 0, upward(share.unsqueeze(-1) * others, 2), 0.0)
+    scaled = torch.where(others == 0, 0.0, upward(share.unsqueeze(-1) * others, 2))
     return Comparison(scaled, inverse.amax(0))
 
 

@@ -114,6 +114,8 @@ def spectral_norm(A: Tensor) -> Tensor:
         True
     """
     matrix = double(A)
+    if not matrix.numel():
+        return matrix.new_zeros(matrix.shape[:-2])
     simple = _largest_sum(matrix, -1).sqrt() * _largest_sum(matrix, -2).sqrt() * (1 + 4 * EPS)
     if not bool(matrix.isfinite().all()):
         return simple
@@ -214,6 +216,8 @@ def perron_weights(M: Tensor) -> tuple[Tensor, float]:
         >>> value < 0.95
         True
     """
+    if not len(M):
+        return M.new_ones(0), 0.0
     scored = [_scored(M, v) for v in _solutions(M, KAPPAS)]
     if not any(value < 1 for value, _ in scored):
         scored = [_scored(M, v) for v in (*_solutions(M, NEARLY_ONE), _from_powers(M), _power_steps(M))]
@@ -396,6 +400,8 @@ def largest_singular_value(matrix: Tensor) -> float:  # (m, n)
         >>> 4 <= largest_singular_value(torch.diag(torch.tensor([3.0, -4.0]))) < 4.0001
         True
     """
+    if not matrix.numel():
+        return 0.0
     wide = matrix.to(torch.float64)
     wide = wide if len(wide) <= wide.shape[1] else wide.mT
     scale = power_of_two(wide.abs().amax())  # or squares would overflow or vanish

@@ -511,7 +511,7 @@ def exact_form(module: nn.Module, input_shape: Sequence[int] | int) -> tuple[Imp
             if not _equal(form, wide):
                 form, network = wide, other
     sizes, last = form.partition, len(network.sources) - 1
-    own = [last - k not in network.constants for k in range(len(sizes))]
+    own = [last - k not in network.added for k in range(len(sizes))]
     return form, torch.tensor(own).repeat_interleave(torch.tensor(sizes)).nonzero()[:, 0].to(form.device)
 
 

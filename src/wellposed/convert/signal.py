@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from wellposed.activations import Activation, get_activation
 from wellposed.errors import InputError
 from wellposed.forms import Block, Diagonal, Identity, ImplicitForm, Operator, Product, Selection, Zero
+from wellposed.forms.operators.entries import largest_entry, least_entry
 
 INPUT = -1
 _LIGHT = (Identity, Selection, Diagonal)
@@ -61,6 +62,8 @@ class Signal:
         source = self if operator.picks and operator.monomial()[0] else self.apart()
         moved = None if source.offset is None else (operator @ source.offset[None])[0]
         terms = {k: operator @ part for k, part in source.terms.items()}
+        if not self.network.can_form(terms):
+            return source.split().linear(operator, shape, offset)
         kept = {k: part for k, part in terms.items() if not isinstance(part, Zero)}
         found = Signal(self.network, tuple(shape), kept, moved)
         if offset is None:
@@ -79,8 +82,15 @@ class Signal:
         values, index = self.offset.unique(return_inverse=True)
         (k,) = self.network.constant(values).activate("identity").terms
         self.network.constants[k] = values
+        self.network.added.add(k)
         chosen = Selection(torch.where(self.offset == 0, -1, index), len(values), self.dtype)
         return replace(self, terms={**self.terms, k: chosen}, offset=None)
+
+    def split(self) -> "Signal":
+        """Makes a block of states with phi = identity where products of weights would leave the number range."""
+        found = self.kept()
+        self.network.added.update(found.terms)
+        return found
 
     def reshape(self, shape: Sequence[int]) -> "Signal":
         """Reads the numbers in another shape."""
@@ -209,6 +219,7 @@ class Network:
         dtype, device: of the weights.
         exact: whether nothing that rounds is multiplied out: offsets before a linear map become states of their
             own, `constants`, by their number.
+        added: the states that there are only because of that.
     """
 
     input_shape: tuple[int, ...]
@@ -216,6 +227,7 @@ class Network:
     device: torch.device
     exact: bool = False
     constants: dict[int, Tensor] = field(default_factory=dict)
+    added: set[int] = field(default_factory=set)
     sources: list[Signal] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -230,6 +242,12 @@ class Network:
     def width(self, k: int) -> int:
         """The size of a state, or of the input."""
         return math.prod(self.input_shape) if k == INPUT else self.sources[k].size
+
+    def can_form(self, terms: Mapping[int, Operator]) -> bool:
+        """Tells whether no entry of a product of weights is too small or too large where nothing may be rounded."""
+        products = [part for part in terms.values() if isinstance(part, Product)] if self.exact else []
+        least = 2.0**-450 if self.dtype == torch.float64 else 2.0**-100
+        return all(least_entry(part) >= least and largest_entry(part) <= 1 / least for part in products)
 
     def constant(self, value: Any) -> Signal:
         """A signal that depends on nothing."""

@@ -143,7 +143,7 @@ def margin_bounds(
 
 def _answer(method: str | Method, query: Query, dtype: torch.dtype) -> Bounds:
     prove = get_method(method)
-    if not len(query.set):
+    if not math.prod(query.shape):
         none = query.set.center.new_zeros(query.shape, dtype=dtype)
         return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
     with plain_sums(query.set.center):
@@ -335,7 +335,8 @@ def enclosures(model: ImplicitForm | nn.Module, inputs: Box) -> list[Claim]:
         found = state_bounds(form, box, "interval")
         if not bool(found.width.isfinite().all()):
             raise IllPosedError("the bounds of the states overflow, so no box holds them; scale the inputs")
-        size = torch.maximum(found.lower.abs(), found.upper.abs()).amax(1, keepdim=True)
+        size = torch.maximum(found.lower.abs(), found.upper.abs())
+        size = size.amax(1, keepdim=True) if form.sizes[0] else size
         room = ROOM * (1 + size) * _weights(form, A)
         lower, upper = found.lower - room, found.upper + room
         low, high = _reach(C, lower, upper), _reach(D, box.lower, box.upper)

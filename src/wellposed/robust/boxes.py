@@ -83,7 +83,8 @@ def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Te
     through = steepest(phi, error)
     width = 0 if phi.componentwise else (phi.block or z.shape[1])
     own = (phi.rounding + width) * EPS * (phi.function(torch.zeros_like(z)).abs() + steepest(phi, size))
-    return upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
+    found = upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
+    return torch.where(found.isnan(), math.inf, found)
 
 
 LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes
@@ -210,6 +211,8 @@ def norm_bounds(query: Query) -> Bounds:
         raise MethodError(f"the norm bound needs a Lipschitz constant of {phi.name!r} in the inf norm; use 'box'")
     center = query.once("center", Center.of)
     spread, gamma = center.spread, phi.lipschitz("inf")
+    if not query.form.sizes[0]:
+        return of_states(query, [Interval(x.to(query.form.dtype), x.to(query.form.dtype)) for x in center.states], "norm")
     kappa = float(upward(spread.A.row_sums(), spread.terms).max()) * gamma * (1 + 2 * EPS)
     if not kappa < 1:
         raise MethodError(

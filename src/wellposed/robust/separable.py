@@ -235,6 +235,8 @@ def separable_bound(
     form, exact, states = Posed.of(model, inputs)
     query = Query(form, exact, None)
     f = f if states is None else f.of_some(states, form.sizes[0])
+    if not form.sizes[0]:
+        return inputs.center.new_zeros(len(inputs))  # a sum of nothing
     wide = in_float64(query)
     rows = Rows.of(wide.form, "separable_bound")
     x, z = _intervals(wide, relaxation)

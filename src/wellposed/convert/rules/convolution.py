@@ -129,6 +129,8 @@ def _applied(signal: Signal, operator: Convolution, output: tuple[int, ...], bia
         signal = signal.kept()
     moved = replace(signal, terms={}).linear(operator, shape, offset)
     terms = {k: _narrowed(operator, part) for k, part in signal.terms.items()}
+    if not signal.network.can_form(terms):
+        return _applied(signal.split(), operator, output, bias)
     return replace(moved, terms=terms)
 
 
