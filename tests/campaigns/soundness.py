@@ -94,7 +94,9 @@ def run_trials(part: str, pool: Executor, options: argparse.Namespace, save: Cal
     whole, began = Tally(), time.monotonic()
 
     def enough() -> bool:
-        many = whole.points.total() >= options.points if part == "bounds" else whole.kinds.total() >= options.compared
+        many = (
+            whole.points.total() >= options.points if part == "bounds" else whole.kinds.total() >= options.compared
+        )
         return many or time.monotonic() - began > 60 * options.minutes
 
     tasks = ((trial_task, part, options.seed, number) for number in itertools.count())

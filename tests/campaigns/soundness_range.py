@@ -46,7 +46,17 @@ from wellposed.robust import (
 )
 
 REACH = {torch.float32: 38.0, torch.float64: 300.0}  # powers of ten
-UNIT_VECTORS = [(1, 0, 0), (0, -1, 0), (0, 0, 1), (3, 4, 0), (-4, 0, 3), (1, 2, 2), (-2, 1, 2), (2, -2, -1), (2, 3, 6)]
+UNIT_VECTORS = [
+    (1, 0, 0),
+    (0, -1, 0),
+    (0, 0, 1),
+    (3, 4, 0),
+    (-4, 0, 3),
+    (1, 2, 2),
+    (-2, 1, 2),
+    (2, -2, -1),
+    (2, 3, 6),
+]
 BATCH = 8
 SLOW, DECIDING = ("lp", "triangle", "best", "optimised"), ("crown", "interval")
 _ROOT = np.frompyfunc(mpmath.sqrt, 1, 1)
@@ -78,7 +88,9 @@ class Draw:
     def tensor(self, shape: tuple[int, ...], power: float) -> Tensor:
         """Draws numbers of a size; some are zero, and a few a little larger or smaller than the rest."""
         value = torch.randn(shape, generator=self.generator, dtype=torch.float64)
-        value = value * 10.0 ** (2 * torch.randn(shape, generator=self.generator, dtype=torch.float64)).clamp(-3, 1)
+        value = value * 10.0 ** (2 * torch.randn(shape, generator=self.generator, dtype=torch.float64)).clamp(
+            -3, 1
+        )
         value = torch.where(torch.rand(shape, generator=self.generator) < 0.1, 0.0, value)
         limit = float(torch.finfo(self.dtype).max)
         return (value * 10.0 ** min(power, 307.0)).clamp(-limit, limit).to(self.dtype)
@@ -89,10 +101,18 @@ def layers(draw: Draw, p: int) -> tuple[ImplicitForm, Layers]:
     first, second, q = 2, 2, 2
     w1, w2, w3, b1, b2 = draw.powers(5)
     phi = [draw.choice(list(PHI)), draw.choice(list(PHI))]
-    B = torch.cat([draw.tensor((first, p), w1), draw.tensor((second, p), w1 if draw.uniform(0, 1) < 0.3 else -400)])
-    A, C, D = draw.tensor((second, first), w2), draw.tensor((q, 4), w3), draw.tensor((q, p), draw.choice([w1, -400]))
+    B = torch.cat(
+        [draw.tensor((first, p), w1), draw.tensor((second, p), w1 if draw.uniform(0, 1) < 0.3 else -400)]
+    )
+    A, C, D = (
+        draw.tensor((second, first), w2),
+        draw.tensor((q, 4), w3),
+        draw.tensor((q, p), draw.choice([w1, -400])),
+    )
     offsets = draw.choice([-400.0, 0.0, None])
-    b = torch.cat([draw.tensor((2,), b1 if offsets is None else offsets), draw.tensor((2,), b2 if offsets is None else -400)])
+    b = torch.cat(
+        [draw.tensor((2,), b1 if offsets is None else offsets), draw.tensor((2,), b2 if offsets is None else -400)]
+    )
     c = draw.tensor((q,), w3 if offsets is None else -400)
     form = ImplicitForm(Block((2, 2), (2, 2), {(1, 0): Dense(A)}, draw.dtype), B, C, D, b, phi, output_bias=c)
     return form, Layers(A, B, C, D, b, c, phi)
@@ -204,7 +224,9 @@ class Trial:
         for place in list(zip(*outside.nonzero(), strict=True))[:1]:
             b, _, k = place
             note = {"kind": kind, "points": int(outside.sum()), "lower": lower[b, 0, k], "upper": upper[b, 0, k]}
-            self.tally.wrong.append({**note, "value": mpmath.nstr(value[place], 20), "sample": int(b), "row": int(k), **self.about})
+            self.tally.wrong.append(
+                {**note, "value": mpmath.nstr(value[place], 20), "sample": int(b), "row": int(k), **self.about}
+            )
 
     def values(self) -> None:
         """Every method for outputs and margins, and for states where their equation is known."""

@@ -63,7 +63,9 @@ def test_models_at_the_ends_of_the_number_range_stay_within_their_bounds(number,
 def test_networks_bounded_by_the_form_that_folds_them_are_reported():
     folded = mock.patch.object(query, "exact_form", lambda model, shape: (to_implicit(model, shape), None))
     with folded:
-        wrong = [note for number in (3, 7, 11, 15) for note in soundness_range.trial(0, number, torch.float32).wrong]
+        wrong = [
+            note for number in (3, 7, 11, 15) for note in soundness_range.trial(0, number, torch.float32).wrong
+        ]
     assert wrong
 
 

@@ -13,7 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.conditions.rounding import EPS, ROOM, TINY, above_underflow, double, power_of_two, reciprocal_gap, upward, vector_norm
+from wellposed.conditions.rounding import (
+    EPS,
+    ROOM,
+    TINY,
+    above_underflow,
+    double,
+    power_of_two,
+    reciprocal_gap,
+    upward,
+    vector_norm,
+)
 from wellposed.errors import InputError
 
 
@@ -410,4 +420,6 @@ def largest_singular_value(matrix: Tensor) -> float:  # (m, n)
     product = wide @ wide.mT
     rounding = 2 * (wide.shape[1] + 2) * EPS * wide.square().sum()  # of the product, in the 2-norm
     value = torch.as_tensor(largest_eigenvalue((product + product.mT) / 2), dtype=torch.float64)
-    return float(above_underflow(upward(scale * (value.clamp(min=0) + upward(rounding, wide.numel() + 4)).sqrt(), 8)))
+    return float(
+        above_underflow(upward(scale * (value.clamp(min=0) + upward(rounding, wide.numel() + 4)).sqrt(), 8))
+    )

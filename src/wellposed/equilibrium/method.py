@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: Onc
         return
     wrong = ~y.detach().flatten(1).isfinite().all(1)
     if x is not None:
-        wrong &= x.detach().isfinite().all(1)
+        wrong &= x.detach().flatten(1).isfinite().all(1)
     if not bool(wrong.any()):
         return
     message = (
@@ -103,6 +103,37 @@ def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: Onc
     if on_failure == "raise":
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=_callers_level())
+
+
+class _Checked(torch.autograd.Function):
+    """The identity, which sees values where vmap and derivatives have let go of them."""
+
+    @staticmethod
+    def forward(y: Tensor, x: Tensor, on_failure: OnFailure) -> Tensor:
+        report_outputs(y.detach(), x, on_failure)
+        return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, OnFailure], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0], None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], y: Tensor, x: Tensor, on_failure: OnFailure) -> tuple[Any, int]:
+        y, x = (
+            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+            for part, dim in ((y, in_dims[0]), (x, in_dims[1]))
+        )
+        return _Checked.apply(y, x, on_failure), 0
+
+
+def checked_under_functorch(y: Tensor, x: Tensor, on_failure: OnFailure) -> Tensor:
+    """Does what `report_outputs` does inside vmap and derivatives of functions, and returns the outputs."""
+    found: Tensor = _Checked.apply(y, x.detach(), on_failure)
+    return found
 
 
 def _callers_level() -> int:

@@ -212,7 +212,9 @@ def norm_bounds(query: Query) -> Bounds:
     center = query.once("center", Center.of)
     spread, gamma = center.spread, phi.lipschitz("inf")
     if not query.form.sizes[0]:
-        return of_states(query, [Interval(x.to(query.form.dtype), x.to(query.form.dtype)) for x in center.states], "norm")
+        return of_states(
+            query, [Interval(x.to(query.form.dtype), x.to(query.form.dtype)) for x in center.states], "norm"
+        )
     kappa = float(upward(spread.A.row_sums(), spread.terms).max()) * gamma * (1 + 2 * EPS)
     if not kappa < 1:
         raise MethodError(

@@ -63,7 +63,9 @@ class Separable:
         """Returns the same function of some of n states, by their places."""
         if len(states) == n:
             return self
-        return Separable(lambda x: torch.zeros_like(x).index_put((states,), self.function(x[states])), self.curvature)
+        return Separable(
+            lambda x: torch.zeros_like(x).index_put((states,), self.function(x[states])), self.curvature
+        )
 
     def at(self, x: Tensor) -> Tensor:
         """Evaluates every f_i."""

@@ -104,7 +104,9 @@ class Operator(abc.ABC):
             raise InputError(f"operators of shapes {self.shape} and {other.shape} cannot be added")
         found = self.plus(other)
         found = other.plus(self) if found is None else found
-        rounds = _EXACT.get() and found is not self and found is not other  # zero plus an operator is that operator
+        rounds = (
+            _EXACT.get() and found is not self and found is not other
+        )  # zero plus an operator is that operator
         return Sum((*_terms(self), *_terms(other))) if found is None or rounds else found
 
     @abc.abstractmethod
