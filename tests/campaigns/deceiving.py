@@ -108,6 +108,6 @@ def broken(draw: Draw, n: int) -> np.ndarray:
 FAMILIES: dict[str, Callable[[Draw, int], np.ndarray]] = {
     "defective": jordan, "rows near one": critical_rows, "isometries": critical_rotation,
     "symmetric parts near one": critical_symmetric, "rings near one": critical_ring, "huge": huge,
-    "denormal": denormal, "mixed scales": mixed_scales, "hidden order": hidden_order, "smallest numbers": smallest, "plain": plain,
-    "not finite": broken,
+    "denormal": denormal, "mixed scales": mixed_scales, "hidden order": hidden_order, "smallest numbers": smallest,
+    "plain": plain, "not finite": broken,
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Models evaluated in arithmetic of 60 digits and more, from their stored numbers alone, many points at a time.
 
-Numbers are mpmath's, in arrays of objects: their exponents have no ends. Sums of terms of any size, which may cancel,
-need as many digits as there are powers of ten between them, so that 60 are left of the result (`set_digits`).
+Numbers are mpmath's, in arrays of objects: their exponents have no ends. Sums of terms of any size, which may
+cancel, need as many digits as there are powers of ten between them, so that 60 are left of the result; see
+`set_digits`.
 """
 
 import math

@@ -1,5 +1,6 @@
 """Soundness: a million points against every kind of bound, a million comparisons at the ends of the number range,
-matrices made to deceive certificates, gaps against a conic solver. A violation is a bug of the library, never of the case.
+matrices made to deceive certificates, gaps against a conic solver. A violation is a bug of the library, never of
+the case.
 
 Run: python -m tests.campaigns.soundness --points 1000000 --jobs 2   writes tests/campaigns/results/soundness.json
 

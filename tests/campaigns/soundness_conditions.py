@@ -1,7 +1,8 @@
 """Every certificate of well-posedness against matrices that were made to deceive it, judged in fractions.
 
-A condition that says it holds must hold without rounding, its value be no smaller than the exact one, and its gain bound every error that its slopes allow. A matrix that holds NaN or infinity
-proves nothing, and nothing but an `InputError` is raised.
+A condition that says it holds must hold without rounding, its value be no smaller than the exact one, and its gain
+bound every error that its slopes allow. A matrix that holds NaN or infinity proves nothing, and nothing but an
+`InputError` is raised.
 """
 
 import math

@@ -520,7 +520,7 @@ def _doubled(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module).double()
     except (RuntimeError, TypeError) as error:
         raise UnsupportedError(
-            f"{type(module).__name__} cannot be copied to float64, in which its layers are multiplied out: {error}; "
+            f"{type(module).__name__} cannot be copied to float64, to see what conversion rounds: {error}; "
             "convert it with to_implicit and ask about the form",
             placed=True,
         ) from error

@@ -244,7 +244,7 @@ class Network:
         return math.prod(self.input_shape) if k == INPUT else self.sources[k].size
 
     def can_form(self, terms: Mapping[int, Operator]) -> bool:
-        """Tells whether no entry of a product of weights is too small or too large where nothing may be rounded."""
+        """Tells whether no entry of a product of weights leaves the number range, where nothing may be rounded."""
         products = [part for part in terms.values() if isinstance(part, Product)] if self.exact else []
         least = 2.0**-450 if self.dtype == torch.float64 else 2.0**-100
         return all(least_entry(part) >= least and largest_entry(part) <= 1 / least for part in products)

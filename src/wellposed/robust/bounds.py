@@ -74,8 +74,8 @@ def state_bounds(
     """Bounds every state of the equilibrium, (B, n), over a set of inputs.
 
     Args:
-        model: a form, an `ImplicitModel`, or a network, which is converted without rounding its weights; its states
-            are those of `to_implicit`.
+        model: a form, an `ImplicitModel`, or a network, which is converted without rounding its weights; its
+            states are those of `to_implicit`.
         inputs: one set for every sample.
         method: ``"norm"``, ``"box"``, ``"interval"``, ``"l2"``, ``"crown"``, ``"optimised"``
             (crown with slopes optimised), ``"lp"`` (as printed in 003), ``"triangle"``, ``"best"``,

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from wellposed.errors import InputError
 
-
 _EXACT: ContextVar[bool] = ContextVar("exact", default=False)
 
 
