@@ -104,8 +104,10 @@ def as_form(model: ImplicitForm | nn.Module, inputs: Uncertainty) -> ImplicitFor
         >>> as_form(network, Box(torch.zeros(1, 4), torch.ones(1, 4)))
         ImplicitForm(8 states, 4 inputs, 2 outputs, relu)
     """
-    network = isinstance(model, nn.Module) and not isinstance(model, ImplicitModel)
-    form = to_implicit(model, inputs.sample_shape) if network else to_form(model, None)
+    if isinstance(model, nn.Module) and not isinstance(model, ImplicitModel):
+        form = to_implicit(model, inputs.sample_shape)
+    else:
+        form = to_form(model, None)
     return _fitting(form, inputs, form.dtype)
 
 
