@@ -117,7 +117,8 @@ def certify(
                                 tell=tell, **options)  # fmt: skip
                 if widths:
                     methods = [name for name in WIDTHS if name not in SLOW or form.sizes[0] <= LARGE]
-                    measured = output_widths(form, given.u[:WIDTH_SAMPLES], epsilon, methods=methods, **options)
+                    first = given.u[:WIDTH_SAMPLES]
+                    measured = output_widths(given.model, first, epsilon, methods=methods, **options)
                     found = Radius(epsilon, found.clean, found.attacked, found.certified, *measured)
                 radii.append(found)
     result = Certificate(given, method, radii, min(WIDTH_SAMPLES, len(given.u)), time.monotonic() - start)

@@ -29,18 +29,19 @@ from wellposed.equilibrium.method import (
     OnFailure,
     WeightCheck,
     active_logs,
+    checked_under_functorch,
     no_equilibrium,
     report_outputs,
 )
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
 from wellposed.equilibrium.stopping import STOPPINGS, ErrorBound, Relative, Settled, Stopping, bound_error
-from wellposed.equilibrium.tracing import under_transform
+from wellposed.equilibrium.tracing import under_functorch, under_transform
 from wellposed.errors import IllPosedError, InputError, not_a_tensor, positive_integer
 from wellposed.forms import ImplicitForm, Zero
 from wellposed.forms.form import MODEL_BUILDERS
 from wellposed.forms.operators.plain import Dense, LowRank
-from wellposed.kernels.compiled_op import describe
+from wellposed.kernels.compiled_op import checked_outputs, describe
 from wellposed.kernels.compiled_op import equilibrium as equilibrium_operator
 from wellposed.kernels.engine import check_executor, choose_loop, solve_adjoint
 from wellposed.kernels.handover import adjoint_patience
@@ -338,7 +339,11 @@ class ImplicitModel(nn.Module):
             return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
         x = self._solve(flat, None, trace=False)[0] if text is None else self._operator(flat, text)
         y = F.linear(x, self.C) if self.D is None else F.linear(x, self.C) + F.linear(flat, self.D)
-        if not under_transform():
+        if compiling and not u.is_cuda and self.on_failure != "ignore":
+            y = checked_outputs(y, x.detach(), self.on_failure)
+        elif under_functorch() and not u.is_cuda and self.on_failure != "ignore":
+            y = checked_under_functorch(y, x, self.on_failure)
+        elif not under_transform():
             report_outputs(y.detach(), x, self.on_failure)
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
 

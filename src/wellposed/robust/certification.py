@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from wellposed.errors import IllPosedError, WellposedError
 from wellposed.forms import ImplicitForm
+from wellposed.models import ImplicitModel
 from wellposed.robust.attacks import Attack, pgd
 from wellposed.robust.attacks.attack import margin
 from wellposed.robust.bounds import METHODS, certified, output_bounds
-from wellposed.robust.query import MethodError
+from wellposed.robust.query import MethodError, to_form
 from wellposed.robust.sets import Box
 
 FIRST = "crown"  # decides most samples in little time; "best" goes on with those it leaves open
@@ -73,7 +74,8 @@ def examine(
     could change.
 
     Args:
-        model, form: the classifier, and the same as a form.
+        model, form: the classifier, and the same as a form. Of a network, the proofs are about the network itself,
+            not about the form, whose weights conversion has rounded.
         budget: seconds for the bounds of `PART` samples.
         steps: of the attack.
         tell: is told how many samples are done.
@@ -88,13 +90,14 @@ def examine(
         >>> found.share("clean"), found.share("attacked"), found.share("certified")
         (1.0, 0.5, 0.5)
     """
-    found = []
+    network = isinstance(model, nn.Module) and not isinstance(model, ImplicitModel)
+    found, proof = [], to_form(model, form.input_shape) if network else form
     for rows in torch.arange(len(u)).split(PART):
         attack = pgd(model, u[rows], target[rows], epsilon, steps=steps, lower=valid[0], upper=valid[1])
         with torch.no_grad():
             clean = model(u[rows]).argmax(1) == target[rows]
         box = Box.around(u[rows].reshape(len(rows), *form.input_shape), epsilon, *valid)
-        proven = _proven(form, box, target[rows], ~attack.success, method, budget)
+        proven = _proven(proof, box.to(proof.dtype), target[rows], ~attack.success, method, budget)
         found.append((clean, ~attack.success, _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}")))
         tell(len(rows))
     clean, attacked, proven = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -127,7 +130,7 @@ def _proven(
 
 @torch.no_grad()
 def output_widths(
-    form: ImplicitForm, u: Tensor, epsilon: float, *,
+    model: ImplicitForm | nn.Module, u: Tensor, epsilon: float, *,
     methods: Sequence[str] = WIDTHS, valid: tuple[float, float] = (0.0, 1.0), budget: float | None = None,
 ) -> tuple[dict[str, float], dict[str, str]]:  # fmt: skip
     """Measures the mean width of the outputs' bounds by method; a method that does not apply says why.
@@ -138,11 +141,12 @@ def output_widths(
         >>> round(widths["box"], 3), reasons
         (0.2, {})
     """
-    box = Box.around(u.reshape(len(u), *form.input_shape), epsilon, *valid)
+    proof = to_form(model, tuple(u.shape[1:]))
+    box = Box.around(u.reshape(len(u), *proof.input_shape), epsilon, *valid).to(proof.dtype)
     widths, reasons = {}, {}
     for method in methods:
         try:
-            widths[method] = float(output_bounds(form, box, METHODS[method], budget).width.mean())
+            widths[method] = float(output_bounds(proof, box, METHODS[method], budget).width.mean())
         except (MethodError, IllPosedError) as error:
             reasons[method] = str(error).splitlines()[0]
     return widths, reasons
