@@ -1,15 +1,10 @@
 """Interactive pictures as one HTML file that needs no server and no network."""
 
-import base64
 import os
 import re
-import struct
-import zlib
 from html import escape
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from wellposed.errors import InputError, require
 
@@ -66,34 +61,3 @@ def write_page(
 <script>{code}</script><script>{SCRIPT}</script></body></html>
 """
     Path(path).write_text(text, encoding="utf-8")
-
-
-def png_address(pixels: np.ndarray) -> str:
-    """Writes an image ``(height, width, 3)`` of bytes as a data address.
-
-    Example:
-        >>> png_address(np.zeros((1, 1, 3), dtype=np.uint8))[:30]
-        'data:image/png;base64,iVBORw0K'
-    """
-    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
-
-
-def png(pixels: np.ndarray) -> bytes:
-    """Writes bytes as a PNG file (Portable Network Graphics, third edition, W3C, 2025): no filter, one stream.
-
-    Args:
-        pixels: grey ``(height, width)`` or coloured ``(height, width, 3)``.
-
-    Example:
-        >>> png(np.zeros((2, 3, 3), dtype=np.uint8))[:4]
-        b'\\x89PNG'
-    """
-    height, width = pixels.shape[:2]
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
-    head = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
-    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
-    body = b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + body
