@@ -57,12 +57,12 @@ def _verdict_row(verdict: Verdict, heads: Sequence[str]) -> Html:
     note = element("small", prose(claim.note)) if claim.note else None
     no_target = element("small", "no target") if isinstance(claim.rule, NotATarget) else None
     cells: list[tuple[Child, Any]] = [
-        (_where(claim), " ".join(claim.where[0])),
-        ([prose(claim.says), note or ""], claim.says),
+        (_where(claim), None),
+        ([prose(claim.says), note or ""], None),
         (ours_of(verdict), "" if verdict.ours is None else verdict.ours),
         (published_of(verdict), "" if claim.value is None else claim.value),
         ([badge(verdict.verdict), no_target or ""], JUDGEMENTS.index(verdict.verdict)),
-        (prose(verdict.why), verdict.why),
+        (prose(verdict.why), None),
     ]
     filled = [
         element("td", content, data_label=head, data_sort=_sort_key(key))
@@ -76,7 +76,10 @@ def _where(claim: PublishedClaim) -> list[Html]:
     return [element("div", element("b", paper), " ", "; ".join(claim.places(paper))) for paper in claim.papers]
 
 
-def _sort_key(key: Any) -> str:
+def _sort_key(key: float | str | None) -> str | None:
+    """Returns what a cell is sorted by; None for its text."""
+    if key is None:
+        return None
     return repr(float(key)).replace("inf", "Infinity") if isinstance(key, int | float) else str(key)
 
 

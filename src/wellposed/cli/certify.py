@@ -25,7 +25,7 @@ from wellposed.robust.certification import WIDTHS, Examination, Radius, examine_
 from wellposed.workers import threads_for
 
 WIDTH_SAMPLES = 8
-RADII = (0.01, 0.02, 0.03, 0.05, 0.1)  # of an input range of one, where none is given
+RADII = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)  # of an input range of one, where none is given
 SLOW = ("optimised", "lp", "triangle")  # take long on large forms
 LARGE = 2000  # states above which the slow methods are left out of the comparison
 
@@ -105,8 +105,8 @@ def certify(
 
     Every input may move by epsilon, within the valid range; without --epsilon several radii are tried. DATA is a
     set or a part of one (digits:holdout; its test part if none is named), or a .npz, .npy, .safetensors or .pt
-    file with inputs u and classes y. A sample is certified if the bounds prove its class; attacked accuracy is what
-    projected gradients leave.
+    file with inputs u and classes y. A sample is certified if the bounds prove its class; attacked accuracy is
+    what projected gradients leave.
     """
     given = read_labelled(model, data, samples, valid)
     wanted = sorted(set(epsilons or [radius * (valid[1] - valid[0]) for radius in RADII]))

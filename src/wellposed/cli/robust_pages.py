@@ -14,8 +14,8 @@ from wellposed.robust.attacks import Attack
 from wellposed.robust.certification import Examination, Radius
 from wellposed.robust.draw import as_picture, strongest, telling
 
-TILES = 6  # images of a gallery of certify
-CHANGED, OTHERS = 18, 3  # images of the gallery of attack
+TILES = 5  # images of a gallery of certify
+CHANGED, OTHERS = 17, 3  # images of the gallery of attack
 METHODS = {  # what each proves, in a line
     "norm": "one number for all states, from induced norms (003 eq. 4.3-4.4)",
     "box": "a box from |A| and |B|, by elimination with a check (003 Theorems 5-6)",
@@ -136,13 +136,12 @@ def _proven_and_broken(heading: Heading, found: Examination) -> list[Html]:
     broken = [row for row in found.broken.argsort(stable=True).tolist() if torch.isfinite(found.broken[row])]
     strong, weak = [], []
     for row in proven[:TILES]:
-        name = f"class {int(target[row])}"
-        told = element("span", f"{name}, proven", class_="good")
-        strong.append(
-            element("div", heading.picture(u[row], name), told, element("br"), f"to {found.proven[row]:g}")
-        )
+        name = f"is {int(target[row])}"
+        told = element("span", "proven", class_="good")
+        about = f"{name}, ", told, element("br"), f"to {found.proven[row]:g}"
+        strong.append(element("div", heading.picture(u[row], name), *about))
     for row in broken[:TILES]:
-        name, said = f"class {int(target[row])}", f"said {int(found.said[row])}"
+        name, said = f"is {int(target[row])}", f"said {int(found.said[row])}"
         pictures = (
             heading.picture(u[row], name),
             heading.picture(found.attacked[row], f"the same, attacked: {said}"),
@@ -229,7 +228,7 @@ def _gallery(heading: Heading, attack: Attack, before: Tensor) -> list[Html]:
     scale = max(float(change.abs().max()), 1e-12)
     tiles = []
     for row, moved in zip(shown, change, strict=True):
-        name, said = f"class {int(target[row])}", f"said {int(attack.outputs[row].argmax())}"
+        name, said = f"is {int(target[row])}", f"said {int(attack.outputs[row].argmax())}"
         pictures = (
             heading.picture(u[row], name),
             heading.picture(attack.inputs[row], f"the same, attacked: {said}"),
@@ -239,15 +238,11 @@ def _gallery(heading: Heading, attack: Attack, before: Tensor) -> list[Html]:
             "span", said if attack.success[row] else "kept", class_="wrong" if attack.success[row] else "good"
         )
         tiles.append(element("div", pictures, f"{name}, ", told))
+    wrong = int((~right).sum())
+    left_out = f" Wrong before, and not shown: {plural(wrong, 'sample')}." if wrong else ""
     caption = (
-        f"From top to bottom: clean, attacked, and the change, blue where an input rises and orange where it "
-        f"falls, by "
-        f"{scale:.3g} at most. Changed classes first: {len(changed)}, of which {min(len(changed), CHANGED)} "
-        f"are shown; "
-        f"then {min(len(kept), OTHERS)} of {len(kept)} that were kept. {plural(int((~right).sum()), 'sample')} "
-        f"that "
-        f"{'was' if int((~right).sum()) == 1 else 'were'} wrong before "
-        f"{'is' if int((~right).sum()) == 1 else 'are'} "
-        "left out."
+        "From top to bottom: clean, attacked, and the change, blue where an input rises and orange where it falls"
+        f", by {scale:.3g} at most. Changed classes first: {len(changed)}, of which {min(len(changed), CHANGED)} "
+        f"are shown; then {min(len(kept), OTHERS)} of {len(kept)} that were kept.{left_out}"
     )
     return [element("h2", "Attacked inputs"), figure(element("div", tiles, class_="gallery"), caption)]

@@ -4,10 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
+
+import numpy as np
+
+from wellposed.pages.images import png_address, pooled, signed
 
 WIDTH, HEIGHT = 400, 300
 LEFT, RIGHT, BOTTOM = 52, 390, 256
 STYLES = 4  # colours of lines and dots
+MOST_PIXELS = 400  # of a side of a matrix
 
 
 @dataclass(frozen=True)
@@ -218,6 +224,38 @@ def dot_chart(values: Mapping[str, Mapping[str, float]], title: str, label: str)
         parts.append(_text(start + 22, 16, escape(group), "start"))
     parts.append(_text((left + RIGHT) / 2, bottom + 38, escape(label)))
     return svg(title, parts, bottom + 46)
+
+
+def matrix_chart(A: np.ndarray, B: np.ndarray, sizes: Sequence[int], title: str) -> str:
+    """Draws A and B beside each other: blue above zero, orange below, nothing at zero; blocks are outlined.
+
+    Of a large matrix every pixel is the largest entry of a square.
+
+    Args:
+        sizes: of the blocks of states.
+
+    Example:
+        >>> matrix_chart(np.eye(2), np.ones((2, 3)), [1, 1], "two matrices").count("<image")
+        2
+    """
+    n, p = B.shape
+    unit = WIDTH / (1.05 * (n + p))
+    largest = max(float(np.abs(part).max(initial=0)) for part in (A, B)) or 1.0
+    edges = list(accumulate(sizes))[:-1]
+    parts = []
+    for matrix, start, name in ((A, 0.0, "A"), (B, WIDTH - p * unit, "B")):
+        width, height = matrix.shape[1] * unit, n * unit
+        place = f'x="{start:.1f}" y="20" width="{width:.1f}" height="{height:.1f}"'
+        address = png_address(signed(pooled(matrix, MOST_PIXELS), largest))
+        fill = f'href="{address}" preserveAspectRatio="none" style="image-rendering:pixelated"'
+        parts.append(f'<image {place} {fill}/><rect {place} fill="none" class="axis"/>')
+        size = f"{name}: {n:,} \N{MULTIPLICATION SIGN} {matrix.shape[1]:,}"
+        parts.append(_text(start + width / 2, 13, size))
+        for edge in edges:
+            lines = f"M{start:.1f} {20 + edge * unit:.1f}h{width:.1f}"
+            lines += f"M{start + edge * unit:.1f} 20v{height:.1f}" if name == "A" else ""
+            parts.append(f'<path class="grid" d="{lines}"/>')
+    return svg(title, parts, 22 + n * unit)
 
 
 def spaced(values: Sequence[float], x: Scale) -> list[float]:

@@ -80,3 +80,20 @@ def signed(matrix: np.ndarray, scale: float | None = None) -> np.ndarray:
     strength = np.where(values == 0, 0.0, 0.2 + 0.8 * (np.abs(values) / largest).clip(0, 1))
     colours = np.where(values[..., None] > 0, UP, DOWN)
     return np.concatenate([colours, np.round(255 * strength)[..., None]], axis=-1).astype(np.uint8)
+
+
+def pooled(matrix: np.ndarray, most: int) -> np.ndarray:
+    """Shrinks a matrix to sides of at most so many entries; of every square the largest by size is kept.
+
+    Example:
+        >>> pooled(np.array([[1.0, -3.0, 0.0], [0.0, 2.0, 0.0]]), 2).tolist()
+        [[-3.0, 0.0]]
+    """
+    side = -(-max(matrix.shape) // most)
+    if side <= 1:
+        return matrix
+    rows, columns = (-(-size // side) for size in matrix.shape)
+    padded = np.zeros((rows * side, columns * side), dtype=matrix.dtype)
+    padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+    squares = padded.reshape(rows, side, columns, side).swapaxes(1, 2).reshape(rows, columns, -1)
+    return np.asarray(np.take_along_axis(squares, np.abs(squares).argmax(-1)[..., None], -1)[..., 0])

@@ -8,8 +8,16 @@ import numpy as np
 from torch import Tensor
 
 from wellposed.cli.demo.questions import FEEDBACK, NETWORK, ROBUST, SPARSE, DemoResult, nothing_proven
-from wellposed.pages.charts import Series, bar_chart, histogram, limit_chart, line_chart, share_chart, svg
-from wellposed.pages.images import image, ink, png_address, signed
+from wellposed.pages.charts import (
+    Series,
+    bar_chart,
+    histogram,
+    limit_chart,
+    line_chart,
+    matrix_chart,
+    share_chart,
+)
+from wellposed.pages.images import image, ink, signed
 from wellposed.pages.markup import Html, Step, brand, document, element, figure, join, percent, plural
 from wellposed.robust.certification import Radius
 from wellposed.robust.draw import as_picture
@@ -270,32 +278,10 @@ def _mistakes(result: DemoResult) -> Html:
     return figure(element("div", tiles, class_="gallery"), caption)
 
 
-def matrices(A: np.ndarray, B: np.ndarray, sizes: Sequence[int], title: str) -> str:
-    """Draws A and B beside each other: blue above zero, orange below, nothing at zero; blocks are outlined."""
-    (n, p), unit, gap = B.shape, 400 / (A.shape[1] + B.shape[1] + 8), 8
-    parts, largest = [], max(float(np.abs(A).max()), float(np.abs(B).max()))
-    edges = np.cumsum([0, *sizes])
-    for matrix, start, name in ((A, 0.0, f"A: {n} \N{MULTIPLICATION SIGN} {n}"), (
-        B, (n + gap) * unit, f"B: {n} \N{MULTIPLICATION SIGN} {p}")):  # fmt: skip
-        width, height = matrix.shape[1] * unit, n * unit
-        place = f'x="{start:.1f}" y="20" width="{width:.1f}" height="{height:.1f}"'
-        address = png_address(signed(matrix, largest))
-        parts.append(
-            f'<image {place} href="{address}" preserveAspectRatio="none" style="image-rendering:pixelated"/>'
-        )
-        parts.append(f'<rect {place} fill="none" class="axis"/>')
-        parts.append(f'<text x="{start + width / 2:.1f}" y="13">{name}</text>')
-        for edge in edges[1:-1]:
-            lines = f"M{start:.1f} {20 + edge * unit:.1f}h{width:.1f}"
-            lines += f"M{start + edge * unit:.1f} 20v{height:.1f}" if matrix is A else ""
-            parts.append(f'<path class="grid" d="{lines}"/>')
-    return svg(title, parts, 22 + n * unit)
-
-
 def _whole_matrices(result: DemoResult) -> Html:
     form = result.equation.form
     A, B = form.A.to_dense().numpy(), form.B.to_dense().numpy()
-    drawn = matrices(A, B, form.partition, "The matrices A and B of the converted network")
+    drawn = matrix_chart(A, B, form.partition, "The matrices A and B of the converted network")
     last, first = form.partition
     caption = (
         f"Blue above zero, orange below, empty where there is nothing. The {first} states of the first hidden "
@@ -310,7 +296,7 @@ def _sparse_matrices(result: DemoResult) -> Html:
     model, sizes = result.sparse.model, result.sparse.report.blocks
     n = sum(sizes)
     A, B = model.A.detach().numpy()[:n, :n], model.B.detach().numpy()[:n]
-    drawn = matrices(A, B, sizes, "The matrices A and B of the sparse model")
+    drawn = matrix_chart(A, B, sizes, "The matrices A and B of the sparse model")
     return figure(drawn, f"The same picture of the sparse model. Well-posed: {result.sparse.report.certificate}.")
 
 
