@@ -214,10 +214,8 @@ def _legend(drawn: dict[str, list[Curve]], chosen: dict[str, Style], hidden: set
 
 
 def _key(name: str, style: Style, shown: bool) -> Html:
-    line = (
-        f'<line class="k{style.colour} {style.dash}" x1="1" y1="6" x2="29" y2="6" stroke-width="{style.width}"/>'
-    )
-    sample = Html(f'<svg viewBox="0 0 30 12" width="30" height="12" aria-hidden="true">{line}</svg>')
+    line = f'<line class="k{style.colour} {style.dash}" x2="28" y1="6" y2="6" stroke-width="{style.width}"/>'
+    sample = Html(f'<svg width="30" height="12" aria-hidden="true">{line}</svg>')
     return element(
         "button", sample, name, type="button", data_model=name, aria_pressed="true" if shown else "false"
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from wellposed.models.io.files import written_whole
-from wellposed.pages.markup import Html, Step, brand, document, element, join, plural
+from wellposed.pages.markup import Html, Step, brand, document, element, join, next_steps, plural
 from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites
 from wellposed_lab.engine.experiment import Suite, all_suites
@@ -240,11 +240,7 @@ def _footer(records: Sequence[Record]) -> list[Html]:
     where = [element("li", line) for line in environments(records)]
     return [
         element("h2", "Where to go next"),
-        element(
-            "ul",
-            [element("li", step.purpose, element("pre", element("code", step.command))) for step in NEXT],
-            class_="next",
-        ),
+        next_steps(NEXT),
         element("h2", "Papers"),
         element("ul", papers),
         element("h2", "Versions") if where else Html(""),

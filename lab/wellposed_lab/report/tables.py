@@ -47,12 +47,12 @@ def badge(verdict: str) -> Html:
 def verdict_table(verdicts: Sequence[Verdict], label: str) -> Html:
     """Writes the claims with ours, published, verdict and why."""
     heads = ("where", "claim", "ours", "published", "verdict", "why")
-    rows = [_verdict_row(verdict, heads) for verdict in verdicts]
+    rows = [_verdict_row(verdict) for verdict in verdicts]
     shown = table(heads, rows, label, "verdicts", sortable=True)
     return Html(shown + element("p", "No claim here matches the filter.", class_="nothing quiet", hidden=True))
 
 
-def _verdict_row(verdict: Verdict, heads: Sequence[str]) -> Html:
+def _verdict_row(verdict: Verdict) -> Html:
     claim = verdict.claim
     note = element("small", prose(claim.note)) if claim.note else None
     no_target = element("small", "no target") if isinstance(claim.rule, NotATarget) else None
@@ -64,10 +64,7 @@ def _verdict_row(verdict: Verdict, heads: Sequence[str]) -> Html:
         ([badge(verdict.verdict), no_target or ""], JUDGEMENTS.index(verdict.verdict)),
         (prose(verdict.why), None),
     ]
-    filled = [
-        element("td", content, data_label=head, data_sort=_sort_key(key))
-        for head, (content, key) in zip(heads, cells, strict=True)
-    ]
+    filled = [element("td", content, data_sort=_sort_key(key)) for content, key in cells]
     return element("tr", filled, data_verdict=verdict.verdict, data_papers=" ".join(claim.papers))
 
 

@@ -137,7 +137,6 @@ def page(
         small_print: versions and the like.
     """
     listed = [element("li", fact) for fact in facts]
-    where = [element("li", step.purpose, element("pre", element("code", step.command))) for step in steps]
     again = join(element("h2", "Run it again"), element("pre", element("code", command))) if command else None
     return document(
         title,
@@ -146,10 +145,16 @@ def page(
             element("header", element("h1", title), element("div", lead, class_="finding") if lead else None,
                     element("ul", listed, class_="quiet") if listed else None),
             element("main", body, again),
-            element("footer", element("h2", "Where to go next"), element("ul", where, class_="next"),
+            element("footer", element("h2", "Where to go next"), next_steps(steps),
                     element("p", small_print, class_="quiet") if small_print else None),
         ],
     )  # fmt: skip
+
+
+def next_steps(steps: Iterable[Step]) -> Html:
+    """Lists where to go next."""
+    lines = [element("li", step.purpose, element("pre", element("code", step.command))) for step in steps]
+    return element("ul", lines, class_="next")
 
 
 def brand() -> Html:

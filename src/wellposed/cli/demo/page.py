@@ -18,7 +18,7 @@ from wellposed.pages.charts import (
     share_chart,
 )
 from wellposed.pages.images import image, ink, signed
-from wellposed.pages.markup import Html, Step, brand, document, element, figure, join, percent, plural
+from wellposed.pages.markup import Html, Step, brand, document, element, figure, join, next_steps, percent, plural
 from wellposed.robust.certification import Radius
 from wellposed.robust.draw import as_picture
 
@@ -187,7 +187,6 @@ def page(result: DemoResult) -> str:
         _section(number, answer, picture(result))
         for number, answer, picture in zip(NUMBERS, answers(result), pictures, strict=True)
     ]
-    where = [element("li", step.purpose, element("pre", element("code", step.command))) for step in steps(result)]
     small = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     data = (
         f"{result.train:,} + {len(result.test)} handwritten digits of 8 \N{MULTIPLICATION SIGN} 8 pixels (UCI, "
@@ -199,7 +198,7 @@ def page(result: DemoResult) -> str:
             brand(),
             element("header", element("h1", TITLE), element("p", WHAT, class_="lead"), _hero(result)),
             element("main", sections),
-            element("footer", element("h2", "Now with your own network"), element("ul", where, class_="next"),
+            element("footer", element("h2", "Now with your own network"), next_steps(steps(result)),
                     element("p", data, class_="quiet")),
         ],
     )  # fmt: skip
