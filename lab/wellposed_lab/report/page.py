@@ -1,17 +1,26 @@
 """The report as one HTML file that needs no server and no network."""
 
-import base64
 import importlib.resources
 import json
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from wellposed.models.io.files import written_whole
-from wellposed.pages.markup import Html, Step, brand, document, element, join, next_steps, plural
+from wellposed.pages.markup import (
+    INFLATE,
+    Html,
+    Step,
+    brand,
+    compressed,
+    document,
+    element,
+    join,
+    next_steps,
+    plural,
+)
 from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites
 from wellposed_lab.engine.experiment import Suite, all_suites
@@ -89,7 +98,7 @@ def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
         ),
         element("footer", _footer(records)),
         library(),
-        element("script", Html(_file("script.js"))),
+        element("script", Html(INFLATE + _file("script.js"))),
     ]
     return document(TITLE, body, style=_file("style.css"), script=True, wide=True)
 
@@ -270,8 +279,7 @@ def packed(text: str) -> str:
         return f'{found["open"]} data-packed="{len(contents) - 1}">{found["summary"] or ""}{found["close"]}'
 
     shorter = FOLDED.sub(moved, text)
-    block = base64.b64encode(zlib.compress(json.dumps(contents).encode(), 9)).decode()
-    holder = f'<script id="packed" type="text/plain">{block}</script>'
+    holder = compressed(json.dumps(contents), "packed")
     before, mark, after = shorter.rpartition('<script id="library"')
     return f"{before}{holder}{mark}{after}" if mark else shorter.replace("</body>", f"{holder}</body>")
 

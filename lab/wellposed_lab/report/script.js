@@ -5,13 +5,8 @@
 
   // What only scripts read is packed into one compressed block: the plotting library, figures, folded tables.
   const packed = document.getElementById("packed");
-  const inflated = async () => {
-    const bytes = Uint8Array.from(atob(packed.textContent), (letter) => letter.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return JSON.parse(await new Response(stream).text());
-  };
   const unpack = async () => {
-    const parts = packed ? await inflated() : [];
+    const parts = packed ? JSON.parse(await inflate(packed)) : [];
     all("[data-packed]").forEach((place) => {
       const content = parts[place.dataset.packed];
       if (place.id === "library") {

@@ -330,7 +330,7 @@ def _pictures(result: Result) -> list[Html]:
     report, n = result.report, sum(result.report.blocks)
     with torch.no_grad():
         A, B = result.model.A[:n, :n].cpu().numpy(), result.model.B[:n].cpu().numpy()
-    names = [f"layer {k}, {phi}" for k, phi in enumerate(report.activations)]
+    names = [f"layer {line[0]}, {line[1]}" for line in report.rows()]
     parts = report.nonzeros.split(list(report.blocks))
     left = {name: float(part.sum()) for name, part in zip(names, parts, strict=True)}
     shown = {name: f"{int(value):,} weights" for name, value in left.items()}

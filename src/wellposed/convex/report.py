@@ -47,6 +47,7 @@ class FitReport:
         score: "accuracy" or "mean squared error" against targets; None without targets.
         before, after: the score of the network and of the model.
         notes: what a reader should know: dead units, few samples and the like.
+        names: of the network's modules that the layers stand for, where they are known.
     """
 
     blocks: tuple[int, ...]
@@ -70,6 +71,7 @@ class FitReport:
     before: float | None = None
     after: float | None = None
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     @property
     def sparsity(self) -> float:
@@ -114,7 +116,7 @@ class FitReport:
             rows = slice(starts[k], starts[k + 1])
             found.append(
                 [
-                    str(k),
+                    self.names[k] if self.names else str(k),
                     self.activations[k],
                     str(size),
                     f"2^{self.exponents[k]:g}",
