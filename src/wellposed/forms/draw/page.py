@@ -8,7 +8,7 @@ from wellposed.errors import InputError, require
 from wellposed.pages.markup import INFLATE, Html, Step, brand, compressed, document, element, next_steps
 
 STILL = (".png", ".svg", ".pdf")
-STYLE = """#picture { background: #fff; border: 1px solid var(--line); border-radius: 6px; margin-top: .8rem; }
+STYLE = """#picture { background: #fff; box-shadow: 0 0 0 1px var(--line); margin-top: .8rem; }
 .swatch { display: inline-block; width: 11px; height: 11px; margin: 0 5px 0 0; border-radius: 2px; }
 .swatches > span { white-space: nowrap; margin-right: 1.1rem; }
 """
