@@ -37,8 +37,7 @@ def shrink(W, P, LEVELS, n, eps, RADIUS: tl.constexpr, WIDTH: tl.constexpr):
     """Projects one row; its level is the largest entry that vanishes, negative for a row that stays as it is."""
     line, states = tl.program_id(0), tl.arange(0, WIDTH)
     w = tl.load(W + line * n + states, mask=states < n, other=0.0)
-    load = tl.abs(w).to(tl.float64)
-    size = tl.sum(load, 0)
+    size = tl.sum(tl.abs(w).to(tl.float64), 0)
     if size + (n + 4) * WIDE * size > RADIUS:
         # Entries are counted from the largest one in a row that is far outside: the differences are exact.
         largest = tl.max(tl.abs(w), 0)
@@ -48,8 +47,8 @@ def shrink(W, P, LEVELS, n, eps, RADIUS: tl.constexpr, WIDTH: tl.constexpr):
         near = tl.sum(tl.where((states < n) & (wide > -RADIUS), tl.abs(wide), 0.0), 0)
         kept = tl.minimum(size, RADIUS)
         target = RADIUS - 4 * (n + 4) * WIDE * tl.maximum(near, kept) - 2 * eps * kept
-        level = root(tl.maximum(wide, -2.0 * RADIUS), states < n, target)
-        active = (load > (level + 2 * eps * tl.abs(level)).to(w.dtype)) & (states < n)
+        theta = root(tl.maximum(wide, -2.0 * RADIUS), states < n, target)
+        active = (load > (theta + 2 * eps * tl.abs(theta)).to(w.dtype)) & (states < n)
         count = tl.sum(active.to(tl.float64), 0)
         shift = (tl.sum(tl.where(active, wide, 0.0), 0) - target) / tl.maximum(count, 1)
         shift = tl.where(top > 0, shift, tl.abs(shift))
