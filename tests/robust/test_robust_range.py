@@ -145,7 +145,7 @@ def test_euclidean_norms_are_not_below_exact_ones_at_any_scale(dtype, scale):
 def test_singular_values_are_bounded_at_any_scale(bound, scale):
     matrix = scale * torch.eye(70, dtype=F64)
     matrix[0, 1] = scale
-    assert scale <= float(bound(matrix)) <= 1.7 * scale + 1e-300
+    assert scale <= float(bound(matrix)) <= 1.7 * scale + 1e-289
 
 
 @pytest.mark.parametrize(("dtype", "scale"), SCALED)
