@@ -58,6 +58,7 @@ def two_outputs(dtype: torch.dtype) -> tuple[ImplicitForm, Tensor]:
     return form, torch.tensor([u], dtype=dtype)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("method", METHODS)
 def test_no_class_is_certified_by_a_coefficient_that_overflows(method, dtype):
@@ -148,6 +149,7 @@ def test_singular_values_are_bounded_at_any_scale(bound, scale):
     assert scale <= float(bound(matrix)) <= 1.7 * scale + 1e-289
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize(("dtype", "scale"), SCALED)
 @pytest.mark.parametrize("method", METHODS)
 def test_balls_hold_their_exact_extreme_point_at_any_scale(method, dtype, scale):
@@ -194,6 +196,7 @@ def bounded(form: ImplicitForm, inputs: Box | Ball, method: str) -> Bounds | Non
         return None
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("dtype", "weights", "b", "c", "u"), CHAINS)
 def test_underflow_is_paid_for_where_it_is_amplified(dtype, weights, b, c, u, method):
@@ -215,6 +218,7 @@ def test_a_loop_that_an_underflowing_load_drives_is_bounded(method):
     assert found is None or holds(found, 4 * exact(B[0, 0]) * exact(u) * exact(1e200) ** 2)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_underflow_between_two_factors_is_paid_for(dtype, method):
@@ -235,6 +239,7 @@ def relu_network(weights: list[list[list[Fraction]]], u: list[Fraction]) -> list
     return u
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_networks_at_any_scale_stay_within_their_bounds(dtype, seed):
@@ -293,6 +298,7 @@ def activated(name: str, value: Fraction, z: Fraction) -> Fraction:
 SELU = Fraction("1.0507009873554804934193349852946"), Fraction("1.6732632423543772848170429916717")
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("value", [0.1, 0.7, 1.7])
 @pytest.mark.parametrize("name", ["leaky_relu", "elu", "hardtanh", "selu"])
 @pytest.mark.parametrize("dtype", [F32, F64])
@@ -381,6 +387,7 @@ def folding_networks(dtype: torch.dtype) -> dict[str, nn.Sequential]:
     }
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("name", folding_networks(F32))
 def test_bounds_of_a_network_hold_its_value_whatever_conversion_multiplies_out(name, dtype):
