@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,21 @@ from wellposed.cli.inputs import (
     wrong,
 )
 from wellposed.cli.stored import save_certified
-from wellposed.cli.terminal import print_table
+from wellposed.cli.terminal import print_table, typed_command
 from wellposed.convert import to_implicit
 from wellposed.convex import ROW_SOLVERS, FitReport, StateFit, States, record_states
 from wellposed.convex.claims import gap_claim
 from wellposed.convex.matching import OBJECTIVES
-from wellposed.convex.report import scored
+from wellposed.convex.report import LAYERS, scored
 from wellposed.convex.rows import SUPPORTS, is_feedforward, support_mask
 from wellposed.convex.states import first_tensor
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models import Claim, ImplicitModel
+from wellposed.pages.charts import bar_chart, matrix_chart
+from wellposed.pages.markup import Html, Step, element, figure, percent
+from wellposed.pages.markup import page as markup_page
+from wellposed.pages.markup import table as markup_table
 from wellposed.workers import threads_for
 
 BATCH = 1000
@@ -154,10 +157,14 @@ def _gaps(result: Result, states: States, options: dict[str, Any]) -> list[Claim
 def _unseen(data: str, test: str | None) -> Samples | None:
     if test is not None:
         return read_samples(test, "--test", "test")
-    name, _, part = data.partition(":")
-    if ALIASES.get(name.lower(), name.lower()) in SETS and part != "test":
-        return read_samples(f"{name}:test", "--test")
-    return None
+    name = _set_of(data)
+    return read_samples(f"{name}:test", "--test") if name and not data.endswith(":test") else None
+
+
+def _set_of(data: str) -> str | None:
+    """Returns the name of the set that DATA is or is a part of; None for a file."""
+    name = data.partition(":")[0]
+    return name if ALIASES.get(name.lower(), name.lower()) in SETS else None
 
 
 def _network(source: str) -> nn.Module | ImplicitForm:
@@ -241,20 +248,26 @@ def _scored(
 
 def summary(result: Result) -> Table:
     """Lays out what changed from network to model, always at the model's own equilibrium."""
-    report = result.report
     table = Table(box=box.SIMPLE)
     for name in ("", "network", "model"):
         table.add_column(name, justify="left" if not name else "right")
-    lines = [(report.score, "the samples fitted", report.before, report.after)]
-    lines.append((result.score, "unseen samples", result.before, result.after))
-    for score, where, before, after in lines:
-        if score is not None and before is not None and after is not None:
-            table.add_row(f"{score}, {where}", *(_shown(score, value) for value in (before, after)))
-    table.add_row("output off by", "", f"{report.output_error:.2e}")
-    table.add_row("zeros in (A, B)", "", f"{100 * report.sparsity:.1f} %")
-    table.add_row("largest relative gap of a row", "", f"{float(report.relative_gap.max()):.1e}")
-    table.add_row("well-posed", "", "proven" if report.certificate.holds else "not proven")
+    for line in _compared(result):
+        table.add_row(*line)
     return table
+
+
+def _compared(result: Result) -> list[list[str]]:
+    report, lines = result.report, []
+    scores = [(report.score, "the samples fitted", report.before, report.after)]
+    scores.append((result.score, "unseen samples", result.before, result.after))
+    for score, where, before, after in scores:
+        if score is not None and before is not None and after is not None:
+            lines.append([f"{score}, {where}", *(_shown(score, value) for value in (before, after))])
+    lines.append(["output off by", "", f"{report.output_error:.2e}"])
+    lines.append(["zeros in (A, B)", "", f"{100 * report.sparsity:.1f} %"])
+    lines.append(["largest relative gap of a row", "", f"{float(report.relative_gap.max()):.1e}"])
+    lines.append(["well-posed", "", "proven" if report.certificate.holds else "not proven"])
+    return lines
 
 
 def _shown(score: str, value: float) -> str:
@@ -277,16 +290,73 @@ def _tell(result: Result, states: States, out: Path, page: Path | None, as_json:
 
 
 def _write(page: Path, result: Result, out: Path) -> None:
-    if page.suffix.lower() == ".json":
-        text = json.dumps(result.facts(out), indent=1) + "\n"
-    else:
-        console = Console(record=True, width=120, file=StringIO())
-        console.print(f"{out}, fitted to {result.source}", markup=False)
-        console.print(result.report.table())
-        console.print(summary(result))
-        text = console.export_html()
+    text = json.dumps(result.facts(out), indent=1) + "\n" if page.suffix.lower() == ".json" else _page(result, out)
     try:
         with written_whole(page) as place:
             place.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"cannot write {page} ({os.strerror(error.errno or 0)})") from error
+
+
+def _page(result: Result, out: Path) -> str:
+    """Writes the report as a page."""
+    report = result.report
+    about = (
+        "A gap is how far a row can at most be from the best one, relative; the residual refers to the states "
+        "that were fitted, the own error to the equilibrium of the model itself."
+    )
+    body = [
+        element("div", _pictures(result), class_="figures"),
+        element("h2", "From the network to the model"),
+        markup_table(["", "network", "model"], _compared(result)),
+        element("h2", "Layer by layer"),
+        element("p", about, class_="quiet"),
+        markup_table(list(LAYERS), report.rows()),
+    ]
+    if report.notes:
+        body += [element("h2", "Notes"), element("ul", [element("li", note) for note in report.notes])]
+    steps = [
+        Step("Have it proven by the independent checker.", f"wellposed verify {out}"),
+        Step("Look at its blocks.", f"wellposed show {out}"),
+    ]
+    if set_name := _set_of(click.get_current_context().params["data"]):
+        steps.append(
+            Step("Prove how far its inputs can move.", f"wellposed certify --model {out} --data {set_name}")
+        )
+    return markup_page(
+        "How much of the network is needed?",
+        body,
+        lead=[element("p", text) for text in _findings(result)],
+        facts=[f"fitted to {result.source}", f"written to {out}", f"well-posed: {report.certificate}"],
+        command=typed_command(),
+        steps=steps,
+    )
+
+
+def _pictures(result: Result) -> list[Html]:
+    report, n = result.report, sum(result.report.blocks)
+    with torch.no_grad():
+        A, B = result.model.A[:n, :n].cpu().numpy(), result.model.B[:n].cpu().numpy()
+    names = [f"layer {line[0]}, {line[1]}" for line in report.rows()]
+    parts = report.nonzeros.split(list(report.blocks))
+    left = {name: float(part.sum()) for name, part in zip(names, parts, strict=True)}
+    shown = {name: f"{int(value):,} weights" for name, value in left.items()}
+    caption = "Blue above zero, orange below, empty at zero; lines between layers, the last layer first."
+    return [
+        figure(matrix_chart(A, B, report.blocks, "A and B of the fitted model"), caption),
+        figure(bar_chart(left, "Weights that are left", shown), "Weights of A and B that are left, by layer."),
+    ]
+
+
+def _findings(result: Result) -> list[str]:
+    report = result.report
+    found = [
+        f"{percent(report.sparsity)} of the weights in A and B are zero: {int(report.nonzeros.sum()):,} of "
+        f"{report.allowed:,} are left, and no row is farther than {float(report.relative_gap.max()):.1e} from the "
+        "best one, relative."
+    ]
+    if result.score is not None and result.before is not None and result.after is not None:
+        before, after = (_shown(result.score, value) for value in (result.before, result.after))
+        found.append(f"{result.score.capitalize()} on unseen samples: {before} before, {after} after.")
+    proven = "proven" if report.certificate.holds else "not proven"
+    return [*found, f"That every input has exactly one equilibrium is {proven}."]

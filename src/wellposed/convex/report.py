@@ -21,6 +21,7 @@ from wellposed.convex.states import States
 from wellposed.models.implicit import ImplicitModel
 
 PIECE = 4096  # samples that are compared at a time
+LAYERS = ("layer", "phi", "rows", "units", "largest |a|_1", "largest gap", "non-zeros", "residual", "own error")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +47,7 @@ class FitReport:
         score: "accuracy" or "mean squared error" against targets; None without targets.
         before, after: the score of the network and of the model.
         notes: what a reader should know: dead units, few samples and the like.
+        names: of the network's modules that the layers stand for, where they are known.
     """
 
     blocks: tuple[int, ...]
@@ -69,6 +71,7 @@ class FitReport:
     before: float | None = None
     after: float | None = None
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     @property
     def sparsity(self) -> float:
@@ -100,24 +103,31 @@ class FitReport:
     def table(self) -> Table:
         """Lays the report out, one line a layer."""
         table = Table(title=self._title(), box=box.SIMPLE, caption=self._caption(), caption_justify="left")
-        for name in ("layer", "phi", "rows", "units", "largest |a|_1", "largest gap", "non-zeros", "residual",
-                     "own error"):  # fmt: skip
+        for name in LAYERS:
             table.add_column(name, justify="left" if name in ("layer", "phi") else "right")
-        starts = block_starts(self.blocks)
+        for row in self.rows():
+            table.add_row(*row)
+        return table
+
+    def rows(self) -> list[list[str]]:
+        """Returns the cells of the table, under the names of `LAYERS`."""
+        starts, found = block_starts(self.blocks), []
         for k, size in enumerate(self.blocks):
             rows = slice(starts[k], starts[k + 1])
-            table.add_row(
-                str(k),
-                self.activations[k],
-                str(size),
-                f"2^{self.exponents[k]:g}",
-                f"{float(self.norm[rows].max()):.4g}",
-                f"{float(self.relative_gap[rows].max()):.1e}",
-                str(int(self.nonzeros[rows].sum())),
-                f"{float(self.state_residual[k]):.2e}",
-                f"{float(self.state_error[k]):.2e}",
+            found.append(
+                [
+                    self.names[k] if self.names else str(k),
+                    self.activations[k],
+                    str(size),
+                    f"2^{self.exponents[k]:g}",
+                    f"{float(self.norm[rows].max()):.4g}",
+                    f"{float(self.relative_gap[rows].max()):.1e}",
+                    str(int(self.nonzeros[rows].sum())),
+                    f"{float(self.state_residual[k]):.2e}",
+                    f"{float(self.state_error[k]):.2e}",
+                ]
             )
-        return table
+        return found
 
     def _title(self) -> str:
         which = "rows of A" if self.bound == "state" else "rows of (A, B)"
