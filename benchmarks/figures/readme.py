@@ -1,8 +1,8 @@
 """README.md from its template beside this file, its two charts, and the tables of docs/speed.md, from records.
 
 A place «name» of the template is filled with a number of a record: the demo's (results/package/demo.json, a copy
-of what `wellposed demo` writes), the benchmarks', or the verdicts on the lab's records; «output» is what the example
-prints.
+of what `wellposed demo` writes), the benchmarks', or the verdicts on the lab's records; «output» is what the first
+example prints.
 
 Run: make readme = python -m benchmarks.figures.readme
 """
