@@ -134,7 +134,7 @@ def _measured(form: ImplicitForm, given: Labelled, found: Examination, options: 
     methods = [name for name in WIDTHS if name not in SLOW or form.sizes[0] <= LARGE]
     measured = []
     for one in found.radii:
-        widths = output_widths(form, given.u[:WIDTH_SAMPLES], one.epsilon, methods=methods, **options)
+        widths = output_widths(given.model, given.u[:WIDTH_SAMPLES], one.epsilon, methods=methods, **options)
         measured.append(Radius(one.epsilon, one.clean, one.attacked, one.certified, *widths))
     return measured
 

@@ -300,7 +300,7 @@ def _load_digits(name: str, split: str) -> Images:
     ``load_digits``, from which the file was written once: 8 x 8 counts of ink from 0 to 16, and the labels.
     """
     with resources.files("wellposed.data").joinpath("digits.npz").open("rb") as file:
-        stored = np.load(file)
+        stored = np.load(file, allow_pickle=False)
         counts, labels = torch.from_numpy(stored["images"]), torch.from_numpy(stored["labels"]).long()
     # 0 .. 16 become 0 .. 255, so that every set has the same range.
     pixels = (counts.double() * (255 / 16)).round().to(torch.uint8)[:, None]

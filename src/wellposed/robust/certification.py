@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from wellposed.errors import IllPosedError, MissingExtraError, WellposedError
 from wellposed.forms import ImplicitForm
+from wellposed.models import ImplicitModel
 from wellposed.robust.attacks import Attack, pgd
 from wellposed.robust.attacks.attack import margin
 from wellposed.robust.bounds import METHODS, certified, output_bounds
-from wellposed.robust.query import MethodError
+from wellposed.robust.query import MethodError, to_form
 from wellposed.robust.sets import Box
 
 FIRST = "crown"  # decides most samples in little time; "best" goes on with those it leaves open
@@ -118,7 +119,8 @@ def examine_radii(
     open: no other answer could change.
 
     Args:
-        model, form: the classifier, and the same as a form.
+        model, form: the classifier, and the same as a form. Of a network, the proofs are about the network itself,
+            not about the form, whose weights conversion has rounded.
         epsilons: the radii, in any order.
         valid: the range of the inputs.
         budget: seconds for the bounds of `PART` samples.
@@ -135,6 +137,8 @@ def examine_radii(
         >>> found.proven.tolist(), [one.share("attacked") for one in found.radii]
         ([0.1, 0.02, -1.0], [0.666..., 0.333...])
     """
+    network = isinstance(model, nn.Module) and not isinstance(model, ImplicitModel)
+    proof = to_form(model, form.input_shape) if network else form
     with torch.no_grad():
         said = torch.cat([model(part).argmax(1) for part in u.split(PART)])
     clean = said == target
@@ -152,7 +156,9 @@ def examine_radii(
             if bool(asked.any()):
                 some = rows[asked]
                 box = Box.around(u[some].reshape(len(some), *form.input_shape), epsilon, *valid)
-                proven[asked] = _proven(form, box, target[some], ~attack.success[asked], method, budget)
+                proven[asked] = _proven(
+                    proof, box.to(proof.dtype), target[some], ~attack.success[asked], method, budget
+                )
             proven = _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}")
             fallen = rows[attack.success]
             inputs[fallen], said[fallen] = attack.inputs[attack.success], attack.outputs.argmax(1)[attack.success]
@@ -165,7 +171,7 @@ def examine_radii(
 
 @torch.no_grad()
 def output_widths(
-    form: ImplicitForm, u: Tensor, epsilon: float, *,
+    model: ImplicitForm | nn.Module, u: Tensor, epsilon: float, *,
     methods: Sequence[str] = WIDTHS, valid: tuple[float, float] = (0.0, 1.0), budget: float | None = None,
 ) -> tuple[dict[str, float], dict[str, str]]:  # fmt: skip
     """Measures the mean width of the outputs' bounds by method; a method that does not apply says why.
@@ -176,11 +182,12 @@ def output_widths(
         >>> round(widths["box"], 3), reasons
         (0.2, {})
     """
-    box = Box.around(u.reshape(len(u), *form.input_shape), epsilon, *valid)
+    proof = to_form(model, tuple(u.shape[1:]))
+    box = Box.around(u.reshape(len(u), *proof.input_shape), epsilon, *valid).to(proof.dtype)
     widths, reasons = {}, {}
     for method in methods:
         try:
-            widths[method] = float(output_bounds(form, box, METHODS[method], budget).width.mean())
+            widths[method] = float(output_bounds(proof, box, METHODS[method], budget).width.mean())
         except (MethodError, IllPosedError, MissingExtraError) as error:
             reasons[method] = str(error).splitlines()[0]
     return widths, reasons

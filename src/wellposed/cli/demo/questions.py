@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from wellposed.atomic import written_whole
 from wellposed.checker import certificate_path
 from wellposed.conditions.certificate import Certificate
 from wellposed.convert import to_implicit
@@ -340,7 +341,8 @@ def check_models(sparse: SparseModel, feedback: Feedback, folder: Path) -> Check
     content[-1] ^= 1
     with tempfile.TemporaryDirectory() as place:
         damaged = Path(place) / FEEDBACK
-        damaged.write_bytes(content)
+        with written_whole(damaged) as temporary:
+            temporary.write_bytes(content)
         refusal = " ".join(_ask(damaged, certificate_path(folder / FEEDBACK))[0])
     sums = feedback.model.A.abs().double().sum(1).sort(descending=True).values
     return Checked(proven, refusal, sums.tolist(), seconds)
