@@ -1,7 +1,7 @@
 # Every target sets up what it needs: `make demo` and `make test` work on a fresh checkout.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo lab test lint bench kernels rivals memory docs clean fuzz audit campaign
+.PHONY: help demo lab test lint bench kernels rivals memory docs readme clean fuzz audit campaign
 
 VENV := .venv
 BENCH_VENV := .venv-bench
@@ -43,6 +43,9 @@ docs: $(VENV)/.installed-docs $(VENV)/.installed-test ## build the documentation
 	$(VENV)/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal -q -m docs tests/test_docs.py tests/test_examples.py
 	@echo "open docs/_build/html/index.html"
+
+readme: $(VENV)/.installed-test ## write README.md, its charts and the tables of docs/speed.md from committed results
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.figures.readme
 
 bench: $(BENCH_VENV)/.installed ## compare with torchidl and torchdeq, in an environment of its own
 	$(BENCH_VENV)/bin/python -m benchmarks.solve.reference $(BENCH_ARGS)

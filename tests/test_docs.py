@@ -1,6 +1,6 @@
-"""Runs every ```python block of README and documentation, but for ```python no-run, and misses no page or name.
+"""Runs every ```python block of the documentation, but for ```python no-run, and misses no page or name.
 
-Two pages run by default and the others with ``make docs``.
+Two pages run by default and the others with ``make docs``; those of README are run by test_readme.py.
 """
 
 import ast
@@ -19,8 +19,8 @@ from wellposed_lab.engine.claims import PAPERS, load_claims, read_claims
 import wellposed
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(p for p in ROOT.glob("docs/**/*.md") if "_build" not in p.parts)])
-FIRST = (ROOT / "README.md", ROOT / "docs" / "tour.md")
+PAGES = sorted(page for page in ROOT.glob("docs/**/*.md") if "_build" not in page.parts)
+FIRST = (ROOT / "docs" / "index.md", ROOT / "docs" / "tour.md")
 FENCE = re.compile(
     r"^(?P<indent>[ ]*)(?P<ticks>`{3,})(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)(?P=ticks)`*[ ]*$",
     re.M | re.S,
@@ -179,13 +179,12 @@ def test_no_name_is_described_twice():
 
 def test_every_page_can_be_reached():
     listed = set()
-    for page in PAGES[1:]:
+    for page in PAGES:
         for block in FENCE.finditer(page.read_text()):
             if block["info"].strip() == "{toctree}":
                 entries = [line for line in block["body"].splitlines() if line and not line.startswith(":")]
                 listed |= {(page.parent / f"{entry}.md").resolve() for entry in entries}
-    pages = {page.resolve() for page in PAGES if "docs" in page.parts and page.name != "README.md"}
-    assert pages - listed == {(ROOT / "docs" / "index.md").resolve()}
+    assert {page.resolve() for page in PAGES} - listed == {(ROOT / "docs" / "index.md").resolve()}
 
 
 @pytest.mark.parametrize("paper", PAPERS)

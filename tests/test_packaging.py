@@ -5,12 +5,15 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+import wellposed
 
 ROOT = Path(__file__).parents[1]
 CORE = ("torch", "numpy", "networkx", "safetensors", "click", "rich")
@@ -165,3 +168,32 @@ def test_command_line_starts(built, tmp_path):
     program = "from wellposed.cli import main; main()"
     text = _run(sys.executable, "-c", program, "--help", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert "demo" in text
+
+
+def test_one_version_everywhere():
+    changes = re.findall(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]["version"]
+    cited = re.findall(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert [wellposed.__version__] == [lab] == cited == changes[:1]
+
+
+@pytest.mark.slow
+def test_no_link_of_the_description_is_relative(built):
+    wheel = zipfile.ZipFile(built[0])
+    (place,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    head, _, description = wheel.read(place).decode().partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in head and "## Install" in description
+    assert not re.findall(r"\]\((?!https?://)", description)
+
+
+@pytest.mark.slow
+def test_the_lab_is_built_and_asks_for_this_library(tmp_path):
+    pytest.importorskip("hatchling", reason="hatchling, which builds the distributions, is not installed")
+    _run(sys.executable, "-m", "hatchling", "build", "-d", tmp_path, cwd=ROOT / "lab")
+    (wheel,) = tmp_path.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    (place,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    text = archive.read(place).decode()
+    assert f"Version: {wellposed.__version__}\n" in text
+    assert re.search(r"Requires-Dist: wellposed\[[^\]]*\]>=0\.2\b", text)
+    assert "](../" not in text

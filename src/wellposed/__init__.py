@@ -100,7 +100,7 @@ if TYPE_CHECKING:
         fit,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Without what needs an extra (scikit-learn), so that a star import works in every installation.
 __all__ = [

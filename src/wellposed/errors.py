@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Iterable
 from types import ModuleType
 from typing import SupportsIndex
@@ -74,6 +75,28 @@ def require(package: str, extra: str | None = None) -> ModuleType:
         name = package.partition(".")[0] if extra is None else f"'wellposed[{extra}]'"
         install = "make lab (or pip install ./lab) in a checkout" if extra == "lab" else f"pip install {name}"
         raise MissingExtraError(f"{package!r} is needed here and is not installed; run: {install}") from error
+
+
+def require_all(packages: Iterable[tuple[str, str]]) -> None:
+    """Names all packages at once that are not installed, each with its extra; imports none.
+
+    Args:
+        packages: pairs of a package, by the name under which it is imported, and the extra that brings it.
+
+    Example:
+        >>> require_all([("torch", "fast"), ("nowhere", "plots"), ("neither", "convex")])
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.MissingExtraError: neither, nowhere are needed here and not installed; run:
+        pip install 'wellposed[convex,plots]'
+    """
+    missing = sorted({pair for pair in packages if importlib.util.find_spec(pair[0]) is None})
+    if not missing:
+        return
+    names, extras = [name for name, _ in missing], sorted({extra for _, extra in missing})
+    install = f"pip install 'wellposed[{','.join(extras)}]'"
+    are = "is" if len(names) == 1 else "are"
+    raise MissingExtraError(f"{', '.join(names)} {are} needed here and not installed; run: {install}")
 
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameError:

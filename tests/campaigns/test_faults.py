@@ -138,7 +138,7 @@ def test_a_part_can_be_run_alone(tmp_path, monkeypatch):
 
 
 def test_the_table_of_the_documentation_is_that_of_the_records():
-    written = (faults.RESULT.parents[3] / "docs" / "concepts" / "trust.md").read_text()
+    written = (faults.RESULT.parents[3] / "docs" / "concepts" / "campaigns.md").read_text()
     facts = json.loads(faults.RESULT.read_text())
     assert fault_table.markdown(facts) in written and facts["command"] in written
     assert not any(row["other result"] or row["lost"] for row in facts["rows"])

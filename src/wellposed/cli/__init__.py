@@ -3,13 +3,18 @@
 A command is imported when it is used, so that help, completion and `wellposed verify` start without torch.
 """
 
+import copy
+import functools
 import sys
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
 
-from wellposed.errors import WellposedError, unknown_name
+from wellposed.errors import WellposedError, require_all, unknown_name
 
 GROUP = "wellposed.commands"  # of entry points, by which other packages add commands
 
@@ -36,6 +41,46 @@ COMMANDS = {
         "Fit a sparse implicit model with a certificate to a trained network.",
     ),
     "verify": ("wellposed.cli.verify:verify", "Prove what a certificate says of a saved model."),
+}
+
+Options = Mapping[str, Any]  # of a command, by the names of its parameters
+
+
+class Need(NamedTuple):
+    """Optional packages of a command, by the extra that brings them, and the options that call for them."""
+
+    extra: str
+    packages: tuple[str, ...]
+    when: Callable[[Options], bool] = lambda options: True
+
+
+def _ends(options: Options, *names: str, still: bool) -> bool:
+    """Says whether one of these files is a still picture, or a page."""
+    paths = [Path(options[name]) for name in names if options.get(name) is not None]
+    return any((path.suffix.lower() != ".html") == still for path in paths)
+
+
+# What commands need besides the core, so that all that is missing is told at once and before any work.
+NEEDS = {
+    "attack": (
+        Need("robust", ("highspy",), lambda options: options["kind"] == "lp"),
+        Need("robust", ("pyautoattack",), lambda options: options["kind"] == "autoattack"),
+        Need("plots", ("matplotlib",), lambda options: _ends(options, "out", still=True)),
+    ),
+    "certify": (Need("robust", ("highspy",), lambda options: options["method"] in ("lp", "triangle")),),
+    "export": (Need("share", ("onnx", "onnxscript")),),
+    "show": (
+        Need("plots", ("matplotlib",), lambda options: _ends(options, "picture", "diagram", still=True)),
+        Need("plots", ("plotly",), lambda options: _ends(options, "picture", "diagram", still=False)),
+    ),
+    "sparsify": (
+        Need("convex", ("numba",), lambda options: options["solver"] in ("homotopy", "refined")),
+        Need("convex", ("clarabel", "scipy"), lambda options: options["solver"] == "conic"),
+        Need(
+            "convex", ("cvxpy",), lambda options: options["solver"] == "cvxpy" or options["objective"] == "robust"
+        ),
+        Need("convex", ("joblib",), lambda options: options["jobs"] > 1),
+    ),
 }
 
 # The commands that the lab adds where it is installed: known here so that help need not import it.
@@ -70,8 +115,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports a command; None if there is none of that name."""
         if cmd_name in COMMANDS:
-            command: click.Command = EntryPoint(cmd_name, COMMANDS[cmd_name][0], GROUP).load()
-            return command
+            return _checked(cmd_name, EntryPoint(cmd_name, COMMANDS[cmd_name][0], GROUP).load())
         point = added_commands().get(cmd_name)
         return None if point is None else _load(point)
 
@@ -113,6 +157,33 @@ class LazyGroup(click.Group):
 def short_help(text: str, room: int = 45) -> str:
     """Shortens the help of a command as click does."""
     return click.Command(None, help=text).get_short_help_str(room)
+
+
+def _checked(name: str, command: click.Command) -> click.Command:
+    """Returns a command that first looks whether the packages are there that its options call for."""
+    work = command.callback
+    if name not in NEEDS or work is None:
+        return command
+
+    @functools.wraps(work)
+    def first_look(**options: Any) -> Any:
+        wanted = [(package, need.extra) for need in NEEDS[name] if need.when(options)
+                  for package in need.packages]  # fmt: skip
+        require_all([*wanted, *_for_data(name, options)])
+        return work(**options)
+
+    found = copy.copy(command)
+    found.callback = first_look
+    return found
+
+
+def _for_data(name: str, options: Options) -> list[tuple[str, str]]:
+    """Lists the packages by which data sets that are named and not here are had."""
+    if "data" not in options:
+        return []
+    data_packages = EntryPoint("data", "wellposed.cli.inputs:data_packages", GROUP).load()
+    splits = ("train", "test") if name == "sparsify" else ("test",)
+    return [(package, "data") for package in data_packages(options["data"], splits)]
 
 
 def _origin(point: EntryPoint) -> str:

@@ -24,7 +24,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +42,7 @@ from torch.utils._pytree import tree_leaves
 
 from wellposed.atomic import written_whole
 from wellposed.convert import to_implicit
-from wellposed.data.images import SPLITS, load_images
+from wellposed.data.images import SPLITS, image_packages, load_images
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel, load, load_reference
@@ -107,6 +107,19 @@ def read_samples(source: str, option: str = "--data", split: str = "train") -> S
     if not path.is_file():
         raise wrong(f"there is no file {source!r}", option)
     return _checked(_pair(_content(path, option), source, option), option)
+
+
+def data_packages(source: str, splits: Sequence[str]) -> list[str]:
+    """Lists the optional packages that reading DATA takes: none for a file, or for a set that is here.
+
+    Args:
+        source: as `read_samples` takes it.
+        splits: the parts that are read where none is named.
+    """
+    name, _, part = source.partition(":")
+    name = ALIASES.get(name.lower(), name.lower())
+    parts = {part or splits[0], *splits[1:]} & set(SPLITS)
+    return sorted({package for one in parts for package in image_packages(name, one)}) if name in SETS else []
 
 
 def _images(name: str, split: str, option: str) -> Samples:

