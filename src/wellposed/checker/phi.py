@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from wellposed.checker.tensors import RefusedError
+from wellposed.checker.tensors import RefusedError, rounded
 
 HALF, ZERO, ONE = Fraction(1, 2), Fraction(0), Fraction(1)
 SIXTH, QUARTER = Fraction(1, 6), Fraction(1, 4)
@@ -97,7 +97,7 @@ def _computed(function: Callable[[float], float]) -> Callable[[Fraction], tuple[
 def _clip(low: Fraction, high: Fraction | None) -> Phi:
     if high is not None and not low < high:
         raise RefusedError(
-            f"an activation cannot be read: nothing lies between {float(low):g} and {float(high):g}"
+            f"an activation cannot be read: nothing lies between {rounded(low):g} and {rounded(high):g}"
         )
     cut = _exact(lambda z: max(low, z) if high is None else max(low, min(high, z)))
     return Phi((Fraction(0), Fraction(1)), projection=True, image=cut)
@@ -127,7 +127,7 @@ def _blocks(size: Fraction, constant: Fraction = ONE) -> Phi:
 def _at_least(value: Fraction, phi: Phi, *, above: bool = False) -> Phi:
     """Returns phi if its parameter is not negative."""
     if value < 0 or (above and not value):
-        raise RefusedError(f"an activation cannot be read: its parameter is {float(value):g}")
+        raise RefusedError(f"an activation cannot be read: its parameter is {rounded(value):g}")
     return phi
 
 
