@@ -36,11 +36,15 @@ def under_transform() -> bool:
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Keeps a function out of compiled graphs; elsewhere it costs nothing, unlike the plain decorator."""
-    apart = torch.compiler.disable(function)
+    """Keeps a function out of compiled graphs; elsewhere it costs nothing, unlike the plain decorator.
+
+    The decorator is applied at the call, since it imports the whole compiler.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return apart(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return call

@@ -622,10 +622,13 @@ class ImplicitModel(nn.Module):
         )
 
 
-@torch.compiler.assume_constant_result
 def _describe(model: ImplicitModel) -> str | None:
     """Writes down how a model solves, for a graph that is being compiled."""
     return model.description()
+
+
+# What torch.compiler.assume_constant_result does, which imports the whole compiler to do so.
+setattr(_describe, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 LARGEST = 2 << 30  # bytes of a dense A
