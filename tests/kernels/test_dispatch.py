@@ -5,10 +5,11 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import wellposed.kernels.engine as executor_module
 import wellposed.kernels.layer as layer_module
-from wellposed import Absolute, ErrorBound, ImplicitModel, Phantom, Relative
+from wellposed import Absolute, ErrorBound, ImplicitModel, ImplicitRNN, Phantom, Relative
 from wellposed.equilibrium import Anderson, Picard
 from wellposed.errors import InputError, MissingExtraError
 from wellposed.kernels import explain
@@ -94,6 +95,50 @@ def test_without_numba(monkeypatch):
 def test_the_package_does_not_import_numba():
     code = "import sys, wellposed.models.implicit, wellposed.kernels; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_model_loads_without_the_compiler_of_torch():
+    code = (
+        "import sys, torch; before = set(sys.modules); import wellposed; wellposed.ImplicitModel\n"
+        "added = {name.split('.')[0] for name in set(sys.modules) - before if not name.startswith('torch._C')}\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "assert not added & {'torch', 'sympy', 'triton', 'scipy', 'rich', 'click'}, added\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Threads(TorchDispatchMode):
+    """Keeps the number of threads at every product."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.seen.add(torch.get_num_threads())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("batch", "counts"), [(256, {1}), (1 << 15, {2})])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        lambda u: ImplicitModel(4, 2, 16)(u),
+        lambda u: ImplicitRNN(4, 2, 16, batch_first=True)(u[:, None])[0],
+    ],
+)
+def test_small_products_stay_on_one_thread(outputs, batch, counts):
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with Threads() as threads:
+            outputs(torch.randn(batch, 4)).sum().backward()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert threads.seen == counts
 
 
 def test_forced_kernel_raises_where_there_is_none():

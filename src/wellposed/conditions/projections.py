@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wellposed.conditions.norms import block_norms, block_sizes
+from wellposed.equilibrium.tracing import forward_rule
 from wellposed.errors import InputError, SecondDerivativeError
 
 
@@ -132,7 +133,7 @@ class _FirstOnly(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
@@ -140,6 +141,10 @@ class _FirstOnly(torch.autograd.Function):
             "the clipping of singular values or of the symmetric part is differentiable once; "
             "use condition='inf' or 'mu', whose projection has all derivatives"
         )
+
+    @staticmethod
+    def jvp(ctx: Any, moved: Tensor | None, turned: Tensor | None) -> Tensor | None:
+        return moved if turned is None else _FirstOnly.backward(ctx)
 
 
 def _excess_slopes(s: Tensor, kappa: float, sign: float) -> Tensor:
@@ -167,15 +172,27 @@ class _ClipSingularValues(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(inputs[0], *output[1:])
+        ctx.save_for_forward(inputs[0], *output[1:])
         ctx.kappa = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
-        W, U, s, Vh = ctx.saved_tensors
-        inner = U.mT @ gradient @ Vh.mT
+        return _ClipSingularValues._derivative(ctx.saved_tensors, ctx.kappa, gradient), None
+
+    @staticmethod
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, _: None) -> tuple[Tensor, None, None, None]:
+        return _ClipSingularValues._derivative(saved, ctx.kappa, moved), None, None, None
+
+    @staticmethod
+    def _derivative(saved: Sequence[Tensor], kappa: float, change: Tensor) -> Tensor:
+        """Applies the derivative to a change of W; it is symmetric, and so the same for both modes."""
+        W, U, s, Vh = saved
+        inner = U.mT @ change @ Vh.mT
         even, odd = (inner + inner.mT) / 2, (inner - inner.mT) / 2
-        change = _excess_slopes(s, ctx.kappa, 1.0) * even + _excess_slopes(s, ctx.kappa, -1.0) * odd
-        return _FirstOnly.apply(gradient - U @ change @ Vh, W), None
+        clipped = _excess_slopes(s, kappa, 1.0) * even + _excess_slopes(s, kappa, -1.0) * odd
+        found: Tensor = _FirstOnly.apply(change - U @ clipped @ Vh, W)
+        return found
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
@@ -193,14 +210,26 @@ class _ClipSymmetricPart(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(inputs[0], *output[1:])
+        ctx.save_for_forward(inputs[0], *output[1:])
         ctx.kappa = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
-        W, s, Q = ctx.saved_tensors
-        inner = Q.mT @ (gradient + gradient.mT) @ Q / 2
-        change = _excess_slopes(s, ctx.kappa, 1.0) * inner
-        return _FirstOnly.apply(gradient - Q @ change @ Q.mT, W), None
+        return _ClipSymmetricPart._derivative(ctx.saved_tensors, ctx.kappa, gradient), None
+
+    @staticmethod
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, _: None) -> tuple[Tensor, None, None]:
+        return _ClipSymmetricPart._derivative(saved, ctx.kappa, moved), None, None
+
+    @staticmethod
+    def _derivative(saved: Sequence[Tensor], kappa: float, change: Tensor) -> Tensor:
+        """Applies the derivative to a change of W; it is symmetric, and so the same for both modes."""
+        W, s, Q = saved
+        inner = Q.mT @ (change + change.mT) @ Q / 2
+        clipped = _excess_slopes(s, kappa, 1.0) * inner
+        found: Tensor = _FirstOnly.apply(change - Q @ clipped @ Q.mT, W)
+        return found
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:

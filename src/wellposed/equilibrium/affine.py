@@ -23,7 +23,7 @@ from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.maps import Map, max_norm
 from wellposed.equilibrium.method import Method
 from wellposed.equilibrium.solution import Status, failed
-from wellposed.equilibrium.tracing import eager, under_transform
+from wellposed.equilibrium.tracing import eager, forward_rule, under_forward_mode, under_transform
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,15 @@ def pullback(factors: Factors, y: Tensor, x: Tensor) -> Factors:
         return (y.mT @ x,)
     left, right = factors
     return y.mT @ (x @ right), x.mT @ (y @ left)
+
+
+def pushforward(factors: Factors, changes: tuple[Tensor | None, ...], x: Tensor) -> Tensor:
+    """Differentiates ``A x`` along changes of the factors of A, of which None is none."""
+    if len(factors) == 1:
+        return torch.zeros_like(x) if changes[0] is None else x @ changes[0].mT
+    (left, right), (dleft, dright) = factors, changes
+    found = torch.zeros_like(x) if dleft is None else (x @ right) @ dleft.mT
+    return found if dright is None else found + (x @ dright) @ left.mT
 
 
 Bound = Callable[[Tensor, Tensor], Tensor]  # (x, context) -> (B,), see AffineMap.context
@@ -216,7 +225,7 @@ def affine_equilibrium(problem: AffineProblem, v: Tensor, x0: Tensor, context: T
         context: what `problem.bound` needs, row by row; anything in the shape of `v` without a bound.
         factors: of A.
     """
-    if under_transform():
+    if under_transform() or under_forward_mode():
         return _Equilibrium.apply(problem, v, x0, context, *factors)
     if torch.is_grad_enabled():
         return _EagerEquilibrium.apply(problem, v, x0, context, *factors)
@@ -224,7 +233,10 @@ def affine_equilibrium(problem: AffineProblem, v: Tensor, x0: Tensor, context: T
 
 
 class _Equilibrium(torch.autograd.Function):
-    """``x = phi(Ax + v)``; with d = phi'(Ax + v) the backward pass is ``y = d (A' y + g)``."""
+    """``x = phi(Ax + v)``; with d = phi'(Ax + v) the backward pass is ``y = d (A' y + g)``.
+
+    In forward mode the tangent is the solution of ``t = d (A t + dA x + dv)``.
+    """
 
     @staticmethod
     def forward(problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
@@ -241,12 +253,23 @@ class _Equilibrium(torch.autograd.Function):
         ctx.problem = problem
         ctx.mark_non_differentiable(*reports)
         ctx.save_for_backward(value, v, *factors)
+        ctx.save_for_forward(value, v, *factors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x, v, *factors = ctx.saved_tensors
         y = differentiable_adjoint(ctx.problem, x, v, gradients[0], tuple(factors))
         return None, y, None, None, *pullback(tuple(factors), y, x)
+
+    @staticmethod
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Any:
+        x, v, *factors = saved
+        _, moved, _, _, *changes = tangents
+        driven = pushforward(tuple(factors), tuple(changes), x)
+        driven = driven if moved is None else driven + moved
+        slope = ctx.problem.activation.slope_at(v + product(tuple(factors), x))
+        return _Transposed.apply(ctx.problem, slope, driven, *factors), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, problem: AffineProblem, *tensors: Tensor) -> Any:
@@ -310,6 +333,7 @@ class _Transposed(torch.autograd.Function):
         problem, slope, gradient, *factors = inputs
         ctx.problem = problem
         ctx.save_for_backward(output, slope, gradient, *factors)
+        ctx.save_for_forward(output, slope, gradient, *factors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -318,6 +342,18 @@ class _Transposed(torch.autograd.Function):
         w = _Transposed.apply(ctx.problem, slope, h, *transposed(factors))
         slope_gradient = (h + product(transposed(factors), w)) * (product(factors, y) + g)
         return None, slope_gradient, w, *pullback(factors, w, y)
+
+    @staticmethod
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Any:
+        """Solves ``t = d (M t + dM y + dg) + dd (M y + g)``, whose last part is split off."""
+        y, slope, g, *factors = saved
+        _, bent, moved, *changes = tangents
+        driven = pushforward(tuple(factors), tuple(changes), y)
+        driven = driven if moved is None else driven + moved
+        part = torch.zeros_like(y) if bent is None else bent * (product(tuple(factors), y) + g)
+        driven = driven + product(tuple(factors), part)
+        return _Transposed.apply(ctx.problem, slope, driven, *factors) + part
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, problem: AffineProblem, *tensors: Tensor) -> Any:

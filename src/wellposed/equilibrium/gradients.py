@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.maps import Map, max_norm
@@ -14,7 +15,7 @@ from wellposed.equilibrium.method import Method
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
-from wellposed.equilibrium.tracing import under_functorch
+from wellposed.equilibrium.tracing import no_tangents, under_forward_mode, under_functorch
 from wellposed.errors import InputError, SecondDerivativeError
 from wellposed.registry import Registry
 
@@ -33,7 +34,8 @@ class Implicit(Gradient):
 
     The backward pass solves ``w = J' w + g`` with `J` the Jacobian of f at the equilibrium
     (001 section 1.2), normalised so that tolerances mean the same as in the forward pass. Memory does
-    not depend on the number of steps.
+    not depend on the number of steps. In forward mode it solves ``t = J t + df`` for the tangent t. Under vmap and
+    torch.func a general map is differentiated as by `Unrolled`.
 
     Args:
         solver, stop, max_steps: for the backward solve; None means those of the forward solve.
@@ -57,20 +59,41 @@ class Implicit(Gradient):
         )
 
     def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
-        with torch.no_grad():
-            found = method.solve(f, x0)
-        if not torch.is_grad_enabled():
-            return found.value, found
         if under_functorch():
-            raise InputError(
-                "gradient=Implicit() of a general map cannot be taken under vmap (an Ensemble) or torch.func; use "
-                "gradient=Phantom() or Unrolled() there, an ImplicitModel, or torch.no_grad()"
-            )
-        x = found.value.detach().requires_grad_()
-        fx = f(x)
-        if not _has_other_leaves(fx, x):
-            return found.value, found
-        return _Attach.apply(fx, found.value, x, self.adjoint_method(method), f), found
+            return Unrolled().solve(f, x0, method)
+        with torch.no_grad(), no_tangents():
+            found = method.solve(f, x0)
+        value, fx = found.value, None
+        if torch.is_grad_enabled():
+            x = value.detach().requires_grad_()
+            with no_tangents():
+                fx = f(x)
+                if _has_other_leaves(fx, x):
+                    value = _Attach.apply(fx, value, x, self.adjoint_method(method), f)
+                else:
+                    fx = None
+        if under_forward_mode():
+            value = _with_tangent(value, f, found.value, self.adjoint_method(method), fx)
+        return value, found
+
+
+def _with_tangent(value: Tensor, f: Map, x: Tensor, method: Method, fx: Tensor | None) -> Tensor:
+    """Gives the equilibrium `value`, at `x`, its tangent: the solution of ``t = J t + df``.
+
+    Args:
+        fx: ``f(x)`` where it has derivatives in reverse mode, which the tangent has not.
+    """
+
+    def moved(tangent: Tensor) -> Tensor:  # J t + df, as f itself reads dual numbers
+        found = forward_ad.unpack_dual(f(forward_ad.make_dual(x, tangent))).tangent
+        return torch.zeros_like(x) if found is None else found
+
+    with torch.no_grad():
+        offset = moved(torch.zeros_like(x))
+        if not bool(offset.any()):
+            return value
+        tangent = solve_transposed(lambda t: moved(t) - offset, offset, method, f.unit(x), (f, x))
+    return forward_ad.make_dual(value, tangent if fx is None else _FirstOnly.apply(tangent, fx))
 
 
 def _has_other_leaves(fx: Tensor, x: Tensor) -> bool:
@@ -189,10 +212,10 @@ class Phantom(Gradient):
             )
 
     def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
-        with torch.no_grad():
+        with torch.no_grad(), no_tangents():
             found = method.solve(f, x0)
         x = found.value
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or under_forward_mode():
             for _ in range(self.steps):
                 x = f(x) if self.damping == 1 else torch.lerp(x, f(x), self.damping)
         return x, found
@@ -237,7 +260,7 @@ class Polished(Gradient):
         if self.solved is not None:
             x, found = self.solved.solve(f, x0, method)
         else:
-            with torch.no_grad():
+            with torch.no_grad(), no_tangents():
                 found = method.solve(f, x0)
             x = found.value
         for _ in range(self.steps):
@@ -255,12 +278,14 @@ class Unrolled(Gradient):
 
     def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
         found = method.solve(f, x0)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not under_forward_mode():
             return found.value, found
         x = found.value
         further, _ = method.solver.step(f, x, f(x), method.solver.init(x))
         sound = (found.status != Status.NONFINITE)[:, None]
-        return torch.where(sound, further + (x - further).detach(), x), found
+        with torch.no_grad(), no_tangents():
+            apart = x - further
+        return torch.where(sound, further + apart, x), found
 
 
 GRADIENTS: Registry[Gradient] = Registry(

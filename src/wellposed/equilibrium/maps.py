@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellposed.equilibrium.tracing import under_forward_mode, under_functorch
 from wellposed.errors import InputError, MapError
 
 State = Tensor | tuple[Tensor, ...]
@@ -112,6 +113,10 @@ class Map(abc.ABC):
 
     def jvp(self, x: Tensor, tangent: Tensor) -> Tensor:
         """Multiplies the Jacobian at ``x`` with ``tangent``, row by row."""
+        if under_forward_mode() and not under_functorch():  # dual numbers do not nest
+            transposed = torch.func.vjp(self.__call__, x)[1]
+            product: Tensor = torch.func.vjp(lambda w: transposed(w)[0], torch.zeros_like(x))[1](tangent)[0]
+            return product
         return torch.func.jvp(self.__call__, (x,), (tangent,))[1]
 
     def jacobian(self, x: Tensor) -> Tensor:  # (B, n, n)

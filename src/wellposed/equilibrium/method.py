@@ -23,7 +23,7 @@ from wellposed.equilibrium.maps import Map
 from wellposed.equilibrium.solution import Adjoint, Status, failed
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
-from wellposed.equilibrium.tracing import under_transform
+from wellposed.equilibrium.tracing import forward_rule, under_transform
 from wellposed.errors import ConvergenceError, ConvergenceWarning, unknown_name
 
 OnFailure = Literal["warn", "raise", "ignore"]
@@ -174,6 +174,11 @@ class _Checked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return gradients[0], None, None
+
+    @staticmethod
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, *_: Any) -> Tensor:
+        return moved.view_as(moved)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], y: Tensor, x: Tensor, on_failure: OnFailure) -> tuple[Any, int]:

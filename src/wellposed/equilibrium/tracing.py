@@ -4,9 +4,10 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,6 +16,32 @@ R = TypeVar("R")
 def under_functorch() -> bool:
     """Tells whether a function is being transformed by vmap, grad, jacrev or their kin."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def under_forward_mode() -> bool:
+    """Tells whether numbers may be dual: within torch.autograd.forward_ad.dual_level, torch.func.jvp or jacfwd."""
+    return forward_ad._current_level >= 0
+
+
+def no_tangents() -> contextlib.AbstractContextManager[None]:
+    """Computes without derivatives in forward mode, as `torch.no_grad` without those in reverse mode."""
+    return forward_ad._set_fwd_grad_enabled(False)
+
+
+def forward_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the ``jvp`` of an autograd function from a rule that takes the saved tensors and the tangents.
+
+    Torch calls it with forward mode off, by which the derivative of a tangent, as of jacfwd in jacfwd, would be
+    zero and nobody told.
+    """
+
+    @functools.wraps(rule)
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        with forward_ad._set_fwd_grad_enabled(True):
+            saved = [forward_ad.unpack_dual(tensor).primal for tensor in ctx.saved_tensors]
+            return rule(ctx, saved, *tangents)
+
+    return jvp
 
 
 _UNSEEN: contextvars.ContextVar[bool] = contextvars.ContextVar("wellposed_unseen", default=False)
@@ -36,11 +63,15 @@ def under_transform() -> bool:
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Keeps a function out of compiled graphs; elsewhere it costs nothing, unlike the plain decorator."""
-    apart = torch.compiler.disable(function)
+    """Keeps a function out of compiled graphs; elsewhere it costs nothing, unlike the plain decorator.
+
+    The decorator is applied at the call, since it imports the whole compiler.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return apart(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return call

@@ -5,9 +5,10 @@ results. `CompiledLoop` takes the place of the reference loop in the forward pas
 pass. `choose_loop` picks the executor, `explain` gives the reason.
 """
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -164,6 +165,28 @@ def share_out(part: Callable[[int, int], None], batch: int, width: int, work: in
     part(*ends[:2])
     for other in others:
         other.result()
+
+
+@contextlib.contextmanager
+def few_threads(work: int) -> Iterator[None]:
+    """Has the products of a block run on the calling thread where there is too little to do for several.
+
+    The library behind torch's products forks for the smallest of them, and on a busy machine waits for threads
+    that have no core. The number of threads is each thread's own; only one that first calls torch while another
+    is in such a block begins with one.
+
+    Args:
+        work: multiplications of the products.
+    """
+    count = torch.get_num_threads()
+    if count == 1 or work > SPLIT:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
 
 
 def _finished(residuals: Tensor, steps: Tensor) -> Tensor:  # (B, K)

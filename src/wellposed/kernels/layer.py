@@ -31,7 +31,14 @@ from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.errors import require
 from wellposed.kernels.device import Alarm, launcher, run_recipe, unheard
-from wellposed.kernels.engine import CompiledLoop, multiply_sparse, prepare_adjoint, run_kernel, wrong_engine
+from wellposed.kernels.engine import (
+    CompiledLoop,
+    few_threads,
+    multiply_sparse,
+    prepare_adjoint,
+    run_kernel,
+    wrong_engine,
+)
 from wellposed.kernels.handover import adjoint_step, hand_over, stop_is_plain
 from wellposed.kernels.sparse import SparseModel, SparseRows
 from wellposed.kernels.spec import (
@@ -126,13 +133,20 @@ def run_layer(plan: Plan, u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Matrix,
 def _forward(
     plan: Plan, u: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Matrix, bias: Matrix
 ) -> tuple[Tensor, Tensor, Tensor]:
-    v = F.linear(u, B, bias)
-    x = _states(plan, v, A, lambda: A)
-    y = F.linear(x, C)
-    if D is not None:
-        y = torch.addmm(y, u, D.mT)
+    with few_threads(_work(u, B, C)):
+        v = F.linear(u, B, bias)
+        x = _states(plan, v, A, lambda: A)
+        y = F.linear(x, C)
+        if D is not None:
+            y = torch.addmm(y, u, D.mT)
     report_outputs(y, x, plan.on_failure)
     return y, x, v
+
+
+def _work(u: Tensor, B: Tensor, C: Tensor) -> int:
+    """Counts the multiplications of a step and of the products around the solve."""
+    states, inputs = B.shape
+    return len(u) * (states + inputs) * (states + len(C))
 
 
 def _states(plan: Plan, v: Tensor, A: Tensor | SparseRows, dense: Callable[[], Tensor]) -> Tensor:
@@ -158,12 +172,14 @@ def run_sparse_layer(
         others: B, C, D and the bias.
     """
     B, C, D, bias = others
-    v = _product(u, sparse.B, B, bias)
-    A = dense() if sparse.A is None else sparse.A if plan.automatic else sparse.A.plain
-    x = _states(plan, v, A, dense)
-    y = _product(x, sparse.C, C, None)
-    if D is not None:
-        y.add_(_product(u, sparse.D, D, None))
+    assert B is not None and C is not None
+    with few_threads(_work(u, B, C)):
+        v = _product(u, sparse.B, B, bias)
+        A = dense() if sparse.A is None else sparse.A if plan.automatic else sparse.A.plain
+        x = _states(plan, v, A, dense)
+        y = _product(x, sparse.C, C, None)
+        if D is not None:
+            y.add_(_product(u, sparse.D, D, None))
     report_outputs(y, x, plan.on_failure)
     return y
 
@@ -193,7 +209,8 @@ class _Layer(torch.autograd.Function):
         x, v, *tensors = ctx.saved_tensors
         if torch.is_grad_enabled():
             return None, *_differentiable(ctx.plan, tensors, gradients[0], ctx.needs_input_grad[1:])
-        return None, *_backward(ctx.plan, x, v, tensors, gradients[0], ctx.needs_input_grad[1:])
+        with few_threads(_work(tensors[0], *tensors[2:4])):
+            return None, *_backward(ctx.plan, x, v, tensors, gradients[0], ctx.needs_input_grad[1:])
 
 
 def _backward(

@@ -12,6 +12,7 @@ sequences.
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,7 @@ from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import require
 from wellposed.kernels import sequence_run
 from wellposed.kernels.device import interpreted
+from wellposed.kernels.engine import few_threads
 from wellposed.kernels.sequence_run import Course, Parts, Walked, columns, run_backward, run_forward
 from wellposed.kernels.spec import SLOPED, device_problem, kind_of, map_problem, solver_problem, stop_problem
 
@@ -146,8 +148,15 @@ def walk(course: Course, data: Tensor, h0: Tensor, parts: Parts) -> Walked:
 def _forward(
     course: Course, data: Tensor, h0: Tensor, parts: Parts, *, keep: bool
 ) -> tuple[Walked, Tensor, Tensor]:
-    run = sequence_run.run_forward_device if course.device else run_forward
-    return run(course, data, h0, parts, keep=keep)
+    if course.device:
+        return sequence_run.run_forward_device(course, data, h0, parts, keep=keep)
+    with few_threads(_work(parts, len(data))):
+        return run_forward(course, data, h0, parts, keep=keep)
+
+
+def _work(parts: Parts, elements: int) -> int:
+    """Counts the multiplications of the products over all times."""
+    return elements * (len(parts.A) + parts.B.shape[1]) * (len(parts.A) + len(parts.C))
 
 
 def _backward(
@@ -187,17 +196,18 @@ class _Sequence(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         hidden, states, known, images, data, h0, *matrices = ctx.saved_tensors
         course, parts, settle = ctx.course, Parts(*matrices), _settled
-        if torch.is_grad_enabled():
-            u = torch.cat([data, _previous(course, hidden, h0)], -1)
-            total = _total(course, gradients[0], gradients[1], torch.empty_like(hidden))
-            outer = torch.zeros_like(states) if gradients[2] is None else gradients[2]
-            y, total, first = _differentiable_backward(
-                course, states, F.linear(u, parts.B, parts.bias), total, outer, parts
-            )
-            known, found = torch.cat([states, u], 1).mT, torch.cat([y, total], 1).mT
-        else:
-            found, first, settle = _backward(course, images, known, gradients[:3], parts)
-        collected = _collect(found, first, known, parts, ctx.needs_input_grad[1:])
+        with nullcontext() if course.device else few_threads(_work(parts, len(data))):
+            if torch.is_grad_enabled():
+                u = torch.cat([data, _previous(course, hidden, h0)], -1)
+                total = _total(course, gradients[0], gradients[1], torch.empty_like(hidden))
+                outer = torch.zeros_like(states) if gradients[2] is None else gradients[2]
+                y, total, first = _differentiable_backward(
+                    course, states, F.linear(u, parts.B, parts.bias), total, outer, parts
+                )
+                known, found = torch.cat([states, u], 1).mT, torch.cat([y, total], 1).mT
+            else:
+                found, first, settle = _backward(course, images, known, gradients[:3], parts)
+            collected = _collect(found, first, known, parts, ctx.needs_input_grad[1:])
         settle()
         return None, *collected
 

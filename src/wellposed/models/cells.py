@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wellposed.activations import Activation, family_of, get_activation
 from wellposed.equilibrium.maps import State
-from wellposed.equilibrium.tracing import under_functorch
+from wellposed.equilibrium.tracing import under_forward_mode, under_functorch
 from wellposed.errors import InputError, positive_integer
 from wellposed.models.norms import VariationalDropout
 
@@ -410,7 +410,7 @@ class TransformerCell(Cell):
     def _attend(self, projections: Tensor, mask: Tensor | None) -> Tensor:  # (B, T, 3 d) -> (B, T, d)
         query, key, value = projections.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, T, d/H)
         visible = None if mask is None else _visible(mask, self.causal)
-        with _differentiable_attention():
+        with _differentiable_attention(query):
             heard = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=visible, is_causal=self.causal and mask is None
             )
@@ -439,9 +439,11 @@ def _visible(mask: Tensor, causal: bool) -> Tensor:  # (B, 1, T, T), from (B, T)
     return (seen.tril() if causal else seen)[:, None]
 
 
-def _differentiable_attention() -> contextlib.AbstractContextManager:
-    """Chooses plain attention under torch.func, whose derivatives the fast kernels do not have (Newton)."""
-    return sdpa_kernel(SDPBackend.MATH) if under_functorch() else contextlib.nullcontext()
+def _differentiable_attention(like: Tensor) -> contextlib.AbstractContextManager:
+    """Chooses plain attention where derivatives are taken that fast kernels lack: in forward mode, or twice."""
+    transformed = under_functorch() or under_forward_mode()
+    recorded = torch.is_grad_enabled() and like.device.type == "cpu"  # steps of a solve by Implicit are not
+    return sdpa_kernel(SDPBackend.MATH) if transformed or recorded else contextlib.nullcontext()
 
 
 MAX_SCALES = 4

@@ -36,7 +36,7 @@ from wellposed.equilibrium.method import (
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
 from wellposed.equilibrium.stopping import STOPPINGS, ErrorBound, Relative, Settled, Stopping, bound_error
-from wellposed.equilibrium.tracing import under_functorch, under_transform
+from wellposed.equilibrium.tracing import under_forward_mode, under_functorch, under_transform
 from wellposed.errors import IllPosedError, InputError, not_a_tensor, positive_integer
 from wellposed.forms import ImplicitForm, Zero
 from wellposed.forms.form import MODEL_BUILDERS
@@ -333,7 +333,7 @@ class ImplicitModel(nn.Module):
         flat = u.reshape(-1, self.in_features)
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
         text = _describe(self) if compiling else None
-        plan = None if under_transform() else self._fast_plan(u)
+        plan = None if under_transform() or under_forward_mode() else self._fast_plan(u)
         if plan is not None:
             y = self._fast_outputs(plan, flat)
             return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
@@ -622,10 +622,13 @@ class ImplicitModel(nn.Module):
         )
 
 
-@torch.compiler.assume_constant_result
 def _describe(model: ImplicitModel) -> str | None:
     """Writes down how a model solves, for a graph that is being compiled."""
     return model.description()
+
+
+# What torch.compiler.assume_constant_result does, which imports the whole compiler to do so.
+setattr(_describe, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 LARGEST = 2 << 30  # bytes of a dense A

@@ -27,7 +27,7 @@ from wellposed.equilibrium.method import (
 )
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound
-from wellposed.equilibrium.tracing import eager, under_functorch, under_transform
+from wellposed.equilibrium.tracing import eager, under_forward_mode, under_functorch, under_transform
 from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.kernels.engine import choose_loop
 from wellposed.kernels.layer import source_of
@@ -462,6 +462,8 @@ class _Walk:
         cell, gradient, system = self.cell, self.cell.gradient, self.system
         if cell.executor == "reference":
             return 'executor="reference" was asked for'
+        if under_forward_mode():
+            return "derivatives in forward mode have no kernel"
         if not isinstance(gradient, Implicit):
             return f"gradient {type(gradient).__name__} has no kernel"
         if system.scale is not None or system.splitting is not None:
@@ -514,7 +516,8 @@ class _Walk:
 def _device_system(cell: ImplicitModel) -> System:
     """Returns what to iterate on a GPU, where it takes one launch to project A and not thirty."""
     plain = cell.condition.name == "inf" and hasattr(cell.state, "raw")
-    if not plain or not cell.B.is_cuda or under_transform() or place_problem(cell.B.device):
+    transformed = under_transform() or under_forward_mode()
+    if not plain or not cell.B.is_cuda or transformed or place_problem(cell.B.device):
         return cell.state.system()
     source = source_of(cell.state)
     return System((source.parameter if source.radius is None else projected(source.parameter, source.radius),))

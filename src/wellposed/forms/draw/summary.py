@@ -7,10 +7,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
-from rich.table import Table
 from torch import Tensor
 
 from wellposed.errors import IllPosedError
@@ -21,6 +19,9 @@ from wellposed.forms.operators.block import Block, partitioned
 from wellposed.forms.operators.entries import entries
 from wellposed.forms.operators.plain import Diagonal, Identity, Repeated
 from wellposed.forms.operators.structured import Accumulation, Convolution, Selection
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Role = Literal["weights", "wiring", "input", "output", "through", "feedback"]
 Side = Literal["none", "all", "upper", "lower"]  # which entries of a block feed back
@@ -312,12 +313,15 @@ def _certificate(form: ImplicitForm) -> dict[str, Any]:
     return {"holds": proof.holds, "text": str(proof), "value": proof.value}
 
 
-def block_table(facts: dict[str, Any]) -> Table:
+def block_table(facts: dict[str, Any]) -> "Table":
     """Shows every block with what it reads, last layer first as in A.
 
     Args:
         facts: those of `form_facts`.
     """
+    from rich import box  # here, so that a model loads without it
+    from rich.table import Table
+
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for heading in ("block", "activation", "states", "reads", "non-zeros", "|A_k|inf"):
         numeric = heading in ("states", "non-zeros", "|A_k|inf")
