@@ -8,8 +8,9 @@ import click
 import torch
 from torch import Tensor
 
+from wellposed.activations.blockwise import parts_of
 from wellposed.checker import Finding
-from wellposed.checker.check import equations
+from wellposed.checker.check import opened
 from wellposed.checker.model import Part
 from wellposed.checker.tensors import Budget, RefusedError, TensorFile, scaled
 from wellposed.errors import WellposedError
@@ -43,7 +44,7 @@ def as_stored(path: Path, *, folder: bool) -> Finding:
         WellposedError: the library does not read the file.
     """
     model = from_pretrained(path.parent) if folder else load(path)
-    file, parts = TensorFile(path), equations(path.parent if folder else path)
+    file, parts = opened(path.parent if folder else path)
     if isinstance(model, ImplicitForm):
         _same_form(file, parts[0], model)
         return Finding("evaluated as stored", "", "a form", "the loaded form is the one in the file")
@@ -81,10 +82,8 @@ def _same_cell(file: TensorFile, part: Part, cell: ImplicitModel) -> None:
 
 def _named(cell: ImplicitModel) -> list[tuple[str, int]]:
     """Lists the activations of a model with the numbers of their states."""
-    bound = getattr(cell.activation.derivative, "keywords", {})
-    if "parts" in bound and "sizes" in bound:
-        return [(phi.name, size) for phi, size in zip(bound["parts"], bound["sizes"], strict=True)]
-    return [(cell.activation.name, cell.state_features)]
+    parts = parts_of(cell.activation) or ((cell.activation, cell.state_features),)
+    return [(phi.name, size) for phi, size in parts]
 
 
 def _same_form(file: TensorFile, part: Part, form: ImplicitForm) -> None:
