@@ -186,6 +186,7 @@ def test_gaps_are_computed_again(options, dtype, tmp_path):
     path = tmp_path / "m.safetensors"
     wp.save(model, path, certificate=True, claims=[claim])
     assert check(path)[1].stated.startswith("18 rows within")
+    assert check(path)[1].stated.endswith("relative to |z|^2/2")
     for name, change in (("gaps0", -1e-3), ("dual0", 1e-2), ("targets0", 1e-2), ("design1", 1e-2)):
         kept = claim.tensors[name].clone()
         claim.tensors[name] += change * (1 + kept.abs().max())

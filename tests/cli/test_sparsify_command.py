@@ -16,6 +16,7 @@ import wellposed
 from wellposed import cli
 from wellposed.cli.inputs import read_samples
 from wellposed.convex import fit_states, record_states
+from wellposed.forms.operators.base import Sparse
 
 CODE = """
 import torch
@@ -67,7 +68,10 @@ def test_the_model_is_that_of_fit_states(folder):
     network, (u, y) = sys.modules["sparsify_networks"].network, given()
     wanted, report = fit_states(record_states(network, [u]), kappa=0.7, target_sparsity=0.5, targets=y)
     model = wellposed.load("model.safetensors")
-    assert torch.equal(model(u), wanted(u)) and model.certificate().holds
+    assert torch.equal(model.A.to_dense(), wanted.A) and torch.equal(model.B.to_dense(), wanted.B)
+    torch.testing.assert_close(model(u), wanted(u), rtol=1e-5, atol=1e-6)
+    assert model.certificate().holds
+    assert all(isinstance(part, Sparse) for part in (*model.A.parts.values(), *model.B.parts.values()))
     assert f"{100 * report.before:.2f} %" in result.stdout and f"{100 * report.after:.2f} %" in result.stdout
     assert "50.0 %" in result.stdout and "proven" in result.stdout and "relative gap" in result.stdout
     assert "wellposed.load('model.safetensors')" in result.stderr

@@ -283,7 +283,7 @@ def _row_gaps(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
     named = [row for group in groups for row in group["rows"]]
     if len({*named}) != len(named):
         raise RefusedError("the gaps name a row twice")
-    stated = f"{total} rows within {rounded(largest):.3g}"
+    stated = f"{total} rows within {rounded(largest):.2e}, relative to |z|^2/2"
     return Finding("row gaps", part.name, stated, "F(w) - D(nu), row by row")
 
 

@@ -162,10 +162,12 @@ def _phis(names: list[str], sizes: list[int], states: int) -> tuple[list[Phi], i
     if len(names) != len(sizes) or sum(sizes) != states:
         raise RefusedError("the activations do not make up the states")
     phis = [activation(name) for name in names]
+    if states == 0 and len(sizes) == 1:
+        return [], None
     for name, phi, count in zip(names, phis, sizes, strict=True):
         if count < 1 or (phi.block and count % phi.block):
             raise RefusedError(f"{name} does not act on {count} states")
-    size = phis[0].block if len({(phi.block, phi.gamma) for phi in phis}) == 1 else -1
+    size = phis[0].block if len({(phi.block, phi.constant) for phi in phis}) == 1 else -1
     if all(phi.block is None for phi in phis):
         size = None
     elif size == 0:
@@ -185,8 +187,8 @@ def _form(file: TensorFile, header: dict[str, Any]) -> Part:
     seen = {name: walk.operator(header[name]) for name in "ABCD"}
     n, p, q = seen["A"].shape[0], seen["B"].shape[1], seen["C"].shape[0]
     for name, shape in {"A": (n, n), "B": (n, p), "C": (q, n), "D": (q, p)}.items():
-        if seen[name].shape != shape or not all(shape):
-            raise RefusedError(f"{name} has the shape {list(seen[name].shape)}, expected {list(shape)}, not empty")
+        if seen[name].shape != shape or not p or not q:  # a form without states is a linear map
+            raise RefusedError(f"{name} has the shape {list(seen[name].shape)}, expected {list(shape)}")
         if (name == "A" or seen[name].stored) and seen[name].dtype != header["dtype"]:
             raise RefusedError(f"{name} is {seen[name].dtype} and the form {header['dtype']}")
     for name, size in (("bias", n), ("output_bias", q)):

@@ -100,7 +100,7 @@ class FitReport:
     def table(self) -> Table:
         """Lays the report out, one line a layer."""
         table = Table(title=self._title(), box=box.SIMPLE, caption=self._caption(), caption_justify="left")
-        for name in ("layer", "phi", "rows", "units", "largest |a|_1", "largest gap", "non-zeros", "residual",
+        for name in ("layer", "phi", "rows", "units", "largest |a|_1", "relative gap", "non-zeros", "residual",
                      "own error"):  # fmt: skip
             table.add_column(name, justify="left" if name in ("layer", "phi") else "right")
         starts = block_starts(self.blocks)
@@ -227,11 +227,19 @@ class SharedReport:
     Args:
         layers: in the order in which the network calls them.
         kappa, bound: of the cap.
+        certificate, output_error, score, before, after: as in `FitReport`, where they were computed.
+        notes: what a reader should know.
     """
 
     layers: tuple[LayerFit, ...]
     kappa: float
     bound: str
+    certificate: Certificate | None = None
+    output_error: float | None = None
+    score: str | None = None
+    before: float | None = None
+    after: float | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def sparsity(self) -> float:
@@ -270,14 +278,17 @@ class SharedReport:
             for layer in self.layers
         ]
         cap = self.kappa if math.isfinite(self.kappa) else None
-        return {"kappa": cap, "bound": self.bound, "sparsity": self.sparsity, "certified": self.certified,
-                "layers": layers}  # fmt: skip
+        facts = {"kappa": cap, "bound": self.bound, "sparsity": self.sparsity, "certified": self.certified}
+        if self.certificate is not None:
+            facts |= {"well_posed": self.certificate.holds, "certificate": str(self.certificate)}
+            facts |= {name: getattr(self, name) for name in ("output_error", "score", "before", "after")}
+        return {**facts, "layers": layers, "notes": list(self.notes)}
 
     def table(self) -> Table:
         """Lays the report out, one line a layer."""
         cap = f"rows within {self.kappa:g}" if math.isfinite(self.kappa) else "no cap"
         table = Table(title=f"{cap}; {100 * self.sparsity:.1f} % of the weights gone", box=box.SIMPLE)
-        for name in ("layer", "rows", "units", "largest |w|_1", "largest gap", "non-zeros", "misfit"):
+        for name in ("layer", "rows", "units", "largest |w|_1", "relative gap", "non-zeros", "misfit"):
             table.add_column(name, justify="left" if name == "layer" else "right")
         for layer in self.layers:
             table.add_row(
