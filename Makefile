@@ -25,7 +25,7 @@ JAX_RIVALS := jax==0.10.2 jaxlib==0.10.2 jaxopt==0.8.5 optimistix==0.1.0 equinox
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-core ## train a small implicit model and show its equilibria
+demo: $(VENV)/.installed-core ## one digit reader, six questions: under a minute, ends with a page to open
 	$(VENV)/bin/wellposed demo $(DEMO_ARGS)
 
 lab: $(VENV)/.installed-lab ## add the experiments: wellposed list, run, resume, status, report

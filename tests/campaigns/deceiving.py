@@ -69,6 +69,13 @@ def denormal(draw: Draw, n: int) -> np.ndarray:
     return A + np.eye(n)[draw.permutation(n)] * float(draw.choice([0.0, 0.5, _ulps(1.0, -1), 1.0]))
 
 
+def smallest(draw: Draw, n: int) -> np.ndarray:
+    """Small multiples of the smallest number there is, in float64 or in float32."""
+    unit = float(draw.choice([5e-324, 2.0**-149]))
+    A = draw.integers(-4, 5, (n, n)) * unit
+    return A if draw.random() < 0.7 else A + np.diag(draw.choice([0.0, 0.5, 1e-300, -1e-310], n))
+
+
 def mixed_scales(draw: Draw, n: int) -> np.ndarray:
     """A matrix that is nearly critical in other units, spread over many orders of magnitude."""
     units = 10.0 ** draw.uniform(-float(draw.choice([3, 40, 120])), 0, n)
@@ -101,6 +108,6 @@ def broken(draw: Draw, n: int) -> np.ndarray:
 FAMILIES: dict[str, Callable[[Draw, int], np.ndarray]] = {
     "defective": jordan, "rows near one": critical_rows, "isometries": critical_rotation,
     "symmetric parts near one": critical_symmetric, "rings near one": critical_ring, "huge": huge,
-    "denormal": denormal, "mixed scales": mixed_scales, "hidden order": hidden_order, "plain": plain,
-    "not finite": broken,
+    "denormal": denormal, "mixed scales": mixed_scales, "hidden order": hidden_order, "smallest numbers": smallest,
+    "plain": plain, "not finite": broken,
 }  # fmt: skip

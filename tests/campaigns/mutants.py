@@ -253,7 +253,9 @@ def report(options: argparse.Namespace) -> None:
             survivors.append({"mutant": mutant.key, "line": mutant.line, "verdict": verdict, "why": why})
         counts[verdict] += 1
     tried, dead = counts.total(), sum(counts[kind] for kind in DEAD)
-    command = f"python tests/campaigns/mutants.py run --count {options.count} --seed {options.seed}"
+    only = options.only and options.only.resolve().relative_to(ROOT)
+    which = f"--only {only}" if only else f"--count {options.count}"
+    command = f"python tests/campaigns/mutants.py run {which} --seed {options.seed}"
     found = {
         "command": command + " --jit" * options.jit,
         "of": len(drawn(options.seed, options.jit)),

@@ -1,5 +1,6 @@
-"""Soundness: a million points against every kind of bound, matrices made to deceive certificates, gaps against a
-conic solver. A violation is a bug of the library, never of the case.
+"""Soundness: a million points against every kind of bound, a million comparisons at the ends of the number range,
+matrices made to deceive certificates, gaps against a conic solver. A violation is a bug of the library, never of
+the case.
 
 Run: python -m tests.campaigns.soundness --points 1000000 --jobs 2   writes tests/campaigns/results/soundness.json
 
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from tests.campaigns import soundness_bounds, soundness_conditions, soundness_gaps
+from tests.campaigns import soundness_bounds, soundness_conditions, soundness_gaps, soundness_range
 from tests.campaigns.soundness_bounds import Tally
 
 RESULT = Path(__file__).parent / "results" / "soundness.json"
@@ -38,9 +39,10 @@ def prepare() -> None:
     warnings.simplefilter("ignore")
 
 
-def bounds_task(seed: int, number: int) -> Tally:
+def trial_task(part: str, seed: int, number: int) -> Tally:
     """One trial, in float32 and float64 by turns."""
-    return soundness_bounds.trial(seed, number // 2, (torch.float32, torch.float64)[number % 2])
+    module = {"bounds": soundness_bounds, "range": soundness_range}[part]
+    return module.trial(seed, number // 2, (torch.float32, torch.float64)[number % 2])
 
 
 def numbers_task(part: str, seed: int, first: int, count: int) -> tuple[int, Counter, list[dict[str, Any]]]:
@@ -88,14 +90,17 @@ def carried_out(pool: Executor, tasks: Iterator[tuple[Any, ...]], jobs: int, eno
             yield future.result()
 
 
-def run_bounds(pool: Executor, options: argparse.Namespace, save: Callable[[dict], None]) -> None:
-    """Tries points until there are as many as asked for."""
+def run_trials(part: str, pool: Executor, options: argparse.Namespace, save: Callable[[dict], None]) -> None:
+    """Tries points until there are as many, or as many comparisons, as asked for."""
     whole, began = Tally(), time.monotonic()
 
     def enough() -> bool:
-        return whole.points.total() >= options.points or time.monotonic() - began > 60 * options.minutes
+        many = (
+            whole.points.total() >= options.points if part == "bounds" else whole.kinds.total() >= options.compared
+        )
+        return many or time.monotonic() - began > 60 * options.minutes
 
-    tasks = ((bounds_task, options.seed, number) for number in itertools.count())
+    tasks = ((trial_task, part, options.seed, number) for number in itertools.count())
     for trials, tally in enumerate(carried_out(pool, tasks, options.jobs, enough), 1):
         whole.merge(tally)
         if trials % 20 == 0:
@@ -142,12 +147,13 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=1_000_000, help="against every kind of bound")
+    parser.add_argument("--compared", type=int, default=1_000_000, help="at the ends of the number range")
     parser.add_argument("--matrices", type=int, default=10_000)
     parser.add_argument("--problems", type=int, default=600, help="convex ones, of four rows each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=600.0, help="after which a part ends")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 0 for this one alone")
-    parser.add_argument("--only", choices=("bounds", "conditions", "gaps"))
+    parser.add_argument("--only", choices=("bounds", "range", "conditions", "gaps"))
     parser.add_argument("--out", type=Path, default=RESULT)
     return parser.parse_args(arguments)
 
@@ -176,9 +182,10 @@ def main(arguments: list[str] | None = None) -> int:
             run_numbers("conditions", options.matrices, pool, options, saver("conditions"))
         if options.only in (None, "gaps"):
             run_numbers("gaps", options.problems, pool, options, saver("gaps"))
-        if options.only in (None, "bounds"):
-            run_bounds(pool, options, saver("bounds"))
-    parts = ("bounds", "conditions", "gaps") if options.only is None else (options.only,)
+        for part in ("bounds", "range"):
+            if options.only in (None, part):
+                run_trials(part, pool, options, saver(part))
+    parts = ("bounds", "range", "conditions", "gaps") if options.only is None else (options.only,)
     for part in parts:
         found = report[name(part)]
         print(

@@ -1,8 +1,8 @@
 """Every certificate of well-posedness against matrices that were made to deceive it, judged in fractions.
 
-A condition that says it holds must hold without rounding, its value be no smaller than the exact one (below 1e-99
-nothing is told apart), and its gain bound every error that its slopes allow. A matrix that holds NaN or infinity
-proves nothing, and nothing but an `InputError` is raised.
+A condition that says it holds must hold without rounding, its value be no smaller than the exact one, and its gain
+bound every error that its slopes allow. A matrix that holds NaN or infinity proves nothing, and nothing but an
+`InputError` is raised.
 """
 
 import math
@@ -34,7 +34,6 @@ from wellposed.errors import IllPosedError, InputError, MissingExtraError
 from wellposed.forms import Block, Dense, ImplicitForm, gains
 from wellposed.robust import METHODS, Box, output_bounds
 
-LOST = Fraction(10) ** -99  # underflow
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "hardtanh", "leaky_relu(0.25)", "selu", "sin", "max_pool(2)",
                "group_sort(2)", "softmax(2)")  # fmt: skip
 Finding = tuple[str, bool, str]
@@ -42,7 +41,7 @@ Finding = tuple[str, bool, str]
 
 def _value_holds(found: Certificate, A: q.Matrix, phi: Activation) -> bool:
     """Whether the exact value of a condition is at most the stated one."""
-    value, gamma = Fraction(found.value) + LOST, Fraction(phi.constants.get(found.norm, 0.0))
+    value, gamma = Fraction(found.value), Fraction(phi.constants.get(found.norm, 0.0))
     ends = [Fraction(end) for end in phi.slope]
     n = len(A)
     if found.condition == "inf":
@@ -148,7 +147,7 @@ def _of_blocks(A: Tensor, E: q.Matrix, phi: Activation) -> Iterator[Finding]:
         return
     if found.condition != "blocks" or found.weights is None:
         return
-    v, value = [Fraction(w) for w in found.weights.tolist()], Fraction(found.value) + LOST
+    v, value = [Fraction(w) for w in found.weights.tolist()], Fraction(found.value)
     gamma = (Fraction(phi.lipschitz("inf")), q.ONE)
     norms = [
         [q.row_norm([row[: sizes[0]] if j == 0 else row[sizes[0] :] for row in rows]) for j in range(2)]
@@ -188,17 +187,17 @@ def norms(A: Tensor) -> Iterator[Finding]:
         return
     E = q.exact(A)
     for kind, value in (("spectral norm", float(spectral_norm(A))), ("singular value", largest_singular_value(A))):
-        good = not math.isfinite(value) or q.spectral_below(E, Fraction(value) + LOST)
+        good = not math.isfinite(value) or q.spectral_below(E, Fraction(value))
         yield kind, good, repr(value)
     value = symmetric_eigenvalue(A)
     yield (
         "symmetric eigenvalue",
-        not math.isfinite(value) or q.symmetric_below(E, Fraction(value) + LOST),
+        not math.isfinite(value) or q.symmetric_below(E, Fraction(value)),
         repr(value),
     )
     symmetric = torch.triu(A.double()) + torch.triu(A.double(), 1).mT
     value = largest_eigenvalue(symmetric)
-    good = not math.isfinite(value) or q.symmetric_below(q.exact(symmetric), Fraction(value) + LOST)
+    good = not math.isfinite(value) or q.symmetric_below(q.exact(symmetric), Fraction(value))
     yield "eigenvalue by factorisation", good, repr(value)
     simple = {("inf", "inf"): q.row_norm(E), ("1", "1"): q.row_norm(q.transposed(E)),
               ("1", "inf"): max(abs(entry) for row in E for entry in row)}  # fmt: skip
@@ -206,7 +205,7 @@ def norms(A: Tensor) -> Iterator[Finding]:
         value = float(induced_norm(A, start, end).value)
         yield (
             f"induced norm {start} to {end}",
-            not math.isfinite(value) or least <= Fraction(value) + LOST,
+            not math.isfinite(value) or least <= Fraction(value),
             repr(value),
         )
 
@@ -224,7 +223,7 @@ def other_units(A: Tensor, draw: Draw) -> Iterator[Finding]:
     norm = q.row_norm([[D[i] * E[i][j] * inverse[j] for j in range(n)] for i in range(n)])
     yield (
         "rescaling",
-        norm <= Fraction(found.norm) + LOST and found.norm < kappa,
+        norm <= Fraction(found.norm) and found.norm < kappa,
         f"{float(norm)!r} > {found.norm!r}",
     )
 
@@ -239,7 +238,7 @@ def low_rank(draw: Draw, dtype: torch.dtype) -> Iterator[Finding]:
         L = L / (L.double() @ R.double().mT).abs().sum(1).max().to(dtype)
     found = low_rank_certificate(L, R, get_activation("relu"))
     norm = q.row_norm(q.times(q.exact(L), q.transposed(q.exact(R))))
-    yield "low rank", not found.holds or norm <= Fraction(found.value) + LOST, f"{float(norm)!r} > {found.value!r}"
+    yield "low rank", not found.holds or norm <= Fraction(found.value), f"{float(norm)!r} > {found.value!r}"
 
 
 def forward_gains(A: Tensor, phi: Activation) -> Iterator[Finding]:
@@ -254,7 +253,7 @@ def forward_gains(A: Tensor, phi: Activation) -> Iterator[Finding]:
     gamma, size = Fraction(phi.lipschitz()), [[abs(entry) for entry in row] for row in q.exact(A)]
     around = q.inverse(q.minus(q.identity(len(A)), [[gamma * entry for entry in row] for row in size]))
     good = around is not None and all(
-        0 <= gamma * least <= Fraction(stated) + LOST
+        0 <= gamma * least <= Fraction(stated)
         for row, most in zip(around, S.tolist(), strict=True)
         for least, stated in zip(row, most, strict=True)
     )

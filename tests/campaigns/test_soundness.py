@@ -8,14 +8,23 @@ import numpy as np
 import pytest
 import torch
 
-from tests.campaigns import extended, rationals, soundness, soundness_bounds, soundness_conditions, soundness_gaps
+from tests.campaigns import (
+    extended,
+    rationals,
+    soundness,
+    soundness_bounds,
+    soundness_conditions,
+    soundness_gaps,
+    soundness_range,
+)
 from tests.robust.robust_cases import exact, looped
 from wellposed.activations import get_activation
 from wellposed.conditions import conditions
 from wellposed.conditions.conditions import CONDITIONS
 from wellposed.conditions.norms import largest_eigenvalue
+from wellposed.convert import to_implicit
 from wellposed.convex import duality_gap
-from wellposed.robust import METHODS
+from wellposed.robust import METHODS, boxes, query
 
 LOOP, LAYERS = 0, 9  # numbers of trials about a loop, to which every method applies, and about layers of ReLU
 CRITICAL = 1  # the number of matrices whose rows are near one, for relu
@@ -37,11 +46,31 @@ def test_bounds_that_are_a_thousandth_too_narrow_are_reported():
     assert all(note["by"] > 0 and note["points"] > 0 for note in tally.wrong)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_bounds_without_their_slack_for_rounding_are_reported(dtype):
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float32, 0), (torch.float64, 7)])
+def test_bounds_without_their_slack_for_rounding_are_reported(dtype, number):
     options = {"drawn": 8, "tiny": True}
-    assert not soundness_bounds.trial(0, 7, dtype, **options).wrong
-    assert soundness_bounds.trial(0, 7, dtype, change=soundness_bounds.unrounded, **options).wrong
+    assert not soundness_bounds.trial(0, number, dtype, **options).wrong
+    assert soundness_bounds.trial(0, number, dtype, change=soundness_bounds.unrounded, **options).wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [2, 3, 5, 40])
+def test_models_at_the_ends_of_the_number_range_stay_within_their_bounds(number, dtype):
+    tally = soundness_range.trial(0, number, dtype)
+    assert not tally.wrong and tally.kinds.total() > 500
+
+
+def test_networks_bounded_by_the_form_that_folds_them_are_reported():
+    folded = mock.patch.object(query, "exact_form", lambda model, shape: (to_implicit(model, shape), None))
+    with folded:
+        wrong = [
+            note for number in (3, 7, 11, 15) for note in soundness_range.trial(0, number, torch.float32).wrong
+        ]
+    assert wrong
+
+
+def test_residuals_that_are_no_number_do_not_become_zero():
+    assert boxes.steepest(get_activation("relu"), torch.tensor([torch.nan, 2.0])).isinf().tolist() == [True, False]
 
 
 def test_numbers_that_are_not_numbers_lie_outside():

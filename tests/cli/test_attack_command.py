@@ -1,6 +1,7 @@
 """`wellposed attack`: every attack, what it prints, draws and keeps, mistakes, Ctrl-C."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -100,8 +101,8 @@ def test_the_table_and_the_page(folder):  # noqa: F811
     assert result.exit_code == 0, result.output
     assert "90.0 %" in result.stdout and "pgd" in result.stdout and "page.html" in result.stderr
     page = (folder / "page.html").read_text()
-    assert page.startswith("<!doctype html>") and "data:image/png;base64," in page
-    assert "<script" not in page and "http" not in page and "--attack pgd --epsilon 0.1" in page
+    assert page.startswith("<!doctype html>") and "Where to go next" in page
+    assert "<script" not in page and "://" not in page and "--attack pgd --epsilon 0.1" in page
 
 
 def test_a_picture_alone(folder):  # noqa: F811
@@ -143,6 +144,25 @@ def test_ctrl_c(folder, monkeypatch, capsys):  # noqa: F811
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 130 and capsys.readouterr().err.strip().endswith("interrupted")
+
+
+def test_counts_leave_out_what_was_wrong_before(folder):  # noqa: F811
+    model, (u, y) = network(), given()
+    facts = json.loads(basic("--json", "--quiet").stdout)
+    right = model(u).argmax(1) == y
+    assert facts["right_before"] == int(right.sum()) == 54 and facts["clean_accuracy"] == 0.9
+    assert facts["changed"] == 54 - round(60 * facts["attacked_accuracy"])
+
+
+def test_the_page_shows_changed_samples_first(tmp_path):
+    out = tmp_path / "attack.html"
+    arguments = ("--model", "reference:digits", "--data", "digits", "--epsilon", 0.1, "--samples", 100)
+    result = invoke(*arguments, "--steps", 5, "--json", "--out", out, command="attack")
+    facts, page = json.loads(result.stdout), out.read_text()
+    assert 0 < facts["changed"] < facts["right_before"] < 100
+    assert f"changes {facts['changed']} of these" in page and "Wrong before, and not shown" in page
+    words = re.findall(r'class="(wrong|good)"', page)
+    assert words == sorted(words, reverse=True) and set(words) == {"wrong", "good"}
 
 
 def test_the_gallery_shows_changed_samples_first(folder):  # noqa: F811

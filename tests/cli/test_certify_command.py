@@ -12,11 +12,12 @@ from torch import nn
 
 import wellposed
 from wellposed import cli
+from wellposed.cli.certify import RADII
 from wellposed.convert import to_implicit
 from wellposed.models import ImplicitModel
 from wellposed.robust import METHODS, Box, certification, certified_accuracy, output_bounds
 from wellposed.robust.attacks import pgd
-from wellposed.robust.certification import UnsoundError, examine, output_widths
+from wellposed.robust.certification import UnsoundError, examine_radii, output_widths
 
 CODE = """
 import torch
@@ -96,7 +97,7 @@ def test_the_table_and_the_page(folder):
     assert "90.0 %" in result.stdout and "0.05" in result.stdout and "certified" in result.stdout
     page = (folder / "page.html").read_text()
     assert "page.html" in result.stderr and page.startswith("<!doctype html>")
-    assert page.count("<svg") == 2 and "<script" not in page and "http" not in page
+    assert page.count("<svg") == 2 and "<script" not in page and "://" not in page
     assert "--epsilon 0.01 --epsilon 0.05" in page and "triangle" in page
 
 
@@ -203,7 +204,7 @@ def test_ctrl_c(folder, monkeypatch, capsys):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wellposed.cli.certify.examine", interrupted)
+    monkeypatch.setattr("wellposed.cli.certify.examine_radii", interrupted)
     arguments = ["--model", "certify_networks:network", "--data", "data.npz", "--epsilon", "0.1"]
     monkeypatch.setattr(sys, "argv", ["wellposed", "certify", *arguments])
     with pytest.raises(SystemExit) as caught:
@@ -223,8 +224,9 @@ def test_best_is_asked_about_open_samples_only(folder, monkeypatch):
         return own(form, box, target, method, budget)
 
     monkeypatch.setattr(certification, "certified", counted)
-    found = examine(model, form, u, y, epsilon)
-    assert [count for method, count in asked if method == "crown"] == [50, 10]
+    (found,) = examine_radii(model, form, u, y, [epsilon]).radii
+    right = model(u).argmax(1) == y
+    assert sum(count for method, count in asked if method == "crown") == int(right.sum()) < len(y)
     assert sum(count for method, count in asked if method == "best") == int(left.sum())
     monkeypatch.undo()
     assert torch.equal(found.certified, own(form, box, y, "best"))
@@ -234,7 +236,53 @@ def test_a_contradiction_is_not_hidden(folder, monkeypatch):
     model, (u, y) = network(), given()
     monkeypatch.setattr(certification, "certified", lambda form, box, target, *more: torch.ones_like(target) > 0)
     with pytest.raises(UnsoundError, match="please report"):
-        examine(model, to_implicit(model, (6,)), u, y, 0.3)
+        examine_radii(model, to_implicit(model, (6,)), u, y, [0.3])
+
+
+def test_larger_boxes_contain_smaller_ones(folder):
+    """One radius at a time gives the same proofs, and an attack that goes on from the last one is no weaker."""
+    model, (u, y) = network(), given()
+    form, radii = to_implicit(model, (6,)), [0.02, 0.1, 0.3]
+    found = examine_radii(model, form, u, y, reversed(radii), method="crown")
+    for epsilon, one in zip(radii, found.radii, strict=True):
+        (alone,) = examine_radii(model, form, u, y, [epsilon], method="crown").radii
+        assert one.epsilon == epsilon and torch.equal(one.certified, alone.certified)
+        assert not (one.attacked & ~alone.attacked).any()
+        assert torch.equal(one.certified, found.proven >= epsilon)
+        assert torch.equal(one.clean & ~one.attacked, found.broken <= epsilon)
+    fallen = found.broken.isfinite()
+    assert fallen.any() and (~found.radii[0].clean).any()
+    moved = (found.attacked - u).abs().flatten(1).amax(1)
+    assert (moved[fallen] <= found.broken[fallen] + 1e-6).all() and (moved[~fallen] == 0).all()
+    assert torch.equal(model(found.attacked).argmax(1), found.said) and (found.said != y)[fallen].all()
+
+
+def test_without_epsilon_several_radii_are_tried(folder):
+    arguments = ("--model", "certify_networks:network", "--data", "data.npz", "--samples", 8, "--no-widths")
+    result = invoke(*arguments, "--range", 0, 1, "--json")
+    assert [one["epsilon"] for one in json.loads(result.stdout)["radii"]] == list(RADII)
+
+
+def test_the_page_shows_what_was_proven_and_broken(tmp_path):
+    out = tmp_path / "page.html"
+    arguments = (
+        "--model",
+        "reference:digits",
+        "--data",
+        "digits",
+        "--samples",
+        20,
+        "--steps",
+        5,
+        "--method",
+        "crown",
+    )
+    result = invoke(*arguments, "--no-widths", "--epsilon", 0.02, "--epsilon", 0.3, "--out", out)
+    assert result.exit_code == 0, result.output
+    page = out.read_text()
+    assert "Proven and broken" in page and page.count("<img") >= 12 and "to 0.02" in page and "at 0.3" in page
+    assert "Where to go next" in page and "wellposed attack --model reference:digits" in page
+    assert "From a radius of 0.3 on, nothing is proven." in page
 
 
 def test_widths_say_what_does_not_apply():

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,26 @@ from wellposed_lab.experiments.mathematics.parameters import CountRun
 
 import wellposed
 from wellposed import cli
+from wellposed.cli.demo.questions import DemoConfig, run_demo
 from wellposed.errors import InputError
-from wellposed.pages.demo import DemoConfig, run_demo
+
+TINY = {"epochs": 2, "feedback_epochs": 2, "states": 9, "train_images": 200, "examined": 20, "attack_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def demo_result(tmp_path_factory):
+    return run_demo(DemoConfig(radii=(0.02, 0.1), **TINY), tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Runs the demo on little data, whatever the command asks for."""
+def small(monkeypatch, demo_result):
+    """Has the command show a small demo, whatever it asks for."""
     seen = []
 
-    def run(config, progress):
-        seen.append((config, progress))
-        tiny = DemoConfig(config.seeds, config.epochs, samples=100, batch_size=50, test_samples=20)
-        return run_demo(tiny, progress)
+    def run(config, folder, tell):
+        seen.append(config)
+        tell("(a) begins")
+        return replace(demo_result, config=replace(demo_result.config, seed=config.seed), folder=folder)
 
     monkeypatch.setattr("wellposed.cli.demo.run_demo", run)
     return seen
@@ -44,31 +52,24 @@ def test_version(monkeypatch, capsys):
     assert capsys.readouterr().out == f"wellposed {wellposed.__version__}\n"
 
 
-def test_demo_writes_a_page_and_prints_the_table(small, tmp_path):
+def test_demo_writes_page_numbers_and_models_and_prints_the_table(small, tmp_path):
     out = tmp_path / "a" / "b"
-    result = CliRunner().invoke(cli.cli, ["demo", "--out", str(out), "--seeds", "2", "--epochs", "1"])
+    result = CliRunner().invoke(cli.cli, ["demo", "--out", str(out), "--seed", "2"])
     assert result.exit_code == 0, result.output
     assert "<!doctype html>" in (out / "demo.html").read_text()
-    assert "implicit model" in result.stdout
-    assert "seed 1: inf:" in result.stdout
-    assert "demo.html" in result.stderr
-    assert (small[0][0].seeds, small[0][0].epochs, small[0][1]) == (2, 1, True)
+    assert json.loads((out / "demo.json").read_text())["command"] == "wellposed demo --seed 2"
+    assert "What have I got?" in result.stdout and result.stdout.endswith(f"now open {out / 'demo.html'}\n")
+    assert result.stdout.count("  wellposed ") == 3
+    assert result.stderr == "(a) begins\n"
+    assert small[0].seed == 2
 
 
 def test_json_is_all_there_is_on_stdout(small, tmp_path):
-    arguments = ["demo", "--out", str(tmp_path), "--seeds", "1", "--epochs", "1", "--json", "--quiet"]
-    result = CliRunner().invoke(cli.cli, arguments)
+    result = CliRunner().invoke(cli.cli, ["demo", "--out", str(tmp_path), "--json", "--quiet"])
     found = json.loads(result.stdout)
+    assert found == json.loads((tmp_path / "demo.json").read_text())
     assert found["page"] == str(tmp_path / "demo.html")
-    assert found["config"]["seeds"] == 1
     assert result.stderr == ""
-    assert small[0][1] is False
-
-
-def test_the_default_folder(small, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    CliRunner().invoke(cli.cli, ["demo", "--seeds", "1", "--epochs", "1"])
-    assert (tmp_path / "wellposed-results" / "demo.html").exists()
 
 
 def test_a_mistyped_command_is_corrected(monkeypatch, capsys):
@@ -76,7 +77,7 @@ def test_a_mistyped_command_is_corrected(monkeypatch, capsys):
     assert "did you mean 'demo'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["demo", "--seeds", "0"], ["demo", "--nothing"]])
+@pytest.mark.parametrize("arguments", [["demo", "--seed", "-1"], ["demo", "--nothing"]])
 def test_wrong_options(monkeypatch, capsys, arguments):
     assert leave(monkeypatch, *arguments) == 2
     captured = capsys.readouterr()
@@ -107,10 +108,9 @@ def test_our_errors_are_one_line(tmp_path, monkeypatch, capsys):
 
 
 def test_a_failed_certificate_fails_the_command(tmp_path, monkeypatch, capsys, small):
-    monkeypatch.setattr("wellposed.pages.demo.DemoResult.certified", False)
-    assert leave(monkeypatch, "demo", "--out", str(tmp_path), "--seeds", "1", "--epochs", "1") == 1
+    monkeypatch.setattr("wellposed.cli.demo.questions.DemoResult.certified", False)
+    assert leave(monkeypatch, "demo", "--out", str(tmp_path)) == 1
     assert "certificate" in capsys.readouterr().err
-    assert "NOT all" in (tmp_path / "demo.html").read_text()
 
 
 @pytest.fixture

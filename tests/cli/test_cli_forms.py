@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import wellposed
 from wellposed import ImplicitForm, ImplicitModel, ImplicitRNN, cli
 from wellposed.cli import convert as commands
+from wellposed.convert import to_implicit
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense
 from wellposed.forms.draw.summary import form_facts, summary_lines
@@ -242,6 +244,13 @@ def test_a_form_without_a_proof_says_so():
         ImplicitForm(2 * torch.ones(2, 2), torch.ones(2, 1), torch.ones(1, 2), activation="identity")
     )
     assert not facts["certificate"]["holds"] and "certificate: NONE: " in summary_lines(facts)[-1]
+
+
+def test_blocks_are_named_after_modules():
+    stack = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 4), torch.nn.Tanh())
+    plain, named = to_implicit(stack, (2,)), to_implicit(torch.nn.Sequential(OrderedDict(encoder=stack)), (2,))
+    assert [block["block"] for block in form_facts(plain)["blocks"]] == ["tanh 3", "relu 1", "y"]
+    assert [block["block"] for block in form_facts(named)["blocks"]] == ["encoder.3", "encoder.1", "y"]
 
 
 def test_show_draws_pictures(folder):

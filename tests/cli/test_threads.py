@@ -80,7 +80,7 @@ def test_commands_keep_to_the_rule(folder, monkeypatch, small, expected):  # noq
         return noted
 
     monkeypatch.setattr("wellposed.workers.SMALL", small)
-    monkeypatch.setattr(certify, "examine", noting("certify", certify.examine))
+    monkeypatch.setattr(certify, "examine_radii", noting("certify", certify.examine_radii))
     monkeypatch.setitem(attack.ATTACKS, "fgsm", noting("attack", attack.ATTACKS["fgsm"]))
     monkeypatch.setattr(StateFit, "fit", noting("sparsify", StateFit.fit))
     asked = ("--model", "certify_networks:network", "--data", "data.npz", "--samples", 4, "--epsilon", 0.1)

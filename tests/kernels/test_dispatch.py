@@ -15,7 +15,7 @@ from wellposed.kernels import explain
 from wellposed.kernels.compiled_op import adjoint, equilibrium
 from wellposed.kernels.spec import installation_problem
 
-NEWTON = ", after 152 steps Newton for samples that are not finished"
+NEWTON = ", after 952 steps Newton for samples that are not finished"
 REASONS = [
     ({"executor": "reference"}, 'reference: executor="reference" was asked for'),
     ({"solver": "broyden"}, "reference: solver Broyden has no kernel"),

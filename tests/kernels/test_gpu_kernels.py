@@ -223,6 +223,7 @@ def test_projection(n, dtype):
     projection = pytest.importorskip("wellposed.kernels.gpu.projection")
     W = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).to(DEVICE, dtype)
     W[: n // 3] *= 0.1 / n  # these rows stay as they are
+    W[n // 2] *= 1e8
     W.requires_grad_()
     g = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
     plain = project_rows(W, 0.8)

@@ -9,6 +9,7 @@ from torch import nn
 
 from wellposed import DEQ, ImplicitModel, ImplicitRNN, MultiscaleDEQ, fit, fixed_steps
 from wellposed.equilibrium import SOLVERS
+from wellposed.errors import ConvergenceWarning
 from wellposed.models import VariationalDropout, spectral_norm
 
 pytestmark = [
@@ -85,3 +86,18 @@ def test_training_resumes_on_the_device(tmp_path):
     again, history = train(4, checkpoint=tmp_path / "run.ckpt")
     close(history.train_loss, expected.train_loss, 1e-6)
     close(again.B.detach(), whole.B.detach().cpu(), 1e-5)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("where", ["C", "D", "last hidden state"])
+def test_outputs_that_are_not_finite_are_reported(where, grad):
+    sequence = where == "last hidden state"
+    model = (ImplicitRNN(3, 4, 8) if sequence else ImplicitModel(3, 2, 8)).cuda()
+    cell = model.cell(0) if sequence else model
+    u = torch.ones(5, 1, 3).cuda() if sequence else torch.ones(5, 3).cuda()
+    with torch.set_grad_enabled(grad):
+        model(u)
+        with torch.no_grad():
+            (cell.D if where == "D" else cell.C)[0, 0] = torch.nan
+        with pytest.warns(ConvergenceWarning, match="5 of 5 samples have NaN or infinite outputs"):
+            model(u)

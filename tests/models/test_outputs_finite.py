@@ -148,3 +148,36 @@ def test_a_spoilt_weight_is_a_status_of_every_sample_and_a_policy():
         model.B.fill_(3e38)  # whose sum overflows, and nothing else
     model.on_failure = "ignore"
     assert not model.weight_check.failed(model.state_weights(), "raise")
+
+
+@pytest.mark.parametrize("executor", ["auto", "reference"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_compiled_models_and_vmap_tell_of_outputs_too(executor, grad):
+    model, u = spoilt("NaN in C", executor=executor), torch.ones(4, 2, 3)
+    for call in (torch.compile(model, backend="eager"), torch.func.vmap(model)):
+        with torch.set_grad_enabled(grad), pytest.warns(ConvergenceWarning, match="infinite outputs"):
+            assert call(u).isnan().any()
+    model.on_failure = "raise"
+    for call in (torch.compile(model, backend="eager"), torch.func.vmap(model)):
+        with pytest.raises(ConvergenceError, match="infinite outputs"):
+            call(u)
+
+
+def test_checked_outputs_pass_gradients_through_compiled_graphs():
+    torch.manual_seed(0)
+    model, u = wp.ImplicitModel(3, 2, 6), torch.rand(4, 3)
+    found = []
+    for call in (model, torch.compile(model, backend="eager")):
+        call(u).square().sum().backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+        model.zero_grad()
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
+
+
+def test_compiled_sequences_tell_of_a_readout_that_is_not_finite():
+    torch.manual_seed(0)
+    model = wp.ImplicitRNN(3, 4, 6, out_features=2)
+    with torch.no_grad():
+        model.readout.weight[0, 0] = torch.nan
+    with pytest.warns(ConvergenceWarning, match="infinite outputs"):
+        torch.compile(model, backend="eager")(torch.ones(1, 3, 3))

@@ -9,20 +9,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.campaigns.sixty_digits import FunctionalNorm, Pooled, Residual, Scaled, network, numbers, set_digits
 from wellposed.activations import get_activation
 from wellposed.conditions.norms import largest_singular_value, spectral_norm
 from wellposed.conditions.rounding import euclidean_norm
+from wellposed.convert import to_implicit
 from wellposed.errors import IllPosedError, InputError
-from wellposed.forms import Block, Dense, ImplicitForm, LowRank
+from wellposed.forms import Block, Dense, ImplicitForm, LowRank, Product
 from wellposed.robust import (
     Ball,
     Bounds,
     Box,
     MethodError,
+    Separable,
+    SparseBox,
     certified,
     certified_accuracy,
+    lipschitz,
     margin_bounds,
     output_bounds,
+    sensitivity,
+    separable_bound,
     state_bounds,
 )
 
@@ -138,7 +145,7 @@ def test_euclidean_norms_are_not_below_exact_ones_at_any_scale(dtype, scale):
 def test_singular_values_are_bounded_at_any_scale(bound, scale):
     matrix = scale * torch.eye(70, dtype=F64)
     matrix[0, 1] = scale
-    assert scale <= float(bound(matrix)) <= 1.7 * scale + 1e-300
+    assert scale <= float(bound(matrix)) <= 1.7 * scale + 1e-289
 
 
 @pytest.mark.parametrize(("dtype", "scale"), SCALED)
@@ -337,3 +344,106 @@ def test_bounds_of_a_network_hold_its_value_before_batch_norm_was_folded(method,
             context.prec = 60
             for value, lower, upper in zip(normalised(network, u[0]), found.lower[0], found.upper[0], strict=True):
                 assert Decimal(float(lower)) <= value <= Decimal(float(upper))
+
+
+def folding_networks(dtype: torch.dtype) -> dict[str, nn.Sequential]:
+    """Networks whose layers conversion multiplies out, so that their weights would be rounded."""
+
+    def linear(m: int, n: int, size: float = 1.0) -> nn.Linear:
+        part = nn.Linear(m, n, dtype=dtype)
+        part.weight.data.mul_(size)
+        return part
+
+    def norm() -> nn.BatchNorm1d:
+        part = nn.BatchNorm1d(4, dtype=dtype)
+        part.weight.data.normal_()
+        part.running_mean.normal_()
+        part.running_var.uniform_(0.1, 3)
+        return part
+
+    large = linear(4, 4, 1e6)
+    away = linear(4, 4)
+    away.weight.data = -large.weight.data
+    middles: dict[str, list[nn.Module]] = {
+        "functional norm": [FunctionalNorm(norm())],
+        "two norms": [norm(), FunctionalNorm(norm())],
+        "linear chain": [linear(4, 4), linear(4, 4), linear(4, 4)],
+        "cancelling chain": [large, Residual(nn.Sequential(linear(4, 4, 1e-3), linear(4, 4, 1e-3)))],
+        "residual": [Residual(linear(4, 4)), Residual(nn.Sequential(norm(), nn.Tanh(), linear(4, 4)))],
+        "cancelling sum": [nn.Sequential(large), Residual(away)],
+        "pooling": [Pooled(3, 1, False), linear(2, 4), Pooled(2, 1, True), linear(3, 4)],
+        "scaled": [Scaled()] * 12,
+        "small and large": [linear(4, 4, 1e-30), linear(4, 4, 1e-30), linear(4, 4, 1e30), linear(4, 4, 1e30)],
+    }
+    return {
+        name: nn.Sequential(linear(3, 4), *middle, nn.ReLU(), linear(4, 2)).eval()
+        for name, middle in middles.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("name", folding_networks(F32))
+def test_bounds_of_a_network_hold_its_value_whatever_conversion_multiplies_out(name, dtype):
+    torch.manual_seed(3)
+    set_digits(dtype)
+    module = folding_networks(dtype)[name]
+    u = torch.rand(2, 3, dtype=dtype)
+    truth = network(module, numbers(u))
+    for method, inputs in (
+        ("box", Box(u, u)),
+        ("l2", Ball(u, 0.0)),
+        ("interval", Ball(u, 0.0)),
+        ("crown", Box(u, u)),
+    ):
+        found = output_bounds(module, inputs, method)
+        assert (numbers(found.lower) <= truth).all() and (numbers(found.upper) >= truth).all(), method
+        if name != "small and large":
+            assert float(found.width.max()) < 1e-2 * (1 + float(found.upper.abs().max()))
+    states = to_implicit(module, (3,)).sizes[0]
+    assert state_bounds(module, Box(u, u), "interval").lower.shape == (2, states)
+    target = found.lower.argmax(1)
+    proven = certified(module, Box(u, u), target)
+    assert all(truth[k, t] > truth[k, 1 - t] for k, t in enumerate(target.tolist()) if proven[k])
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_sets_hold_every_point_within_their_radius(dtype):
+    u = torch.tensor([[1.0, 0.3, 1e-30, -7.0]], dtype=dtype)
+    for radius in (0.7, 0.1, 1e-10, 1e-40):
+        for box in (Box.around(u, radius, None, None), SparseBox(u, radius, 1).box(), Ball(u, radius).box()):
+            for k in range(4):
+                assert exact(box.lower[0, k]) <= exact(u[0, k]) - Fraction(radius)
+                assert exact(box.upper[0, k]) >= exact(u[0, k]) + Fraction(radius)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_products_of_operators_that_underflow_while_they_are_formed_are_bounded(method):
+    small, large = (Dense(torch.tensor([[value]], dtype=F64)) for value in (1e-187, 1e211))
+    B, one = Product((large, small, small)), torch.ones(1, 1, dtype=F64)
+    form, u = ImplicitForm(0 * one, B, one), torch.full((1, 1), 1e200, dtype=F64)
+    truth = exact(1e-187) ** 2 * exact(1e211) * exact(u)
+    for inputs in (Box(u, u), SparseBox(u, 0.0, 1), Ball(u, 0.0)):
+        found = bounded(form, inputs, method)
+        assert found is None or holds(found, truth)
+    assert exact(sensitivity(form)) >= exact(1e-187) ** 2 * exact(1e211)
+
+
+EMPTY = {"no states": (0, 3, 2), "no inputs": (2, 0, 1), "no outputs": (2, 3, 0), "nothing": (0, 0, 0)}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_forms_without_states_inputs_or_outputs_are_bounded_or_refused(name):
+    n, p, q = EMPTY[name]
+    form = ImplicitForm(torch.zeros(n, n), torch.ones(n, p), torch.ones(q, n), torch.ones(q, p))
+    u = torch.ones(2, p)
+    for inputs in (Box(u, u), Ball(u, 0.5), SparseBox(u, 0.5, min(1, p))):
+        for method in METHODS:
+            for ask in (output_bounds, state_bounds):
+                try:
+                    found = ask(form, inputs, method)
+                except (InputError, IllPosedError):
+                    continue
+                assert found.lower.shape == (2, q if ask is output_bounds else n)
+    assert form(u).shape == (2, q) and sensitivity(form).shape == (q, p)
+    assert all(lipschitz(form, norm) >= 0 for norm in ("1", "2", "inf"))
+    assert bool(torch.isfinite(separable_bound(form, Box(u, u), Separable(torch.square, "convex"))).all())

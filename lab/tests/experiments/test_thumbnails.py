@@ -13,7 +13,7 @@ from wellposed_lab.engine.store import Record
 from wellposed_lab.experiments.attack.run import SHOWN, attack_thumbnails, tones, two_coloured
 from wellposed_lab.report.gallery import gallery_html
 
-from wellposed.forms.draw.page import png
+from wellposed.pages.images import png
 from wellposed.robust.attacks import Attack, pgd
 
 

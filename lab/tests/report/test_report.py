@@ -1,11 +1,13 @@
 """The report: its structure as text, and its behaviour in a browser where there is one."""
 
+import base64
 import html
 import json
 import re
 import shutil
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,6 +19,7 @@ from wellposed_lab.engine.judge import JUDGEMENTS, verdicts
 from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.experiments.mathematics import arithmetic, identity
 from wellposed_lab.report import write_report
+from wellposed_lab.report.page import page
 from wellposed_lab.report.section import Part, environments, orders, section
 
 from wellposed.errors import MissingExtraError
@@ -80,8 +83,9 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def text(place):
-    return place.read_text(encoding="utf-8")
+def text():
+    """The page before what only scripts read is packed."""
+    return page(RUNS, KNOWN)
 
 
 class Collector(HTMLParser):
@@ -199,6 +203,25 @@ def test_suites_without_runs_are_collapsed(text):
     assert 'data-verdict="reproduced"' not in left
 
 
+def test_the_file_holds_the_page_packed(place, text):
+    file = place.read_text(encoding="utf-8")
+    block = re.search(r'<script id="packed" type="text/plain">(.*?)</script>', file)
+    parts = json.loads(zlib.decompress(base64.b64decode(block[1])))
+    whole = file.replace(block[0], "")
+    for number, part in enumerate(parts):
+        opening = re.search(f' data-packed="{number}">(<summary>.*?</summary>)?', whole)
+        whole = whole.replace(opening[0], f">{opening[1] or ''}{part}", 1)
+    assert whole == text and len(file) < len(text) / 2
+
+
+def test_what_was_learnt_stands_at_the_top_and_the_contents_are_folded(text):
+    head = text[: text.index('id="summary"')]
+    judged = [one.verdict for one in verdicts(RUNS) if one.verdict != "not run"]
+    held = sum(name in ("reproduced", "better") for name in judged)
+    assert f"What was learnt: {held} of {len(judged)} judged claims hold" in head
+    assert "<details><summary>Contents: " in head and "Where to go next" in text
+
+
 def test_figures_hold_their_numbers(text):
     panels = [json.loads(part) for part in re.findall(r'<script type="application/json">(.*?)</script>', text)]
     assert len(panels) == 2 + 4
@@ -226,7 +249,7 @@ def test_long_curves_are_thinned_and_keep_their_ends():
     )
     long = replace(RUNS[0], series={"train_loss": [1000.0 - k for k in range(1000)]})
     panel = _panels([long], suite)[0]["data"][-1]
-    assert len(panel["x"]) == 160 and panel["x"][0] == 1 and panel["x"][-1] == 1000 and panel["y"][-1] == 1
+    assert len(panel["x"]) == 120 and panel["x"][0] == 1 and panel["x"][-1] == 1000 and panel["y"][-1] == 1
 
 
 def test_figures_without_an_axis_are_dots():
@@ -362,11 +385,15 @@ for (const width of [1280, 390]) {
 
 
 @pytest.fixture(scope="module")
-def seen(place, text):
+def seen(place):
     """What the page did in a browser, by the width of its window."""
     if BROWSER is None:
         pytest.skip("no Chromium or Chrome is installed")
-    probe = text.replace("<head>", "<head>" + COLLECT, 1).replace("</body>", DRIVE + "</body>", 1)
+    probe = (
+        place.read_text(encoding="utf-8")
+        .replace("<head>", "<head>" + COLLECT, 1)
+        .replace("</body>", DRIVE + "</body>", 1)
+    )
     (place.parent / "probe.html").write_text(probe, encoding="utf-8")
     (place.parent / "frames.html").write_text(FRAMES, encoding="utf-8")
     flags = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"

@@ -15,7 +15,7 @@ from wellposed_lab.engine.store import Record
 from wellposed_lab.report.figures import CROWD, PALETTE, Curve, Style, curves, far_below, is_line, styles
 
 MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star")
-POINTS = 160  # of one curve at most
+POINTS = 120  # of one curve at most
 GROUPS = {"ours": "Ours", "baseline": "Baselines", "control": "Controls"}
 CLOSED = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False}
 
@@ -23,7 +23,9 @@ CLOSED = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "sh
 def library() -> Html:
     """Returns plotly.js as a script, so that the page needs no network."""
     code = require("plotly.offline", extra="plots").get_plotlyjs()
-    return Html("<script>" + re.sub(r"</(script)", r"<\\/\1", code, flags=re.IGNORECASE) + "</script>")
+    return Html(
+        '<script id="library">' + re.sub(r"</(script)", r"<\\/\1", code, flags=re.IGNORECASE) + "</script>"
+    )
 
 
 def figure_html(figure: Figure, records: Sequence[Record], key: str) -> Html | None:
@@ -46,7 +48,9 @@ def figure_html(figure: Figure, records: Sequence[Record], key: str) -> Html | N
         _legend(drawn, chosen, hidden) if lines else None,
         element("div", panels, class_="panels"),
         element("figcaption", _caption(figure, drawn, hidden, lines)),
-        element("details", element("summary", "The numbers of this figure"), _numbers(figure, drawn)),
+        element(
+            "details", element("summary", "The numbers of this figure"), _numbers(figure, drawn), class_="folded"
+        ),
         class_="plot" if len(panels) == 1 else "plot wide",
         aria_labelledby=f"{key}-title",
     )
@@ -210,10 +214,8 @@ def _legend(drawn: dict[str, list[Curve]], chosen: dict[str, Style], hidden: set
 
 
 def _key(name: str, style: Style, shown: bool) -> Html:
-    line = (
-        f'<line class="k{style.colour} {style.dash}" x1="1" y1="6" x2="29" y2="6" stroke-width="{style.width}"/>'
-    )
-    sample = Html(f'<svg viewBox="0 0 30 12" width="30" height="12" aria-hidden="true">{line}</svg>')
+    line = f'<line class="k{style.colour} {style.dash}" x2="28" y1="6" y2="6" stroke-width="{style.width}"/>'
+    sample = Html(f'<svg width="30" height="12" aria-hidden="true">{line}</svg>')
     return element(
         "button", sample, name, type="button", data_model=name, aria_pressed="true" if shown else "false"
     )

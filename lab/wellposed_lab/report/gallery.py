@@ -33,7 +33,7 @@ def gallery_html(gallery: Gallery, records: Sequence[Record]) -> Html | None:
         element("div", element("table", element("tbody", lines)), class_="scroll", tabindex=0, role="region",
                 aria_label=gallery.title),
         element("figcaption", prose(text), class_="quiet"),
-        class_="gallery",
+        class_="attacked",
     )  # fmt: skip
 
 

@@ -1,13 +1,26 @@
 """The report as one HTML file that needs no server and no network."""
 
 import importlib.resources
+import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from wellposed.atomic import written_whole
-from wellposed.pages.markup import Html, element, join, plural
+from wellposed.pages.markup import (
+    INFLATE,
+    Html,
+    Step,
+    brand,
+    compressed,
+    document,
+    element,
+    join,
+    next_steps,
+    plural,
+)
 from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites
 from wellposed_lab.engine.experiment import Suite, all_suites
@@ -32,7 +45,11 @@ RULES = (
     "Runs at scale paper count before those at scale default if they have 3 seeds; tiny runs are never judged. A "
     "printed number that cannot be a target is listed as not run, with the reason.",
 )
-POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+NEXT = (
+    Step("See which suites there are and what they reproduce.", "wellposed list"),
+    Step("Run one of them yourself; what is finished is skipped.", "wellposed run identity"),
+    Step("Ask a small digit reader six questions.", "wellposed demo"),
+)
 
 
 def write_report(
@@ -51,7 +68,7 @@ def write_report(
         >>> "nothing has been run" in place.read_text(encoding="utf-8")
         True
     """
-    text = page(list(records), all_suites() if suites is None else suites)
+    text = packed(page(list(records), all_suites() if suites is None else suites))
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(place) as temporary:
@@ -67,7 +84,8 @@ def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
     judged = [verdict for part in parts for verdict in part.verdicts]
     body = [
         element("a", "Skip to the results", href="#results", class_="skip"),
-        _header(records, judged),
+        brand(),
+        _header(records, judged, parts),
         _contents(run, left),
         element(
             "main",
@@ -80,9 +98,9 @@ def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
         ),
         element("footer", _footer(records)),
         library(),
-        element("script", Html(_file("script.js"))),
+        element("script", Html(INFLATE + _file("script.js"))),
     ]
-    return "<!doctype html>\n" + element("html", _head(), element("body", join(*body)), lang="en") + "\n"
+    return document(TITLE, body, style=_file("style.css"), script=True, wide=True)
 
 
 def _parts(records: Sequence[Record], suites: Mapping[str, Suite]) -> list[Part]:
@@ -103,18 +121,7 @@ def _networks(name: str, records: Sequence[Record], networks: Sequence[Parameter
     return [row for row in networks if row.task in tasks or name == "parameters"]
 
 
-def _head() -> Html:
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("title", f"wellposed: {TITLE.lower()}"),
-        element("style", Html(_file("style.css"))),
-    )
-
-
-def _header(records: Sequence[Record], judged: Sequence[Verdict]) -> Html:
+def _header(records: Sequence[Record], judged: Sequence[Verdict], parts: Sequence[Part]) -> Html:
     counts = Counter(verdict.verdict for verdict in judged)
     done = len(judged) - counts["not run"]
     found = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS[:-1])
@@ -129,8 +136,32 @@ def _header(records: Sequence[Record], judged: Sequence[Verdict]) -> Html:
         "header",
         element("h1", TITLE),
         element("p", _when(records), class_="quiet"),
-        element("div", element("p", finding), bar(judged), class_="finding"),
+        element("div", element("p", finding), bar(judged), element("p", _learnt(parts)), class_="finding"),
     )
+
+
+def _learnt(parts: Sequence[Part]) -> str:
+    """Says in a paragraph what was learnt: how much holds, where all of it does, and where most of it does not."""
+    shares: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        known = [verdict.verdict for verdict in part.verdicts if verdict.verdict != "not run"]
+        if known:
+            shares[part.title] = sum(name in ("reproduced", "better") for name in known), len(known)
+    if not shares:
+        return ""
+    held, count = (sum(numbers) for numbers in zip(*shares.values(), strict=True))
+    whole = [name for name, (good, all_) in shares.items() if good == all_ and all_ >= 3]
+    worst = sorted(shares, key=lambda name: shares[name][0] - shares[name][1])[:3]
+    failing = [f"{name} ({shares[name][1] - shares[name][0]} of {shares[name][1]})" for name in worst
+               if shares[name][0] < shares[name][1]]  # fmt: skip
+    parts_ = [f"What was learnt: {held} of {count} judged claims hold ({100 * held / count:.0f} %)."]
+    parts_ += [f"All of them do in {_listed(whole)}."] if whole else []
+    parts_ += [f"Most of those that do not are in {_listed(failing)}; each section says why."] if failing else []
+    return " ".join(parts_)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{'; '.join(names[:-1])}; and {names[-1]}"
 
 
 def _when(records: Sequence[Record]) -> str:
@@ -148,7 +179,8 @@ def _contents(run: Sequence[Part], left: Sequence[Part]) -> Html:
     links = [("summary", "Summary"), *((part.anchor, part.title) for part in run)]
     links += [("not-run", "Not run yet")] if any(part.verdicts for part in left) else []
     items = [element("li", element("a", title, href=f"#{anchor}")) for anchor, title in links]
-    return element("nav", element("h2", "Contents"), element("ol", items), aria_label="Contents")
+    summary = element("summary", f"Contents: {plural(len(run), 'suite')}")
+    return element("nav", element("details", summary, element("ol", items)), aria_label="Contents")
 
 
 def _summary(parts: Sequence[Part], judged: Sequence[Verdict]) -> Html:
@@ -216,11 +248,40 @@ def _footer(records: Sequence[Record]) -> list[Html]:
     papers = [element("li", element("b", paper), f" {title}") for paper, title in PAPERS.items()]
     where = [element("li", line) for line in environments(records)]
     return [
+        element("h2", "Where to go next"),
+        next_steps(NEXT),
         element("h2", "Papers"),
         element("ul", papers),
         element("h2", "Versions") if where else Html(""),
         element("ul", where) if where else Html(""),
     ]
+
+
+FOLDED = re.compile(
+    r'(?P<open><script id="library"|<script type="application/json"|<details class="folded")>'
+    r"(?P<summary><summary>.*?</summary>)?(?P<content>.*?)(?P<close></script>|</details>)",
+    re.DOTALL,
+)
+
+
+def packed(text: str) -> str:
+    """Moves what only the script needs into one compressed block: library, figures and folded tables.
+
+    Example:
+        >>> folded = packed('<details class="folded"><summary>a</summary>' + 99 * "b" + "</details></body>")
+        >>> folded.partition("</details>")[0]
+        '<details class="folded" data-packed="0"><summary>a</summary>'
+    """
+    contents: list[str] = []
+
+    def moved(found: re.Match[str]) -> str:
+        contents.append(found["content"])
+        return f'{found["open"]} data-packed="{len(contents) - 1}">{found["summary"] or ""}{found["close"]}'
+
+    shorter = FOLDED.sub(moved, text)
+    holder = compressed(json.dumps(contents), "packed")
+    before, mark, after = shorter.rpartition('<script id="library"')
+    return f"{before}{holder}{mark}{after}" if mark else shorter.replace("</body>", f"{holder}</body>")
 
 
 def _file(name: str) -> str:

@@ -3,6 +3,21 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  // What only scripts read is packed into one compressed block: the plotting library, figures, folded tables.
+  const packed = document.getElementById("packed");
+  const unpack = async () => {
+    const parts = packed ? JSON.parse(await inflate(packed)) : [];
+    all("[data-packed]").forEach((place) => {
+      const content = parts[place.dataset.packed];
+      if (place.id === "library") {
+        const script = document.createElement("script");
+        script.textContent = content;
+        document.head.append(script);
+      } else if (place.tagName === "SCRIPT") place.textContent = content;
+      else place.insertAdjacentHTML("beforeend", content);
+    });
+  };
+
   // Plots: drawn when they come near the window, coloured by the style sheet.
   const paint = (figure, wide) => {
     const text = colour("--text"), line = colour("--line");
@@ -35,7 +50,10 @@
     near.unobserve(entry.target);
     draw(entry.target);
   }), { rootMargin: "600px" });
-  panels.forEach((panel) => near.observe(panel));
+  unpack().then(() => {
+    panels.forEach((panel) => near.observe(panel));
+    all("details.folded table[data-sortable]").forEach(sortable);
+  });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
   all(".legend button").forEach((button) => button.addEventListener("click", () => {
@@ -108,7 +126,7 @@
     if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
     return sign * (typeof a === "number" ? Math.sign(a - b) || 0 : a.localeCompare(b));
   };
-  all("table[data-sortable] thead th").forEach((head) => head.querySelector("button").addEventListener("click", () => {
+  const sortable = (table) => all("thead th", table).forEach((head) => head.querySelector("button").addEventListener("click", () => {
     const down = head.getAttribute("aria-sort") === "ascending";
     all("th", head.parentElement).forEach((other) => other.removeAttribute("aria-sort"));
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
@@ -116,6 +134,7 @@
     body.append(...[...body.rows].map((row) => [key(row, column), row])
       .sort(([a], [b]) => compare(a, b, down ? -1 : 1)).map(([, row]) => row));
   }));
+  all("table[data-sortable]").filter((table) => !table.closest("details.folded")).forEach(sortable);
 
   // Paper: everything open, all plots drawn, light colours.
   let closed = [];

@@ -5,7 +5,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 
+from wellposed.errors import require
 from wellposed.pages.markup import Html, element, join, plural, prose
 from wellposed_lab.engine.derived import with_derived
 from wellposed_lab.engine.experiment import Suite
@@ -19,6 +21,7 @@ from wellposed_lab.report.figures import best_scale, label
 from wellposed_lab.report.gallery import LEGEND, gallery_html
 from wellposed_lab.report.tables import parameter_table, run_table, threshold_table, verdict_table
 
+COLOURS = 32  # of a drawing
 TINY = "These are tiny runs, which only test that everything works; no claim is judged by them."
 
 
@@ -134,12 +137,20 @@ def _pictures(part: Part, records: Sequence[Record]) -> Html:
     for picture in part.suite.pictures if part.suite else ():
         drawn = picture.draw(records) if records else None
         if drawn is not None:
-            source = "data:image/png;base64," + base64.b64encode(drawn).decode()
+            source = "data:image/png;base64," + base64.b64encode(_small(drawn)).decode()
             where = element("span", f" (as {picture.paper})", class_="quiet") if picture.paper else ""
             image = element("img", src=source, alt=picture.note or picture.title, loading="lazy", class_="picture")
             note = element("figcaption", prose(picture.note), class_="quiet")
             found.append(element("figure", element("h4", picture.title, where), image, note, class_="wide"))
     return element("div", found, class_="figures") if found else Html("")
+
+
+def _small(picture: bytes) -> bytes:
+    """Writes a drawing with a palette, which takes a fraction of the space."""
+    image = require("PIL.Image", extra="plots").open(BytesIO(picture)).convert("RGB")
+    smaller = BytesIO()
+    image.quantize(COLOURS).save(smaller, "PNG", optimize=True)
+    return min(picture, smaller.getvalue(), key=len)
 
 
 def _counts(verdicts: Sequence[Verdict]) -> str:
@@ -207,10 +218,11 @@ def _details(part: Part, runs: Sequence[Record]) -> Html:
         differ = sum(row.matches is False for row in part.parameters)
         title = f"Parameters, ours and published ({plural(len(part.parameters), 'network')}, {differ} differ)"
         inner = parameter_table(part.parameters, f"Parameters: {part.title}")
-        parts.append(element("details", element("summary", title), inner))
+        parts.append(element("details", element("summary", title), inner, class_="folded"))
     if runs:
         title = f"Runs and settings ({plural(len(runs), 'run')})"
-        parts.append(element("details", element("summary", title), run_table(runs, f"Runs: {part.title}")))
+        inner = run_table(runs, f"Runs: {part.title}")
+        parts.append(element("details", element("summary", title), inner, class_="folded"))
     return join(parts)
 
 

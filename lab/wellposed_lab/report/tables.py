@@ -47,27 +47,24 @@ def badge(verdict: str) -> Html:
 def verdict_table(verdicts: Sequence[Verdict], label: str) -> Html:
     """Writes the claims with ours, published, verdict and why."""
     heads = ("where", "claim", "ours", "published", "verdict", "why")
-    rows = [_verdict_row(verdict, heads) for verdict in verdicts]
+    rows = [_verdict_row(verdict) for verdict in verdicts]
     shown = table(heads, rows, label, "verdicts", sortable=True)
     return Html(shown + element("p", "No claim here matches the filter.", class_="nothing quiet", hidden=True))
 
 
-def _verdict_row(verdict: Verdict, heads: Sequence[str]) -> Html:
+def _verdict_row(verdict: Verdict) -> Html:
     claim = verdict.claim
     note = element("small", prose(claim.note)) if claim.note else None
     no_target = element("small", "no target") if isinstance(claim.rule, NotATarget) else None
     cells: list[tuple[Child, Any]] = [
-        (_where(claim), " ".join(claim.where[0])),
-        ([prose(claim.says), note or ""], claim.says),
+        (_where(claim), None),
+        ([prose(claim.says), note or ""], None),
         (ours_of(verdict), "" if verdict.ours is None else verdict.ours),
         (published_of(verdict), "" if claim.value is None else claim.value),
         ([badge(verdict.verdict), no_target or ""], JUDGEMENTS.index(verdict.verdict)),
-        (prose(verdict.why), verdict.why),
+        (prose(verdict.why), None),
     ]
-    filled = [
-        element("td", content, data_label=head, data_sort=_sort_key(key))
-        for head, (content, key) in zip(heads, cells, strict=True)
-    ]
+    filled = [element("td", content, data_sort=_sort_key(key)) for content, key in cells]
     return element("tr", filled, data_verdict=verdict.verdict, data_papers=" ".join(claim.papers))
 
 
@@ -76,7 +73,10 @@ def _where(claim: PublishedClaim) -> list[Html]:
     return [element("div", element("b", paper), " ", "; ".join(claim.places(paper))) for paper in claim.papers]
 
 
-def _sort_key(key: Any) -> str:
+def _sort_key(key: float | str | None) -> str | None:
+    """Returns what a cell is sorted by; None for its text."""
+    if key is None:
+        return None
     return repr(float(key)).replace("inf", "Infinity") if isinstance(key, int | float) else str(key)
 
 

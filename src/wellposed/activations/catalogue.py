@@ -156,7 +156,7 @@ def _softsign_slope(z: Tensor) -> Tensor:
 
 def _tanh_slope(z: Tensor) -> Tensor:
     # As 1 - tanh(z)^2 it would have no digit left where tanh(z) rounds to one.
-    return 4 * torch.sigmoid(2 * z) * torch.sigmoid(-2 * z)
+    return (4 * torch.sigmoid(2 * z) * torch.sigmoid(-2 * z)).clamp_max(1)
 
 
 def _sigmoid_slope(z: Tensor) -> Tensor:

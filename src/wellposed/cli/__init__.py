@@ -25,7 +25,7 @@ COMMANDS = {
         'Print the completion script of a shell, e.g. for eval "$(wellposed completion bash)".',
     ),
     "convert": ("wellposed.cli.convert:convert", "Write a network as an implicit form."),
-    "demo": ("wellposed.cli.demo:demo", "Train an implicit model and its controls, and see who extrapolates."),
+    "demo": ("wellposed.cli.demo:demo", "Train a reader of digits and ask it six questions, in under a minute."),
     "export": (
         "wellposed.cli.export:export",
         "Write a model as an ONNX file, with so many steps for every solve.",

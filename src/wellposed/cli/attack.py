@@ -32,9 +32,9 @@ from wellposed.cli.inputs import (
     write_file,
     wrong,
 )
+from wellposed.cli.robust_pages import Heading, attack_page
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, MissingExtraError
-from wellposed.pages.robust import Heading, attack_page
 from wellposed.robust.attacks import (
     Attack,
     autoattack,
@@ -193,10 +193,10 @@ def attack(
     with _carried_out(), _waiting(kind, quiet), threads_for(widest_layer(given.model, given.u)):
         found = ATTACKS[kind](request)
         with torch.no_grad():
-            clean = float((given.model(given.u).argmax(1) == given.target).double().mean())
+            before = given.model(given.u).argmax(1)
     seconds = time.monotonic() - start
-    facts = _facts(request, found, clean, seconds)
-    write_file(out, _shown(request, found, clean, facts, out))
+    facts = _facts(request, found, before, seconds)
+    write_file(out, _shown(request, found, before, facts, out))
     if kept is not None:
         with written_whole(kept) as place:
             torch.save({"u": found.inputs.cpu(), "y": given.target.cpu()}, place)
@@ -220,16 +220,19 @@ def _check_options(kind: str, count: float | None, surrogate: str | None) -> Non
         raise wrong(told, "--surrogate")
 
 
-def _facts(request: Request, found: Attack, clean: float, seconds: float) -> dict[str, Any]:
+def _facts(request: Request, found: Attack, before: Tensor, seconds: float) -> dict[str, Any]:
     change = (found.inputs - request.given.u).flatten(1)
+    right = before == request.given.target
     return {
         "model": request.given.name,
         "data": request.given.source,
         "samples": len(change),
         "attack": found.name,
         "epsilon": request.epsilon,
-        "clean_accuracy": clean,
+        "clean_accuracy": float(right.double().mean()),
         "attacked_accuracy": found.accuracy,
+        "right_before": int(right.sum()),
+        "changed": int((right & found.success).sum()),
         "largest_change": float(change.abs().max()),
         "changed_inputs": float((change != 0).double().sum(1).mean()),
         "queries": float(found.queries.double().mean()),
@@ -240,27 +243,25 @@ def _facts(request: Request, found: Attack, clean: float, seconds: float) -> dic
 
 def _table(facts: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE)
-    for name in ("attack", "epsilon", "clean", "attacked", "inputs changed", "queries a sample"):
+    for name in ("attack", "epsilon", "clean", "attacked", "classes changed", "inputs moved", "queries a sample"):
         table.add_column(name, justify="left" if name == "attack" else "right")
     shares = (f"{100 * facts[f'{name}_accuracy']:.1f} %" for name in ("clean", "attacked"))
     changed, queries = f"{facts['changed_inputs']:.1f}", f"{facts['queries']:.0f}"
-    table.add_row(facts["attack"], f"{facts['epsilon']:g}", *shares, changed, queries)
+    broken = f"{facts['changed']} of {facts['right_before']}"
+    table.add_row(facts["attack"], f"{facts['epsilon']:g}", *shares, broken, changed, queries)
     return table
 
 
-def _shown(request: Request, found: Attack, clean: float, facts: dict[str, Any], out: Path) -> str | bytes:
-    """Draws the gallery, alone or on a page."""
-    given, drawn = request.given, BytesIO()
-    picture: bytes | None = None
-    try:
-        gallery(given.model, given.u, found, given.target).savefig(drawn, format="png", bbox_inches="tight")
-        picture = drawn.getvalue()
-    except MissingExtraError as error:
-        if out.suffix.lower() == ".png":
+def _shown(request: Request, found: Attack, before: Tensor, facts: dict[str, Any], out: Path) -> str | bytes:
+    """Draws the gallery alone, or writes the page."""
+    given = request.given
+    if out.suffix.lower() == ".png":
+        drawn = BytesIO()
+        try:
+            gallery(given.model, given.u, found, given.target).savefig(drawn, format="png", bbox_inches="tight")
+        except MissingExtraError as error:
             raise click.ClickException(str(error)) from error
-        click.echo(f"the page has no pictures: {error}", err=True)
-    if picture is not None and out.suffix.lower() == ".png":
-        return picture
+        return drawn.getvalue()
     about = [
         f"{facts['changed_inputs']:.1f} of {given.u[0].numel():,} inputs changed on average, by at most "
         f"{facts['largest_change']:.3g}",
@@ -273,7 +274,7 @@ def _shown(request: Request, found: Attack, clean: float, facts: dict[str, Any],
         f"wellposed attack --model {given.name} --data {given.data} --attack {context.params['kind']} "
         f"--epsilon {request.epsilon:g}{share} --samples {len(given.u)} --out {out}"
     )
-    return attack_page(Heading(given.name, given.source, about, command), found, clean, request.epsilon, picture)
+    return attack_page(Heading(given, about, command, request.ends), found, before, request.epsilon)
 
 
 @contextlib.contextmanager

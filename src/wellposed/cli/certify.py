@@ -16,14 +16,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from wellposed.cli.inputs import Epsilon, Labelled, PagePath, RefusedError, read_labelled, refused, write_file
+from wellposed.cli.robust_pages import Heading, certificate_page
 from wellposed.cli.terminal import print_table
 from wellposed.errors import IllPosedError, unknown_name
-from wellposed.pages.robust import Heading, certificate_page
+from wellposed.forms import ImplicitForm
 from wellposed.robust import METHODS
-from wellposed.robust.certification import WIDTHS, Radius, examine, output_widths
+from wellposed.robust.certification import WIDTHS, Examination, Radius, examine_radii, output_widths
 from wellposed.workers import threads_for
 
 WIDTH_SAMPLES = 8
+RADII = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)  # of an input range of one, where none is given
 SLOW = ("optimised", "lp", "triangle")  # take long on large forms
 LARGE = 2000  # states above which the slow methods are left out of the comparison
 
@@ -72,7 +74,7 @@ class Certificate:
 @click.option("--model", required=True, metavar="SOURCE", help="A file, module:factory or reference:NAME.")
 @click.option("--data", required=True, metavar="DATA", help="A set (digits, mnist, fashion, cifar10) or a file.")
 @click.option(
-    "--epsilon", "epsilons", type=Epsilon(), multiple=True, required=True, help="Radius; repeat for more."
+    "--epsilon", "epsilons", type=Epsilon(), multiple=True, show_default="several", help="Radius; repeat for more."
 )
 @click.option("--method", type=MethodName(), default="best", help=f"Of the bounds: {', '.join(METHODS)}.")
 @click.option("--samples", type=click.IntRange(min=1), default=200, help="How many are drawn from the data.")
@@ -101,35 +103,40 @@ def certify(
 ) -> None:
     """Prove which samples keep their class on a box, and attack the rest.
 
-    Every input may move by epsilon, within the valid range. DATA is a set or a part of one (digits:holdout; its
-    test part if none is named), or a .npz, .npy, .safetensors or .pt file with inputs u and classes y. A sample is
-    certified if the bounds prove its class; attacked accuracy is what projected gradients leave.
+    Every input may move by epsilon, within the valid range; without --epsilon several radii are tried. DATA is a
+    set or a part of one (digits:holdout; its test part if none is named), or a .npz, .npy, .safetensors or .pt
+    file with inputs u and classes y. A sample is certified if the bounds prove its class; attacked accuracy is
+    what projected gradients leave.
     """
     given = read_labelled(model, data, samples, valid)
-    radii, wanted = [], sorted(set(epsilons))
+    wanted = sorted(set(epsilons or [radius * (valid[1] - valid[0]) for radius in RADII]))
     start = time.monotonic()
     with _bounded(), progress(len(wanted) * len(given.u), quiet) as tell:
         form = given.form()
+        options: dict[str, Any] = {"valid": valid, "budget": budget}
         with threads_for(max(form.sizes)):
-            for epsilon in wanted:
-                options: dict[str, Any] = {"valid": valid, "budget": budget}
-                found = examine(given.model, form, given.u, given.target, epsilon, method=method, steps=steps,
-                                tell=tell, **options)  # fmt: skip
-                if widths:
-                    methods = [name for name in WIDTHS if name not in SLOW or form.sizes[0] <= LARGE]
-                    measured = output_widths(form, given.u[:WIDTH_SAMPLES], epsilon, methods=methods, **options)
-                    found = Radius(epsilon, found.clean, found.attacked, found.certified, *measured)
-                radii.append(found)
+            found = examine_radii(given.model, form, given.u, given.target, wanted, method=method, steps=steps,
+                                  tell=tell, **options)  # fmt: skip
+            radii = _measured(form, given, found, options) if widths else found.radii
     result = Certificate(given, method, radii, min(WIDTH_SAMPLES, len(given.u)), time.monotonic() - start)
-    write_file(
-        out, certificate_page(_heading(result, form.sizes, valid, out), radii, method, result.width_samples)
-    )
+    heading = _heading(result, form.sizes, valid, out)
+    write_file(out, certificate_page(heading, found, radii, method, result.width_samples))
     if as_json:
         click.echo(json.dumps({**result.facts(), "page": str(out)}, indent=2))
     else:
         print_table(result.table())
     if not quiet:
         click.echo(f"{result.seconds:.0f} s; now open {out}", err=True)
+
+
+def _measured(form: ImplicitForm, given: Labelled, found: Examination, options: dict[str, Any]) -> list[Radius]:
+    """Adds the widths of the bounds by every method that does not take too long."""
+    methods = [name for name in WIDTHS if name not in SLOW or form.sizes[0] <= LARGE]
+    measured = []
+    for one in found.radii:
+        widths = output_widths(given.model, given.u[:WIDTH_SAMPLES], one.epsilon, methods=methods, **options)
+        measured.append(Radius(one.epsilon, one.clean, one.attacked, one.certified, *widths))
+    return measured
 
 
 def _heading(result: Certificate, sizes: tuple[int, int, int], valid: tuple[float, float], out: Path) -> Heading:
@@ -142,7 +149,7 @@ def _heading(result: Certificate, sizes: tuple[int, int, int], valid: tuple[floa
     ]
     radii = " ".join(f"--epsilon {one.epsilon:g}" for one in result.radii)
     command = f"wellposed certify --model {given.name} --data {given.data} {radii} --method {result.method}"
-    return Heading(given.name, given.source, about, f"{command} --samples {len(given.u)} --out {out}")
+    return Heading(given, about, f"{command} --samples {len(given.u)} --out {out}", valid)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from wellposed.cli.inputs import (
     widest_layer,
 )
 from wellposed.cli.stored import Sizes, save_certified, sizes_of
-from wellposed.cli.terminal import print_table
+from wellposed.cli.terminal import print_table, typed_command
 from wellposed.convert import to_implicit
 from wellposed.convex import (
     ROW_SOLVERS,
@@ -53,6 +52,10 @@ from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import registered_name
 from wellposed.models import Claim, ImplicitModel
+from wellposed.pages.charts import bar_chart, matrix_chart
+from wellposed.pages.markup import Html, Step, element, figure, percent
+from wellposed.pages.markup import page as markup_page
+from wellposed.pages.markup import table as markup_table
 from wellposed.workers import threads_for
 
 BATCH = 1000
@@ -216,14 +219,15 @@ def _can_be_fitted(layer: nn.Module) -> bool:
 def _fitted_filters(
     network: nn.Module, found: Samples, layers: list[str], options: dict[str, Any]
 ) -> tuple[ImplicitForm, SharedReport]:
-    """Fits filters and returns the network with them as a form, in units in which the rows of A fit the cap."""
+    """Fits filters, and returns the network with them as a form, in units that keep a cap that is asked for."""
     kappa, target = options["kappa"], options["target_sparsity"]
     if not 0 < kappa < 1:
         raise InputError(f"kappa must lie strictly between 0 and 1; received {kappa}")
     u = _shaped(network, found)
     twin, report = fit_shared(network, u.split(BATCH), layers=layers, target_sparsity=target)
     form = to_implicit(twin, tuple(u.shape[1:]))
-    form = form.rescale(kappa) if options["rescale"] else form
+    if options["rescale"] and _from_command_line("kappa"):  # without loops it is well-posed in any units
+        form = form.rescale(kappa)
     with torch.no_grad():
         wanted, y = _outputs(network, u), _outputs(form, u)
     error = float((y.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-300))
@@ -287,10 +291,14 @@ def _check_gaps(states: States, options: dict[str, Any]) -> None:
 def _unseen(data: str, test: str | None) -> Samples | None:
     if test is not None:
         return read_samples(test, "--test", "test")
-    name, _, part = data.partition(":")
-    if ALIASES.get(name.lower(), name.lower()) in SETS and part != "test":
-        return read_samples(f"{name}:test", "--test")
-    return None
+    name = _set_of(data)
+    return read_samples(f"{name}:test", "--test") if name and not data.endswith(":test") else None
+
+
+def _set_of(data: str) -> str | None:
+    """Returns the name of the set that DATA is or is a part of; None for a file."""
+    name = data.partition(":")[0]
+    return name if ALIASES.get(name.lower(), name.lower()) in SETS else None
 
 
 def _network(source: str) -> nn.Module | ImplicitForm:
@@ -361,27 +369,35 @@ def _scored(network: nn.Module | ImplicitForm, result: Result, unseen: Samples |
 
 def summary(result: Result) -> Table:
     """Lays out what changed from network to model, always at the model's own equilibrium."""
-    report = result.report
     table = Table(box=box.SIMPLE)
     for name in ("", "network", "model"):
         table.add_column(name, justify="left" if not name else "right")
-    lines = [(report.score, "the samples fitted", report.before, report.after)]
-    lines.append((result.score, "unseen samples", result.before, result.after))
-    for score, where, before, after in lines:
-        if score is not None and before is not None and after is not None:
-            table.add_row(f"{score}, {where}", *(_shown(score, value) for value in (before, after)))
-    gone = "zeros in (A, B)" if isinstance(report, FitReport) else "zeros in layers and filters"
-    table.add_row("output off by", "", f"{report.output_error:.2e}")
-    table.add_row(gone, "", f"{100 * report.sparsity:.1f} %")
-    table.add_row("largest gap of a row, relative to |z|^2/2", "", f"{float(report.relative_gap.max()):.2e}")
-    holds = report.certificate is not None and report.certificate.holds
-    table.add_row("well-posed", "", "proven" if holds else "not proven")
-    old, new = result.network, result.stored
-    for name in ("weights", "nonzeros", "bytes"):
-        label = {"nonzeros": "weights that are not zero"}.get(name, name)
-        table.add_row(label, *(f"{getattr(part, name):,}" for part in (old, new)))
-    table.add_row("bytes of the certificate", "", f"{new.certificate:,}" if new.certificate else "none")
+    for line in _compared(result):
+        table.add_row(*line)
     return table
+
+
+def _compared(result: Result) -> list[list[str]]:
+    report, lines = result.report, []
+    scores = [(report.score, "the samples fitted", report.before, report.after)]
+    scores.append((result.score, "unseen samples", result.before, result.after))
+    for score, where, before, after in scores:
+        if score is not None and before is not None and after is not None:
+            lines.append([f"{score}, {where}", *(_shown(score, value) for value in (before, after))])
+    gone = "zeros in (A, B)" if isinstance(report, FitReport) else "zeros in layers and filters"
+    lines.append(["output off by", "", f"{report.output_error:.2e}"])
+    lines.append([gone, "", f"{100 * report.sparsity:.1f} %"])
+    lines.append(["largest gap of a row, relative to |z|^2/2", "", f"{float(report.relative_gap.max()):.2e}"])
+    lines.append(["well-posed", "", "proven" if _is_proven(report) else "not proven"])
+    for name, label in (("weights", "weights"), ("nonzeros", "weights that are not zero"), ("bytes", "bytes")):
+        lines.append([label, *(f"{getattr(part, name):,}" for part in (result.network, result.stored))])
+    proof = result.stored.certificate
+    lines.append(["bytes of the certificate", "", f"{proof:,}" if proof else "none"])
+    return lines
+
+
+def _is_proven(report: FitReport | SharedReport) -> bool:
+    return report.certificate is not None and report.certificate.holds
 
 
 def _shown(score: str, value: float) -> str:
@@ -407,16 +423,80 @@ def _tell(result: Result, out: Path, page: Path | None, as_json: bool) -> None:
 
 
 def _write(page: Path, result: Result, out: Path) -> None:
-    if page.suffix.lower() == ".json":
-        text = json.dumps(result.facts(out), indent=1) + "\n"
-    else:
-        console = Console(record=True, width=120, file=StringIO())
-        console.print(f"{out}, fitted to {result.source}", markup=False)
-        console.print(result.report.table())
-        console.print(summary(result))
-        text = console.export_html()
+    text = json.dumps(result.facts(out), indent=1) + "\n" if page.suffix.lower() == ".json" else _page(result, out)
     try:
         with written_whole(page) as place:
             place.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"cannot write {page} ({os.strerror(error.errno or 0)})") from error
+
+
+def _page(result: Result, out: Path) -> str:
+    """Writes the report as a page."""
+    report = result.report
+    about = (
+        "A gap is how far a row can at most be from the best one, relative to |z|^2/2; residual and misfit refer "
+        "to the states that were fitted, the own error to the equilibrium of the model itself."
+    )
+    body = [
+        element("div", _pictures(result), class_="figures"),
+        element("h2", "From the network to the model"),
+        markup_table(["", "network", "model"], _compared(result)),
+        element("h2", "Layer by layer"),
+        element("p", about, class_="quiet"),
+        markup_table(list(report.columns), report.rows()),
+    ]
+    if report.notes:
+        body += [element("h2", "Notes"), element("ul", [element("li", note) for note in report.notes])]
+    steps = [
+        Step("Have it proven by the independent checker.", f"wellposed verify {out}"),
+        Step("Look at its blocks.", f"wellposed show {out}"),
+    ]
+    if set_name := _set_of(click.get_current_context().params["data"]):
+        steps.append(
+            Step("Prove how far its inputs can move.", f"wellposed certify --model {out} --data {set_name}")
+        )
+    return markup_page(
+        "How much of the network is needed?",
+        body,
+        lead=[element("p", text) for text in _findings(result)],
+        facts=[f"fitted to {result.source}", f"written to {out}", f"well-posed: {report.certificate}"],
+        command=typed_command(),
+        steps=steps,
+    )
+
+
+def _pictures(result: Result) -> list[Html]:
+    report, model = result.report, result.model
+    if isinstance(report, SharedReport):
+        left = {f"layer {part.name}": float(part.nonzeros.sum()) for part in report.layers}
+        shown = {name: f"{int(value):,} weights" for name, value in left.items()}
+        return [figure(bar_chart(left, "Weights that are left", shown), "Weights that are left, by layer.")]
+    n = sum(report.blocks)
+    with torch.no_grad():
+        form = model if isinstance(model, ImplicitForm) else model.form()
+        A, B = form.A.to_dense()[:n, :n].cpu().numpy(), form.B.to_dense()[:n].cpu().numpy()
+    names = [f"layer {line[0]}, {line[1]}" for line in report.rows()]
+    parts = report.nonzeros.split(list(report.blocks))
+    left = {name: float(part.sum()) for name, part in zip(names, parts, strict=True)}
+    shown = {name: f"{int(value):,} weights" for name, value in left.items()}
+    caption = "Blue above zero, orange below, empty at zero; lines between layers, the last layer first."
+    return [
+        figure(matrix_chart(A, B, report.blocks, "A and B of the fitted model"), caption),
+        figure(bar_chart(left, "Weights that are left", shown), "Weights of A and B that are left, by layer."),
+    ]
+
+
+def _findings(result: Result) -> list[str]:
+    report = result.report
+    where = "in A and B" if isinstance(report, FitReport) else "in layers and filters"
+    found = [
+        f"{percent(report.sparsity)} of the weights {where} are zero: {int(report.nonzeros.sum()):,} of "
+        f"{report.allowed:,} are left, and no row is farther than {float(report.relative_gap.max()):.2e} from the "
+        "best one, relative to |z|^2/2."
+    ]
+    if result.score is not None and result.before is not None and result.after is not None:
+        before, after = (_shown(result.score, value) for value in (result.before, result.after))
+        found.append(f"{result.score.capitalize()} on unseen samples: {before} before, {after} after.")
+    proven = "proven" if _is_proven(report) else "not proven"
+    return [*found, f"That every input has exactly one equilibrium is {proven}."]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from wellposed.activations import Activation, block_view
 from wellposed.conditions.norms import induced_norm, split_blocks
-from wellposed.conditions.rounding import EPS, double, map_rounding, reciprocal_gap, upward, vector_norm
+from wellposed.conditions.rounding import EPS, ROOM, double, map_rounding, reciprocal_gap, upward, vector_norm
 from wellposed.equilibrium.maps import max_norm
 
 
@@ -133,7 +133,7 @@ def comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
     room = 1 - loop - 4 * EPS * (1 + loop.abs())
     inverse = torch.where(room > 0, 1 / room, math.inf) * (1 + 4 * EPS)
     share = upward((slopes.abs() * inverse).amax(0), 2)
-    scaled = torch.where(others > 0, upward(share.unsqueeze(-1) * others, 2), 0.0)
+    scaled = torch.where(others == 0, 0.0, upward(share.unsqueeze(-1) * others, 2))
     return Comparison(scaled, inverse.amax(0))
 
 
@@ -302,5 +302,5 @@ def low_rank_certificate(left: Tensor, right: Tensor, activation: Activation, ro
     spread = double(left).abs() @ double(right).abs().sum(0)  # bounds the terms of every row sum
     terms = left.shape[0] + left.shape[1]
     slack = (upward(spread, terms) * (2 * terms * 2.0**-52)).max()
-    value = float(upward((torch.stack(sums).max() + slack) * activation.lipschitz(), terms))
+    value = float(upward((torch.stack(sums).max() + slack + ROOM) * activation.lipschitz(), terms))
     return Certificate.of("inf", value, gain=reciprocal_gap(value))

@@ -26,7 +26,7 @@ from wellposed.conditions.projections import (
     project_rows,
     project_rows_one_sided,
 )
-from wellposed.conditions.rounding import EPS, double, reciprocal_gap, upward
+from wellposed.conditions.rounding import EPS, ROOM, above_underflow, double, reciprocal_gap, upward
 from wellposed.errors import IllPosedError, InputError, unknown_name
 
 
@@ -136,7 +136,7 @@ class InfNorm(Condition):
 
     def certify(self, A: Tensor, activation: Activation) -> Certificate:
         self.require(activation)
-        sums = upward(square(A).abs().sum(-1), len(A) + 1)
+        sums = above_underflow(upward(square(A).abs().sum(-1), len(A) + 1))
         value = float(sums.amax() * activation.lipschitz("inf"))
         return Certificate.of(self.name, value, gain=reciprocal_gap(value))
 
@@ -172,7 +172,7 @@ class WeightedNorm(Condition):
 
     def certify(self, A: Tensor, activation: Activation) -> Certificate:
         self.require(activation)
-        matrix = upward(square(A).abs() * activation.lipschitz("inf"), 1)
+        matrix = upward(above_underflow(square(A).abs()) * activation.lipschitz("inf"), 1)
         weights, value = perron_weights(matrix)
         return Certificate.of(self.name, value, weights=weights, gain=reciprocal_gap(value))
 
@@ -288,7 +288,7 @@ class Mu(Condition):
         matrix = square(A)
         size, loop = matrix.abs().sum(-1), matrix.diagonal()
         mu = (size - loop.abs() + loop + (len(A) + 4) * 2 * EPS * size).amax()
-        value = float(activation.lipschitz() * mu + 2 * EPS * (activation.lipschitz() * mu).abs())
+        value = float(activation.lipschitz() * mu + 2 * EPS * (activation.lipschitz() * mu).abs()) + ROOM
         return Certificate.of(self.name, value, gain=reciprocal_gap(max(0.0, value)))
 
     def equivalent(self, A: Tensor, activation: Activation) -> Equivalent:
@@ -323,7 +323,7 @@ class Monotone(Condition):
 
     def certify(self, A: Tensor, activation: Activation) -> Certificate:
         self.require(activation)
-        value = symmetric_eigenvalue(square(A))
+        value = symmetric_eigenvalue(square(A)) + ROOM
         gain = (1 + _distance_from_identity(A)) * reciprocal_gap(value) * (1 + 4 * EPS)
         return Certificate.of(self.name, value, norm="2", gain=gain)
 
@@ -386,6 +386,7 @@ class Triangular(Condition):
             return Certificate.of(self.name, math.inf, note="not triangular" if shape is None else "not finite")
         loops = torch.stack([bound * matrix.diagonal() for bound in activation.slope])
         value = float((loops + EPS * loops.abs()).amax())
+        value = value + ROOM if bool(matrix.diagonal().any()) else value
         return Certificate.of(self.name, value, note=f"{shape} triangular")
 
     def equivalent(self, A: Tensor, activation: Activation) -> Equivalent:

@@ -13,7 +13,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.conditions.rounding import EPS, TINY, double, power_of_two, reciprocal_gap, upward, vector_norm
+from wellposed.conditions.rounding import (
+    EPS,
+    ROOM,
+    TINY,
+    above_underflow,
+    double,
+    power_of_two,
+    reciprocal_gap,
+    upward,
+    vector_norm,
+)
 from wellposed.errors import InputError
 
 
@@ -87,16 +97,16 @@ def induced_norm(A: Tensor, p: str, q: str) -> NormBound:
     """
     matrix, terms = double(A).abs(), A.shape[-1] + A.shape[-2]
     if p == "1":
-        return NormBound(upward(vector_norm(matrix, q, -2).amax(-1), terms), True)
+        return NormBound(above_underflow(upward(vector_norm(matrix, q, -2).amax(-1), terms)), True)
     if q == "inf":
         dual = {"2": "2", "inf": "1"}[p]
-        return NormBound(upward(vector_norm(matrix, dual, -1).amax(-1), terms), True)
+        return NormBound(above_underflow(upward(vector_norm(matrix, dual, -1).amax(-1), terms)), True)
     if p == q == "2":
         return NormBound(spectral_norm(A), True)
     if p == "inf" and q == "1":
-        return NormBound(upward(matrix.sum((-2, -1)), A.shape[-1] * A.shape[-2]), False)
+        return NormBound(above_underflow(upward(matrix.sum((-2, -1)), A.shape[-1] * A.shape[-2])), False)
     sums = matrix.sum(-1) if p == "inf" else matrix.sum(-2)
-    return NormBound(upward(vector_norm(sums, "2", -1), terms), False)
+    return NormBound(above_underflow(upward(vector_norm(sums, "2", -1), terms)), False)
 
 
 def spectral_norm(A: Tensor) -> Tensor:
@@ -114,7 +124,10 @@ def spectral_norm(A: Tensor) -> Tensor:
         True
     """
     matrix = double(A)
+    if not matrix.numel():
+        return matrix.new_zeros(matrix.shape[:-2])
     simple = _largest_sum(matrix, -1).sqrt() * _largest_sum(matrix, -2).sqrt() * (1 + 4 * EPS)
+    simple = above_underflow(simple)
     if not bool(matrix.isfinite().all()):
         return simple
     try:
@@ -123,7 +136,7 @@ def spectral_norm(A: Tensor) -> Tensor:
         return simple
     stretch = ((1 + _orthogonality(U)) * (1 + _orthogonality(Vh.mT))).sqrt()
     verified = stretch * s.amax(-1) + _residual(matrix, U * s.unsqueeze(-2), Vh)
-    return torch.minimum(simple, verified * (1 + 16 * EPS))
+    return torch.minimum(simple, verified * (1 + 16 * EPS) + ROOM)
 
 
 def symmetric_eigenvalue(A: Tensor) -> float:
@@ -214,6 +227,8 @@ def perron_weights(M: Tensor) -> tuple[Tensor, float]:
         >>> value < 0.95
         True
     """
+    if not len(M):
+        return M.new_ones(0), 0.0
     scored = [_scored(M, v) for v in _solutions(M, KAPPAS)]
     if not any(value < 1 for value, _ in scored):
         scored = [_scored(M, v) for v in (*_solutions(M, NEARLY_ONE), _from_powers(M), _power_steps(M))]
@@ -396,6 +411,8 @@ def largest_singular_value(matrix: Tensor) -> float:  # (m, n)
         >>> 4 <= largest_singular_value(torch.diag(torch.tensor([3.0, -4.0]))) < 4.0001
         True
     """
+    if not matrix.numel():
+        return 0.0
     wide = matrix.to(torch.float64)
     wide = wide if len(wide) <= wide.shape[1] else wide.mT
     scale = power_of_two(wide.abs().amax())  # or squares would overflow or vanish
@@ -403,4 +420,6 @@ def largest_singular_value(matrix: Tensor) -> float:  # (m, n)
     product = wide @ wide.mT
     rounding = 2 * (wide.shape[1] + 2) * EPS * wide.square().sum()  # of the product, in the 2-norm
     value = torch.as_tensor(largest_eigenvalue((product + product.mT) / 2), dtype=torch.float64)
-    return float(upward(scale * (value.clamp(min=0) + upward(rounding, wide.numel() + 4)).sqrt(), 8))
+    return float(
+        above_underflow(upward(scale * (value.clamp(min=0) + upward(rounding, wide.numel() + 4)).sqrt(), 8))
+    )

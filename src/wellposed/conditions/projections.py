@@ -61,19 +61,36 @@ def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
             load, sign = torch.where(diagonal, W, load), sign.masked_fill(diagonal, 1.0)
             total = load.sum(-1, keepdim=True, dtype=wide)
         # The slack pays for rounding in the sums, 2 eps for that of the result: row sums never exceed radius.
-        slack = (W.shape[-1] + 4) * torch.finfo(wide).eps * size
-        outside = total + slack > radius
+        unit = (W.shape[-1] + 4) * torch.finfo(wide).eps
+        outside = total + unit * size > radius
         if _may_branch(W) and not bool(outside.any()):
             return W
+        top = _origin(load, radius) if diagonal is None else torch.zeros_like(size, dtype=W.dtype)
+        load = load - top
         kept = size if diagonal is not None else size.clamp(max=radius)
-        target = radius - 4 * slack - 2 * eps * kept
-        level = _threshold(load, target, diagonal) * (1 + 2 * eps)
+        near = torch.where(load > -radius, load.abs(), 0.0) if diagonal is None else W.abs()
+        summed = torch.maximum(near.sum(-1, keepdim=True, dtype=wide), kept)
+        target = radius - 4 * unit * summed - 2 * eps * kept
+        level = _threshold(load if diagonal is not None else load.clamp(min=-2 * radius), target, diagonal)
+        level = level + 2 * eps * level.abs()
         active = (load - torch.where(outside, level, -torch.inf).to(W.dtype)).sign().clamp(min=0)
         active = active if diagonal is None else active.masked_fill(diagonal, 1.0)
         sign, count = sign * active, active.sum(-1, keepdim=True, dtype=wide)
-        share = outside * (1 + 2 * eps) / count.clamp(min=1)
-    theta = ((W * sign).sum(-1, keepdim=True, dtype=wide) - target) * share
-    return W * active - sign * theta.abs().to(W.dtype)
+        share = outside / count.clamp(min=1)
+    moved = W * active - sign * top
+    theta = ((moved * sign).sum(-1, keepdim=True, dtype=wide) - target) * share
+    theta = torch.where(top > 0, theta, theta.abs())
+    return moved - sign * (theta + 2 * eps * theta.detach().abs()).to(W.dtype)
+
+
+def _origin(load: Tensor, radius: float) -> Tensor:
+    """Returns from where entries are counted: their largest one in rows that are far outside, else zero.
+
+    Entries of a result lie within the radius of the largest one, and where that is more than twice the radius, the
+    differences are exact, so that nothing of the size of the entries is rounded.
+    """
+    top = load.amax(-1, keepdim=True)
+    return torch.where(top > 2 * radius, top, 0.0)
 
 
 def _wide(W: Tensor) -> torch.dtype:

@@ -12,7 +12,7 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.conditions.conditions import square
 from wellposed.conditions.norms import block_sizes, depth, perron_weights, power_of_two_scaling
-from wellposed.conditions.rounding import double, upward
+from wellposed.conditions.rounding import above_underflow, double, upward
 from wellposed.errors import IllPosedError, InputError
 
 COMFORTABLE_SPREAD = 60.0
@@ -162,7 +162,7 @@ def _verified(A: Tensor, exponent: Tensor, power_of_two: bool) -> Rescaling:
     factor = found.factors().unsqueeze(-1) * found.factors(-1).unsqueeze(0)
     # Both D A D^-1 and what is left of it in the type of A.
     matrices = double(A).abs() * factor, double(_times(A.detach(), factor)).abs()
-    norm = max(float(upward(matrix.sum(-1), len(A) + 2).amax()) for matrix in matrices)
+    norm = max(float(above_underflow(upward(matrix.sum(-1), len(A) + 2)).amax()) for matrix in matrices)
     return replace(found, norm=norm)
 
 

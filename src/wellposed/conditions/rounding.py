@@ -41,6 +41,19 @@ def upward(value: Tensor, terms: int) -> Tensor:
     return value * (1 + (terms + 4) * EPS)
 
 
+ROOM = 1e-290  # more than underflow takes from a norm; smaller ones are not told apart
+
+
+def above_underflow(bound: Tensor) -> Tensor:
+    """Raises bounds other than zero by what underflow may have taken from them.
+
+    Example:
+        >>> above_underflow(torch.tensor([0.0, 5e-324, 0.5], dtype=torch.float64)).tolist()
+        [0.0, 1e-290, 0.5]
+    """
+    return torch.where(bound == 0, bound, bound + ROOM)
+
+
 def reciprocal_gap(value: float) -> float:
     """Bounds 1 / (1 - value) from above; infinite if value >= 1.
 

@@ -6,6 +6,7 @@ read afterwards. `for_one_sample` reads programs that were exported for a fixed 
 one. `Converter` runs the graph on signals, and `to_implicit`, an instance of `Conversion`, builds the form.
 """
 
+import copy
 import math
 import operator
 import warnings
@@ -20,6 +21,7 @@ from torch.export import ExportedProgram
 from wellposed.convert.signal import RULES, FunctionRule, ModuleRule, Network, Signal, UnsupportedError, signals_in
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
+from wellposed.forms.operators.base import exact_algebra, tensors
 from wellposed.models.io.export import silenced
 from wellposed.models.norms import VariationalDropout
 
@@ -450,21 +452,7 @@ class Conversion:
             >>> torch.allclose(form(u), network(u), atol=1e-6)
             True
         """
-        shape = _shape(input_shape)
-        with torch.no_grad():
-            if isinstance(module, ExportedProgram):
-                network = Network(shape, *_home(list(module.state_dict.values())))
-                output = convert_program(module, network.input)
-            elif isinstance(module, nn.Module):
-                network = Network(shape, *_home([*module.parameters(), *module.buffers()]))
-                _tell_of_training(module)
-                with _evaluating(module):
-                    output = convert_module(module, "", (network.input,), {})
-            else:
-                raise InputError(
-                    f"to_implicit takes a module or exported program; received {type(module).__name__}"
-                )
-            return network.form(_single(output, network))
+        return _converted(module, input_shape, exact=False)[0]
 
     def register(self, *kinds: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
         """Registers the rule of module types: ``rule(module, *signals) -> signal``.
@@ -485,6 +473,77 @@ class Conversion:
 
 
 to_implicit = Conversion()
+
+
+def _converted(
+    module: nn.Module | ExportedProgram, input_shape: Sequence[int] | int, exact: bool
+) -> tuple[ImplicitForm, Network]:
+    shape = _shape(input_shape)
+    with torch.no_grad():
+        if isinstance(module, ExportedProgram):
+            network = Network(shape, *_home(list(module.state_dict.values())), exact)
+            output = convert_program(module, network.input)
+        elif isinstance(module, nn.Module):
+            network = Network(shape, *_home([*module.parameters(), *module.buffers()]), exact)
+            if not exact:
+                _tell_of_training(module)
+            with _evaluating(module):
+                output = convert_module(module, "", (network.input,), {})
+        else:
+            raise InputError(f"to_implicit takes a module or exported program; received {type(module).__name__}")
+        return network.form(_single(output, network)), network
+
+
+def exact_form(module: nn.Module, input_shape: Sequence[int] | int) -> tuple[ImplicitForm, Tensor]:
+    """Converts a network without rounding its weights, for proofs about the network itself.
+
+    `to_implicit` folds layers into each other, which rounds: its form is another network, off by some units of
+    the terms that were added up. Here products and sums of weights stay products and sums of operators, and
+    offsets before a linear map are states of their own, so that bounds of the form pay for everything. Constants
+    that are no numbers of the network's type, such as the factors of batch normalisation, are off by a unit or
+    two; a network in float32 that has some is converted in float64.
+
+    Returns:
+        the form, in float64 or in the type of the network, and which of its states are those of `to_implicit`.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        >>> form, states = exact_form(network, (4,))
+        >>> form.dtype, len(states)
+        (torch.float64, 8)
+    """
+    with exact_algebra():
+        form, network = _converted(module, input_shape, exact=True)
+        if form.dtype not in (torch.float64, torch.complex128):
+            wide, other = _converted(_doubled(module), input_shape, exact=True)
+            if not _equal(form, wide):
+                form, network = wide, other
+    sizes, last = form.partition, len(network.sources) - 1
+    own = [last - k not in network.added for k in range(len(sizes))]
+    return form, torch.tensor(own).repeat_interleave(torch.tensor(sizes)).nonzero()[:, 0].to(form.device)
+
+
+def _doubled(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module).double()
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedError(
+            f"{type(module).__name__} cannot be copied to float64, to see what conversion rounds: {error}; "
+            "convert it with to_implicit and ask about the form",
+            placed=True,
+        ) from error
+
+
+def _equal(form: ImplicitForm, wide: ImplicitForm) -> bool:
+    """Tells whether a form in float64 holds the numbers of one in another type."""
+    pairs = [(getattr(form, name), getattr(wide, name)) for name in ("A", "B", "C", "D", "bias", "output_bias")]
+    for one, two in pairs:
+        mine, others = list(tensors(one)), list(tensors(two))
+        if len(mine) != len(others) or any(a.shape != b.shape for a, b in zip(mine, others, strict=True)):
+            return False
+        if not all(torch.equal(a.to(b.dtype), b) for a, b in zip(mine, others, strict=True)):
+            return False
+    return [phi.name for phi in form.activations] == [phi.name for phi in wide.activations]
 
 
 def _shape(input_shape: Sequence[int] | int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from wellposed.activations import Activation, get_activation
 from wellposed.errors import InputError
 from wellposed.forms import Block, Diagonal, Identity, ImplicitForm, Operator, Product, Selection, Zero
+from wellposed.forms.operators.entries import largest_entry, least_entry
 
 INPUT = -1
 _LIGHT = (Identity, Selection, Diagonal)
@@ -58,13 +59,38 @@ class Signal:
 
     def linear(self, operator: Operator, shape: Sequence[int], offset: Tensor | None = None) -> "Signal":
         """Multiplies by an operator and adds an offset."""
-        moved = None if self.offset is None else (operator @ self.offset[None])[0]
-        if offset is not None:
-            flat = offset.detach().to(self.dtype).reshape(-1)
-            moved = flat if moved is None else moved + flat
-        terms = {k: operator @ part for k, part in self.terms.items()}
+        source = self if operator.picks and operator.monomial()[0] else self.apart()
+        moved = None if source.offset is None else (operator @ source.offset[None])[0]
+        terms = {k: operator @ part for k, part in source.terms.items()}
+        if not self.network.can_form(terms):
+            return source.split().linear(operator, shape, offset)
         kept = {k: part for k, part in terms.items() if not isinstance(part, Zero)}
-        return Signal(self.network, tuple(shape), kept, moved)
+        found = Signal(self.network, tuple(shape), kept, moved)
+        if offset is None:
+            return found
+        return found.plus(Signal(self.network, found.shape, {}, offset.detach().to(self.dtype).reshape(-1)))
+
+    def apart(self) -> "Signal":
+        """Makes states of the offset where it must not be rounded: what multiplies it then is part of A.
+
+        Entries that are equal, such as those of a channel, share a state.
+        """
+        if not self.network.exact or self.offset is None or not bool(self.offset.isfinite().all()):
+            return self
+        if not bool(self.offset.any()):
+            return replace(self, offset=None)
+        values, index = self.offset.unique(return_inverse=True)
+        (k,) = self.network.constant(values).activate("identity").terms
+        self.network.constants[k] = values
+        self.network.added.add(k)
+        chosen = Selection(torch.where(self.offset == 0, -1, index), len(values), self.dtype)
+        return replace(self, terms={**self.terms, k: chosen}, offset=None)
+
+    def split(self) -> "Signal":
+        """Makes a block of states with phi = identity where products of weights would leave the number range."""
+        found = self.kept()
+        self.network.added.update(found.terms)
+        return found
 
     def reshape(self, shape: Sequence[int]) -> "Signal":
         """Reads the numbers in another shape."""
@@ -97,25 +123,32 @@ class Signal:
 
     def plus(self, other: "Signal") -> "Signal":
         """Adds two signals of the same shape."""
-        terms = dict(self.terms)
+        rounds = self.offset is not None and other.offset is not None and _rounds(self.offset, other.offset)
+        source = self.apart() if rounds else self
+        terms = dict(source.terms)
         for k, part in other.terms.items():
             terms[k] = terms[k] + part if k in terms else part
-        offsets = [offset for offset in (self.offset, other.offset) if offset is not None]
+        offsets = [offset for offset in (source.offset, other.offset) if offset is not None]
         return Signal(self.network, self.shape, terms, reduce(add, offsets) if offsets else None)
+
+    @property
+    def sources(self) -> dict[int, Operator]:
+        """The terms that depend on the input."""
+        return {k: part for k, part in self.terms.items() if k not in self.network.constants}
 
     @property
     def costly(self) -> bool:
         """Whether computing it takes more than picking and scaling entries of one source."""
-        parts = [factor for part in self.terms.values() for factor in factors(part)]
-        return len(self.terms) > 1 or not all(isinstance(part, _LIGHT) for part in parts)
+        parts = [factor for part in self.sources.values() for factor in factors(part)]
+        return len(self.sources) > 1 or not all(isinstance(part, _LIGHT) for part in parts)
 
     def gathered(self) -> "Signal":
         """Makes a block of states with phi = identity of a sum, so that what follows is applied to it once.
 
         Terms that fill different entries, as concatenation makes them, stay apart.
         """
-        filled = sum(_filled(part) for part in self.terms.values())
-        return self.kept() if len(self.terms) > 1 and filled > self.size else self
+        filled = sum(_filled(part) for part in self.sources.values())
+        return self.kept() if len(self.sources) > 1 and filled > self.size else self
 
     def kept(self) -> "Signal":
         """Makes a block of states with phi = identity, so that the signal is computed once."""
@@ -124,6 +157,14 @@ class Signal:
     def activate(self, activation: Activation | str, name: str = "") -> "Signal":
         """Makes a new block of states, phi of this signal."""
         return self.network.state(self, get_activation(activation), name)
+
+
+def _rounds(a: Tensor, b: Tensor) -> bool:
+    """Tells whether a sum of two vectors is rounded anywhere (Knuth's two-sum)."""
+    total = a + b
+    back = total - a
+    lost = (a - (total - back)) + (b - back)
+    return bool((lost != 0)[total.isfinite()].any())
 
 
 def factors(operator: Operator) -> tuple[Operator, ...]:
@@ -176,11 +217,17 @@ class Network:
     Args:
         input_shape: of one sample.
         dtype, device: of the weights.
+        exact: whether nothing that rounds is multiplied out: offsets before a linear map become states of their
+            own, `constants`, by their number.
+        added: the states that there are only because of that.
     """
 
     input_shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    exact: bool = False
+    constants: dict[int, Tensor] = field(default_factory=dict)
+    added: set[int] = field(default_factory=set)
     sources: list[Signal] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -195,6 +242,12 @@ class Network:
     def width(self, k: int) -> int:
         """The size of a state, or of the input."""
         return math.prod(self.input_shape) if k == INPUT else self.sources[k].size
+
+    def can_form(self, terms: Mapping[int, Operator]) -> bool:
+        """Tells whether no entry of a product of weights leaves the number range, where nothing may be rounded."""
+        products = [part for part in terms.values() if isinstance(part, Product)] if self.exact else []
+        least = 2.0**-450 if self.dtype == torch.float64 else 2.0**-100
+        return all(least_entry(part) >= least and largest_entry(part) <= 1 / least for part in products)
 
     def constant(self, value: Any) -> Signal:
         """A signal that depends on nothing."""

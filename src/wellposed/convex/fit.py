@@ -393,5 +393,6 @@ class _Work:
             state_residual=(residual / power).sqrt().cpu(),
             state_error=relative_errors(X, states.X, sizes, self.units.factors),
             notes=findings(states, self.mask, matching),
+            names=states.form.labels or () if states.form is not None and states.form.partition == sizes else (),
             **judged(model, states, self.options.targets),
         )

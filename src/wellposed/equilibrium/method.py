@@ -92,7 +92,7 @@ def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: Onc
         return
     wrong = ~y.detach().flatten(1).isfinite().all(1)
     if x is not None:
-        wrong &= x.detach().isfinite().all(1)
+        wrong &= x.detach().flatten(1).isfinite().all(1)
     if not bool(wrong.any()):
         return
     message = (
@@ -157,6 +157,37 @@ class WeightCheck:
 def no_equilibrium(like: Tensor, weights: Sequence[tuple[str, Tensor]]) -> Tensor:
     """Returns NaN in the shape of a tensor, which makes the gradients of the weights NaN as well."""
     return torch.full_like(like, torch.nan) * sum(value.sum() for _, value in weights)
+
+
+class _Checked(torch.autograd.Function):
+    """The identity, which sees values where vmap and derivatives have let go of them."""
+
+    @staticmethod
+    def forward(y: Tensor, x: Tensor, on_failure: OnFailure) -> Tensor:
+        report_outputs(y.detach(), x, on_failure)
+        return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, OnFailure], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0], None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], y: Tensor, x: Tensor, on_failure: OnFailure) -> tuple[Any, int]:
+        y, x = (
+            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
+            for part, dim in ((y, in_dims[0]), (x, in_dims[1]))
+        )
+        return _Checked.apply(y, x, on_failure), 0
+
+
+def checked_under_functorch(y: Tensor, x: Tensor, on_failure: OnFailure) -> Tensor:
+    """Does what `report_outputs` does inside vmap and derivatives of functions, and returns the outputs."""
+    found: Tensor = _Checked.apply(y, x.detach(), on_failure)
+    return found
 
 
 def _callers_level() -> int:

@@ -93,7 +93,8 @@ class Solution:
         """Returns the solution of a problem that has none for any sample."""
         status = torch.full(value.shape[:1], Status.NONFINITE, dtype=torch.int8, device=value.device)
         residuals = torch.full((len(value), 1), torch.nan, dtype=value.dtype, device=value.device)
-        return cls(value, status, torch.ones_like(status, dtype=torch.int64), residuals)
+        unknown = torch.full_like(residuals[:, 0], torch.inf)
+        return cls(value, status, torch.ones_like(status, dtype=torch.int64), residuals, lambda: unknown)
 
     @property
     def converged(self) -> Tensor:  # (B,) bool

@@ -19,7 +19,7 @@ from wellposed.activations.blockwise import piecewise
 from wellposed.conditions.certificate import AffineBound, Certificate
 from wellposed.conditions.conditions import certify, get_condition
 from wellposed.conditions.norms import perron_weights
-from wellposed.conditions.rounding import reciprocal_gap, upward
+from wellposed.conditions.rounding import ROOM, reciprocal_gap, upward
 from wellposed.equilibrium.fixed_point import fixed_point
 from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solvers import Picard
@@ -55,7 +55,8 @@ class System:
     def certificate(self) -> Certificate:
         """The proof of exactly one solution for every v, by norms of blocks where those suffice."""
         if "inf" in self.activation.constants:
-            value = _row_norm(self.A) * self.activation.lipschitz("inf")
+            norm = _row_norm(self.A)
+            value = (norm + ROOM) * self.activation.lipschitz("inf") if norm else 0.0
             if value < 1:
                 return Certificate.of("inf", value, gain=reciprocal_gap(value))
         if isinstance(self.A, Block) and len(self.parts) > 1 and all("inf" in p.constants for p in self.parts):
@@ -141,7 +142,7 @@ def block_certificate(A: Block, parts: tuple[Activation, ...]) -> Certificate:
     """
     gamma = torch.tensor([part.lipschitz("inf") for part in parts], dtype=torch.float64)
     norms = block_norms(A)
-    gains = torch.where(norms > 0, gamma[:, None] * norms, 0.0)
+    gains = torch.where(norms > 0, gamma[:, None] * (norms + ROOM), 0.0)
     if not bool(gains.isfinite().all()):
         return Certificate.of("blocks", torch.inf, note="a map in the loop has no Lipschitz constant")
     weights, value = perron_weights(upward(gains, 1))

@@ -235,7 +235,7 @@ def _weights(parts: tuple[Spread, Spread], gain: tuple[Tensor, Tensor], slack: f
     size = len(forward)
     eye = torch.eye(size, dtype=forward.dtype, device=forward.device)
     eta = torch.linalg.solve_ex(eye - forward @ back, eye.new_ones(size))[0]
-    omega = back @ eta + slack * eta.abs().amax()
+    omega = back @ eta + slack * (eta.abs().amax() if size else 0.0)
     try:
         states = parts[0].states(omega[None], slack) + parts[1].states(eta[None], slack)
     except IllPosedError:

@@ -23,12 +23,18 @@ from wellposed.forms.evaluation import Plan, Stage
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.base import Operator, Product, Sum, tensors
 from wellposed.forms.operators.block import Block
-from wellposed.forms.operators.entries import LARGEST_DENSE, cover_block, least_entry, sum_length, underflow
+from wellposed.forms.operators.entries import (
+    LARGEST_DENSE,
+    SMALLEST,
+    cover_block,
+    least_entry,
+    sum_length,
+    underflow,
+)
 from wellposed.forms.operators.plain import LowRank, Repeated
 
 FLOOR = 1e-250  # makes every component of w positive and pays for underflow
 COMPOUND = (Product, Sum, LowRank, Repeated)
-SMALLEST = 1e-150  # entries below it count as such, and what underflows with them is added
 SLACKS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
 MAX_SWEEPS, RUNAWAY = 5000, 1e30
 
@@ -118,7 +124,7 @@ def comparison_system(
     share = torch.where(room > 0, slope.abs() / room, math.inf)
     share = upward(torch.where(slope == 0, 0.0, share).amax(0), 2)
     others = magnitude - magnitude.diagonal().diag()
-    return torch.where(others > 0, upward(share[:, None] * others, 2) + TINY, 0.0), share
+    return torch.where(others == 0, 0.0, upward(share[:, None] * others, 2) + TINY), share
 
 
 def steepest(phi: Activation, z: Tensor) -> Tensor:
@@ -140,7 +146,8 @@ def steepest(phi: Activation, z: Tensor) -> Tensor:
         gamma, size = phi.lipschitz(norm), upward(length, blocks.shape[-1]).expand_as(blocks).flatten(-2)
     if math.isinf(gamma) and bool((size > 0).any()):
         raise IllPosedError(f"{phi.name!r} has no Lipschitz constant, so nothing bounds the change of its states")
-    return torch.where(size > 0, upward(gamma * size, 1) + TINY, 0.0)
+    bound = torch.where(size == 0, 0.0, upward(gamma * size, 1) + TINY)
+    return torch.where(bound.isnan(), math.inf, bound)  # what overflowed is bounded by nothing
 
 
 def _diagonal(block: Block, device: torch.device) -> Tensor:
@@ -252,9 +259,8 @@ class Spread:
         Smaller numbers are raised to it, so that underflow takes nothing and zeros stay zeros.
         """
         operators = (self.A, self.B, self.C, self.D)
-        compound = any(isinstance(part, COMPOUND) for whole in operators for part in whole.parts.values())
         least = min(least_entry(part) for part in operators) / 1024  # for the constants of activations
-        entry = max(least**3 if compound else least, SMALLEST)
+        entry = max(least, SMALLEST)
         if entry > SMALLEST:
             return TINY / entry, 0.0
         return TINY / entry, max(underflow(side, 2 * TINY) for part in operators for side in (part, part.T))

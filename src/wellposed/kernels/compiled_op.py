@@ -15,7 +15,7 @@ from torch import Tensor
 from wellposed.activations import Activation, family_of, leaky_relu
 from wellposed.activations.catalogue import BUILT_IN
 from wellposed.equilibrium.affine import AffineProblem, differentiable_adjoint, eager_adjoint
-from wellposed.equilibrium.method import Method, OnFailure
+from wellposed.equilibrium.method import Method, OnFailure, report_outputs
 from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps
 from wellposed.kernels.engine import choose_loop, solve_adjoint
@@ -137,5 +137,26 @@ def _second_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *torch.autograd.grad(y, leaves, gradient, allow_unused=True, materialize_grads=True), None
 
 
+@torch.library.custom_op("wellposed::checked_outputs", mutates_args=())
+def checked_outputs(y: Tensor, x: Tensor, on_failure: str) -> Tensor:
+    """Returns outputs and tells of those that are not finite; a graph cannot look at values itself.
+
+    Args:
+        x: the states, empty where they are not at hand.
+    """
+    report_outputs(y, x if x.numel() else None, on_failure)  # type: ignore[arg-type]
+    return y.clone()
+
+
+@checked_outputs.register_fake
+def _(y: Tensor, x: Tensor, on_failure: str) -> Tensor:
+    return torch.empty_like(y)
+
+
+def _unchanged(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return gradient, None, None
+
+
+checked_outputs.register_autograd(_unchanged)
 equilibrium.register_autograd(_backward, setup_context=_keep)
 adjoint.register_autograd(_second_backward, setup_context=_keep_all)

@@ -75,6 +75,7 @@ class Plan:
     backward: Pass
     on_failure: OnFailure
     general: AffineProblem  # a template: its methods serve one solve
+    dtype: torch.dtype  # of the solves
     automatic: bool = False  # whether nobody has asked for a solver
 
     def problem(self) -> AffineProblem:
@@ -106,7 +107,7 @@ def make_plan(problem: AffineProblem, like: Tensor) -> Plan | None:
     patience = problem.patience if device == "cpu" else 0
     turns, patience = patience > 0 and stop_is_plain(second.stop), patience or second.max_steps
     backward = _pass(second, LINEAR, 0.0, min(patience, second.max_steps), turns, dtype)
-    return Plan(problem.activation, kind, forward, backward, first.on_failure, problem, loop.automatic)
+    return Plan(problem.activation, kind, forward, backward, first.on_failure, problem, dtype, loop.automatic)
 
 
 def _pass(method: Method, kind: int, slope: float, limit: int, hands_over: bool, dtype: torch.dtype) -> Pass:
@@ -281,14 +282,22 @@ class _Pending:
         if self.alarm is not None:
             self.alarm.arm()
 
-    def settle(self, name: str, u: Tensor | None = None) -> None:
-        """Warns or raises if samples have failed; blames the inputs where these are not finite."""
+    def look_at(self, y: Tensor) -> None:
+        """Has outputs that are not finite count as failures."""
+        if self.alarm is not None:
+            launcher().launch_output_check(y, self.alarm.flag)
+            self.alarm.arm()
+
+    def settle(self, name: str, u: Tensor | None = None, y: Tensor | None = None) -> None:
+        """Warns or raises if samples or outputs have failed; blames the inputs where these are not finite."""
         if self.alarm is None or not self.alarm.rings():
             return
         if u is not None:
             require_finite("u", u)
         seen = Iterates(self.found.value, self.found.status, self.found.steps, self._trace)
         report(seen, self.plan.on_failure, solve=name, max_steps=self.recipe.max_steps)
+        if y is not None:
+            report_outputs(y, self.found.value, self.plan.on_failure)
 
     def _trace(self) -> Tensor:
         return run_recipe(*self.operands, self.recipe, trace=True, scaled=self.scaled).residuals
@@ -310,7 +319,8 @@ def _device_forward(
     solve = _Pending(plan, A, F.linear(u, B, bias), None, saves=saves)
     x = solve.found.value
     y = F.linear(x, C) if D is None else torch.addmm(F.linear(x, C), u, D.mT)
-    solve.settle("equilibrium", u)
+    solve.look_at(y)
+    solve.settle("equilibrium", u, y)
     return y, x, solve.found.slopes, A, levels
 
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from wellposed.equilibrium.affine import AffineProblem
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.method import Method, report
+from wellposed.equilibrium.method import Method, report, report_outputs
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
-from wellposed.kernels.device import Alarm, call, interpreted, unheard
+from wellposed.kernels.device import Alarm, call, interpreted, launcher, unheard
 from wellposed.kernels.engine import MEMORY, Layout, encode, kernels, lay_out, run_kernel, share_out
 from wellposed.kernels.spec import LINEAR, SIGMOID, TANH, Recipe, kind_of, make_recipe
 
@@ -429,6 +429,8 @@ def run_forward_device(
     method, wanted = course.problem.forward, keep or course.trace
     watch = _Watch(method, data.device)
     found, known, images = _walk(course, data, h0, parts, watch.flag, keep=wanted)
+    if watch.heard:
+        launcher().launch_output_check(found.hidden, watch.flag)
     watch.arm()
 
     def residual() -> Tensor:  # (N,)
@@ -441,6 +443,8 @@ def run_forward_device(
         require_finite("h0", h0)
     if failed or method.logs:
         _tell(course, range(len(course.sizes)), method, "equilibrium", found, residual)
+    if failed:
+        report_outputs(found.hidden, None, method.on_failure, method.once)
     if course.trace:
         found = replace(found, residual=residual())
     return found, known.mT, images.mT

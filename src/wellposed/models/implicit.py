@@ -29,18 +29,19 @@ from wellposed.equilibrium.method import (
     OnFailure,
     WeightCheck,
     active_logs,
+    checked_under_functorch,
     no_equilibrium,
     report_outputs,
 )
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
 from wellposed.equilibrium.stopping import STOPPINGS, ErrorBound, Relative, Settled, Stopping, bound_error
-from wellposed.equilibrium.tracing import under_transform
+from wellposed.equilibrium.tracing import under_functorch, under_transform
 from wellposed.errors import IllPosedError, InputError, not_a_tensor, positive_integer
 from wellposed.forms import ImplicitForm, Zero
 from wellposed.forms.form import MODEL_BUILDERS
 from wellposed.forms.operators.plain import Dense, LowRank
-from wellposed.kernels.compiled_op import describe
+from wellposed.kernels.compiled_op import checked_outputs, describe
 from wellposed.kernels.compiled_op import equilibrium as equilibrium_operator
 from wellposed.kernels.engine import check_executor, choose_loop, solve_adjoint
 from wellposed.kernels.handover import adjoint_patience
@@ -338,26 +339,28 @@ class ImplicitModel(nn.Module):
             return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
         x = self._solve(flat, None, trace=False)[0] if text is None else self._operator(flat, text)
         y = F.linear(x, self.C) if self.D is None else F.linear(x, self.C) + F.linear(flat, self.D)
-        if not under_transform():
+        if compiling and not u.is_cuda and self.on_failure != "ignore":
+            y = checked_outputs(y, x.detach(), self.on_failure)
+        elif under_functorch() and not u.is_cuda and self.on_failure != "ignore":
+            y = checked_under_functorch(y, x, self.on_failure)
+        elif not under_transform():
             report_outputs(y.detach(), x, self.on_failure)
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
 
     def _fast_outputs(self, plan: Plan, u: Tensor) -> Tensor:  # (B, p) -> (B, q)
         """Computes the outputs as one node of the graph."""
-        others: tuple[Tensor | None, ...] = (self.B, self.C, self.D, self.bias)
-        if (dtype := self.compute_dtype) != self.B.dtype:
-            wide = [None if matrix is None else matrix.to(dtype) for matrix in (self.state.dense(), *others)]
-            if u.is_cuda:
-                y = run_device_layer(plan, u.to(dtype), Source(wide[0], None), *wide[1:])
-            else:
-                y = run_layer(plan, u.to(dtype), *wide)
-            return y.to(self.B.dtype)
+        dtype = plan.dtype
+        wide = dtype != self.B.dtype
+        B, C = self.B.to(dtype), self.C.to(dtype)
+        D, bias = (None if part is None else part.to(dtype) for part in (self.D, self.bias))
         if u.is_cuda:
-            return run_device_layer(plan, u, source_of(self.state), *others)
-        sparse = sparse_parts(self, u)
+            source = Source(self.state.dense().to(dtype), None) if wide else source_of(self.state)
+            return run_device_layer(plan, u.to(dtype), source, B, C, D, bias).to(self.B.dtype)
+        sparse = NOTHING if wide else sparse_parts(self, u)
         if sparse is NOTHING:
-            return run_layer(plan, u, self.state.factors()[0], *others)
-        return run_sparse_layer(plan, u, sparse, self.state.dense, others)
+            A = self.state.factors()[0].to(dtype)
+            return run_layer(plan, u.to(dtype), A, B, C, D, bias).to(self.B.dtype)
+        return run_sparse_layer(plan, u, sparse, self.state.dense, (B, C, D, bias))
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
         """Computes the states and tells, per sample, how they were reached."""

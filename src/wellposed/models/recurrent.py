@@ -17,10 +17,17 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from wellposed.equilibrium.affine import AffineProblem
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.gradients import Implicit
-from wellposed.equilibrium.method import Once, WeightCheck, no_equilibrium, report_outputs
+from wellposed.equilibrium.method import (
+    Once,
+    OnFailure,
+    WeightCheck,
+    checked_under_functorch,
+    no_equilibrium,
+    report_outputs,
+)
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound
-from wellposed.equilibrium.tracing import under_transform
+from wellposed.equilibrium.tracing import eager, under_functorch, under_transform
 from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.kernels.engine import choose_loop
 from wellposed.kernels.layer import source_of
@@ -180,6 +187,13 @@ class RecurrentSolution:
             f"{self.status.shape[0]} sequences, {solves} equilibria: {count} failed; "
             f"steps {self.steps[self.present].float().mean():.1f} mean, {int(self.steps.max())} most"
         )
+
+
+@eager
+def _tell_outputs(output: Tensor, on_failure: OnFailure, once: Once) -> None:
+    """Tells of outputs that are not finite, also where all else is compiled."""
+    if not under_transform():
+        report_outputs(output, None, on_failure, once)
 
 
 class ImplicitRNN(nn.Module):
@@ -376,8 +390,13 @@ class ImplicitRNN(nn.Module):
                     walks.append(walk)
                 data = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         output = data if self.readout is None else self.readout(data)
-        if not output.is_cuda and not under_transform():  # on a GPU the kernels tell of all but the last outputs
-            report_outputs(output.detach(), None, self.cell(0).on_failure, once)
+        policy = self.cell(0).on_failure
+        if output.is_cuda or policy == "ignore" or torch.compiler.is_exporting():
+            pass  # on a GPU the kernels tell of all but the last outputs
+        elif under_functorch():
+            output = checked_under_functorch(output, torch.zeros_like(output), policy)
+        else:
+            _tell_outputs(output.detach(), policy, once)
         last = walks[0].last[None] if len(walks) == 1 else torch.stack([walk.last for walk in walks])
         return output, last, walks
 
@@ -430,9 +449,9 @@ class _Walk:
             return self._run_by_time(data, sizes, h0, backwards=backwards)
         cell, (A,) = self.cell, self.system.factors
         dtype = cell.B.dtype if course.device else cell.compute_dtype
-        matrices = (A, cell.B, cell.C, cell.D, cell.bias)
-        wide = (None if matrix is None else matrix.to(dtype) for matrix in matrices)
-        found = walk(course, data.to(dtype), h0.to(dtype), Parts(*wide)).to(cell.B.dtype)
+        D, bias = (None if part is None else part.to(dtype) for part in (cell.D, cell.bias))
+        parts = Parts(A.to(dtype), cell.B.to(dtype), cell.C.to(dtype), D, bias)
+        found = walk(course, data.to(dtype), h0.to(dtype), parts).to(cell.B.dtype)
         if self.trace:
             self.reports = {0: {name: getattr(found, name) for name in ("states", "status", "steps", "residual")}}
         self.last = found.last

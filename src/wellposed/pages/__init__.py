@@ -1,1 +1,1 @@
-"""HTML pages without scripts or a network: markup, one style sheet, charts as SVG."""
+"""HTML pages that need no network: markup and frame, one style sheet, charts as SVG, pictures as PNG."""

@@ -23,7 +23,7 @@ from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds
 from wellposed.robust.crown import Crown
 from wellposed.robust.intervals import interval_bounds
 from wellposed.robust.linear_programs import Relaxation
-from wellposed.robust.query import Bounds, Query, as_form, check_target, margins, wide_form
+from wellposed.robust.query import Bounds, Posed, Query, as_form, check_target, margins
 from wellposed.robust.sets import Box, Uncertainty
 
 ORDER = ("interval", "l2", "crown", "optimised", "triangle")  # cheapest first; those that are registered are tried
@@ -74,8 +74,8 @@ def state_bounds(
     """Bounds every state of the equilibrium, (B, n), over a set of inputs.
 
     Args:
-        model: a form, an `ImplicitModel`, or a network, which is converted; in float64 if it has layers whose
-            folding rounds.
+        model: a form, an `ImplicitModel`, or a network, which is converted without rounding its weights; its
+            states are those of `to_implicit`.
         inputs: one set for every sample.
         method: ``"norm"``, ``"box"``, ``"interval"``, ``"l2"``, ``"crown"``, ``"optimised"``
             (crown with slopes optimised), ``"lp"`` (as printed in 003), ``"triangle"``, ``"best"``,
@@ -88,8 +88,12 @@ def state_bounds(
         >>> state_bounds(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), "box").upper.round(decimals=3)
         tensor([[4.]])
     """
-    form, exact = wide_form(model, inputs)
-    return _answer(method, Query(form, exact, None, _deadline(budget)), inputs.dtype)
+    form, exact, states = Posed.of(model, inputs)
+    bounds = _answer(method, Query(form, exact, None, _deadline(budget)), inputs.dtype)
+    if states is None:
+        return bounds
+    lower, upper, slack = (part[:, states] for part in (bounds.lower, bounds.upper, bounds.slack))
+    return Bounds(lower, upper, bounds.method, slack)
 
 
 def output_bounds(
@@ -107,7 +111,7 @@ def output_bounds(
         >>> found.upper.round(decimals=3), found.method
         (tensor([[2.]]), 'crown')
     """
-    form, exact = wide_form(model, inputs)
+    form, exact, _ = Posed.of(model, inputs)
     unit = torch.eye(form.sizes[2], dtype=form.dtype, device=form.device)
     query = Query(form, exact, unit.expand(len(inputs), -1, -1), _deadline(budget))
     return _answer(method, query, inputs.dtype)
@@ -131,7 +135,7 @@ def margin_bounds(
         >>> margin_bounds(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), torch.tensor([0])).upper.round()
         tensor([[ 0., -2.]])
     """
-    form, exact = wide_form(model, inputs)
+    form, exact, _ = Posed.of(model, inputs)
     q = form.sizes[2]
     rows = margins(q, check_target(target, len(inputs), q), exact.center)
     return _answer(method, Query(form, exact, rows, _deadline(budget)), inputs.dtype)
@@ -139,7 +143,7 @@ def margin_bounds(
 
 def _answer(method: str | Method, query: Query, dtype: torch.dtype) -> Bounds:
     prove = get_method(method)
-    if not len(query.set):
+    if not math.prod(query.shape):
         none = query.set.center.new_zeros(query.shape, dtype=dtype)
         return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
     with plain_sums(query.set.center):
@@ -255,7 +259,7 @@ def certified(
         tensor([True])
     """
     with torch.no_grad():
-        form, exact = wide_form(model, inputs)
+        form, exact, _ = Posed.of(model, inputs)
         bounds = margin_bounds(form, exact, target, method, budget)
         given = _given(form, exact, target)
     own = torch.zeros_like(bounds.upper, dtype=torch.bool).scatter(1, target[:, None], True)
@@ -331,7 +335,8 @@ def enclosures(model: ImplicitForm | nn.Module, inputs: Box) -> list[Claim]:
         found = state_bounds(form, box, "interval")
         if not bool(found.width.isfinite().all()):
             raise IllPosedError("the bounds of the states overflow, so no box holds them; scale the inputs")
-        size = torch.maximum(found.lower.abs(), found.upper.abs()).amax(1, keepdim=True)
+        size = torch.maximum(found.lower.abs(), found.upper.abs())
+        size = size.amax(1, keepdim=True) if form.sizes[0] else size
         room = ROOM * (1 + size) * _weights(form, A)
         lower, upper = found.lower - room, found.upper + room
         low, high = _reach(C, lower, upper), _reach(D, box.lower, box.upper)

@@ -83,7 +83,8 @@ def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Te
     through = steepest(phi, error)
     width = 0 if phi.componentwise else (phi.block or z.shape[1])
     own = (phi.rounding + width) * EPS * (phi.function(torch.zeros_like(z)).abs() + steepest(phi, size))
-    return upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
+    found = upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
+    return torch.where(found.isnan(), math.inf, found)
 
 
 LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes

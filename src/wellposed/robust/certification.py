@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import IllPosedError, WellposedError
+from wellposed.errors import IllPosedError, MissingExtraError, WellposedError
 from wellposed.forms import ImplicitForm
+from wellposed.models import ImplicitModel
 from wellposed.robust.attacks import Attack, pgd
 from wellposed.robust.attacks.attack import margin
 from wellposed.robust.bounds import METHODS, certified, output_bounds
-from wellposed.robust.query import MethodError
+from wellposed.robust.query import MethodError, to_form
 from wellposed.robust.sets import Box
 
 FIRST = "crown"  # decides most samples in little time; "best" goes on with those it leaves open
@@ -54,53 +55,6 @@ class Radius:
         return {"epsilon": self.epsilon, **shares, "widths": self.widths, "not_applicable": self.reasons}
 
 
-def examine(
-    model: ImplicitForm | nn.Module,
-    form: ImplicitForm,
-    u: Tensor,
-    target: Tensor,  # (B,)
-    epsilon: float,
-    *,
-    method: str = "best",
-    valid: tuple[float, float] = (0.0, 1.0),
-    budget: float | None = None,
-    steps: int = 40,
-    tell: Callable[[int], None] = lambda count: None,
-) -> Radius:
-    """Certifies and attacks every sample on the box of a radius.
-
-    ``"best"`` is asked only about samples that an attack left standing and ``"crown"`` left open: no other answer
-    could change.
-
-    Args:
-        model, form: the classifier, and the same as a form.
-        budget: seconds for the bounds of `PART` samples.
-        steps: of the attack.
-        tell: is told how many samples are done.
-
-    Raises:
-        UnsoundError: a bound and the attack contradict each other, which must not happen.
-
-    Example:
-        >>> form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), torch.eye(2))
-        >>> u, target = torch.tensor([[0.9, 0.1], [0.6, 0.5]]), torch.tensor([0, 0])
-        >>> found = examine(form, form, u, target, 0.1)
-        >>> found.share("clean"), found.share("attacked"), found.share("certified")
-        (1.0, 0.5, 0.5)
-    """
-    found = []
-    for rows in torch.arange(len(u)).split(PART):
-        attack = pgd(model, u[rows], target[rows], epsilon, steps=steps, lower=valid[0], upper=valid[1])
-        with torch.no_grad():
-            clean = model(u[rows]).argmax(1) == target[rows]
-        box = Box.around(u[rows].reshape(len(rows), *form.input_shape), epsilon, *valid)
-        proven = _proven(form, box, target[rows], ~attack.success, method, budget)
-        found.append((clean, ~attack.success, _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}")))
-        tell(len(rows))
-    clean, attacked, proven = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return Radius(epsilon, clean, attacked, proven)
-
-
 def _agreed(proven: Tensor, attack: Attack, target: Tensor, where: str) -> Tensor:
     """Compares proofs with an attack; a lead as small as the rounding of the model only costs the proof."""
     both = proven & attack.success
@@ -125,9 +79,99 @@ def _proven(
     return proven
 
 
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """What is known at several radii, and what became of every sample.
+
+    Args:
+        radii: the smallest first.
+        proven: (B,), the largest of the radii at which a sample provably keeps its class; -1 where there is none.
+        broken: (B,), the smallest at which the attack changed its class; infinite where it did not, or where the
+            class was wrong before.
+        attacked: the input that did it; the clean one elsewhere.
+        said: (B,), the class that the model gives to that input.
+    """
+
+    radii: list[Radius]
+    proven: Tensor
+    broken: Tensor
+    attacked: Tensor
+    said: Tensor
+
+
+def examine_radii(
+    model: ImplicitForm | nn.Module,
+    form: ImplicitForm,
+    u: Tensor,
+    target: Tensor,  # (B,)
+    epsilons: Sequence[float],
+    *,
+    method: str = "best",
+    valid: tuple[float, float] = (0.0, 1.0),
+    budget: float | None = None,
+    steps: int = 40,
+    tell: Callable[[int], None] = lambda count: None,
+) -> Examination:
+    """Certifies and attacks every sample at several radii, of which each box contains the ones before.
+
+    So a class that an attack changed is changed at all larger radii, and a class that could not be proven is not
+    asked about again. ``"best"`` is asked only about samples that an attack left standing and ``"crown"`` left
+    open: no other answer could change.
+
+    Args:
+        model, form: the classifier, and the same as a form. Of a network, the proofs are about the network itself,
+            not about the form, whose weights conversion has rounded.
+        epsilons: the radii, in any order.
+        valid: the range of the inputs.
+        budget: seconds for the bounds of `PART` samples.
+        steps: of the attack.
+        tell: is told how many samples are done, once for every radius.
+
+    Raises:
+        UnsoundError: a bound and the attack contradict each other, which must not happen.
+
+    Example:
+        >>> form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), torch.eye(2))
+        >>> u, target = torch.tensor([[0.9, 0.1], [0.6, 0.5], [0.1, 0.9]]), torch.tensor([0, 0, 0])
+        >>> found = examine_radii(form, form, u, target, [0.02, 0.1])
+        >>> found.proven.tolist(), [one.share("attacked") for one in found.radii]
+        ([0.1, 0.02, -1.0], [0.666..., 0.333...])
+    """
+    network = isinstance(model, nn.Module) and not isinstance(model, ImplicitModel)
+    proof = to_form(model, form.input_shape) if network else form
+    with torch.no_grad():
+        said = torch.cat([model(part).argmax(1) for part in u.split(PART)])
+    clean = said == target
+    standing, open_, inputs = clean.clone(), clean.clone(), u.clone()
+    proven_at = torch.full((len(u),), -1.0, dtype=torch.float64)
+    broken_at = torch.full((len(u),), torch.inf, dtype=torch.float64)
+    radii = []
+    for epsilon in sorted(set(epsilons)):
+        alive = standing.nonzero()[:, 0]
+        tell(len(u) - len(alive))
+        for rows in alive.split(PART):
+            attack = pgd(model, u[rows], target[rows], epsilon, steps=steps, lower=valid[0], upper=valid[1])
+            asked = open_[rows]
+            proven = torch.zeros_like(asked)
+            if bool(asked.any()):
+                some = rows[asked]
+                box = Box.around(u[some].reshape(len(some), *form.input_shape), epsilon, *valid)
+                proven[asked] = _proven(
+                    proof, box.to(proof.dtype), target[some], ~attack.success[asked], method, budget
+                )
+            proven = _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}")
+            fallen = rows[attack.success]
+            inputs[fallen], said[fallen] = attack.inputs[attack.success], attack.outputs.argmax(1)[attack.success]
+            standing[fallen], broken_at[fallen] = False, epsilon
+            open_[rows], proven_at[rows[proven]] = proven, epsilon
+            tell(len(rows))
+        radii.append(Radius(epsilon, clean, standing.clone(), open_.clone()))
+    return Examination(radii, proven_at, broken_at, inputs, said)
+
+
 @torch.no_grad()
 def output_widths(
-    form: ImplicitForm, u: Tensor, epsilon: float, *,
+    model: ImplicitForm | nn.Module, u: Tensor, epsilon: float, *,
     methods: Sequence[str] = WIDTHS, valid: tuple[float, float] = (0.0, 1.0), budget: float | None = None,
 ) -> tuple[dict[str, float], dict[str, str]]:  # fmt: skip
     """Measures the mean width of the outputs' bounds by method; a method that does not apply says why.
@@ -138,11 +182,12 @@ def output_widths(
         >>> round(widths["box"], 3), reasons
         (0.2, {})
     """
-    box = Box.around(u.reshape(len(u), *form.input_shape), epsilon, *valid)
+    proof = to_form(model, tuple(u.shape[1:]))
+    box = Box.around(u.reshape(len(u), *proof.input_shape), epsilon, *valid).to(proof.dtype)
     widths, reasons = {}, {}
     for method in methods:
         try:
-            widths[method] = float(output_bounds(form, box, METHODS[method], budget).width.mean())
-        except (MethodError, IllPosedError) as error:
+            widths[method] = float(output_bounds(proof, box, METHODS[method], budget).width.mean())
+        except (MethodError, IllPosedError, MissingExtraError) as error:
             reasons[method] = str(error).splitlines()[0]
     return widths, reasons

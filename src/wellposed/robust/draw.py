@@ -71,8 +71,9 @@ def gallery(
     names = [str(k) for k in range(attack.outputs.shape[1])] if classes is None else list(classes)
     figure = require("matplotlib.figure", extra="plots").Figure(figsize=(1.2 * len(rows) + 1.2, 4.3), dpi=150)
     _draw(figure, clean, attack, rows, ([names[k] for k in before], [names[k] for k in attack.outputs.argmax(1)]))
-    changed = int(attack.success.sum())
-    shown = title or f"{attack.name}: {changed} of {len(target)} samples are given a wrong class (red)"
+    right = before == target
+    changed, count = int((right & attack.success).sum()), int(right.sum())
+    shown = title or f"{attack.name}: {changed} of {count} samples that were right are given a wrong class (red)"
     figure.suptitle(shown, fontsize=10, color=INK)
     if path is not None:
         save_figure(figure, path, bbox_inches="tight")

@@ -109,7 +109,7 @@ class Enclosure:
     def __init__(self, query: Query, start: Callable[[Query], list[Interval]]) -> None:
         self.query, self.operators, self._start = query, Operators(query.form), start
         self.activations = query.form.activations
-        self.biases, self.tiny = self.operators.biases(), torch.finfo(query.form.dtype).tiny
+        self.biases = self.operators.biases()
         count = len(self.activations)
         self._z: list[Interval | None] = [None] * count
         self._x: list[Interval | None] = [None] * count
@@ -182,7 +182,7 @@ class Enclosure:
         absolute, outer = (self.operators.cover(row, formed) for formed in (True, False))
         size = outer.apply(box.magnitude) + bias.abs()
         if any(isinstance(part, COMPOUND) for part in row.parts.values()):
-            size = size + (self.tiny / unit_roundoff(size.dtype)) * box.magnitude.sum(1, keepdim=True)
+            size = size + (self.operators.lost / unit_roundoff(size.dtype)) * box.magnitude.sum(1, keepdim=True)
         inputs, entries = self.query.set, len(self.query.set) * math.prod(row.shape)
         if isinstance(inputs, Box) or not row.parts or entries > LARGEST_ROWS:
             return Reach(row.apply(box.center) + bias, absolute.apply(box.radius), size)
@@ -197,7 +197,7 @@ class Enclosure:
             radius = radius + self.operators.absolute[place].apply(x.radius)
             size = size + self.operators.size[place].apply(x.magnitude)
             if isinstance(self.operators.blocks.A.parts[place], COMPOUND):  # its entries were formed
-                radius = radius + self.tiny * x.magnitude.sum(1, keepdim=True)
+                radius = radius + self.operators.lost * x.magnitude.sum(1, keepdim=True)
         return Reach(center, radius, size)
 
     def _iterate(self, blocks: tuple[int, ...]) -> None:

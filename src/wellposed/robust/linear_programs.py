@@ -181,6 +181,7 @@ class Rows:
     bias: Array
     relu: np.ndarray
     terms: int
+    underflow: float
 
     @classmethod
     def of(cls, form: ImplicitForm, method: str) -> "Rows":
@@ -203,14 +204,14 @@ class Rows:
         operators = Operators(form)
         A, B = (to_array(part.to_dense()) for part in (form.A, form.B))
         over_states, over_inputs = (to_array(operators.cover(part, False).to_dense()) for part in (form.A, form.B))
-        return cls(A, B, over_states, over_inputs, to_array(bias), relu, operators.terms)
+        return cls(A, B, over_states, over_inputs, to_array(bias), relu, operators.terms, operators.lost)
 
     def equations(self, x: Interval, u: Interval) -> tuple[Array, Array, Array]:
         """Returns ``(I - A, -B)`` and the two sides of ``x - Ax - Bu``, apart by what rounds in forming them."""
         states = to_array(x.magnitude)
         size = self.absolute_states @ states + states + self.absolute_inputs @ to_array(u.magnitude)
         reached = 1 + states.sum() + to_array(u.magnitude).sum()
-        lost = 2 * self.terms * UNIT * size + 4 * self.terms * TINY * reached
+        lost = 2 * self.terms * UNIT * size + (4 * self.terms * TINY + self.underflow) * reached
         matrix = np.concatenate([np.eye(len(self.A)) - self.A, -self.B], axis=1)
         return matrix, np.nextafter(self.bias - lost, -np.inf), np.nextafter(self.bias + lost, np.inf)
 

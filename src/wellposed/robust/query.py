@@ -5,19 +5,18 @@ them, `Operators` are the operators of a form as bounds need them: themselves, t
 transposes. `Functionals` are linear functions of states and inputs, many rows at a time, each of its own sample.
 """
 
-import copy
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from wellposed.conditions.rounding import allowance
-from wellposed.convert import to_implicit
+from wellposed.convert import exact_form, to_implicit
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, ImplicitForm, LowRank, Operator
 from wellposed.forms.compose import Blocks
@@ -75,7 +74,7 @@ class Query:
 
 
 def to_form(model: ImplicitForm | nn.Module, input_shape: tuple[int, ...] | None) -> ImplicitForm:
-    """Reads a model as a form; a network is converted for inputs of the given shape.
+    """Reads a model as a form; a network is converted for inputs of the given shape, without rounding its weights.
 
     The matrices of an `ImplicitModel` keep their gradients where gradients are recorded.
 
@@ -91,11 +90,13 @@ def to_form(model: ImplicitForm | nn.Module, input_shape: tuple[int, ...] | None
         raise InputError(f"expected an ImplicitForm, ImplicitModel or module; received {type(model).__name__}")
     if input_shape is None:
         raise InputError("a network is converted for inputs of one shape; give input_shape, without the batch")
-    return to_implicit(model, input_shape)
+    return exact_form(model, input_shape)[0]
 
 
 def as_form(model: ImplicitForm | nn.Module, inputs: Uncertainty) -> ImplicitForm:
     """Reads a model as a form that fits a set: its number of inputs, its type and its device.
+
+    A network is read as `to_implicit` writes it, which is what is saved and drawn.
 
     Example:
         >>> from wellposed.robust import Box
@@ -103,44 +104,57 @@ def as_form(model: ImplicitForm | nn.Module, inputs: Uncertainty) -> ImplicitFor
         >>> as_form(network, Box(torch.zeros(1, 4), torch.ones(1, 4)))
         ImplicitForm(8 states, 4 inputs, 2 outputs, relu)
     """
-    form = to_form(model, inputs.sample_shape)
+    if isinstance(model, nn.Module) and not isinstance(model, ImplicitModel):
+        form = to_implicit(model, inputs.sample_shape)
+    else:
+        form = to_form(model, None)
+    return _fitting(form, inputs, form.dtype)
+
+
+def _fitting(form: ImplicitForm, inputs: Uncertainty, dtype: torch.dtype) -> ImplicitForm:
     if inputs.center.shape[1] != form.sizes[1]:
         raise InputError(
             f"the form takes {form.sizes[1]} inputs {form.input_shape}; the set has {inputs.center.shape[1]} "
             f"{inputs.sample_shape}"
         )
-    if (inputs.dtype, inputs.device) != (form.dtype, form.device):
+    if (inputs.dtype, inputs.device) != (dtype, form.device):
         raise InputError(
-            f"the set is {inputs.dtype} on {inputs.device} and the form {form.dtype} on {form.device}; "
+            f"the set is {inputs.dtype} on {inputs.device} and the form {dtype} on {form.device}; "
             "convert one of them with .to()"
         )
     require_finite_entries(form)
     return form
 
 
-FOLDED = (nn.modules.batchnorm._NormBase, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+class Posed(NamedTuple):
+    """A model as proofs need it.
 
-
-def wide_form(model: ImplicitForm | nn.Module, inputs: Uncertainty) -> tuple[ImplicitForm, Uncertainty]:
-    """Reads a model as a form whose exact values are those of the model, and the set in the form's type.
-
-    A conversion that folds layers, such as batch normalisation, rounds their weights: in float32 the form would be
-    another network, off by units of 1e-8. Such a network is converted in float64; what that rounds, a few units
-    of every weight, lies within what bounds allow for their own sums.
-
-    Example:
-        >>> from wellposed.robust import Box
-        >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()).eval()
-        >>> wide_form(network, Box(torch.zeros(1, 2), torch.ones(1, 2)))[0].dtype
-        torch.float64
+    Args:
+        form: its exact values are those of the model.
+        set: the inputs, in the type of the form.
+        states: which states of the form are those of the model; None for all.
     """
-    form = as_form(model, inputs)
-    if isinstance(model, ImplicitForm | ImplicitModel) or form.dtype == torch.float64:
-        return form, inputs
-    if not any(isinstance(part, FOLDED) for part in model.modules()):
-        return form, inputs
-    exact = inputs.to(torch.float64)
-    return as_form(copy.deepcopy(model).double(), exact), exact
+
+    form: ImplicitForm
+    set: Uncertainty
+    states: Tensor | None
+
+    @classmethod
+    def of(cls, model: ImplicitForm | nn.Module, inputs: Uncertainty) -> "Posed":
+        """Reads a model; a network by `exact_form`, as folding its layers would make another network of it.
+
+        Example:
+            >>> from wellposed.robust import Box
+            >>> network = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU()).eval()
+            >>> Posed.of(network, Box(torch.zeros(1, 2), torch.ones(1, 2))).form.dtype
+            torch.float64
+        """
+        if isinstance(model, ImplicitForm | ImplicitModel) or not isinstance(model, nn.Module):
+            return cls(as_form(model, inputs), inputs, None)
+        form, states = exact_form(model, inputs.sample_shape)
+        given = [part.dtype for part in (*model.parameters(), *model.buffers()) if part.is_floating_point()]
+        _fitting(form, inputs, given[0] if given else form.dtype)
+        return cls(form, inputs.to(form.dtype), states)
 
 
 def _live_form(model: ImplicitModel) -> ImplicitForm:

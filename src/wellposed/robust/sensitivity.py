@@ -67,7 +67,7 @@ def lipschitz(
     if norm == "2":
         return float(spectral_norm(S))
     sums = S.sum(1 if norm == "inf" else 0)
-    return float(upward(sums, sum(S.shape)).max())
+    return float(upward(sums, sum(S.shape)).max()) if len(sums) else 0.0
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from wellposed.robust.linear_programs import (
     side_by_side,
     to_array,
 )
-from wellposed.robust.query import Query, as_form
+from wellposed.robust.query import Posed, Query
 from wellposed.robust.sets import Box, Interval, Uncertainty, proven_upper
 
 HALVINGS = 60
@@ -58,6 +58,14 @@ class Separable:
     def linear(cls, coefficients: Tensor) -> "Separable":
         """Returns ``c' x``."""
         return cls(lambda x: coefficients.to(x) * x, "convex")
+
+    def of_some(self, states: Tensor, n: int) -> "Separable":
+        """Returns the same function of some of n states, by their places."""
+        if len(states) == n:
+            return self
+        return Separable(
+            lambda x: torch.zeros_like(x).index_put((states,), self.function(x[states])), self.curvature
+        )
 
     def at(self, x: Tensor) -> Tensor:
         """Evaluates every f_i."""
@@ -226,7 +234,11 @@ def separable_bound(
             f"relaxation is one of {', '.join(SETS)}, rounds at least 1 and tolerance positive; received "
             f"{relaxation!r}, {rounds}, {tolerance}"
         )
-    query = Query(as_form(model, inputs), inputs, None)
+    form, exact, states = Posed.of(model, inputs)
+    query = Query(form, exact, None)
+    f = f if states is None else f.of_some(states, form.sizes[0])
+    if not form.sizes[0]:
+        return inputs.center.new_zeros(len(inputs))  # a sum of nothing
     wide = in_float64(query)
     rows = Rows.of(wide.form, "separable_bound")
     x, z = _intervals(wide, relaxation)
@@ -234,7 +246,7 @@ def separable_bound(
         _Dual(rows, wide.set, index, f, of_sample(x, index), of_sample(z, index)).least(rounds, tolerance)
         for index in range(len(inputs))
     ]
-    value, lost = outward(torch.tensor(found, dtype=torch.float64), query.form.dtype)
+    value, lost = outward(torch.tensor(found, dtype=torch.float64), inputs.dtype)
     return proven_upper(value + lost).to(query.form.device)
 
 

@@ -197,7 +197,7 @@ class Uncertainty(abc.ABC):
             )
         rows = functionals.expand(count, -1, p)
         sample = torch.arange(count, device=self.device).repeat_interleave(rows.shape[1])
-        return self.support_rows(rows.reshape(-1, p), sample).view(count, -1)
+        return self.support_rows(rows.reshape(len(sample), p), sample).view(count, rows.shape[1])
 
     def image(self, rows: Tensor) -> Interval:  # (m, p) -> (B, m)
         """Returns the range of every row of a matrix over the set."""
@@ -239,14 +239,14 @@ class Box(Uncertainty):
         lower: float | Tensor | None = 0.0,
         upper: float | Tensor | None = 1.0,
     ) -> "Box":
-        """Builds ``u +- radius``, clipped to the range of valid inputs.
+        """Builds ``u +- radius``, rounded outward and clipped to the range of valid inputs.
 
         Args:
             radius: one number, one a feature or one an entry.
             lower, upper: the valid range; None does not clip.
         """
         spread = radii(u, radius)
-        low, high = u - spread, u + spread
+        low, high = _end(u, -spread), _end(u, spread)
         if lower is not None:
             low = torch.maximum(low, torch.as_tensor(lower, dtype=u.dtype, device=u.device))
         if upper is not None:
@@ -299,6 +299,17 @@ def finite_batch(name: str, value: Tensor) -> Tensor:
     return value
 
 
+def _end(u: Tensor, move: Tensor) -> Tensor:
+    """Adds so that rounding, which two-sum finds (Knuth), never makes a move shorter."""
+    end = u + move
+    with torch.no_grad():
+        back = end - u
+        lost = (u - (end - back)) + (move - back)
+        further = torch.nextafter(end, torch.copysign(torch.full_like(end, torch.inf), move))
+        more = torch.where(lost * move.sign() > 0, further - end, 0.0)
+    return end + more
+
+
 def radii(u: Tensor, radius: float | Tensor) -> Tensor:
     """Spreads a radius over a batch of inputs.
 
@@ -307,7 +318,8 @@ def radii(u: Tensor, radius: float | Tensor) -> Tensor:
         torch.Size([2, 3])
     """
     finite_batch("u", u)
-    given = torch.as_tensor(radius, dtype=u.dtype, device=u.device)
+    exact = outward_ends(0.0, float(radius), u.dtype)[1] if isinstance(radius, float | int) else radius
+    given = torch.as_tensor(exact, dtype=u.dtype, device=u.device)
     if not bool((given >= 0).all() and given.isfinite().all()):
         raise InputError(f"a radius must be finite and not negative; received {radius}")
     try:
@@ -400,10 +412,11 @@ class Ball(Uncertainty):
 
     def __init__(self, center: Tensor, radius: float | Tensor) -> None:
         self._center = finite_batch("center", center).flatten(1)
-        given = torch.as_tensor(radius, dtype=center.dtype, device=center.device)
+        exact = outward_ends(0.0, float(radius), center.dtype)[1] if isinstance(radius, float | int) else radius
+        given = torch.as_tensor(exact, dtype=center.dtype, device=center.device)
         if given.dim() > 1 or (given.dim() == 1 and len(given) != len(center)):
             raise InputError(f"the radius of a ball is one number or one a sample; received {tuple(given.shape)}")
-        self.radius = radii(center.flatten(1)[:, :1], given.reshape(-1, 1))[:, 0]
+        self.radius = radii(center.new_zeros(len(center), 1), given.reshape(-1, 1))[:, 0]
         self.sample_shape = tuple(center.shape[1:])
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from wellposed.forms.draw.page import png
+from wellposed.pages.images import png
 from wellposed.robust import sensitivity
 from wellposed.robust.attacks import (
     Attack,

@@ -71,7 +71,9 @@ def findings(records: Sequence[Record]) -> list[str]:
     sentences = [
         "Both operations are linear in the input, and a linear regression or a NAC solves them to rounding. What "
         "separates the models under a shift of scale is the bias: without one, implicit model and MLP alike are "
-        "positively homogeneous and their squared error grows with the square of the scale, no faster.",
+        "positively homogeneous, f(au) = a f(u) for a > 0, so that inputs a times larger multiply their squared "
+        "error by the square of a; the biases of an ordinary MLP destroy that. What is measured is the price of a "
+        "bias, not a merit that only implicit models have.",
     ]
     for task in ("addition", "subtraction"):
         sentences += ratio_sentence(records, task, 100.0, "mlp", "mlp-bias-free", "giving the MLP biases")

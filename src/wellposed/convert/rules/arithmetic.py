@@ -114,6 +114,12 @@ def bounds(signal: Signal) -> tuple[Tensor, Tensor] | None:
         middle, size = signal.offset.to(torch.float64), signal.offset.to(torch.float64).abs()
         exact = _whole(middle)
     for k, part in signal.terms.items():
+        value = signal.network.constants.get(k)
+        if value is not None:
+            double, exact = part.to(torch.float64), False
+            middle = middle + double.apply(value.double()[None])[0]
+            size = size + cover(double, formed=False).apply(value.double().abs()[None])[0]
+            continue
         low, high = (-math.inf, math.inf) if k == INPUT else signal.network.activations[k].image
         if not math.isfinite(low) or not math.isfinite(high):
             return None

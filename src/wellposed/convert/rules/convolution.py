@@ -124,11 +124,13 @@ def _applied(signal: Signal, operator: Convolution, output: tuple[int, ...], bia
     offset = None if bias is None else bias.detach().view(-1, *(1,) * operator.dimensions).expand(shape)
     if count > 1:
         return signal.gathered().linear(Repeated(operator, count), shape, offset)
-    signal = signal.gathered()
-    if len(signal.terms) > 1 and (operator.groups > 1 or operator.transposed):
+    signal = signal.gathered().apart()
+    if len(signal.sources) > 1 and (operator.groups > 1 or operator.transposed):
         signal = signal.kept()
     moved = replace(signal, terms={}).linear(operator, shape, offset)
     terms = {k: _narrowed(operator, part) for k, part in signal.terms.items()}
+    if not signal.network.can_form(terms):
+        return _applied(signal.split(), operator, output, bias)
     return replace(moved, terms=terms)
 
 

@@ -32,7 +32,7 @@ def rearranged(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _heavy(signal: Signal) -> bool:
     """Tells whether cutting a signal in pieces would compute it once for every piece."""
-    return signal.costly and (len(signal.terms) > 1 or any(part.stored() for part in signal.terms.values()))
+    return signal.costly and (len(signal.sources) > 1 or any(part.stored() for part in signal.sources.values()))
 
 
 _METHODS = (

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from wellposed.errors import require, unknown_name
-from wellposed.forms.draw.page import is_page, png_address, save_figure, write_page
+from wellposed.forms.draw.page import is_page, save_figure, write_page
 from wellposed.forms.draw.summary import COLOURS, MEANING, Link, Role, Wiring
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.entries import entries
+from wellposed.pages.images import png_address
 
 Scale = Literal["auto", "linear", "sqrt", "log"]
 SMALLEST = 0.014  # share of the picture that a block has at least

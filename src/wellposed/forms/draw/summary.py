@@ -137,9 +137,12 @@ class Wiring:
 
     @property
     def labels(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """The names of the same; states without a name are numbered from the first layer, which is last."""
+        """The names of the same; states have those of modules, or numbers from the first layer, which is last."""
         states, inputs, outputs = self.sizes
         own = self.form.labels or tuple(_numbered("x", len(states)))[::-1]
+        if self.form.labels:  # a child of a plain Sequential has a number for a name
+            own = tuple(f"{phi.name} {label}" if label.isdigit() else label
+                        for label, phi in zip(own, self.form.activations, strict=True))  # fmt: skip
         return own, tuple(_numbered("u", len(inputs))), tuple(_numbered("y", len(outputs)))
 
     @cached_property

@@ -5,6 +5,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,25 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import InputError
+
+_EXACT: ContextVar[bool] = ContextVar("exact", default=False)
+
+
+@contextmanager
+def exact_algebra() -> Iterator[None]:
+    """Has products and sums of operators merge their entries only where nothing is rounded.
+
+    Example:
+        >>> from wellposed.forms import Dense, Diagonal
+        >>> with exact_algebra():
+        ...     print(Diagonal(torch.ones(2)) @ Dense(torch.ones(2, 3)))
+        Product(2 x 3)
+    """
+    token = _EXACT.set(True)
+    try:
+        yield
+    finally:
+        _EXACT.reset(token)
 
 
 class Operator(abc.ABC):
@@ -83,7 +103,10 @@ class Operator(abc.ABC):
             raise InputError(f"operators of shapes {self.shape} and {other.shape} cannot be added")
         found = self.plus(other)
         found = other.plus(self) if found is None else found
-        return Sum((*_terms(self), *_terms(other))) if found is None else found
+        rounds = (
+            _EXACT.get() and found is not self and found is not other
+        )  # zero plus an operator is that operator
+        return Sum((*_terms(self), *_terms(other))) if found is None or rounds else found
 
     @abc.abstractmethod
     def scaled(self, factor: float) -> "Operator":
@@ -135,6 +158,11 @@ class Operator(abc.ABC):
     def monomial(self) -> tuple[bool, bool]:
         """Tells whether every row and whether every column holds at most one entry."""
         return False, False
+
+    @property
+    def picks(self) -> bool:
+        """Whether all entries are zero or one, as far as that is known without forming the matrix."""
+        return False
 
     def merged(self, right: "Operator") -> "Operator | None":
         """Returns ``self @ right`` as one operator where that is no larger than the two."""
@@ -255,8 +283,10 @@ def chain(left: Operator, right: Operator) -> Operator:
         raise InputError(f"operators of shapes {left.shape} and {right.shape} cannot be multiplied")
     *outer, inner = _factors(left)
     first, *rest = _factors(right)
-    found = inner.merged(first)
-    found = first.absorbed(inner) if found is None else found
+    found = None
+    if not _EXACT.get() or _copies(inner, first):
+        found = inner.merged(first)
+        found = first.absorbed(inner) if found is None else found
     if found is None:
         return Product((*outer, inner, first, *rest))
     for factor in rest:
@@ -264,6 +294,11 @@ def chain(left: Operator, right: Operator) -> Operator:
     for factor in reversed(outer):
         found = chain(factor, found)
     return found
+
+
+def _copies(left: Operator, right: Operator) -> bool:
+    """Tells whether every entry of a product is an entry of one factor, so that forming it rounds nothing."""
+    return (left.picks and left.monomial()[0]) or (right.picks and right.monomial()[1])
 
 
 def _factors(operator: Operator) -> tuple[Operator, ...]:

@@ -4,10 +4,12 @@
 lists rows, columns and values in pieces that fit in memory.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from wellposed.forms.operators.block import Block
 from wellposed.forms.operators.plain import Dense, LowRank, Repeated
 from wellposed.forms.operators.structured import Convolution
 
+SMALLEST = 1e-150  # products of entries below it are not formed
 LARGEST_DENSE = 8192  # states up to which a matrix is formed for a finer proof
 
 
@@ -43,6 +46,8 @@ def cover(operator: Operator, formed: bool = True) -> Operator:
 
 
 def _cover_compound(operator: Product | Sum | LowRank, formed: bool) -> Operator:
+    if not isinstance(operator, Sum) and least_entry(operator) < SMALLEST:
+        return _cover_small(operator)
     if isinstance(operator, Product):
         parts = [cover(factor, formed) for factor in operator.factors]
         outer, length = parts[0], sum(part.shape[1] for part in parts)
@@ -59,6 +64,33 @@ def _cover_compound(operator: Product | Sum | LowRank, formed: bool) -> Operator
     if operator.nonnegative() or not formed or math.prod(operator.shape) > LARGEST_DENSE**2:
         return outer
     return operator.abs() + outer.scaled(2 * (length + 2) * EPS)
+
+
+def _cover_small(operator: Product | LowRank) -> Operator:
+    """Covers a product that would underflow while it is formed, by entries that do not."""
+    given = operator.factors if isinstance(operator, Product) else (Dense(operator.left), Dense(operator.right.mT))
+    floor = SMALLEST ** (1 / len(given))
+    first, *rest = (_raised(cover(factor, False), floor) for factor in given)
+    for part in rest:
+        first = chain(first, part)
+    return first
+
+
+def _raised(value: Any, floor: float) -> Any:
+    """Raises the positive entries of an operator to a number."""
+    if isinstance(value, Tensor) and value.is_sparse:
+        raised = _raised(value.values(), floor)
+        return torch.sparse_coo_tensor(value.indices(), raised, value.shape, check_invariants=False).coalesce()
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return torch.where(value > 0, value.clamp(min=floor), value)
+    if isinstance(value, Operator):
+        fields = {part.name: _raised(getattr(value, part.name), floor) for part in dataclasses.fields(value)}  # type: ignore[arg-type]
+        return replace(value, **fields)  # type: ignore[type-var]
+    if isinstance(value, dict):
+        return {key: _raised(part, floor) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_raised(part, floor) for part in value)
+    return value
 
 
 def cover_block(block: Block, device: torch.device, formed: bool) -> Block:
@@ -111,14 +143,45 @@ def underflow(operator: Operator, tiny: float) -> float:
 
 
 def least_entry(operator: Operator) -> float:
-    """Returns the least absolute value, up to one, of the numbers other than zero that an operator is made of.
+    """Returns a number up to one that no product of entries, one a factor, is smaller than, zeros apart.
 
     Example:
         >>> least_entry(Dense(torch.tensor([[0.0, -0.25, 3.0]])))
         0.25
+        >>> least_entry(Product((Dense(torch.tensor([[0.25]])), Dense(torch.tensor([[0.5]])))))
+        0.125
     """
-    sizes = [part.detach().abs() for part in tensors(operator) if part.is_floating_point() and part.numel()]
-    return min((float(torch.where(size > 0, size, 1.0).amin()) for size in sizes), default=1.0)
+    if isinstance(operator, Product):
+        return math.prod(least_entry(factor) for factor in operator.factors)
+    if isinstance(operator, LowRank):
+        return _least(operator.left) * _least(operator.right)
+    if isinstance(operator, Sum):
+        return min(least_entry(term) for term in operator.terms)
+    if isinstance(operator, Block):
+        return min((least_entry(part) for part in operator.parts.values()), default=1.0)
+    if isinstance(operator, Repeated):
+        return least_entry(operator.inner)
+    return min((_least(part) for part in tensors(operator)), default=1.0)
+
+
+def _least(values: Tensor) -> float:
+    if not values.is_floating_point() or not values.numel():
+        return 1.0
+    size = values.detach().abs().double()
+    return float(torch.where(size > 0, size, 1.0).amin().clamp(max=1.0))
+
+
+def largest_entry(operator: Operator) -> float:
+    """Returns a number from one on that no product of entries, one a factor, is larger than.
+
+    Example:
+        >>> largest_entry(Product((Dense(torch.tensor([[0.25]])), Dense(torch.tensor([[8.0]])))))
+        8.0
+    """
+    if isinstance(operator, Product):
+        return math.prod(largest_entry(factor) for factor in operator.factors)
+    sizes = (part.detach().abs().double() for part in tensors(operator) if part.is_floating_point())
+    return max([1.0, *(float(size.amax()) for size in sizes if size.numel())])
 
 
 PIECE = 1_000_000  # entries listed at once

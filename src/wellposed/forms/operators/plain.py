@@ -161,6 +161,13 @@ class Zero(Operator):
     def nonnegative(self) -> bool:
         return True
 
+    def monomial(self) -> tuple[bool, bool]:
+        return True, True
+
+    @property
+    def picks(self) -> bool:
+        return True
+
     def merged(self, right: Operator) -> "Zero":
         return Zero((self.size[0], right.shape[1]), self.kind, self.place)
 
@@ -217,6 +224,10 @@ class Identity(Operator):
 
     def monomial(self) -> tuple[bool, bool]:
         return True, True
+
+    @property
+    def picks(self) -> bool:
+        return True
 
     def merged(self, right: Operator) -> Operator:
         return right
@@ -349,6 +360,10 @@ class Repeated(Operator):
 
     def monomial(self) -> tuple[bool, bool]:
         return self.inner.monomial()
+
+    @property
+    def picks(self) -> bool:
+        return self.inner.picks
 
     def merged(self, right: Operator) -> Operator | None:
         if not isinstance(right, Repeated) or right.count != self.count:

@@ -113,6 +113,10 @@ class Selection(Operator):
     def monomial(self) -> tuple[bool, bool]:
         return True, self._distinct
 
+    @property
+    def picks(self) -> bool:
+        return True
+
     def merged(self, right: Operator) -> Operator | None:
         if isinstance(right, Selection):
             return self._then(right.index, right.columns)
@@ -191,6 +195,10 @@ class Accumulation(Operator):
     def monomial(self) -> tuple[bool, bool]:
         rows, columns = self.selection.monomial()
         return columns, rows
+
+    @property
+    def picks(self) -> bool:
+        return True
 
     def merged(self, right: Operator) -> Operator | None:
         if not isinstance(right, Accumulation):

@@ -97,7 +97,7 @@ def prepare_adjoint(z: Any, g: Any, kind: int, slope: float, d: Any, offset: Any
                 factor = one if z[s, k] > zero else below
             else:  # from the exponential: images of saturated states are rounded to one
                 tail = math.exp(-abs(z[s, k] + z[s, k] if kind == TANH else z[s, k]))
-                factor = tail / ((one + tail) * (one + tail)) * (4 if kind == TANH else 1)
+                factor = min(tail / ((one + tail) * (one + tail)) * (4 if kind == TANH else 1), one)
             d[s, k], offset[s, k] = factor, factor * g[s, k] / size
 
 

@@ -9,10 +9,19 @@ from torch import Tensor
 
 from wellposed.equilibrium.loop import PERIOD
 from wellposed.kernels.device import RESIDENT, call, interpreted
-from wellposed.kernels.gpu.solve import solve_resident, solve_streamed, split_float16
+from wellposed.kernels.gpu.solve import flag_nonfinite, solve_resident, solve_streamed, split_float16
 from wellposed.kernels.spec import Recipe
 
+OUTPUTS = 1024  # that a program looks at
 FILLING = 2048  # samples that keep a device busy in blocks of 16
+
+
+def launch_output_check(y: Tensor, flag: Tensor) -> None:
+    """Launches a look at outputs, which sets the flag of a solve if one of them is NaN or infinite."""
+    y = y.detach().contiguous()
+    if y.numel():
+        blocks = (y.numel() + OUTPUTS - 1) // OUTPUTS
+        call(flag_nonfinite, blocks, y.dtype, (y,), (y.numel(),), {"BLOCK": OUTPUTS}, {"num_warps": 4}, flag)
 
 
 @dataclass(frozen=True)

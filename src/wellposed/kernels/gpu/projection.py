@@ -20,13 +20,13 @@ WIDE = tl.constexpr(2.220446049250313e-16)  # the rounding unit of float64
 
 
 @triton.jit
-def root(load, target):
-    """Returns theta with ``sum (load - theta)_+ = target``, in float64."""
-    count = tl.sum((load >= 0).to(tl.float64), 0)
-    theta = (tl.sum(tl.where(load >= 0, load, 0.0), 0) - target) / count
+def root(load, valid, target):
+    """Returns theta with ``sum (load - theta)_+ = target`` over the valid entries, in float64."""
+    count = tl.sum(valid.to(tl.float64), 0)
+    theta = (tl.sum(tl.where(valid, load, 0.0), 0) - target) / count
     known = count + 1
     while known > count:
-        above = load > theta
+        above = (load > theta) & valid
         known, count = count, tl.sum(above.to(tl.float64), 0)
         theta = tl.where(count > 0, (tl.sum(tl.where(above, load, 0.0), 0) - target) / tl.maximum(count, 1), theta)
     return theta
@@ -34,21 +34,27 @@ def root(load, target):
 
 @triton.jit
 def shrink(W, P, LEVELS, n, eps, RADIUS: tl.constexpr, WIDTH: tl.constexpr):
-    """Projects one row; its level is that below which entries vanish, negative for a row that stays as it is."""
+    """Projects one row; its level is the largest entry that vanishes, negative for a row that stays as it is."""
     line, states = tl.program_id(0), tl.arange(0, WIDTH)
     w = tl.load(W + line * n + states, mask=states < n, other=0.0)
-    load = tl.abs(w).to(tl.float64)
-    size = tl.sum(load, 0)
-    slack = (n + 4) * WIDE * size
-    if size + slack > RADIUS:
-        target = RADIUS - 4 * slack - 2 * eps * tl.minimum(size, RADIUS)
-        theta = root(tl.where(states < n, load, -1.0), target)
-        level = (theta * (1 + 2 * eps)).to(w.dtype)
-        active = tl.abs(w) > level
+    size = tl.sum(tl.abs(w).to(tl.float64), 0)
+    if size + (n + 4) * WIDE * size > RADIUS:
+        # Entries are counted from the largest one in a row that is far outside: the differences are exact.
+        largest = tl.max(tl.abs(w), 0)
+        top = tl.where(largest > 2 * RADIUS, largest, largest * 0)
+        load = tl.abs(w) - top
+        wide = load.to(tl.float64)
+        near = tl.sum(tl.where((states < n) & (wide > -RADIUS), tl.abs(wide), 0.0), 0)
+        kept = tl.minimum(size, RADIUS)
+        target = RADIUS - 4 * (n + 4) * WIDE * tl.maximum(near, kept) - 2 * eps * kept
+        theta = root(tl.maximum(wide, -2.0 * RADIUS), states < n, target)
+        active = (load > (theta + 2 * eps * tl.abs(theta)).to(w.dtype)) & (states < n)
         count = tl.sum(active.to(tl.float64), 0)
-        shift = (tl.sum(tl.where(active, load, 0.0), 0) - target) * (1 + 2 * eps) / tl.maximum(count, 1)
-        shift = tl.abs(shift).to(w.dtype)
-        p = tl.where(active, tl.where(w > 0, w - shift, w + shift), 0.0)
+        shift = (tl.sum(tl.where(active, wide, 0.0), 0) - target) / tl.maximum(count, 1)
+        shift = tl.where(top > 0, shift, tl.abs(shift))
+        shift = (shift + 2 * eps * tl.abs(shift)).to(w.dtype)
+        p = tl.where(active, tl.where(w > 0, load - shift, shift - load), 0.0)
+        level = tl.max(tl.where(active, 0.0, tl.abs(w)), 0).to(w.dtype)
     else:
         level = (size * 0 - 1).to(w.dtype)
         p = w

@@ -215,6 +215,16 @@ def close(STATUS, STEPS, FLAG, rows, inside, status, steps):
         tl.store(FLAG, 1)
 
 
+@triton.jit(do_not_specialize=("size",))
+def flag_nonfinite(FLAG, Y, size, BLOCK: tl.constexpr):
+    """Sets a flag in the memory of the host if one of `size` numbers is NaN or infinite."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(Y + at, mask=at < size, other=0.0)
+    wrong = tl.max(tl.where(tl.abs(y) < float("inf"), 0, 1), 0)
+    if wrong > 0:
+        tl.store(FLAG, 1)
+
+
 @triton.jit
 def power_of_two(size):
     """Returns powers of two that bring positive numbers near one, exactly."""

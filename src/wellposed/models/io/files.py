@@ -84,7 +84,7 @@ _KINDS = {
     "I64": torch.int64,
 }
 _NAMES = {dtype: name for name, dtype in _KINDS.items()}
-WORTH, LEAST = 0.75, 256  # a packed tensor has at most this part of its bytes, and so many fewer
+WORTH, LEAST = 0.75, 512  # a packed tensor has at most this part of its bytes, and so many fewer
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.robust.query import check_target
-from wellposed.robust.sets import Ball, Box, SparseBox, Uncertainty, finite_batch
+from wellposed.robust.sets import Ball, Box, SparseBox, Uncertainty, finite_batch, radii
 
 Model = ImplicitForm | nn.Module
 Raised = Callable[[Tensor, Tensor], Tensor]  # outputs (R, q) and targets (R,) to what is raised (R,)
@@ -256,8 +256,8 @@ class Threat:
         """The least and the largest valid value of every entry."""
         if self.norm == "2":
             return torch.full_like(self.u, self.lower), torch.full_like(self.u, self.upper)
-        box = self._box
-        return box.lower.view_as(self.u), box.upper.view_as(self.u)
+        spread = radii(self.u, self.epsilon)  # not rounded outward, as proofs need it
+        return (self.u - spread).clamp(min=self.lower), (self.u + spread).clamp(max=self.upper)
 
     def of(self, rows: Tensor) -> "Threat":
         """The threat to some samples."""
