@@ -62,7 +62,7 @@ def sizes_of(model: nn.Module | ImplicitForm, file: Path | None = None) -> Sizes
     else:
         named = {id(value): value.detach() for value in (*model.parameters(), *model.buffers())}
         stored = [("", value) for value in named.values()]
-        weights = [value for _, value in stored if value.dim() > 1]
+        weights = [value.detach() for value in model.parameters() if value.dim() > 1]
     count, nonzeros = sum(w.numel() for w in weights), sum(int(w.count_nonzero()) for w in weights)
     if file is None:
         return Sizes(count, nonzeros, sum(value.nbytes for _, value in stored))

@@ -312,7 +312,8 @@ class SharedReport:
         if self.certificate is not None:
             facts |= {"well_posed": self.certificate.holds, "certificate": str(self.certificate)}
             facts |= {name: getattr(self, name) for name in ("output_error", "score", "before", "after")}
-        return {**facts, "layers": layers, "notes": list(self.notes)}
+            facts["notes"] = list(self.notes)
+        return {**facts, "layers": layers}
 
     def table(self) -> Table:
         """Lays the report out, one line a layer."""
