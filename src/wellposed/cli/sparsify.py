@@ -150,25 +150,45 @@ def sparsify(
     with refused():
         _check_score(built, found, unseen)
         filters = _filters(built, found, shared, {**options, "rows": rows, "gaps": gaps})
-    if filters:
-        with refused(), threads_for(max(widest_layer(built, _shaped(built, found)), 1)):
+    model: ImplicitModel | ImplicitForm
+    report: FitReport | SharedReport
+    if filters and isinstance(built, nn.Module):
+        with refused(), threads_for(widest_layer(built, _shaped(built, found))):
             model, report = _fitted_filters(built, found, filters, options)
-            save_certified(model, out)
+        save_certified(model, out)
     else:
-        try:
-            with refused(), progress(quiet) as bar:
-                states = _recorded(built, found, options, gaps=gaps)
-                work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
-                with threads_for(max(states.X.shape[1], states.U.shape[1])):
-                    model, report = work.fit(states)
-        except KeyboardInterrupt:
-            click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
-            raise
-        model, report = _written(model, report, states, out, options, gaps=gaps)
+        model, report = _fitted_rows(built, found, kept, out, options, quiet=quiet, gaps=gaps)
         if rows is None:
             shutil.rmtree(kept, ignore_errors=True)
     result = Result(model, report, found.source, before, sizes_of(model, out))
     _tell(_scored(built, result, unseen), out, page, as_json)
+
+
+def _fitted_rows(
+    network: nn.Module | ImplicitForm,
+    found: Samples,
+    kept: Path,
+    out: Path,
+    options: dict[str, Any],
+    *,
+    quiet: bool,
+    gaps: bool,
+) -> tuple[ImplicitModel | ImplicitForm, FitReport]:
+    """Fits every row by itself and saves the model: without loops, as a form of its non-zero entries."""
+    try:
+        with refused(), progress(quiet) as bar:
+            states = _recorded(network, found, options, gaps=gaps)
+            work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
+            with threads_for(max(states.X.shape[1], states.U.shape[1])):
+                model, report = work.fit(states)
+    except KeyboardInterrupt:
+        click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
+        raise
+    claims = [_gap_claim(model, report, states, options)] if gaps else []
+    form = sparse_form(model, report.blocks)
+    stored = model if form.plan.systems else form
+    save_certified(stored, out, claims)
+    return stored, with_claimed_gaps(report, claims[0]) if claims else report
 
 
 ROWS_ONLY = ("objective", "strength", "bound", "support", "solver", "rows", "gaps")  # what filters have not
@@ -246,27 +266,15 @@ def _check_score(network: nn.Module | ImplicitForm, found: Samples, unseen: Samp
     """Sees before the work that outputs can be compared with the targets."""
     for given in (found, unseen):
         if given is not None and given.targets is not None:
-            few = Samples(given.u[:2], given.targets[:2], given.source)
             with torch.no_grad():
-                y = _outputs(network, _shaped(network, few))
+                y = _outputs(network, _shaped(network, Samples(given.u[:2], None, given.source)))
             try:
-                scored(y, few.targets)
+                scored(y, given.targets[:2])
             except RuntimeError as error:
                 raise InputError(
                     f"targets of the shape {tuple(given.targets.shape)} cannot be compared with outputs of the "
                     f"shape {(len(given.u), *y.shape[1:])}"
                 ) from error
-
-
-def _written(
-    model: ImplicitModel, report: FitReport, states: States, out: Path, options: dict[str, Any], *, gaps: bool
-) -> tuple[ImplicitModel | ImplicitForm, FitReport]:
-    """Saves what was fitted, without loops as a form of its non-zero entries; returns what was saved."""
-    claims = [_gap_claim(model, report, states, options)] if gaps else []
-    form = sparse_form(model, report.blocks)
-    stored = model if form.plan.systems else form
-    save_certified(stored, out, claims)
-    return stored, with_claimed_gaps(report, claims[0]) if claims else report
 
 
 def _gap_claim(model: ImplicitModel, report: FitReport, states: States, options: dict[str, Any]) -> Claim:

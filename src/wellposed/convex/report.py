@@ -308,7 +308,12 @@ class SharedReport:
             for layer in self.layers
         ]
         cap = self.kappa if math.isfinite(self.kappa) else None
-        facts = {"kappa": cap, "bound": self.bound, "sparsity": self.sparsity, "certified": self.certified}
+        facts: dict[str, Any] = {
+            "kappa": cap,
+            "bound": self.bound,
+            "sparsity": self.sparsity,
+            "certified": self.certified,
+        }
         if self.certificate is not None:
             facts |= {"well_posed": self.certificate.holds, "certificate": str(self.certificate)}
             facts |= {name: getattr(self, name) for name in ("output_error", "score", "before", "after")}
