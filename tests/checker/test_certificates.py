@@ -186,6 +186,7 @@ def test_gaps_are_computed_again(options, dtype, tmp_path):
     path = tmp_path / "m.safetensors"
     wp.save(model, path, certificate=True, claims=[claim])
     assert check(path)[1].stated.startswith("18 rows within")
+    assert check(path)[1].stated.endswith("relative to |z|^2/2")
     for name, change in (("gaps0", -1e-3), ("dual0", 1e-2), ("targets0", 1e-2), ("design1", 1e-2)):
         kept = claim.tensors[name].clone()
         claim.tensors[name] += change * (1 + kept.abs().max())
@@ -328,10 +329,18 @@ WITH_PARAMETERS = [
     "hardtanh(-0.5, 2.0)",
     "rescaled('tanh', 3.0)",
     "softshrink(0.25)",
+    "max_pool(4)",
+    "group_sort(2)",
+    "normalise(6, 1e-05)",
+    "multiply(0.1, 2.0)",
+    "matrix_product(2, 3, 2, 0.1, 0.7)",
 ]
 
 
-@pytest.mark.parametrize("name", [*(n for n in PHI if n not in ("max_pool", "group_sort")), *WITH_PARAMETERS])
+SIZED = ("max_pool", "group_sort", "normalise", "matrix_product", "multiply")  # of which no name is without sizes
+
+
+@pytest.mark.parametrize("name", [*(n for n in PHI if n not in SIZED), *WITH_PARAMETERS])
 def test_constants_of_activations(name):
     """The checker's constants hold for sampled quotients and do not exceed the library's by more than its room."""
     phi, own = get_activation(name), activation(name)

@@ -142,4 +142,8 @@ def test_blocks(folder, norm):
         assert got == (ratio <= value) or abs(ratio - value) < 1e-12
     assert not accepted(folder, A, "max_pool(2)", claim | {"value": 0.99, "norm": "2"}, {"v": v})
     assert not accepted(folder, A, "max_pool(3)", claim | {"value": 0.99}, {"v": v})
-    assert not accepted(folder, 0 * A, "max_pool(2)", {"condition": "inf", "value": 0.5}), "phi acts on blocks"
+    rows = np.abs(A).sum(1).max()
+    for value in (0.99 * rows, 1.01 * rows):
+        assert accepted(folder, A / 2, "max_pool(2)", {"condition": "inf", "value": value / 2}) == (value > rows)
+    claim = {"condition": "weighted", "value": 0.99, "weights": "v"}
+    assert not accepted(folder, 0 * A, "max_pool(2)", claim, {"v": np.array([1, 2, 1, 1.0])}), "not the norm inf"

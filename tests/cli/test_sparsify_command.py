@@ -16,6 +16,7 @@ import wellposed
 from wellposed import cli
 from wellposed.cli.inputs import read_samples
 from wellposed.convex import fit_states, record_states
+from wellposed.forms.operators.base import Sparse
 
 CODE = """
 import torch
@@ -28,6 +29,10 @@ pixels = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16,
 flat = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 jumps = nn.Sequential(nn.Linear(6, 12), nn.Hardshrink(), nn.Linear(12, 3))
 linear = nn.Linear(6, 3)
+pairs = nn.Linear(6, 8), nn.ReLU(), nn.Unflatten(1, (1, 8)), nn.MaxPool1d(2), nn.Flatten()
+largest = nn.Sequential(*pairs, nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+images = nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+pooled = nn.Sequential(*images, nn.Conv2d(6, 12, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(192, 10))
 
 class Broken(nn.Module):
     def forward(self, u):
@@ -67,7 +72,10 @@ def test_the_model_is_that_of_fit_states(folder):
     network, (u, y) = sys.modules["sparsify_networks"].network, given()
     wanted, report = fit_states(record_states(network, [u]), kappa=0.7, target_sparsity=0.5, targets=y)
     model = wellposed.load("model.safetensors")
-    assert torch.equal(model(u), wanted(u)) and model.certificate().holds
+    assert torch.equal(model.A.to_dense(), wanted.A) and torch.equal(model.B.to_dense(), wanted.B)
+    torch.testing.assert_close(model(u), wanted(u), rtol=1e-5, atol=1e-6)
+    assert model.certificate().holds
+    assert all(isinstance(part, Sparse) for part in model.A.parts.values())
     assert f"{100 * report.before:.2f} %" in result.stdout and f"{100 * report.after:.2f} %" in result.stdout
     assert "50.0 %" in result.stdout and "proven" in result.stdout and "relative gap" in result.stdout
     assert "wellposed.load('model.safetensors')" in result.stderr
@@ -228,3 +236,89 @@ def test_interrupted_rows_are_kept_and_used(folder, monkeypatch):
     assert calls[1:] == [12, 20]  # rows that were kept count as done, over all layers
     model, (u, _) = wellposed.load("model.safetensors"), given()
     torch.testing.assert_close(model(u), sys.modules["sparsify_networks"].network(u), rtol=1e-3, atol=1e-3)
+
+
+def verified(path):
+    result = CliRunner().invoke(cli.cli, ["verify", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    return {claim["claim"]: claim["stated"] for claim in json.loads(result.stdout)["claims"]}
+
+
+def test_filters_of_a_network_with_max_pooling_become_smaller_than_the_network(folder):
+    result = basic("pooled", "digits", "--target-sparsity", 0.8, "--samples", 200, "--report", "page.html")
+    assert result.exit_code == 0, result.output
+    facts = json.loads(basic("pooled", "digits", "--target-sparsity", 0.8, "--samples", 200, "--json").stdout)
+    network, model = facts["sizes"]["network"], facts["sizes"]["model"]
+    assert network["weights"] == 6 * 9 + 12 * 54 + 1920 and network["bytes"] == 4 * (network["weights"] + 28)
+    assert model["nonzeros"] <= 0.21 * network["nonzeros"]
+    assert model["bytes"] == (folder / "model.safetensors").stat().st_size
+    assert model["certificate"] == (folder / "model.cert").stat().st_size
+    assert model["bytes"] + model["certificate"] < network["bytes"] and "larger" not in result.stderr
+    assert f"{model['bytes']:,}" in result.stdout and f"{network['nonzeros']:,}" in result.stdout
+    assert verified("model.safetensors")["well-posed"] == "no loop"
+    form = wellposed.load("model.safetensors")
+    u = wellposed.data.load_images("digits", "test").flat()
+    expected = sys.modules["sparsify_networks"].pooled(u).detach()
+    assert float((form(u) - expected).norm() / expected.norm()) < 0.3
+
+
+@pytest.mark.parametrize(("support", "proof"), [("layered", "no loop"), ("full", "inf: ")])
+def test_rows_of_a_network_with_max_pooling_are_saved_and_proven(support, proof, folder):
+    result = basic("largest", "data.npz", "--support", support, "--kappa", 0.8)
+    assert result.exit_code == 0, result.output
+    assert "larger than the network" in result.stderr and "no certificate" not in result.stderr
+    assert verified("model.safetensors")["well-posed"].startswith(proof)
+    u, _ = given()
+    network, model = sys.modules["sparsify_networks"].largest, wellposed.load("model.safetensors")
+    torch.testing.assert_close(model(u), network(u), rtol=1e-2, atol=1e-2)
+
+
+def test_a_dense_network_is_smaller_at_90_percent_with_its_certificate(folder):
+    facts = json.loads(basic("pixels", "digits", "--target-sparsity", 0.9, "--samples", 300, "--json").stdout)
+    network, model = facts["sizes"]["network"], facts["sizes"]["model"]
+    assert network["bytes"] == 4 * (64 * 16 + 16 + 160 + 10)
+    assert model["bytes"] + model["certificate"] < network["bytes"]
+
+
+def test_gaps_in_the_certificate_are_those_that_are_printed(folder):
+    result = basic("network", "data.npz", "--target-sparsity", 0.5, "--gaps")
+    assert result.exit_code == 0, result.output
+    stated = verified("model.safetensors")["row gaps"]
+    (line,) = [line for line in result.stdout.splitlines() if "largest gap of a row, relative to |z|^2/2" in line]
+    assert stated == f"20 rows within {line.split()[-1]}, relative to |z|^2/2"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gaps", "--objective", "lasso", "--strength", "0.1"], "rows that minimise the misfit alone"),
+        (["--shared"], "the network is no module with convolutions"),
+        (["--shared", "--bound", "row"], "--bound is about rows"),
+        (["--test", "pairs.npz"], "cannot be compared with outputs of the shape"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_the_work(options, message, folder, monkeypatch):
+    np.savez("pairs.npz", u=given()[0].numpy(), y=np.ones((120, 2), np.float32))
+    monkeypatch.setattr("wellposed.cli.sparsify.StateFit.fit", lambda *_: pytest.fail("it was fitted"))
+    result = basic("network", "data.npz", *options)
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
+
+
+def test_finished_work_is_written_before_it_is_scored(folder, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("while scoring")
+
+    monkeypatch.setattr("wellposed.cli.sparsify._scored", fail)
+    assert isinstance(basic().exception, RuntimeError) and verified("model.safetensors")
+
+
+def test_models_forms_and_references_are_taken(folder):
+    assert basic().exit_code == 0
+    network = sys.modules["sparsify_networks"].network
+    wellposed.save(wellposed.to_implicit(network, (6,)), "form.safetensors")
+    for source, data in (("form.safetensors", "data.npz"), ("reference:digits", "digits")):
+        options = ["--network", source, "--data", data, "--samples", 100, "-o", "out.safetensors", "--json"]
+        result = invoke(*options)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["sizes"]["network"]["weights"] > 0 and verified("out.safetensors")
+    assert invoke("--network", "reference:digit", *options[2:]).exit_code == 2

@@ -1,13 +1,18 @@
 """Whole networks: same outputs, last layer first, nothing changed on the way."""
 
 import copy
+import math
 
 import pytest
 import torch
 from architectures import ARCHITECTURES, LOOPS, randomised
 from torch import nn
 
+from wellposed.checker import check
+from wellposed.cli.stored import as_stored
 from wellposed.convert import to_implicit
+from wellposed.errors import InputError
+from wellposed.models import load, save
 
 
 def network_of(name, dtype):
@@ -123,3 +128,27 @@ def test_layer_after_a_sum_is_applied_once(layer, shape):
     total = names.index("identity")  # of relu and tanh, which nothing else reads
     assert names.count("identity") == 1
     assert {i for i, j in form.A.parts if names[j] in ("relu", "tanh")} == {total}
+
+
+SMALL = [name for name in ARCHITECTURES if not name.startswith(("ResNet-20", "LeNet", "VGG"))]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_whatever_is_converted_can_be_saved_loaded_and_proven(name, tmp_path):
+    network, shape = network_of(name, torch.float32)
+    form, path, u = to_implicit(network.eval(), shape), tmp_path / "form.safetensors", torch.randn(2, *shape)
+    save(form, path, certificate=True)
+    assert torch.equal(load(path)(u), form(u)) and {finding.claim for finding in check(path)} == {"well-posed"}
+    assert as_stored(path, folder=False).stated == "a form"
+    if not 0 < form.sizes[0] < 200 or math.isinf(form.activation.lipschitz()):
+        return
+    model = form.to_model()
+    save(model, path, certificate=True)
+    assert torch.equal(load(path)(u.flatten(1)), model(u.flatten(1)))
+    assert as_stored(path, folder=False).stated == "bit for bit"
+
+
+def test_a_form_without_a_lipschitz_constant_makes_no_model():
+    network = nn.Sequential(nn.Linear(4, 6), nn.GLU(), nn.Linear(3, 2))
+    with pytest.raises(InputError, match="has no Lipschitz constant"):
+        to_implicit(network, (4,)).to_model()

@@ -201,7 +201,7 @@ def test_shared_reports_have_a_heading():
     parts = {"gap": ones, "relative_gap": ones, "norm": ones, "nonzeros": ones}
     layer = LayerFit(name="first", own=9, shifts=(0.0,), misfit=0.1, **parts)
     text = str(SharedReport((layer,), 0.9, "row"))
-    for name in ("layer", "rows", "units", "largest gap", "non-zeros", "misfit", "first"):
+    for name in ("layer", "rows", "units", "relative gap", "non-zeros", "misfit", "first"):
         assert name in text
 
 

@@ -92,6 +92,13 @@ def fresh() -> dict[str, Any]:
         "mixed": ImplicitForm(mixed, B, C, activation=["leaky_relu(0.25)", "sigmoid"]),
         "whole": ImplicitForm(Block((2, 2), (2, 2), parts), B, C, activation="softmax"),
         "sparse": ImplicitForm(A.to_sparse(), B, C.to_sparse()),
+        "packed": ImplicitForm(*(0.5 * torch.eye(*shape, dtype=wide) for shape in ((16, 16), (16, 12), (9, 16)))),
+        "packed model": wp.ImplicitModel.from_matrices(0.5 * torch.eye(24), torch.eye(24), torch.ones(9, 24)),
+        "packed index": ImplicitForm(
+            (0.5 * torch.eye(99, dtype=wide)).to_sparse(),
+            torch.eye(99, 2, dtype=wide),
+            torch.ones(1, 99, dtype=wide),
+        ),
         "pools": wp.ImplicitModel(2, 3, 4, activation="max_pool(2)", condition="block"),
         "triangle": wp.ImplicitModel(2, 3, 4, triangular=True, bias=True).double(),
         "recurrent": wp.ImplicitRNN(2, 3, 4, num_layers=2, bidirectional=True, out_features=1),

@@ -232,11 +232,10 @@ def piecewise(activations: Sequence[Activation], sizes: Sequence[int]) -> Activa
     whole = all(part.componentwise for part in activations)
     shared = [norm for norm in NORMS if all(norm in part.constants for part in activations)]
     constants = {norm: max(part.constants[norm] for part in activations) for norm in shared}
-    functions = tuple(part.function for part in activations)
     derivative = partial(_slopes, parts=tuple(activations), sizes=tuple(sizes)) if whole else None
     return Activation(
         _name(activations, sizes),
-        partial(_apply, functions=functions, sizes=tuple(sizes)),
+        partial(_apply, parts=tuple(activations), sizes=tuple(sizes)),
         (min(part.slope[0] for part in activations), max(part.slope[1] for part in activations)),
         derivative,
         homogeneous=all(part.homogeneous for part in activations),
@@ -260,9 +259,22 @@ def _name(activations: Sequence[Activation], sizes: Sequence[int]) -> str:
     return " ".join(shown if len(shown) <= 4 else [*shown[:3], f"... {len(shown) - 3} more"])
 
 
-def _apply(z: Tensor, functions: tuple, sizes: tuple[int, ...]) -> Tensor:
+def parts_of(activation: Activation) -> tuple[tuple[Activation, int], ...] | None:
+    """Returns the maps that `piecewise` joined, with their sizes; None of an activation that it did not make.
+
+    Example:
+        >>> [(part.name, size) for part, size in parts_of(piecewise([max_pool(2), softmax(3)], [4, 3]))]
+        [('max_pool(2)', 4), ('softmax(3)', 3)]
+    """
+    bound = getattr(activation.function, "keywords", {})
+    if "parts" not in bound or not same_map(piecewise(bound["parts"], bound["sizes"]), activation):
+        return None
+    return tuple(zip(bound["parts"], bound["sizes"], strict=True))
+
+
+def _apply(z: Tensor, parts: tuple[Activation, ...], sizes: tuple[int, ...]) -> Tensor:
     pieces = z.split(sizes, dim=-1)
-    return torch.cat([phi(piece) for phi, piece in zip(functions, pieces, strict=True)], dim=-1)
+    return torch.cat([part.function(piece) for part, piece in zip(parts, pieces, strict=True)], dim=-1)
 
 
 def _slopes(z: Tensor, parts: tuple[Activation, ...], sizes: tuple[int, ...]) -> Tensor:

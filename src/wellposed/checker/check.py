@@ -82,6 +82,8 @@ def _check(model: Path, certificate: Path | None) -> list[Finding]:
     if proof.metadata.get("format") != FORMAT or not isinstance(proof.metadata.get("certificate"), str):
         raise RefusedError(f"{proof.path.name} is no certificate of the format {FORMAT!r}")
     said = read_json(proof.metadata["certificate"], "the certificate")
+    if "packed" in proof.metadata:
+        proof.unpack(read_json(proof.metadata["packed"], "the table of packed tensors"))
     if said.get("sha256") != file.digest():
         raise RefusedError(
             f"{proof.path.name} is of another model: the digest of {file.path.name} is not the one it names"
@@ -115,9 +117,14 @@ def _check(model: Path, certificate: Path | None) -> list[Finding]:
 
 def equations(model: Path) -> list[Part]:
     """Reads the equations of a model file or folder, of which certificates speak."""
+    return opened(model)[1]
+
+
+def opened(model: Path) -> tuple[TensorFile, list[Part]]:
+    """Opens a model file or folder, and reads its equations."""
     with _not_too_deep():
         file = _tensors(model)
-        return _equations(file, _config(file))
+        return file, _equations(file, _config(file))
 
 
 def _weights(model: Path) -> Path:
@@ -276,7 +283,7 @@ def _row_gaps(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
     named = [row for group in groups for row in group["rows"]]
     if len({*named}) != len(named):
         raise RefusedError("the gaps name a row twice")
-    stated = f"{total} rows within {rounded(largest):.3g}"
+    stated = f"{total} rows within {rounded(largest):.2e}, relative to |z|^2/2"
     return Finding("row gaps", part.name, stated, "F(w) - D(nu), row by row")
 
 

@@ -24,7 +24,7 @@ from wellposed.checker.grammar import (
 )
 from wellposed.checker.phi import Phi, activation
 from wellposed.checker.proofs import dot
-from wellposed.checker.tensors import Matrix, RefusedError, TensorFile, read_json
+from wellposed.checker.tensors import Matrix, RefusedError, TensorFile, read_json, scaled
 
 LARGEST_STATES = 1 << 14
 BODY = {"wellposed-form-1": "form", "wellposed-1": "config"}  # where a file of that format describes itself
@@ -63,10 +63,13 @@ def parts_of(file: TensorFile, config: dict[str, Any] | None) -> list[Part]:
     kind = given.get("format")
     if not isinstance(kind, str) or kind not in BODY:
         raise RefusedError(f"{file.path.name} has the format {kind!r}, of which the checker knows nothing")
-    rules: dict[str, Rule] = {"format": is_text, BODY[kind]: anything, "sha256": is_text}
+    rules: dict[str, Rule] = {"format": is_text, BODY[kind]: anything, "sha256": is_text, "packed": anything}
     if config is not None:
         rules |= {"library_name": one_of("wellposed"), "architectures": list_of(is_text, 1, 1)}
-    table(given, rules, f"what describes {file.path.name}", ("sha256", "library_name", "architectures"))
+    table(given, rules, f"what describes {file.path.name}", ("sha256", "packed", "library_name", "architectures"))
+    if "packed" in given:
+        packed = given["packed"]
+        file.unpack(packed if config is not None else read_json(packed, "the table of packed tensors"))
     body = given[BODY[kind]] if config is not None else read_json(given[BODY[kind]], "the configuration")
     try:
         made, parts = _parts(file, kind, body)
@@ -159,10 +162,12 @@ def _phis(names: list[str], sizes: list[int], states: int) -> tuple[list[Phi], i
     if len(names) != len(sizes) or sum(sizes) != states:
         raise RefusedError("the activations do not make up the states")
     phis = [activation(name) for name in names]
+    if states == 0 and len(sizes) == 1:
+        return [], None
     for name, phi, count in zip(names, phis, sizes, strict=True):
         if count < 1 or (phi.block and count % phi.block):
             raise RefusedError(f"{name} does not act on {count} states")
-    size = phis[0].block if len({(phi.block, phi.gamma) for phi in phis}) == 1 else -1
+    size = phis[0].block if len({(phi.block, phi.constant) for phi in phis}) == 1 else -1
     if all(phi.block is None for phi in phis):
         size = None
     elif size == 0:
@@ -182,8 +187,8 @@ def _form(file: TensorFile, header: dict[str, Any]) -> Part:
     seen = {name: walk.operator(header[name]) for name in "ABCD"}
     n, p, q = seen["A"].shape[0], seen["B"].shape[1], seen["C"].shape[0]
     for name, shape in {"A": (n, n), "B": (n, p), "C": (q, n), "D": (q, p)}.items():
-        if seen[name].shape != shape or not all(shape):
-            raise RefusedError(f"{name} has the shape {list(seen[name].shape)}, expected {list(shape)}, not empty")
+        if seen[name].shape != shape or not p or not q:  # a form without states is a linear map
+            raise RefusedError(f"{name} has the shape {list(seen[name].shape)}, expected {list(shape)}")
         if (name == "A" or seen[name].stored) and seen[name].dtype != header["dtype"]:
             raise RefusedError(f"{name} is {seen[name].dtype} and the form {header['dtype']}")
     for name, size in (("bias", n), ("output_bias", q)):
@@ -249,9 +254,29 @@ def read_operator(file: TensorFile, header: dict[str, Any]) -> Matrix:
         diagonal = int(kind == "Identity")
         file.budget.spend(_size(rows) * _size(columns))
         return Matrix([[diagonal * (i == j) for j in range(_size(columns))] for i in range(_size(rows))], 0)
+    if kind == "Sparse":
+        return _sparse(file, header["matrix"])
     if kind == "Block":
         return _block(file, header)
     raise RefusedError(f"the checker does not form operators of the kind {kind!r} in loops")
+
+
+def _sparse(file: TensorFile, given: dict[str, Any]) -> Matrix:
+    """Forms a matrix from its entries, which come row by row and none twice."""
+    rows, columns = map(_size, given["size"])
+    if any("order" in part for part in given["sparse"]):
+        raise RefusedError("the checker reads sparse matrices whose indices and entries lie in their own order")
+    (_, count), indices = file.values(given["sparse"][0]["tensor"], (2, None))
+    entries, exponent = scaled(file.values(given["sparse"][1]["tensor"], (count,))[1], file.budget)
+    file.budget.spend(rows * columns)
+    found, before = [[0] * columns for _ in range(rows)], (-1, -1)
+    for i, j, entry in zip(indices[:count], indices[count:], entries, strict=True):
+        if not (before < (i, j) and 0 <= i < rows and 0 <= j < columns):
+            raise RefusedError(
+                f"the entry {i, j} of a sparse matrix is outside of it, out of order or given twice"
+            )
+        found[i][j], before = entry, (i, j)
+    return Matrix(found, exponent)
 
 
 def _block(file: TensorFile, header: dict[str, Any]) -> Matrix:

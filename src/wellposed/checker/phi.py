@@ -2,6 +2,7 @@
 
 import ast
 import math
+import struct
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -18,20 +19,24 @@ class Phi(NamedTuple):
     Args:
         slope: encloses all difference quotients; None for a map on blocks.
         block: size of the blocks, None acts entry by entry, 0 on all entries of its part.
-        constant: of Lipschitz in the norms 1 and inf.
+        constant: of Lipschitz in the norms 1 and inf; None where there is none.
         projection: whether it is the projection on an interval.
         image: encloses phi of an interval; None where phi is not increasing or not known here.
     """
 
     slope: tuple[Fraction, Fraction] | None
     block: int | None = None
-    constant: Fraction = Fraction(1)
+    constant: Fraction | None = Fraction(1)
     projection: bool = False
     image: Callable[[Fraction], tuple[Fraction, Fraction]] | None = None
 
     @property
     def gamma(self) -> Fraction:
-        return self.constant if self.slope is None else max(map(abs, self.slope))
+        if self.slope is not None:
+            return max(map(abs, self.slope))
+        if self.constant is None:
+            raise RefusedError("an activation has no Lipschitz constant, which a proof of a loop needs")
+        return self.constant
 
 
 def activation(name: Any) -> Phi:
@@ -45,7 +50,7 @@ def activation(name: Any) -> Phi:
     if bracket and not rest.endswith(")"):
         raise RefusedError(f"the activation {name!r} cannot be read")
     try:
-        given = ast.literal_eval(f"({rest[:-1]},)") if bracket else ()
+        given = () if not bracket or name == "multiply()" else ast.literal_eval(f"({rest[:-1]},)")
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise RefusedError(f"the activation {name!r} cannot be read") from error
     if bracket and f"{family}({', '.join(map(repr, given))})" != name:
@@ -54,8 +59,8 @@ def activation(name: Any) -> Phi:
         return _rescaled(*given)
     if family not in PHI:
         raise RefusedError(f"the activation {name!r} is not known to the checker, so nothing is proven")
-    wanted = int if family in WHOLE else float
-    if not all(type(number) is wanted for number in given):
+    whole = WHOLE.get(family, 0)
+    if not all(type(number) is (int if k < whole else float) for k, number in enumerate(given)):
         raise RefusedError(f"the activation {name!r} cannot be read: its parameters are no numbers of its kind")
     try:
         return PHI[family](*map(Fraction, given))
@@ -131,7 +136,56 @@ def _at_least(value: Fraction, phi: Phi, *, above: bool = False) -> Phi:
     return phi
 
 
-WHOLE = ("max_pool", "group_sort", "softmax")  # whose parameters are sizes
+def _used(value: Fraction) -> tuple[Fraction, Fraction]:
+    """Returns a range that holds a parameter and what float32 makes of it."""
+    try:
+        rounded = Fraction(struct.unpack("<f", struct.pack("<f", float(value)))[0])
+    except OverflowError:
+        rounded = value
+    return min(value, rounded), max(value, rounded)
+
+
+def _product(size: Fraction, first: Fraction, second: Fraction, inner: Fraction, outer: Fraction) -> Phi:
+    """Products of clipped factors: inner sums of them, each factor being used outer times at most."""
+    for bound in (first, second):
+        _at_least(bound, Phi(None))
+    c1, c2 = _used(first)[1], _used(second)[1]
+    return _blocks(size, max(inner * (c1 + c2), outer * max(c1, c2)))
+
+
+def _multiply(first: Fraction | None = None, second: Fraction | None = None) -> Phi:
+    if first is None or second is None:
+        return Phi(None, 2, None) if first is None and second is None else _blocks(ZERO)
+    return _product(Fraction(2), first, second, ONE, ONE)
+
+
+def _matrix_product(
+    rows: Fraction,
+    inner: Fraction,
+    columns: Fraction,
+    first: Fraction | None = None,
+    second: Fraction | None = None,
+) -> Phi:
+    size = max(rows * inner + inner * columns, rows * columns)
+    if min(rows, inner, columns) < 1 or (first is None) != (second is None):
+        return _blocks(ZERO)
+    if first is None or second is None:
+        return Phi(None, int(size), None)
+    return _product(size, first, second, inner, max(rows, columns))
+
+
+def _normalise(size: Fraction, eps: Fraction) -> Phi:
+    """Has the constant sqrt(size / eps), rounded up."""
+    _at_least(eps, _blocks(size))
+    least = _used(eps)[0]
+    if not least:
+        return Phi(None, int(size), None)
+    root = math.isqrt(math.ceil(size / least * (1 << 120))) + 1
+    return Phi(None, int(size), Fraction(root, 1 << 60))
+
+
+# How many parameters are whole numbers, such as sizes; those after them are real.
+WHOLE = {"max_pool": 1, "group_sort": 1, "softmax": 1, "normalise": 1, "matrix_product": 3}
 HOMOGENEOUS = ("identity", "relu", "leaky_relu", "max_pool", "group_sort")
 PHI: dict[str, Callable[..., Phi]] = {
     "identity": lambda: Phi((ONE, ONE), projection=True, image=_exact(lambda z: z)),
@@ -159,5 +213,8 @@ PHI: dict[str, Callable[..., Phi]] = {
     "hardswish": lambda: _between("-0.5", "1.5"),
     "max_pool": lambda size: _blocks(size),
     "group_sort": lambda size: _blocks(size),
+    "multiply": _multiply,
+    "matrix_product": _matrix_product,
+    "normalise": _normalise,
     "softmax": lambda size=None: Phi(None, 0, HALF) if size is None else _blocks(size, HALF),
 }

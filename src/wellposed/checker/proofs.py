@@ -25,13 +25,14 @@ def dot(one: Sequence[int], other: Sequence[int]) -> int:
 def weighted(A: Matrix, phis: Sequence[Phi], v: Sequence[Fraction], value: Fraction) -> None:
     """Proves ``gamma_i sum_j |A_ij| v_j <= value v_i`` with v > 0: a contraction in ``max_i |x_i| / v_i``.
 
-    Collatz and Wielandt; 003, Theorem 1, and for v = 1 Remark 2.
+    Collatz and Wielandt; 003, Theorem 1, and for v = 1 Remark 2. Where phi acts on blocks, its constant is one in
+    the norm inf, which that of v is only if v is the same for all states.
     """
     if len(v) != len(A.rows) or not all(entry > 0 for entry in v):
         raise RefusedError("the weights v are not all positive, so they make no norm")
     whole = _whole(v)
     for i, (row, phi) in enumerate(zip(A.rows, phis, strict=True)):
-        if phi.slope is None:
+        if phi.slope is None and len({*whole}) > 1:
             raise RefusedError("the activation acts on blocks, so its certificate must be one of blocks")
         if phi.gamma * A.unit * sum(map(mul, map(abs, row), whole)) > value * whole[i]:
             raise RefusedError(f"gamma |A| v <= {rounded(value):.9g} v fails at state {i}")

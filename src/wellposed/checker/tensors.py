@@ -6,6 +6,7 @@ import math
 import stat
 import struct
 import sys
+import zlib
 from array import array
 from collections.abc import Iterable
 from fractions import Fraction
@@ -16,6 +17,7 @@ LARGEST_HEADER, LARGEST_TENSOR = 1 << 26, 1 << 28
 # What files of a size may ask for in all. A step is an entry of a matrix, of 128 bits at most, or 16 products
 # of numbers of 180 bits; it takes about a microsecond.
 STEPS_PER_BYTE, STEPS_FREE = 64, 1 << 22
+UNPACKED_PER_BYTE, UNPACKED_FREE = 64, 1 << 26  # bytes of packed tensors, as in the library
 KINDS = {"F64": ("d", 8), "F32": ("f", 4), "F16": ("e", 2), "BF16": ("bf", 2), "I64": ("q", 8)}
 Vector = list[int]  # times a power of two that is kept apart
 
@@ -75,6 +77,7 @@ class TensorFile:
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device read without end
             raise RefusedError(f"{path.name} is no ordinary file")
         self.budget = Budget(self.size)
+        self.packed: set[str] = set()
         if self.size > largest:
             raise RefusedError(f"{path.name} has {self.size} bytes; at most {largest:.0f} are read")
         with path.open("rb") as file:
@@ -106,6 +109,31 @@ class TensorFile:
             raise RefusedError(f"{self.path.name}: {name!r} has another size than its shape needs")
         return kind, shape, (begin, end)
 
+    def unpack(self, table: Any) -> None:
+        """Takes tensors for what a table says is packed in them: zlib streams of numbers, byte plane by plane."""
+        if not isinstance(table, dict) or not table:
+            raise RefusedError(f"{self.path.name} has no table of packed tensors")
+        for name, said in table.items():
+            dtype, size, place = self.entries.get(name, ("", (), (0, 0)))
+            if dtype != "U8" or len(size) != 1 or size[0] != place[1] - place[0] or name in self.packed:
+                raise RefusedError(f"{self.path.name} has no packed tensor {name!r}")
+            if not isinstance(said, dict) or said.keys() != {"dtype", "shape"}:
+                raise RefusedError(f"the packed tensor {name!r} is described by other entries than a tensor has")
+            kind, shape = said["dtype"], said["shape"]
+            whole = isinstance(shape, list) and all(type(size) is int and 0 < size < 1 << 31 for size in shape)
+            if not isinstance(kind, str) or kind not in KINDS or not whole:
+                raise RefusedError(f"the packed tensor {name!r} has the type {kind!r} and the shape {shape!r}")
+            self.packed.add(name)
+            self.entries[name] = (kind, tuple(shape), place)
+        stored, total = self.size - self.start, sum(map(self._length, self.entries))
+        if total > UNPACKED_PER_BYTE * stored + UNPACKED_FREE:
+            raise RefusedError(f"the {stored} bytes of tensors in {self.path.name} would unpack to {total}")
+
+    def _length(self, name: str) -> int:
+        """Returns the bytes of a tensor, once it is unpacked."""
+        kind, shape, (begin, end) = self.entries[name]
+        return math.prod(shape) * KINDS[kind][1] if name in self.packed else end - begin
+
     def digest(self) -> str:
         """Computes the SHA-256 of the whole file."""
         with self.path.open("rb") as file:
@@ -118,12 +146,14 @@ class TensorFile:
         kind, found, (begin, end) = self.entries[name]
         if len(found) != len(shape) or any(w not in (None, f) for w, f in zip(shape, found, strict=True)):
             raise RefusedError(f"{name!r} in {self.path.name} has the shape {list(found)}, expected {list(shape)}")
-        if kind not in KINDS or end - begin > LARGEST_TENSOR:
-            raise RefusedError(f"{name!r} in {self.path.name} is {kind} of {end - begin} bytes, which is not read")
+        length = self._length(name)
+        if kind not in KINDS or length > LARGEST_TENSOR:
+            raise RefusedError(f"{name!r} in {self.path.name} is {kind} of {length} bytes, which is not read")
         self.budget.spend(math.prod(max(1, size) for size in found))  # rows without entries are rows too
         with self.path.open("rb") as file:
             file.seek(self.start + begin)
-            numbers = _numbers(file.read(end - begin), kind)
+            data = file.read(end - begin)
+        numbers = _numbers(data, kind) if name not in self.packed else _unpacked(data, kind, length)
         if not all(map(math.isfinite, numbers)):
             raise RefusedError(f"{name!r} in {self.path.name} holds NaN or infinity")
         return found, numbers
@@ -137,6 +167,30 @@ class TensorFile:
     def vector(self, name: Any, size: int | None = None) -> list[Fraction]:
         """Reads a vector exactly."""
         return [Fraction(number) for number in self.values(name, (size,))[1]]
+
+
+def _unpacked(data: bytes, kind: str, length: int) -> Any:
+    """Reads numbers of which all first bytes come before all second ones; whole ones are differences."""
+    reader = zlib.decompressobj()
+    try:
+        planes = reader.decompress(data, length + 1)
+    except zlib.error as error:
+        raise RefusedError(f"a packed tensor is damaged: {error}") from error
+    if len(planes) != length or not reader.eof or reader.unused_data:
+        raise RefusedError("a packed tensor holds other numbers than its shape needs")
+    width = KINDS[kind][1]
+    laid = bytearray(length)
+    for k in range(width):
+        laid[k::width] = planes[k * length // width : (k + 1) * length // width]
+    numbers = _numbers(bytes(laid), kind)
+    if kind != "I64":
+        return numbers
+    total, found = 0, array("q")
+    for code in numbers:
+        total += (code % (1 << 64) >> 1) ^ -(code & 1)  # the sign of a difference is its lowest bit
+        total = (total + (1 << 63)) % (1 << 64) - (1 << 63)
+        found.append(total)
+    return found
 
 
 def _numbers(data: bytes, kind: str) -> Any:

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +16,41 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
 from wellposed.atomic import written_whole
 from wellposed.cli.inputs import (
     ALIASES,
     SETS,
-    Network,
     PagePath,
     Samples,
+    read_classifier,
     read_samples,
-    read_source,
     refused,
-    wrong,
+    widest_layer,
 )
-from wellposed.cli.stored import save_certified
+from wellposed.cli.stored import Sizes, save_certified, sizes_of
 from wellposed.cli.terminal import print_table, typed_command
 from wellposed.convert import to_implicit
-from wellposed.convex import ROW_SOLVERS, FitReport, StateFit, States, record_states
-from wellposed.convex.claims import gap_claim
+from wellposed.convex import (
+    ROW_SOLVERS,
+    FitReport,
+    Gathering,
+    SharedReport,
+    StateFit,
+    States,
+    fit_shared,
+    record_states,
+    shared_layers,
+)
+from wellposed.convex.assemble import sparse_form
+from wellposed.convex.claims import gap_claim, with_claimed_gaps
 from wellposed.convex.matching import OBJECTIVES
-from wellposed.convex.report import LAYERS, scored
+from wellposed.convex.report import scored
 from wellposed.convex.rows import SUPPORTS, is_feedforward, support_mask
 from wellposed.convex.states import first_tensor
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
+from wellposed.forms.storage import registered_name
 from wellposed.models import Claim, ImplicitModel
 from wellposed.pages.charts import bar_chart, matrix_chart
 from wellposed.pages.markup import Html, Step, element, figure, percent
@@ -71,9 +81,11 @@ class ReportPath(click.ParamType):
 class Result:
     """A fitted model, its report, and its score on data that the fit has not seen."""
 
-    model: ImplicitModel
-    report: FitReport
+    model: ImplicitModel | ImplicitForm
+    report: FitReport | SharedReport
     source: str
+    network: Sizes
+    stored: Sizes
     test: str | None = None
     score: str | None = None
     before: float | None = None
@@ -82,11 +94,13 @@ class Result:
     def facts(self, out: Path) -> dict[str, Any]:
         """Returns everything as plain numbers and texts."""
         test = {"source": self.test, "score": self.score, "before": self.before, "after": self.after}
-        return {"file": str(out), "data": self.source, "test": test if self.test else None, **self.report.facts()}
+        sizes = {"network": self.network._asdict(), "model": self.stored._asdict()}
+        about = {"file": str(out), "data": self.source, "test": test if self.test else None, "sizes": sizes}
+        return {**about, **self.report.facts()}
 
 
 @click.command()
-@click.option("--network", required=True, metavar="SOURCE", help="model.pt2, module:factory or file.py:factory.")
+@click.option("--network", required=True, metavar="SOURCE", help="A file, module:factory or reference:NAME.")
 @click.option("--data", required=True, metavar="DATA", help="A set (digits, fashion, mnist, cifar10) or a file.")
 @click.option("--test", metavar="DATA", help="To score on; the test part of a set if left out.")
 @click.option("--samples", type=click.IntRange(min=2), default=5000, help="How many are drawn from the data.")
@@ -99,6 +113,8 @@ class Result:
 @click.option("--solver", type=click.Choice(sorted(ROW_SOLVERS.factories)), default="automatic", help="Of a row.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Threads.")
 @click.option("--rescale/--no-rescale", default=True, help="Fit in units in which the network's rows fit the cap.")
+@click.option("--shared/--no-shared", default=None, help="Fit a filter once for all positions, as is the default.")
+@click.option("--gaps", is_flag=True, help="Prove the gaps of rows, by data in the certificate.")
 @click.option("--rows", type=click.Path(file_okay=False, path_type=Path), help="Folder that keeps finished rows.")
 @click.option("--report", "page", type=ReportPath(), help="Write the report as a page (.html) or as .json.")
 @click.option("-o", "--out", type=PagePath(".safetensors"), required=True, help="File to write.")
@@ -109,6 +125,8 @@ def sparsify(
     data: str,
     test: str | None,
     samples: int,
+    shared: bool | None,
+    gaps: bool,
     rows: Path | None,
     page: Path | None,
     out: Path,
@@ -118,40 +136,164 @@ def sparsify(
 ) -> None:
     """Fit a sparse implicit model with a certificate to a trained network.
 
-    The network's states are recorded on the data, and the rows of (A, B) are fitted to them. DATA is a set, a part
-    of one (digits:holdout), or a .npz, .npy, .safetensors or .pt file with inputs u and, for the score, targets y.
-    Finished rows are kept on disk until the model is written: the same command goes on from there.
+    The network's states are recorded on the data, and the rows of (A, B) are fitted to them; of a network with
+    convolutions, the filters. SOURCE is model.pt2, a model or form that `wellposed.save` wrote, module:factory,
+    file.py:factory or reference:NAME. DATA is a set, a part of one (digits:holdout), or a .npz, .npy, .safetensors
+    or .pt file with inputs u and, for the score, targets y. Finished rows are kept on disk until the model is
+    written: the same command goes on from there.
     """
     kept = Path(f"{out}.rows") if rows is None else rows
     found = read_samples(data).drawn(samples)
     unseen = _unseen(data, test)
     built = _network(network)
+    before = sizes_of(built)
+    with refused():
+        _check_score(built, found, unseen)
+        filters = _filters(built, found, shared, {**options, "rows": rows, "gaps": gaps})
+    model: ImplicitModel | ImplicitForm
+    report: FitReport | SharedReport
+    if filters and isinstance(built, nn.Module):
+        with refused(), threads_for(widest_layer(built, _shaped(built, found))):
+            model, report = _fitted_filters(built, found, filters, options)
+        save_certified(model, out)
+    else:
+        model, report = _fitted_rows(built, found, kept, out, options, quiet=quiet, gaps=gaps)
+        if rows is None:
+            shutil.rmtree(kept, ignore_errors=True)
+    result = Result(model, report, found.source, before, sizes_of(model, out))
+    _tell(_scored(built, result, unseen), out, page, as_json)
+
+
+def _fitted_rows(
+    network: nn.Module | ImplicitForm,
+    found: Samples,
+    kept: Path,
+    out: Path,
+    options: dict[str, Any],
+    *,
+    quiet: bool,
+    gaps: bool,
+) -> tuple[ImplicitModel | ImplicitForm, FitReport]:
+    """Fits every row by itself and saves the model: without loops, as a form of its non-zero entries."""
     try:
         with refused(), progress(quiet) as bar:
-            states = _recorded(built, found)
+            states = _recorded(network, found, options, gaps=gaps)
             work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
             with threads_for(max(states.X.shape[1], states.U.shape[1])):
-                result = _scored(built, work.fit(states), found.source, unseen)
+                model, report = work.fit(states)
     except KeyboardInterrupt:
         click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
         raise
-    save_certified(result.model, out, _gaps(result, states, options))
-    if rows is None:
-        shutil.rmtree(kept, ignore_errors=True)
-    _tell(result, states, out, page, as_json)
+    claims = [_gap_claim(model, report, states, options)] if gaps else []
+    form = sparse_form(model, report.blocks)
+    stored = model if form.plan.systems else form
+    save_certified(stored, out, claims)
+    return stored, with_claimed_gaps(report, claims[0]) if claims else report
 
 
-def _gaps(result: Result, states: States, options: dict[str, Any]) -> list[Claim]:
-    """Claims the gaps of the rows where they minimise the misfit alone, unless checking them would take long."""
-    n, p = states.X.shape[1], states.U.shape[1]
-    target, mask = options.get("target_sparsity"), support_mask(states, options["support"])
-    debiased = target is not None
-    if (options["objective"] != "none" and not debiased) or n * (n + p) * min(
-        len(states.U), 2 * n + p
-    ) > LARGEST_PROOF:
+ROWS_ONLY = ("objective", "strength", "bound", "support", "solver", "rows", "gaps")  # what filters have not
+
+
+def _filters(
+    network: nn.Module | ImplicitForm, found: Samples, asked: bool | None, options: dict[str, Any]
+) -> list[str]:
+    """Names the layers that are fitted once for all positions; none where rows are fitted one by one.
+
+    That takes convolutions, an implicit form without loops, and no option that is about rows.
+    """
+    given = [name for name in ROWS_ONLY if _from_command_line(name) and options[name] is not None]
+    if asked is False or (asked is None and given):
         return []
+    try:
+        if given:
+            raise InputError(f"--{given[0]} is about rows that are fitted one by one")
+        if not isinstance(network, nn.Module) or not any(
+            isinstance(part, nn.Conv2d) for part in network.modules()
+        ):
+            raise InputError("the network is no module with convolutions")
+        u = _shaped(network, found)[:2]
+        layers = {name: layer for name, layer in shared_layers(network).items() if _can_be_fitted(layer)}
+        if to_implicit(network, tuple(u.shape[1:])).plan.systems:
+            raise InputError("the network has loops, which need the cap on rows")
+        Gathering(samples=2).run(network, layers, [u])
+    except InputError as error:
+        if asked:
+            raise InputError(
+                f"filters cannot be fitted once for all positions: {error}; leave --shared out"
+            ) from error
+        return []
+    return list(layers)
+
+
+def _from_command_line(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (None, click.core.ParameterSource.DEFAULT)
+
+
+def _can_be_fitted(layer: nn.Module) -> bool:
+    return not isinstance(layer, nn.Conv2d) or (
+        layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    )
+
+
+def _fitted_filters(
+    network: nn.Module, found: Samples, layers: list[str], options: dict[str, Any]
+) -> tuple[ImplicitForm, SharedReport]:
+    """Fits filters, and returns the network with them as a form, in units that keep a cap that is asked for."""
+    kappa, target = options["kappa"], options["target_sparsity"]
+    if not 0 < kappa < 1:
+        raise InputError(f"kappa must lie strictly between 0 and 1; received {kappa}")
+    u = _shaped(network, found)
+    twin, report = fit_shared(network, u.split(BATCH), layers=layers, target_sparsity=target)
+    form = to_implicit(twin, tuple(u.shape[1:]))
+    if options["rescale"] and _from_command_line("kappa"):  # without loops it is well-posed in any units
+        form = form.rescale(kappa)
+    with torch.no_grad():
+        wanted, y = _outputs(network, u), _outputs(form, u)
+    error = float((y.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-300))
+    facts: dict[str, Any] = {"output_error": error, "certificate": form.certificate()}
+    if found.targets is not None:
+        name, before = scored(wanted, found.targets)
+        facts |= {"score": name, "before": before, "after": scored(y, found.targets)[1]}
+    return form, replace(report, **facts)
+
+
+def _outputs(network: nn.Module | ImplicitForm, u: Tensor) -> Tensor:
+    return torch.cat([first_tensor(network(piece)).flatten(1) for piece in u.split(BATCH)])
+
+
+def _check_score(network: nn.Module | ImplicitForm, found: Samples, unseen: Samples | None) -> None:
+    """Sees before the work that outputs can be compared with the targets."""
+    for given in (found, unseen):
+        if given is not None and given.targets is not None:
+            with torch.no_grad():
+                y = _outputs(network, _shaped(network, Samples(given.u[:2], None, given.source)))
+            try:
+                scored(y, given.targets[:2])
+            except RuntimeError as error:
+                raise InputError(
+                    f"targets of the shape {tuple(given.targets.shape)} cannot be compared with outputs of the "
+                    f"shape {(len(given.u), *y.shape[1:])}"
+                ) from error
+
+
+def _gap_claim(model: ImplicitModel, report: FitReport, states: States, options: dict[str, Any]) -> Claim:
+    """Claims the gaps of the rows."""
+    debiased, mask = options["target_sparsity"] is not None, support_mask(states, options["support"])
     own = debiased and is_feedforward(mask, states.blocks)
-    return [gap_claim(result.model, result.report, states, None if debiased else mask, own=own)]
+    return gap_claim(model, report, states, None if debiased else mask, own=own)
+
+
+def _check_gaps(states: States, options: dict[str, Any]) -> None:
+    """Refuses gaps that no certificate would prove, before the work."""
+    n, p = states.X.shape[1], states.U.shape[1]
+    if options["objective"] != "none" and options["target_sparsity"] is None:
+        raise InputError("--gaps are proven of rows that minimise the misfit alone: leave --objective out")
+    products = n * (n + p) * min(len(states.U), 2 * n + p)
+    if products > LARGEST_PROOF:
+        raise InputError(
+            f"--gaps would take {products:.1e} products to check; at most {LARGEST_PROOF:.0e} are made"
+        )
 
 
 def _unseen(data: str, test: str | None) -> Samples | None:
@@ -168,23 +310,9 @@ def _set_of(data: str) -> str | None:
 
 
 def _network(source: str) -> nn.Module | ImplicitForm:
-    """Reads the network; an exported program becomes its form."""
-    try:
-        found: Network = read_source(source)
-    except click.BadParameter as error:
-        error.param_hint = "--network"
-        raise
-    if isinstance(found, nn.Module):
-        return found.eval()
-    with refused():
-        return to_implicit(found, _example(found, source))
-
-
-def _example(program: ExportedProgram, source: str) -> tuple[int, ...]:
-    given = program.example_inputs[0] if program.example_inputs else ()
-    if not given or not isinstance(given[0], Tensor):
-        raise wrong(f"{source!r} has no example input, so the shape of a sample is not known", "--network")
-    return tuple(given[0].shape[1:])
+    """Reads the network; an exported program, or a model of the library, becomes its form."""
+    found = read_classifier(source, "--network")
+    return found.form() if isinstance(found, ImplicitModel) else found
 
 
 @contextlib.contextmanager
@@ -197,8 +325,14 @@ def progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _recorded(network: nn.Module | ImplicitForm, found: Samples) -> States:
-    return record_states(network, _shaped(network, found).split(BATCH))
+def _recorded(network: nn.Module | ImplicitForm, found: Samples, options: dict[str, Any], *, gaps: bool) -> States:
+    """Records states, and sees before the work that what is fitted to them can be stored."""
+    states = record_states(network, _shaped(network, found).split(BATCH))
+    for phi in states.activations:
+        registered_name(phi)
+    if gaps:
+        _check_gaps(states, options)
+    return states
 
 
 def _shaped(network: nn.Module | ImplicitForm, found: Samples) -> Tensor:
@@ -228,22 +362,17 @@ def _shaped(network: nn.Module | ImplicitForm, found: Samples) -> Tensor:
     )
 
 
-def _scored(
-    network: nn.Module | ImplicitForm,
-    fitted: tuple[ImplicitModel, FitReport],
-    source: str,
-    unseen: Samples | None,
-) -> Result:
-    model, report = fitted
+def _scored(network: nn.Module | ImplicitForm, result: Result, unseen: Samples | None) -> Result:
+    """Adds the score on unseen samples."""
     if unseen is None or unseen.targets is None:
-        return Result(model, report, source)
-    u = _shaped(network, unseen)
+        return result
+    u, model = _shaped(network, unseen), result.model
+    kind = model.dtype if isinstance(model, ImplicitForm) else model.B.dtype
     with torch.no_grad():
-        pieces = u.split(BATCH)
-        before = torch.cat([first_tensor(network(piece)).flatten(1) for piece in pieces])
-        after = torch.cat([model(piece.flatten(1).to(model.B)) for piece in pieces])
+        before, after = _outputs(network, u), _outputs(model, u.flatten(1).to(kind))
     name, old = scored(before, unseen.targets)
-    return Result(model, report, source, unseen.source, name, old, scored(after, unseen.targets)[1])
+    new = scored(after, unseen.targets)[1]
+    return replace(result, test=unseen.source, score=name, before=old, after=new)
 
 
 def summary(result: Result) -> Table:
@@ -263,19 +392,29 @@ def _compared(result: Result) -> list[list[str]]:
     for score, where, before, after in scores:
         if score is not None and before is not None and after is not None:
             lines.append([f"{score}, {where}", *(_shown(score, value) for value in (before, after))])
+    gone = "zeros in (A, B)" if isinstance(report, FitReport) else "zeros in layers and filters"
     lines.append(["output off by", "", f"{report.output_error:.2e}"])
-    lines.append(["zeros in (A, B)", "", f"{100 * report.sparsity:.1f} %"])
-    lines.append(["largest relative gap of a row", "", f"{float(report.relative_gap.max()):.1e}"])
-    lines.append(["well-posed", "", "proven" if report.certificate.holds else "not proven"])
+    lines.append([gone, "", f"{100 * report.sparsity:.1f} %"])
+    lines.append(["largest gap of a row, relative to |z|^2/2", "", f"{float(report.relative_gap.max()):.2e}"])
+    lines.append(["well-posed", "", "proven" if _is_proven(report) else "not proven"])
+    for name, label in (("weights", "weights"), ("nonzeros", "weights that are not zero"), ("bytes", "bytes")):
+        lines.append([label, *(f"{getattr(part, name):,}" for part in (result.network, result.stored))])
+    proof = result.stored.certificate
+    lines.append(["bytes of the certificate", "", f"{proof:,}" if proof else "none"])
     return lines
+
+
+def _is_proven(report: FitReport | SharedReport) -> bool:
+    return report.certificate is not None and report.certificate.holds
 
 
 def _shown(score: str, value: float) -> str:
     return f"{100 * value:.2f} %" if score == "accuracy" else f"{value:.4g}"
 
 
-def _tell(result: Result, states: States, out: Path, page: Path | None, as_json: bool) -> None:
-    if states.form is None:
+def _tell(result: Result, out: Path, page: Path | None, as_json: bool) -> None:
+    report, old, new = result.report, result.network.bytes, result.stored.bytes + result.stored.certificate
+    if isinstance(report, FitReport) and report.units == "data":
         click.echo("the network has no implicit form: what lies between its activations was taken to be linear",
                    err=True)  # fmt: skip
     if page is not None:
@@ -283,8 +422,10 @@ def _tell(result: Result, states: States, out: Path, page: Path | None, as_json:
     if as_json:
         click.echo(json.dumps(result.facts(out), indent=2))
     else:
-        print_table(result.report.table())
+        print_table(report.table())
         print_table(summary(result))
+    if new > old:
+        click.echo(f"larger than the network: {new:,} bytes with the certificate for {old:,}", err=True)
     written = f"wrote {out}" if page is None else f"wrote {out} and {page}"
     click.echo(f"{written}; next: model = wellposed.load({str(out)!r}); y = model(u.flatten(1))", err=True)
 
@@ -302,8 +443,8 @@ def _page(result: Result, out: Path) -> str:
     """Writes the report as a page."""
     report = result.report
     about = (
-        "A gap is how far a row can at most be from the best one, relative; the residual refers to the states "
-        "that were fitted, the own error to the equilibrium of the model itself."
+        "A gap is how far a row can at most be from the best one, relative to |z|^2/2; residual and misfit refer "
+        "to the states that were fitted, the own error to the equilibrium of the model itself."
     )
     body = [
         element("div", _pictures(result), class_="figures"),
@@ -311,7 +452,7 @@ def _page(result: Result, out: Path) -> str:
         markup_table(["", "network", "model"], _compared(result)),
         element("h2", "Layer by layer"),
         element("p", about, class_="quiet"),
-        markup_table(list(LAYERS), report.rows()),
+        markup_table(list(report.columns), report.rows()),
     ]
     if report.notes:
         body += [element("h2", "Notes"), element("ul", [element("li", note) for note in report.notes])]
@@ -334,9 +475,15 @@ def _page(result: Result, out: Path) -> str:
 
 
 def _pictures(result: Result) -> list[Html]:
-    report, n = result.report, sum(result.report.blocks)
+    report, model = result.report, result.model
+    if isinstance(report, SharedReport):
+        left = {f"layer {part.name}": float(part.nonzeros.sum()) for part in report.layers}
+        shown = {name: f"{int(value):,} weights" for name, value in left.items()}
+        return [figure(bar_chart(left, "Weights that are left", shown), "Weights that are left, by layer.")]
+    n = sum(report.blocks)
     with torch.no_grad():
-        A, B = result.model.A[:n, :n].cpu().numpy(), result.model.B[:n].cpu().numpy()
+        form = model if isinstance(model, ImplicitForm) else model.form()
+        A, B = form.A.to_dense()[:n, :n].cpu().numpy(), form.B.to_dense()[:n].cpu().numpy()
     names = [f"layer {line[0]}, {line[1]}" for line in report.rows()]
     parts = report.nonzeros.split(list(report.blocks))
     left = {name: float(part.sum()) for name, part in zip(names, parts, strict=True)}
@@ -350,13 +497,14 @@ def _pictures(result: Result) -> list[Html]:
 
 def _findings(result: Result) -> list[str]:
     report = result.report
+    where = "in A and B" if isinstance(report, FitReport) else "in layers and filters"
     found = [
-        f"{percent(report.sparsity)} of the weights in A and B are zero: {int(report.nonzeros.sum()):,} of "
-        f"{report.allowed:,} are left, and no row is farther than {float(report.relative_gap.max()):.1e} from the "
-        "best one, relative."
+        f"{percent(report.sparsity)} of the weights {where} are zero: {int(report.nonzeros.sum()):,} of "
+        f"{report.allowed:,} are left, and no row is farther than {float(report.relative_gap.max()):.2e} from the "
+        "best one, relative to |z|^2/2."
     ]
     if result.score is not None and result.before is not None and result.after is not None:
         before, after = (_shown(result.score, value) for value in (result.before, result.after))
         found.append(f"{result.score.capitalize()} on unseen samples: {before} before, {after} after.")
-    proven = "proven" if report.certificate.holds else "not proven"
+    proven = "proven" if _is_proven(report) else "not proven"
     return [*found, f"That every input has exactly one equilibrium is {proven}."]

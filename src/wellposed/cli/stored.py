@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from wellposed.checker import Finding
-from wellposed.checker.check import equations
+from wellposed.activations.blockwise import parts_of
+from wellposed.checker import Finding, certificate_path
+from wellposed.checker.check import opened
 from wellposed.checker.model import Part
 from wellposed.checker.tensors import Budget, RefusedError, TensorFile, scaled
 from wellposed.errors import WellposedError
 from wellposed.forms import ImplicitForm
+from wellposed.forms.storage import pack_form
 from wellposed.models import Claim, ImplicitModel, ImplicitRNN, from_pretrained, load, save
 from wellposed.models.io.storage import Model
 
@@ -31,6 +33,43 @@ def save_certified(model: Any, out: Path, claims: Iterable[Claim] = ()) -> None:
         click.echo(f"no certificate beside {out}: {error}", err=True)
 
 
+class Sizes(NamedTuple):
+    """What a network or a model takes.
+
+    Args:
+        weights: entries of matrices and filters that are stored, without biases.
+        nonzeros: those that are not zero.
+        bytes: of all its tensors, or of its file.
+        certificate: bytes of the certificate.
+    """
+
+    weights: int
+    nonzeros: int
+    bytes: int
+    certificate: int = 0
+
+
+def sizes_of(model: nn.Module | ImplicitForm, file: Path | None = None) -> Sizes:
+    """Counts weights and bytes; those of the file, if it was written to one.
+
+    Example:
+        >>> sizes_of(nn.Linear(3, 2))
+        Sizes(weights=6, nonzeros=6, bytes=32, certificate=0)
+    """
+    if isinstance(model, ImplicitForm):
+        stored = [(name, value) for name, value in pack_form(model)[0].items() if value.is_floating_point()]
+        weights = [value for name, value in stored if name not in ("bias", "output_bias")]
+    else:
+        named = {id(value): value.detach() for value in (*model.parameters(), *model.buffers())}
+        stored = [("", value) for value in named.values()]
+        weights = [value.detach() for value in model.parameters() if value.dim() > 1]
+    count, nonzeros = sum(w.numel() for w in weights), sum(int(w.count_nonzero()) for w in weights)
+    if file is None:
+        return Sizes(count, nonzeros, sum(value.nbytes for _, value in stored))
+    proof = certificate_path(file)
+    return Sizes(count, nonzeros, file.stat().st_size, proof.stat().st_size if proof.is_file() else 0)
+
+
 def as_stored(path: Path, *, folder: bool) -> Finding:
     """Sees that the library evaluates what the checker has read: matrices, biases, activations and blocks.
 
@@ -43,7 +82,7 @@ def as_stored(path: Path, *, folder: bool) -> Finding:
         WellposedError: the library does not read the file.
     """
     model = from_pretrained(path.parent) if folder else load(path)
-    file, parts = TensorFile(path), equations(path.parent if folder else path)
+    file, parts = opened(path.parent if folder else path)
     if isinstance(model, ImplicitForm):
         _same_form(file, parts[0], model)
         return Finding("evaluated as stored", "", "a form", "the loaded form is the one in the file")
@@ -81,10 +120,8 @@ def _same_cell(file: TensorFile, part: Part, cell: ImplicitModel) -> None:
 
 def _named(cell: ImplicitModel) -> list[tuple[str, int]]:
     """Lists the activations of a model with the numbers of their states."""
-    bound = getattr(cell.activation.derivative, "keywords", {})
-    if "parts" in bound and "sizes" in bound:
-        return [(phi.name, size) for phi, size in zip(bound["parts"], bound["sizes"], strict=True)]
-    return [(cell.activation.name, cell.state_features)]
+    parts = parts_of(cell.activation) or ((cell.activation, cell.state_features),)
+    return [(phi.name, size) for phi, size in parts]
 
 
 def _same_form(file: TensorFile, part: Part, form: ImplicitForm) -> None:
@@ -147,7 +184,8 @@ def _same_matrix(part: Part, name: str, found: Tensor) -> None:
     entries, exponent = scaled(found.detach().double().flatten().tolist(), Budget(8 * found.numel()))
     low = min(exponent, read.exponent)
     theirs = [entry << (read.exponent - low) for row in read.rows for entry in row]
-    if read.shape != tuple(found.shape) or theirs != [entry << (exponent - low) for entry in entries]:
+    shape = tuple(found.shape) if found.numel() else read.shape  # a matrix without rows has no columns there
+    if read.shape != shape or theirs != [entry << (exponent - low) for entry in entries]:
         raise RefusedError(f"the library evaluates another {name} than the checker has read")
 
 

@@ -1,6 +1,7 @@
 """From fitted rows to a model.
 
-`fitting_units` chooses units of the states in which the rows of A fit in the ball; `assembled` builds the model.
+`fitting_units` chooses units of the states in which the rows of A fit in the ball; `assembled` builds the model;
+`sparse_form` keeps the non-zero entries of one alone.
 """
 
 from collections.abc import Sequence
@@ -13,15 +14,19 @@ from torch.nn.functional import pad
 
 from wellposed.activations import Activation, get_activation, rescaled
 from wellposed.activations.activation import same_map
-from wellposed.activations.blockwise import piecewise
+from wellposed.activations.blockwise import parts_of, piecewise
 from wellposed.conditions.rescaling import rescaling
 from wellposed.conditions.rounding import double, upward
 from wellposed.convex.matching import Output
 from wellposed.convex.problem import WIDE, Design
 from wellposed.convex.rows import RowFit, block_starts, row_groups
 from wellposed.convex.states import GIBIBYTE, States, scratch
-from wellposed.errors import IllPosedError
+from wellposed.errors import IllPosedError, InputError
+from wellposed.forms import ImplicitForm
 from wellposed.forms.evaluation import block_norms
+from wellposed.forms.operators.base import Operator, Sparse
+from wellposed.forms.operators.block import Block
+from wellposed.forms.operators.plain import Dense
 from wellposed.models.implicit import ImplicitModel
 
 
@@ -194,3 +199,49 @@ def _with_constant(
     bias = A.new_zeros(len(A)) if bias is None else bias
     C = torch.cat([C, (constant / value)[:, None]], dim=1)
     return pad(A, (0, 1, 0, 1)), pad(B, (0, 0, 0, 1)), C, torch.cat([bias, one]), phi
+
+
+DENSE = 0.5  # fraction of non-zero entries above which a matrix is not stored by its entries
+
+
+def sparse_form(model: ImplicitModel, blocks: Sequence[int]) -> ImplicitForm:
+    """Returns a model as a form whose matrices hold their non-zero entries alone, layer by layer.
+
+    It is evaluated without A as a whole. Outputs agree to rounding, since sums are taken in another order.
+
+    Args:
+        model: from `fit_states`.
+        blocks: sizes of its layers, as in its report; a state of constant value may come after them.
+
+    Example:
+        >>> A = torch.tensor([[0.0, 0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+        >>> model = ImplicitModel.from_matrices(A, torch.eye(3), torch.ones(1, 3))
+        >>> form = sparse_form(model, (1, 2))
+        >>> form.A.parts, float(form(torch.tensor([[1.0, 2.0, 3.0]])))
+        ({(0, 1): Sparse(1 x 2)}, 7.0)
+    """
+    with torch.no_grad():
+        A, B, C = model.A.clone(), model.B.detach().clone(), model.C.detach().clone()
+    D = None if model.D is None else model.D.detach().clone()
+    sizes = (*blocks, *([len(A) - sum(blocks)] if len(A) > sum(blocks) else []))
+    joined = parts_of(model.activation)
+    phis = [phi for phi, _ in joined] if joined else [model.activation] * len(sizes)
+    if joined and tuple(size for _, size in joined) != sizes:
+        raise InputError(f"the layers of the model have {[size for _, size in joined]} states; received {sizes}")
+    return ImplicitForm(
+        _cut(A, sizes, sizes), _cut(B, sizes, (B.shape[1],)), _cut(C, (len(C),), sizes),
+        None if D is None else _cut(D, (len(D),), (D.shape[1],)),
+        None if model.bias is None else model.bias.detach().clone(), phis if len(sizes) > 1 else phis[0],
+    )  # fmt: skip
+
+
+def _cut(matrix: Tensor, heights: Sequence[int], widths: Sequence[int]) -> Block:
+    """Cuts a matrix into blocks, of which those without entries are left out."""
+    parts: dict[tuple[int, int], Operator] = {}
+    for i, rows in enumerate(matrix.split(list(heights))):
+        for j, part in enumerate(rows.split(list(widths), dim=1)):
+            count = int(part.count_nonzero())
+            if count:
+                dense = count > DENSE * part.numel()
+                parts[i, j] = Dense(part.contiguous()) if dense else Sparse(part.to_sparse())
+    return Block(tuple(heights), tuple(widths), parts, matrix.dtype)

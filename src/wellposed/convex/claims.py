@@ -1,6 +1,6 @@
 """Gaps of fitted rows as claims of a certificate: data and dual vectors from which anyone computes them again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,6 +56,16 @@ def gap_claim(
         groups.append({**facts, **names})
         largest = max(largest, worst)
     return Claim("row-gaps", {"groups": groups, "largest": largest}, tensors)
+
+
+def with_claimed_gaps(report: FitReport, claim: Claim) -> FitReport:
+    """Returns a report with the gaps that a claim proves, which are those of the fit and what rounding may add."""
+    gap, relative = report.gap.clone(), report.relative_gap.clone()
+    for group in claim.facts["groups"]:
+        proven, size = claim.tensors[group["gaps"]], claim.tensors[group["targets"]].square().sum(1) / 2
+        gap[group["rows"]] = proven.to(gap)
+        relative[group["rows"]] = torch.where(size > 0, proven / size, 0.0).to(relative)
+    return replace(report, gap=gap, relative_gap=relative)
 
 
 @torch.no_grad()

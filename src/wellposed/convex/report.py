@@ -21,7 +21,8 @@ from wellposed.convex.states import States
 from wellposed.models.implicit import ImplicitModel
 
 PIECE = 4096  # samples that are compared at a time
-LAYERS = ("layer", "phi", "rows", "units", "largest |a|_1", "largest gap", "non-zeros", "residual", "own error")
+LAYERS = ("layer", "phi", "rows", "units", "largest |a|_1", "relative gap", "non-zeros", "residual", "own error")
+FILTERS = ("layer", "rows", "units", "largest |w|_1", "relative gap", "non-zeros", "misfit")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +73,11 @@ class FitReport:
     after: float | None = None
     notes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the table."""
+        return LAYERS
 
     @property
     def sparsity(self) -> float:
@@ -237,17 +243,39 @@ class SharedReport:
     Args:
         layers: in the order in which the network calls them.
         kappa, bound: of the cap.
+        certificate, output_error, score, before, after: as in `FitReport`, where they were computed.
+        notes: what a reader should know.
     """
 
     layers: tuple[LayerFit, ...]
     kappa: float
     bound: str
+    certificate: Certificate | None = None
+    output_error: float | None = None
+    score: str | None = None
+    before: float | None = None
+    after: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the table."""
+        return FILTERS
+
+    @property
+    def nonzeros(self) -> Tensor:  # (rows,)
+        """Of all rows, in the order of the layers."""
+        return torch.cat([layer.nonzeros for layer in self.layers])
+
+    @property
+    def allowed(self) -> int:
+        """How many weights of the given layers are not zero."""
+        return sum(layer.own for layer in self.layers)
 
     @property
     def sparsity(self) -> float:
         """One minus the weights that are not zero over those of the given network that are not."""
-        kept = sum(int(layer.nonzeros.sum()) for layer in self.layers)
-        return 1.0 - kept / max(1, sum(layer.own for layer in self.layers))
+        return 1.0 - int(self.nonzeros.sum()) / max(1, self.allowed)
 
     @property
     def relative_gap(self) -> Tensor:  # (rows,)
@@ -280,17 +308,32 @@ class SharedReport:
             for layer in self.layers
         ]
         cap = self.kappa if math.isfinite(self.kappa) else None
-        return {"kappa": cap, "bound": self.bound, "sparsity": self.sparsity, "certified": self.certified,
-                "layers": layers}  # fmt: skip
+        facts: dict[str, Any] = {
+            "kappa": cap,
+            "bound": self.bound,
+            "sparsity": self.sparsity,
+            "certified": self.certified,
+        }
+        if self.certificate is not None:
+            facts |= {"well_posed": self.certificate.holds, "certificate": str(self.certificate)}
+            facts |= {name: getattr(self, name) for name in ("output_error", "score", "before", "after")}
+            facts["notes"] = list(self.notes)
+        return {**facts, "layers": layers}
 
     def table(self) -> Table:
         """Lays the report out, one line a layer."""
         cap = f"rows within {self.kappa:g}" if math.isfinite(self.kappa) else "no cap"
         table = Table(title=f"{cap}; {100 * self.sparsity:.1f} % of the weights gone", box=box.SIMPLE)
-        for name in ("layer", "rows", "units", "largest |w|_1", "largest gap", "non-zeros", "misfit"):
+        for name in FILTERS:
             table.add_column(name, justify="left" if name == "layer" else "right")
-        for layer in self.layers:
-            table.add_row(
+        for row in self.rows():
+            table.add_row(*row)
+        return table
+
+    def rows(self) -> list[list[str]]:
+        """Returns the cells of the table."""
+        return [
+            [
                 layer.name,
                 str(len(layer.gap)),
                 " ".join(f"2^{shift:g}" for shift in layer.shifts),
@@ -298,8 +341,9 @@ class SharedReport:
                 f"{float(layer.relative_gap.max()):.1e}",
                 f"{int(layer.nonzeros.sum())} of {layer.own}",
                 f"{layer.misfit:.2e}",
-            )
-        return table
+            ]
+            for layer in self.layers
+        ]
 
     def __str__(self) -> str:
         page = StringIO()

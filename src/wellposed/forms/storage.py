@@ -77,7 +77,7 @@ def _check(form: ImplicitForm, header: dict[str, Any], tensors: Mapping[str, Ten
     """Refuses a form that could be read in another way, or of which a part is empty."""
     if _type_name(form.dtype) != header["dtype"]:
         raise FileFormatError(f"its weights are {form.dtype}, its header says {header['dtype']}")
-    if not all(form.sizes) or not all(form.partition):
+    if not all(form.sizes[1:]) or (form.partition != (0,) and not all(form.partition)):
         raise FileFormatError(f"it has {form.sizes} states, inputs and outputs and blocks of {form.partition}")
     if isinstance(header["activation"], str) != (len(form.partition) == 1):
         raise FileFormatError(
@@ -256,6 +256,8 @@ class _Store:
             storage in self._storages or value.untyped_storage().nbytes() != value.numel() * value.element_size()
         )
         self._storages.add(storage)
+        if value.dim() and value.stride(-1) != 1:  # of an expanded number, which counts as contiguous
+            return value.new_empty(value.shape).copy_(value)
         return value.clone() if shared else value
 
 

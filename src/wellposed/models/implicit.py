@@ -679,7 +679,13 @@ def continued(
 
 def _capped(form: ImplicitForm, kappa: float | None) -> ImplicitForm:
     """Rescales where the rows of A are above the cap."""
-    cap = 0.95 / max(1.0, form.activation.lipschitz()) if kappa is None else kappa
+    steepest = form.activation.lipschitz()
+    if math.isinf(steepest):
+        raise InputError(
+            f"{form.activation.name} has no Lipschitz constant, so no cap on A keeps a model well-posed; the form "
+            "itself can be evaluated and saved"
+        )
+    cap = 0.95 / max(1.0, steepest) if kappa is None else kappa
     return form if float(form.A.abs().row_sums().max()) < cap else form.rescale(cap)
 
 

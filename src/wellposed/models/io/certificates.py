@@ -24,7 +24,7 @@ from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.operators.block import Block
 from wellposed.models.implicit import ImplicitModel, StateMatrix
-from wellposed.models.io.files import file_digest, write_tensors
+from wellposed.models.io.files import file_digest, pack_tensors, write_tensors
 from wellposed.models.recurrent import ImplicitRNN
 
 # Room for the checker, whose factors of matrices are approximate and whose constants of phi have fewer digits.
@@ -93,6 +93,9 @@ def prove_file(
     versions = {"wellposed": sys.modules["wellposed"].__version__, "torch": torch.__version__}
     said |= {"claims": listed, "versions": {**versions, "python": platform.python_version()}}
     metadata = {"format": FORMAT, "certificate": json.dumps(said, allow_nan=False)}
+    tensors, table = pack_tensors(tensors)
+    if table:
+        metadata["packed"] = json.dumps(table)
     write_tensors(place, tensors, metadata)
     try:
         check(path, place)

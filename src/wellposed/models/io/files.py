@@ -1,23 +1,29 @@
 """Tensors in a file, with a checksum of all that they mean.
 
-`write_tensors` writes, `read_tensors` reads and `checksum` seals. `making_sense` and `filled` are what every
-reader does about a file that makes no sense: it says so, and builds nothing from it.
+`write_tensors` writes, `read_tensors` reads and `checksum` seals. `pack_tensors` compresses those with many zeros
+or repetitions. `making_sense` and `filled` are what every reader does about a file that makes no sense: it says
+so, and builds nothing from it.
 """
 
 import contextlib
 import hashlib
+import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from wellposed.errors import FileFormatError, InputError, WellposedError
 from wellposed.forms.storage import strict_json
+from wellposed.models.io.archives import UNPACKED_FREE, UNPACKED_PER_BYTE
 
 
 def write_tensors(place: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -68,6 +74,108 @@ def _check_header(path: Path) -> None:
     for name, entry in header.items():
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
             raise FileFormatError(f"its header describes {name!r} by other entries than a tensor has")
+
+
+_KINDS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+}
+_NAMES = {dtype: name for name, dtype in _KINDS.items()}
+WORTH, LEAST = 0.75, 512  # a packed tensor has at most this part of its bytes, and so many fewer
+
+
+def pack_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Compresses tensors that become clearly smaller by it; returns what is stored and a table of the packed ones.
+
+    A packed tensor is a zlib stream of the first bytes of all its numbers, then of their second bytes, and so on;
+    whole numbers are replaced by their differences, whose sign is kept in the lowest bit. The table names type and
+    shape.
+
+    Example:
+        >>> stored, table = pack_tensors({"A": torch.eye(64)})
+        >>> table, stored["A"].dtype, len(stored["A"]) < 600
+        ({'A': {'dtype': 'F32', 'shape': [64, 64]}}, torch.uint8, True)
+        >>> torch.equal(unpack_tensors(stored, table)["A"], torch.eye(64))
+        True
+    """
+    stored, packed = dict(tensors), {}
+    for name, value in tensors.items():
+        if value.dtype in _NAMES and value.nbytes > LEAST:
+            data = zlib.compress(_planes(value), 9)
+            if len(data) <= min(WORTH * value.nbytes, value.nbytes - LEAST):
+                packed[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    small = sorted(packed, key=lambda name: -tensors[name].nbytes)
+    while small:
+        stored |= {name: packed[name] for name in small}
+        if _unpacked_size(tensors.values()) <= _largest_unpacked(stored.values()):
+            break
+        stored[small[-1]] = tensors[small.pop()]  # no reader would unpack so much of so little
+    table = {name: {"dtype": _NAMES[tensors[name].dtype], "shape": list(tensors[name].shape)} for name in small}
+    return stored, table
+
+
+def unpack_tensors(stored: Mapping[str, Tensor], table: Any) -> dict[str, Tensor]:
+    """Returns the tensors that `pack_tensors` was given.
+
+    Raises:
+        FileFormatError: the table does not fit the tensors, or asks for far more than they can hold.
+    """
+    if not isinstance(table, dict) or not table:
+        raise FileFormatError(f"packed tensors are listed by their names; received {table!r}")
+    total = _unpacked_size(value for name, value in stored.items() if name not in table)
+    for name, entry in table.items():
+        if name not in stored or stored[name].dtype != torch.uint8 or stored[name].dim() != 1:
+            raise FileFormatError(f"there is no packed tensor {name!r}")
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape"} or not _is_shape(entry["shape"]):
+            raise FileFormatError(f"a packed tensor has a dtype and a shape; received {entry!r}")
+        if not isinstance(entry["dtype"], str) or entry["dtype"] not in _KINDS:
+            raise FileFormatError(f"numbers of the type {entry['dtype']!r} are not packed")
+        total += math.prod(entry["shape"]) * _KINDS[entry["dtype"]].itemsize
+    if total > (limit := _largest_unpacked(stored.values())):
+        raise FileFormatError(f"its tensors unpack to {total} bytes; of a file of this size {limit} are read")
+    return {name: _unpacked(value, table[name]) if name in table else value for name, value in stored.items()}
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 < size < 2**31 for size in value)
+
+
+def _unpacked_size(tensors: Iterable[Tensor]) -> int:
+    return sum(value.nbytes for value in tensors)
+
+
+def _largest_unpacked(stored: Iterable[Tensor]) -> int:
+    return UNPACKED_PER_BYTE * sum(value.nbytes for value in stored) + UNPACKED_FREE
+
+
+def _planes(value: Tensor) -> bytes:
+    """Lays the bytes of numbers out, all first ones before all second ones."""
+    flat = value.detach().cpu().contiguous().flatten()
+    if value.dtype == torch.int64:
+        step = np.diff(flat.numpy(), prepend=np.int64(0))
+        flat = torch.from_numpy((step << 1) ^ (step >> 63))
+    return bytes(flat.view(torch.uint8).numpy().reshape(-1, flat.element_size()).T.tobytes())
+
+
+def _unpacked(stored: Tensor, entry: dict[str, Any]) -> Tensor:
+    kind, shape = _KINDS[entry["dtype"]], entry["shape"]
+    size, reader = math.prod(shape) * kind.itemsize, zlib.decompressobj()
+    try:
+        data = reader.decompress(stored.numpy().tobytes(), size + 1)  # never more, whatever is packed there
+    except zlib.error as error:
+        raise FileFormatError(f"a packed tensor is damaged: {error}") from error
+    if len(data) != size or not reader.eof or reader.unused_data:
+        raise FileFormatError(f"a packed tensor declares {size} bytes and holds others")
+    lines: NDArray[np.uint8] = np.frombuffer(data, np.uint8).reshape(kind.itemsize, -1).T
+    flat = torch.from_numpy(lines.copy()).view(-1).view(kind)
+    if kind == torch.int64:
+        code = flat.numpy()
+        step = ((code >> 1) & np.int64(2**63 - 1)) ^ -(code & 1)
+        flat = torch.from_numpy(np.cumsum(step))
+    return flat.reshape(shape)
 
 
 def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:

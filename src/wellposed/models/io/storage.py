@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from wellposed.activations import Activation
-from wellposed.activations.activation import same_map
-from wellposed.activations.blockwise import piecewise
+from wellposed.activations.blockwise import parts_of, piecewise
 from wellposed.atomic import NEW, read_together, written_together, written_whole, written_with
 from wellposed.checker import certificate_path
 from wellposed.conditions.certificate import Certificate
@@ -42,7 +41,16 @@ from wellposed.models.cells import Cell, ConvCell, DenseCell, PlainConvCell, Rec
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel, StateMatrix
 from wellposed.models.io.certificates import Claim, evaluated, prove_file
-from wellposed.models.io.files import check_counts, checksum, filled, making_sense, read_tensors, write_tensors
+from wellposed.models.io.files import (
+    check_counts,
+    checksum,
+    filled,
+    making_sense,
+    pack_tensors,
+    read_tensors,
+    unpack_tensors,
+    write_tensors,
+)
 from wellposed.models.recurrent import ImplicitRNN
 
 FORMAT = "wellposed-1"
@@ -105,6 +113,9 @@ def save(
             f"save takes an ImplicitModel, ImplicitRNN or ImplicitForm; received {type(model).__name__}. Of other "
             "modules save the state_dict(): their code is not part of it"
         )
+    tensors, table = pack_tensors(tensors)
+    if table:
+        metadata["packed"] = json.dumps(table)
     metadata["sha256"] = checksum(json.dumps(metadata, sort_keys=True), tensors)
     if not certificate:
         with written_whole(path) as place:
@@ -141,7 +152,7 @@ def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
         )
     sealed = metadata.pop("sha256", None)  # older files have none
     body = "form" if metadata["format"] == FORM_FORMAT else "config"
-    if metadata.keys() != {"format", body}:
+    if metadata.keys() - {"packed"} != {"format", body}:
         raise FileFormatError(
             f"{os.fspath(path)!r} describes itself by {sorted(metadata)}, expected 'format' and {body!r}"
         )
@@ -149,6 +160,8 @@ def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
         raise FileFormatError(f"{os.fspath(path)!r} is damaged: its checksum does not match; get it once more")
     try:
         with making_sense("its configuration does not fit its tensors"):
+            if "packed" in metadata:
+                tensors = unpack_tensors(tensors, strict_json(metadata["packed"], "its table of packed tensors"))
             if metadata["format"] == FORM_FORMAT:
                 return unpack_form(metadata, tensors)
             return build(strict_json(metadata["config"], "its configuration"), tensors)
@@ -188,11 +201,10 @@ def _options(model: ImplicitModel) -> dict[str, Any]:
 
 def _named(activation: Activation) -> str | dict[str, list[Any]]:
     """Writes an activation as its name, or as the names and sizes of its parts."""
-    bound = getattr(activation.derivative, "keywords", {})
-    parts, sizes = bound.get("parts"), bound.get("sizes")
-    if parts is None or sizes is None or not same_map(piecewise(parts, sizes), activation):
+    parts = parts_of(activation)
+    if parts is None:
         return registered_name(activation)
-    return {"parts": [registered_name(part) for part in parts], "sizes": list(sizes)}
+    return {"parts": [registered_name(part) for part, _ in parts], "sizes": [size for _, size in parts]}
 
 
 def _activation(named: Any, states: int) -> Activation:
@@ -375,7 +387,10 @@ def _write_folder(model: Shared, folder: Path, card: str, certificate: bool, tex
         if isinstance(model, DEQ):
             raise InputError("nothing is proven of a DEQ, so it has no certificate; leave certificate out")
         model = evaluated(model)
-    tensors, config = _packed(model)
+    tensors, config = _described(model)
+    tensors, table = pack_tensors(tensors)
+    if table:
+        config["packed"] = table
     config["sha256"] = _seal(config, tensors)
     written = {CONFIG: json.dumps(config, indent=2) + "\n", CARD: _card(model, config, card), **texts}
     refusal: WellposedError | None = None
@@ -427,8 +442,10 @@ def _read_folder(folder: Path, places: dict[str, Path]) -> Shared:
                     "their checksum does not match: one is damaged, or of another model. Get both once more; if "
                     "you have changed them yourself, delete the entry sha256"
                 )
+            if "packed" in config:
+                tensors = unpack_tensors(tensors, config.pop("packed"))
             check_counts(config, tensors)
-            return _unpacked(tensors, config)
+            return _built(tensors, config)
     except FileFormatError as error:
         raise FileFormatError(f"{where}: {error}") from error
 
@@ -449,10 +466,11 @@ def _folder(source: str | os.PathLike[str], revision: str | None) -> Path:
 def _seal(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     """Returns a checksum of the weights and of what decides their meaning; they are two files."""
     said = {name: config.get(name) for name in ("format", "config", "form")}
+    said |= {"packed": config["packed"]} if "packed" in config else {}
     return checksum(json.dumps(said, sort_keys=True), tensors)
 
 
-def _packed(model: Shared) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _described(model: Shared) -> tuple[dict[str, Tensor], dict[str, Any]]:
     config: dict[str, Any] = {"library_name": "wellposed", "architectures": [type(model).__name__]}
     if isinstance(model, ImplicitForm):
         tensors, metadata = pack_form(model)
@@ -469,7 +487,7 @@ def _packed(model: Shared) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {name: value.detach().contiguous() for name, value in model.state_dict().items()}, config
 
 
-def _unpacked(tensors: dict[str, Tensor], config: dict[str, Any]) -> Shared:
+def _built(tensors: dict[str, Tensor], config: dict[str, Any]) -> Shared:
     kind = config["format"]
     if kind not in (FORM_FORMAT, FORMAT, DEQ_FORMAT):
         raise FileFormatError(
