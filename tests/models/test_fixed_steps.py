@@ -117,3 +117,11 @@ def test_bad_arguments():
         fixed_steps(nn.Linear(2, 2), 5)
     with pytest.raises(InputError, match="operator splitting"):
         fixed_steps(ImplicitModel(3, 2, 6, condition="monotone"), 5)
+
+
+@pytest.mark.parametrize("name", ["implicit", "mu", "recurrent", "deq"])
+@pytest.mark.parametrize("tracer", [lambda m, u: torch.export.export(m, (u,)), torch.jit.trace])
+def test_a_solve_is_not_written_down_as_a_program_in_silence(name, tracer):
+    build, shape = MODELS.get(name, (lambda: DEQ(Cell(), state_shape=4), (5, 3)))
+    with pytest.raises(InputError, match=r"depends on values; give it wellposed\.fixed_steps\(model, steps\)"):
+        tracer(build(), torch.zeros(shape))
