@@ -29,9 +29,11 @@ MODELS = {
     "low rank": (lambda: ImplicitModel(3, 2, 6, rank=2, kappa=0.3, feedthrough=False, **TIGHT), (5, 3)),
     "mu": (lambda: ImplicitModel(3, 2, 6, condition="mu", bias=True, kappa=0.3, **TIGHT), (5, 3)),
     "triangular": (lambda: ImplicitModel(3, 2, 6, triangular=True), (5, 3)),
-    "recurrent": (lambda: ImplicitRNN(3, 4, 5, kappa=0.3, **TIGHT), (2, 4, 3)),
+    "recurrent": (lambda: ImplicitRNN(3, 4, 5, kappa=0.3, batch_first=True, **TIGHT), (2, 4, 3)),
     "recurrent, all": (
-        lambda: ImplicitRNN(3, 4, 5, num_layers=2, bidirectional=True, out_features=2, kappa=0.3, **TIGHT),
+        lambda: ImplicitRNN(
+            3, 4, 5, num_layers=2, bidirectional=True, out_features=2, kappa=0.3, batch_first=True, **TIGHT
+        ),
         (2, 4, 3),
     ),
     "time first": (

@@ -73,10 +73,10 @@ def refuse_programs(model: str, counted: bool) -> None:
     """
     exported = torch.compiler.is_exporting() and not counted
     if exported or torch.jit.is_tracing():
+        tracer = "torch.export" if exported else "torch.jit.trace"
         raise InputError(
-            f"{'torch.export' if exported else 'torch.jit.trace'} cannot write down {model}, whose number of steps "
-            "depends on values; give it wellposed.fixed_steps(model, steps), or write a file with "
-            "wellposed.export_onnx"
+            f"{tracer} cannot write down {model}, whose number of steps depends on values; give it "
+            "wellposed.fixed_steps(model, steps), or write a file with wellposed.export_onnx"
         )
 
 
