@@ -34,7 +34,7 @@ class Reader(nn.Module):
 
 torch.manual_seed(0)
 models = {
-    "implicit": Reader(wp.ImplicitRNN(1, 22, 21, out_features=10), nn.Identity()),
+    "implicit": Reader(wp.ImplicitRNN(1, 22, 21, out_features=10, batch_first=True), nn.Identity()),
     "LSTM": Reader(nn.LSTM(1, 20, batch_first=True), nn.Linear(20, 10)),
 }
 for model in models.values():

@@ -33,7 +33,11 @@ CONVOLUTIONS = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Lin
 
 
 @pytest.mark.parametrize(
-    "build", [lambda **k: wp.ImplicitModel(3, 2, 4, **k), lambda **k: wp.ImplicitRNN(3, 4, 5, **k)]
+    "build",
+    [
+        lambda **k: wp.ImplicitModel(3, 2, 4, **k),
+        lambda **k: wp.ImplicitRNN(3, 4, 5, **{"batch_first": True, **k}),
+    ],
 )
 @pytest.mark.parametrize("kappa", ["0.9", [0.9], (0.9,)])
 def test_kappa_is_a_number(build, kappa):
@@ -104,7 +108,7 @@ MODELS = {
         lambda u: wp.DEQ(DenseCell(2, 4))(u),
         lambda u: wp.to_implicit(nn.Linear(2, 2), (2,))(u),
     ],
-    "input": [lambda u: wp.ImplicitRNN(2, 2, 4)(u)],
+    "input": [lambda u: wp.ImplicitRNN(2, 2, 4, batch_first=True)(u)],
     "loader": [lambda u: wp.record_states(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), np.asarray(u))],
 }
 
@@ -206,7 +210,9 @@ def test_sizes_of_numpy_are_sizes(tmp_path):
     assert type(model.in_features) is type(model.out_features) is type(model.state_features) is int
     wp.save(model, tmp_path / "model.safetensors")
     assert wp.load(tmp_path / "model.safetensors").state_features == 4
-    assert wp.ImplicitRNN(p, q, n, num_layers=np.int64(2), out_features=q)(torch.zeros(1, 2, 3))[0].shape == (
+    assert wp.ImplicitRNN(p, q, n, num_layers=np.int64(2), out_features=q, batch_first=True)(torch.zeros(1, 2, 3))[
+        0
+    ].shape == (
         1,
         2,
         2,

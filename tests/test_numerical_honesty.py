@@ -55,7 +55,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "implicit, triangular": (lambda: ImplicitModel(3, 2, 6, triangular=True), (3,)),
     "implicit, low rank": (lambda: ImplicitModel(3, 2, 6, rank=2), (3,)),
     "implicit, plain loop": (lambda: ImplicitModel(3, 2, 6, executor="reference"), (3,)),
-    "recurrent": (lambda: ImplicitRNN(3, 5, 6), (7, 3)),
+    "recurrent": (lambda: ImplicitRNN(3, 5, 6, batch_first=True), (7, 3)),
     "equilibrium of a cell": (lambda: DEQ(Cell(), state_shape=(4,)), (4,)),
     "several scales": (pyramid, (3, 8, 8)),
 }

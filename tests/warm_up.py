@@ -11,7 +11,7 @@ def train_model(dtype: torch.dtype) -> None:
 
 
 def train_recurrent(dtype: torch.dtype) -> None:
-    rnn = ImplicitRNN(4, 2, 6).to(dtype)
+    rnn = ImplicitRNN(4, 2, 6, batch_first=True).to(dtype)
     rnn(torch.randn(3, 5, 4, dtype=dtype))[0].sum().backward()
 
 

@@ -97,7 +97,7 @@ def network(case: Case, executor: str, forward: float, backward: float) -> Impli
     """Returns our model with a tolerance for each pass, where the case lies."""
     stop, gradient = Absolute(forward), Implicit(stop=Absolute(backward))
     return ImplicitRNN.from_matrices(
-        *case.matrices, executor=executor, stop=stop, gradient=gradient, max_steps=MAX_STEPS
+        *case.matrices, executor=executor, stop=stop, gradient=gradient, max_steps=MAX_STEPS, batch_first=True
     )
 
 
@@ -242,7 +242,9 @@ class _Ours(nn.Module):
 
     def __init__(self, executor: str) -> None:
         super().__init__()
-        self.network = ImplicitRNN(1, 22, 21, stop=Absolute(TOLERANCE), max_steps=MAX_STEPS, executor=executor)
+        self.network = ImplicitRNN(
+            1, 22, 21, stop=Absolute(TOLERANCE), max_steps=MAX_STEPS, executor=executor, batch_first=True
+        )
         self.readout = nn.Linear(22, 10)
 
     def forward(self, s: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def earthquake(executor: str) -> tuple[nn.Module, Tensor, Tensor]:
 def argmax(executor: str) -> tuple[nn.Module, Tensor, Tensor]:
     """Returns a recurrent model that finds the place of the largest number of a sequence of ten."""
     torch.manual_seed(0)
-    model = _Last(ImplicitRNN(1, 10, 20, executor=executor))
+    model = _Last(ImplicitRNN(1, 10, 20, executor=executor, batch_first=True))
     u = torch.rand(128, 10, 1)
     return model, u, nn.functional.one_hot(u[:, :, 0].argmax(1), 10).float()
 

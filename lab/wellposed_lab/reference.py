@@ -123,7 +123,7 @@ def _addition() -> ImplicitModel:
 
 
 def _argmax() -> ImplicitRNN:
-    series = SeriesRNN(ImplicitRNN(1, 22, 21, out_features=10), "last")
+    series = SeriesRNN(ImplicitRNN(1, 22, 21, out_features=10, batch_first=True), "last")
     adam = partial(torch.optim.Adam, lr=0.01)
     fit(series, ARGMAX.train(0), ARGMAX.loss, epochs=40, batch_size=100, optimizer=adam, schedule="cosine")
     return series.rnn

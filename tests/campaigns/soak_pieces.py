@@ -60,7 +60,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     },
     "model, interpreted": (partial(wp.ImplicitModel, 4, 2, 8, executor="reference"), (4,)),
     "model, low rank": (partial(wp.ImplicitModel, 4, 2, 8, rank=2), (4,)),
-    "recurrent": (partial(wp.ImplicitRNN, 4, 2, 6, out_features=2, num_layers=2), (5, 4)),
+    "recurrent": (partial(wp.ImplicitRNN, 4, 2, 6, out_features=2, num_layers=2, batch_first=True), (5, 4)),
     "equilibrium, dense": (lambda: wp.DEQ(DenseCell(4, 6)), (4,)),
     "equilibrium, convolution": (lambda: wp.DEQ(PlainConvCell(2, 3, dims=2), on_failure="ignore"), (2, 6, 6)),
     "noisy": (lambda: wp.Noisy(wp.ImplicitModel(4, 2, 8, stop=wp.Steps(9)), wp.Noise(signal=20.0)), (4,)),

@@ -369,10 +369,6 @@ WRITERS: dict[str, Writer] = {
     "wellposed attack": Writer(
         command(ATTACK + " --out {out}/a.html --save {out}/u.pt"), attack_files, versions=False
     ),
-    "wellposed demo": Writer(
-        command("demo --seeds 1 --epochs 1 --quiet --out {out}"), lambda f: whole_page(*f.glob("[!.]*.html")),
-        versions=False, slow=True,
-    ),
 }  # fmt: skip
 
 

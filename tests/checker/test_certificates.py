@@ -108,7 +108,7 @@ def test_a_forger_who_enlarges_a_row_needs_another_proof(folder, model, place, f
         lambda: wp.ImplicitModel(3, 2, 6, rank=2),
         lambda: wp.ImplicitModel(3, 2, 6, activation="max_pool(2)", condition="block"),
         lambda: wp.ImplicitModel(3, 2, 6, activation="softmax", condition="block"),
-        lambda: wp.ImplicitRNN(3, 4, 5, out_features=2, num_layers=2),
+        lambda: wp.ImplicitRNN(3, 4, 5, out_features=2, num_layers=2, batch_first=True),
         lambda: wp.ImplicitModel(3, 2, 6).form(),
         lambda: wp.ImplicitModel(3, 2, 6, rank=2).form(),
         lambda: wp.series(wp.ImplicitModel(3, 4, 6).form(), wp.ImplicitModel(4, 2, 5, activation="tanh").form()),

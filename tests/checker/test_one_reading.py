@@ -619,7 +619,7 @@ def test_a_form_that_the_library_does_not_read_is_not_reported_as_proven(tmp_pat
 MODELS = {
     "model": lambda: wp.ImplicitModel(3, 2, 6, bias=True),
     "low rank": lambda: wp.ImplicitModel(3, 2, 6, rank=2),
-    "recurrent": lambda: wp.ImplicitRNN(3, 4, 5, out_features=2, num_layers=2),
+    "recurrent": lambda: wp.ImplicitRNN(3, 4, 5, out_features=2, num_layers=2, batch_first=True),
     "form": lambda: wp.ImplicitModel(3, 2, 6, bias=True).form(),
     "form of low rank": lambda: wp.ImplicitModel(3, 2, 6, rank=2).form(),
     "half": lambda: wp.ImplicitModel(3, 2, 6).half(),

@@ -265,7 +265,7 @@ def test_show_draws_pictures(folder):
 def test_show_takes_models_and_refuses_others(folder, monkeypatch, capsys):
     wellposed.save(ImplicitModel(3, 2, 5), "model.safetensors")
     assert json.loads(invoke("show", "model.safetensors", "--json").stdout)["states"] == 5
-    wellposed.save(ImplicitRNN(3, 2, 5), "rnn.safetensors")
+    wellposed.save(ImplicitRNN(3, 2, 5, batch_first=True), "rnn.safetensors")
     assert leave(monkeypatch, "show", "rnn.safetensors") == 1
     assert "holds ImplicitRNN" in capsys.readouterr().err
     assert leave(monkeypatch, "show", "networks.py") == 1

@@ -255,7 +255,7 @@ IMPLICIT = {
 def test_implicit_rnn_is_unrolled_with_one_loop_a_step(case):
     torch.manual_seed(0)
     options = IMPLICIT[case]
-    rnn = ImplicitRNN(2, 3, 5, stop="relative", **options).double()
+    rnn = ImplicitRNN(2, 3, 5, stop="relative", **{"batch_first": True, **options}).double()
     with torch.no_grad():
         for cell in rnn.cells:
             if cell.D is not None:
@@ -273,9 +273,11 @@ def test_implicit_rnn_is_unrolled_with_one_loop_a_step(case):
 
 
 def test_implicit_rnn_in_a_network():
-    network = Using(lambda n, x: n.rnn(n.embed(x))[1][0], embed=nn.Linear(3, 2), rnn=ImplicitRNN(2, 3, 5))
+    network = Using(
+        lambda n, x: n.rnn(n.embed(x))[1][0], embed=nn.Linear(3, 2), rnn=ImplicitRNN(2, 3, 5, batch_first=True)
+    )
     equal_form(network, sequences(4, 3), tolerance=1e-5)
-    lengths = Using(lambda n, x: n.rnn(x, None, torch.tensor([2]))[0], rnn=ImplicitRNN(2, 3, 5))
+    lengths = Using(lambda n, x: n.rnn(x, None, torch.tensor([2]))[0], rnn=ImplicitRNN(2, 3, 5, batch_first=True))
     with pytest.raises(UnsupportedError, match="lengths"):
         to_implicit(lengths, (4, 2))
 

@@ -101,7 +101,7 @@ def fresh() -> dict[str, Any]:
         ),
         "pools": wp.ImplicitModel(2, 3, 4, activation="max_pool(2)", condition="block"),
         "triangle": wp.ImplicitModel(2, 3, 4, triangular=True, bias=True).double(),
-        "recurrent": wp.ImplicitRNN(2, 3, 4, num_layers=2, bidirectional=True, out_features=1),
+        "recurrent": wp.ImplicitRNN(2, 3, 4, num_layers=2, bidirectional=True, out_features=1, batch_first=True),
     }
 
 

@@ -107,7 +107,7 @@ def built(**arguments: Any) -> Tensor:
 
 
 def recurrent(u: Any, **arguments: Any) -> Any:
-    return wp.ImplicitRNN(**arguments)(u)
+    return wp.ImplicitRNN(**{"batch_first": True, **arguments})(u)
 
 
 def solved(x0: Any, u: Any, **arguments: Any) -> Any:

@@ -436,7 +436,7 @@ def reader(name: str, files: Any, call: Callable[[Path], Any], *more: Mutate) ->
     return Reader(name, files if callable(files) else (lambda: files), call, (mutated, *more))
 
 
-ST, RNN = mutated_safetensors, lambda: wp.ImplicitRNN(2, 3, 4, out_features=1, num_layers=2)
+ST, RNN = mutated_safetensors, lambda: wp.ImplicitRNN(2, 3, 4, out_features=1, num_layers=2, batch_first=True)
 CELL = lambda: wp.DEQ(DenseCell(2, 3, depth=2))  # noqa: E731
 LOOP = lambda: wp.series(wp.ImplicitModel(2, 3, 3).form(), wp.ImplicitModel(3, 1, 2).form())  # noqa: E731
 READERS = [

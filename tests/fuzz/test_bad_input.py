@@ -226,7 +226,9 @@ def claims(**changes):
 
     def make(path):
         model = (
-            wp.ImplicitModel(2, 1, 3) if "num_layers" not in changes else wp.ImplicitRNN(2, 3, 4, out_features=1)
+            wp.ImplicitModel(2, 1, 3)
+            if "num_layers" not in changes
+            else wp.ImplicitRNN(2, 3, 4, out_features=1, batch_first=True)
         )
         wp.save(model, path)
         data = path.read_bytes()

@@ -25,18 +25,21 @@ from wellposed.kernels import explain, sequence
     ids=lambda value: str(value)[:30],
 )
 def test_what_has_no_kernel_says_why_and_raises_where_triton_was_asked_for(options, reason):
-    rnn = ImplicitRNN(2, 3, 4, executor="triton", **options)
+    rnn = ImplicitRNN(2, 3, 4, executor="triton", **{"batch_first": True, **options})
     assert explain(rnn, torch.zeros(1, 2, 2)).startswith(f"time by time: {reason}")
     with pytest.raises(InputError, match='executor="triton" cannot compute this'):
         rnn(torch.zeros(1, 2, 2))
 
 
 def test_sizes_dtypes_and_devices_without_kernels(monkeypatch):
-    wide = ImplicitRNN(2, 3, 129, executor="triton")
+    wide = ImplicitRNN(2, 3, 129, executor="triton", batch_first=True)
     assert wide.explain().startswith(
         "time by time: more than 128 states or hidden states have no kernel on the GPU"
     )
-    long = ImplicitRNN(2, 3, 4, executor="triton").double()
+    long = ImplicitRNN(2, 3, 4, executor="triton", batch_first=True).double()
     assert long.explain() == "time by time: float64 has no kernel on the GPU"
     monkeypatch.setattr(sequence, "interpreted", lambda: False)
-    assert ImplicitRNN(2, 3, 4, executor="triton").explain() == "time by time: device cpu has no kernel of triton"
+    assert (
+        ImplicitRNN(2, 3, 4, executor="triton", batch_first=True).explain()
+        == "time by time: device cpu has no kernel of triton"
+    )

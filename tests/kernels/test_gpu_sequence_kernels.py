@@ -39,7 +39,7 @@ CASES = {
 def build(sizes, **options):
     """Returns the same network twice: whole sequences in Triton, and the plain loop in float64."""
     torch.manual_seed(3)
-    mine = ImplicitRNN(*sizes, **options)
+    mine = ImplicitRNN(*sizes, **{"batch_first": True, **options})
     with torch.no_grad():
         for name, parameter in mine.named_parameters():
             if name.endswith(("raw", "D", "bias")):
@@ -103,7 +103,7 @@ def test_extrapolation_saves_steps_and_nobody_depends_on_companions():
     A = 0.97 * torch.softmax(torch.randn(20, 20), 1)
     B, C = torch.rand(20, 3), torch.rand(1, 20) / 50
     s = torch.rand(18, 1, 2)
-    rnn = ImplicitRNN.from_matrices(A, B, C, executor="triton", stop=Relative(3e-4)).to(DEVICE)
+    rnn = ImplicitRNN.from_matrices(A, B, C, executor="triton", stop=Relative(3e-4), batch_first=True).to(DEVICE)
     found = rnn.equilibria(s.to(DEVICE))
     assert int(found.steps.max()) < 40  # plain steps, which gain 3 % each, would be 200
     alone = rnn.equilibria(s[17:].to(DEVICE))
@@ -131,7 +131,7 @@ def test_residuals_at_the_rounding_level_stagnate():
     generator = torch.Generator().manual_seed(2)
     A = torch.softmax(torch.randn(20, 20, generator=generator), 1) * 0.8
     B, C = torch.rand(20, 2, generator=generator), torch.zeros(1, 20)
-    rnn = ImplicitRNN.from_matrices(A, B, C, executor="triton", stop=Absolute(1e-9)).to(DEVICE)
+    rnn = ImplicitRNN.from_matrices(A, B, C, executor="triton", stop=Absolute(1e-9), batch_first=True).to(DEVICE)
     u = 1e4 * torch.rand(16, 1, 1, generator=generator)
     found = rnn.equilibria(u.to(DEVICE))
     stuck = found.status == Status.STAGNATED  # the others have found a point that rounding leaves alone
@@ -167,7 +167,7 @@ def test_adjoint_failures_and_logs():
 
 def test_values_that_are_not_finite_are_statuses():
     matrices = torch.zeros(1, 1), torch.tensor([[1.0, 1e20]]), torch.ones(1, 1)
-    rnn = ImplicitRNN.from_matrices(*matrices, on_failure="ignore", executor="triton").to(DEVICE)
+    rnn = ImplicitRNN.from_matrices(*matrices, on_failure="ignore", executor="triton", batch_first=True).to(DEVICE)
     found = rnn.equilibria(torch.ones(2, 4, 1, device=DEVICE))
     assert found.status[..., 0].tolist() == [[1, 1, 6, 6]] * 2 and found.output.isfinite().all()
 
@@ -200,7 +200,7 @@ def test_second_derivatives():
 
 @compiled
 def test_tensors_on_a_gpu_take_the_kernel_unasked():
-    rnn = ImplicitRNN(2, 22, 21, bias=True).cuda()
+    rnn = ImplicitRNN(2, 22, 21, bias=True, batch_first=True).cuda()
     assert rnn.explain() == "whole sequences in Triton: relu, float32, 21 states, Anderson"
     s = draw(300, 10, 2)
     plain = copy.deepcopy(rnn).cpu().double()

@@ -29,7 +29,7 @@ LAYOUTS = {
 def build(states=5, hidden=4, dtype=torch.float64, **options):
     """Returns the same network twice: whole sequences in one call, and the plain loop."""
     torch.manual_seed(3)
-    mine = ImplicitRNN(2, hidden, states, **options).to(dtype)
+    mine = ImplicitRNN(2, hidden, states, **{"batch_first": True, **options}).to(dtype)
     with torch.no_grad():
         for name, parameter in mine.named_parameters():
             if name.endswith(("raw", "D", "bias")):
@@ -141,7 +141,9 @@ def test_second_derivatives_go_through_the_states():
 def test_slow_adjoints(states):
     A = 0.999 * torch.ones(states, states, dtype=torch.float64) / states
     B, C = torch.rand(states, 3, dtype=torch.float64), torch.rand(1, states, dtype=torch.float64) * 1e-4
-    rnn = ImplicitRNN.from_matrices(A, B, C, solver="picard", stop=Absolute(1e-9), max_steps=50_000)
+    rnn = ImplicitRNN.from_matrices(
+        A, B, C, solver="picard", stop=Absolute(1e-9), max_steps=50_000, batch_first=True
+    )
     s = torch.rand(3, 2, 2, dtype=torch.float64, requires_grad=True)
     with watch() as log:
         (found,) = torch.autograd.grad(rnn(s)[1].sum(), s)
@@ -201,7 +203,9 @@ def test_adjoint_failures_say_at_which_time():
 
 def test_values_that_are_not_finite_are_statuses():
     one = torch.ones(1, 1)
-    rnn = ImplicitRNN.from_matrices(torch.zeros(1, 1), torch.tensor([[1.0, 1e20]]), one, on_failure="ignore")
+    rnn = ImplicitRNN.from_matrices(
+        torch.zeros(1, 1), torch.tensor([[1.0, 1e20]]), one, on_failure="ignore", batch_first=True
+    )
     found = rnn.equilibria(torch.ones(2, 4, 1))
     assert found.status[..., 0].tolist() == [[1, 1, 6, 6]] * 2 and found.output.isfinite().all()
 
@@ -250,6 +254,6 @@ def test_without_gradients_nothing_is_kept():
 
 
 def test_explain_knows_sequences():
-    rnn = ImplicitRNN(3, 4, 5)
+    rnn = ImplicitRNN(3, 4, 5, batch_first=True)
     assert explain(rnn, torch.zeros(2, 6, 3)) == rnn.explain()
     assert rnn.explain().startswith("whole sequences: relu, float32, 5 states")

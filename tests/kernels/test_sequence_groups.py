@@ -19,7 +19,7 @@ pytest.importorskip("numba")
 def build(states=7, hidden=3, **options):
     """Returns the same network twice: whole sequences in one call, and the plain loop."""
     torch.manual_seed(5)
-    mine = ImplicitRNN(2, hidden, states, bias=True, **options).double()
+    mine = ImplicitRNN(2, hidden, states, bias=True, **{"batch_first": True, **options}).double()
     with torch.no_grad():
         for name, parameter in mine.named_parameters():
             if name.endswith(("raw", "D", "bias")):

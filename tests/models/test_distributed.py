@@ -15,7 +15,7 @@ from wellposed import DEQ, ImplicitModel, ImplicitRNN, Relative
 class _Last(nn.Module):
     def __init__(self):
         super().__init__()
-        self.rnn = ImplicitRNN(3, 4, 5, out_features=2, stop=Relative(1e-12))
+        self.rnn = ImplicitRNN(3, 4, 5, out_features=2, stop=Relative(1e-12), batch_first=True)
 
     def forward(self, u):
         return self.rnn(u[:, None].expand(-1, 4, -1))[0][:, -1]

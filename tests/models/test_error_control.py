@@ -86,7 +86,7 @@ def test_positively_homogeneous(executor: str, dtype: torch.dtype, kappa: float)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_homogeneous_sequences_and_forms(executor: str) -> None:
     torch.manual_seed(1)
-    rnn = ImplicitRNN(3, 4, 16, executor=executor)
+    rnn = ImplicitRNN(3, 4, 16, executor=executor, batch_first=True)
     s = torch.randn(2, 5, 3)
     y = rnn(s)[0].detach()
     form = rnn.cell(0).form()
@@ -174,7 +174,7 @@ def through_time(A: Tensor, B: Tensor, C: Tensor, bias: Tensor, s: Tensor, g: Te
 @pytest.mark.parametrize("kind", ["positive", "signed"])
 def test_gradients_of_sequences_near_the_edge(executor: str, kind: str) -> None:
     A, B, C, bias = matrices(128, 8 + 16, 16, 0.99, kind, 4)
-    rnn = ImplicitRNN.from_matrices(A, B, C, bias=bias, executor=executor)
+    rnn = ImplicitRNN.from_matrices(A, B, C, bias=bias, executor=executor, batch_first=True)
     s, g = torch.randn(4, 20, 8, requires_grad=True), torch.randn(4, 20, 16)
     y = rnn(s)[0]
     y.backward(g)
@@ -187,7 +187,7 @@ def test_gradients_of_sequences_near_the_edge(executor: str, kind: str) -> None:
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_inputs_of_zero_after_others_end_at_once(executor: str) -> None:
     torch.manual_seed(5)
-    rnn = ImplicitRNN(3, 4, 16, kappa=0.95, executor=executor)
+    rnn = ImplicitRNN(3, 4, 16, kappa=0.95, executor=executor, batch_first=True)
     with torch.no_grad():
         rnn.cell(0).B[:, 3:] = 0
         rnn.cell(0).state.raw.abs_().mul_(16)

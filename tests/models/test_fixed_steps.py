@@ -29,9 +29,11 @@ MODELS = {
     "low rank": (lambda: ImplicitModel(3, 2, 6, rank=2, kappa=0.3, feedthrough=False, **TIGHT), (5, 3)),
     "mu": (lambda: ImplicitModel(3, 2, 6, condition="mu", bias=True, kappa=0.3, **TIGHT), (5, 3)),
     "triangular": (lambda: ImplicitModel(3, 2, 6, triangular=True), (5, 3)),
-    "recurrent": (lambda: ImplicitRNN(3, 4, 5, kappa=0.3, **TIGHT), (2, 4, 3)),
+    "recurrent": (lambda: ImplicitRNN(3, 4, 5, kappa=0.3, batch_first=True, **TIGHT), (2, 4, 3)),
     "recurrent, all": (
-        lambda: ImplicitRNN(3, 4, 5, num_layers=2, bidirectional=True, out_features=2, kappa=0.3, **TIGHT),
+        lambda: ImplicitRNN(
+            3, 4, 5, num_layers=2, bidirectional=True, out_features=2, kappa=0.3, batch_first=True, **TIGHT
+        ),
         (2, 4, 3),
     ),
     "time first": (
@@ -117,3 +119,11 @@ def test_bad_arguments():
         fixed_steps(nn.Linear(2, 2), 5)
     with pytest.raises(InputError, match="operator splitting"):
         fixed_steps(ImplicitModel(3, 2, 6, condition="monotone"), 5)
+
+
+@pytest.mark.parametrize("name", ["implicit", "mu", "recurrent", "deq"])
+@pytest.mark.parametrize("tracer", [lambda m, u: torch.export.export(m, (u,)), torch.jit.trace])
+def test_a_solve_is_not_written_down_as_a_program_in_silence(name, tracer):
+    build, shape = MODELS.get(name, (lambda: DEQ(Cell(), state_shape=4), (5, 3)))
+    with pytest.raises(InputError, match=r"depends on values; give it wellposed\.fixed_steps\(model, steps\)"):
+        tracer(build(), torch.zeros(shape))

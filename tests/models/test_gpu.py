@@ -23,7 +23,7 @@ def close(there, here, tolerance=1e-3):
 
 
 def test_sequences_agree_with_the_cpu():
-    rnn = ImplicitRNN(3, 8, 16, num_layers=2, bidirectional=True, out_features=2)
+    rnn = ImplicitRNN(3, 8, 16, num_layers=2, bidirectional=True, out_features=2, batch_first=True)
     s, lengths = torch.randn(32, 12, 3), torch.randint(1, 13, (32,))
     twin = copy.deepcopy(rnn).cuda()
     here, there = rnn(s, lengths=lengths), twin(s.cuda(), lengths=lengths)

@@ -11,7 +11,7 @@ from wellposed.models import DenseCell
 TIGHT = {"kappa": 0.5, "stop": wp.Relative(1e-13), "max_steps": 500}
 MODELS = {
     "implicit": (lambda: wp.ImplicitModel(3, 2, 6, bias=True, **TIGHT), (4, 3)),
-    "recurrent": (lambda: wp.ImplicitRNN(2, 4, 5, out_features=2, **TIGHT), (4, 3, 2)),
+    "recurrent": (lambda: wp.ImplicitRNN(2, 4, 5, out_features=2, batch_first=True, **TIGHT), (4, 3, 2)),
     "inside": (lambda: nn.Sequential(nn.Linear(3, 4), wp.DEQ(DenseCell(4, 6)), nn.Linear(6, 2)), (4, 3)),
 }
 

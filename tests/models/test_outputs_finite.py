@@ -83,7 +83,7 @@ def test_a_solve_that_has_failed_is_told_of_once(executor):
 @pytest.mark.parametrize("part", ["C", "readout"])
 def test_sequences(part, steps, executor):
     torch.manual_seed(0)
-    model = wp.ImplicitRNN(3, 4, 6, out_features=2, executor=executor)
+    model = wp.ImplicitRNN(3, 4, 6, out_features=2, executor=executor, batch_first=True)
     with torch.no_grad():
         (model.cell(0).C if part == "C" else model.readout.weight).view(-1)[0] = torch.nan
     with pytest.warns(ConvergenceWarning) as told:
@@ -105,7 +105,11 @@ WEIGHTS = {
     "low rank": (lambda: wp.ImplicitModel(3, 2, 4, rank=2), (2, 3), ("state.left", "state.right", "B")),
     "reference": (lambda: wp.ImplicitModel(3, 2, 4, executor="reference"), (2, 3), ("state.raw", "B")),
     "monotone": (lambda: wp.ImplicitModel(3, 2, 4, condition="monotone"), (2, 3), ("state.raw", "B")),
-    "recurrent": (lambda: wp.ImplicitRNN(3, 2, 4, num_layers=2), (2, 5, 3), ("cells.0.state.raw", "cells.1.B")),
+    "recurrent": (
+        lambda: wp.ImplicitRNN(3, 2, 4, num_layers=2, batch_first=True),
+        (2, 5, 3),
+        ("cells.0.state.raw", "cells.1.B"),
+    ),
     "deq": (
         lambda: wp.DEQ(DenseCell(3, 4)),
         (2, 3),
@@ -176,7 +180,7 @@ def test_checked_outputs_pass_gradients_through_compiled_graphs():
 
 def test_compiled_sequences_tell_of_a_readout_that_is_not_finite():
     torch.manual_seed(0)
-    model = wp.ImplicitRNN(3, 4, 6, out_features=2)
+    model = wp.ImplicitRNN(3, 4, 6, out_features=2, batch_first=True)
     with torch.no_grad():
         model.readout.weight[0, 0] = torch.nan
     with pytest.warns(ConvergenceWarning, match="infinite outputs"):

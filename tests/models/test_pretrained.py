@@ -13,7 +13,7 @@ from wellposed.models import ConvCell, DenseCell, PlainConvCell, RecallCell, Tra
 MODELS = {
     "implicit": (lambda: wp.ImplicitModel(3, 2, 6, bias=True, kappa=0.5, condition="spectral"), (5, 3)),
     "low rank": (lambda: wp.ImplicitModel(3, 2, 6, rank=2, solver=wp.Broyden(4), stop=wp.Relative(1e-4)), (5, 3)),
-    "recurrent": (lambda: wp.ImplicitRNN(3, 4, 5, out_features=2, num_layers=2), (2, 4, 3)),
+    "recurrent": (lambda: wp.ImplicitRNN(3, 4, 5, out_features=2, num_layers=2, batch_first=True), (2, 4, 3)),
     "form": (lambda: wp.series(wp.ImplicitModel(3, 4, 6).form(), wp.ImplicitModel(4, 2, 5).form()), (5, 3)),
     "dense": (lambda: wp.DEQ(DenseCell(3, 6, depth=2, activation="sigmoid"), gradient=wp.Phantom(3)), (5, 3)),
     "plain": (lambda: wp.DEQ(PlainConvCell(2, 4, kernel_size=5), max_steps=500), (5, 2, 8)),

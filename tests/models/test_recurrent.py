@@ -40,7 +40,7 @@ LENGTHS = torch.tensor([3, 6, 1, 5, 6])
 
 def build(layout="plain", **options):
     torch.manual_seed(3)
-    rnn = ImplicitRNN(2, 4, 5, **{**LAYOUTS[layout], **TIGHT, **options}).double()
+    rnn = ImplicitRNN(2, 4, 5, **{"batch_first": True, **{**LAYOUTS[layout], **TIGHT, **options}}).double()
     with torch.no_grad():
         for name, parameter in rnn.named_parameters():
             if name.endswith(("raw", "D", "bias")):
@@ -77,7 +77,7 @@ def test_stacked_bidirectional_is_made_of_single_ones():
         outputs = []
         for direction in range(2):
             cell = rnn.cell(2 * layer + direction)
-            single = ImplicitRNN(data.shape[2], 4, 5, bias=True, **TIGHT).double()
+            single = ImplicitRNN(data.shape[2], 4, 5, bias=True, batch_first=True, **TIGHT).double()
             single.cells[0] = cell
             out, h = single(data.flip(1) if direction else data)
             outputs.append(out.flip(1) if direction else out)
@@ -202,7 +202,7 @@ def test_first_failure_is_reported_and_later_steps_keep_their_status():
 
 def test_hidden_state_that_overflows_is_a_status_not_a_nan():
     A, one = torch.zeros(1, 1), torch.ones(1, 1)
-    rnn = ImplicitRNN.from_matrices(A, torch.tensor([[1.0, 1e20]]), one, on_failure="ignore")
+    rnn = ImplicitRNN.from_matrices(A, torch.tensor([[1.0, 1e20]]), one, on_failure="ignore", batch_first=True)
     found = rnn.equilibria(torch.ones(2, 4, 1))
     assert found.status[:, :2, 0].eq(Status.CONVERGED).all()
     assert found.status[:, 2:, 0].eq(Status.NONFINITE).all()
@@ -220,10 +220,12 @@ def test_from_matrices_counts():
     output, h_n = rnn(torch.ones(4, 2, 1))
     assert output[:, 0, 0].tolist() == [1, 2, 3, 4] and h_n.shape == (1, 2, 1)
     D = torch.tensor([[0.0, 1.0]])
-    rnn = ImplicitRNN.from_matrices(torch.zeros(1, 1), torch.tensor([[1.0, 0.0]]), torch.ones(1, 1), D)
+    rnn = ImplicitRNN.from_matrices(
+        torch.zeros(1, 1), torch.tensor([[1.0, 0.0]]), torch.ones(1, 1), D, batch_first=True
+    )
     assert rnn(torch.ones(1, 4, 1))[0].flatten().tolist() == [1, 2, 3, 4]
     with pytest.raises(InputError, match="more columns than the hidden state"):
-        ImplicitRNN.from_matrices(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1))
+        ImplicitRNN.from_matrices(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1), batch_first=True)
 
 
 def test_positive_homogeneity_without_bias():
@@ -239,7 +241,7 @@ def test_module_hygiene(layout, tmp_path):
     save(rnn, tmp_path / "rnn.safetensors")
     loaded = load(tmp_path / "rnn.safetensors")
     assert repr(loaded) == repr(rnn)
-    fresh = ImplicitRNN(2, 4, 5, **LAYOUTS[layout], **TIGHT).double()
+    fresh = ImplicitRNN(2, 4, 5, **{"batch_first": True, **LAYOUTS[layout]}, **TIGHT).double()
     fresh.load_state_dict(rnn.state_dict())
     ema = torch.optim.swa_utils.AveragedModel(rnn)
     ema.update_parameters(rnn)
@@ -249,7 +251,7 @@ def test_module_hygiene(layout, tmp_path):
 
 def test_from_matrices_survives_a_file(tmp_path):
     A = torch.diag(torch.tensor([-3.0, 0.5])) + torch.tensor([[0.0, 7.0], [0.0, 0.0]])
-    rnn = ImplicitRNN.from_matrices(A, torch.ones(2, 3), torch.ones(2, 2))
+    rnn = ImplicitRNN.from_matrices(A, torch.ones(2, 3), torch.ones(2, 2), batch_first=True)
     save(rnn, tmp_path / "rnn.safetensors")
     loaded = load(tmp_path / "rnn.safetensors")
     assert torch.equal(loaded.cell(0).A, A)
@@ -281,7 +283,9 @@ def test_compile_autocast_checkpoint_and_short_dtypes():
 
 
 def test_ensemble_members_equal_models_alone():
-    ensemble = Ensemble.of(lambda: ImplicitRNN(2, 4, 5, out_features=1, **TIGHT).double(), seeds=[1, 2, 3])
+    ensemble = Ensemble.of(
+        lambda: ImplicitRNN(2, 4, 5, out_features=1, batch_first=True, **TIGHT).double(), seeds=[1, 2, 3]
+    )
     s = sequences()
     output, h_n = ensemble(s, shared=True)
     output.sum().backward()
@@ -342,9 +346,19 @@ def test_bad_inputs(call, message):
 )
 def test_bad_settings(options, message):
     with pytest.raises(InputError, match=message):
-        ImplicitRNN(2, 4, 5, **options)
+        ImplicitRNN(2, 4, 5, **{"batch_first": True, **options})
 
 
 def test_unknown_keyword():
     with pytest.raises(TypeError, match="kapa"):
-        ImplicitRNN(2, 4, 5, kapa=0.5)
+        ImplicitRNN(2, 4, 5, kapa=0.5, batch_first=True)
+
+
+def test_time_comes_first_as_in_torch():
+    rnn, ported = torch.nn.RNN(3, 5), ImplicitRNN(3, 5, 8)
+    u = torch.randn(7, 2, 3)
+    for mine, other in zip(ported(u), rnn(u), strict=True):
+        assert mine.shape == other.shape
+    twin = ImplicitRNN(3, 5, 8, batch_first=True)
+    twin.load_state_dict(ported.state_dict())
+    torch.testing.assert_close(twin(u.transpose(0, 1))[0].transpose(0, 1), ported(u)[0])

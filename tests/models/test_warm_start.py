@@ -283,7 +283,7 @@ def test_rows_reach_every_kind_of_batch():
 class Recurrent(nn.Module):
     def __init__(self, **options):
         super().__init__()
-        self.rnn = ImplicitRNN(4, 3, 5, **options)
+        self.rnn = ImplicitRNN(4, 3, 5, **{"batch_first": True, **options})
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def recurrent() -> nn.Module:
 class _Last(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = ImplicitRNN(4, 4, 5, out_features=1, stop=STOP)
+        self.rnn = ImplicitRNN(4, 4, 5, out_features=1, stop=STOP, batch_first=True)
 
     def forward(self, u: torch.Tensor) -> torch.Tensor:
         return self.rnn(u[:, None].expand(-1, 3, -1))[0][:, -1]

@@ -42,7 +42,7 @@ class SeriesRNN(nn.Module):
 
     Example:
         >>> import torch
-        >>> model = SeriesRNN(ImplicitRNN(1, 22, 18, out_features=10), "last")
+        >>> model = SeriesRNN(ImplicitRNN(1, 22, 18, out_features=10, batch_first=True), "last")
         >>> model(torch.zeros(7, 10)).shape
         torch.Size([7, 10])
     """
@@ -69,7 +69,7 @@ def implicit_rnn(task: str, shape: Shape, choice: Choice, **forced: Any) -> Seri
         raise InputError(f"say how large an implicitRNN is on {task!r}: state_features=..., hidden_size=...")
     output: Output = "sequence" if task == "rolling-average" else "last"
     width = 1 if output == "sequence" else shape[1]
-    return SeriesRNN(ImplicitRNN(1, hidden, states, out_features=width, **options), output)
+    return SeriesRNN(ImplicitRNN(1, hidden, states, out_features=width, batch_first=True, **options), output)
 
 
 def logistic(task: str, shape: Shape, choice: Choice) -> LinearRegression:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wellposed.conditions.norms import block_norms, block_sizes
-from wellposed.equilibrium.tracing import forward_rule
+from wellposed.equilibrium.tracing import forward_rule, under_forward_mode
 from wellposed.errors import InputError, SecondDerivativeError
 
 
@@ -180,11 +180,6 @@ class _ClipSingularValues(torch.autograd.Function):
         return _ClipSingularValues._derivative(ctx.saved_tensors, ctx.kappa, gradient), None
 
     @staticmethod
-    @forward_rule
-    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, _: None) -> tuple[Tensor, None, None, None]:
-        return _ClipSingularValues._derivative(saved, ctx.kappa, moved), None, None, None
-
-    @staticmethod
     def _derivative(saved: Sequence[Tensor], kappa: float, change: Tensor) -> Tensor:
         """Applies the derivative to a change of W; it is symmetric, and so the same for both modes."""
         W, U, s, Vh = saved
@@ -218,11 +213,6 @@ class _ClipSymmetricPart(torch.autograd.Function):
         return _ClipSymmetricPart._derivative(ctx.saved_tensors, ctx.kappa, gradient), None
 
     @staticmethod
-    @forward_rule
-    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, _: None) -> tuple[Tensor, None, None]:
-        return _ClipSymmetricPart._derivative(saved, ctx.kappa, moved), None, None
-
-    @staticmethod
     def _derivative(saved: Sequence[Tensor], kappa: float, change: Tensor) -> Tensor:
         """Applies the derivative to a change of W; it is symmetric, and so the same for both modes."""
         W, s, Q = saved
@@ -234,6 +224,32 @@ class _ClipSymmetricPart(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
         return _ClipSymmetricPart.apply(W.movedim(in_dims[0], 0), kappa), 0
+
+
+class _DualSingularValues(_ClipSingularValues):
+    """The same with a rule for forward mode, which torch.compile does not take."""
+
+    @staticmethod
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, _: None) -> tuple[Tensor, None, None, None]:
+        return _ClipSingularValues._derivative(saved, ctx.kappa, moved), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
+        return _DualSingularValues.apply(W.movedim(in_dims[0], 0), kappa), 0
+
+
+class _DualSymmetricPart(_ClipSymmetricPart):
+    """The same with a rule for forward mode."""
+
+    @staticmethod
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, _: None) -> tuple[Tensor, None, None]:
+        return _ClipSymmetricPart._derivative(saved, ctx.kappa, moved), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
+        return _DualSymmetricPart.apply(W.movedim(in_dims[0], 0), kappa), 0
 
 
 def clip_singular_values(W: Tensor, kappa: float) -> Tensor:
@@ -250,7 +266,7 @@ def clip_singular_values(W: Tensor, kappa: float) -> Tensor:
         >>> clip_singular_values(torch.diag(torch.tensor([3.0, 0.5])), 1.0).diagonal()
         tensor([1.0000, 0.5000])
     """
-    return _clip(_ClipSingularValues, W, kappa)
+    return _clip(_DualSingularValues if under_forward_mode() else _ClipSingularValues, W, kappa)
 
 
 def clip_symmetric_part(W: Tensor, kappa: float) -> Tensor:
@@ -266,7 +282,7 @@ def clip_symmetric_part(W: Tensor, kappa: float) -> Tensor:
         tensor([[ 0.5000,  5.0000],
                 [-5.0000, -7.0000]])
     """
-    return _clip(_ClipSymmetricPart, W, kappa)
+    return _clip(_DualSymmetricPart if under_forward_mode() else _ClipSymmetricPart, W, kappa)
 
 
 def project_block_rows(W: Tensor, blocks: int | Sequence[int], kappa: float, norm: str) -> Tensor:

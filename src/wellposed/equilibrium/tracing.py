@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.autograd import forward_ad
 
+from wellposed.errors import InputError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -60,6 +62,22 @@ def values_unseen() -> Iterator[None]:
 def under_transform() -> bool:
     """Tells whether values cannot be looked at: inside vmap, jacrev, export or a captured program."""
     return under_functorch() or torch.compiler.is_compiling() or _UNSEEN.get()
+
+
+def refuse_programs(model: str, counted: bool) -> None:
+    """Raises where a model is written down as a program that could not do what it does.
+
+    Args:
+        model: what it is.
+        counted: whether its number of steps is known (`Steps`), which torch.export can write down.
+    """
+    exported = torch.compiler.is_exporting() and not counted
+    if exported or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        tracer = "torch.export" if exported else "torch.jit.trace"
+        raise InputError(
+            f"{tracer} cannot write down {model}, whose number of steps depends on values; give it "
+            "wellposed.fixed_steps(model, steps), or write a file with wellposed.export_onnx"
+        )
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:

@@ -50,7 +50,9 @@ class Network(nn.Module):
     ) -> "Network":
         """Builds a network for inputs ``(B, T, p)``; the hidden state is as wide as the equilibrium."""
         options: dict[str, Any] = {"kappa": kappa, "activation": activation, "max_steps": MAX_STEPS, "bias": True}
-        body = ImplicitRNN(inputs, states, states, out_features=outputs, readout_bias=False, **options)
+        body = ImplicitRNN(
+            inputs, states, states, out_features=outputs, readout_bias=False, batch_first=True, **options
+        )
         return cls(body, outputs)
 
     @property

@@ -35,8 +35,8 @@ from wellposed.equilibrium.method import (
 )
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Newton, Picard, Solver
-from wellposed.equilibrium.stopping import STOPPINGS, ErrorBound, Relative, Settled, Stopping, bound_error
-from wellposed.equilibrium.tracing import under_forward_mode, under_functorch, under_transform
+from wellposed.equilibrium.stopping import STOPPINGS, ErrorBound, Relative, Settled, Steps, Stopping, bound_error
+from wellposed.equilibrium.tracing import refuse_programs, under_forward_mode, under_functorch, under_transform
 from wellposed.errors import IllPosedError, InputError, not_a_tensor, positive_integer
 from wellposed.forms import ImplicitForm, Zero
 from wellposed.forms.form import MODEL_BUILDERS
@@ -543,6 +543,7 @@ class ImplicitModel(nn.Module):
             return torch.cat([F.linear(u, self.B, self.bias), F.linear(u.abs(), self.B.abs(), size)], dim=1)
 
     def _check(self, u: Tensor) -> None:
+        refuse_programs("an ImplicitModel", isinstance(self.stop, Steps))
         if not isinstance(u, Tensor):
             raise not_a_tensor("u", u)
         if u.dim() == 0 or u.shape[-1] != self.in_features:

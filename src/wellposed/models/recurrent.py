@@ -26,8 +26,14 @@ from wellposed.equilibrium.method import (
     report_outputs,
 )
 from wellposed.equilibrium.solution import Status, failed, last_residual
-from wellposed.equilibrium.stopping import ErrorBound
-from wellposed.equilibrium.tracing import eager, under_forward_mode, under_functorch, under_transform
+from wellposed.equilibrium.stopping import ErrorBound, Steps
+from wellposed.equilibrium.tracing import (
+    eager,
+    refuse_programs,
+    under_forward_mode,
+    under_functorch,
+    under_transform,
+)
 from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.kernels.engine import choose_loop
 from wellposed.kernels.layer import source_of
@@ -211,7 +217,7 @@ class ImplicitRNN(nn.Module):
         input_size, hidden_size, state_features: of s, h and x.
         out_features: width of a linear readout applied to every output; none if None.
         readout_bias: whether the readout has a bias; None: if the states have one (`bias` of the options).
-        batch_first: whether tensors come as ``(B, T, p)`` or ``(T, B, p)``.
+        batch_first: whether tensors come as ``(B, T, p)``, else, as in torch, as ``(T, B, p)``.
         num_layers: stacked networks, each reading the outputs of the one below.
         bidirectional: whether every layer also reads backwards.
         dropout: probability of zeroing outputs between layers.
@@ -219,7 +225,7 @@ class ImplicitRNN(nn.Module):
         options: keywords of `ImplicitModel`.
 
     Example:
-        >>> rnn = ImplicitRNN(3, 5, 8)
+        >>> rnn = ImplicitRNN(3, 5, 8, batch_first=True)
         >>> output, h_n = rnn(torch.zeros(2, 7, 3))
         >>> output.shape, h_n.shape
         (torch.Size([2, 7, 5]), torch.Size([1, 2, 5]))
@@ -233,7 +239,7 @@ class ImplicitRNN(nn.Module):
         *,
         out_features: int | None = None,
         readout_bias: bool | None = None,
-        batch_first: bool = True,
+        batch_first: bool = False,
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
@@ -297,7 +303,7 @@ class ImplicitRNN(nn.Module):
 
         Example:
             >>> h = ImplicitRNN.from_matrices(torch.zeros(1, 1), torch.ones(1, 2), torch.ones(1, 1))
-            >>> h(torch.ones(1, 3, 1))[0].flatten()  # counts
+            >>> h(torch.ones(3, 1, 1))[0].flatten()  # counts
             tensor([1., 2., 3.], grad_fn=<ViewBackward0>)
         """
         own = {name: options.pop(name) for name in ("batch_first", "warm_start") if name in options}
@@ -318,7 +324,7 @@ class ImplicitRNN(nn.Module):
         """Computes all outputs and the last hidden states.
 
         Args:
-            input: ``(B, T, p)``, ``(T, B, p)`` without `batch_first`, ``(T, p)``, or a `PackedSequence`.
+            input: ``(T, B, p)``, ``(B, T, p)`` with `batch_first`, ``(T, p)``, or a `PackedSequence`.
             h0: ``(K, B, h)`` with K layers times directions, ``(K, h)`` for a single sequence; zeros if None.
             lengths: of the sequences in a padded batch; outputs beyond them are zero.
 
@@ -355,6 +361,7 @@ class ImplicitRNN(nn.Module):
         return RecurrentSolution(*given_back, states, status, steps, residual, sequences.present())
 
     def _read(self, value: Input, h0: Tensor | None, lengths: Tensor | None) -> tuple[Sequences, Tensor]:
+        refuse_programs("an ImplicitRNN", isinstance(self.cell(0).stop, Steps))
         sequences = Sequences.of(value, self.input_size, self.batch_first, lengths)
         data, dtype = sequences.data, self.cell(0).B.dtype
         if data.is_complex() or (data.dtype != dtype and not torch.is_autocast_enabled(data.device.type)):

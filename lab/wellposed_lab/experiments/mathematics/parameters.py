@@ -20,7 +20,7 @@ Key = tuple[str, str, str | None]  # task, model, size
 
 
 def _rnn(states: int, hidden: int, outputs: int) -> Callable[[], nn.Module]:
-    return partial(ImplicitRNN, 1, hidden, states, out_features=outputs, readout_bias=True)
+    return partial(ImplicitRNN, 1, hidden, states, out_features=outputs, readout_bias=True, batch_first=True)
 
 
 def _implicit(inputs: int, outputs: int, states: int) -> Callable[[], nn.Module]:
