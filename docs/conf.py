@@ -12,7 +12,15 @@ author = "The wellposed authors"
 copyright = "2026, The wellposed authors"
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "generated", "docstrings"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "mathml",
+    "generated",
+    "docstrings",
+]
 html_math_renderer = "mathml"
 exclude_patterns = ["_build"]
 html_theme = "furo"

@@ -30,6 +30,7 @@ from tests.fuzz.mutations import mutated_json, mutated_safetensors
 from wellposed.checker import RefusedError
 from wellposed.checker.check import equations
 from wellposed.checker.model import Part
+from wellposed.checker.tensors import rounded
 from wellposed.cli.stored import as_stored
 from wellposed.errors import WellposedError
 from wellposed.forms import Block, Dense, Diagonal, Identity, ImplicitForm, LowRank
@@ -187,7 +188,7 @@ def matrix_of(part: Part, name: str) -> np.ndarray | None:
         if "does not form" in str(error):
             return None
         raise
-    return np.array([[float(Fraction(entry) * read.unit) for entry in row] for row in read.rows])
+    return np.array([[rounded(Fraction(entry) * read.unit) for entry in row] for row in read.rows])
 
 
 def by_library(path: Path) -> Any:
