@@ -202,7 +202,11 @@ def tangents_in_forward_mode(case, tangents, **options):
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(
     ("solver", "gradient"),
-    [*((s, Implicit()) for s in ("picard", "broyden")), ("anderson", Phantom(steps=40)), ("anderson", Unrolled())],
+    [
+        *((s, Implicit()) for s in ("picard", "broyden", "newton")),
+        ("anderson", Phantom(steps=40)),
+        ("anderson", Unrolled()),
+    ],
     ids=str,
 )
 def test_jvp_against_finite_differences(solver, gradient, case):
@@ -228,12 +232,6 @@ def test_jvp_of_a_solve_that_ends_at_rounding_level(gradient):
         value, tangent = forward_ad.unpack_dual(found.value)
     assert tangent is not None
     torch.testing.assert_close(tangent, 1 / (1 + 0.8 * torch.sin(value)))
-
-
-def test_newton_has_no_jvp_unlike_in_optimistix():
-    case = CASES[0]
-    with pytest.raises(RuntimeError, match="Nested forward mode"):
-        tangents_in_forward_mode(case, tangents_of(case), solver="newton")
 
 
 # S test_fixed_point and test_root_find: the map is a constant, given by a tensor that it captures.
