@@ -375,8 +375,9 @@ class _Reader:
         entries = self._tensor(value["sparse"][1], whole=False, empty=True)
         if indices.dim() != 2 or entries.dim() != 1:
             raise FileFormatError(f"a sparse matrix has indices {tuple(indices.shape)} and {tuple(entries.shape)}")
-        ordered = _ordered(indices, size)
-        return torch.sparse_coo_tensor(indices, entries, size, check_invariants=True, is_coalesced=ordered)
+        if not _ordered(indices, size):
+            raise FileFormatError("the entries of a sparse matrix come row by row, and none twice; these do not")
+        return torch.sparse_coo_tensor(indices, entries, size, check_invariants=True, is_coalesced=True)
 
 
 def _tuple(value: Any) -> tuple[Any, ...]:
