@@ -420,9 +420,10 @@ class ImplicitRNN(nn.Module):
             if isinstance(course, str):
                 return f"time by time: {course}"
         cell = self.cell(0)
-        dtype = str(cell.B.dtype).removeprefix("torch.")
+        on_device = wanted(cell.executor, cell.B)
+        dtype = str(cell.B.dtype if on_device else cell.compute_dtype).removeprefix("torch.")
         solver = type(cell.method().solver).__name__
-        place = " in Triton" if wanted(cell.executor, cell.B) else ""
+        place = " in Triton" if on_device else ""
         return f"whole sequences{place}: {cell.activation.name}, {dtype}, {cell.state_features} states, {solver}"
 
     def _place(self, layer: int, direction: int) -> str:

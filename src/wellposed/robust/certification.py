@@ -114,17 +114,14 @@ def examine_radii(
 ) -> Examination:
     """Certifies and attacks every sample at several radii, of which each box contains the ones before.
 
-    So a class that an attack changed is changed at all larger radii, and a class that could not be proven is not
-    asked about again. ``"best"`` is asked only about samples that an attack left standing and ``"crown"`` left
-    open: no other answer could change.
+    A class that an attack changed is changed at all larger radii, and one that could not be proven is not asked
+    about again. ``"best"`` is asked only where an attack left the class standing and ``"crown"`` left it open.
 
     Args:
-        model, form: the classifier, and the same as a form. Of a network, the proofs are about the network itself,
+        model, form: the classifier, and the same as a form. Proofs about a network are about the network itself,
             not about the form, whose weights conversion has rounded.
-        epsilons: the radii, in any order.
-        valid: the range of the inputs.
-        budget: seconds for the bounds of `PART` samples.
-        steps: of the attack.
+        epsilons, valid: the radii, in any order, and the range of the inputs.
+        budget, steps: seconds for the bounds of `PART` samples, and steps of the attack.
         tell: is told how many samples are done, once for every radius.
 
     Raises:
@@ -141,24 +138,19 @@ def examine_radii(
     proof = to_form(model, form.input_shape) if network else form
     with torch.no_grad():
         said = torch.cat([model(part).argmax(1) for part in u.split(PART)])
-    clean = said == target
-    standing, open_, inputs = clean.clone(), clean.clone(), u.clone()
-    proven_at = torch.full((len(u),), -1.0, dtype=torch.float64)
-    broken_at = torch.full((len(u),), torch.inf, dtype=torch.float64)
+    standing, open_, inputs = (clean := said == target).clone(), clean.clone(), u.clone()
+    proven_at, broken_at = (torch.full((len(u),), x, dtype=torch.float64) for x in (-1.0, torch.inf))
     radii = []
     for epsilon in sorted(set(epsilons)):
         alive = standing.nonzero()[:, 0]
         tell(len(u) - len(alive))
         for rows in alive.split(PART):
             attack = pgd(model, u[rows], target[rows], epsilon, steps=steps, lower=valid[0], upper=valid[1])
-            asked = open_[rows]
-            proven = torch.zeros_like(asked)
-            if bool(asked.any()):
-                some = rows[asked]
-                box = Box.around(u[some].reshape(len(some), *form.input_shape), epsilon, *valid)
-                proven[asked] = _proven(
-                    proof, box.to(proof.dtype), target[some], ~attack.success[asked], method, budget
-                )
+            proven, some = open_[rows], rows[open_[rows]]
+            if len(some):
+                box = Box.around(u[some].reshape(len(some), *form.input_shape), epsilon, *valid).to(proof.dtype)
+                left = ~attack.success[proven]
+                proven[proven.clone()] = _proven(proof, box, target[some], left, method, budget)
             proven = _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}")
             fallen = rows[attack.success]
             inputs[fallen], said[fallen] = attack.inputs[attack.success], attack.outputs.argmax(1)[attack.success]
