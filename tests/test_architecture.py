@@ -237,10 +237,10 @@ def test_a_crowded_folder_and_a_cycle_are_reported():
     assert not cycle_of({**files, Path("wellposed/forms/b.py"): "import torch"})
 
 
-# Calls that write to a place directly. In a block of `written_whole` and the like the place is a temporary one.
+# Calls that write to a place directly. In a block of `atomic_write` and the like the place is a temporary one.
 WRITING = {"write_text", "write_bytes", "savez", "savez_compressed", "save_file", "savefig", "touch", "to_csv",
            "write_tensors", "tofile", "to_parquet"}  # fmt: skip
-ATOMIC = {"written_whole", "written_with", "written_together"}
+ATOMIC = {"atomic_write", "atomic_write_with_proof", "atomic_write_folder"}
 DIRECT = {  # where, and why nothing can be lost there
     ("wellposed/models/io/files.py", "write_tensors"): "writes where its callers tell it",
     ("wellposed/models/io/certificates.py", "prove_file"): "writes where its callers tell it",
@@ -298,8 +298,8 @@ def test_whatever_is_kept_is_written_as_a_whole():
     ("with open(path, 'rb') as file: pass", 0),
     ("np.save(path, array)", 1),
     ("figure.savefig(path, dpi=200)", 1),
-    ("with written_whole(path) as place:\n    place.write_text('a')\npath.write_text('b')", 1),
-    ("with written_whole(path) as place, open(place, 'wb') as file:\n    np.savez(file)", 0),
+    ("with atomic_write(path) as place:\n    place.write_text('a')\npath.write_text('b')", 1),
+    ("with atomic_write(path) as place, open(place, 'wb') as file:\n    np.savez(file)", 0),
     ("os.open(path, os.O_RDWR | os.O_CREAT)", 1),
 ])  # fmt: skip
 def test_direct_writes_are_noticed(text, count):

@@ -16,8 +16,8 @@ from torch import Tensor
 from benchmarks.harness import cpu_seconds, make_parser, one_thread, print_table, save
 from benchmarks.problems import images, trained_mlp
 from wellposed.convex import (
+    Cvxpy,
     Design,
-    Modelled,
     RowProblem,
     RowSolver,
     Schur,
@@ -88,7 +88,7 @@ def measure(states: States, kappa: float, bound: str) -> list[dict[str, object]]
             note(method, spent, problem, weights, problem.rows)
     chosen = torch.linspace(0, problem.rows - 1, ORACLE_ROWS).long()
     part = problem.chosen(chosen)
-    spent, found = cpu_seconds(lambda: Modelled().solve(part).weights)
+    spent, found = cpu_seconds(lambda: Cvxpy().solve(part).weights)
     note("CVXPY + Clarabel", spent, part, found, ORACLE_ROWS)
     if bound == "row":
         M = np.asfortranarray(torch.cat([states.X, states.U], 1).double().numpy())

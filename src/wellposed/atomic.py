@@ -1,7 +1,8 @@
 """Files that are written whole or not at all: what is killed leaves the old version or the new one.
 
-`written_whole` replaces one file, `written_with` a file and its proof, and `written_together` the files of a
-folder, which `read_together` reads all of one version. Whatever the library or the lab keeps is written by these.
+`atomic_write` replaces one file, `atomic_write_with_proof` a file and its proof, and `atomic_write_folder` the
+files of a folder, which `read_folder` reads all of one version. Whatever the library or the lab keeps is written
+by these.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from wellposed.errors import WellposedError
 
 
 @contextlib.contextmanager
-def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a place to write to, and puts what was written at `path` once it is completely on the disk.
 
     If anything goes wrong before that, what was at `path` stays, and nothing else is left behind.
@@ -28,13 +29,13 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     Example:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "note.txt"
-        >>> with written_whole(target) as place:
+        >>> with atomic_write(target) as place:
         ...     _ = place.write_text("all of it")
         >>> target.read_text(), [path.name for path in target.parent.iterdir()]
         ('all of it', ['note.txt'])
     """
     target = Path(path)
-    with naming(target), _temporary(target) as place:
+    with name_file_in_errors(target), _temporary(target) as place:
         yield place
         _flush(place)
         os.replace(place, target)
@@ -42,7 +43,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def written_with(path: str | os.PathLike[str], proof: Path) -> Iterator[tuple[Path, Path]]:
+def atomic_write_with_proof(path: str | os.PathLike[str], proof: Path) -> Iterator[tuple[Path, Path]]:
     """Yields places for a file and for its proof, and puts both where they belong once they are on the disk.
 
     The old proof goes before the new file comes, and the new proof comes last: a process that is killed leaves the
@@ -51,13 +52,13 @@ def written_with(path: str | os.PathLike[str], proof: Path) -> Iterator[tuple[Pa
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with written_with(folder / "a.txt", folder / "a.proof") as (place, proof):
+        >>> with atomic_write_with_proof(folder / "a.txt", folder / "a.proof") as (place, proof):
         ...     _ = place.write_text("all of it"), proof.write_text("so it is")
         >>> sorted(path.name for path in folder.iterdir())
         ['a.proof', 'a.txt']
     """
     target = Path(path)
-    with naming(target), _temporary(target) as place, _temporary(proof) as place_of_proof:
+    with name_file_in_errors(target), _temporary(target) as place, _temporary(proof) as place_of_proof:
         yield place, place_of_proof
         proven = place_of_proof.exists()
         _flush(place)
@@ -88,11 +89,11 @@ TRIES = 20  # readings of a folder that others write to
 
 
 @contextlib.contextmanager
-def written_together(folder: str | os.PathLike[str], stale: Iterable[str] = ()) -> Iterator[Path]:
+def atomic_write_folder(folder: str | os.PathLike[str], stale: Iterable[str] = ()) -> Iterator[Path]:
     """Yields an empty folder to write files to, and puts them into `folder` all at once.
 
     No file system replaces several files in one step. What was written becomes the folder ``.new`` in `folder` by
-    one renaming, and from then on counts for `read_together`, whether its files were moved to their places or not.
+    one renaming, and from then on counts for `read_folder`, whether its files were moved to their places or not.
     The next writer moves what a killed one has left there. If anything goes wrong before the renaming, all stays
     as it was.
 
@@ -103,7 +104,7 @@ def written_together(folder: str | os.PathLike[str], stale: Iterable[str] = ()) 
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with written_together(folder) as place:
+        >>> with atomic_write_folder(folder) as place:
         ...     _ = (place / "a").write_text("one"), (place / "b").write_text("two")
         >>> sorted(path.name for path in folder.iterdir())
         ['a', 'b']
@@ -111,7 +112,7 @@ def written_together(folder: str | os.PathLike[str], stale: Iterable[str] = ()) 
     target = Path(folder)
     temporary = target / f"{NEW}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
-        with naming(target):
+        with name_file_in_errors(target):
             target.mkdir(parents=True, exist_ok=True)
             temporary.mkdir()
             yield temporary
@@ -158,8 +159,8 @@ def _settle(folder: Path) -> None:
 T = TypeVar("T")
 
 
-def read_together(folder: Path, names: Iterable[str], read: Callable[[dict[str, Path]], T]) -> T:
-    """Reads files that `written_together` has written, all of one version, while others may be writing.
+def read_folder(folder: Path, names: Iterable[str], read: Callable[[dict[str, Path]], T]) -> T:
+    """Reads files that `atomic_write_folder` has written, all of one version, while others may be writing.
 
     Args:
         folder: where they are.
@@ -169,9 +170,9 @@ def read_together(folder: Path, names: Iterable[str], read: Callable[[dict[str, 
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with written_together(folder) as place:
+        >>> with atomic_write_folder(folder) as place:
         ...     _ = (place / "a").write_text("one")
-        >>> read_together(folder, ["a"], lambda places: places["a"].read_text())
+        >>> read_folder(folder, ["a"], lambda places: places["a"].read_text())
         'one'
     """
     listed = tuple(names)
@@ -213,11 +214,11 @@ REMEDIES = {
 
 
 @contextlib.contextmanager
-def naming(target: str | os.PathLike[str]) -> Iterator[None]:
+def name_file_in_errors(target: str | os.PathLike[str]) -> Iterator[None]:
     """Lets the errors of a full disk, or of a folder that is missing or cannot be written to, name their file.
 
     Example:
-        >>> with naming("run.ckpt"):
+        >>> with name_file_in_errors("run.ckpt"):
         ...     raise OSError(28, "No space left on device")
         Traceback (most recent call last):
             ...

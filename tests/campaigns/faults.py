@@ -28,7 +28,7 @@ from wellposed_lab.engine.store import Store
 from works import WORKS, Work, finish, lost, results, start, warm_up
 from writers import WRITERS, kill_writer
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 
 RESULT = Path(__file__).parent / "results" / "faults.json"
 KILLED = [(name, writers) for name in WORKS for writers in (1, 2)]
@@ -135,7 +135,7 @@ def main() -> None:
         for name, trial in chosen.items():
             table.append(trial(random.Random(f"{options.seed} {name}")))
             print(table[-1], flush=True)
-            with written_whole(options.out) as place:
+            with atomic_write(options.out) as place:
                 place.write_text(json.dumps(facts, indent=1) + "\n")
     sys.exit(any(row["other result"] or row["lost"] for row in table))
 

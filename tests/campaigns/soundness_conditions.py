@@ -101,7 +101,7 @@ def conditions(A: Tensor, phi: Activation) -> Iterator[Finding]:
     """Every condition that applies to the activation."""
     finite = bool(A.isfinite().all())
     for name, condition in CONDITIONS.items():
-        if condition.obstacle(phi):
+        if condition.why_not(phi):
             continue
         found = condition.certify(A, phi)
         if not found.holds:
@@ -160,9 +160,9 @@ def _of_blocks(A: Tensor, E: q.Matrix, phi: Activation) -> Iterator[Finding]:
 def projections(A: Tensor, phi: Activation) -> Iterator[Finding]:
     """What a parametrisation makes of any matrix: rows never exceed the cap, and its certificate is true."""
     for name, condition in CONDITIONS.items():
-        if condition.obstacle(phi) or name == "triangular":
+        if condition.why_not(phi) or name == "triangular":
             continue
-        kappa = 0.95 / phi.lipschitz(condition.gauge(phi))
+        kappa = 0.95 / phi.lipschitz(condition.norm_name(phi))
         try:
             inside = condition.parametrise(A, kappa, phi)
         except InputError:

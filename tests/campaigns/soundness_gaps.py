@@ -18,7 +18,7 @@ from wellposed_lab.experiments.sparsify.row_solvers import Bisection
 from tests.convex.row_cases import KINDS, Case, case
 from wellposed.convex import (
     ROW_SOLVERS,
-    Conic,
+    Clarabel,
     GroupLasso,
     Homotopy,
     Projected,
@@ -40,7 +40,7 @@ HURRIED: dict[str, RowSolver] = {
     "bisection, coarse": Bisection(eps=0.3),
     "bisection-literal": Schur(Bisection(eps=0.01, literal=True)),
     "path, refined once": Schur(Homotopy(), refine=1),
-    "conic, coarse": Conic(tol=1e-3),
+    "conic, coarse": Clarabel(tol=1e-3),
 }
 KAPPAS = (0.1, 0.7, 3.0, 1e2)
 SHAPES = ("row", "state", "no cap")

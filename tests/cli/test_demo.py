@@ -99,7 +99,7 @@ def test_every_start_ends_at_the_same_equilibrium(result):
 def test_the_checker_proves_both_and_refuses_a_changed_bit(result):
     proven = result.checked.proven
     assert [len(lines) for lines in proven.values()] == [2, 1]
-    assert result.checked.refusal.startswith("refused: ")
+    assert result.checked.why_not.startswith("refused: ")
 
 
 def test_proofs_never_exceed_what_the_attack_leaves(result):

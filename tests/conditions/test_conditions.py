@@ -298,7 +298,7 @@ def test_certificate_reads_well():
 @pytest.mark.parametrize(("name", "activation"), PAIRS)
 def test_parametrisation_satisfies_its_condition(name, activation, scale, dtype):
     condition, phi = CONDITIONS[name], get_activation(activation)
-    gamma = phi.lipschitz(condition.gauge(phi))
+    gamma = phi.lipschitz(condition.norm_name(phi))
     kappa = 0.95 / gamma
     for seed in range(5):
         A = condition.parametrise(random_matrix(seed, 8, scale, dtype), kappa, phi)

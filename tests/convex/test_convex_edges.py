@@ -9,10 +9,10 @@ from row_cases import case
 
 from wellposed.convex import (
     Automatic,
-    Conic,
+    Clarabel,
+    Cvxpy,
     Design,
     Homotopy,
-    Modelled,
     Projected,
     Schur,
     States,
@@ -43,11 +43,11 @@ def recorded() -> States:
 def test_automatic_takes_the_path_first_and_the_data_only_where_columns_are_free():
     whole, part = case("plain", 0).problem(0.7), case("plain", 0).problem(0.7, capped=8)
     assert whole.design is not None and part.design is not None and part.free
-    assert [type(solver) for solver in Automatic().sequence(whole)] == [Schur, Schur, Conic]
-    assert [type(solver) for solver in Automatic().sequence(part)] == [Schur, Schur, Schur, Conic]
+    assert [type(solver) for solver in Automatic().sequence(whole)] == [Schur, Schur, Clarabel]
+    assert [type(solver) for solver in Automatic().sequence(part)] == [Schur, Schur, Schur, Clarabel]
     assert isinstance(Automatic().sequence(whole)[0].inner, Homotopy)
     sparse = case("plain", 0).problem(0.7, lasso=0.1)
-    assert [type(solver) for solver in Automatic().sequence(sparse)] == [Homotopy, Projected, Conic]
+    assert [type(solver) for solver in Automatic().sequence(sparse)] == [Homotopy, Projected, Clarabel]
 
 
 def test_no_path_is_followed_where_the_cap_is_inactive():
@@ -59,7 +59,7 @@ def test_no_path_is_followed_where_the_cap_is_inactive():
 def test_modelled_rows_keep_to_their_support():
     pytest.importorskip("cvxpy")
     problem = case("masked", 0, rows=3).problem(0.7)
-    found, best = Modelled().solve(problem), Conic().solve(problem)
+    found, best = Cvxpy().solve(problem), Clarabel().solve(problem)
     torch.testing.assert_close(found.weights, best.weights, atol=1e-4, rtol=0)
     assert found.weights[~problem.support].abs().max() < 1e-8
 
@@ -68,7 +68,7 @@ def test_modelled_rows_pay_for_the_lasso():
     pytest.importorskip("cvxpy")
     problem = case("plain", 0, rows=2).problem(0.7, lasso=2.0)
     torch.testing.assert_close(
-        Modelled().solve(problem).weights, Conic().solve(problem).weights, atol=1e-4, rtol=0
+        Cvxpy().solve(problem).weights, Clarabel().solve(problem).weights, atol=1e-4, rtol=0
     )
 
 

@@ -5,7 +5,7 @@ import torch
 from row_cases import KINDS, case
 
 from wellposed.convex import (
-    Conic,
+    Clarabel,
     Design,
     Homotopy,
     Projected,
@@ -35,7 +35,7 @@ def test_gradient_and_objective_agree_with_autograd_and_the_data():
 @pytest.mark.parametrize("kind", KINDS)
 def test_gap_bounds_the_distance_to_the_optimum_anywhere(kind, options):
     problem = case(kind, 5).problem(0.8, **options)
-    best = Conic().solve(problem)
+    best = Clarabel().solve(problem)
     optimum = objective(problem, best.weights)
     assert (best.gap <= 1e-8 * problem.scale + 1e-18).all()
     for size in (0.0, 1e-3, 1.0):
@@ -102,7 +102,7 @@ def test_screening_with_columns_that_are_not_capped(options):
     marked = 0
     for seed in range(10):
         problem = case("plain", seed, m=60).problem(0.5 if options["capped"] else torch.inf, **options)
-        best = Conic().solve(problem).weights
+        best = Clarabel().solve(problem).weights
         for noise in (1e-2, 1e-5):
             start = feasible(problem, best + noise * torch.randn_like(best))
             zeros = certified_zeros(problem, start)

@@ -9,10 +9,10 @@ from row_cases import KINDS, agrees, case
 from wellposed.convex import (
     ROW_SOLVERS,
     Automatic,
-    Conic,
+    Clarabel,
+    Cvxpy,
     Design,
     Homotopy,
-    Modelled,
     Projected,
     Schur,
     duality_gap,
@@ -36,7 +36,7 @@ STATE = {
 def test_bound_on_the_row_agrees_with_the_oracle(name, kind):
     for seed, kappa in enumerate(KAPPAS):
         problem = case(kind, seed).problem(kappa)
-        agrees(ROW[name], problem, Conic().solve(problem), 1e-8 if name == "projected" else 1e-9)
+        agrees(ROW[name], problem, Clarabel().solve(problem), 1e-8 if name == "projected" else 1e-9)
 
 
 @pytest.mark.covering(strength=1)
@@ -45,7 +45,7 @@ def test_bound_on_the_row_agrees_with_the_oracle(name, kind):
 def test_bound_on_the_state_agrees_with_the_oracle(name, kind):
     for seed, kappa in enumerate(KAPPAS):
         problem = case(kind, seed).problem(kappa, capped=8)
-        agrees(STATE[name], problem, Conic().solve(problem), 1e-6)
+        agrees(STATE[name], problem, Clarabel().solve(problem), 1e-6)
 
 
 @pytest.mark.covering(strength=1)
@@ -54,15 +54,15 @@ def test_bound_on_the_state_agrees_with_the_oracle(name, kind):
 def test_elastic_net_agrees_with_the_oracle(kind, capped):
     for kappa in (0.4, 5.0) if capped else (math.inf,):
         problem = case(kind, 3).problem(kappa, capped=capped, lasso=0.8, ridge=0.3)
-        agrees(Automatic(), problem, Conic().solve(problem), 1e-8)
+        agrees(Automatic(), problem, Clarabel().solve(problem), 1e-8)
 
 
 def test_modelled_solves_the_same_problem_and_one_of_its_own():
     problem = case("bias", 0, rows=2).problem(0.7, capped=11)
-    plain = Modelled().solve(problem)
+    plain = Cvxpy().solve(problem)
     assert plain.relative_gap.max() < 1e-6
     cvxpy = pytest.importorskip("cvxpy")
-    grouped = Modelled(penalty=lambda a, b: 1e3 * cvxpy.norm(b)).solve(problem)
+    grouped = Cvxpy(penalty=lambda a, b: 1e3 * cvxpy.norm(b)).solve(problem)
     assert grouped.weights[:, 11:].abs().max() < 1e-6 < plain.weights[:, 11:].abs().min()
 
 
@@ -74,16 +74,16 @@ def test_a_solver_that_gives_up_is_an_error_of_ours(monkeypatch):
 
     monkeypatch.setattr(cvxpy.Problem, "solve", fail)
     with pytest.raises(InputError, match=r"CLARABEL gave up on row 0 .* scales"):
-        Modelled().solve(case("plain", 0).problem(0.7))
+        Cvxpy().solve(case("plain", 0).problem(0.7))
 
 
 def test_exact_states_are_met_or_refused():
     M = torch.eye(3, dtype=torch.float64)
     problem = row_problem(Design.of(M), torch.full((3, 1), 0.2, dtype=torch.float64), kappa=0.9, capped=3)
-    assert Modelled(equality=True).solve(problem).weights.sub(0.2).abs().max() < 1e-6
+    assert Cvxpy(equality=True).solve(problem).weights.sub(0.2).abs().max() < 1e-6
     tight = row_problem(Design.of(M), torch.ones(3, 1, dtype=torch.float64), kappa=0.9, capped=3)
     with pytest.raises(InputError, match="no solution"):
-        Modelled(equality=True).solve(tight)
+        Cvxpy(equality=True).solve(tight)
 
 
 def test_refinement_recovers_digits_that_the_complement_loses():

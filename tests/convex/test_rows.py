@@ -7,7 +7,7 @@ import pytest
 import torch
 from row_cases import case
 
-from wellposed.convex import Conic, Design, Homotopy, RowFit, Schur, row_groups, row_problem
+from wellposed.convex import Clarabel, Design, Homotopy, RowFit, Schur, row_groups, row_problem
 from wellposed.convex.rows import _COMMON, _OWN, _Keeper, _packed, _work
 from wellposed.errors import FileFormatError, InputError
 
@@ -58,7 +58,7 @@ def test_groups_use_their_columns_alone():
     M = torch.cat([X, U], 1)
     for rows, columns, capped in ((slice(0, 6), slice(0, 5), 5), (slice(6, 12), slice(3, 12), 6)):
         alone = row_problem(Design.of(M[:, columns]), Z[:, rows], kappa=0.5, capped=capped)
-        assert torch.allclose(found.weights[rows, columns], Conic().solve(alone).weights, atol=1e-5)
+        assert torch.allclose(found.weights[rows, columns], Clarabel().solve(alone).weights, atol=1e-5)
 
 
 def test_no_diagonal_means_a_support_of_its_own_for_every_row():

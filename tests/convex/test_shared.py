@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 from wellposed.convert import to_implicit
-from wellposed.convex import FilterNetwork, Filters, Gathering, RowUnits, SharedFit, fit_shared, shared_layers
+from wellposed.convex import (
+    FilterNetwork,
+    Filters,
+    PositionSampler,
+    RowUnits,
+    SharedFit,
+    fit_shared,
+    shared_layers,
+)
 from wellposed.convex.shared import given_by_rows, positions, read_by_rows, row_weights, set_rows, widths
 from wellposed.errors import IllPosedError, InputError
 
@@ -79,9 +87,9 @@ def test_capped_filter_agrees_with_a_conic_solver(network, u):
     """One problem of a layer with bias, both inputs and a cap that binds, stated anew for CVXPY."""
     own = row_weights(network.layers[1]).abs().sum(1)
     kappa = float(own.min()) / 2
-    how = SharedFit(kappa=kappa, bound="row", gathering=Gathering(samples=10**6))
+    how = SharedFit(kappa=kappa, bound="row", gathering=PositionSampler(samples=10**6))
     fitted, report = how.fit(network, [u], ["layers.1"])
-    data = Gathering(samples=10**6).run(network, {"layers.1": network.layers[1]}, [u])["layers.1"]
+    data = PositionSampler(samples=10**6).run(network, {"layers.1": network.layers[1]}, [u])["layers.1"]
     M, z = torch.cat(data.parts, dim=1).numpy(), data.targets.numpy()
     w, b = cvxpy.Variable((4, M.shape[1])), cvxpy.Variable((4, 1))
     misfit = cvxpy.sum_squares(w @ M.T + b @ torch.ones(1, len(M)).numpy() - z.T)
@@ -94,7 +102,7 @@ def test_capped_filter_agrees_with_a_conic_solver(network, u):
 
 def test_pruned_filters_are_stationary_in_the_shared_weights(network, u):
     """The gradient by automatic differentiation through the convolutions vanishes on the support."""
-    how = SharedFit(target_sparsity=0.6, gathering=Gathering(samples=10**6))
+    how = SharedFit(target_sparsity=0.6, gathering=PositionSampler(samples=10**6))
     fitted, report = how.fit(network, [u])
     assert report.sparsity == pytest.approx(0.6, abs=0.01)
     with torch.no_grad():
@@ -141,7 +149,7 @@ def test_certified_rows_bound_the_dense_matrix(network, u):
 
 
 def test_entries_of_a_path_are_nested_and_layerwise_is_even(network, u):
-    gathering = Gathering(samples=10**6)
+    gathering = PositionSampler(samples=10**6)
     path = list(SharedFit(gathering=gathering).path(network, [u], (0.3, 0.6, 0.9)))
     masks = [[row_weights(layer) != 0 for layer in shared_layers(model).values()][:3] for model, _ in path]
     for before, after in pairwise(masks):
@@ -164,7 +172,7 @@ def test_sequential_fits_make_good_for_the_layers_before(network, u):
     with torch.no_grad():
         wanted = network.layers[1](torch.relu(network.layers[0](u)), u)
         for sequential in (True, False):
-            gathering = Gathering(samples=10**6)
+            gathering = PositionSampler(samples=10**6)
             how = SharedFit(target_sparsity=0.8, layerwise=True, sequential=sequential, gathering=gathering)
             fitted, _ = how.fit(network, [u], ["layers.0", "layers.1"])
             firsts.append(row_weights(fitted.layers[0]))
@@ -176,17 +184,17 @@ def test_words_that_are_padding_do_not_count():
     torch.manual_seed(0)
     network, u = nn.Sequential(nn.Linear(3, 2)), torch.randn(5, 4, 3)
     u[:, 2:] = 1e6
-    how = Gathering(samples=100, valid=lambda x: x.abs().amax(-1) < 1e3)
+    how = PositionSampler(samples=100, valid=lambda x: x.abs().amax(-1) < 1e3)
     found = how.run(network, shared_layers(network), [u])["0"]
     assert len(found.targets) == 10 and float(found.parts[0].abs().max()) < 1e3
 
 
 def test_a_layer_alone_has_the_positions_it_has_among_others(network, u):
     layers = {name: layer for name, layer in shared_layers(network).items() if "layers" in name}
-    together = Gathering(samples=50).run(network, layers, [u])
-    alone = Gathering(samples=50).run(network, {"layers.1": layers["layers.1"]}, [u])
+    together = PositionSampler(samples=50).run(network, layers, [u])
+    alone = PositionSampler(samples=50).run(network, {"layers.1": layers["layers.1"]}, [u])
     assert torch.equal(together["layers.1"].targets, alone["layers.1"].targets)
-    other = Gathering(samples=50, seed=1).run(network, {"layers.1": layers["layers.1"]}, [u])
+    other = PositionSampler(samples=50, seed=1).run(network, {"layers.1": layers["layers.1"]}, [u])
     assert not torch.equal(other["layers.1"].targets, alone["layers.1"].targets)
     assert not any(layer._forward_hooks for layer in layers.values())
 
@@ -233,7 +241,7 @@ def test_a_layer_that_is_called_twice_or_never_is_refused():
     with pytest.raises(InputError, match="called twice"):
         fit_shared(Twice(), [torch.randn(4, 3)])
     with pytest.raises(InputError, match="never calls other"):
-        Gathering().run(nn.Sequential(nn.ReLU()), {"other": nn.Linear(3, 3)}, [torch.randn(4, 3)])
+        PositionSampler().run(nn.Sequential(nn.ReLU()), {"other": nn.Linear(3, 3)}, [torch.randn(4, 3)])
 
 
 def test_a_row_that_rounding_moves_over_the_cap_is_noticed(network, u, monkeypatch):

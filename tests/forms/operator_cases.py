@@ -226,7 +226,7 @@ def check_claims(operator: Operator, dense: Tensor) -> None:
     """What an operator says about its entries is true; it may know less than is true."""
     if operator.nonnegative():
         assert (dense >= 0).all()
-    rows, columns = operator.monomial()
+    rows, columns = operator.one_entry_per()
     assert not rows or bool(((dense != 0).sum(1) <= 1).all())
     assert not columns or bool(((dense != 0).sum(0) <= 1).all())
 

@@ -9,7 +9,7 @@ from problems import state_matrix
 from wellposed import ImplicitForm
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Convolution, Dense, LowRank, Product, Repeated, Selection, Sum, gains, series
-from wellposed.forms.operators.entries import cover
+from wellposed.forms.operators.entries import abs_upper_bound
 
 
 def network(*sizes, activations=None, dtype=DOUBLE):
@@ -133,7 +133,7 @@ def operators():
 @pytest.mark.parametrize("formed", [True, False])
 def test_covers_are_nowhere_below(kind, formed):
     operator = operators()[kind]
-    exact, found = operator.to_dense().abs(), cover(operator, formed).to_dense()
+    exact, found = operator.to_dense().abs(), abs_upper_bound(operator, formed).to_dense()
     assert (found >= exact).all()
     if formed:
         torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-11)
@@ -144,7 +144,7 @@ def test_covers_pay_for_cancellation():
     pairs = [[zip(row, column, strict=True) for column in right.mT.tolist()] for row in left.tolist()]
     exact = [[abs(sum(Fraction(a) * Fraction(b) for a, b in pair)) for pair in row] for row in pairs]
     for operator in (Product((Dense(left), Dense(right))), LowRank(left, right.mT.contiguous())):
-        plain, found = operator.abs().to_dense().tolist(), cover(operator).to_dense().tolist()
+        plain, found = operator.abs().to_dense().tolist(), abs_upper_bound(operator).to_dense().tolist()
         assert any(Fraction(plain[i][j]) < exact[i][j] for i in range(4) for j in range(5))
         assert all(Fraction(found[i][j]) >= exact[i][j] for i in range(4) for j in range(5))
 

@@ -14,7 +14,7 @@ from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, Identity
 from wellposed.forms.draw.diagram import block_diagram, graph, state_diagram
 from wellposed.forms.draw.layering import _at_least_apart, _crossings, columns_of, layered
-from wellposed.forms.draw.summary import Wiring
+from wellposed.forms.draw.summary import BlockGraph
 
 
 def random_edges(seed, count=14):
@@ -107,7 +107,7 @@ def border(node, point):
 
 @pytest.mark.parametrize("form", [deep(), looped()], ids=["deep", "looped"])
 def test_arrows_join_the_right_boxes(form):
-    wiring = Wiring(form)
+    wiring = BlockGraph(form)
     diagram = block_diagram(wiring, "")
     boxes = {node.title: node for node in diagram.nodes}
     assert len(diagram.arrows) == len(wiring.links)
@@ -118,7 +118,7 @@ def test_arrows_join_the_right_boxes(form):
 
 
 def test_arrows_that_feed_back_are_red_and_lead_up():
-    diagram = block_diagram(Wiring(looped()), "")
+    diagram = block_diagram(BlockGraph(looped()), "")
     red = [arrow for arrow in diagram.arrows if arrow.role == "feedback"]
     assert sorted(re.search(r"<b>(.*?)</b>", arrow.hover)[1] for arrow in red) == [
         "a &lt;i&gt; reads c",
@@ -134,7 +134,7 @@ def test_arrows_that_feed_back_are_red_and_lead_up():
 
 
 def test_a_deep_network_is_drawn_in_columns_without_overlap():
-    diagram = block_diagram(Wiring(deep()), "")
+    diagram = block_diagram(BlockGraph(deep()), "")
     left, right, top, bottom = diagram.frame
     assert (bottom - top) < 1.6 * (right - left)
     for a, b in combinations(diagram.nodes, 2):
@@ -148,7 +148,7 @@ def test_a_deep_network_is_drawn_in_columns_without_overlap():
 
 
 def test_lines_to_the_next_column_lie_side_by_side():
-    arrows = block_diagram(Wiring(deep()), "").arrows
+    arrows = block_diagram(BlockGraph(deep()), "").arrows
     across = [arrow for arrow in arrows if arrow.points[-1][1] < arrow.points[0][1]]  # the next column is higher
     rise = [int(np.diff(arrow.points[:, 1]).argmin()) for arrow in across]  # the long way up
     gutters = [round(float(arrow.points[k, 0]), 3) for arrow, k in zip(across, rise, strict=True)]
@@ -158,14 +158,14 @@ def test_lines_to_the_next_column_lie_side_by_side():
 def test_a_loop_is_not_broken_into_columns():
     form = deep()
     closing = {**form.A.parts, (19, 0): Dense(torch.eye(3) / 100)}
-    diagram = block_diagram(Wiring(form.replaced(A=Block(form.A.heights, form.A.widths, closing))), "")
+    diagram = block_diagram(BlockGraph(form.replaced(A=Block(form.A.heights, form.A.widths, closing))), "")
     assert len({node.y for node in diagram.nodes}) == len(diagram.nodes) == 22
 
 
 def test_single_states_of_a_small_form():
     A = torch.tensor([[0.0, 0.5, 0.0], [0.25, 0.0, 0.125], [0.0, 0.0, -0.5]])
     form = ImplicitForm(A, torch.tensor([[0.0], [0], [1]]), torch.tensor([[1.0, 0, 0]]))
-    diagram = state_diagram(Wiring(form), "")
+    diagram = state_diagram(BlockGraph(form), "")
     found = {re.sub(r"<.*?>", " ", arrow.hover).strip(): arrow.role for arrow in diagram.arrows}
     assert found == {
         "0.5  x0 reads x1": "weights",
@@ -184,7 +184,7 @@ def test_states_of_a_feedforward_form_lie_in_layers():
     A[0, 1:3], A[1:3, 3:5] = 1.0, 1.0
     B = torch.zeros(5, 2)
     B[3:] = 1.0
-    diagram = state_diagram(Wiring(ImplicitForm(A, B, torch.eye(5)[:1])), "")
+    diagram = state_diagram(BlockGraph(ImplicitForm(A, B, torch.eye(5)[:1])), "")
     rows = {node.title: node.y for node in diagram.nodes}
     assert rows["u0"] < rows["x3"] == rows["x4"] < rows["x1"] == rows["x2"] < rows["x0"] < rows["y"]
     assert not any(arrow.role == "feedback" for arrow in diagram.arrows)
@@ -225,5 +225,5 @@ def test_size_decides_between_states_and_blocks():
 
 def test_a_form_without_states():
     empty = ImplicitForm(torch.zeros(0, 0), torch.zeros(0, 40), torch.zeros(2, 0), torch.ones(2, 40))
-    diagram = block_diagram(Wiring(empty), "")
+    diagram = block_diagram(BlockGraph(empty), "")
     assert [arrow.role for arrow in diagram.arrows] == ["through"] and len(diagram.nodes) == 3

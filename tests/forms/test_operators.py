@@ -224,11 +224,11 @@ def test_what_is_known_without_looking():
     assert Identity(2).nonnegative() and Zero((2, 2)).nonnegative() and selection(1, -1, columns=2).nonnegative()
     assert image().abs().nonnegative() and not image().nonnegative()
     assert Diagonal(torch.ones(2)).nonnegative() and not Diagonal(-torch.ones(2)).nonnegative()
-    assert selection(0, 0, columns=2).monomial() == (True, False)
-    assert selection(0, 0, columns=2).T.monomial() == (False, True)
-    assert selection(0, -1, -1, 1, columns=2).monomial() == (True, True)
-    assert Identity(2).monomial() == diagonal(2).monomial() == (True, True)
-    assert (image() @ image()).monomial() == (False, False)
+    assert selection(0, 0, columns=2).one_entry_per() == (True, False)
+    assert selection(0, 0, columns=2).T.one_entry_per() == (False, True)
+    assert selection(0, -1, -1, 1, columns=2).one_entry_per() == (True, True)
+    assert Identity(2).one_entry_per() == diagonal(2).one_entry_per() == (True, True)
+    assert (image() @ image()).one_entry_per() == (False, False)
 
 
 def test_counts_what_it_stores():

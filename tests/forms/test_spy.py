@@ -11,7 +11,7 @@ from wellposed import ImplicitForm, ImplicitModel
 from wellposed.errors import InputError, UnknownNameError
 from wellposed.forms import Block, Convolution, Dense, Diagonal, Identity, LowRank, Product, Selection, Sparse, Sum
 from wellposed.forms.draw.spy import density, raster, spy
-from wellposed.forms.draw.summary import COLOURS, Link, Wiring, kind_of
+from wellposed.forms.draw.summary import COLOURS, BlockEdge, BlockGraph, kind_of
 from wellposed.forms.operators import entries as listing
 from wellposed.forms.operators.entries import entries
 
@@ -51,25 +51,25 @@ def test_a_large_convolution_is_never_listed_at_once(monkeypatch):
 @pytest.mark.parametrize("side", ["none", "all", "lower", "upper"])
 def test_density_agrees_with_the_dense_matrix(side):
     matrix = torch.randn(24, 24).double() * (torch.rand(24, 24) < 0.4)
-    forward, feedback = density(Link("A", 0, 0, Sparse(matrix.to_sparse()), side), 6, 8)
+    forward, feedback = density(BlockEdge("A", 0, 0, Sparse(matrix.to_sparse()), side), 6, 8)
     wrong = {"none": matrix * 0, "all": matrix, "lower": matrix.tril(), "upper": matrix.triu()}[side]
     for found, expected in ((forward, matrix - wrong), (feedback, wrong)):
         np.testing.assert_allclose(found, expected.abs().view(6, 4, 8, 3).sum((1, 3)).numpy(), atol=1e-12)
 
 
 def test_an_entry_fills_its_spots():
-    forward, _ = density(Link("A", 0, 0, Dense(torch.tensor([[0.0, 2.0], [3.0, 0.0]]))), 4, 6)
+    forward, _ = density(BlockEdge("A", 0, 0, Dense(torch.tensor([[0.0, 2.0], [3.0, 0.0]]))), 4, 6)
     np.testing.assert_array_equal(forward, np.kron([[0, 2], [3, 0]], np.ones((2, 3))))
 
 
 def test_thin_lines_are_drawn_wider():
-    forward, _ = density(Link("A", 0, 0, Identity(4000)), 100, 100)
+    forward, _ = density(BlockEdge("A", 0, 0, Identity(4000)), 100, 100)
     assert np.count_nonzero(forward) == 100 + 2 * 99
 
 
 def colours(form, **options):
     """Returns the names of the colours in the middle of every entry of [[A, B], [C, D]]."""
-    picture = raster(Wiring(form), options.pop("pixels", 400), options.pop("scale", "linear"))
+    picture = raster(BlockGraph(form), options.pop("pixels", 400), options.pop("scale", "linear"))
     n, p, q = form.sizes
     known = {name: np.array([int(code[k : k + 2], 16) for k in (1, 3, 5)]) for name, code in COLOURS.items()}
 
@@ -114,7 +114,7 @@ def test_every_part_has_its_colour():
 )
 def test_feedback_is_what_closes_a_loop(A, roles):
     form = ImplicitForm(A / 8, torch.zeros(4, 1), torch.zeros(1, 4))
-    assert set(raster(Wiring(form), 200, "linear").roles) == roles
+    assert set(raster(BlockGraph(form), 200, "linear").roles) == roles
 
 
 def test_a_diagonal_feeds_back_in_a_form_written_first_layer_first():
@@ -133,7 +133,7 @@ def looped(order):
 def test_blocks_of_a_loop_on_the_wrong_side_feed_back(order):
     sides = {
         (order[link.row], order[link.column]): link.feedback
-        for link in Wiring(looped(order)).links
+        for link in BlockGraph(looped(order)).links
         if link.name == "A"
     }
     assert sides == {(1, 0): "none", (2, 1): "none", (0, 2): "all"}
@@ -141,7 +141,7 @@ def test_blocks_of_a_loop_on_the_wrong_side_feed_back(order):
 
 def test_zero_blocks_close_no_loop():
     A = Block((1, 1), (1, 1), {(0, 1): Dense(torch.ones(1, 1)), (1, 0): Dense(torch.zeros(1, 1))})
-    links = Wiring(ImplicitForm(A, torch.ones(2, 1), torch.ones(1, 2))).links
+    links = BlockGraph(ImplicitForm(A, torch.ones(2, 1), torch.ones(1, 2))).links
     assert [(link.row, link.column, link.feedback) for link in links if link.name == "A"] == [(0, 1, "none")]
 
 
@@ -158,7 +158,7 @@ def residual():
 
 
 def test_small_blocks_can_be_seen_beside_large_ones():
-    wiring = Wiring(residual())
+    wiring = BlockGraph(residual())
     sides = {}
     for scale in ("linear", "sqrt", "log", "auto"):
         rows = raster(wiring, 1000, scale).rows
@@ -167,7 +167,7 @@ def test_small_blocks_can_be_seen_beside_large_ones():
         assert min(sides[scale]) >= 10
     assert sides["auto"] == sides["sqrt"]
     assert sides["linear"][0] < sides["sqrt"][0] < sides["log"][0]
-    even = Wiring(ImplicitForm(torch.ones(4, 4), torch.ones(4, 2), torch.ones(1, 4)))
+    even = BlockGraph(ImplicitForm(torch.ones(4, 4), torch.ones(4, 2), torch.ones(1, 4)))
     assert [b - a for a, b in raster(even, 1000, "auto").rows.edges] == [1000, 250]
 
 
@@ -205,7 +205,7 @@ def test_a_page_needs_nothing_else_and_describes_every_block(tmp_path):
         and not re.search(r'(src|href)="http', text.split("<script>")[0])
     )
     hover = [cell for row in figure["data"][0]["text"] for cell in row if cell]
-    assert len(hover) == len(Wiring(form).links) == 5
+    assert len(hover) == len(BlockGraph(form).links) == 5
     block = next(cell for cell in hover if "reads first" in cell and "convolution" in cell)
     count = form.A.parts[1, 2].nonzeros()
     assert f"{count:,} non-zero entries" in block and "4,096 x 4,096" in block
@@ -217,8 +217,8 @@ def test_a_page_needs_nothing_else_and_describes_every_block(tmp_path):
 def test_hover_cells_lie_where_their_blocks_are(tmp_path):
     form = residual()
     figure = spy(form, tmp_path / "spy.html", pixels=300)
-    picture, cells = raster(Wiring(form), 300, "auto"), figure.data[0]
-    for link in Wiring(form).links:
+    picture, cells = raster(BlockGraph(form), 300, "auto"), figure.data[0]
+    for link in BlockGraph(form).links:
         left, right, top, bottom = picture.box(link)
         i, j = list(cells.y).index(top), list(cells.x).index(left)
         assert (cells.y[i + 1], cells.x[j + 1]) == (bottom, right) and link.kind in cells.text[i][j]
@@ -234,9 +234,9 @@ def test_a_small_form_tells_every_value(tmp_path):
 
 def test_forms_without_states_and_of_models(tmp_path):
     empty = ImplicitForm(torch.zeros(0, 0), torch.zeros(0, 3), torch.zeros(2, 0), torch.ones(2, 3))
-    assert set(raster(Wiring(empty), 100, "auto").roles) == {"through"}
+    assert set(raster(BlockGraph(empty), 100, "auto").roles) == {"through"}
     spy(empty, tmp_path / "empty.html")
-    assert set(raster(Wiring(ImplicitModel(3, 2, 5).form()), 100, "auto").roles) == set(COLOURS) - {
+    assert set(raster(BlockGraph(ImplicitModel(3, 2, 5).form()), 100, "auto").roles) == set(COLOURS) - {
         "wiring",
         "through",
     }

@@ -9,7 +9,7 @@ import torch
 
 from wellposed import Absolute, ImplicitRNN, Relative, Status, Steps, watch
 from wellposed.activations import leaky_relu
-from wellposed.equilibrium.method import Once
+from wellposed.equilibrium.method import WarnOnce
 from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError
 from wellposed.kernels.sequence import walk
 from wellposed.kernels.sequence_run import Parts
@@ -179,13 +179,13 @@ def test_nan_in_an_input_is_seen():
     s[1, 0] = torch.nan
     h0, parts = torch.zeros(3, 3, device=DEVICE), Parts(cell.A, cell.B, cell.C, cell.D, None)
     with torch.no_grad():
-        course = _Walk(cell, True, False, "", Once()).course([3, 3])
+        course = _Walk(cell, True, False, "", WarnOnce()).course([3, 3])
         bad, fine = (walk(course, data, h0, parts) for data in (s, good))
         assert bad.status.tolist() == [1, 6, 1, 1, 6, 1]
         assert torch.equal(bad.hidden[::2][[0, 1]], fine.hidden[::2][[0, 1]]) and bad.last[1].isnan().all()
         cell.on_failure = "warn"
         with pytest.raises(InputError, match="input must be finite; received 1 of"):
-            walk(_Walk(cell, True, False, "", Once()).course([3, 3]), s, h0, parts)
+            walk(_Walk(cell, True, False, "", WarnOnce()).course([3, 3]), s, h0, parts)
 
 
 def test_second_derivatives():

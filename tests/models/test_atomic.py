@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 
 
 def fail(target, content, error):
-    with written_whole(target) as place:
+    with atomic_write(target) as place:
         place.write_text(content)
         raise error
 

@@ -144,7 +144,7 @@ def test_sample_alone_equals_sample_in_company(name):
     assert torch.equal(torch.cat([solution.steps for solution in alone]), together.steps)
 
 
-class Spread(nn.Module):
+class AbsoluteForm(nn.Module):
     """x = rate W drop(x) + u, with a rate for every sample: some are done at once and some go on for long."""
 
     def __init__(self, size):
@@ -159,7 +159,11 @@ class Spread(nn.Module):
 
 def test_dropout_is_held_when_companions_leave():
     torch.manual_seed(0)
-    cell, rate, offset = Spread(12), torch.linspace(0, 0.97, 64).double()[:, None], torch.randn(64, 12).double()
+    cell, rate, offset = (
+        AbsoluteForm(12),
+        torch.linspace(0, 0.97, 64).double()[:, None],
+        torch.randn(64, 12).double(),
+    )
     model, batches, masks = DEQ(cell, state_shape=12, solver="picard", **{**TIGHT, "max_steps": 2000}), [], []
     cell.register_forward_pre_hook(lambda module, arguments: batches.append(len(arguments[0])))
     cell.drop.register_forward_hook(lambda module, arguments, output: masks.append((arguments[0], output)))

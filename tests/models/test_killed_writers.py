@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import wellposed as wp
-from wellposed.atomic import NEW, read_together, written_together, written_with
+from wellposed.atomic import NEW, atomic_write_folder, atomic_write_with_proof, read_folder
 from wellposed.checker import RefusedError, check
 from wellposed.convex import open_states, record_states, save_states
 from wellposed.errors import FileFormatError, IllPosedError
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_whole_stays(tmp_path):
     before = sorted(tmp_path.iterdir())
 
     def fill():
-        with written_together(tmp_path) as place:
+        with atomic_write_folder(tmp_path) as place:
             (place / "config.json").write_text("half")
             raise OSError(28, "No space left on device")
 
@@ -141,14 +141,14 @@ def test_a_folder_that_cannot_be_written_whole_stays(tmp_path):
 
 def test_a_proof_goes_with_the_file_that_it_is_of(tmp_path):
     (tmp_path / "a.cert").write_text("of the old one")
-    with written_with(tmp_path / "a", tmp_path / "a.cert") as (place, _):
+    with atomic_write_with_proof(tmp_path / "a", tmp_path / "a.cert") as (place, _):
         place.write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_folder_is_read_again_while_others_replace_it(tmp_path):
     def write(text):
-        with written_together(tmp_path) as place:
+        with atomic_write_folder(tmp_path) as place:
             for name in "ab":
                 (place / name).write_text(text)
 
@@ -163,7 +163,7 @@ def test_a_folder_is_read_again_while_others_replace_it(tmp_path):
             raise FileFormatError("two versions")
         return first + second
 
-    assert read_together(tmp_path, "ab", read) == "22"
+    assert read_folder(tmp_path, "ab", read) == "22"
 
 
 def test_a_file_that_is_moved_to_its_place_while_it_is_read_is_found_there(tmp_path):
@@ -175,7 +175,7 @@ def test_a_file_that_is_moved_to_its_place_while_it_is_read_is_found_there(tmp_p
             os.replace(tmp_path / NEW / "a", tmp_path / "a")
         return places["a"].read_text()
 
-    assert read_together(tmp_path, "a", read) == "new"
+    assert read_folder(tmp_path, "a", read) == "new"
 
 
 def test_a_newer_version_beside_a_proven_one_is_not_passed_over(tmp_path):

@@ -11,7 +11,7 @@ from wellposed.equilibrium import RobbinsMonro, Status
 from wellposed.errors import InputError
 from wellposed.kernels import explain
 from wellposed.models import DenseCell, PlainConvCell, RecallCell
-from wellposed.models.noise import SIGNAL, STATE, Disturbance, Noise, draw_seed, normals, signal_points
+from wellposed.models.noise import SIGNAL, STATE, Noise, NoiseDraws, draw_seed, nonlinearities, normals
 from wellposed.models.noisy import Noisy
 
 MANY = 4000
@@ -19,7 +19,7 @@ MANY = 4000
 
 def _ratio(noise: Noise, x: Tensor) -> float:
     """Returns the measured ratio of powers in decibels."""
-    added = Disturbance(noise, x.shape[0]).state(x) - x
+    added = NoiseDraws(noise, x.shape[0]).state(x) - x
     return 10 * math.log10(float(x.square().sum() / added.square().sum()))
 
 
@@ -37,9 +37,9 @@ def test_every_sample_has_its_own_strength_and_additive_noise_ignores_it() -> No
     sizes = torch.tensor([0.0, 1.0, 100.0])[:, None]
     x = sizes * torch.ones(3, 20_000)
     generator = torch.Generator().manual_seed(1)
-    added = Disturbance(Noise(state=20.0, generator=generator), 3).state(x) - x
+    added = NoiseDraws(Noise(state=20.0, generator=generator), 3).state(x) - x
     torch.testing.assert_close(added.std(1), torch.tensor([0.0, 0.1, 10.0]), rtol=0.05, atol=0)
-    added = Disturbance(Noise(state=20.0, kind="additive", generator=generator), 3).state(x) - x
+    added = NoiseDraws(Noise(state=20.0, kind="additive", generator=generator), 3).state(x) - x
     torch.testing.assert_close(added.std(1), torch.full((3,), 0.1), rtol=0.05, atol=0)
 
 
@@ -47,7 +47,7 @@ def test_draws_are_anew_or_held_and_reproducible() -> None:
     x = torch.ones(4, 6)
 
     def twice(redraw: bool) -> list[Tensor]:
-        disturbance = Disturbance(Noise(state=0, redraw=redraw, generator=torch.Generator().manual_seed(2)), 4)
+        disturbance = NoiseDraws(Noise(state=0, redraw=redraw, generator=torch.Generator().manual_seed(2)), 4)
         draws = []
         for _ in range(2):
             disturbance.begin()
@@ -59,7 +59,7 @@ def test_draws_are_anew_or_held_and_reproducible() -> None:
 
 
 def test_two_places_of_one_step_do_not_share_a_held_draw() -> None:
-    disturbance = Disturbance(Noise(signal=0, redraw=False), 4)
+    disturbance = NoiseDraws(Noise(signal=0, redraw=False), 4)
     x = torch.ones(4, 6)
     disturbance.begin()
     assert not torch.equal(disturbance.signal(x), disturbance.signal(x))
@@ -69,7 +69,7 @@ def test_a_sample_keeps_its_draws_when_others_leave() -> None:
     x, rows = torch.ones(5, 3), torch.tensor([1, 4])
     draws = []
     for part, chosen in ((x, None), (x[rows], rows)):
-        disturbance = Disturbance(Noise(state=0, generator=torch.Generator().manual_seed(3)), 5)
+        disturbance = NoiseDraws(Noise(state=0, generator=torch.Generator().manual_seed(3)), 5)
         disturbance.begin(chosen)
         draws.append(disturbance.state(part))
     assert torch.equal(draws[0][rows], draws[1])
@@ -235,7 +235,7 @@ def test_a_model_with_a_deq_inside_lends_its_noise_and_takes_it_back() -> None:
     u = torch.randn(2, 1, 8, 8)
     with torch.no_grad():
         assert not torch.allclose(Noisy(model, Noise(signal=0.0))(u), model(u))
-    assert model.deq.noise is None and len(signal_points(model.deq.cell)) >= 2
+    assert model.deq.noise is None and len(nonlinearities(model.deq.cell)) >= 2
 
 
 def test_what_makes_no_sense_is_refused() -> None:

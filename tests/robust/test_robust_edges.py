@@ -18,7 +18,7 @@ from wellposed.robust.bounds import _reach
 from wellposed.robust.crown import Multipliers, lines_of
 from wellposed.robust.draw import bound_projection, gallery
 from wellposed.robust.linear_programs import LinearProgram
-from wellposed.robust.sensitivity import live_form
+from wellposed.robust.sensitivity import differentiable_form
 from wellposed.robust.sets import Interval, radii
 from wellposed.robust.training import TradesLoss
 
@@ -178,9 +178,9 @@ def test_a_known_argument_needs_no_lines():
 
 def test_a_single_layer_is_no_network():
     with pytest.raises(MethodError):
-        live_form(nn.Sequential(nn.Linear(2, 2)))
+        differentiable_form(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(MethodError):
-        live_form(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+        differentiable_form(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
 
 
 def test_programs_say_nothing(capfd):

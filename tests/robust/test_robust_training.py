@@ -16,7 +16,7 @@ from wellposed.robust import (
     MethodError,
     Penalised,
     Ramp,
-    added_back,
+    augment_with_attacks,
     certified_accuracy,
     lipschitz,
     norm_gain,
@@ -25,7 +25,7 @@ from wellposed.robust import (
     worst_case_loss,
 )
 from wellposed.robust.attacks import lp_attack, pgd, ranked_attack
-from wellposed.robust.sensitivity import live_form
+from wellposed.robust.sensitivity import differentiable_form
 from wellposed.training import fit
 
 ENTROPY = nn.functional.cross_entropy
@@ -54,13 +54,13 @@ def network(kind, dtype=torch.float64):
 @pytest.mark.parametrize("kind", ["implicit", "layers"])
 def test_live_form_computes_what_the_model_does(kind):
     model, u = network(kind), torch.rand(4, 5, dtype=torch.float64)
-    assert torch.allclose(live_form(model)(u), model(u), atol=1e-7)
-    assert live_form(model).B.to_dense().requires_grad
+    assert torch.allclose(differentiable_form(model)(u), model(u), atol=1e-7)
+    assert differentiable_form(model).B.to_dense().requires_grad
 
 
 def test_sensitivity_penalty_is_the_norm_of_the_sensitivity_matrix():
     model = network("implicit")
-    form = live_form(model)
+    form = differentiable_form(model)
     A, B, C, D = (getattr(form, name).to_dense().detach().abs() for name in "ABCD")
     S = C @ torch.linalg.inv(torch.eye(7, dtype=A.dtype) - A) @ B + D
     assert float(sensitivity_penalty(model).detach()) == pytest.approx(float(S.sum(1).max()))
@@ -73,7 +73,7 @@ def test_sensitivity_penalty_is_the_norm_of_the_sensitivity_matrix():
 
 def test_penalties_are_ordered_and_follow_their_formulas():
     model = network("implicit")
-    form = live_form(model)
+    form = differentiable_form(model)
     A, B, C, D = (float(getattr(form, name).to_dense().detach().abs().sum(1).max()) for name in "ABCD")
     assert float(norm_gain(model).detach()) == pytest.approx(B * C / (1 - A) + D)
     assert float(norm_penalty(model).detach()) == pytest.approx((B**2 + C**2) / 2 / (1 - A) + D)
@@ -134,7 +134,7 @@ def test_examples_added_back_are_learnt(plain):
     u, y = digits("train", 150)
     model = trained("layers")
     found = [lp_attack(model, u, y, 0.08, goals=1), ranked_attack(model, u, y, 1.0, 12, values="gradient")]
-    inputs, classes = added_back(u, y, *found)
+    inputs, classes = augment_with_attacks(u, y, *found)
     count = sum(int(one.success.sum()) for one in found)
     assert len(inputs) == 150 + count and count > 50
     wrong = (model(inputs[150:]).argmax(1) != classes[150:]).double().mean()

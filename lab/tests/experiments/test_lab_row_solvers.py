@@ -6,14 +6,14 @@ import torch
 from wellposed_lab.experiments.sparsify.row_solvers import Bisection, bisect_all, descend
 
 from tests.convex.row_cases import agrees, case, gram, is_optimal, reference
-from wellposed.convex import Conic, Schur, capped_norm
+from wellposed.convex import Clarabel, Schur, capped_norm
 from wellposed.errors import InputError
 
 
 @pytest.mark.parametrize("kind", ["plain", "duplicates", "masked"])
 def test_bisection_returns_a_feasible_point_near_the_optimum(kind):
     problem = case(kind, 1).problem(0.7)
-    agrees(Bisection(), problem, Conic().solve(problem), 1e-6)
+    agrees(Bisection(), problem, Clarabel().solve(problem), 1e-6)
 
 
 def test_bisection_returns_the_end_that_needs_no_projection():

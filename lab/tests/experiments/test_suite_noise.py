@@ -12,7 +12,7 @@ from wellposed_lab.experiments.noise.solvers import ClassicalAnderson, SolverTra
 from wellposed_lab.networks.twins import FeedForward
 
 from wellposed.equilibrium import Steps, fixed_point
-from wellposed.models.noise import Disturbance, Noise, NoisyMap
+from wellposed.models.noise import Noise, NoiseDraws, NoisyMap
 
 
 def test_anderson_solves_a_linear_equation_in_as_many_steps_as_it_has_states() -> None:
@@ -26,7 +26,7 @@ def test_anderson_solves_a_linear_equation_in_as_many_steps_as_it_has_states() -
 
 def test_root_of_the_mean_map() -> None:
     noise = Noise(state=0.0, generator=torch.Generator().manual_seed(0))
-    f = NoisyMap(lambda z, x: 0.5 * z + x, Disturbance(noise, 50))
+    f = NoisyMap(lambda z, x: 0.5 * z + x, NoiseDraws(noise, 50))
     root = mean_root(f, torch.ones(50, 20), 50)
     assert float((root - 2).abs().mean()) < 0.1
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.errors import FileFormatError, InputError, WellposedError
 from wellposed.workers import CLUSTERS, Workers, one_thread
 from wellposed_lab.cache import CACHE
@@ -117,7 +117,7 @@ class Order:
         """Keeps the order in the results folder."""
         place = out / PLANS / f"{self.suite}-{self.scale}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(place) as temporary:
+        with atomic_write(place) as temporary:
             said = {**asdict(self), "sha256": _seal(asdict(self))}
             temporary.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wellposed.atomic import naming
+from wellposed.atomic import name_file_in_errors
 from wellposed.errors import FileFormatError
 from wellposed_lab.tasks.task import Point
 
@@ -146,7 +146,7 @@ class Store:
     def append(self, *records: Record) -> None:
         """Adds records; they are on the disk when this returns."""
         text = "".join(_line(record) for record in records)
-        with naming(self.path):
+        with name_file_in_errors(self.path):
             self._append(text.encode())
 
     def _append(self, data: bytes) -> None:

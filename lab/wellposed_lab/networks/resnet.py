@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.data.images import Images
 from wellposed.errors import FileFormatError, InputError
 from wellposed.training import fit
@@ -214,7 +214,7 @@ def save_weights(model: Normalised, path: Path) -> None:
         name: (value.half() if value.is_floating_point() and "running" not in name else value).contiguous().cpu()
         for name, value in model.network.state_dict().items()
     }
-    with written_whole(path) as part:
+    with atomic_write(path) as part:
         save_file(tensors, part)
 
 

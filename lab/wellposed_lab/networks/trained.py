@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.convex import RowUnits, States, record_states, shared_layers
 from wellposed.convex.shared import Valid
 from wellposed.data.cache import cache_folder
@@ -406,7 +406,7 @@ def train_or_load(
     if place is not None:
         place.parent.mkdir(parents=True, exist_ok=True)
         tensors = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
-        with written_whole(place) as part:
+        with atomic_write(place) as part:
             write_tensors(part, tensors, {"sha256": checksum(tensors)})
 
 

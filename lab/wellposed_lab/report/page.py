@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.pages.markup import (
     INFLATE,
     Html,
@@ -71,7 +71,7 @@ def write_report(
     text = packed(page(list(records), all_suites() if suites is None else suites))
     place = Path(path)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(place) as temporary:
+    with atomic_write(place) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return place
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.errors import unknown_name
 from wellposed.pages.markup import Child, Html, element, join, plural, prose
 from wellposed_lab.engine.claims import PAPERS, NotATarget, load_claims, require_known_suites
@@ -173,5 +173,5 @@ def _drawn(suite: Suite, figure: Figure, records: Sequence[Record], album: Album
 def _write(picture: Picture, records: Sequence[Record], place: Path) -> None:
     png = picture.draw(records)
     if png is not None:
-        with written_whole(place) as temporary:
+        with atomic_write(place) as temporary:
             temporary.write_bytes(png)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.cli.inputs import (
     Adapted,
     Epsilon,
@@ -198,7 +198,7 @@ def attack(
     facts = _facts(request, found, before, seconds)
     write_file(out, _shown(request, found, before, facts, out))
     if kept is not None:
-        with written_whole(kept) as place:
+        with atomic_write(kept) as place:
             torch.save({"u": found.inputs.cpu(), "y": given.target.cpu()}, place)
     if as_json:
         click.echo(json.dumps({**facts, "page": str(out)}, indent=2))

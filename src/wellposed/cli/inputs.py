@@ -40,7 +40,7 @@ from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.convert import to_implicit
 from wellposed.data.images import SPLITS, image_packages, load_images
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
@@ -783,7 +783,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         if path.exists() and not path.is_file():  # a terminal or a pipe
             path.write_bytes(data)
             return
-        with written_whole(path) as place:
+        with atomic_write(path) as place:
             place.write_bytes(data)
     except OSError as error:
         raise wrong(f"cannot write {path} ({os.strerror(error.errno or 0)})", "--out") from error

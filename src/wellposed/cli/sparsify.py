@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor, nn
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.cli.inputs import (
     ALIASES,
     SETS,
@@ -34,7 +34,7 @@ from wellposed.convert import to_implicit
 from wellposed.convex import (
     ROW_SOLVERS,
     FitReport,
-    Gathering,
+    PositionSampler,
     SharedReport,
     StateFit,
     States,
@@ -215,7 +215,7 @@ def _filters(
         layers = {name: layer for name, layer in shared_layers(network).items() if _can_be_fitted(layer)}
         if to_implicit(network, tuple(u.shape[1:])).plan.systems:
             raise InputError("the network has loops, which need the cap on rows")
-        Gathering(samples=2).run(network, layers, [u])
+        PositionSampler(samples=2).run(network, layers, [u])
     except InputError as error:
         if asked:
             raise InputError(
@@ -433,7 +433,7 @@ def _tell(result: Result, out: Path, page: Path | None, as_json: bool) -> None:
 def _write(page: Path, result: Result, out: Path) -> None:
     text = json.dumps(result.facts(out), indent=1) + "\n" if page.suffix.lower() == ".json" else _page(result, out)
     try:
-        with written_whole(page) as place:
+        with atomic_write(page) as place:
             place.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"cannot write {page} ({os.strerror(error.errno or 0)})") from error

@@ -36,7 +36,7 @@ class Condition(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def obstacle(self, activation: Activation) -> str:
+    def why_not(self, activation: Activation) -> str:
         """Says why the condition cannot apply to the activation; empty if it can."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Condition(ABC):
     def check_kappa(self, kappa: float | None, activation: Activation) -> float:
         """Returns kappa if it is positive with gamma * kappa < 1, and explains otherwise."""
         self.require(activation)
-        gamma = activation.lipschitz(self.gauge(activation))
+        gamma = activation.lipschitz(self.norm_name(activation))
         if kappa is None or not 0 < kappa * gamma < 1:
             raise InputError(
                 f"kappa={kappa} with {activation.name!r} (Lipschitz constant {gamma:g}) gives no unique "
@@ -89,13 +89,13 @@ class Condition(ABC):
             )
         return kappa
 
-    def gauge(self, activation: Activation) -> str:
+    def norm_name(self, activation: Activation) -> str:
         """Names the norm whose Lipschitz constant multiplies kappa."""
         return "inf"
 
     def require(self, activation: Activation) -> None:
         """Raises if the condition cannot apply to the activation."""
-        if reason := self.obstacle(activation):
+        if reason := self.why_not(activation):
             raise InputError(f"condition {self.name!r} cannot apply to {activation.name!r}: {reason}")
 
 
@@ -126,7 +126,7 @@ class InfNorm(Condition):
 
     name = "inf"
 
-    def obstacle(self, activation: Activation) -> str:
+    def why_not(self, activation: Activation) -> str:
         return _missing(activation, "inf")
 
     def parametrise(
@@ -156,7 +156,7 @@ class WeightedNorm(Condition):
 
     name = "weighted"
 
-    def obstacle(self, activation: Activation) -> str:
+    def why_not(self, activation: Activation) -> str:
         return "" if activation.componentwise else "it acts on blocks; use 'block'"
 
     def parametrise(
@@ -189,10 +189,10 @@ class SpectralNorm(Condition):
 
     name = "spectral"
 
-    def obstacle(self, activation: Activation) -> str:
+    def why_not(self, activation: Activation) -> str:
         return _missing(activation, "2")
 
-    def gauge(self, activation: Activation) -> str:
+    def norm_name(self, activation: Activation) -> str:
         return "2"
 
     def parametrise(
@@ -224,16 +224,16 @@ class BlockNorm(Condition):
 
     name = "block"
 
-    def obstacle(self, activation: Activation) -> str:
+    def why_not(self, activation: Activation) -> str:
         return "it acts componentwise; use 'inf' or 'weighted'" if activation.componentwise else ""
 
-    def gauge(self, activation: Activation) -> str:
+    def norm_name(self, activation: Activation) -> str:
         return "inf" if "inf" in activation.constants else min(activation.constants)
 
     def parametrise(
         self, raw: Tensor, kappa: float | None, activation: Activation, weights: Tensor | None = None
     ) -> Tensor:
-        radius, norm = self.check_kappa(kappa, activation), self.gauge(activation)
+        radius, norm = self.check_kappa(kappa, activation), self.norm_name(activation)
         sizes = block_sizes(raw.shape[-1], activation.block or 0)
         if norm == "inf" and len(sizes) == 1:
             return project_rows(raw, radius)
@@ -273,7 +273,7 @@ class Mu(Condition):
 
     name = "mu"
 
-    def obstacle(self, activation: Activation) -> str:
+    def why_not(self, activation: Activation) -> str:
         if not activation.componentwise:
             return "it acts on blocks; use 'block'"
         return "" if activation.slope[0] >= 0 else "it is not increasing; use 'inf' or 'weighted'"
@@ -311,7 +311,7 @@ class Monotone(Condition):
 
     name = "monotone"
 
-    def obstacle(self, activation: Activation) -> str:
+    def why_not(self, activation: Activation) -> str:
         if activation.componentwise and activation.projection:
             return ""
         return "it is not the projection on an interval (as 'relu' is); use 'mu' or 'spectral'"
@@ -362,7 +362,7 @@ class Triangular(Condition):
     diagonal: bool = False
     name = "triangular"
 
-    def obstacle(self, activation: Activation) -> str:
+    def why_not(self, activation: Activation) -> str:
         return "" if activation.componentwise else "it acts on blocks; use 'block'"
 
     def parametrise(
@@ -448,7 +448,7 @@ def certify(
     if condition is not None:
         candidates = [get_condition(condition)]
     else:
-        candidates = [candidate for candidate in _ALL if not candidate.obstacle(phi)]
+        candidates = [candidate for candidate in _ALL if not candidate.why_not(phi)]
     failed = []
     for candidate in candidates:
         certificate = candidate.certify(A, phi)

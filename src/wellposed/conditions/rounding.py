@@ -1,7 +1,7 @@
 """Outward rounding: bounds on what floating point may have lost, added back.
 
 `upward` and `reciprocal_gap` are for bounds computed in float64, `map_rounding` for one evaluation of phi(Ax + Bu
-+ b), and `allowance` for sums in the precision in which they were computed.
++ b), and `rounding_slack` for sums in the precision in which they were computed.
 """
 
 import contextlib
@@ -179,13 +179,13 @@ def _through(activation: Activation, error: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def plain_sums(like: Tensor) -> Iterator[None]:
-    """Has convolutions on a GPU add up products one by one in the block, which is what `allowance` is about.
+def plain_convolutions(like: Tensor) -> Iterator[None]:
+    """Has convolutions on a GPU add up products one by one in the block, which is what `rounding_slack` is about.
 
     The library that computes them there rounds float32 to TF32 unasked, and has transforms whose error is another.
 
     Example:
-        >>> with plain_sums(torch.zeros(1)):
+        >>> with plain_convolutions(torch.zeros(1)):
         ...     pass
     """
     enabled = torch.backends.cudnn.enabled
@@ -197,14 +197,14 @@ def plain_sums(like: Tensor) -> Iterator[None]:
         torch.backends.cudnn.enabled = enabled
 
 
-def allowance(magnitude: Tensor, terms: int) -> Tensor:
+def rounding_slack(magnitude: Tensor, terms: int) -> Tensor:
     """Bounds the error of computed sums of `terms` products whose absolute values add up to `magnitude`.
 
     gamma_k = k u / (1 - k u) times the magnitude, in any order of summation (Higham, Accuracy and Stability of
     Numerical Algorithms, eq. 3.5), and a little more because the magnitude is computed too. Not differentiated.
 
     Example:
-        >>> float(allowance(torch.ones(1), 10)) > 10 * 2**-24
+        >>> float(rounding_slack(torch.ones(1), 10)) > 10 * 2**-24
         True
     """
     size, unit = magnitude.detach(), (terms + 8) * unit_roundoff(magnitude.dtype)
@@ -214,11 +214,11 @@ def allowance(magnitude: Tensor, terms: int) -> Tensor:
     return size * (gamma * (1 + 2 * gamma)) + terms * torch.finfo(magnitude.dtype).tiny
 
 
-def outward(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def convert_outward(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Converts float64 numbers and returns them with what the conversion may have lost.
 
     Example:
-        >>> value, lost = outward(torch.tensor([1 / 3], dtype=torch.float64), torch.float32)
+        >>> value, lost = convert_outward(torch.tensor([1 / 3], dtype=torch.float64), torch.float32)
         >>> float(abs(value.double() - 1 / 3)) <= float(lost)
         True
     """

@@ -59,7 +59,7 @@ class Signal:
 
     def linear(self, operator: Operator, shape: Sequence[int], offset: Tensor | None = None) -> "Signal":
         """Multiplies by an operator and adds an offset."""
-        source = self if operator.picks and operator.monomial()[0] else self.apart()
+        source = self if operator.picks and operator.one_entry_per()[0] else self.apart()
         moved = None if source.offset is None else (operator @ source.offset[None])[0]
         terms = {k: operator @ part for k, part in source.terms.items()}
         if not self.network.can_form(terms):

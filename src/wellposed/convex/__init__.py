@@ -11,7 +11,7 @@ from wellposed.convex.rows import RowFit, RowGroup, row_groups, support_mask
 from wellposed.convex.shared import (
     FilterNetwork,
     Filters,
-    Gathering,
+    PositionSampler,
     RowUnits,
     SharedFit,
     fit_shared,
@@ -19,7 +19,7 @@ from wellposed.convex.shared import (
 )
 from wellposed.convex.solvers.automatic import Automatic
 from wellposed.convex.solvers.base import ROW_SOLVERS, RowSolution, RowSolver
-from wellposed.convex.solvers.conic import Conic, Modelled
+from wellposed.convex.solvers.conic import Clarabel, Cvxpy
 from wellposed.convex.solvers.homotopy import Homotopy, Schur, certified_zeros
 from wellposed.convex.solvers.projected import GroupLasso, Projected
 from wellposed.convex.states import States, open_states, record_states, save_states
@@ -29,8 +29,8 @@ _SOLVERS: dict[str, Callable[[], RowSolver]] = {
     "homotopy": lambda: Schur(Homotopy()),
     "refined": lambda: Schur(Homotopy(), tol=1e-9),
     "projected": Projected,
-    "conic": Conic,
-    "cvxpy": Modelled,
+    "conic": Clarabel,
+    "cvxpy": Cvxpy,
 }
 for _name, _factory in _SOLVERS.items():
     ROW_SOLVERS.register(_name, _factory)
@@ -38,19 +38,19 @@ for _name, _factory in _SOLVERS.items():
 __all__ = [
     "ROW_SOLVERS",
     "Automatic",
-    "Conic",
+    "Clarabel",
+    "Cvxpy",
     "Design",
     "EliminationPath",
     "EliminationStep",
     "FilterNetwork",
     "Filters",
     "FitReport",
-    "Gathering",
     "GroupLasso",
     "Homotopy",
     "LayerFit",
-    "Modelled",
     "Objective",
+    "PositionSampler",
     "Projected",
     "RowFit",
     "RowGroup",

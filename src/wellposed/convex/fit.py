@@ -16,10 +16,10 @@ from torch import Tensor
 from wellposed.conditions.rounding import double, upward
 from wellposed.convex.assemble import Parts, Units, assembled, fitting_units, own_states, unchanged
 from wellposed.convex.matching import (
-    Matched,
-    Matching,
+    MatchedRows,
     Objective,
     Output,
+    RowMatcher,
     Samples,
     fitted_output,
     own_output,
@@ -95,7 +95,7 @@ def lipschitz_constant(states: States) -> float:
     return largest
 
 
-def findings(states: States, mask: Tensor, matching: Matching) -> tuple[str, ...]:
+def findings(states: States, mask: Tensor, matching: RowMatcher) -> tuple[str, ...]:
     """Says what a reader should know: dead units, few samples, how layers were fitted."""
     notes = []
     dead = int(torch.stack([(piece == 0).all(0) for piece in states.X.split(PIECE)]).all(0).sum())
@@ -207,8 +207,8 @@ class StateFit:
         mask = support_mask(states, self.support).to(states.X.device)
         units = fitting_units(states, cap, mask.cpu()) if self.rescale else unchanged(states)
         matching = self._matching(states, mask, cap)
-        home = states.X.device if self.device is None else torch.device(self.device)
-        work = _Work.of(self, states, mask, units, cap, home)
+        target_device = states.X.device if self.device is None else torch.device(self.device)
+        work = _Work.of(self, states, mask, units, cap, target_device)
         if self.target_sparsity is None:
             return work.finished(matching, work.matched(matching))
         if matching.objective.name == "none":
@@ -230,7 +230,7 @@ class StateFit:
     def _goal(self) -> Objective:
         return Objective.of(self.objective, self.strength, self.mix, self.equality)
 
-    def _matching(self, states: States, mask: Tensor, cap: float) -> Matching:
+    def _matching(self, states: States, mask: Tensor, cap: float) -> RowMatcher:
         chain, own = is_feedforward(mask, states.blocks), self.target_sparsity is not None
         if self.sequential and not chain:
             raise InputError("sequential=True needs a support without loops, such as 'triangular'")
@@ -245,7 +245,7 @@ class StateFit:
             progress=self.progress,
         )
         known = states.form is not None and states.form.bias is None
-        return Matching(
+        return RowMatcher(
             fit=rows,
             objective=self._goal(),
             bias=not known if self.bias is None else self.bias,
@@ -322,18 +322,18 @@ class _Work:
         data = Samples(states.X, states.U, states.Z, states.blocks, phis, units.factors, device)
         return cls(options, states, mask, units, cap, device, data, {})
 
-    def matched(self, matching: Matching) -> Matched:
+    def matched(self, matching: RowMatcher) -> MatchedRows:
         return matching.rows(self.data, self.mask.to(self.device), self.cache)
 
-    def pruned(self, matching: Matching, target: float) -> Matched:
+    def pruned(self, matching: RowMatcher, target: float) -> MatchedRows:
         """Fits the entries whose loss would cost most."""
         kept = matching.survivors(self.data, self.mask.to(self.device), target)
         return matching.rows(self.data, kept)
 
-    def searched(self, given: Matching, target: float) -> tuple[Matching, Matched]:
+    def searched(self, given: RowMatcher, target: float) -> tuple[RowMatcher, MatchedRows]:
         """Halves an interval of log(strength) until the sparsity is near the target; problems are built once."""
         low, high = math.log(WEAKEST), 0.0
-        best: tuple[float, Matching, Matched] | None = None
+        best: tuple[float, RowMatcher, MatchedRows] | None = None
         for _ in range(SEARCH):
             objective = replace(given.objective, strength=math.exp((low + high) / 2))
             matching = replace(given, objective=objective)
@@ -347,7 +347,7 @@ class _Work:
         assert best is not None
         return best[1:]
 
-    def finished(self, matching: Matching, found: Matched) -> tuple[ImplicitModel, FitReport]:
+    def finished(self, matching: RowMatcher, found: MatchedRows) -> tuple[ImplicitModel, FitReport]:
         """Adds the output, builds the model and writes the report."""
         states, n = self.states, self.states.X.shape[1]
         parts = Parts(found.weights[:, :n], found.weights[:, n:], found.bias if matching.bias else None,
@@ -357,7 +357,7 @@ class _Work:
         model = assembled(parts, self._output(matching, X), undo, states.activations)
         return model, self._report(model, matching, found, parts, X)
 
-    def _output(self, matching: Matching, X: Tensor) -> Output:
+    def _output(self, matching: RowMatcher, X: Tensor) -> Output:
         options, form = self.options, self.states.form
         if not options.refit_output:
             return own_output(self.states, self.units.factors)
@@ -368,7 +368,7 @@ class _Work:
         return fitted_output(self.states, X, feedthrough=through, bias=constant, sparse=sparse)
 
     def _report(
-        self, model: ImplicitModel, matching: Matching, found: Matched, parts: Parts, X: Tensor
+        self, model: ImplicitModel, matching: RowMatcher, found: MatchedRows, parts: Parts, X: Tensor
     ) -> FitReport:
         states, sizes = self.states, self.states.blocks
         squares = self.data.targets.squares()

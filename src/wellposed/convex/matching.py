@@ -2,7 +2,7 @@
 
 `Objective` is what a fit minimises beside the misfit: names, weights without units, and penalties by CVXPY.
 `surviving_entries` chooses the entries of (A, B) to keep for a given sparsity: those whose loss would cost most
-misfit. `Matching` fits the rows, and `fitted_output` the output y = Cx + Du + c on the states that a model
+misfit. `RowMatcher` fits the rows, and `fitted_output` the output y = Cx + Du + c on the states that a model
 computes itself.
 """
 
@@ -20,7 +20,7 @@ from wellposed.convex.problem import SMALLEST_RIDGE, WIDE, Design, RowProblem
 from wellposed.convex.rows import RowFit, RowGroup, block_starts, row_groups
 from wellposed.convex.solvers.automatic import Automatic
 from wellposed.convex.solvers.base import RowSolution, RowSolver
-from wellposed.convex.solvers.conic import Modelled, Penalty
+from wellposed.convex.solvers.conic import Cvxpy, Penalty
 from wellposed.convex.solvers.projected import GroupLasso
 from wellposed.convex.states import GIBIBYTE, States, scratch
 from wellposed.errors import InputError, require, unknown_name
@@ -97,7 +97,7 @@ class Objective:
         weight = self.strength * (float(problem.power.mean()) / 2 if self.name == "robust" else 1.0)
         given = self.penalty
         penalty = None if given is None or weight == 0 else (lambda a, b: weight * given(a, b))
-        return Modelled(penalty, self.equality)
+        return Cvxpy(penalty, self.equality)
 
 
 def robust(a: Any, b: Any) -> Any:
@@ -192,7 +192,7 @@ class Samples:
         sizes: of the blocks.
         activations: phi of every block in the units of the fit.
         factors: of these units, ``(n,)``; None if they are those of the recording.
-        home: where the fit is done; None is where the states are.
+        target_device: where the fit is done; None is where the states are.
     """
 
     X: Tensor
@@ -201,23 +201,23 @@ class Samples:
     sizes: tuple[int, ...]
     activations: tuple[Activation, ...]
     factors: Tensor | None = None
-    home: torch.device | None = None
+    target_device: torch.device | None = None
 
     @property
     def design(self) -> Design:
         """The columns (X, U) in the units of the fit."""
         ones = torch.ones(self.U.shape[1], dtype=WIDE)
         factors = None if self.factors is None else torch.cat([self.factors, ones])
-        return Design.of(self.X, self.U, factors=factors, home=self.home)
+        return Design.of(self.X, self.U, factors=factors, target_device=self.target_device)
 
     @property
     def targets(self) -> Design:
         """The columns Z in the units of the fit."""
-        return Design.of(self.Z, factors=self.factors, home=self.home)
+        return Design.of(self.Z, factors=self.factors, target_device=self.target_device)
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
+class MatchedRows:
     """Rows of (A, B) and b with their gaps.
 
     Args:
@@ -240,7 +240,7 @@ class Matched:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matching:
+class RowMatcher:
     """How rows are matched.
 
     The bias of a row is free: neither capped nor penalised. It is eliminated by subtracting means, so the row
@@ -258,7 +258,7 @@ class Matching:
         >>> from wellposed.activations import get_activation
         >>> X, U = torch.zeros(3, 1), torch.tensor([[1.0], [2.0], [4.0]])
         >>> data = Samples(X, U, 2 * U + 1, (1,), (get_activation("relu"),))
-        >>> found = Matching(fit=RowFit(), bias=True).rows(data, torch.ones(1, 2, dtype=torch.bool))
+        >>> found = RowMatcher(fit=RowFit(), bias=True).rows(data, torch.ones(1, 2, dtype=torch.bool))
         >>> found.weights.round(decimals=6), found.bias.round(decimals=6)
         (tensor([[0., 2.]], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
@@ -270,7 +270,7 @@ class Matching:
     sequential: bool = False
     limit: int = GIBIBYTE
 
-    def rows(self, data: Samples, mask: Tensor, cache: dict[int, RowProblem] | None = None) -> Matched:
+    def rows(self, data: Samples, mask: Tensor, cache: dict[int, RowProblem] | None = None) -> MatchedRows:
         """Fits all rows; `cache` keeps problems that do not depend on the objective, for the next call."""
         n, cache = data.X.shape[1], {} if cache is None else cache
         data = replace(data, X=copied(data.X, self.limit)) if self.sequential else data
@@ -298,7 +298,7 @@ class Matching:
                 groups.append(Candidates(group.rows, group.columns, problem, 1 / power if power else 0.0))
         return surviving_entries(groups, mask, target)
 
-    def unbounded(self, design: Design, targets: Design, states: int) -> Matched:
+    def unbounded(self, design: Design, targets: Design, states: int) -> MatchedRows:
         """Fits targets Y = XC' + UD' + c, all rows on all columns of (X, U)."""
         count, width = targets.shape[1], design.shape[1]
         found = _empty(torch.ones(count, width, dtype=torch.bool), design.device)
@@ -308,7 +308,7 @@ class Matching:
 
     def _group(
         self,
-        found: Matched,
+        found: MatchedRows,
         design: Design,
         targets: Design,
         group: RowGroup,
@@ -399,7 +399,7 @@ def copied(part: Tensor, limit: int) -> Tensor:
     return copy
 
 
-def _advance(data: Samples, design: Design, found: Matched, k: int) -> None:
+def _advance(data: Samples, design: Design, found: MatchedRows, k: int) -> None:
     """Replaces the states of a block by those that its fitted rows give."""
     low, high = block_starts(data.sizes)[k : k + 2]
     weights, bias = found.weights[low:high], found.bias[low:high]
@@ -408,10 +408,10 @@ def _advance(data: Samples, design: Design, found: Matched, k: int) -> None:
         data.X[rows, low:high] = (data.activations[k](M @ weights.mT + bias) / factors).to(data.X)
 
 
-def _empty(mask: Tensor, device: torch.device) -> Matched:
+def _empty(mask: Tensor, device: torch.device) -> MatchedRows:
     zeros = torch.zeros(len(mask), dtype=WIDE, device=device)
     weights = torch.zeros(mask.shape, dtype=WIDE, device=device)
-    return Matched(weights, zeros, zeros.clone(), zeros.clone(), zeros.clone())
+    return MatchedRows(weights, zeros, zeros.clone(), zeros.clone(), zeros.clone())
 
 
 TINY = 1e-10  # ridge of the output, relative to the mean square of its columns
@@ -461,10 +461,13 @@ def fitted_output(
     """
     columns = _read_states(states, X.shape[1])
     used = torch.cat([columns, torch.arange(states.U.shape[1] if feedthrough else 0) + X.shape[1]])
-    design, targets = Design.of(X, states.U, home=X.device).restricted(used), Design.of(states.Y, home=X.device)
+    design, targets = (
+        Design.of(X, states.U, target_device=X.device).restricted(used),
+        Design.of(states.Y, target_device=X.device),
+    )
     scale = float(design.squares().mean())
     fit = RowFit(kappa=math.inf, ridge=0.0 if sparse else TINY * scale)
-    matching = Matching(fit=fit, objective=sparse or Objective(), bias=bias, debias=sparse is not None)
+    matching = RowMatcher(fit=fit, objective=sparse or Objective(), bias=bias, debias=sparse is not None)
     found = matching.unbounded(design, targets, len(columns))
     C = torch.zeros(targets.shape[1], X.shape[1], dtype=WIDE, device=X.device)
     C[:, columns] = found.weights[:, : len(columns)]

@@ -57,7 +57,7 @@ class Design:
         samples: how many samples are read at once.
         factors: by which used columns are multiplied, ``(d,)``; None is one.
         means: which are then subtracted, ``(d,)``; None is zero.
-        home: where pieces are read to; None is where the parts are.
+        target_device: where pieces are read to; None is where the parts are.
 
     Example:
         >>> M = Design.of(torch.eye(2), torch.ones(2, 1))
@@ -70,11 +70,15 @@ class Design:
     samples: int = 4096
     factors: Tensor | None = None
     means: Tensor | None = None
-    home: torch.device | None = None
+    target_device: torch.device | None = None
 
     @classmethod
     def of(
-        cls, *parts: Tensor, samples: int = 4096, factors: Tensor | None = None, home: torch.device | None = None
+        cls,
+        *parts: Tensor,
+        samples: int = 4096,
+        factors: Tensor | None = None,
+        target_device: torch.device | None = None,
     ) -> "Design":
         """Puts matrices side by side."""
         heights = {part.shape[0] for part in parts}
@@ -83,7 +87,7 @@ class Design:
             raise InputError(f"a design needs matrices with one row a sample; received {shapes or 'nothing'}")
         if any(part.is_complex() for part in parts):
             raise InputError("rows are fitted to real numbers; received complex ones; give both parts as columns")
-        return cls(parts, (None,) * len(parts), samples, factors, None, home)
+        return cls(parts, (None,) * len(parts), samples, factors, None, target_device)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -99,7 +103,7 @@ class Design:
     @property
     def device(self) -> torch.device:
         """Where pieces are."""
-        return self.parts[0].device if self.home is None else self.home
+        return self.parts[0].device if self.target_device is None else self.target_device
 
     def restricted(self, columns: Tensor) -> "Design":
         """Keeps some columns, which must be in ascending order.

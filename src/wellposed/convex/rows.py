@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.convex.problem import WIDE, Bound, Design, RowProblem, Targets, row_problem, some_columns
 from wellposed.convex.solvers.base import ROW_SOLVERS, RowSolution, RowSolver
 from wellposed.convex.states import States
@@ -269,7 +269,7 @@ class _Keeper:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         parts = {name: getattr(solution, name).cpu().numpy() for name in KEPT}
-        with written_whole(self.path) as place, open(place, "wb") as file:
+        with atomic_write(self.path) as place, open(place, "wb") as file:
             np.savez(file, **parts)
 
 

@@ -2,8 +2,8 @@
 
 `FilterNetwork` is a network whose rows are shared by all positions of an image: convolutions, sums of them and
 ReLU. `read_by_rows`, `given_by_rows` and `row_weights` say what a row reads and gives at a position, and its
-weights. `Gathering` collects that while a network runs, at some positions of some samples. `SharedFit` holds the
-options of a fit; `fit_shared` is one call of it.
+weights. `PositionSampler` collects that while a network runs, at some positions of some samples. `SharedFit` holds
+the options of a fit; `fit_shared` is one call of it.
 """
 
 import copy
@@ -270,7 +270,7 @@ class _EnoughError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathering:
+class PositionSampler:
     """Chooses positions at random, the same ones in every network that is run over the same batches.
 
     Args:
@@ -280,7 +280,7 @@ class Gathering:
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
-        >>> found = Gathering(samples=10).run(network, {"0": network[0]}, [torch.zeros(4, 1, 5, 5)])
+        >>> found = PositionSampler(samples=10).run(network, {"0": network[0]}, [torch.zeros(4, 1, 5, 5)])
         >>> found["0"].parts[0].shape, found["0"].targets.shape
         (torch.Size([10, 9]), torch.Size([10, 2]))
     """
@@ -402,7 +402,7 @@ class SharedFit:
     target_sparsity: float | None = None
     support: str = "layered"
     sequential: bool = True
-    gathering: Gathering = field(default_factory=Gathering)
+    gathering: PositionSampler = field(default_factory=PositionSampler)
     solver: RowSolver | str = "automatic"
     layerwise: bool = False
 
@@ -494,7 +494,7 @@ def fit_shared(
         layers: names of the layers to fit; all linear layers, convolutions and `Filters` by default.
         units: of the layers, where a cap is wanted.
         kappa, bound, target_sparsity, support: see `SharedFit`.
-        samples, seed, valid: see `Gathering`.
+        samples, seed, valid: see `PositionSampler`.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -503,7 +503,7 @@ def fit_shared(
         >>> round(report.sparsity, 2), bool(report.relative_gap.max() < 1e-9)
         (0.5, True)
     """
-    gathering = Gathering(samples=samples, seed=seed, valid=valid)
+    gathering = PositionSampler(samples=samples, seed=seed, valid=valid)
     fit = SharedFit(
         kappa=kappa, bound=bound, target_sparsity=target_sparsity, support=support, gathering=gathering
     )

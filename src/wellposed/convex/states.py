@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from wellposed.activations import Activation, elu, get_activation, hardtanh, leaky_relu, softplus, softshrink
 from wellposed.activations.blockwise import softmax
-from wellposed.atomic import read_together, written_together
+from wellposed.atomic import atomic_write_folder, read_folder
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.equilibrium.maps import State
 from wellposed.errors import FileFormatError, InputError, not_a_tensor
@@ -466,7 +466,7 @@ def save_states(states: States, folder: str | os.PathLike[str]) -> None:
         "input_shape": None if states.input_shape is None else list(states.input_shape),
         "form": states.form is not None,
     }
-    with written_together(folder) as place:
+    with atomic_write_folder(folder) as place:
         for name in _MATRICES:
             _write(place / f"{name}.npy", getattr(states, name))
         if states.form is not None:
@@ -490,7 +490,7 @@ def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> State
     """
     place = Path(folder)
     names = (INDEX, *_files(True))
-    return read_together(place, names, lambda places: _opened(place, places, verify))
+    return read_folder(place, names, lambda places: _opened(place, places, verify))
 
 
 def _opened(folder: Path, places: dict[str, Path], verify: bool) -> States:

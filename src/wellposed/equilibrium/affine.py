@@ -23,7 +23,7 @@ from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.maps import Map, max_norm
 from wellposed.equilibrium.method import Method
 from wellposed.equilibrium.solution import Status, failed
-from wellposed.equilibrium.tracing import eager, forward_rule, under_forward_mode, under_transform
+from wellposed.equilibrium.tracing import forward_rule, outside_compile, under_forward_mode, under_transform
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class AffineProblem:
 Shortcut = Callable[[AffineProblem, Tensor, Tensor, Tensor, Factors], Tensor | None]
 
 
-@eager
+@outside_compile
 def affine_equilibrium(problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
     """Solves ``x = phi(Ax + v)`` and returns the state, statuses, steps and residuals.
 

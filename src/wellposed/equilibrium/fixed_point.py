@@ -13,7 +13,7 @@ from wellposed.equilibrium.method import Loop, Method, OnFailure, check_policy
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import SOLVERS, Anderson, Solver
 from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
-from wellposed.equilibrium.tracing import eager, under_transform
+from wellposed.equilibrium.tracing import outside_compile, under_transform
 from wellposed.errors import InputError
 
 MAX_STEPS, MOST_STEPS = 200, 2**31 - 1
@@ -86,7 +86,7 @@ def _precision(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-@eager
+@outside_compile
 def fixed_point(
     f: Callable[..., State] | Map,
     x0: State,

@@ -1,7 +1,7 @@
 """How equations are solved, what happens when a sample does not converge, and how solves are observed.
 
 `report` warns or raises as the policy on failure says, and so does `report_outputs` where outputs are not finite;
-with `Once`, the solves of a sequence report their first failure only. `watch` collects the statuses and step
+with `WarnOnce`, the solves of a sequence report their first failure only. `watch` collects the statuses and step
 counts of all solves in a block of code in a `SolveLog`. `Method` is all of it for one fixed-point problem: solver,
 stopping rule, step limit and policy.
 """
@@ -35,14 +35,14 @@ def check_policy(on_failure: str) -> None:
         raise unknown_name("on_failure", on_failure, get_args(OnFailure))
 
 
-class Once:
+class WarnOnce:
     """Lets the solves of one sequence report their first failure only."""
 
     done = False
 
 
 def report(
-    found: Iterates, on_failure: OnFailure, *, solve: str, max_steps: int, once: Once | None = None
+    found: Iterates, on_failure: OnFailure, *, solve: str, max_steps: int, once: WarnOnce | None = None
 ) -> None:
     """Warns or raises once for a whole solve.
 
@@ -71,7 +71,7 @@ def report(
     warnings.warn(message, ConvergenceWarning, stacklevel=_callers_level())
 
 
-def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: Once | None = None) -> None:
+def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: WarnOnce | None = None) -> None:
     """Warns or raises if outputs are NaN or infinite and their states are not, of which `report` has told.
 
     It costs one sum where all is well, and a wait on a GPU.
@@ -274,7 +274,7 @@ class Method:
     logs: tuple[SolveLog, ...] = field(default_factory=active_logs)
     adjoint: Adjoint = field(default_factory=Adjoint)
     place: str = ""  # of the solve in a sequence, for messages
-    once: Once | None = None
+    once: WarnOnce | None = None
     loop: Loop = iterate  # or a faster one that does the same
 
     def solve(self, f: Map, x0: Tensor) -> Iterates:

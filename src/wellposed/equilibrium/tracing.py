@@ -50,7 +50,7 @@ _UNSEEN: contextvars.ContextVar[bool] = contextvars.ContextVar("wellposed_unseen
 
 
 @contextlib.contextmanager
-def values_unseen() -> Iterator[None]:
+def no_host_reads() -> Iterator[None]:
     """Has solvers look at no value in the block, as the capture of a CUDA graph needs."""
     token = _UNSEEN.set(True)
     try:
@@ -80,7 +80,7 @@ def refuse_programs(model: str, counted: bool) -> None:
         )
 
 
-def eager(function: Callable[P, R]) -> Callable[P, R]:
+def outside_compile(function: Callable[P, R]) -> Callable[P, R]:
     """Keeps a function out of compiled graphs; elsewhere it costs nothing, unlike the plain decorator.
 
     The decorator is applied at the call, since it imports the whole compiler.

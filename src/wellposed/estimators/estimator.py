@@ -17,13 +17,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.rounding import upward
 from wellposed.errors import FileFormatError, InputError, require
 from wellposed.estimators.inputs import Array, Inputs, Network, Units
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.io.files import checksum, making_sense, write_tensors
+from wellposed.models.io.files import as_format_error, checksum, write_tensors
 from wellposed.models.recurrent import ImplicitRNN
 from wellposed.robust.sensitivity import sensitivity
 from wellposed.training import History, fit
@@ -183,7 +183,7 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], state: dict[
     except TypeError as error:
         raise InputError(f"{error}; set random_state to an integer or None before saving") from error
     values = {name: value.detach().contiguous() for name, value in tensors.items()}
-    with written_whole(path) as place:
+    with atomic_write(path) as place:
         write_tensors(place, values, {"format": FORMAT, "state": text, "sha256": checksum(text, values)})
 
 
@@ -203,7 +203,7 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], di
     sealed = metadata.get("sha256")  # older files have none
     if sealed is not None and sealed != checksum(metadata.get("state", ""), tensors):
         raise FileFormatError(f"{name!r} is damaged: its checksum does not match; fit the estimator again")
-    with making_sense(f"{name!r} is damaged"):
+    with as_format_error(f"{name!r} is damaged"):
         state: dict[str, Any] = json.loads(metadata["state"])
         found = state["kind"]
     if found != kind:
@@ -433,7 +433,7 @@ class Estimator(base.BaseEstimator, abc.ABC):  # type: ignore[name-defined]
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Reads what `save` has written; `partial_fit` goes on from there with a fresh optimiser."""
         tensors, state = read(path, cls.__name__)
-        with making_sense(f"{os.fspath(path)!r} is damaged"):
+        with as_format_error(f"{os.fspath(path)!r} is damaged"):
             found = cls(**state["parameters"])
             for name in FITTED:
                 setattr(found, name, state[name])

@@ -2,7 +2,7 @@
 
 Nothing is formed: operators are chained and glued. A composition has no loop besides those of its parts, so it is
 well-posed if and only if each of them is (003, Theorems 2 and 3), and its certificate looks at those loops alone.
-`Blocks` are the block matrices of a form, which `times`, `plus`, `diagonal`, `above` and `beside` put together;
+`BlockForm` are the block matrices of a form, which `times`, `plus`, `diagonal`, `above` and `beside` put together;
 `series`, `parallel`, `concatenate` and `add` are made of these. A `product` of forms is Lipschitz where its
 factors are bounded (`product_lipschitz`).
 """
@@ -26,7 +26,7 @@ from wellposed.forms.operators.structured import Selection
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockForm:
     """A, B, C and D of a form as block matrices: B and D have the same inputs, C and D the same outputs."""
 
     A: Block
@@ -39,7 +39,7 @@ class Blocks:
     labels: tuple[str, ...]
 
     @classmethod
-    def of(cls, form: ImplicitForm) -> "Blocks":
+    def of(cls, form: ImplicitForm) -> "BlockForm":
         """Reads a form; where D is not cut as B and C are, inputs and outputs are taken whole."""
         A, B, C = form.blocks
         D, cuts = form.D, (C.heights, B.widths)
@@ -173,7 +173,7 @@ def joined(first: Tensor | None, second: Tensor | None, sizes: tuple[int, int], 
     return torch.cat([zero if v is None else v for v, zero in zip((first, second), empty, strict=True)])
 
 
-def joined_labels(first: Blocks, second: Blocks) -> tuple[str, ...]:
+def joined_labels(first: BlockForm, second: BlockForm) -> tuple[str, ...]:
     """Lists all labels; blocks of a form without any are called by their activation."""
     if not first.labels and not second.labels:
         return ()
@@ -225,10 +225,10 @@ def _after(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
             f"in series, the outputs of a form are the inputs of the next; received {first.sizes[2]} outputs "
             f"and {second.sizes[1]} inputs; put a linear form between them"
         )
-    f, g = Blocks.of(first), Blocks.of(second)
+    f, g = BlockForm.of(first), BlockForm.of(second)
     upper = beside(g.A, times(g.B, f.C))
     lower = _below(g.A, f.A)
-    return Blocks(
+    return BlockForm(
         above(upper, lower),
         above(times(g.B, f.D), f.B),
         beside(g.C, times(g.D, f.C)),
@@ -304,13 +304,13 @@ def _stacked(
     first: ImplicitForm, second: ImplicitForm, how: tuple[Arrange, Arrange, Arrange], shape: tuple[int, ...]
 ) -> ImplicitForm:
     """Joins forms that do not feed one another; `how` arranges B, C and D."""
-    f, g = Blocks.of(first), Blocks.of(second)
+    f, g = BlockForm.of(first), BlockForm.of(second)
     states, outputs = (first.sizes[0], second.sizes[0]), (first.sizes[2], second.sizes[2])
     if how[1] is beside:
         shift = total(f.output_bias, g.output_bias)
     else:
         shift = joined(f.output_bias, g.output_bias, outputs, f.A)
-    return Blocks(
+    return BlockForm(
         diagonal(f.A, g.A),
         how[0](f.B, g.B),
         how[1](f.C, g.C),
@@ -399,7 +399,7 @@ def output_bound(form: ImplicitForm) -> float:
         >>> output_bound(squashed) < 2.00001, output_bound(linear(torch.eye(1)))
         (True, inf)
     """
-    f = Blocks.of(form)
+    f = BlockForm.of(form)
     if f.D.parts:
         return math.inf
     limits = [max(abs(low), abs(high)) for low, high in (phi.image for phi in f.activations)]

@@ -28,7 +28,7 @@ from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import IllPosedError
 from wellposed.forms.operators.base import Operator, Sparse
 from wellposed.forms.operators.block import Block, combine
-from wellposed.forms.operators.entries import LARGEST_DENSE, cover, sum_length
+from wellposed.forms.operators.entries import LARGEST_DENSE, abs_upper_bound, sum_length
 from wellposed.forms.operators.plain import Dense
 from wellposed.forms.operators.structured import Selection
 
@@ -113,7 +113,7 @@ def _row_norm(A: Operator) -> float:
     place = "cpu" if A.device.type == "mps" else A.device
     with torch.no_grad():
         exact = A.to(device=place, dtype=torch.float64)
-        return float(upward(cover(exact).row_sums(), sum_length(A)).max())
+        return float(upward(abs_upper_bound(exact).row_sums(), sum_length(A)).max())
 
 
 def block_norms(A: Block) -> Tensor:  # (L, L)

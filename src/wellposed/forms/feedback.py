@@ -14,7 +14,7 @@ from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import EPS, double, reciprocal_gap, upward
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms.compose import (
-    Blocks,
+    BlockForm,
     above,
     beside,
     identity,
@@ -29,10 +29,10 @@ from wellposed.forms.compose import (
 )
 from wellposed.forms.evaluation import Stage
 from wellposed.forms.form import ImplicitForm
-from wellposed.forms.gains import Spread, gains, steepest
+from wellposed.forms.gains import AbsoluteForm, gains, lipschitz_image
 from wellposed.forms.operators.base import Operator
 from wellposed.forms.operators.block import Block
-from wellposed.forms.operators.entries import cover_block
+from wellposed.forms.operators.entries import abs_upper_bound_block
 from wellposed.forms.operators.plain import Dense, Identity
 
 
@@ -101,7 +101,11 @@ def _is_inverse(found: Tensor, around: Tensor, left: Block, right: Block) -> boo
     """Checks |I - R (I - P)|_inf < 1 with outward rounding, which proves I - P invertible."""
     eye, size = torch.eye(len(found), dtype=found.dtype, device=found.device), len(found)
     terms = size + left.shape[1] + 4
-    spread = cover_block(left, found.device, False).apply(cover_block(right, found.device, False).apply(eye)).mT
+    spread = (
+        abs_upper_bound_block(left, found.device, False)
+        .apply(abs_upper_bound_block(right, found.device, False).apply(eye))
+        .mT
+    )
     rounding = upward(found.abs() @ (spread + around.abs() + eye), 2 * terms) * (2 * terms * EPS)
     residual = (eye - found @ (eye - around)).abs() + rounding
     return float(upward(residual.sum(1), terms).amax()) < 1
@@ -176,7 +180,7 @@ def _unit(f: ImplicitForm) -> ImplicitForm:
 
 
 def _closed(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
-    f, g = Blocks.of(first), Blocks.of(second)
+    f, g = BlockForm.of(first), BlockForm.of(second)
     solve = Feedthrough.around(f.D, g.D)
     inputs = identity(f.B.widths, f.B)
     entering, reaching = solve.N(inputs), solve.N(g.C)  # v from u, v from z
@@ -186,7 +190,7 @@ def _closed(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
     column = total(image(f.D, g.output_bias), f.output_bias)
     shift = image(solve.M(identity(f.C.heights, f.C)), column)  # y where x, z and u vanish
     drive = total(g.output_bias, image(g.D, shift))
-    return Blocks(
+    return BlockForm(
         above(upper, lower),
         above(times(f.B, entering), times(g.B, solve.MD)),
         beside(seen, times(solve.MD, g.C)),
@@ -213,9 +217,9 @@ def _prove(closed: ImplicitForm, f: ImplicitForm, g: ImplicitForm) -> str | None
     value, _ = _small_gain(forward, back)
     if not value < 1:
         return f"the small gain condition lambda_PF(S_f S_g) < 1 fails: {value:.6g}"
-    parts = Spread.of(f), Spread.of(g)
+    parts = AbsoluteForm.of(f), AbsoluteForm.of(g)
     for formed in (False, True):
-        spread = Spread.of(closed, formed=formed)
+        spread = AbsoluteForm.of(closed, formed=formed)
         for slack in SLACKS:
             proofs = _proofs(closed, spread, _weights(parts, (forward, back), slack), value)
             if all(proof.holds for proof in proofs):
@@ -225,7 +229,9 @@ def _prove(closed: ImplicitForm, f: ImplicitForm, g: ImplicitForm) -> str | None
     return f"the small gain condition holds ({value:.6g} < 1) but too narrowly to be verified on the closed loop"
 
 
-def _weights(parts: tuple[Spread, Spread], gain: tuple[Tensor, Tensor], slack: float) -> list[Tensor] | None:
+def _weights(
+    parts: tuple[AbsoluteForm, AbsoluteForm], gain: tuple[Tensor, Tensor], slack: float
+) -> list[Tensor] | None:
     """Turns weights of the outputs into weights of all states, blocks of f first; None if the slack is too large.
 
     With eta > S_f omega and omega > S_g eta, the states that move by at most v_f under omega and v_g under eta
@@ -243,7 +249,9 @@ def _weights(parts: tuple[Spread, Spread], gain: tuple[Tensor, Tensor], slack: f
     return [state[0] for state in states if state.numel()] or [states[0][0]]
 
 
-def _proofs(closed: ImplicitForm, spread: Spread, weights: list[Tensor] | None, value: float) -> list[Certificate]:
+def _proofs(
+    closed: ImplicitForm, spread: AbsoluteForm, weights: list[Tensor] | None, value: float
+) -> list[Certificate]:
     if weights is None:
         return [Certificate.of("small gain", torch.inf)]
     note = f"lambda_PF(S_f S_g) = {value:.4g}"
@@ -251,7 +259,7 @@ def _proofs(closed: ImplicitForm, spread: Spread, weights: list[Tensor] | None, 
     return [replace(proof, note=note) for proof in found]
 
 
-def _proof(spread: Spread, stage: Stage, weights: list[Tensor]) -> Certificate:
+def _proof(spread: AbsoluteForm, stage: Stage, weights: list[Tensor]) -> Certificate:
     """Checks ``T(|A| v) <= c v`` on one loop, the contraction in max_i |x_i| / v_i by c."""
     inner = spread.A.chosen(stage.blocks, stage.blocks)
     v = torch.cat([weights[k] for k in stage.blocks])
@@ -260,7 +268,7 @@ def _proof(spread: Spread, stage: Stage, weights: list[Tensor]) -> Certificate:
     v = v / v.amax()
     reached = upward(inner.apply(v[None]), spread.terms).split(inner.heights, dim=1)
     activations = [spread.plan.activations[k] for k in stage.blocks]
-    moved = torch.cat([steepest(phi, z) for phi, z in zip(activations, reached, strict=True)], dim=1)[0]
+    moved = torch.cat([lipschitz_image(phi, z) for phi, z in zip(activations, reached, strict=True)], dim=1)[0]
     value = float(upward(moved / v, 2).amax()) + 1e-100
     gap = reciprocal_gap(value)
     if all(phi.componentwise for phi in activations):

@@ -5,7 +5,7 @@ T multiplies by the Lipschitz constant of phi and spreads over its blocks. Itera
 bounds nothing when it is cut short; here a candidate v is accepted only if ``T(|A| v + w) <= v`` holds with
 outward rounding for some w > |B| |du| that is positive in every component, which proves the bound and that the
 loop contracts. `Loop` makes that check for blocks that feed one another. `gains` bounds every output by every
-input, with the absolute values of a form's operators (`Spread`).
+input, with the absolute values of a form's operators (`AbsoluteForm`).
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 from wellposed.activations import Activation, block_view
 from wellposed.conditions.rounding import EPS, TINY, double, upward, vector_norm
 from wellposed.errors import IllPosedError, InputError
-from wellposed.forms.compose import Blocks
+from wellposed.forms.compose import BlockForm
 from wellposed.forms.evaluation import Plan, Stage
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.base import Operator, Product, Sum, tensors
@@ -26,7 +26,7 @@ from wellposed.forms.operators.block import Block
 from wellposed.forms.operators.entries import (
     LARGEST_DENSE,
     SMALLEST,
-    cover_block,
+    abs_upper_bound_block,
     least_entry,
     sum_length,
     underflow,
@@ -49,7 +49,9 @@ class Loop:
     dense: tuple[Tensor, Tensor] | None  # M and s with d <= M d + s w where phi is componentwise
 
     @classmethod
-    def of(cls, cover: Block, exact: Block | None, activations: tuple[Activation, ...], terms: int) -> "Loop":
+    def of(
+        cls, abs_upper_bound: Block, exact: Block | None, activations: tuple[Activation, ...], terms: int
+    ) -> "Loop":
         """Reads a loop off what covers ``|A|``.
 
         Args:
@@ -57,11 +59,11 @@ class Loop:
             terms: the length of the longest sum in a product with the cover.
         """
         dense = None
-        if cover.shape[0] <= LARGEST_DENSE and all(phi.componentwise for phi in activations):
-            magnitude = cover.to_dense()
+        if abs_upper_bound.shape[0] <= LARGEST_DENSE and all(phi.componentwise for phi in activations):
+            magnitude = abs_upper_bound.to_dense()
             diagonal = magnitude.diagonal() if exact is None else _diagonal(exact, magnitude.device)
-            dense = comparison_system(magnitude, diagonal, activations, cover.heights)
-        return cls(cover, activations, terms, dense)
+            dense = comparison_system(magnitude, diagonal, activations, abs_upper_bound.heights)
+        return cls(abs_upper_bound, activations, terms, dense)
 
     def bound(self, w: Tensor, slack: float = 0.0) -> Tensor:  # (B, n) -> (B, n)
         """Returns v >= d, checked."""
@@ -85,7 +87,7 @@ class Loop:
 
     def _spread(self, z: Tensor) -> Tensor:
         pieces = zip(self.activations, z.split(self.A.heights, dim=1), strict=True)
-        return torch.cat([steepest(phi, piece) for phi, piece in pieces], dim=1)
+        return torch.cat([lipschitz_image(phi, piece) for phi, piece in pieces], dim=1)
 
     def _candidate(self, w: Tensor, inflation: float) -> Tensor:
         if self.dense is not None:
@@ -127,12 +129,12 @@ def comparison_system(
     return torch.where(others == 0, 0.0, upward(share[:, None] * others, 2) + TINY), share
 
 
-def steepest(phi: Activation, z: Tensor) -> Tensor:
+def lipschitz_image(phi: Activation, z: Tensor) -> Tensor:
     """Bounds the change of every entry of phi(z) by the change of every entry of z, rounded up.
 
     Example:
         >>> from wellposed.activations import get_activation
-        >>> steepest(get_activation("max_pool(2)"), torch.tensor([[1.0, 3.0]], dtype=torch.float64)).round()
+        >>> lipschitz_image(get_activation("max_pool(2)"), torch.tensor([[1.0, 3.0]], dtype=torch.float64)).round()
         tensor([[3., 3.]], dtype=torch.float64)
     """
     if not z.numel():
@@ -202,13 +204,13 @@ def gains(form: ImplicitForm, *, self_loops: bool = True, columns: int = 256) ->
         >>> gains(form).round(decimals=6)
         tensor([[6.]], dtype=torch.float64)
     """
-    spread, p = Spread.of(form, self_loops=self_loops), form.sizes[1]
+    spread, p = AbsoluteForm.of(form, self_loops=self_loops), form.sizes[1]
     units = torch.eye(p, dtype=torch.float64, device=spread.device).split(columns)
     return torch.cat([spread.outputs(spread.states(unit), unit) for unit in units]).mT
 
 
 @dataclass(frozen=True)
-class Spread:
+class AbsoluteForm:
     """The absolute values of a form's operators, rounded up, in float64."""
 
     plan: Plan
@@ -219,12 +221,12 @@ class Spread:
     self_loops: bool
 
     @classmethod
-    def of(cls, form: ImplicitForm, *, formed: bool = True, self_loops: bool = False) -> "Spread":
+    def of(cls, form: ImplicitForm, *, formed: bool = True, self_loops: bool = False) -> "AbsoluteForm":
         """Reads a form; without `formed` a product counts as the product of absolute values."""
         require_finite_entries(form)
-        f = Blocks.of(form)
+        f = BlockForm.of(form)
         home = torch.empty(0, dtype=form.dtype, device=form.device)
-        A, B, C, D = (cover_block(part, double(home).device, formed) for part in (f.A, f.B, f.C, f.D))
+        A, B, C, D = (abs_upper_bound_block(part, double(home).device, formed) for part in (f.A, f.B, f.C, f.D))
         return cls(form.plan, A, B, C, D, self_loops)
 
     @property
@@ -289,7 +291,7 @@ class Spread:
         if slack:
             drive = {k: _raised(w, slack) for k, w in drive.items()}
         if stage.system is None:
-            return {k: steepest(self.plan.activations[k], w) * (1 + slack) for k, w in drive.items()}
+            return {k: lipschitz_image(self.plan.activations[k], w) * (1 + slack) for k, w in drive.items()}
         w = torch.cat([drive[k] for k in stage.blocks], dim=1)
         sizes = [self.A.heights[k] for k in stage.blocks]
         bound = self.loops[stage.blocks].bound(w, slack)

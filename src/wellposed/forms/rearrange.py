@@ -14,12 +14,12 @@ from torch import Tensor
 
 from wellposed.activations import Activation
 from wellposed.errors import InputError
-from wellposed.forms.compose import Blocks, total
+from wellposed.forms.compose import BlockForm, total
 from wellposed.forms.evaluation import Stage, strong_components
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.base import Operator, Sparse
 from wellposed.forms.operators.block import Block
-from wellposed.forms.operators.entries import cover_block
+from wellposed.forms.operators.entries import abs_upper_bound_block
 from wellposed.forms.operators.plain import Dense, Zero
 from wellposed.forms.operators.structured import Selection
 
@@ -34,9 +34,9 @@ class Group:
 
 def regroup(form: ImplicitForm, groups: Sequence[Group]) -> ImplicitForm:
     """Builds the form whose blocks are the given groups of states; states in no group are left out."""
-    f = Blocks.of(form)
+    f = BlockForm.of(form)
     inputs, outputs = ([Group(k) for k in range(len(cut))] for cut in (f.B.widths, f.C.heights))
-    return Blocks(
+    return BlockForm(
         _rearranged(f.A, groups, groups),
         _rearranged(f.B, groups, inputs),
         _rearranged(f.C, outputs, groups),
@@ -308,7 +308,7 @@ def trim(form: ImplicitForm) -> ImplicitForm:
 
 
 def _without_constants(form: ImplicitForm, reached: list[Tensor]) -> ImplicitForm:
-    f = Blocks.of(form)
+    f = BlockForm.of(form)
     constant = _constants(form, reached)[None]
     shift, offset = (None if not part.parts else part.apply(constant)[0] for part in (f.A, f.C))
     folded = form.replaced(bias=total(form.bias, shift), output_bias=total(form.output_bias, offset))
@@ -328,8 +328,8 @@ def _constants(form: ImplicitForm, reached: list[Tensor]) -> Tensor:  # (n,)
 @torch.no_grad()
 def _spread(form: ImplicitForm, observed: bool) -> list[Tensor]:  # (n_k,) of every block
     """Marks the states on a path from the input or, if `observed`, to the output."""
-    f = Blocks.of(form)
-    A, B, C = (cover_block(part, part.device, False) for part in (f.A, f.B, f.C))
+    f = BlockForm.of(form)
+    A, B, C = (abs_upper_bound_block(part, part.device, False) for part in (f.A, f.B, f.C))
     A, start = (A.T, C.T) if observed else (A, B)
     marked = _marks(start.apply(torch.ones(1, start.shape[1], dtype=A.dtype, device=A.device)), form)
     queue = {k for k, part in enumerate(marked) if bool(part.any())}

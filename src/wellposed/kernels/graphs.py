@@ -27,7 +27,7 @@ from wellposed.equilibrium.method import Loop
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Newton, Solver
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Step, Stopping
-from wellposed.equilibrium.tracing import under_transform, values_unseen
+from wellposed.equilibrium.tracing import no_host_reads, under_transform
 from wellposed.errors import InputError
 
 CHUNK = 4  # steps between two looks at the results
@@ -81,7 +81,7 @@ class Program:
         """Takes the steps of the next chunk and settles which samples they have finished."""
         begin = self.index
         end = min(begin + self.chunk, self.max_steps, begin - begin % PERIOD + PERIOD)
-        with values_unseen():
+        with no_host_reads():
             if begin == 0:
                 self.status.zero_()
                 self.steps.zero_()

@@ -28,7 +28,7 @@ from wellposed.equilibrium.tracing import refuse_programs, under_transform
 from wellposed.errors import ConvergenceError, InputError, MapError, not_a_tensor
 from wellposed.kernels.graphs import GraphLoop, check_graph_executor
 from wellposed.models.cells import Cell
-from wellposed.models.noise import Disturbance, Noise, NoisyMap, disturbed_signals, signal_points
+from wellposed.models.noise import Noise, NoiseDraws, NoisyMap, disturbed_signals, nonlinearities
 from wellposed.models.norms import VariationalDropout, hold_masks, select_rows
 
 _TURN = threading.RLock()
@@ -291,8 +291,8 @@ class DEQ(nn.Module):
             return self._none(start, parameters)
         masks = [layer for layer in self.cell.modules() if isinstance(layer, VariationalDropout)]
         rows = torch.arange(batch.shape[0], device=batch.device)
-        disturbance = Disturbance(self.noise or Noise(), batch.shape[0])
-        points = [] if disturbance.silent else signal_points(self.cell)
+        disturbance = NoiseDraws(self.noise or Noise(), batch.shape[0])
+        points = [] if disturbance.silent else nonlinearities(self.cell)
         with (
             hold_masks(masks),
             weights_computed_once(self.cell) as weights,

@@ -25,8 +25,8 @@ from wellposed.equilibrium.maps import Map
 from wellposed.equilibrium.method import (
     Loop,
     Method,
-    Once,
     OnFailure,
+    WarnOnce,
     WeightCheck,
     active_logs,
     checked_under_functorch,
@@ -97,7 +97,7 @@ class StateMatrix(nn.Module):
     ) -> "StateMatrix":
         """Wraps a certified matrix without changing it."""
         condition = _fitting(condition, A)
-        gamma = activation.lipschitz(condition.gauge(activation))
+        gamma = activation.lipschitz(condition.norm_name(activation))
         needed = found.value / gamma * (1 + A.shape[0] * torch.finfo(A.dtype).eps)
         cap = kappa
         if kappa is None and not isinstance(condition, Triangular):
@@ -379,7 +379,7 @@ class ImplicitModel(nn.Module):
         bound = lambda: self._bound()(final, self._context(inputs))  # noqa: E731
         return Solution(value, status, steps, residuals, bound, method.adjoint)
 
-    def method(self, place: str = "", once: Once | None = None) -> Method:
+    def method(self, place: str = "", once: WarnOnce | None = None) -> Method:
         """Returns how the model solves; `place` and `once` are for solves in a sequence."""
         solver, stop = self.solver, self.stop
         if solver is None and stop is None and self.max_steps is None and self.state.nilpotent:
@@ -397,7 +397,7 @@ class ImplicitModel(nn.Module):
         rule, kappa = self.condition, self.kappa
         if kappa is None or isinstance(rule, Triangular):
             return 1.0
-        return 1 / (1 - kappa * self.activation.lipschitz(rule.gauge(self.activation)))
+        return 1 / (1 - kappa * self.activation.lipschitz(rule.norm_name(self.activation)))
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -3,7 +3,7 @@
 `normals` returns normal numbers that are functions of a seed and of places, by Philox-4x32-10 (`philox`) and the
 Box-Muller transform. A draw is named by its seed, its sample, its step, its site in the step and its number there,
 so that it does not matter in which order and how often it is computed, on which device and for which samples at
-once. `Noise` says how strong the noise is and where, `Disturbance` draws it for one solve, and `NoisyMap` is a map
+once. `Noise` says how strong the noise is and where, `NoiseDraws` draws it for one solve, and `NoisyMap` is a map
 under it. `noise_sensitivity` computes how states move with the noise: the derivatives of 004 (section 3.3 and
 appendix A), by their recursions.
 
@@ -172,7 +172,7 @@ class Noise:
         return all(part is None or part == math.inf for part in (self.signal, self.state, self.input))
 
 
-class Disturbance:
+class NoiseDraws:
     """The noise of one solve, or of one pass through a feed-forward network.
 
     Every sample has its own draws, whichever companions leave the batch before it: they are made for the whole
@@ -250,7 +250,7 @@ class NoisyMap:
     It takes one input more than the map, the numbers of the samples at work.
     """
 
-    def __init__(self, function: Callable[..., State], disturbance: Disturbance) -> None:
+    def __init__(self, function: Callable[..., State], disturbance: NoiseDraws) -> None:
         self.function, self.disturbance = function, disturbance
 
     def __call__(self, x: State, *arguments: Tensor) -> State:
@@ -267,11 +267,11 @@ class NoisyMap:
             self.disturbance.quiet = False
 
 
-def signal_points(module: nn.Module) -> list[nn.Module]:
+def nonlinearities(module: nn.Module) -> list[nn.Module]:
     """Returns the nonlinearities of a network or cell, those of layers called "projection..." apart.
 
     Example:
-        >>> len(signal_points(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())))
+        >>> len(nonlinearities(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())))
         2
     """
     return [
@@ -288,7 +288,7 @@ def _is_nonlinearity(layer: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def disturbed_signals(points: Iterable[nn.Module], disturbance: Disturbance) -> Iterator[None]:
+def disturbed_signals(points: Iterable[nn.Module], disturbance: NoiseDraws) -> Iterator[None]:
     """Adds noise to all that goes into some layers, until the block ends."""
     points = list(points)
     if disturbance.noise.signal not in (None, math.inf) and not points:

@@ -16,7 +16,7 @@ from wellposed.errors import InputError
 from wellposed.kernels import explain
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.noise import Disturbance, Noise, NoisyMap, disturbed_signals, signal_points
+from wellposed.models.noise import Noise, NoiseDraws, NoisyMap, disturbed_signals, nonlinearities
 
 
 class Noisy(nn.Module):
@@ -67,7 +67,7 @@ class Noisy(nn.Module):
             )
         model._check(u)
         flat = u.reshape(-1, model.in_features)
-        disturbance = Disturbance(self.noise, flat.shape[0], counter=True)
+        disturbance = NoiseDraws(self.noise, flat.shape[0], counter=True)
         given = disturbance.input(flat)
         assert isinstance(given, Tensor)
         A, v = model.A, F.linear(given, model.B, model.bias)
@@ -112,8 +112,8 @@ class Noisy(nn.Module):
                 part.noise = noise
 
     def _layers(self, u: Tensor) -> Tensor:
-        points = signal_points(self.model)
-        disturbance = Disturbance(self.noise, u.shape[0])
+        points = nonlinearities(self.model)
+        disturbance = NoiseDraws(self.noise, u.shape[0])
 
         def hook(_: nn.Module, __: tuple[Tensor, ...], x: State) -> State:
             return disturbance.state(x)

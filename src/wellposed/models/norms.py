@@ -67,10 +67,12 @@ class SpectralNorm(nn.Module):
     def operator_bound(self, weight: Tensor) -> Tensor:  # ()
         """Bounds the operator norm of the layer from above."""
         by_group = weight.reshape(self.groups, -1, weight.shape[1], weight[0, 0].numel())  # (G, out, in, taps)
-        outward = self.factors[0] * norm_bound(by_group.flatten(2)).amax()
+        convert_outward = self.factors[0] * norm_bound(by_group.flatten(2)).amax()
         if by_group.shape[3] == 1:
-            return outward
-        return torch.minimum(outward, self.factors[1] * norm_bound(by_group.transpose(1, 2).flatten(2)).amax())
+            return convert_outward
+        return torch.minimum(
+            convert_outward, self.factors[1] * norm_bound(by_group.transpose(1, 2).flatten(2)).amax()
+        )
 
     def extra_repr(self) -> str:
         return f"bound={self.bound}"

@@ -18,8 +18,8 @@ from wellposed.equilibrium.affine import AffineProblem
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.gradients import Implicit
 from wellposed.equilibrium.method import (
-    Once,
     OnFailure,
+    WarnOnce,
     WeightCheck,
     checked_under_functorch,
     no_equilibrium,
@@ -28,7 +28,7 @@ from wellposed.equilibrium.method import (
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound, Steps
 from wellposed.equilibrium.tracing import (
-    eager,
+    outside_compile,
     refuse_programs,
     under_forward_mode,
     under_functorch,
@@ -195,8 +195,8 @@ class RecurrentSolution:
         )
 
 
-@eager
-def _tell_outputs(output: Tensor, on_failure: OnFailure, once: Once) -> None:
+@outside_compile
+def _tell_outputs(output: Tensor, on_failure: OnFailure, once: WarnOnce) -> None:
     """Tells of outputs that are not finite, also where all else is compiled."""
     if not under_transform():
         report_outputs(output, None, on_failure, once)
@@ -382,7 +382,7 @@ class ImplicitRNN(nn.Module):
 
     def _run(self, sequences: Sequences, h0: Tensor, *, trace: bool) -> tuple[Tensor, Tensor, list["_Walk"]]:
         walks: list[_Walk] = []
-        once, data = Once(), sequences.data
+        once, data = WarnOnce(), sequences.data
         autocast, kind = torch.is_autocast_enabled(data.device.type), data.device.type
         with torch.autocast(kind, enabled=False) if autocast else nullcontext():
             data = data.to(self.cell(0).B.dtype)
@@ -416,7 +416,7 @@ class ImplicitRNN(nn.Module):
         """
         for index in range(len(self.cells)):
             with torch.no_grad():
-                course = _Walk(self.cell(index), self.warm_start, False, "", Once()).course([1])
+                course = _Walk(self.cell(index), self.warm_start, False, "", WarnOnce()).course([1])
             if isinstance(course, str):
                 return f"time by time: {course}"
         cell = self.cell(0)
@@ -441,7 +441,7 @@ class ImplicitRNN(nn.Module):
 class _Walk:
     """One pass of one cell over the sequences, forwards or backwards in time."""
 
-    def __init__(self, cell: ImplicitModel, warm_start: bool, trace: bool, place: str, once: Once) -> None:
+    def __init__(self, cell: ImplicitModel, warm_start: bool, trace: bool, place: str, once: WarnOnce) -> None:
         self.cell, self.warm_start, self.trace = cell, warm_start, trace
         self.place, self.once = place, once
         device = wanted(cell.executor, cell.B)

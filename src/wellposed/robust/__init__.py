@@ -22,7 +22,7 @@ from wellposed.robust.training import (
     Ramp,
     SignSteps,
     TradesLoss,
-    added_back,
+    augment_with_attacks,
 )
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
     "SparseBox",
     "TradesLoss",
     "Uncertainty",
-    "added_back",
+    "augment_with_attacks",
     "certified",
     "certified_accuracy",
     "lipschitz",

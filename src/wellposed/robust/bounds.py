@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.conditions.norms import perron_weights
-from wellposed.conditions.rounding import outward, plain_sums, upward
+from wellposed.conditions.rounding import convert_outward, plain_convolutions, upward
 from wellposed.errors import IllPosedError, InputError, MissingExtraError, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.models.io.certificates import Claim
@@ -146,11 +146,11 @@ def _answer(method: str | Method, query: Query, dtype: torch.dtype) -> Bounds:
     if not math.prod(query.shape):
         none = query.set.center.new_zeros(query.shape, dtype=dtype)
         return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
-    with plain_sums(query.set.center):
+    with plain_convolutions(query.set.center):
         bounds = prove(query).stated()
     if query.form.dtype == dtype:
         return bounds
-    (lower, below), (upper, above) = outward(bounds.lower, dtype), outward(bounds.upper, dtype)
+    (lower, below), (upper, above) = convert_outward(bounds.lower, dtype), convert_outward(bounds.upper, dtype)
     return Bounds(lower - below, upper + above, bounds.method, bounds.slack.to(dtype)).stated()
 
 

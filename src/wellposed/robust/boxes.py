@@ -1,6 +1,6 @@
 """Bounds from a computed equilibrium: the norm bound, the implicit box, and bounds in the Euclidean norm.
 
-`Center` is the equilibrium at the center of a set, with a bound of how well it satisfies its equation.
+`CenterSolve` is the equilibrium at the center of a set, with a bound of how well it satisfies its equation.
 `box_bounds` is the implicit box: how far states and outputs move if every input moves by its radius (003, Theorems
 5 and 6). `norm_bounds` is one number for all states (003 eqs. 4.3 and 4.4). `l2_bounds` are bounds in the
 Euclidean norm, from the monotone or the spectral certificate of every loop.
@@ -19,14 +19,14 @@ from wellposed.conditions.rounding import EPS, TINY, euclidean_norm, reciprocal_
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Identity, ImplicitForm, Operator
 from wellposed.forms.evaluation import Stage
-from wellposed.forms.gains import Spread, steepest
-from wellposed.forms.operators.entries import LARGEST_DENSE, cover, sum_length, underflow
+from wellposed.forms.gains import AbsoluteForm, lipschitz_image
+from wellposed.forms.operators.entries import LARGEST_DENSE, abs_upper_bound, sum_length, underflow
 from wellposed.robust.query import Bounds, MethodError, Query, of_states, shaped
 from wellposed.robust.sets import Box, Interval
 
 
 @dataclass(frozen=True)
-class Center:
+class CenterSolve:
     """A computed equilibrium and its residual, in float64.
 
     Args:
@@ -39,7 +39,7 @@ class Center:
     """
 
     form: ImplicitForm
-    spread: Spread
+    spread: AbsoluteForm
     u: Tensor
     radius: Tensor
     states: list[Tensor]
@@ -47,7 +47,7 @@ class Center:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, query: Query) -> "Center":
+    def of(cls, query: Query) -> "CenterSolve":
         """Solves for the center of the set."""
         form = query.form.to(torch.float64)
         exact = query.set.to(torch.float64)
@@ -58,9 +58,9 @@ class Center:
             raise IllPosedError(
                 "the equilibrium at the center of the set is not finite; check the inputs and form.certificate()"
             )
-        spread = Spread.of(form, formed=False)
+        spread = AbsoluteForm.of(form, formed=False)
         states = list(x.split(form.partition, dim=1))
-        return cls(form, Spread.of(form), u, radius, states, _residual(form, spread, x, u))
+        return cls(form, AbsoluteForm.of(form), u, radius, states, _residual(form, spread, x, u))
 
     @property
     def whole(self) -> Tensor:  # (B, n)
@@ -68,7 +68,7 @@ class Center:
         return torch.cat(self.states, dim=1)
 
 
-def _residual(form: ImplicitForm, spread: Spread, x: Tensor, u: Tensor) -> list[Tensor]:
+def _residual(form: ImplicitForm, spread: AbsoluteForm, x: Tensor, u: Tensor) -> list[Tensor]:
     A, B, _ = form.blocks
     bias = torch.zeros_like(x[0]) if form.bias is None else form.bias
     z = A.apply(x) + B.apply(u) + bias
@@ -80,9 +80,9 @@ def _residual(form: ImplicitForm, spread: Spread, x: Tensor, u: Tensor) -> list[
 
 
 def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Tensor) -> Tensor:
-    through = steepest(phi, error)
+    through = lipschitz_image(phi, error)
     width = 0 if phi.componentwise else (phi.block or z.shape[1])
-    own = (phi.rounding + width) * EPS * (phi.function(torch.zeros_like(z)).abs() + steepest(phi, size))
+    own = (phi.rounding + width) * EPS * (phi.function(torch.zeros_like(z)).abs() + lipschitz_image(phi, size))
     found = upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
     return torch.where(found.isnan(), math.inf, found)
 
@@ -100,7 +100,7 @@ def box_bounds(query: Query) -> Bounds:
     """
     if query.combination is None or isinstance(query.set, Box) or _too_large(query):
         return of_states(query, box_states(query), "box")
-    center = query.once("center", Center.of)
+    center = query.once("center", CenterSolve.of)
     combination = query.combination.double()
     rows = combination.flatten(0, 1)
     C, D = (getattr(center.form, name) for name in "CD")
@@ -131,12 +131,12 @@ def box_states(query: Query) -> list[Interval]:
     elimination and checked with outward rounding, as iterating from zero would rise from below. For other sets
     than boxes, with few changed entries or in a ball, v is bounded by the rows of ``(I - |A|)^-1 |B|``.
     """
-    center = query.once("center", Center.of)
+    center = query.once("center", CenterSolve.of)
     pairs = zip(center.states, _state_radii(query, center), strict=True)
     return [Interval.around(x, v, query.form.dtype) for x, v in pairs]
 
 
-def _lost(center: Center) -> float:
+def _lost(center: CenterSolve) -> float:
     """Bounds what underflow takes from any sum of products with the operators of a form."""
     operators = (center.spread.A, center.spread.B, center.spread.C, center.spread.D)
     return (
@@ -150,7 +150,7 @@ def _too_large(query: Query) -> bool:
     return n * p > LARGEST_GAIN
 
 
-def _state_radii(query: Query, center: Center) -> list[Tensor]:  # (B, n_k)
+def _state_radii(query: Query, center: CenterSolve) -> list[Tensor]:  # (B, n_k)
     """Bounds ``|x - x0|`` for the computed equilibrium x0 at the center of the set."""
     if isinstance(query.set, Box) or _too_large(query):
         load = torch.cat([center.radius, residual_load(center)], dim=1)
@@ -164,19 +164,19 @@ def _state_radii(query: Query, center: Center) -> list[Tensor]:  # (B, n_k)
     return [upward(a + b, 2) for a, b in zip(_own_radii(center), pieces, strict=True)]
 
 
-def _own_radii(center: Center) -> list[Tensor]:
+def _own_radii(center: CenterSolve) -> list[Tensor]:
     """Bounds how far the computed equilibrium may be from the exact one."""
     load = torch.cat([torch.zeros_like(center.radius), residual_load(center)], dim=1)
     return with_residual(center.spread).states(load)
 
 
-def state_gains(center: Center) -> Tensor:  # (n, p)
+def state_gains(center: CenterSolve) -> Tensor:  # (n, p)
     """Bounds the change of every state by the change of every input, ``(I - gamma |A|)^-1 gamma |B|``."""
     units = torch.eye(center.u.shape[1], dtype=torch.float64, device=center.u.device).split(256)
     return torch.cat([torch.cat(center.spread.states(unit), dim=1) for unit in units]).mT
 
 
-def with_residual(spread: Spread) -> Spread:
+def with_residual(spread: AbsoluteForm) -> AbsoluteForm:
     """Adds an input for every state, through which a residual enters."""
     B, heights = spread.B, spread.A.heights
     parts: dict[tuple[int, int], Operator] = dict(spread.B.parts)
@@ -185,7 +185,7 @@ def with_residual(spread: Spread) -> Spread:
     return replace(spread, B=Block(heights, (*B.widths, *heights), parts, torch.float64, spread.device))
 
 
-def residual_load(center: Center) -> Tensor:  # (B, n)
+def residual_load(center: CenterSolve) -> Tensor:  # (B, n)
     """Returns loads of the pre-activations that weigh no less than the residual once phi is applied."""
     pairs = zip(center.form.activations, center.residual, strict=True)
     return torch.cat([_load(phi, residual) for phi, residual in pairs], dim=1)
@@ -209,7 +209,7 @@ def norm_bounds(query: Query) -> Bounds:
     phi = query.form.activation
     if "inf" not in phi.constants:
         raise MethodError(f"the norm bound needs a Lipschitz constant of {phi.name!r} in the inf norm; use 'box'")
-    center = query.once("center", Center.of)
+    center = query.once("center", CenterSolve.of)
     spread, gamma = center.spread, phi.lipschitz("inf")
     if not query.form.sizes[0]:  # no hidden units: only the outputs are left to bound
         exact = [Interval.around(x, torch.zeros_like(x), query.form.dtype) for x in center.states]
@@ -226,7 +226,7 @@ def norm_bounds(query: Query) -> Bounds:
     return of_states(query, states, "norm")
 
 
-def _drive(query: Query, center: Center, B: Operator) -> Tensor:  # (B, n)
+def _drive(query: Query, center: CenterSolve, B: Operator) -> Tensor:  # (B, n)
     n, p, _ = query.form.sizes
     if isinstance(query.set, Box) or n * p > LARGEST_GAIN:
         return upward(center.spread.apply(B, center.radius), center.spread.terms)
@@ -247,7 +247,7 @@ def l2_bounds(query: Query) -> Bounds:
     m = 1 - lambda_max((A + A') / 2) for projections such as ReLU, or (1 - gamma |A|_2) / gamma; block by block
     where there is no loop.
     """
-    center = query.once("center", Center.of)
+    center = query.once("center", CenterSolve.of)
     distances = Distances.of(query, center)
     if not bool(distances.radius.isfinite().all()):
         raise MethodError(
@@ -281,11 +281,11 @@ def l2_bounds(query: Query) -> Bounds:
 class Distances:
     """How far the states of every block are from the computed center, in the Euclidean norm."""
 
-    center: Center
+    center: CenterSolve
     radius: Tensor  # (B, L)
 
     @classmethod
-    def of(cls, query: Query, center: Center) -> "Distances":
+    def of(cls, query: Query, center: CenterSolve) -> "Distances":
         """Goes through the blocks in the order in which they are computed."""
         exact = query.set.to(torch.float64)
         found: dict[int, Tensor] = {}
@@ -313,7 +313,9 @@ class Distances:
         return found
 
 
-def _entering(center: Center, k: int, norm: Tensor, found: dict[int, Tensor], inside: tuple[int, ...]) -> Tensor:
+def _entering(
+    center: CenterSolve, k: int, norm: Tensor, found: dict[int, Tensor], inside: tuple[int, ...]
+) -> Tensor:
     """Bounds the Euclidean norm of what inputs and earlier blocks change in the pre-activations of block k."""
     A, B, _ = center.form.blocks
     row = _input_row(center, k)
@@ -329,11 +331,11 @@ def _row(B: Block, k: int) -> Operator:
     return B.chosen([k], range(len(B.widths)))
 
 
-def _input_row(center: Center, k: int) -> Operator:
+def _input_row(center: CenterSolve, k: int) -> Operator:
     return _row(center.spread.B, k)
 
 
-def _gains(center: Center, stage: Stage) -> tuple[float, float]:
+def _gains(center: CenterSolve, stage: Stage) -> tuple[float, float]:
     """Returns what multiplies a change of the pre-activations, and a residual of the states."""
     phis = [center.form.activations[k] for k in stage.blocks]
     if any("2" not in phi.constants for phi in phis):
@@ -359,7 +361,7 @@ def _spectral(loop: Operator, gamma: float) -> tuple[float, float]:
 
 
 def _monotone(loop: Operator, phis: list) -> tuple[float, float]:
-    if any(Monotone().obstacle(phi) for phi in phis):
+    if any(Monotone().why_not(phi) for phi in phis):
         return math.inf, math.inf
     A = loop.to_dense()
     if len(A) <= SMALL:
@@ -386,6 +388,6 @@ def operator_norm(operator: Operator) -> float:
         return float(spectral_norm(exact.to_dense()))
     if math.prod(operator.shape) <= LARGEST_SVD:
         return largest_singular_value(exact.to_dense())
-    size, terms = cover(exact), sum_length(exact) + sum_length(exact.T)
+    size, terms = abs_upper_bound(exact), sum_length(exact) + sum_length(exact.T)
     down, across = size.row_sums().max(), size.T.row_sums().max()
     return float(upward(down.sqrt() * across.sqrt(), terms))

@@ -13,7 +13,7 @@ for **any** nu. Without a loop nu = c + A' lam by substitution and the last term
 ``nu <- c + A' lam(nu)`` (`Multipliers`, many rows at once) ends somewhere and the last term is bounded by the
 interval of the states, so that every iterate is sound.
 
-`Backward` carries functionals back to the inputs, and `optimised` improves the free slopes, for every bound its
+`CrownPass` carries functionals back to the inputs, and `optimised` improves the free slopes, for every bound its
 own. `Refinement` tightens pre-activations, unit by unit, before other blocks read them. `Crown` is the method:
 intervals, refined by linear bounds, and linear bounds of what was asked for.
 """
@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, family_of
-from wellposed.conditions.rounding import allowance
+from wellposed.conditions.rounding import rounding_slack
 from wellposed.errors import InputError
 from wellposed.forms import Operator
 from wellposed.forms.evaluation import Stage
-from wellposed.robust.intervals import Enclosure, loop_states
+from wellposed.robust.intervals import IntervalPropagation, loop_states
 from wellposed.robust.query import Bounds, Functionals, Query, of_states, shaped, sum_sizes
 from wellposed.robust.sets import Interval, proven_upper
 
@@ -259,10 +259,10 @@ class Sum:
         self.open[k] = self.open[k] + coefficients if k in self.open else coefficients
 
 
-class Backward:
+class CrownPass:
     """Carries functionals back to the inputs, through the lines on the intervals of an enclosure."""
 
-    def __init__(self, enclosure: Enclosure) -> None:
+    def __init__(self, enclosure: IntervalPropagation) -> None:
         self.enclosure, self.operators = enclosure, enclosure.operators
         self.lines = [lines_of(phi) for phi in enclosure.activations]
         self.columns: dict[int, list[int]] = {}
@@ -290,7 +290,7 @@ class Backward:
             else:
                 self._close(sum_, stage, rows.sample, choice)
         p, n = rows.inputs.shape[1], self.enclosure.query.form.sizes[0]
-        slack = allowance(sum_.size, self.operators.terms + p + n + 64) + 2 * sum_.lost + 8 * n * self.tiny
+        slack = rounding_slack(sum_.size, self.operators.terms + p + n + 64) + 2 * sum_.lost + 8 * n * self.tiny
         value = sum_.value + self.enclosure.query.set.support_rows(sum_.inputs, rows.sample) + slack
         return proven_upper(value), slack
 
@@ -379,7 +379,7 @@ class Backward:
 RATE, DECAY = 0.25, 0.95  # of Adam, which optimises slopes
 
 
-def tightest(backward: Backward, rows: Functionals, steps: int) -> tuple[Tensor, Tensor]:  # (R,), (R,)
+def tightest(backward: CrownPass, rows: Functionals, steps: int) -> tuple[Tensor, Tensor]:  # (R,), (R,)
     """Bounds functionals from above, with slopes optimised for some steps; also returns the rounding's share."""
     value, slack = backward.upper(rows)
     if not steps or backward.enclosure.query.late:
@@ -389,7 +389,7 @@ def tightest(backward: Backward, rows: Functionals, steps: int) -> tuple[Tensor,
 
 
 @torch.enable_grad()
-def optimised(backward: Backward, rows: Functionals, steps: int) -> CHOICE:
+def optimised(backward: CrownPass, rows: Functionals, steps: int) -> CHOICE:
     """Finds slopes that make upper bounds smaller, by projected Adam; any slopes give sound bounds.
 
     Free are the slopes below a convex and above a concave piece; the best ones found are returned for each row.
@@ -414,7 +414,7 @@ def optimised(backward: Backward, rows: Functionals, steps: int) -> CHOICE:
     return best
 
 
-def _step(optimiser: torch.optim.Optimizer, value: Tensor, moving: dict, backward: Backward) -> bool:
+def _step(optimiser: torch.optim.Optimizer, value: Tensor, moving: dict, backward: CrownPass) -> bool:
     if not value.requires_grad:
         return False
     parameters = [part for pair in moving.values() for part in pair]
@@ -432,7 +432,7 @@ def _step(optimiser: torch.optim.Optimizer, value: Tensor, moving: dict, backwar
     return True
 
 
-def _start(backward: Backward, sample: Tensor) -> tuple[CHOICE, CHOICE]:
+def _start(backward: CrownPass, sample: Tensor) -> tuple[CHOICE, CHOICE]:
     base, masks = {}, {}
     for k, lines in enumerate(backward.lines):
         if lines is not None and backward.enclosure.known(k):
@@ -468,13 +468,13 @@ class Refinement:
         slope_steps: how many steps the slopes are optimised for, for every unit outside of loops.
     """
 
-    backward: Backward
+    backward: CrownPass
     rounds: int
     everything: bool = False
     slope_steps: int = 0
 
     @property
-    def enclosure(self) -> Enclosure:
+    def enclosure(self) -> IntervalPropagation:
         """What is tightened."""
         return self.backward.enclosure
 
@@ -508,13 +508,13 @@ class Refinement:
         return -lower, upper
 
 
-def row_chunk(enclosure: Enclosure) -> int:
+def row_chunk(enclosure: IntervalPropagation) -> int:
     """Returns how many rows are carried back at a time."""
     widest = max(*enclosure.query.form.partition, enclosure.query.form.sizes[1])
     return max(1, CHUNK.get(enclosure.query.set.device.type, LARGEST_CHUNK) // widest)
 
 
-def preactivations(enclosure: Enclosure, k: int, sample: Tensor, unit: Tensor) -> Functionals:
+def preactivations(enclosure: IntervalPropagation, k: int, sample: Tensor, unit: Tensor) -> Functionals:
     """Reads some pre-activations of a block as functionals."""
     operators = enclosure.operators
     size = operators.form_size(k)
@@ -558,8 +558,8 @@ class Crown:
 
     def __call__(self, query: Query) -> Bounds:
         """Answers a query."""
-        enclosure = Enclosure(query, loop_states)
-        backward = Backward(enclosure)
+        enclosure = IntervalPropagation(query, loop_states)
+        backward = CrownPass(enclosure)
         enclosure.run(Refinement(backward, self.rounds, query.combination is None, self.slope_steps))
         by_states = of_states(query, enclosure.states, "crown")
         name = _name(enclosure, backward, self.slope_steps)
@@ -572,7 +572,7 @@ class Crown:
         lower, _ = self._upper(backward, rows.negated)
         return shaped(query, -lower, upper, name, slack).within(by_states).named(name)
 
-    def _upper(self, backward: Backward, rows: Functionals) -> tuple[Tensor, Tensor]:
+    def _upper(self, backward: CrownPass, rows: Functionals) -> tuple[Tensor, Tensor]:
         size = row_chunk(backward.enclosure)
         starts = range(0, len(rows), size)
         parts = [rows.part(slice(start, start + size)) for start in starts]
@@ -580,7 +580,7 @@ class Crown:
         return torch.cat([value for value, _ in found]), torch.cat([slack for _, slack in found])
 
 
-def _name(enclosure: Enclosure, backward: Backward, steps: int) -> str:
+def _name(enclosure: IntervalPropagation, backward: CrownPass, steps: int) -> str:
     pairs = zip(enclosure.activations, backward.lines, strict=True)
     stopped = sorted({phi.name for phi, lines in pairs if lines is None})
     kind = "crown, slopes optimised" if steps else "crown"

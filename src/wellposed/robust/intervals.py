@@ -1,7 +1,7 @@
 """Intervals that are images of themselves: interval bound propagation, also through loops.
 
-`image` is what an activation makes of an interval, rounded outward. `Enclosure` computes intervals of all
-pre-activations and states over a set of inputs, block by block, sound at any time. `interval_bounds` is the
+`image` is what an activation makes of an interval, rounded outward. `IntervalPropagation` computes intervals of
+all pre-activations and states over a set of inputs, block by block, sound at any time. `interval_bounds` is the
 method.
 """
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, family_of
-from wellposed.conditions.rounding import allowance, unit_roundoff
+from wellposed.conditions.rounding import rounding_slack, unit_roundoff
 from wellposed.errors import IllPosedError
 from wellposed.forms.evaluation import Stage
-from wellposed.forms.gains import COMPOUND, steepest
-from wellposed.robust.boxes import Center, Distances, box_states
+from wellposed.forms.gains import COMPOUND, lipschitz_image
+from wellposed.robust.boxes import CenterSolve, Distances, box_states
 from wellposed.robust.query import Bounds, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval, outward_ends
 
@@ -58,7 +58,7 @@ def increasing(phi: Activation) -> bool:
 def _around(phi: Activation, z: Interval) -> Interval:
     radius = z.radius.detach().double()
     try:
-        change = steepest(phi, radius).to(z.lower)
+        change = lipschitz_image(phi, radius).to(z.lower)
     except IllPosedError as error:
         raise MethodError(
             f"{phi.name!r} has no Lipschitz constant, so nothing bounds its states; give it bounded arguments"
@@ -72,7 +72,7 @@ def _rounding(phi: Activation, z: Interval) -> Tensor:
     """Bounds the rounding of phi by ``rounding * u * (|phi(0)| + gamma |z|)``, and more for maps on blocks."""
     unit, size = unit_roundoff(z.lower.dtype), z.magnitude.detach()
     origin = phi.function(torch.zeros_like(size[:1])).abs()
-    spread = steepest(phi, size.double()).to(size)
+    spread = lipschitz_image(phi, size.double()).to(size)
     width = 0 if phi.componentwise else (phi.block or size.shape[-1])
     return (phi.rounding + width + 2) * unit * (origin + spread) + 4 * torch.finfo(size.dtype).tiny
 
@@ -82,7 +82,7 @@ LOOK = 8  # sweeps between two looks at a device that computes while the next on
 LARGEST_ROWS = 2**26  # entries (batch, rows, inputs) up to which every row of B gets its own support
 
 
-class Reach(NamedTuple):
+class PreActivation(NamedTuple):
     """What has been added up of a pre-activation: ``center +- radius``, and the size of the terms."""
 
     center: Tensor  # (B, n_k)
@@ -91,11 +91,11 @@ class Reach(NamedTuple):
 
     def interval(self, terms: int, lost: float) -> Interval:
         """Encloses the exact sums, of which underflow may have taken something."""
-        spread = self.radius + allowance(2 * self.size, terms) + lost
+        spread = self.radius + rounding_slack(2 * self.size, terms) + lost
         return Interval(self.center - spread, self.center + spread)
 
 
-class Enclosure:
+class IntervalPropagation:
     """Encloses z = Ax + Bu + b and x = phi(z) for every u of a set.
 
     Blocks without a loop are enclosed one after the other, which is interval bound propagation. The states of a
@@ -150,7 +150,7 @@ class Enclosure:
         """The states of all blocks."""
         return [self.x(k) for k in range(len(self._x))]
 
-    def run(self, refine: Callable[[Stage], None] | None = None) -> "Enclosure":
+    def run(self, refine: Callable[[Stage], None] | None = None) -> "IntervalPropagation":
         """Encloses all blocks; `refine` may tighten the pre-activations of a stage before others read them."""
         for stage in self.operators.plan.stages:
             self.enclose(stage)
@@ -166,7 +166,7 @@ class Enclosure:
         else:
             self._iterate(stage.blocks)
 
-    def settle(self, k: int, reach: Reach) -> None:
+    def settle(self, k: int, reach: PreActivation) -> None:
         """Records the pre-activations of a block, and the states they lead to."""
         self._size[k] = reach.size + self.operators.lost
         self.tighten(k, reach.interval(self.operators.terms, self.operators.lost))
@@ -176,29 +176,29 @@ class Enclosure:
         self._z[k] = z.proven().within(self._z[k]).proven()
         self._x[k] = image(self.activations[k], self.z(k)).within(self._x[k]).proven()
 
-    def _drive(self, k: int) -> Reach:
+    def _drive(self, k: int) -> PreActivation:
         """Encloses ``Bu + b`` of a block, by the support function of the set where the box is no better."""
         row, box, bias = self.operators.inputs[k], self.query.set.box().interval, self.biases[k]
-        absolute, outer = (self.operators.cover(row, formed) for formed in (True, False))
+        absolute, outer = (self.operators.abs_upper_bound(row, formed) for formed in (True, False))
         size = outer.apply(box.magnitude) + bias.abs()
         if any(isinstance(part, COMPOUND) for part in row.parts.values()):
             size = size + (self.operators.lost / unit_roundoff(size.dtype)) * box.magnitude.sum(1, keepdim=True)
         inputs, entries = self.query.set, len(self.query.set) * math.prod(row.shape)
         if isinstance(inputs, Box) or not row.parts or entries > LARGEST_ROWS:
-            return Reach(row.apply(box.center) + bias, absolute.apply(box.radius), size)
+            return PreActivation(row.apply(box.center) + bias, absolute.apply(box.radius), size)
         exact = inputs.image(row.to_dense())
-        return Reach(exact.center + bias, exact.radius, size)
+        return PreActivation(exact.center + bias, exact.radius, size)
 
-    def _add(self, reach: Reach, k: int, blocks: Iterable[int]) -> Reach:
+    def _add(self, reach: PreActivation, k: int, blocks: Iterable[int]) -> PreActivation:
         center, radius, size = reach
         for j in blocks:
             x, place = self.x(j), (k, j)
-            center = self.operators.blocks.A.parts[place].onto(center, x.center)
+            center = self.operators.blocks.A.parts[place].apply_add(center, x.center)
             radius = radius + self.operators.absolute[place].apply(x.radius)
             size = size + self.operators.size[place].apply(x.magnitude)
             if isinstance(self.operators.blocks.A.parts[place], COMPOUND):  # its entries were formed
                 radius = radius + self.operators.lost * x.magnitude.sum(1, keepdim=True)
-        return Reach(center, radius, size)
+        return PreActivation(center, radius, size)
 
     def _iterate(self, blocks: tuple[int, ...]) -> None:
         rows = self.operators.plan.rows
@@ -230,7 +230,7 @@ def interval_bounds(query: Query) -> Bounds:
 
     Every iterate is intersected with the one before, so bounds hold wherever the iteration stops. Differentiable.
     """
-    return of_states(query, Enclosure(query, starting_states).run().states, "interval")
+    return of_states(query, IntervalPropagation(query, starting_states).run().states, "interval")
 
 
 @torch.no_grad()
@@ -247,7 +247,7 @@ def starting_states(query: Query) -> list[Interval]:
 
 def l2_states(query: Query) -> list[Interval]:
     """Encloses all states in the Euclidean norm."""
-    states = Distances.of(query, query.once("center", Center.of)).states(query.form.dtype)
+    states = Distances.of(query, query.once("center", CenterSolve.of)).states(query.form.dtype)
     if not all(bool((x.lower.isfinite() & x.upper.isfinite()).all()) for x in states):
         raise MethodError("no loop has a monotone or spectral certificate")
     return states

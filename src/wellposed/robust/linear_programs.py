@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wellposed.activations import family_of
-from wellposed.conditions.rounding import TINY, allowance, outward
+from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
 from wellposed.errors import InputError, require
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
-from wellposed.robust.crown import Backward, Refinement
-from wellposed.robust.intervals import Enclosure, loop_states
+from wellposed.robust.crown import CrownPass, Refinement
+from wellposed.robust.intervals import IntervalPropagation, loop_states
 from wellposed.robust.query import Bounds, Functionals, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval, SparseBox, Uncertainty
 
@@ -203,7 +203,9 @@ class Rows:
         relu = np.concatenate([np.full(size, family_of(phi) == RELU) for phi, size in pairs])
         operators = Operators(form)
         A, B = (to_array(part.to_dense()) for part in (form.A, form.B))
-        over_states, over_inputs = (to_array(operators.cover(part, False).to_dense()) for part in (form.A, form.B))
+        over_states, over_inputs = (
+            to_array(operators.abs_upper_bound(part, False).to_dense()) for part in (form.A, form.B)
+        )
         return cls(A, B, over_states, over_inputs, to_array(bias), relu, operators.terms, operators.lost)
 
     def equations(self, x: Interval, u: Interval) -> tuple[Array, Array, Array]:
@@ -367,7 +369,7 @@ class Relaxation:
         states, sets = self.sets(wide, rows)
         known = of_states(wide, states, self.kind)
         lower, upper = known.lower.clone(), known.upper.clone()
-        asked = Asked.of(wide, states)
+        asked = Objectives.of(wide, states)
         for index, polyhedron in enumerate(sets):
             for sign, row in product((1, -1), range(query.shape[1])):  # like objectives follow each other
                 if query.late:
@@ -402,7 +404,7 @@ class Relaxation:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Objectives:
     """The functionals of a query as objectives, with what rounding may take from them."""
 
     states: Tensor  # (R, n)
@@ -412,7 +414,7 @@ class Asked:
     count: int
 
     @classmethod
-    def of(cls, wide: Query, states: list[Interval]) -> "Asked":
+    def of(cls, wide: Query, states: list[Interval]) -> "Objectives":
         """Reads the functionals of a query in float64."""
         n, p, _ = wide.form.sizes
         samples, count = wide.shape
@@ -425,7 +427,7 @@ class Asked:
         found = Functionals.of_outputs(operators, rows, states, wide.set, wide.sample)
         empty = [found.constant.new_zeros(len(rows), size) for size in wide.form.partition]
         pieces = torch.cat([found.states.get(k, part) for k, part in enumerate(empty)], dim=1)
-        slack = allowance(4 * found.size, operators.terms + 8) + 2 * found.lost
+        slack = rounding_slack(4 * found.size, operators.terms + 8) + 2 * found.lost
         return cls(pieces, found.inputs, found.constant, slack, count)
 
     def objective(self, index: int, row: int) -> tuple[Array, Array]:
@@ -443,10 +445,10 @@ class Asked:
         return total if total > -np.inf else np.inf
 
 
-def enclosed(wide: Query, rounds: int) -> Enclosure:
+def enclosed(wide: Query, rounds: int) -> IntervalPropagation:
     """Encloses all pre-activations and states by intervals that CROWN refined."""
-    enclosure = Enclosure(wide, loop_states)
-    return enclosure.run(Refinement(Backward(enclosure), rounds, wide.combination is None))
+    enclosure = IntervalPropagation(wide, loop_states)
+    return enclosure.run(Refinement(CrownPass(enclosure), rounds, wide.combination is None))
 
 
 def in_float64(query: Query) -> Query:
@@ -463,5 +465,5 @@ def side_by_side(parts: list[Interval]) -> Interval:
 
 def _converted(query: Query, lower: Tensor, upper: Tensor, method: str, slack: Tensor) -> Bounds:
     dtype, device = query.form.dtype, query.form.device
-    (low, below), (high, above) = outward(lower, dtype), outward(upper, dtype)
+    (low, below), (high, above) = convert_outward(lower, dtype), convert_outward(upper, dtype)
     return Bounds((low - below).to(device), (high + above).to(device), method, slack.to(device, dtype))

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from wellposed.conditions.rounding import allowance
+from wellposed.conditions.rounding import rounding_slack
 from wellposed.convert import exact_form, to_implicit
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, ImplicitForm, LowRank, Operator
-from wellposed.forms.compose import Blocks
+from wellposed.forms.compose import BlockForm
 from wellposed.forms.evaluation import Plan
 from wellposed.forms.gains import COMPOUND, require_finite_entries
-from wellposed.forms.operators.entries import cover, sum_length, underflow
+from wellposed.forms.operators.entries import abs_upper_bound, sum_length, underflow
 from wellposed.models import ImplicitModel
 from wellposed.robust.sets import Interval, Uncertainty, proven
 
@@ -206,9 +206,9 @@ class Operators:
     form: ImplicitForm
 
     @cached_property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> BlockForm:
         """A, B, C and D cut alike."""
-        return Blocks.of(self.form)
+        return BlockForm.of(self.form)
 
     @property
     def plan(self) -> Plan:
@@ -219,9 +219,9 @@ class Operators:
     def inputs(self) -> list[Block]:
         """The block rows of B, each an operator on all inputs."""
         B = self.blocks.B
-        rows = enumerate(B.rows())
-        return [Block(B.heights[k : k + 1], B.widths, {(0, j): part for j, part in row.items()}, *home(B))
-                for k, row in rows]  # fmt: skip
+        device = dtype_and_device(B)
+        rows = [{(0, j): part for j, part in row.items()} for row in B.rows()]
+        return [Block(B.heights[k : k + 1], B.widths, row, *device) for k, row in enumerate(rows)]
 
     @cached_property
     def inputs_transposed(self) -> list[Block]:
@@ -236,20 +236,20 @@ class Operators:
     @cached_property
     def absolute(self) -> Parts:
         """Bounds of the absolute values of the blocks of A."""
-        return {key: self.cover(part, True) for key, part in self.blocks.A.parts.items()}
+        return {key: self.abs_upper_bound(part, True) for key, part in self.blocks.A.parts.items()}
 
     @cached_property
     def size(self) -> Parts:
         """The same with products of absolute values."""
-        return {key: self.cover(part, False) for key, part in self.blocks.A.parts.items()}
+        return {key: self.abs_upper_bound(part, False) for key, part in self.blocks.A.parts.items()}
 
     def form_size(self, k: int) -> int:
         """Returns how many states a block has."""
         return self.form.partition[k]
 
-    def cover(self, operator: Operator, formed: bool) -> Operator:
+    def abs_upper_bound(self, operator: Operator, formed: bool) -> Operator:
         """Bounds the absolute value of an operator, in the form's type."""
-        return cover(operator.to(torch.float64), formed).to(self.form.dtype)
+        return abs_upper_bound(operator.to(torch.float64), formed).to(self.form.dtype)
 
     def biases(self) -> list[Tensor]:
         """b, block by block."""
@@ -283,7 +283,7 @@ class Operators:
         return 2 * max(down, across) + len(self.form.partition) + 16
 
 
-def home(block: Block) -> tuple[torch.dtype, torch.device]:
+def dtype_and_device(block: Block) -> tuple[torch.dtype, torch.device]:
     """Returns the type and device of a block matrix, for an empty one beside it."""
     return block.dtype, block.device
 
@@ -353,7 +353,7 @@ class Functionals:
         for k, part in self.states.items():
             value = value + states[k].at(self.sample).largest(part)
         width = self.inputs.shape[1] + sum(part.shape[1] for part in self.states.values())
-        slack = allowance(4 * self.size, terms + width) + 2 * self.lost
+        slack = rounding_slack(4 * self.size, terms + width) + 2 * self.lost
         return value + slack, slack
 
 
@@ -364,7 +364,7 @@ def sum_sizes(states: list[Interval]) -> Tensor:  # (B,)
 
 def output_size(operators: Operators, states: list[Interval], inputs: Uncertainty) -> Tensor:  # (B, q)
     """Bounds ``|C||x| + |D||u| + |c|``."""
-    C, D = (operators.cover(part, False) for part in (operators.blocks.C, operators.blocks.D))
+    C, D = (operators.abs_upper_bound(part, False) for part in (operators.blocks.C, operators.blocks.D))
     size = C.apply(torch.cat([x.magnitude for x in states], dim=1)) + D.apply(inputs.box().interval.magnitude)
     offset = operators.form.output_bias
     return size if offset is None else size + offset.abs()

@@ -1,8 +1,8 @@
 """The sensitivity matrix: how far every output can move per unit of every input (003, section 4.3).
 
-`sensitivity` and `lipschitz` are proven bounds. `live_form` is a model's form with gradients, for training with
-bounds; from it `norm_penalty`, `norm_gain` and `sensitivity_penalty` are computed, differentiable in the
-parameters (003, sections 4.2 and 4.3).
+`sensitivity` and `lipschitz` are proven bounds. `differentiable_form` is a model's form with gradients, for
+training with bounds; from it `norm_penalty`, `norm_gain` and `sensitivity_penalty` are computed, differentiable in
+the parameters (003, sections 4.2 and 4.3).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from wellposed.conditions.rounding import EPS, upward
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import Block, Dense, Diagonal, ImplicitForm, Operator, Zero, gains
 from wellposed.forms.evaluation import Stage
-from wellposed.forms.gains import Loop, Spread
+from wellposed.forms.gains import AbsoluteForm, Loop
 from wellposed.models import ImplicitModel
 from wellposed.robust.query import MethodError, to_form
 
@@ -74,14 +74,14 @@ def lipschitz(
 class _Transposed:
     """The transposed absolute values of a form with componentwise activations."""
 
-    spread: Spread
+    spread: AbsoluteForm
     A: Block  # Gamma |A|, transposed
     B: Block  # Gamma |B|, transposed
     gammas: tuple[float, ...]
 
     @classmethod
     def of(cls, form: ImplicitForm) -> "_Transposed":
-        spread = Spread.of(form)
+        spread = AbsoluteForm.of(form)
         gammas = tuple(phi.lipschitz() for phi in form.activations)
         return cls(spread, _scaled(spread.A, gammas).T, _scaled(spread.B, gammas).T, gammas)
 
@@ -142,7 +142,7 @@ NAMES: dict[type[nn.Module], Callable[[nn.Module], str]] = {
 IGNORED = (nn.Flatten, nn.Identity)
 
 
-def live_form(model: ImplicitForm | nn.Module) -> ImplicitForm:
+def differentiable_form(model: ImplicitForm | nn.Module) -> ImplicitForm:
     """Reads a model as a form whose matrices are functions of its parameters.
 
     `to_implicit` copies weights, so nothing could be trained through it. This reads an `ImplicitModel`, or an
@@ -150,7 +150,7 @@ def live_form(model: ImplicitForm | nn.Module) -> ImplicitForm:
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> form = live_form(network)
+        >>> form = differentiable_form(network)
         >>> form, form.B.to_dense().requires_grad
         (ImplicitForm(8 states, 4 inputs, 2 outputs, relu), True)
     """
@@ -222,7 +222,7 @@ def sensitivity_penalty(model: ImplicitForm | nn.Module) -> Tensor:  # ()
         >>> sensitivity_penalty(form)
         tensor(6.)
     """
-    form = live_form(model)
+    form = differentiable_form(model)
     gamma = _gammas(form)
     A, B, C, D = (getattr(form, name).to_dense().abs() for name in "ABCD")
     eye = torch.eye(len(A), dtype=A.dtype, device=A.device)
@@ -236,7 +236,7 @@ def sensitivity_penalty(model: ImplicitForm | nn.Module) -> Tensor:  # ()
 
 
 def _norms(model: ImplicitForm | nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    form = live_form(model)
+    form = differentiable_form(model)
     gamma = _gammas(form)
     A, B, C, D = (getattr(form, name).to_dense().abs().sum(1) for name in "ABCD")
     norms = (gamma * A).max(), (gamma * B).max(), C.max(), D.max()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wellposed.conditions.rounding import TINY, allowance, outward
+from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
@@ -246,7 +246,7 @@ def separable_bound(
         _Dual(rows, wide.set, index, f, of_sample(x, index), of_sample(z, index)).least(rounds, tolerance)
         for index in range(len(inputs))
     ]
-    value, lost = outward(torch.tensor(found, dtype=torch.float64), inputs.dtype)
+    value, lost = convert_outward(torch.tensor(found, dtype=torch.float64), inputs.dtype)
     return proven_upper(value + lost).to(query.form.device)
 
 
@@ -324,7 +324,7 @@ class _Dual:
         magnitude = (lam.abs() * (size + ends)).sum() + total.abs().sum()
         terms = self.rows.terms + len(lam) + len(u) + 64
         lost = 8 * terms * TINY * float(1 + self.x.magnitude.sum() + u.sum() + lam.abs().sum())
-        return float(allowance(2 * magnitude, terms)) + lost
+        return float(rounding_slack(2 * magnitude, terms)) + lost
 
     def _reach(self) -> Tensor:
         """Bounds |z|, where a point without an end is put."""

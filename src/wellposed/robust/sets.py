@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.conditions.rounding import euclidean_norm, outward, unit_roundoff
+from wellposed.conditions.rounding import convert_outward, euclidean_norm, unit_roundoff
 from wellposed.errors import InputError
 
 
@@ -70,8 +70,8 @@ class Interval(NamedTuple):
     @classmethod
     def around(cls, center: Tensor, radius: Tensor, dtype: torch.dtype) -> "Interval":
         """Encloses ``center +- radius`` given in float64 by an interval of another type."""
-        lower, below = outward(center - radius, dtype)
-        upper, above = outward(center + radius, dtype)
+        lower, below = convert_outward(center - radius, dtype)
+        upper, above = convert_outward(center + radius, dtype)
         return cls(lower - below, upper + above)
 
     @property

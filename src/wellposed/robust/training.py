@@ -16,7 +16,7 @@ from wellposed.errors import InputError
 from wellposed.robust.attacks.attack import Attack, Threat
 from wellposed.robust.attacks.gradient import pgd
 from wellposed.robust.bounds import Method, worst_case_loss
-from wellposed.robust.sensitivity import live_form
+from wellposed.robust.sensitivity import differentiable_form
 from wellposed.robust.sets import Box
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -112,7 +112,7 @@ class CertifiedLoss:
     While the model is evaluated the radius is the last one of the ramp, so that epochs can be compared.
 
     Args:
-        model: the model that is trained, an `ImplicitModel` or layers that `live_form` reads.
+        model: the model that is trained, an `ImplicitModel` or layers that `differentiable_form` reads.
         ramp: the radius, or how it grows.
         method: of the bound; ``"interval"`` is cheap and trains well, ``"crown"`` is tighter.
         share: of the bound.
@@ -136,7 +136,7 @@ class CertifiedLoss:
         lower: float | None = 0.0,
         upper: float | None = 1.0,
     ) -> None:
-        live_form(model)  # raises for models whose bounds have no gradients
+        differentiable_form(model)  # raises for models whose bounds have no gradients
         self.watch, self.ramp = Watch(model), as_ramp(ramp)
         self.method, self.share, self.loss = method, in_unit("share", share), loss
         self.range = lower, upper
@@ -148,7 +148,7 @@ class CertifiedLoss:
         if radius == 0 or self.share == 0:
             return clean
         box = Box.around(u.flatten(1), radius, *self.range)
-        worst = worst_case_loss(live_form(model), box, target, method=self.method)
+        worst = worst_case_loss(differentiable_form(model), box, target, method=self.method)
         return (1 - self.share) * clean + self.share * worst.mean()
 
 
@@ -202,12 +202,12 @@ def ten_steps(model: nn.Module, u: Tensor, target: Tensor, radius: float) -> Att
     return pgd(model, u, target, radius, steps=10, step_size=0.25, restarts=0, loss="cross_entropy")
 
 
-def added_back(u: Tensor, target: Tensor, *attacks: Attack) -> tuple[Tensor, Tensor]:
+def augment_with_attacks(u: Tensor, target: Tensor, *attacks: Attack) -> tuple[Tensor, Tensor]:
     """Adds attacked inputs with the classes they should have had, for another training (003, section 4.4).
 
     Example:
         >>> found = Attack(torch.ones(2, 3), torch.tensor([True, False]), torch.zeros(2, 2), torch.ones(2), "")
-        >>> inputs, classes = added_back(torch.zeros(2, 3), torch.tensor([1, 0]), found)
+        >>> inputs, classes = augment_with_attacks(torch.zeros(2, 3), torch.tensor([1, 0]), found)
         >>> inputs.shape, classes
         (torch.Size([3, 3]), tensor([1, 0, 1]))
     """

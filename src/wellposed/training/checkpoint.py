@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.errors import FileFormatError, InputError
 from wellposed.models.io.files import checksum, write_tensors
 from wellposed.training.batches import Batches
@@ -61,7 +61,7 @@ class Checkpoint:
         skeleton = json.dumps(_take_apart(state, tensors))
         metadata = {"format": FORMAT, "key": self.key, "skeleton": skeleton, "sha256": checksum(skeleton, tensors)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(self.path) as place:
+        with atomic_write(self.path) as place:
             write_tensors(place, tensors, metadata)
 
     def load(self) -> Any:

@@ -20,7 +20,7 @@ from wellposed.equilibrium import (
 from wellposed.equilibrium.maps import State
 from wellposed.models import DEQ, Noise, weight_norm
 from wellposed.models.cells import Cell, convolution, require_grid
-from wellposed.models.noise import Disturbance
+from wellposed.models.noise import NoiseDraws
 
 THRESHOLD = 8  # steps of the solver in training, M in 004
 EXACT = Implicit(stop=Relative(1e-3), max_steps=20)
@@ -165,7 +165,7 @@ class Classifier(nn.Module):
 
     def _applied(self, u: Tensor) -> Tensor:
         assert isinstance(self.cell, ImageCell)
-        disturbance = Disturbance(self.noise, len(u))
+        disturbance = NoiseDraws(self.noise, len(u))
         given = disturbance.input(u)
         x = disturbance.state(self.cell.inject(given))
         assert isinstance(x, Tensor)

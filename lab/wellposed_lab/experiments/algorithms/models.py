@@ -13,7 +13,7 @@ from wellposed.equilibrium.solution import Solution
 from wellposed.errors import InputError
 from wellposed.models import DEQ, DenseCell, Noise, PlainConvCell, RecallCell
 from wellposed.models.cells import Cell
-from wellposed.models.noise import Disturbance
+from wellposed.models.noise import NoiseDraws
 
 Kind = Literal["deq", "ffw", "recurrent"]
 Form = Literal["plain", "recall", "dense"]
@@ -169,7 +169,7 @@ class Layers(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """Computes the outputs."""
-        disturbance = Disturbance(self.noise or Noise(), u.shape[0])
+        disturbance = NoiseDraws(self.noise or Noise(), u.shape[0])
         z, steps = self._plan(u)
         for cell, injection in steps:
             disturbance.begin()

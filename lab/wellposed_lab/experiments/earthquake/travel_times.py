@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.data.cache import DataFile, MissingDataError, cache_folder, data_folder, fetch
 from wellposed.errors import FileFormatError, InputError, MissingExtraError, require, unknown_name
 from wellposed.models.io.arrays import read_arrays
@@ -316,7 +316,7 @@ def save_table(table: TravelTimes, path: Path) -> None:
     axes = {"distances": table.distances.double(), "depths": table.depths.double()}
     arrays: dict[str, Any] = {name: part.numpy() for name, part in (axes | tables).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as place, place.open("wb") as stream:
+    with atomic_write(path) as place, place.open("wb") as stream:
         np.savez_compressed(stream, version=np.array(VERSION), **arrays)
 
 

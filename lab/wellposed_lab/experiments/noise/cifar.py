@@ -30,7 +30,7 @@ from wellposed.equilibrium import (
 )
 from wellposed.equilibrium.solvers import Solver
 from wellposed.models import MultiscaleDEQ, Noise, Noisy, jacobian_penalty
-from wellposed.models.noise import Disturbance, disturbed_signals
+from wellposed.models.noise import NoiseDraws, disturbed_signals
 from wellposed.training import History, fit
 from wellposed_lab.cache import cached
 from wellposed_lab.config import JUDGED_SCALES, Scale, identity
@@ -264,7 +264,7 @@ def disturbed(model: nn.Module, u: Tensor, noise: Noise) -> Tensor:
 @contextmanager
 def _disturbed_cells(model: ConvNet, noise: Noise, batch: int) -> Iterator[None]:
     points = [layer.activation for layer in model.layers]
-    with disturbed_signals(points, Disturbance(noise, batch)):  # type: ignore[arg-type]
+    with disturbed_signals(points, NoiseDraws(noise, batch)):  # type: ignore[arg-type]
         yield
 
 

@@ -17,7 +17,7 @@ from wellposed.equilibrium import MeanRelative, Relative, RobbinsMonro, Steps, S
 from wellposed.equilibrium.maps import Map
 from wellposed.equilibrium.solvers import Solver, SolverState, least_squares
 from wellposed.models import Noise, Noisy
-from wellposed.models.noise import Disturbance, NoisyMap
+from wellposed.models.noise import NoiseDraws, NoisyMap
 from wellposed_lab.config import Scale, identity
 from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
@@ -115,7 +115,7 @@ class SolverTraceRun(Run):
             return torch.tanh(z @ W.mT + x)
 
         noise = Noise(state=decibels, generator=torch.Generator().manual_seed(self.seed))
-        disturbance = Disturbance(noise, self.batch)
+        disturbance = NoiseDraws(noise, self.batch)
         noisy = NoisyMap(clean, disturbance)
         found = fixed_point(noisy, torch.zeros_like(x), x, torch.arange(self.batch), solver=SOLVERS[self.solver],
                             stop=self._stop(), max_steps=self.steps, on_failure="ignore")  # fmt: skip

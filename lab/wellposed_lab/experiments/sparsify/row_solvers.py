@@ -42,7 +42,7 @@ class Bisection(RowSolver):
     literal: bool = False
     max_sweeps: int = 10_000
 
-    def refusal(self, problem: RowProblem) -> str | None:
+    def why_not(self, problem: RowProblem) -> str | None:
         if problem.free or problem.lasso:
             return "bounds the whole row and takes no lasso; use Schur(Bisection()) where columns are not capped"
         return None

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from wellposed.convex import (
     Design,
     FitReport,
-    Gathering,
+    PositionSampler,
     RowFit,
     RowProblem,
     RowUnits,
@@ -381,8 +381,8 @@ class SharedRows(Rows):
             problems.append(row_problem(Design.of(M - M.mean(0)), z - z.mean(0), kappa=kappa, capped=M.shape[1]))
         return problems
 
-    def _gathering(self, samples: int) -> Gathering:
-        return Gathering(samples=samples, seed=self.seed, valid=self.network.valid)
+    def _gathering(self, samples: int) -> PositionSampler:
+        return PositionSampler(samples=samples, seed=self.seed, valid=self.network.valid)
 
     def _batches(self, count: int) -> list[Tensor]:
         return list(self.network.draw(self.seed, count).split(64))

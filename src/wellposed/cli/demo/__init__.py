@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.cli.demo.page import NUMBERS, answers, files, page, speed, steps
 from wellposed.cli.demo.questions import DemoConfig, DemoResult, record, run_demo
 from wellposed.cli.terminal import make_folder
@@ -33,7 +33,7 @@ def demo(out: Path, seed: int, quiet: bool, as_json: bool) -> None:
     result = run_demo(DemoConfig(seed=seed), out, (lambda text: None) if quiet else _tell)
     numbers = {**record(result), "page": str(place)}
     for path, text in ((place, page(result)), (out / "demo.json", json.dumps(numbers, indent=1) + "\n")):
-        with written_whole(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     if as_json:
         click.echo(json.dumps(numbers, indent=2))

@@ -329,7 +329,7 @@ def _proof(result: DemoResult) -> Html:
         "there "
         f"is one equilibrium and no other. The checker adds these sums up as fractions.{used}"
     )
-    said = element("pre", element("code", "\n".join([*lines, f"one bit changed: {found.refusal}"])))
+    said = element("pre", element("code", "\n".join([*lines, f"one bit changed: {found.why_not}"])))
     return join(element("div", figure(drawn, caption), element("h4", "What the checker says"), said))
 
 

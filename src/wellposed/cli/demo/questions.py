@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.checker import certificate_path
 from wellposed.conditions.certificate import Certificate
 from wellposed.convert import to_implicit
@@ -129,13 +129,13 @@ class Checked:
 
     Args:
         proven: its lines, by file.
-        refusal: what it says once one bit of a weight is changed.
+        why_not: what it says once one bit of a weight is changed.
         row_sums: of the absolute entries of A, the largest first.
         seconds: for both files together.
     """
 
     proven: dict[str, list[str]]
-    refusal: str
+    why_not: str
     row_sums: list[float]
     seconds: float
 
@@ -341,11 +341,11 @@ def check_models(sparse: SparseModel, feedback: Feedback, folder: Path) -> Check
     content[-1] ^= 1
     with tempfile.TemporaryDirectory() as place:
         damaged = Path(place) / FEEDBACK
-        with written_whole(damaged) as temporary:
+        with atomic_write(damaged) as temporary:
             temporary.write_bytes(content)
-        refusal = " ".join(_ask(damaged, certificate_path(folder / FEEDBACK))[0])
+        why_not = " ".join(_ask(damaged, certificate_path(folder / FEEDBACK))[0])
     sums = feedback.model.A.abs().double().sum(1).sort(descending=True).values
-    return Checked(proven, refusal, sums.tolist(), seconds)
+    return Checked(proven, why_not, sums.tolist(), seconds)
 
 
 def _ask(*paths: Path) -> tuple[list[str], list[str]]:
@@ -410,7 +410,7 @@ def record(result: DemoResult) -> dict[str, Any]:
         },
         "checker": {
             "proven": result.checked.proven,
-            "refusal": result.checked.refusal,
+            "why_not": result.checked.why_not,
             "seconds": round(result.checked.seconds, 2),
         },
         "robustness": {

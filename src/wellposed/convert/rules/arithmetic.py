@@ -20,7 +20,7 @@ from wellposed.convert.signal import INPUT, RULES, Network, Signal, UnsupportedE
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, Identity, Operator, Repeated, Selection
 from wellposed.forms.operators.base import tensors
-from wellposed.forms.operators.entries import cover, sum_length
+from wellposed.forms.operators.entries import abs_upper_bound, sum_length
 
 EXACT = 256.0  # whole numbers up to here, and their sums, are exact in every type
 COARSE = 2.0**-6  # relative rounding of operands where matrices are multiplied in bfloat16, and more
@@ -118,13 +118,13 @@ def bounds(signal: Signal) -> tuple[Tensor, Tensor] | None:
         if value is not None:
             double, exact = part.to(torch.float64), False
             middle = middle + double.apply(value.double()[None])[0]
-            size = size + cover(double, formed=False).apply(value.double().abs()[None])[0]
+            size = size + abs_upper_bound(double, formed=False).apply(value.double().abs()[None])[0]
             continue
         low, high = (-math.inf, math.inf) if k == INPUT else signal.network.activations[k].image
         if not math.isfinite(low) or not math.isfinite(high):
             return None
         double = part.to(torch.float64)
-        reach = cover(double, formed=False).row_sums()
+        reach = abs_upper_bound(double, formed=False).row_sums()
         middle = middle + double.row_sums() * ((low + high) / 2)
         radius = radius + reach * ((high - low) / 2)
         size = size + reach * max(abs(low), abs(high))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from wellposed.convex.problem import RowProblem
 from wellposed.convex.solvers.base import RowSolution, RowSolver, finished, merged, unfinished
-from wellposed.convex.solvers.conic import Conic
+from wellposed.convex.solvers.conic import Clarabel
 from wellposed.convex.solvers.homotopy import Homotopy, Schur
 from wellposed.convex.solvers.projected import Projected
 from wellposed.errors import MissingExtraError
@@ -54,13 +54,13 @@ class Automatic(RowSolver):
         """Lists the solvers in the order in which they are tried."""
         gradient = Projected(tol=self.tol / 2)
         if problem.lasso and problem.free and problem.capped:
-            return (gradient, Conic()) if self._large(problem) else (Uncapped(), gradient, Conic())
+            return (gradient, Clarabel()) if self._large(problem) else (Uncapped(), gradient, Clarabel())
         if problem.lasso:
-            return (gradient, Conic()) if self._large(problem) else (Homotopy(), gradient, Conic())
+            return (gradient, Clarabel()) if self._large(problem) else (Homotopy(), gradient, Clarabel())
         if self._large(problem):
-            return Schur(gradient), Conic()
+            return Schur(gradient), Clarabel()
         refined = [Schur(refine=2)] if problem.free and problem.design is not None else []
-        return Schur(Homotopy()), *refined, Schur(gradient), Conic()
+        return Schur(Homotopy()), *refined, Schur(gradient), Clarabel()
 
     @staticmethod
     def _large(problem: RowProblem) -> bool:
@@ -80,7 +80,7 @@ class Uncapped(RowSolver):
         tensor([[0.2500, 2.7500]], dtype=torch.float64)
     """
 
-    def refusal(self, problem: RowProblem) -> str | None:
+    def why_not(self, problem: RowProblem) -> str | None:
         return None if problem.lasso else "needs a lasso; use Schur()"
 
     def solve(self, problem: RowProblem) -> RowSolution:

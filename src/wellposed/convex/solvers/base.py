@@ -49,13 +49,13 @@ class RowSolver(ABC):
     def solve(self, problem: RowProblem) -> RowSolution:
         """Returns a feasible point of every row with its duality gap."""
 
-    def refusal(self, problem: RowProblem) -> str | None:
+    def why_not(self, problem: RowProblem) -> str | None:
         """Says why the solver cannot take a problem; None if it can."""
         return None
 
     def accept(self, problem: RowProblem) -> None:
         """Raises if the solver cannot take a problem."""
-        if (reason := self.refusal(problem)) is not None:
+        if (reason := self.why_not(problem)) is not None:
             raise InputError(f"{type(self).__name__} {reason}")
 
 

@@ -18,7 +18,7 @@ EXTRA = "convex"
 
 
 @dataclass(frozen=True)
-class Conic(RowSolver):
+class Clarabel(RowSolver):
     """Solves the quadratic program on the Gram matrix by Clarabel's interior-point method.
 
     minimise 1/2 w'Gw - c'w + lasso 1't subject to -t <= w <= t, sum of the capped t <= kappa. Takes every problem;
@@ -30,7 +30,7 @@ class Conic(RowSolver):
     Example:
         >>> from wellposed.convex import Design, row_problem
         >>> problem = row_problem(Design.of(torch.eye(2)), torch.tensor([[3.0], [1.0]]), kappa=1.0, capped=2)
-        >>> Conic().solve(problem).weights.round(decimals=6)
+        >>> Clarabel().solve(problem).weights.round(decimals=6)
         tensor([[1., 0.]], dtype=torch.float64)
     """
 
@@ -114,7 +114,7 @@ Penalty = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
-class Modelled(RowSolver):
+class Cvxpy(RowSolver):
     """Solves 003 eq. (3.4) with an objective l(a, b) of one's own, modelled in CVXPY.
 
     minimise l(a, b) + 1/2 |Mw - z|^2 (or, with `equality`, l(a, b) subject to Mw = z, eq. 3.2) under the cap, the
@@ -130,7 +130,7 @@ class Modelled(RowSolver):
     Example:
         >>> from wellposed.convex import Design, row_problem
         >>> problem = row_problem(Design.of(torch.eye(2)), torch.tensor([[3.0], [1.0]]), kappa=1.0, capped=2)
-        >>> Modelled().solve(problem).weights.round(decimals=5)
+        >>> Cvxpy().solve(problem).weights.round(decimals=5)
         tensor([[1., 0.]], dtype=torch.float64)
     """
 
@@ -139,7 +139,7 @@ class Modelled(RowSolver):
     solver: str = "CLARABEL"
     options: tuple[tuple[str, Any], ...] = ()
 
-    def refusal(self, problem: RowProblem) -> str | None:
+    def why_not(self, problem: RowProblem) -> str | None:
         if problem.design is None:
             return "needs the data of the problem, which it has not kept; use Conic()"
         return None

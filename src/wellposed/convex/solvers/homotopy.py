@@ -74,7 +74,7 @@ class Homotopy(RowSolver):
     tol: float = 1e-12
     max_steps: int | None = None
 
-    def refusal(self, problem: RowProblem) -> str | None:
+    def why_not(self, problem: RowProblem) -> str | None:
         if problem.free and problem.lasso == 0:
             return "bounds the whole row; use Schur(Homotopy()) where some columns are not capped"
         if problem.free and problem.capped:
@@ -236,7 +236,7 @@ class Schur(RowSolver):
         """How many passes over the data there may be."""
         return self.refine if self.refine or self.tol is None else PASSES
 
-    def refusal(self, problem: RowProblem) -> str | None:
+    def why_not(self, problem: RowProblem) -> str | None:
         if problem.lasso > 0:
             return "eliminates b only where it has no lasso; use Projected()"
         if self.passes and problem.design is None:

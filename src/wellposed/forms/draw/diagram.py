@@ -19,7 +19,7 @@ import numpy as np
 from wellposed.errors import require
 from wellposed.forms.draw.layering import Layering, columns_of, layered
 from wellposed.forms.draw.page import is_page, save_figure, write_page
-from wellposed.forms.draw.summary import COLOURS, MEANING, Link, Role, Wiring
+from wellposed.forms.draw.summary import COLOURS, MEANING, BlockEdge, BlockGraph, Role
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.entries import entries
 
@@ -233,7 +233,7 @@ class _Text:
         return max(0.9, 0.078 * len(self.title) + 0.2, 0.066 * len(self.below) + 0.2)
 
 
-def block_diagram(wiring: Wiring, title: str) -> Diagram:
+def block_diagram(wiring: BlockGraph, title: str) -> Diagram:
     """Makes every block of states one node, below all that it reads, between input and output."""
     texts = _texts(wiring)
     links = [(*_ends(wiring, link), link) for link in wiring.links]
@@ -258,14 +258,14 @@ def block_diagram(wiring: Wiring, title: str) -> Diagram:
     return Diagram(nodes, tuple(_arrows(wiring, links, nodes, placed, sheet)), title)
 
 
-def _ends(wiring: Wiring, link: Link) -> tuple[int, int]:
+def _ends(wiring: BlockGraph, link: BlockEdge) -> tuple[int, int]:
     """Returns the numbers of the nodes that a link joins: inputs come first, then states, then outputs."""
     states, inputs, _ = (len(sizes) for sizes in wiring.sizes)
     start = link.column + (inputs if link.name in "AC" else 0)
     return start, inputs + link.row + (states if link.name in "CD" else 0)
 
 
-def _texts(wiring: Wiring) -> list[_Text]:
+def _texts(wiring: BlockGraph) -> list[_Text]:
     (states, inputs, outputs), form = wiring.sizes, wiring.form
     names, sources, results = wiring.labels
     shape = " x ".join(map(str, form.input_shape)) if len(inputs) == 1 else ""
@@ -318,9 +318,13 @@ def _passing(placed: Layering, pairs: Sequence[tuple[int, int]], layer: int) -> 
 
 
 def _arrows(
-    wiring: Wiring, links: Sequence[tuple[int, int, Link]], nodes: Sequence[Node], placed: Layering, sheet: _Sheet
+    wiring: BlockGraph,
+    links: Sequence[tuple[int, int, BlockEdge]],
+    nodes: Sequence[Node],
+    placed: Layering,
+    sheet: _Sheet,
 ) -> list[Arrow]:
-    arriving: dict[int, list[tuple[float, int, Link]]] = defaultdict(list)
+    arriving: dict[int, list[tuple[float, int, BlockEdge]]] = defaultdict(list)
     arrows = []
     for start, end, link in links:
         if start == end or link.feedback == "all":
@@ -338,7 +342,7 @@ def _arrows(
     return arrows
 
 
-def _block_arrow(wiring: Wiring, link: Link, points: np.ndarray) -> Arrow:
+def _block_arrow(wiring: BlockGraph, link: BlockEdge, points: np.ndarray) -> Arrow:
     first, *rest = map(escape, wiring.about(link))
     role = "feedback" if link.feedback != "none" else link.role
     return Arrow(points, role, link.kind, "<br>".join([f"<b>{first}</b>", *rest]))
@@ -412,7 +416,7 @@ SIZE = 0.36  # of a node
 Weight = tuple[int, int, float, Role]  # from, to, value, colour
 
 
-def state_diagram(wiring: Wiring, title: str) -> Diagram:
+def state_diagram(wiring: BlockGraph, title: str) -> Diagram:
     """Draws states in layers where none feeds back, else on a circle between inputs and outputs."""
     n, p, q = wiring.form.sizes
     weights = [weight for link in wiring.links for weight in _weights(link, n, p)]
@@ -426,7 +430,7 @@ def state_diagram(wiring: Wiring, title: str) -> Diagram:
     return Diagram(nodes, arrows, title)
 
 
-def _weights(link: Link, n: int, p: int) -> list[Weight]:
+def _weights(link: BlockEdge, n: int, p: int) -> list[Weight]:
     """Lists entries as arrows between nodes, which are inputs, states and outputs in this order."""
     down = p + (n if link.name in "CD" else 0)
     across = p if link.name in "AC" else 0
@@ -549,7 +553,7 @@ def graph(form: ImplicitForm, path: str | os.PathLike[str] | None = None, *, tit
         >>> len(graph(form).axes[0].texts)  # three states, three inputs, one output
         7
     """
-    page, wiring = is_page(path), Wiring(form)
+    page, wiring = is_page(path), BlockGraph(form)
     n, p, q = form.sizes
     heading = title or f"{n:,} states, {p:,} inputs, {q:,} outputs"
     small = len(form.partition) == 1 and max(n, p, q) <= STATES

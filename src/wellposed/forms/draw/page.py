@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.errors import InputError, require
 from wellposed.pages.markup import INFLATE, Html, Step, brand, compressed, document, element, next_steps
 
@@ -78,12 +78,12 @@ def write_page(
         element("script", Html(INFLATE + SCRIPT)),
     ]
     text = document(title, body, style=STYLE, script=True, wide=True)
-    with written_whole(path) as place:
+    with atomic_write(path) as place:
         place.write_text(text, encoding="utf-8")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> None:
     """Writes a picture of matplotlib, whole or not at all; without an ending in its name it becomes PNG."""
     target = Path(path) if Path(path).suffix else Path(f"{os.fspath(path)}.png")
-    with written_whole(target) as place:
+    with atomic_write(target) as place:
         figure.savefig(place, format=target.suffix[1:], **options)

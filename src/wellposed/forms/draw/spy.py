@@ -17,7 +17,7 @@ import torch
 
 from wellposed.errors import require, unknown_name
 from wellposed.forms.draw.page import is_page, save_figure, write_page
-from wellposed.forms.draw.summary import COLOURS, MEANING, Link, Role, Wiring
+from wellposed.forms.draw.summary import COLOURS, MEANING, BlockEdge, BlockGraph, Role
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.entries import entries
 from wellposed.pages.images import png_address
@@ -72,7 +72,7 @@ class Raster:
     columns: Axis
     roles: tuple[Role, ...]  # those that occur
 
-    def box(self, link: Link) -> tuple[int, int, int, int]:
+    def box(self, link: BlockEdge) -> tuple[int, int, int, int]:
         """Returns left, right, top and bottom of a block."""
         row = link.row + (self.rows.states if link.name in "CD" else 0)
         column = link.column + (self.columns.states if link.name in "BD" else 0)
@@ -84,7 +84,7 @@ class Raster:
         return [(*across, *down) for down in self.rows.halves for across in self.columns.halves]
 
 
-def raster(wiring: Wiring, pixels: int, scale: Scale) -> Raster:
+def raster(wiring: BlockGraph, pixels: int, scale: Scale) -> Raster:
     """Draws every non-zero block at its place.
 
     Args:
@@ -111,7 +111,7 @@ def raster(wiring: Wiring, pixels: int, scale: Scale) -> Raster:
     return Raster((255 * canvas).round().astype(np.uint8), rows, columns, roles)
 
 
-def _forward_role(link: Link) -> Role:
+def _forward_role(link: BlockEdge) -> Role:
     return "weights" if link.role == "feedback" else link.role
 
 
@@ -132,7 +132,7 @@ def _block_axis(states: Sequence[int], others: Sequence[int], pixels: int, scale
     return Axis((*moved[:count], *((a + gap, b + gap) for a, b in moved[count:])), count)
 
 
-def density(link: Link, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+def density(link: BlockEdge, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Adds up absolute values at each of ``(height, width)`` spots, of entries that do not and that do feed back.
 
     A block with fewer entries than spots has every entry on several of them.
@@ -159,7 +159,7 @@ def _thickened(share: np.ndarray) -> np.ndarray:
     return np.maximum.reduce([wide[1:, 1:], wide[:-1, 1:], wide[1:, :-1], wide[:-1, :-1]])
 
 
-def _feeds_back(link: Link, offset: torch.Tensor) -> torch.Tensor:
+def _feeds_back(link: BlockEdge, offset: torch.Tensor) -> torch.Tensor:
     if link.feedback in ("none", "all"):
         return torch.full_like(offset, link.feedback == "all", dtype=torch.bool)
     return offset <= 0 if link.feedback == "lower" else offset >= 0
@@ -178,7 +178,7 @@ ROOM = 30  # pixels of the picture between two names
 Cells = tuple[list[list[int | None]], list[list[str]]]
 
 
-def interactive(wiring: Wiring, picture: Raster) -> Any:
+def interactive(wiring: BlockGraph, picture: Raster) -> Any:
     """Lays the picture below cells that say what they are: blocks, or entries where those are few."""
     graph = require("plotly.graph_objects", extra="plots")
     height, width, _ = picture.pixels.shape
@@ -206,7 +206,7 @@ def interactive(wiring: Wiring, picture: Raster) -> Any:
     )
 
 
-def _sides(wiring: Wiring, picture: Raster) -> list[tuple[Axis, tuple[int, ...]]]:
+def _sides(wiring: BlockGraph, picture: Raster) -> list[tuple[Axis, tuple[int, ...]]]:
     states, inputs, outputs = wiring.sizes
     return [(picture.columns, (*states, *inputs)), (picture.rows, (*states, *outputs))]
 
@@ -246,7 +246,7 @@ def _empty(x: list[float], y: list[float]) -> Cells:
     return [[None] * columns for _ in range(rows)], [[""] * columns for _ in range(rows)]
 
 
-def _whole_blocks(wiring: Wiring, picture: Raster, x: list[float], y: list[float]) -> Cells:
+def _whole_blocks(wiring: BlockGraph, picture: Raster, x: list[float], y: list[float]) -> Cells:
     z, text = _empty(x, y)
     for link in wiring.links:
         left, _, top, _ = picture.box(link)
@@ -256,7 +256,7 @@ def _whole_blocks(wiring: Wiring, picture: Raster, x: list[float], y: list[float
     return z, text
 
 
-def _single_entries(wiring: Wiring, picture: Raster, x: list[float], y: list[float]) -> Cells:
+def _single_entries(wiring: BlockGraph, picture: Raster, x: list[float], y: list[float]) -> Cells:
     z, text = _empty(x, y)
     for link in wiring.links:
         left, _, top, _ = picture.box(link)
@@ -306,7 +306,7 @@ def spy(
     """
     if scale not in ("auto", *SCALES):
         raise unknown_name("scale", scale, ("auto", *SCALES))
-    page, wiring = is_page(path), Wiring(form)
+    page, wiring = is_page(path), BlockGraph(form)
     n, p, q = form.sizes
     shown = title or f"[[A, B], [C, D]] of {n:,} states, {p:,} inputs and {q:,} outputs"
     picture = raster(wiring, pixels, scale)
@@ -322,7 +322,7 @@ def spy(
     return figure
 
 
-def _still(wiring: Wiring, picture: Raster, title: str) -> Any:
+def _still(wiring: BlockGraph, picture: Raster, title: str) -> Any:
     canvas, patches = (require(f"matplotlib.{name}", extra="plots") for name in ("figure", "patches"))
     height, width, _ = picture.pixels.shape
     figure = canvas.Figure(figsize=(SIDE, SIDE * height / width + 0.35), layout="constrained")

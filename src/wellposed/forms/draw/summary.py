@@ -1,7 +1,7 @@
 """A form in words and numbers: its blocks, what feeds back, its totals and its certificate.
 
-`Wiring` lists the non-zero blocks of a form as `Link` objects, from which all drawings and summaries are made.
-`form_facts` returns a form as data; `block_table` and `summary_lines` print it.
+`BlockGraph` lists the non-zero blocks of a form as `BlockEdge` objects, from which all drawings and summaries are
+made. `form_facts` returns a form as data; `block_table` and `summary_lines` print it.
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ MEANING: dict[Role, str] = {
 
 
 @dataclass(frozen=True)
-class Link:
+class BlockEdge:
     """One non-zero block: what block `row` reads from block `column` of the matrix `name`."""
 
     name: Literal["A", "B", "C", "D"]
@@ -118,12 +118,12 @@ def _is_wiring(operator: Operator) -> bool:
 
 
 @dataclass(frozen=True)
-class Wiring:
+class BlockGraph:
     """A form as blocks of states with the links between them.
 
     Example:
         >>> import torch
-        >>> wiring = Wiring(ImplicitForm(torch.ones(2, 2) / 4, torch.eye(2), torch.ones(1, 2)))
+        >>> wiring = BlockGraph(ImplicitForm(torch.ones(2, 2) / 4, torch.eye(2), torch.ones(1, 2)))
         >>> [(link.name, link.kind, link.feedback) for link in wiring.links]
         [('A', 'dense', 'lower'), ('B', 'dense', 'none'), ('C', 'dense', 'none')]
     """
@@ -147,18 +147,18 @@ class Wiring:
         return own, tuple(_numbered("u", len(inputs))), tuple(_numbered("y", len(outputs)))
 
     @cached_property
-    def links(self) -> tuple[Link, ...]:
+    def links(self) -> tuple[BlockEdge, ...]:
         """The non-zero blocks of A, B, C and D."""
         A, B, C = self.form.blocks
         D = partitioned(self.form.D, C.heights, B.widths)
         inner = _present(A)
         sides = _sides(inner, len(A.heights))
-        found = [Link("A", i, j, part, sides[i, j]) for (i, j), part in inner.items()]
+        found = [BlockEdge("A", i, j, part, sides[i, j]) for (i, j), part in inner.items()]
         for name, block in (("B", B), ("C", C), ("D", D)):
-            found += [Link(name, i, j, part) for (i, j), part in _present(block).items()]  # type: ignore[arg-type]
+            found += [BlockEdge(name, i, j, part) for (i, j), part in _present(block).items()]  # type: ignore[arg-type]
         return tuple(found)
 
-    def about(self, link: Link) -> list[str]:
+    def about(self, link: BlockEdge) -> list[str]:
         """Describes a link in a few lines: what reads what, by which operator, how large."""
         states, inputs, outputs = self.labels
         reader = (states if link.name in "AB" else outputs)[link.row]
@@ -226,7 +226,7 @@ def form_facts(form: ImplicitForm) -> dict[str, Any]:
         >>> facts["states"], facts["nonzeros"]["A"], facts["loops"]
         (3, 3, [])
     """
-    wiring, (n, p, q) = Wiring(form), form.sizes
+    wiring, (n, p, q) = BlockGraph(form), form.sizes
     used = {name: [link for link in wiring.links if link.name == name] for name in "ABCD"}
     nonzeros = {name: sum(link.operator.nonzeros() for link in links) for name, links in used.items()}
     stored, memory = _memory(form)
@@ -247,7 +247,7 @@ def form_facts(form: ImplicitForm) -> dict[str, Any]:
     }
 
 
-def _blocks(wiring: Wiring, used: dict[str, list[Link]]) -> list[dict[str, Any]]:
+def _blocks(wiring: BlockGraph, used: dict[str, list[BlockEdge]]) -> list[dict[str, Any]]:
     form, norms = wiring.form, _row_norms(wiring)
     states, inputs, outputs = wiring.labels
     found = []
@@ -269,7 +269,7 @@ def _blocks(wiring: Wiring, used: dict[str, list[Link]]) -> list[dict[str, Any]]
     return found
 
 
-def _reads(links: list[Link], labels: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+def _reads(links: list[BlockEdge], labels: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     reads = [
         {"block": labels[link.name][link.column], "operator": link.kind, "feedback": link.feedback != "none"}
         for link in links
@@ -277,7 +277,7 @@ def _reads(links: list[Link], labels: dict[str, tuple[str, ...]]) -> dict[str, A
     return {"reads": reads, "nonzeros": sum(link.operator.nonzeros() for link in links)}
 
 
-def _row_norms(wiring: Wiring) -> list[float]:
+def _row_norms(wiring: BlockGraph) -> list[float]:
     """Returns ``|A_k|_inf`` of every block row."""
     sums: dict[int, Tensor] = {}
     for link in wiring.links:
@@ -297,7 +297,7 @@ def _memory(form: ImplicitForm) -> tuple[int, int]:
     return sum(part.numel() for part in parts), sum(part.numel() * part.element_size() for part in parts)
 
 
-def _loops(wiring: Wiring) -> list[list[str]]:
+def _loops(wiring: BlockGraph) -> list[list[str]]:
     """Names the blocks of every loop."""
     states = wiring.labels[0]
     feeding = {link.row for link in wiring.links if link.feedback != "none"}

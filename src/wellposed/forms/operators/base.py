@@ -49,26 +49,26 @@ class Operator(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def home(self) -> Any:
+    def like(self) -> Any:
         """A tensor or operator whose type and device it has."""
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the entries."""
-        kind: torch.dtype = self.home.dtype
+        kind: torch.dtype = self.like.dtype
         return kind
 
     @property
     def device(self) -> torch.device:
         """Where the entries are."""
-        place: torch.device = self.home.device
+        place: torch.device = self.like.device
         return place
 
     @abc.abstractmethod
     def apply(self, x: Tensor) -> Tensor:  # (B, columns) -> (B, rows)
         """Multiplies every row of a batch of the right width."""
 
-    def onto(self, start: Tensor, x: Tensor) -> Tensor:  # (B, rows), (B, columns) -> (B, rows)
+    def apply_add(self, start: Tensor, x: Tensor) -> Tensor:  # (B, rows), (B, columns) -> (B, rows)
         """Adds the product to what is there, in one operation where there is one."""
         return start + self.apply(x)
 
@@ -155,7 +155,7 @@ class Operator(abc.ABC):
         """Tells whether no entry is negative, as far as that is known without forming the matrix."""
         return False
 
-    def monomial(self) -> tuple[bool, bool]:
+    def one_entry_per(self) -> tuple[bool, bool]:
         """Tells whether every row and whether every column holds at most one entry."""
         return False, False
 
@@ -164,11 +164,11 @@ class Operator(abc.ABC):
         """Whether all entries are zero or one, as far as that is known without forming the matrix."""
         return False
 
-    def merged(self, right: "Operator") -> "Operator | None":
+    def try_matmul(self, right: "Operator") -> "Operator | None":
         """Returns ``self @ right`` as one operator where that is no larger than the two."""
         return None
 
-    def absorbed(self, left: "Operator") -> "Operator | None":
+    def try_rmatmul(self, left: "Operator") -> "Operator | None":
         """Returns ``left @ self`` as one operator where that is no larger than the two."""
         return None
 
@@ -249,7 +249,7 @@ class Sparse(Operator):
         return self.matrix.shape[0], self.matrix.shape[1]
 
     @property
-    def home(self) -> Any:
+    def like(self) -> Any:
         return self.matrix
 
     def apply(self, x: Tensor) -> Tensor:
@@ -285,8 +285,8 @@ def chain(left: Operator, right: Operator) -> Operator:
     first, *rest = _factors(right)
     found = None
     if not _EXACT.get() or _copies(inner, first):
-        found = inner.merged(first)
-        found = first.absorbed(inner) if found is None else found
+        found = inner.try_matmul(first)
+        found = first.try_rmatmul(inner) if found is None else found
     if found is None:
         return Product((*outer, inner, first, *rest))
     for factor in rest:
@@ -298,7 +298,7 @@ def chain(left: Operator, right: Operator) -> Operator:
 
 def _copies(left: Operator, right: Operator) -> bool:
     """Tells whether every entry of a product is an entry of one factor, so that forming it rounds nothing."""
-    return (left.picks and left.monomial()[0]) or (right.picks and right.monomial()[1])
+    return (left.picks and left.one_entry_per()[0]) or (right.picks and right.one_entry_per()[1])
 
 
 def _factors(operator: Operator) -> tuple[Operator, ...]:
@@ -320,7 +320,7 @@ class Product(Operator):
         return self.factors[0].shape[0], self.factors[-1].shape[1]
 
     @property
-    def home(self) -> Any:
+    def like(self) -> Any:
         return self.factors[0]
 
     def apply(self, x: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ class Product(Operator):
         """Returns ``|PQ|``: the product of absolute values where no terms can cancel, else the formed matrix."""
         left, *rest = self.factors
         right = rest[0] if len(rest) == 1 else Product(tuple(rest))
-        single = left.monomial()[0] or right.monomial()[1]
+        single = left.one_entry_per()[0] or right.one_entry_per()[1]
         if single or (left.nonnegative() and right.nonnegative()):
             return chain(left.abs(), right.abs())
         return Sparse(_coo(self)).abs()
@@ -356,8 +356,8 @@ class Product(Operator):
     def nonnegative(self) -> bool:
         return all(factor.nonnegative() for factor in self.factors)
 
-    def monomial(self) -> tuple[bool, bool]:
-        each = [factor.monomial() for factor in self.factors]
+    def one_entry_per(self) -> tuple[bool, bool]:
+        each = [factor.one_entry_per() for factor in self.factors]
         return all(row for row, _ in each), all(column for _, column in each)
 
 
@@ -372,7 +372,7 @@ class Sum(Operator):
         return self.terms[0].shape
 
     @property
-    def home(self) -> Any:
+    def like(self) -> Any:
         return self.terms[0]
 
     def apply(self, x: Tensor) -> Tensor:

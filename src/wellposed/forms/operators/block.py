@@ -54,7 +54,7 @@ class Block(Operator):
         return sum(self.heights), sum(self.widths)
 
     @property
-    def home(self) -> Tensor:
+    def like(self) -> Tensor:
         return torch.empty(0, dtype=self.kind, device=self.place)
 
     def part(self, i: int, j: int) -> Operator:
@@ -132,7 +132,7 @@ def combine(row: Mapping[int, Operator], pieces: Sequence[Tensor | None], start:
     for j, part in row.items():
         piece = pieces[j]
         assert piece is not None
-        total = part.apply(piece) if total is None else part.onto(total, piece)
+        total = part.apply(piece) if total is None else part.apply_add(total, piece)
     assert total is not None
     return total
 

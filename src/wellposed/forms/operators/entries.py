@@ -1,7 +1,7 @@
 """The entries of operators: bounds of their absolute values, and lists of those that are not zero.
 
-`cover` returns an operator that bounds the absolute value of another, entry by entry, rounding included. `entries`
-lists rows, columns and values in pieces that fit in memory.
+`abs_upper_bound` returns an operator that bounds the absolute value of another, entry by entry, rounding included.
+`entries` lists rows, columns and values in pieces that fit in memory.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ SMALLEST = 1e-150  # products of entries below it are not formed
 LARGEST_DENSE = 8192  # states up to which a matrix is formed for a finer proof
 
 
-def cover(operator: Operator, formed: bool = True) -> Operator:
+def abs_upper_bound(operator: Operator, formed: bool = True) -> Operator:
     """Returns a float64 operator that is nowhere below the absolute value of the exact one.
 
     The absolute value of a product is formed if that is asked for and affordable, and what its rounding may have
@@ -32,14 +32,14 @@ def cover(operator: Operator, formed: bool = True) -> Operator:
 
     Example:
         >>> one = torch.ones(2, 1, dtype=torch.float64)
-        >>> cover(LowRank(one, -one)).to_dense().round()
+        >>> abs_upper_bound(LowRank(one, -one)).to_dense().round()
         tensor([[1., 1.],
                 [1., 1.]], dtype=torch.float64)
     """
     if isinstance(operator, Block):
-        return cover_block(operator, operator.device, formed)
+        return abs_upper_bound_block(operator, operator.device, formed)
     if isinstance(operator, Repeated):
-        return Repeated(cover(operator.inner, formed), operator.count)
+        return Repeated(abs_upper_bound(operator.inner, formed), operator.count)
     if isinstance(operator, Product | Sum | LowRank):
         return _cover_compound(operator, formed)
     return operator.abs()
@@ -49,12 +49,12 @@ def _cover_compound(operator: Product | Sum | LowRank, formed: bool) -> Operator
     if not isinstance(operator, Sum) and least_entry(operator) < SMALLEST:
         return _cover_small(operator)
     if isinstance(operator, Product):
-        parts = [cover(factor, formed) for factor in operator.factors]
+        parts = [abs_upper_bound(factor, formed) for factor in operator.factors]
         outer, length = parts[0], sum(part.shape[1] for part in parts)
         for part in parts[1:]:
             outer = chain(outer, part)
     elif isinstance(operator, Sum):
-        terms = [cover(term, formed) for term in operator.terms]
+        terms = [abs_upper_bound(term, formed) for term in operator.terms]
         outer, length = terms[0], len(terms) + max(sum_length(term) for term in terms)
         for term in terms[1:]:
             outer = outer + term
@@ -70,7 +70,7 @@ def _cover_small(operator: Product | LowRank) -> Operator:
     """Covers a product that would underflow while it is formed, by entries that do not."""
     given = operator.factors if isinstance(operator, Product) else (Dense(operator.left), Dense(operator.right.mT))
     floor = SMALLEST ** (1 / len(given))
-    first, *rest = (_raised(cover(factor, False), floor) for factor in given)
+    first, *rest = (_raised(abs_upper_bound(factor, False), floor) for factor in given)
     for part in rest:
         first = chain(first, part)
     return first
@@ -93,10 +93,10 @@ def _raised(value: Any, floor: float) -> Any:
     return value
 
 
-def cover_block(block: Block, device: torch.device, formed: bool) -> Block:
+def abs_upper_bound_block(block: Block, device: torch.device, formed: bool) -> Block:
     """Covers every block of a matrix, in float64 on the given device."""
     exact = {key: part.to(device=device, dtype=torch.float64) for key, part in block.parts.items()}
-    parts = {key: cover(part, formed) for key, part in exact.items()}
+    parts = {key: abs_upper_bound(part, formed) for key, part in exact.items()}
     return Block(block.heights, block.widths, parts, torch.float64, device)
 
 
@@ -130,7 +130,7 @@ def underflow(operator: Operator, tiny: float) -> float:
     if isinstance(operator, Product):
         total = 0.0
         for factor in reversed(operator.factors):
-            rows = cover(factor.to(torch.float64)).row_sums()
+            rows = abs_upper_bound(factor.to(torch.float64)).row_sums()
             total = total * float(rows.max() if len(rows) else 0.0) * (1 + 1e-6) + underflow(factor, tiny)
         return total
     if isinstance(operator, Sum):

@@ -34,13 +34,13 @@ class Dense(Operator):
         return self.matrix.shape[0], self.matrix.shape[1]
 
     @property
-    def home(self) -> Any:
+    def like(self) -> Any:
         return self.matrix
 
     def apply(self, x: Tensor) -> Tensor:
         return x @ self.matrix.mT
 
-    def onto(self, start: Tensor, x: Tensor) -> Tensor:
+    def apply_add(self, start: Tensor, x: Tensor) -> Tensor:
         return torch.addmm(start, x, self.matrix.mT)
 
     @property
@@ -60,7 +60,7 @@ class Dense(Operator):
         rows, columns = self.matrix.nonzero(as_tuple=True)
         return rows, columns, self.matrix[rows, columns]
 
-    def merged(self, right: Operator) -> Operator | None:
+    def try_matmul(self, right: Operator) -> Operator | None:
         if not isinstance(right, Dense):
             return None
         small = self.matrix.shape[0] * right.matrix.shape[1] <= self.matrix.numel() + right.matrix.numel()
@@ -94,7 +94,7 @@ class LowRank(Operator):
         return self.left.shape[0], self.right.shape[0]
 
     @property
-    def home(self) -> Any:
+    def like(self) -> Any:
         return self.left
 
     def apply(self, x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class Zero(Operator):
         return self.size
 
     @property
-    def home(self) -> Tensor:
+    def like(self) -> Tensor:
         return torch.empty(0, dtype=self.kind, device=self.place)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -161,17 +161,17 @@ class Zero(Operator):
     def nonnegative(self) -> bool:
         return True
 
-    def monomial(self) -> tuple[bool, bool]:
+    def one_entry_per(self) -> tuple[bool, bool]:
         return True, True
 
     @property
     def picks(self) -> bool:
         return True
 
-    def merged(self, right: Operator) -> "Zero":
+    def try_matmul(self, right: Operator) -> "Zero":
         return Zero((self.size[0], right.shape[1]), self.kind, self.place)
 
-    def absorbed(self, left: Operator) -> "Zero":
+    def try_rmatmul(self, left: Operator) -> "Zero":
         return Zero((left.shape[0], self.size[1]), self.kind, self.place)
 
     def plus(self, other: Operator) -> Operator:
@@ -199,7 +199,7 @@ class Identity(Operator):
         return self.size, self.size
 
     @property
-    def home(self) -> Tensor:
+    def like(self) -> Tensor:
         return torch.empty(0, dtype=self.kind, device=self.place)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -222,17 +222,17 @@ class Identity(Operator):
     def nonnegative(self) -> bool:
         return True
 
-    def monomial(self) -> tuple[bool, bool]:
+    def one_entry_per(self) -> tuple[bool, bool]:
         return True, True
 
     @property
     def picks(self) -> bool:
         return True
 
-    def merged(self, right: Operator) -> Operator:
+    def try_matmul(self, right: Operator) -> Operator:
         return right
 
-    def absorbed(self, left: Operator) -> Operator:
+    def try_rmatmul(self, left: Operator) -> Operator:
         return left
 
 
@@ -256,7 +256,7 @@ class Diagonal(Operator):
         return len(self.values), len(self.values)
 
     @property
-    def home(self) -> Any:
+    def like(self) -> Any:
         return self.values
 
     def apply(self, x: Tensor) -> Tensor:
@@ -279,17 +279,17 @@ class Diagonal(Operator):
     def nonnegative(self) -> bool:
         return bool((self.values >= 0).all())
 
-    def monomial(self) -> tuple[bool, bool]:
+    def one_entry_per(self) -> tuple[bool, bool]:
         return True, True
 
-    def merged(self, right: Operator) -> Operator | None:
+    def try_matmul(self, right: Operator) -> Operator | None:
         if isinstance(right, Diagonal):
             return Diagonal(self.values * right.values)
         if isinstance(right, Dense):
             return Dense(self.values[:, None] * right.matrix)
         return None
 
-    def absorbed(self, left: Operator) -> Operator | None:
+    def try_rmatmul(self, left: Operator) -> Operator | None:
         return Dense(left.matrix * self.values) if isinstance(left, Dense) else None
 
     def plus(self, other: Operator) -> Operator | None:
@@ -329,7 +329,7 @@ class Repeated(Operator):
         return self.count * rows, self.count * columns
 
     @property
-    def home(self) -> Any:
+    def like(self) -> Any:
         return self.inner
 
     def apply(self, x: Tensor) -> Tensor:
@@ -358,16 +358,16 @@ class Repeated(Operator):
     def nonnegative(self) -> bool:
         return self.inner.nonnegative()
 
-    def monomial(self) -> tuple[bool, bool]:
-        return self.inner.monomial()
+    def one_entry_per(self) -> tuple[bool, bool]:
+        return self.inner.one_entry_per()
 
     @property
     def picks(self) -> bool:
         return self.inner.picks
 
-    def merged(self, right: Operator) -> Operator | None:
+    def try_matmul(self, right: Operator) -> Operator | None:
         if not isinstance(right, Repeated) or right.count != self.count:
             return None
-        found = self.inner.merged(right.inner)
-        found = right.inner.absorbed(self.inner) if found is None else found
+        found = self.inner.try_matmul(right.inner)
+        found = right.inner.try_rmatmul(self.inner) if found is None else found
         return None if found is None else Repeated(found, self.count)

@@ -51,7 +51,7 @@ class Selection(Operator):
         return len(self.index), self.columns
 
     @property
-    def home(self) -> Tensor:
+    def like(self) -> Tensor:
         return torch.empty(0, dtype=self.kind, device=self.index.device)
 
     @cached_property
@@ -75,7 +75,7 @@ class Selection(Operator):
         rows, columns = self._pairs
         return x.new_zeros(len(x), len(self.index)).index_copy(1, rows, x.index_select(1, columns))
 
-    def onto(self, start: Tensor, x: Tensor) -> Tensor:
+    def apply_add(self, start: Tensor, x: Tensor) -> Tensor:
         if not self._holes:
             return start + self.apply(x)
         rows, columns = self._pairs
@@ -110,14 +110,14 @@ class Selection(Operator):
         chosen = self.index[self.index >= 0]
         return len(chosen.unique()) == len(chosen)
 
-    def monomial(self) -> tuple[bool, bool]:
+    def one_entry_per(self) -> tuple[bool, bool]:
         return True, self._distinct
 
     @property
     def picks(self) -> bool:
         return True
 
-    def merged(self, right: Operator) -> Operator | None:
+    def try_matmul(self, right: Operator) -> Operator | None:
         if isinstance(right, Selection):
             return self._then(right.index, right.columns)
         if isinstance(right, Accumulation) and right.selection._distinct:
@@ -143,7 +143,7 @@ class Selection(Operator):
         rows = (self.index >= 0).nonzero()[:, 0]
         return self.index.new_full((self.columns,), -1).index_put((self.index[rows],), rows)
 
-    def absorbed(self, left: Operator) -> Operator | None:
+    def try_rmatmul(self, left: Operator) -> Operator | None:
         if isinstance(left, Dense) and self.columns <= len(self.index):
             return Dense(self.T.apply(left.matrix))
         return None
@@ -166,7 +166,7 @@ class Accumulation(Operator):
         return columns, rows
 
     @property
-    def home(self) -> Any:
+    def like(self) -> Any:
         return self.selection
 
     def apply(self, x: Tensor) -> Tensor:
@@ -192,21 +192,21 @@ class Accumulation(Operator):
     def nonnegative(self) -> bool:
         return True
 
-    def monomial(self) -> tuple[bool, bool]:
-        rows, columns = self.selection.monomial()
+    def one_entry_per(self) -> tuple[bool, bool]:
+        rows, columns = self.selection.one_entry_per()
         return columns, rows
 
     @property
     def picks(self) -> bool:
         return True
 
-    def merged(self, right: Operator) -> Operator | None:
+    def try_matmul(self, right: Operator) -> Operator | None:
         if not isinstance(right, Accumulation):
             return None
-        found = right.selection.merged(self.selection)
+        found = right.selection.try_matmul(self.selection)
         return None if found is None else found.T
 
-    def absorbed(self, left: Operator) -> Operator | None:
+    def try_rmatmul(self, left: Operator) -> Operator | None:
         if isinstance(left, Dense) and self.shape[1] <= left.shape[1]:
             return Dense(self.selection.apply(left.matrix))
         return None
@@ -284,7 +284,7 @@ class Convolution(Operator):
         return (columns, rows) if self.transposed else (rows, columns)
 
     @property
-    def home(self) -> Any:
+    def like(self) -> Any:
         return self.weight
 
     def apply(self, x: Tensor) -> Tensor:
@@ -366,7 +366,7 @@ class Convolution(Operator):
     def nonnegative(self) -> bool:
         return bool((self.weight >= 0).all())
 
-    def absorbed(self, left: Operator) -> Operator | None:
+    def try_rmatmul(self, left: Operator) -> Operator | None:
         """Takes a factor per output channel into the weight, as batch normalisation has it."""
         if not isinstance(left, Diagonal) or self.transposed:
             return None

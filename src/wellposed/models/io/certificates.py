@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.checker import RefusedError, certificate_path, check
 from wellposed.checker.check import CONFIG, FORMAT
 from wellposed.conditions.certificate import Certificate, comparison
@@ -69,7 +69,7 @@ def write_certificate(
     """
     target = certificate_path(Path(path))
     try:
-        with written_whole(target) as place:
+        with atomic_write(target) as place:
             prove_file(model, Path(path), place, claims, config=config)
     except IllPosedError:
         target.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from wellposed.atomic import written_whole
+from wellposed.atomic import atomic_write
 from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError, positive_integer, require
 from wellposed.forms.evaluation import Evaluation, System
@@ -282,7 +282,7 @@ def export_onnx(
             f"torch.onnx has fixed the batch size of {type(model).__name__} at {len(example)}; pass "
             "dynamic_batch=False and an example with as many samples as the file is to take"
         )
-    with written_whole(path) as place:
+    with atomic_write(path) as place:
         program.save(os.fspath(place))
     return _distance(exact, found)
 

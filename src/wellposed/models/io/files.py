@@ -1,7 +1,7 @@
 """Tensors in a file, with a checksum of all that they mean.
 
 `write_tensors` writes, `read_tensors` reads and `checksum` seals. `pack_tensors` compresses those with many zeros
-or repetitions. `making_sense` and `filled` are what every reader does about a file that makes no sense: it says
+or repetitions. `as_format_error` and `filled` are what every reader does about a file that makes no sense: it says
 so, and builds nothing from it.
 """
 
@@ -210,11 +210,11 @@ COUNTS = ("depth", "num_layers")  # of layers, each of which has tensors
 
 
 @contextlib.contextmanager
-def making_sense(what: str) -> Iterator[None]:
+def as_format_error(what: str) -> Iterator[None]:
     """Turns whatever a malformed description leads to into a `FileFormatError`.
 
     Example:
-        >>> with making_sense("its configuration is no model"):
+        >>> with as_format_error("its configuration is no model"):
         ...     {}["state_features"]
         Traceback (most recent call last):
             ...

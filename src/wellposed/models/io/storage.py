@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 
 from wellposed.activations import Activation
 from wellposed.activations.blockwise import parts_of, piecewise
-from wellposed.atomic import NEW, read_together, written_together, written_whole, written_with
+from wellposed.atomic import NEW, atomic_write, atomic_write_folder, atomic_write_with_proof, read_folder
 from wellposed.checker import certificate_path
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.conditions import Triangular
@@ -42,10 +42,10 @@ from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel, StateMatrix
 from wellposed.models.io.certificates import Claim, evaluated, prove_file
 from wellposed.models.io.files import (
+    as_format_error,
     check_counts,
     checksum,
     filled,
-    making_sense,
     pack_tensors,
     read_tensors,
     unpack_tensors,
@@ -118,11 +118,11 @@ def save(
         metadata["packed"] = json.dumps(table)
     metadata["sha256"] = checksum(json.dumps(metadata, sort_keys=True), tensors)
     if not certificate:
-        with written_whole(path) as place:
+        with atomic_write(path) as place:
             write_tensors(place, tensors, metadata)
         return
     refusal: WellposedError | None = None
-    with written_with(path, certificate_path(Path(path))) as (place, proof):
+    with atomic_write_with_proof(path, certificate_path(Path(path))) as (place, proof):
         write_tensors(place, tensors, metadata)
         try:
             prove_file(model, place, proof, claims)
@@ -159,7 +159,7 @@ def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
     if sealed is not None and sealed != checksum(json.dumps(metadata, sort_keys=True), tensors):
         raise FileFormatError(f"{os.fspath(path)!r} is damaged: its checksum does not match; get it once more")
     try:
-        with making_sense("its configuration does not fit its tensors"):
+        with as_format_error("its configuration does not fit its tensors"):
             if "packed" in metadata:
                 tensors = unpack_tensors(tensors, strict_json(metadata["packed"], "its table of packed tensors"))
             if metadata["format"] == FORM_FORMAT:
@@ -314,7 +314,7 @@ def _empty(config: dict[str, Any]) -> ImplicitModel:
     activation = _activation(config.pop("activation"), config["state_features"])
     options = {"activation": activation, **{name: decode(value) for name, value in config.items()}}
     condition = options.pop("condition")
-    if triangle is not None and (reason := Triangular().obstacle(activation)):
+    if triangle is not None and (reason := Triangular().why_not(activation)):
         raise FileFormatError(f"condition 'triangular' cannot apply to {activation.name!r}: {reason}")
     if triangle is not None:
         options["triangular"] = True
@@ -395,7 +395,7 @@ def _write_folder(model: Shared, folder: Path, card: str, certificate: bool, tex
     written = {CONFIG: json.dumps(config, indent=2) + "\n", CARD: _card(model, config, card), **texts}
     refusal: WellposedError | None = None
     proof = certificate_path(Path(WEIGHTS))
-    with written_together(folder, stale=[proof.name]) as place:
+    with atomic_write_folder(folder, stale=[proof.name]) as place:
         write_tensors(place / WEIGHTS, tensors, {"format": "pt"})
         for name, text in written.items():
             (place / name).write_text(text, encoding="utf-8")
@@ -421,7 +421,7 @@ def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = No
         FileFormatError: weights and configuration do not make up a model.
     """
     folder = _folder(source, revision)
-    return read_together(folder, (WEIGHTS, CONFIG), lambda places: _read_folder(folder, places))
+    return read_folder(folder, (WEIGHTS, CONFIG), lambda places: _read_folder(folder, places))
 
 
 def _read_folder(folder: Path, places: dict[str, Path]) -> Shared:
@@ -430,7 +430,7 @@ def _read_folder(folder: Path, places: dict[str, Path]) -> Shared:
             raise FileNotFoundError(f"no {name} in {os.fspath(folder)!r}; save_pretrained writes such folders")
     where = f"{CONFIG} and {WEIGHTS} in {os.fspath(folder)!r} make no model"
     try:
-        with making_sense("the configuration makes no sense"):
+        with as_format_error("the configuration makes no sense"):
             tensors, metadata = read_tensors(places[WEIGHTS])
             if metadata not in ({}, {"format": "pt"}):
                 raise FileFormatError(

@@ -13,7 +13,7 @@ from torch import Tensor
 from wellposed.errors import InputError, unknown_name
 from wellposed.robust.attacks.attack import Attack, Model, Threat, Victim, under_attack
 from wellposed.robust.attacks.sparse import entries
-from wellposed.robust.linear_programs import Asked, Relaxation, RelaxedSet, Rows, in_float64
+from wellposed.robust.linear_programs import Objectives, Relaxation, RelaxedSet, Rows, in_float64
 from wellposed.robust.query import Query, as_form, margins
 
 
@@ -127,7 +127,7 @@ def lp_attack(
         rows = margins(form.sizes[2], target, u)
         wide = in_float64(Query(form, threat.set(), rows))
         states, sets = kind.sets(wide, Rows.of(wide.form, f"lp_attack with {kind.kind!r}"))
-        asked = Asked.of(wide, states)
+        asked = Objectives.of(wide, states)
         order = _order(victim, goals)
         proposed = torch.stack([_points(s, asked, i, order[i]) for i, s in enumerate(sets)]).to(u)  # (B, G, p)
         for points in proposed.unbind(1):
@@ -142,7 +142,7 @@ def _order(victim: Victim, goals: int | None) -> Tensor:  # (B, G)
     return found[:, : min(goals or victim.classes, victim.classes - 1)]
 
 
-def _points(polyhedron: RelaxedSet, asked: Asked, index: int, classes: Tensor) -> Tensor:  # (G, p)
+def _points(polyhedron: RelaxedSet, asked: Objectives, index: int, classes: Tensor) -> Tensor:  # (G, p)
     found = []
     for goal in classes.tolist():
         objective = polyhedron.objective(*asked.objective(index, goal))
