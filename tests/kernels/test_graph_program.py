@@ -106,7 +106,7 @@ def test_divergence_is_told_from_slowness():
 
 def test_stagnation_at_the_rounding_level_is_seen_at_the_same_step():
     f, x = mixed_map(torch.float32)
-    f.bulk = 10**9  # rows stay together, so that every bit is the same
+    f.min_size_to_gather = 10**9  # rows stay together, so that every bit is the same
     expected = iterate(f, x, Picard(), Absolute(1e-12), 203)
     assert (expected.status == Status.STAGNATED).any()
     for chunk in (3, 4, 5, 7):
@@ -117,7 +117,7 @@ def test_stagnation_at_the_rounding_level_is_seen_at_the_same_step():
 def test_a_state_that_runs_off_is_not_accepted(solver):
     x, scale = torch.zeros(3, 2, dtype=torch.float64), torch.tensor([[1.0], [0.5], [1e3]], dtype=torch.float64)
     f = FunctionMap(lambda x, c: torch.sqrt(x * x + 1) + c, (scale,), Packing.of(x))
-    f.bulk = 10**9
+    f.min_size_to_gather = 10**9
     for stop in (Relative(), Relative(1e-3)):
         expected = iterate(f, x, SOLVERS.get(solver), stop, 60)
         found = in_chunks(f, x, SOLVERS.get(solver), stop, 60)
