@@ -400,7 +400,8 @@ class _Equilibrium(torch.autograd.Function):
         driven = pushforward(tuple(factors), tuple(changes), x)
         driven = driven if moved is None else driven + moved
         slope = ctx.run.spec.activation.slope_at(v + product(tuple(factors), x))
-        return _Transposed.apply(ctx.run, slope, driven, *factors), None, None, None
+        run = replace(ctx.run, solve=replace(ctx.run.solve, hooks=None))  # not the equation of the backward pass
+        return _Transposed.apply(run, slope, driven, *factors), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, run: AffineSolve, *tensors: Tensor) -> Any:
@@ -416,9 +417,9 @@ def differentiable_adjoint(run: AffineSolve, x: Tensor, v: Tensor, g: Tensor, fa
 
 def fast_adjoint(run: AffineSolve, x: Tensor, v: Tensor, g: Tensor, factors: Factors) -> Tensor:
     """Solves the same equation as quickly as the engine can."""
-    n, hooks = v.shape[-1], run.solve.hooks
+    n = v.shape[-1]
     flat, z = g.reshape(-1, n), (v + product(factors, x)).reshape(-1, n)
-    start = None if hooks is None else hooks.adjoint_start(flat)
+    start = run.solve.adjoint_start(flat)
     found = run.engine.adjoint(run.spec, transposed(factors), flat, z=z, start=start, trace=run.trace)
     run.solve.note_adjoint(found, run.spec.backward)
     return found.value.reshape(v.shape)
@@ -431,8 +432,9 @@ class _Transposed(torch.autograd.Function):
     def forward(run: AffineSolve, slope: Tensor, gradient: Tensor, *factors: Tensor) -> Tensor:
         n, spec, plain = slope.shape[-1], run.spec, factors[0].dim() == 2 and not under_transform()
         engine = run.engine if plain else REFERENCE
-        found = engine.adjoint(spec, factors, gradient.reshape(-1, n), slope=slope.reshape(-1, n), trace=run.trace)
-        replace(run.solve, hooks=None).note_adjoint(found, spec.backward)
+        g, start = gradient.reshape(-1, n), run.solve.adjoint_start(gradient)
+        found = engine.adjoint(spec, factors, g, slope=slope.reshape(-1, n), start=start, trace=run.trace)
+        run.solve.note_adjoint(found, spec.backward)
         return found.value.reshape(slope.shape)
 
     @staticmethod

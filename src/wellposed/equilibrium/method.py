@@ -273,7 +273,8 @@ class SolveOptions:
 class SolveHooks:
     """Chooses where the solves of a model begin and sees what they find; this base class does neither.
 
-    The backward pass of a solve calls the last two, second derivatives do not.
+    The last two are for the first backward solve; whoever keeps its answer must not take that of a second one, as
+    of a second derivative, which has another equation.
     """
 
     def start(self, zeros: Tensor) -> Tensor:

@@ -31,25 +31,22 @@ def check_executor(executor: str) -> None:
 
 
 def compiled_engine(spec: AffineSpec, factors: Factors) -> Compiled | None:
-    """Returns the first engine with a kernel for an equation with matrices like these; None if none has.
-
-    Raises:
-        InputError: an engine was asked for by name, and has none.
-    """
-    asked = spec.executor
-    for engine in COMPILED:
-        if asked in ("auto", engine.name):
-            reason = engine.why_not(spec, factors)
-            if not reason:
-                return engine
-            if asked == engine.name:
-                raise InputError(f'executor="{asked}" cannot compute this: {reason}; use executor="auto"')
-    return None
+    """Returns the first engine with a kernel for an equation with matrices like these; None if none has."""
+    asked = (engine for engine in COMPILED if spec.executor in ("auto", engine.name))
+    return next((engine for engine in asked if not engine.why_not(spec, factors)), None)
 
 
 def choose(spec: AffineSpec, factors: Factors) -> Engine:
-    """Returns the first engine that can solve an equation with matrices like these."""
-    return compiled_engine(spec, factors) or REFERENCE
+    """Returns the first engine that can solve an equation with matrices like these.
+
+    Raises:
+        InputError: an engine was asked for by name, and cannot.
+    """
+    engine = compiled_engine(spec, factors)
+    if engine is not None or spec.executor in ("auto", REFERENCE.name):
+        return engine or REFERENCE
+    reason = next(engine for engine in COMPILED if engine.name == spec.executor).why_not(spec, factors)
+    raise InputError(f'executor="{spec.executor}" cannot compute this: {reason}; use executor="auto"')
 
 
 def explain(spec: AffineSpec, factors: Factors, batch: int, more: str = "") -> str:

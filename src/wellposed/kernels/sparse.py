@@ -4,7 +4,7 @@ A matrix is kept as compressed rows (`SparseRows`), ``itemsize + 4`` bytes for e
 four) and 8 for every row: a fifth of the dense matrix at 90 % sparsity in float32. The share of entries up to
 which the sparse product is taken (`largest_share`) was measured (`benchmarks.kernels.sparse_inference`): one
 thread, float32, 128 to 2048 states. `faster` tells which matrices of a model are sparse enough for a batch; a
-`SparseCache` keeps them until a parameter changes.
+`Cache` keeps them until a parameter changes.
 """
 
 import functools
@@ -183,28 +183,23 @@ class Cache:
         return hash(Cache)
 
 
-Matrices = tuple[Tensor | None, ...]  # A, B, C, D
+Matrices = tuple[Tensor | None, ...]
 NOTHING = SparseModel(None, None, None, None)
 
 
-class SparseCache:
-    """Keeps the sparse matrices of a model until its parameters change."""
+def sparse_matrices(
+    cache: Cache, parameters: Matrices, settings: tuple[Any, ...], matrices: Callable[[], Matrices]
+) -> SparseModel:
+    """Returns all matrices that are sparse enough for some batch, made anew when parameters have changed.
 
-    def __init__(self) -> None:
-        self._cache = Cache()
-
-    def known(
-        self, parameters: tuple[Tensor | None, ...], settings: tuple[Any, ...], matrices: Callable[[], Matrices]
-    ) -> SparseModel:
-        """Returns all matrices that are sparse enough for some batch, made anew when parameters have changed.
-
-        Args:
-            parameters: all that the matrices depend on.
-            settings: all else they depend on.
-            matrices: computes A, B, C and D.
-        """
-        found: SparseModel = self._cache.get(parameters, settings, lambda: _compressed(matrices))
-        return found
+    Args:
+        cache: of the model.
+        parameters: all that the matrices depend on.
+        settings: all else they depend on.
+        matrices: computes A, B, C and D.
+    """
+    found: SparseModel = cache.get(parameters, settings, lambda: _compressed(matrices))
+    return found
 
 
 @torch.no_grad()

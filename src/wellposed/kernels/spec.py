@@ -148,7 +148,7 @@ def transform_why_not() -> str:
 def finished(residuals: Tensor, steps: Tensor) -> Tensor:  # (B, K), from (max_steps, B)
     """Returns the trace, NaN after a sample has finished."""
     if residuals.numel() == 0:
-        return residuals.mT
+        return residuals[:0].mT
     trace = residuals[: int(steps.max())].mT
     return trace.masked_fill(torch.arange(trace.shape[1], device=trace.device) >= steps[:, None], torch.nan)
 

@@ -56,7 +56,16 @@ from wellposed.kernels.compiled_op import check_outputs, equilibrium_op, write_s
 from wellposed.kernels.cpu.engine import installation_why_not, tensor_why_not
 from wellposed.kernels.engine import NUMBA, Compiled, check_executor, choose, compiled_engine, explain
 from wellposed.kernels.layer import run_layer
-from wellposed.kernels.sparse import LEAST, NOTHING, Cache, SparseCache, SparseModel, SparseRows, describe, faster
+from wellposed.kernels.sparse import (
+    LEAST,
+    NOTHING,
+    Cache,
+    SparseModel,
+    SparseRows,
+    describe,
+    faster,
+    sparse_matrices,
+)
 
 MAX_STEPS = 1000  # of solves that are sure to converge
 LARGEST = 2 << 30  # bytes of a dense A
@@ -124,7 +133,7 @@ class ImplicitModel(nn.Module):
         rule = choose_condition(condition, kappa, triangular)
         self.state = StateMatrix(state_features, self.activation, rule, kappa, rank)
         self.hooks: Callable[[], SolveHooks] | None = None  # makes those of every solve
-        self._specs, self._sparse, self.weight_check = Cache(), SparseCache(), WeightCheck()
+        self._specs, self._sparse, self.weight_check = Cache(), Cache(), WeightCheck()
         self.B = nn.Parameter(torch.randn(state_features, in_features) / math.sqrt(in_features))
         self.C = nn.Parameter(torch.randn(out_features, state_features) / math.sqrt(state_features))
         self.D = nn.Parameter(torch.zeros(out_features, in_features)) if feedthrough else None
@@ -237,6 +246,12 @@ class ImplicitModel(nn.Module):
         """Returns how the model solves ``x = phi(Ax + v)``, forward and backward."""
         return self._prepared()[0]
 
+    def spec_of(self, system: IterationSystem, bound: AffineBound | LowRankBound | None = None) -> AffineSpec:
+        """Returns the same for what A stands for, with an error bound."""
+        if bound is None and system.splitting is None and system.damping == 1:
+            return self.spec()
+        return replace(self.spec(), damping=system.damping, splitting=system.splitting, bound=bound, prepared={})
+
     def _prepared(self) -> tuple[AffineSpec, Compiled | None, torch.dtype]:
         """Returns the spec, the engine that computes outputs as one node, if any, and the dtype of solves."""
         state, like = self.state, self.B
@@ -285,7 +300,7 @@ class ImplicitModel(nn.Module):
         """
         with torch.no_grad():
             system = self.state.system()
-        spec = replace(self.spec(), damping=system.damping, splitting=system.splitting)
+        spec = self.spec_of(system)
         dtype, batch = self.compute_dtype, u.shape[:-1].numel()
         more = ""
         if dtype != self.B.dtype:
@@ -337,14 +352,9 @@ class ImplicitModel(nn.Module):
         start = start if x0 is None else x0.to(v).where((v != 0).any(-1, keepdim=True), 0)
         if isinstance(run.options.stop, ErrorBound):
             bound, context = self._bound(), self._context(u.detach())
-        spec = (
-            replace(
-                self.spec(), forward=run.options, damping=system.damping, splitting=system.splitting, bound=bound
-            )
-            if bound is not None or system.splitting is not None or system.damping != 1
-            else self.spec()
-        )
-        engine = choose(spec, factors) if sparse is None else replace(NUMBA, sparse=sparse)
+        spec = self.spec_of(system, bound)
+        engine = choose(spec, factors)
+        engine = replace(NUMBA, sparse=sparse) if sparse is not None and engine is NUMBA else engine
         if isinstance(self.gradient, Implicit) and self.activation.componentwise:
             found = affine_equilibrium(AffineSolve(spec, engine, run, trace), v, start, context, *factors)
         else:
@@ -399,8 +409,8 @@ class ImplicitModel(nn.Module):
         return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
     def _known_sparse(self) -> SparseModel:
-        settings = self.condition, self.kappa, self.activation
-        return self._sparse.known(self._tensors(), settings, lambda: (self.state.dense(), self.B, self.C, self.D))
+        settings, matrices = (self.condition, self.kappa, self.activation), (self.B, self.C, self.D)
+        return sparse_matrices(self._sparse, self._tensors(), settings, lambda: (self.state.dense(), *matrices))
 
     def _sparse_matrices(self, u: Tensor) -> SparseModel:
         """Returns the matrices whose sparse products are faster for a batch, none where derivatives are needed."""

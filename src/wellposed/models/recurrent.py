@@ -6,7 +6,7 @@
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -460,7 +460,7 @@ class _Pass:
     def refusals(self, batch: int) -> list[str]:
         """Chooses an engine for whole sequences; returns why those before it cannot take them."""
         cell, lines = self.cell, list[str]()
-        spec = replace(cell.spec(), damping=self.system.damping, splitting=self.system.splitting)
+        spec = cell.spec_of(self.system)
         for engine in COMPILED:
             if cell.executor not in ("auto", engine.name):
                 continue

@@ -147,6 +147,7 @@ class _WarmSolve(SolveHooks):
 
     visit: _Visit
     name: str = ""
+    backward: int = 0  # backward solves so far; second derivatives have another equation
 
     def start(self, zeros: Tensor) -> Tensor:
         """Returns the starts of the samples."""
@@ -160,12 +161,13 @@ class _WarmSolve(SolveHooks):
 
     def adjoint_start(self, like: Tensor) -> Tensor | None:
         """Returns where the backward solve of the same samples ended."""
-        starts = self.visit.starts
-        return starts.read(f"{self.name}#adjoint", self.visit.rows, like) if starts.adjoint else None
+        starts, self.backward = self.visit.starts, self.backward + 1
+        wanted = starts.adjoint and self.backward == 1
+        return starts.read(f"{self.name}#adjoint", self.visit.rows, like) if wanted else None
 
     def on_adjoint(self, found: Iterates) -> None:
         """Keeps what the backward solve found."""
-        if self.visit.starts.adjoint:
+        if self.visit.starts.adjoint and self.backward == 1:
             self.visit.starts.write(f"{self.name}#adjoint", self.visit.rows, found.value, found.status)
 
 
