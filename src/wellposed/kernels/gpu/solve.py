@@ -245,9 +245,9 @@ def gram(points, slot, rows, l1, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, C
     """
     unit = power_of_two(l1)[:, None]
     COUNT: tl.constexpr = MEMORY * (MEMORY + 3) // 2 + 1
-    sums = ()
+    terms = ()  # summed over chunks, then once over the states of a chunk: sums over threads are what costs
     for _ in tl.static_range(COUNT):
-        sums = sums + (tl.zeros(rows.shape, points.dtype.element_ty),)
+        terms = terms + (tl.zeros([rows.shape[0], CHUNK], points.dtype.element_ty),)
     for start in range(0, WIDTH, CHUNK):
         place = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
         before = tl.load(place)
@@ -264,10 +264,13 @@ def gram(points, slot, rows, l1, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, C
         new = ()
         for a in tl.static_range(MEMORY):
             for b in tl.static_range(a + 1):
-                new = new + (sums[a * (a + 1) // 2 + b] + tl.sum(columns[a] * columns[b], 1),)
+                new = new + (terms[a * (a + 1) // 2 + b] + columns[a] * columns[b],)
         for a in tl.static_range(MEMORY):
-            new = new + (sums[MEMORY * (MEMORY + 1) // 2 + a] + tl.sum(columns[a] * step, 1),)
-        sums = new + (sums[COUNT - 1] + tl.sum(tl.abs(after), 1),)
+            new = new + (terms[MEMORY * (MEMORY + 1) // 2 + a] + columns[a] * step,)
+        terms = new + (terms[COUNT - 1] + tl.abs(after),)
+    sums = ()
+    for k in tl.static_range(COUNT):
+        sums = sums + (tl.sum(terms[k], 1),)
     return sums
 
 
