@@ -246,7 +246,7 @@ def gram(points, slot, rows, l1, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, C
     unit = power_of_two(l1)[:, None]
     COUNT: tl.constexpr = MEMORY * (MEMORY + 3) // 2 + 1
     # Sums over threads cost most: up to four chunks are summed first, beyond that they would leave the registers.
-    LATE: tl.constexpr = WIDTH <= 4 * CHUNK
+    LATE: tl.constexpr = (CHUNK < WIDTH) & (WIDTH <= 4 * CHUNK)
     zero = tl.zeros([rows.shape[0], CHUNK], points.dtype.element_ty)
     terms = ()
     for _ in tl.static_range(COUNT):
