@@ -18,6 +18,7 @@ from wellposed.activations.activation import (
     NORMS,
     Activation,
     Map,
+    Traits,
     block_view,
     product_ends,
     real,
@@ -38,7 +39,7 @@ def max_pool(size: int) -> Activation:
         tensor([ 3.,  0., -2.,  0.])
     """
     size = whole("size of max_pool", size)
-    return _selection(f"max_pool({size})", partial(pool, size=size), size)
+    return _selection(f"max_pool({size})", partial(_pool, size=size), size)
 
 
 def group_sort(size: int) -> Activation:
@@ -49,20 +50,21 @@ def group_sort(size: int) -> Activation:
         tensor([ 1.,  3., -5., -2.])
     """
     size = whole("size of group_sort", size)
-    return _selection(f"group_sort({size})", partial(sort, size=size), size)
+    return _selection(f"group_sort({size})", partial(_sort, size=size), size)
 
 
 def _selection(name: str, function: Map, size: int) -> Activation:
     ones = dict.fromkeys(NORMS, 1.0)
-    return Activation(name, function, homogeneous=True, block=size, constants=ones, rounding=0.0)
+    ordered = Traits(increasing=True)
+    return Activation(name, function, homogeneous=True, block=size, constants=ones, rounding=0.0, traits=ordered)
 
 
-def pool(z: Tensor, size: int) -> Tensor:
+def _pool(z: Tensor, size: int) -> Tensor:
     """Puts the maximum of every block first, and zeros after it."""
     return F.pad(block_view(z, size).amax(-1, keepdim=True), (0, size - 1)).flatten(-2)
 
 
-def sort(z: Tensor, size: int) -> Tensor:
+def _sort(z: Tensor, size: int) -> Tensor:
     """Sorts every block."""
     return block_view(z, size).sort(-1).values.flatten(-2)
 

@@ -27,6 +27,7 @@ def check_constants(activation: Activation, seed: int = 0) -> None:
             for other in _partners(z, scale, generator):
                 _check_pairs(activation, z, other)
             _check_flags(activation, z)
+    _check_traits(activation, generator)
     if activation.componentwise:
         grid = 10 * torch.linspace(-1, 1, 20001, dtype=torch.float64).unsqueeze(-1)
         _check_pairs(activation, grid[:-1], grid[1:])
@@ -69,6 +70,23 @@ def _check_flags(activation: Activation, z: Tensor) -> None:
         expected = torch.func.vjp(activation.function, z)[1](torch.ones_like(z))[0]
         gap = (expected - activation.slope_at(z)).abs() - 1e-9
         _blame(activation, "derivative", gap, expected, z, z)
+
+
+def _check_traits(activation: Activation, generator: torch.Generator) -> None:
+    traits = activation.traits
+    if traits.kinks is not None:  # between two of these points it must be a line
+        points = torch.cat([torch.linspace(-30, 31, 242), torch.tensor(traits.kinks)]).double().sort().values
+        a, b = points[:-1, None], points[1:, None]
+        bend = ((activation(a) + activation(b)) / 2 - activation((a + b) / 2)).abs()
+        _blame(activation, f"kinks={traits.kinks}", bend - 1e-6, bend, a, b)
+    if traits.stretch is not None:
+        z = torch.linspace(-9, 9, 241, dtype=torch.float64)[:, None]
+        gap = (activation.slope_at(z) - activation.slope[1] / torch.cosh(traits.stretch * z).square()).abs()
+        _blame(activation, f"stretch={traits.stretch}", gap - 1e-9, activation.slope_at(z), z, z)
+    if traits.increasing:
+        a, step = torch.randn(2, 400, activation.block or 8, generator=generator, dtype=torch.float64)
+        fall = activation(a) - activation(a + step.abs())
+        _blame(activation, "increasing=True", fall, fall, a, a + step.abs())
 
 
 def _blame(activation: Activation, claim: str, excess: Tensor, quotient: Tensor, a: Tensor, b: Tensor) -> None:

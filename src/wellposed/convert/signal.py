@@ -12,10 +12,10 @@ from operator import add
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellposed.activations import Activation, get_activation
+from wellposed.activations.catalogue import of_function, of_layer, spellings
 from wellposed.errors import InputError
 from wellposed.forms import Block, Diagonal, Identity, ImplicitForm, Operator, Product, Selection, Zero
 from wellposed.forms.operators.entries import largest_entry, least_entry
@@ -351,19 +351,26 @@ class Rules:
         return register
 
     def named(self, *names: str) -> Callable[[FunctionRule], FunctionRule]:
-        """Registers the rule of everything that torch calls by these names; see `everywhere`."""
-        return self.function(*(function for name in names for function in everywhere(name)))
+        """Registers the rule of everything that torch calls by these names; see `spellings`."""
+        return self.function(*(function for name in names for function in spellings(name)))
 
     def of_module(self, module: nn.Module) -> ModuleRule | None:
-        """Finds the rule of a module by its type or the nearest base class that has one."""
-        return next((self.modules[kind] for kind in type(module).__mro__ if kind in self.modules), None)
+        """Finds the rule of a module by its type or the nearest base class that has one or is an activation."""
+        for kind in type(module).__mro__:
+            if kind in self.modules:
+                return self.modules[kind]
+            if (family := of_layer(kind)) is not None:
+                return lambda module, signal: signal.activate(family.of_layer(module))
+        return None
 
     def of_function(self, function: Any) -> FunctionRule | None:
-        """Finds the rule of a function; an ATen overload has that of its operator."""
+        """Finds the rule of a function, or its activation; an ATen overload has that of its operator."""
         if function in self.functions:
             return self.functions[function]
         if isinstance(function, torch._ops.OpOverload):
-            return self.functions.get(function.overloadpacket)
+            return self.of_function(function.overloadpacket)
+        if (family := of_function(function)) is not None:
+            return lambda signal, *args, **options: signal.activate(family.of_call(*args, **options))
         return None
 
 
@@ -380,20 +387,6 @@ class UnsupportedError(InputError):
     def __init__(self, message: str, placed: bool = False) -> None:
         super().__init__(message)
         self.placed = placed
-
-
-def everywhere(name: str) -> list[Any]:
-    """Lists the function, the functional, the ATen operator and the method of a name, in-place variants too.
-
-    Example:
-        >>> torch.relu in everywhere("relu") and "relu_" in everywhere("relu")
-        True
-    """
-    found: list[Any] = []
-    for variant in (name, f"{name}_"):
-        homes = [home for home in (torch, F, torch.special, torch.ops.aten) if hasattr(home, variant)]
-        found += [*(getattr(home, variant) for home in homes), variant]
-    return found
 
 
 def signals_in(value: Any) -> Iterable[Signal]:

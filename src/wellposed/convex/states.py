@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from wellposed.activations import Activation, elu, get_activation, hardtanh, leaky_relu, softplus, softshrink
+from wellposed.activations import Activation, get_activation, hardtanh, leaky_relu
 from wellposed.activations.blockwise import softmax
+from wellposed.activations.catalogue import of_function, spellings
 from wellposed.atomic import atomic_write_folder, read_folder
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.equilibrium.maps import State
@@ -37,15 +37,6 @@ from wellposed.models.implicit import ImplicitModel
 from wellposed.models.io.files import file_digest, write_tensors
 
 Named = Callable[..., Activation]
-
-_PLAIN = (
-    *("relu", "relu6", "selu", "silu", "softsign", "tanh", "sigmoid", "hardsigmoid", "tanhshrink", "mish"),
-    *("hardswish", "logsigmoid"),
-)
-
-
-def _plain(name: str) -> Named:
-    return lambda z, *args, **kwargs: get_activation(name)
 
 
 def _clamp(z: Tensor, min: Any = None, max: Any = None) -> Activation:
@@ -71,32 +62,21 @@ def _prelu(z: Tensor, weight: Tensor) -> Activation:
     return leaky_relu(float(slopes[0]))
 
 
-_NAMED: dict[str, Named] = {name: _plain(name) for name in _PLAIN} | {
-    "leaky_relu": lambda z, negative_slope=0.01, inplace=False: leaky_relu(float(negative_slope)),
-    "elu": lambda z, alpha=1.0, *rest, **other: elu(float(alpha)),
-    "gelu": lambda z, approximate="none": get_activation("gelu_tanh" if approximate == "tanh" else "gelu"),
-    "hardtanh": lambda z, min_val=-1.0, max_val=1.0, inplace=False: hardtanh(float(min_val), float(max_val)),
-    "softplus": lambda z, beta=1.0, threshold=20.0: softplus(float(beta)),
-    "softshrink": lambda z, lambd=0.5: softshrink(float(lambd)),
+_NAMED: dict[str, Named] = {
     "prelu": _prelu,
     "softmax": _softmax,
     "clamp": _clamp,
     "clamp_min": lambda z, min: _clamp(z, min),
-    "hardshrink": _plain("hardshrink"),
-    "threshold": _plain("threshold"),
-    "rrelu": _plain("rrelu"),
 }
+_RULES = {function: rule for name, rule in _NAMED.items() for function in spellings(name)}
 
 
-def _functions() -> dict[Any, Named]:
-    """Lists the torch functions and tensor methods of every activation, in place or not."""
-    found: dict[Any, Named] = {}
-    for name, rule in _NAMED.items():
-        for place in (torch, F, Tensor, torch.nn.functional):
-            for spelled in (name, f"{name}_"):
-                if (function := getattr(place, spelled, None)) is not None:
-                    found[function] = rule
-    return found
+def _rule(function: Any) -> Named | None:
+    """Finds how the activation of a call is told, from its arguments; None if it is no activation."""
+    if function in _RULES:
+        return _RULES[function]
+    family = of_function(function)
+    return None if family is None else lambda z, *args, **options: family.of_call(*args, **options)
 
 
 class Recorder(TorchFunctionMode):
@@ -115,11 +95,10 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[tuple[Tensor, Tensor, Activation]] = []
-        self.known = _functions()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        rule = self.known.get(func)
+        rule = _rule(func)
         if rule is None:
             return func(*args, **kwargs)
         z = (args[0] if args else kwargs["input"]).detach().clone()

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, family_of, leaky_relu
-from wellposed.activations.catalogue import BUILT_IN
+from wellposed.activations import Activation, get_activation
+from wellposed.activations.activation import same_map
 from wellposed.equilibrium.affine import AffineProblem, differentiable_adjoint, eager_adjoint
 from wellposed.equilibrium.method import Method, OnFailure, report_outputs
 from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps
+from wellposed.errors import InputError
 from wellposed.kernels.engine import choose_loop, solve_adjoint
 from wellposed.kernels.spec import kind_of, solver_problem, stop_problem
 
@@ -29,7 +30,6 @@ class Description:
     """How an equation is solved, as a text that an operator can take."""
 
     activation: str
-    slope: float
     forward: tuple[Any, ...]  # solver, stopping rule, the most steps
     backward: tuple[Any, ...]
     on_failure: OnFailure
@@ -42,19 +42,27 @@ class Description:
 
 def describe(problem: AffineProblem, executor: str) -> str | None:
     """Writes a problem down; None if there is no kernel for it."""
-    kind = kind_of(problem.activation)
     methods = problem.forward, problem.backward
-    if kind is None or problem.damping != 1 or problem.bound is not None or problem.splitting is not None:
+    name = _name(problem.activation)
+    if not name or problem.damping != 1 or problem.bound is not None or problem.splitting is not None:
         return None
     if any(solver_problem(method.solver) or stop_problem(method.stop) for method in methods):
         return None
-    name = family_of(problem.activation)
     forward, backward = ((_written(m.solver), _written(m.stop), m.max_steps) for m in methods)
     policy = problem.forward.on_failure
     counts = problem.direct, problem.easy, problem.patience
     automatic = getattr(problem.forward.loop, "automatic", False)
-    found = Description(name, kind[1], forward, backward, policy, *counts, automatic, executor)
+    found = Description(name, forward, backward, policy, *counts, automatic, executor)
     return json.dumps(asdict(found))
+
+
+def _name(activation: Activation) -> str:
+    """Returns the name of an activation that has a kernel; nothing if the name does not lead back to it."""
+    try:
+        found = kind_of(activation) is not None and same_map(get_activation(activation.name), activation)
+    except InputError:
+        return ""
+    return activation.name if found else ""
 
 
 def _written(part: Any) -> list[Any]:
@@ -66,8 +74,7 @@ def _written(part: Any) -> list[Any]:
 def _read(text: str) -> tuple[Description, Activation, list[tuple[Any, Any, int]]]:
     found = Description(**json.loads(text))
     methods = [(_part(solver), _part(stop), steps) for solver, stop, steps in (found.forward, found.backward)]
-    leaky = found.activation == "leaky_relu"
-    return found, leaky_relu(found.slope) if leaky else BUILT_IN[found.activation], methods
+    return found, get_activation(found.activation), methods
 
 
 def _part(written: list[Any]) -> Any:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, family_of
+from wellposed.activations import Activation
 from wellposed.conditions.rounding import rounding_slack
 from wellposed.errors import InputError
 from wellposed.forms import Operator
@@ -154,14 +154,9 @@ def lines_of(phi: Activation) -> Lines | None:
         >>> lines_of(get_activation("leaky_relu(0.1)")).kinks, lines_of(get_activation("gelu"))
         ((0.0,), None)
     """
-    kind = family_of(phi)
-    kinks = {"identity": (), "relu": (0.0,), "leaky_relu": (0.0,), "relu6": (0.0, 6.0), "hardsigmoid": (-3.0, 3.0)}
-    if kind == "hardtanh":
-        kinks[kind] = tuple(phi.function.keywords[end] for end in ("min", "max"))  # type: ignore[attr-defined]
-    if kind in kinks:
-        return Kinked(phi, kinks[kind])
-    stretches = {"tanh": 1.0, "sigmoid": 0.5}
-    return Sigmoidal(phi, stretches[kind]) if kind in stretches else None
+    if phi.traits.kinks is not None:
+        return Kinked(phi, phi.traits.kinks)
+    return None if phi.traits.stretch is None else Sigmoidal(phi, phi.traits.stretch)
 
 
 Rows = dict[int, Tensor]  # (R, n_k) by block

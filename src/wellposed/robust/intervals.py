@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, family_of
+from wellposed.activations import Activation
 from wellposed.conditions.rounding import rounding_slack, unit_roundoff
 from wellposed.errors import IllPosedError
 from wellposed.forms.evaluation import Stage
@@ -20,8 +20,6 @@ from wellposed.forms.gains import COMPOUND, lipschitz_image
 from wellposed.robust.boxes import CenterSolve, Distances, box_states
 from wellposed.robust.query import Bounds, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval, outward_ends
-
-ORDER_PRESERVING = ("max_pool", "group_sort")  # maps on blocks that increase in every entry
 
 
 def image(phi: Activation, z: Interval) -> Interval:
@@ -35,24 +33,11 @@ def image(phi: Activation, z: Interval) -> Interval:
         >>> image(get_activation("relu"), Interval(torch.tensor([[-1.0]]), torch.tensor([[2.0]])))
         Interval(lower=tensor([[0.]]), upper=tensor([[2.]]))
     """
-    found = Interval(phi.function(z.lower), phi.function(z.upper)) if increasing(phi) else _around(phi, z)
+    found = Interval(phi.function(z.lower), phi.function(z.upper)) if phi.increasing else _around(phi, z)
     if phi.rounding:
         found = found.widened(_rounding(phi, z))
     low, high = outward_ends(*phi.image, found.lower.dtype)
     return Interval(found.lower.clamp(min=low), found.upper.clamp(max=high))
-
-
-def increasing(phi: Activation) -> bool:
-    """Tells whether phi increases in every entry of its argument.
-
-    Example:
-        >>> from wellposed.activations import get_activation
-        >>> increasing(get_activation("tanh")), increasing(get_activation("gelu"))
-        (True, False)
-    """
-    if phi.componentwise:
-        return phi.slope[0] >= 0
-    return family_of(phi) in ORDER_PRESERVING
 
 
 def _around(phi: Activation, z: Interval) -> Interval:

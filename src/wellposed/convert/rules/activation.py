@@ -1,8 +1,8 @@
 """Activation layers and functions as blocks of states.
 
-Componentwise maps come first, with those that are made of ReLU (`prelu`, `clamped`, `larger`, `smaller`) and
-`glu`. Then `softmax` along any dimension, and the logarithms of sums that go with it (`log_sum_exp`,
-`log_softmax`).
+Those that `wellposed.activations` knows need no rule. Here are those that are made of ReLU (`prelu`, `clamped`,
+`larger`, `smaller`), then `glu`, `softmax` along any dimension, and the logarithms of sums that go with it
+(`log_sum_exp`, `log_softmax`).
 """
 
 import math
@@ -13,37 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.activations import Activation, elu, get_activation, hardtanh, leaky_relu, softplus, softshrink
+from wellposed.activations import elu, get_activation, hardtanh, leaky_relu, softplus
 from wellposed.activations import softmax as softmax_map
 from wellposed.convert.rules.arithmetic import minus, multiplied, network_of, plus
 from wellposed.convert.rules.shape import as_signal, joined
 from wellposed.convert.signal import RULES, Signal, UnsupportedError
-
-_PLAIN: dict[str, tuple[type[nn.Module] | None, tuple[str, ...]]] = {
-    "relu": (nn.ReLU, ("relu",)),
-    "relu6": (nn.ReLU6, ("relu6",)),
-    "selu": (nn.SELU, ("selu",)),
-    "silu": (nn.SiLU, ("silu",)),
-    "softsign": (nn.Softsign, ("softsign",)),
-    "tanh": (nn.Tanh, ("tanh",)),
-    "sigmoid": (nn.Sigmoid, ("sigmoid", "expit")),
-    "hardsigmoid": (nn.Hardsigmoid, ("hardsigmoid",)),
-    "tanhshrink": (nn.Tanhshrink, ("tanhshrink",)),
-    "mish": (nn.Mish, ("mish",)),
-    "hardswish": (nn.Hardswish, ("hardswish",)),
-    "logsigmoid": (nn.LogSigmoid, ("logsigmoid", "log_sigmoid")),
-    "sin": (None, ("sin",)),
-}
-
-
-def _register(name: str, kind: type[nn.Module] | None, functions: tuple[str, ...]) -> None:
-    if kind is not None:
-        RULES.module(kind)(lambda module, signal: signal.activate(name))
-    RULES.named(*functions)(lambda signal, inplace=False: signal.activate(name))
-
-
-for _name, (_kind, _functions) in _PLAIN.items():
-    _register(_name, _kind, _functions)
 
 
 def _layer(kind: type[nn.Module], rule: Callable[..., Signal], *settings: str) -> None:
@@ -52,14 +26,6 @@ def _layer(kind: type[nn.Module], rule: Callable[..., Signal], *settings: str) -
 
 
 RULES.named("cos")(lambda signal: signal.shifted(torch.pi / 2).activate("sin"))
-
-
-@RULES.named("leaky_relu")
-def _leaky_relu(signal: Signal, negative_slope: float = 0.01, inplace: bool = False) -> Signal:
-    return signal.activate(leaky_relu(float(negative_slope)))
-
-
-_layer(nn.LeakyReLU, _leaky_relu, "negative_slope")
 
 
 @RULES.named("rrelu")
@@ -129,9 +95,6 @@ def _scaled_elu(signal: Signal, alpha: float, scale: float, input_scale: float) 
     return positive.plus(below).scaled(scale)
 
 
-RULES.module(nn.ELU)(lambda module, signal: signal.activate(elu(float(module.alpha))))
-
-
 @RULES.named("celu")
 def _celu(signal: Signal, alpha: float = 1.0, inplace: bool = False) -> Signal:
     """Converts ``alpha elu(z / alpha)``."""
@@ -139,22 +102,6 @@ def _celu(signal: Signal, alpha: float = 1.0, inplace: bool = False) -> Signal:
 
 
 _layer(nn.CELU, _celu, "alpha")
-
-
-@RULES.named("gelu")
-def _gelu(signal: Signal, approximate: str = "none") -> Signal:
-    return signal.activate("gelu_tanh" if approximate == "tanh" else "gelu")
-
-
-_layer(nn.GELU, _gelu, "approximate")
-
-
-@RULES.named("hardtanh")
-def _hardtanh(signal: Signal, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Signal:
-    return signal.activate(hardtanh(float(min_val), float(max_val)))
-
-
-_layer(nn.Hardtanh, _hardtanh, "min_val", "max_val")
 
 
 @RULES.named("clamp", "clip")
@@ -190,24 +137,6 @@ def _once(signal: Signal) -> Signal:
     return signal.kept() if signal.costly else signal
 
 
-@RULES.named("softplus")
-def _softplus(signal: Signal, beta: float = 1.0, threshold: float = 20.0) -> Signal:
-    if threshold < 20:
-        raise UnsupportedError(f"softplus with threshold={threshold} jumps where it becomes linear; use 20")
-    return signal.activate(softplus(float(beta)))
-
-
-_layer(nn.Softplus, _softplus, "beta", "threshold")
-
-
-@RULES.named("softshrink")
-def _softshrink(signal: Signal, lambd: float = 0.5) -> Signal:
-    return signal.activate(softshrink(float(lambd)))
-
-
-_layer(nn.Softshrink, _softshrink, "lambd")
-
-
 @RULES.named("threshold")
 def _threshold(signal: Signal, threshold: float, value: float, inplace: bool = False) -> Signal:
     if threshold != value:
@@ -216,15 +145,6 @@ def _threshold(signal: Signal, threshold: float, value: float, inplace: bool = F
 
 
 _layer(nn.Threshold, _threshold, "threshold", "value")
-
-
-def _refuse(name: str) -> Callable[..., Activation]:
-    return lambda *args, **kwargs: get_activation(name)
-
-
-RULES.named("hardshrink")(_refuse("hardshrink"))
-RULES.module(nn.Hardshrink)(_refuse("hardshrink"))
-RULES.named("sign", "sgn", "heaviside")(_refuse("sign"))
 
 
 @RULES.named("glu")

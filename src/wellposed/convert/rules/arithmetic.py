@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import matrix_product, multiply
+from wellposed.activations.catalogue import spellings
 from wellposed.convert.rules.shape import as_signal
-from wellposed.convert.signal import INPUT, RULES, Network, Signal, UnsupportedError, everywhere
+from wellposed.convert.signal import INPUT, RULES, Network, Signal, UnsupportedError
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, Identity, Operator, Repeated, Selection
 from wellposed.forms.operators.base import tensors
@@ -321,7 +322,7 @@ def _shape(value: Value) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, Signal | Tensor) else ()
 
 
-@RULES.function(*everywhere("add"), operator.add, operator.iadd)
+@RULES.function(*spellings("add"), operator.add, operator.iadd)
 def plus(a: Value, b: Value, alpha: float = 1, out: None = None) -> Signal:
     """Adds signals and constants of shapes that broadcast."""
     first, second = (b, a) if not isinstance(a, Signal) else (a, b)
@@ -334,7 +335,7 @@ def plus(a: Value, b: Value, alpha: float = 1, out: None = None) -> Signal:
     return wide.plus(expanded(second, wide.shape))
 
 
-@RULES.function(*everywhere("sub"), *everywhere("subtract"), operator.sub, operator.isub)
+@RULES.function(*spellings("sub"), *spellings("subtract"), operator.sub, operator.isub)
 def minus(a: Value, b: Value, alpha: float = 1) -> Signal:
     """Subtracts."""
     return plus(a, times(b, -alpha))
@@ -345,7 +346,7 @@ def _reversed(a: Value, b: Value, alpha: float = 1) -> Signal:
     return minus(b, a, alpha)
 
 
-@RULES.function(*everywhere("mul"), *everywhere("multiply"), operator.mul, operator.imul)
+@RULES.function(*spellings("mul"), *spellings("multiply"), operator.mul, operator.imul)
 def times(a: Value, b: Value) -> Any:
     """Multiplies entry by entry; two signals become pairs of states."""
     if isinstance(a, Signal) and isinstance(b, Signal):
@@ -358,7 +359,7 @@ def times(a: Value, b: Value) -> Any:
     return wide.scaled(factor)  # type: ignore[arg-type]
 
 
-@RULES.function(*everywhere("div"), *everywhere("divide"), *everywhere("true_divide"), operator.truediv)
+@RULES.function(*spellings("div"), *spellings("divide"), *spellings("true_divide"), operator.truediv)
 @RULES.function(operator.itruediv)
 def divided(a: Value, b: Value, rounding_mode: str | None = None) -> Signal:
     """Divides by a constant."""
@@ -374,15 +375,15 @@ def divided(a: Value, b: Value, rounding_mode: str | None = None) -> Signal:
     return wide.scaled(1 / torch.as_tensor(b, dtype=torch.float64, device=a.device))
 
 
-@RULES.function(*everywhere("neg"), *everywhere("negative"), operator.neg)
+@RULES.function(*spellings("neg"), *spellings("negative"), operator.neg)
 def _negative(signal: Signal) -> Signal:
     return signal.scaled(-1.0)
 
 
-RULES.function(*everywhere("positive"), operator.pos)(lambda signal: signal)
+RULES.function(*spellings("positive"), operator.pos)(lambda signal: signal)
 
 
-@RULES.function(*everywhere("pow"), operator.pow, operator.ipow, "square", torch.square, torch.ops.aten.square)
+@RULES.function(*spellings("pow"), operator.pow, operator.ipow, "square", torch.square, torch.ops.aten.square)
 def power(signal: Any, exponent: Any = 2) -> Signal:
     """Multiplies a signal by itself; whole positive exponents only."""
     if not isinstance(signal, Signal) or isinstance(exponent, Signal | Tensor) or exponent != int(exponent):
@@ -469,7 +470,7 @@ def _comparison(above: bool, swapped: bool = False) -> Any:
 
 
 for _name, _above in {"gt": True, "ge": True, "lt": False, "le": False, "greater": True, "less": False}.items():
-    RULES.function(*everywhere(_name))(_comparison(_above))
+    RULES.function(*spellings(_name))(_comparison(_above))
     if hasattr(operator, _name):
         RULES.function(getattr(operator, _name))(_comparison(_above))
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed.activations.catalogue import spellings
 from wellposed.convert.rules.arithmetic import expanded, matrix_multiplied, plus, times, total
-from wellposed.convert.signal import RULES, Signal, UnsupportedError, everywhere
+from wellposed.convert.signal import RULES, Signal, UnsupportedError
 from wellposed.forms import Block, Dense, LowRank, Operator, Repeated
 from wellposed.models.cells import DenseCell, Nonlinearity, PlainConvCell
 from wellposed.models.deq import DEQ
@@ -55,7 +56,7 @@ def _turned(signal: Signal) -> Signal:
     return signal.select(signal.places().mT)
 
 
-@RULES.function(*everywhere("matmul"), operator.matmul, *everywhere("mm"), *everywhere("bmm"), *everywhere("mv"))
+@RULES.function(*spellings("matmul"), operator.matmul, *spellings("mm"), *spellings("bmm"), *spellings("mv"))
 @RULES.named("dot")
 def product(a: Any, b: Any) -> Signal:
     """Converts a matrix product, with a constant on either side or of two signals."""

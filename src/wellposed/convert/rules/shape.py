@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.convert.signal import RULES, Network, Signal, UnsupportedError, everywhere, stacked
+from wellposed.activations.catalogue import spellings
+from wellposed.convert.signal import RULES, Network, Signal, UnsupportedError, stacked
 
 
 def rearranged(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,7 +115,7 @@ def joined(function: Callable[..., Tensor], signals: Sequence[Any], **kwargs: An
     return stacked(parts).select(places)
 
 
-@RULES.function(*everywhere("cat"), torch.concat, torch.concatenate)
+@RULES.function(*spellings("cat"), torch.concat, torch.concatenate)
 def concatenated(tensors: Sequence[Any], dim: int = 0, **names: int) -> Signal:
     """Converts torch.cat."""
     return joined(torch.cat, tensors, dim=names.get("axis", dim))
