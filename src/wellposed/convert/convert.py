@@ -11,7 +11,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, SupportsIndex
 
 import torch
@@ -426,7 +426,9 @@ def _recorded_shape(graph: fx.Graph) -> tuple[Any, ...]:
 class Conversion:
     """Converts networks to implicit models; see `to_implicit`."""
 
-    def __call__(self, module: nn.Module | ExportedProgram, input_shape: Sequence[int] | int) -> ImplicitForm:
+    def __call__(
+        self, module: nn.Module | ExportedProgram, input_shape: Sequence[int] | int, *, detach: bool = True
+    ) -> ImplicitForm:
         """Writes a network as ``x = phi(Ax + Bu + b)``, ``y = Cx + Du + c`` (003, section 2.5).
 
         The network is taken in evaluation mode: batch normalisation is folded into the weights, dropout is left
@@ -438,6 +440,8 @@ class Conversion:
         Args:
             module: any module that torch.fx or torch.export can trace, or an exported program.
             input_shape: the shape of one sample, without the batch.
+            detach: whether the form is a copy. If not, its matrices are functions of the network's parameters,
+                for training with bounds of the form.
 
         Raises:
             UnsupportedError: names the module or function without a rule, its place in the network and how to
@@ -452,7 +456,8 @@ class Conversion:
             >>> torch.allclose(form(u), network(u), atol=1e-6)
             True
         """
-        return _converted(module, input_shape, exact=False)[0]
+        with torch.no_grad() if detach else nullcontext():
+            return _converted(module, input_shape, exact=False)[0]
 
     def register(self, *kinds: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
         """Registers the rule of module types: ``rule(module, *signals) -> signal``.
@@ -479,21 +484,21 @@ def _converted(
     module: nn.Module | ExportedProgram, input_shape: Sequence[int] | int, exact: bool
 ) -> tuple[ImplicitForm, Network]:
     shape = _shape(input_shape)
-    with torch.no_grad():
-        if isinstance(module, ExportedProgram):
-            network = Network(shape, *_home(list(module.state_dict.values())), exact)
-            output = convert_program(module, network.input)
-        elif isinstance(module, nn.Module):
-            network = Network(shape, *_home([*module.parameters(), *module.buffers()]), exact)
-            if not exact:
-                _tell_of_training(module)
-            with _evaluating(module):
-                output = convert_module(module, "", (network.input,), {})
-        else:
-            raise InputError(f"to_implicit takes a module or exported program; received {type(module).__name__}")
-        return network.form(_single(output, network)), network
+    if isinstance(module, ExportedProgram):
+        network = Network(shape, *_home(list(module.state_dict.values())), exact)
+        output = convert_program(module, network.input)
+    elif isinstance(module, nn.Module):
+        network = Network(shape, *_home([*module.parameters(), *module.buffers()]), exact)
+        if not exact:
+            _tell_of_training(module)
+        with _evaluating(module):
+            output = convert_module(module, "", (network.input,), {})
+    else:
+        raise InputError(f"to_implicit takes a module or exported program; received {type(module).__name__}")
+    return network.form(_single(output, network)), network
 
 
+@torch.no_grad()
 def exact_form(module: nn.Module, input_shape: Sequence[int] | int) -> tuple[ImplicitForm, Tensor]:
     """Converts a network without rounding its weights, for proofs about the network itself.
 

@@ -68,7 +68,7 @@ class Signal:
         found = Signal(self.network, tuple(shape), kept, moved)
         if offset is None:
             return found
-        return found.plus(Signal(self.network, found.shape, {}, offset.detach().to(self.dtype).reshape(-1)))
+        return found.plus(Signal(self.network, found.shape, {}, offset.to(self.dtype).clone().reshape(-1)))
 
     def apart(self) -> "Signal":
         """Makes states of the offset where it must not be rounded: what multiplies it then is part of A.
@@ -111,14 +111,14 @@ class Signal:
 
     def scaled(self, factors: Tensor | float) -> "Signal":
         """Multiplies every entry by its own factor."""
-        wide = torch.as_tensor(factors, dtype=self.dtype, device=self.device).detach()
-        values = wide.broadcast_to(self.shape).reshape(-1)
+        wide = torch.as_tensor(factors, dtype=self.dtype, device=self.device)
+        values = wide.broadcast_to(self.shape).clone().reshape(-1)
         origin, before = self.multiple_of or (self, torch.ones_like(values))
         return replace(self.linear(Diagonal(values), self.shape), multiple_of=(origin, values * before))
 
     def shifted(self, offset: Tensor | float) -> "Signal":
         """Adds a constant to every entry."""
-        wide = torch.as_tensor(offset, dtype=self.dtype, device=self.device).detach().broadcast_to(self.shape)
+        wide = torch.as_tensor(offset, dtype=self.dtype, device=self.device).broadcast_to(self.shape)
         return self.linear(Identity(self.size, self.dtype, self.device), self.shape, wide)
 
     def plus(self, other: "Signal") -> "Signal":
@@ -251,7 +251,7 @@ class Network:
 
     def constant(self, value: Any) -> Signal:
         """A signal that depends on nothing."""
-        tensor = torch.as_tensor(value, dtype=self.dtype, device=self.device).detach()
+        tensor = torch.as_tensor(value, dtype=self.dtype, device=self.device)
         return Signal(self, tuple(tensor.shape), {}, tensor.reshape(-1).clone())
 
     def state(self, source: Signal, activation: Activation, name: str = "") -> Signal:

@@ -18,7 +18,7 @@ from torch import Tensor
 from wellposed.activations import Activation, multiply
 from wellposed.conditions.rounding import double, upward
 from wellposed.errors import InputError
-from wellposed.forms.form import ImplicitForm
+from wellposed.forms.form import OPERATORS, ImplicitForm
 from wellposed.forms.operators.base import Operator
 from wellposed.forms.operators.block import Block
 from wellposed.forms.operators.plain import Identity, Zero, as_operator
@@ -388,6 +388,9 @@ def product(first: ImplicitForm, second: ImplicitForm, bounds: tuple[float, floa
         labels=["product"] if first.labels or second.labels else None,
     )
     return series(concatenate(first, second), pairs)
+
+
+OPERATORS.update({">>": series, "+": add, "*": product})
 
 
 def output_bound(form: ImplicitForm) -> float:

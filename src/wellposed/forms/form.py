@@ -150,6 +150,9 @@ def _power_of_two(power: float) -> float:
 
 
 MODEL_BUILDERS: list[Callable[..., Any]] = []  # filled by wellposed.models
+OPERATORS: dict[str, Callable[..., "ImplicitForm"]] = {}  # of `>>`, `+`, `*`: filled by wellposed.forms.compose
+    str, Callable[..., "ImplicitForm"]
+] = {}  # ``>>``, ``+`` and ``*``, filled by wellposed.forms.compose
 
 
 class ImplicitForm:
@@ -157,6 +160,8 @@ class ImplicitForm:
 
     Where A is a `Block`, its blocks are the layers of the form, and each may have its own phi. Blocks that do
     not depend on themselves are computed by substitution, in one pass; loops are solved as fixed points.
+
+    Forms compose: ``f >> g`` is `series`, ``f + g`` is `add` and ``f * g`` is `product`.
 
     Args:
         A, B, C, D: operators or tensors, dense or sparse; D None is zero.
@@ -170,6 +175,8 @@ class ImplicitForm:
         >>> form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), torch.ones(1, 2))
         >>> form(torch.tensor([[1.0, -3.0]]))
         tensor([[1.]])
+        >>> (form + form)(torch.tensor([[1.0, -3.0]]))
+        tensor([[2.]])
     """
 
     def __init__(
@@ -292,6 +299,15 @@ class ImplicitForm:
             start = start + self.output_bias
         pieces = start.split(C.heights, dim=1)
         return torch.cat([combine(row, states, part) for row, part in zip(C.rows(), pieces, strict=True)], dim=1)
+
+    def __rshift__(self, other: "ImplicitForm") -> "ImplicitForm":
+        return OPERATORS[">>"](self, other) if isinstance(other, ImplicitForm) else NotImplemented
+
+    def __add__(self, other: "ImplicitForm") -> "ImplicitForm":
+        return OPERATORS["+"](self, other) if isinstance(other, ImplicitForm) else NotImplemented
+
+    def __mul__(self, other: "ImplicitForm") -> "ImplicitForm":
+        return OPERATORS["*"](self, other) if isinstance(other, ImplicitForm) else NotImplemented
 
     def equilibrium(self, u: Tensor, **options: Any) -> Solution:
         """Computes the states and tells how they were reached.

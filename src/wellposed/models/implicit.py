@@ -608,12 +608,12 @@ class ImplicitModel(nn.Module):
                     getattr(model, name).copy_(value)
         return model
 
-    def form(self) -> ImplicitForm:
-        """Returns the matrices as a form that evaluates itself."""
-        factors = tuple(factor.detach() for factor in self.state.factors())
+    def form(self, *, detach: bool = True) -> ImplicitForm:
+        """Returns the matrices as a form that evaluates itself, with gradients of the parameters if asked for."""
+        given: tuple[Any, ...] = (*self.state.factors(), self.B, self.C, self.D, self.bias)
+        *factors, B, C, D, bias = (v.detach() if detach and v is not None else v for v in given)
         A = Dense(factors[0]) if len(factors) == 1 else LowRank(*factors)
-        D, bias = (None if value is None else value.detach() for value in (self.D, self.bias))
-        return ImplicitForm(A, self.B.detach(), self.C.detach(), D, bias, self.activation)
+        return ImplicitForm(A, B, C, D, bias, self.activation)
 
     def extra_repr(self) -> str:
         return (

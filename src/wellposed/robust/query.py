@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from wellposed.conditions.rounding import rounding_slack
 from wellposed.convert import exact_form, to_implicit
 from wellposed.errors import InputError
-from wellposed.forms import Block, Dense, ImplicitForm, LowRank, Operator
+from wellposed.forms import Block, ImplicitForm, Operator
 from wellposed.forms.compose import BlockForm
 from wellposed.forms.evaluation import Plan
 from wellposed.forms.gains import COMPOUND, require_finite_entries
@@ -85,7 +85,7 @@ def to_form(model: ImplicitForm | nn.Module, input_shape: tuple[int, ...] | None
     if isinstance(model, ImplicitForm):
         return model
     if isinstance(model, ImplicitModel):
-        return _live_form(model) if torch.is_grad_enabled() else model.form()
+        return model.form(detach=not torch.is_grad_enabled())
     if not isinstance(model, nn.Module):
         raise InputError(f"expected an ImplicitForm, ImplicitModel or module; received {type(model).__name__}")
     if input_shape is None:
@@ -155,12 +155,6 @@ class Posed(NamedTuple):
         given = [part.dtype for part in (*model.parameters(), *model.buffers()) if part.is_floating_point()]
         _fitting(form, inputs, given[0] if given else form.dtype)
         return cls(form, inputs.to(form.dtype), states)
-
-
-def _live_form(model: ImplicitModel) -> ImplicitForm:
-    factors = tuple(model.state.factors())
-    A = Dense(factors[0]) if len(factors) == 1 else LowRank(*factors)
-    return ImplicitForm(A, model.B, model.C, model.D, model.bias, model.activation)
 
 
 def margins(q: int, target: Tensor, like: Tensor) -> Tensor:  # (B,) -> (B, q, q)

@@ -44,10 +44,11 @@ _layer(nn.RReLU, _random_relu, "lower", "upper")
 @RULES.named("prelu", "_prelu_kernel")
 def prelu(signal: Signal, weight: Tensor) -> Signal:
     """Converts ``relu(z) - a relu(-z)``; with one slope for all it is a leaky ReLU."""
-    slopes = weight.detach().flatten()
-    if bool((slopes == slopes[0]).all()):
+    slopes = weight.flatten()
+    trained = torch.is_grad_enabled() and weight.requires_grad
+    if not trained and bool((slopes == slopes[0]).all()):
         return signal.activate(leaky_relu(float(slopes[0])))
-    wide = slopes.view(-1, *(1,) * (len(signal.shape) - 2)) if weight.dim() == 1 else weight.detach()
+    wide = slopes.view(-1, *(1,) * (len(signal.shape) - 2)) if weight.dim() == 1 else weight
     positive, negative = halves(signal)
     return positive.plus(negative.scaled(-wide))
 

@@ -130,7 +130,7 @@ def _projected(module: nn.MultiheadAttention, *signals: Signal) -> list[Signal]:
 
 
 def _appended(signal: Signal, row: Tensor) -> Signal:  # (N, S, E), (1, 1, E) -> (N, S + 1, E)
-    return concatenated([signal, row.detach().expand(signal.shape[0], 1, -1)], 1)
+    return concatenated([signal, row.expand(signal.shape[0], 1, -1)], 1)
 
 
 def _split(signal: Signal, heads: int) -> Signal:  # (N, S, E) -> (N, heads, S, E / heads)
@@ -168,7 +168,7 @@ def _constant_mask(mask: Any) -> Tensor:
     if not isinstance(mask, Tensor):
         raise UnsupportedError("a mask that depends on the input has no implicit form; masks must be constant")
     if mask.dtype != torch.bool:
-        return mask.detach()
+        return mask
     return torch.zeros(mask.shape, dtype=torch.get_default_dtype(), device=mask.device).masked_fill(
         mask, -math.inf
     )

@@ -97,7 +97,7 @@ def convolved(
     d = weight.dim() - 2
     step, spread = sizes(stride, d), sizes(dilation, d)
     signal, width = _with_padding(signal, padding, weight.shape[2:], spread)
-    operator = Convolution(weight.detach().clone(), signal.shape[-d - 1 :], step, width, spread, groups)
+    operator = Convolution(weight.clone(), signal.shape[-d - 1 :], step, width, spread, groups)
     return _applied(signal, operator, operator.output_shape, bias)
 
 
@@ -121,7 +121,7 @@ def _applied(signal: Signal, operator: Convolution, output: tuple[int, ...], bia
     lead = signal.shape[: -operator.dimensions - 1]
     count = signal.size // operator.shape[1]
     shape = (*lead, *output)
-    offset = None if bias is None else bias.detach().view(-1, *(1,) * operator.dimensions).expand(shape)
+    offset = None if bias is None else bias.view(-1, *(1,) * operator.dimensions).expand(shape)
     if count > 1:
         return signal.gathered().linear(Repeated(operator, count), shape, offset)
     signal = signal.gathered().apart()
@@ -186,7 +186,7 @@ def transposed(
     if any(surplus):
         signal = padded(signal, [count for more in reversed(surplus) for count in (0, more)])
     output = (weight.shape[1] * groups, *after)
-    forward = Convolution(weight.detach().clone(), output, step, width, spread, groups)
+    forward = Convolution(weight.clone(), output, step, width, spread, groups)
     return _applied(signal, forward.T, output, bias)
 
 

@@ -40,8 +40,8 @@ def linear(signal: Signal, weight: Tensor, bias: Tensor | None = None) -> Signal
             f"it takes {weight.shape[1]} features; received {width}, in a sample of shape {sample}"
         )
     count = signal.size // width
-    matrix: Operator = Dense(weight.detach().clone())
-    offset = None if bias is None else bias.detach().repeat(count)
+    matrix: Operator = Dense(weight.clone())
+    offset = None if bias is None else bias.repeat(count)
     return signal.gathered().linear(
         matrix if count == 1 else Repeated(matrix, count), (*lead, weight.shape[0]), offset
     )
@@ -79,7 +79,7 @@ def _batched(signal: Signal, matrices: Tensor) -> Signal:
     """Multiplies a signal ``(..., m, k)`` by constant matrices ``(..., k, n)``, one each."""
     lead = torch.broadcast_shapes(signal.shape[:-2], matrices.shape[:-2])
     count, (m, k), n = math.prod(lead), signal.shape[-2:], matrices.shape[-1]
-    wide = matrices.detach().broadcast_to((*lead, k, n)).reshape(count, k, n)
+    wide = matrices.broadcast_to((*lead, k, n)).reshape(count, k, n)
     parts: dict[tuple[int, int], Operator] = {
         (i, i): Repeated(Dense(matrix.mT.contiguous()), m) for i, matrix in enumerate(wide)
     }
@@ -161,19 +161,23 @@ def implicit_model(module: ImplicitModel, signal: Signal) -> Signal:
     """Converts ``x = phi(Ax + Bu + b)``, ``y = Cx + Du``: one block with A on the diagonal."""
     *lead, p = signal.shape
     count = signal.size // p
-    pieces = [factor.detach().clone() for factor in module.state.factors()]
-    A: Operator = Dense(pieces[0]) if len(pieces) == 1 else LowRank(*pieces)
-    B, C = (_repeated(Dense(matrix.detach().clone()), count) for matrix in (module.B, module.C))
-    bias = None if module.bias is None else module.bias.detach().repeat(count)
+    B, C = (_repeated(Dense(matrix.clone()), count) for matrix in (module.B, module.C))
+    bias = None if module.bias is None else module.bias.repeat(count)
     signal = signal.gathered()
     if module.D is not None and signal.costly:
         signal = signal.kept()
     driven = signal.linear(B, (*lead, module.state_features), bias)
-    x = signal.network.loop(driven, _repeated(A, count), module.activation)
+    x = signal.network.loop(driven, _repeated(state_operator(module), count), module.activation)
     y = x.linear(C, (*lead, module.out_features))
     if module.D is None:
         return y
-    return y.plus(signal.linear(_repeated(Dense(module.D.detach().clone()), count), y.shape))
+    return y.plus(signal.linear(_repeated(Dense(module.D.clone()), count), y.shape))
+
+
+def state_operator(module: ImplicitModel) -> Operator:
+    """Copies A of a model."""
+    factors = [factor.clone() for factor in module.state.factors()]
+    return Dense(factors[0]) if len(factors) == 1 else LowRank(*factors)
 
 
 def _repeated(operator: Operator, count: int) -> Operator:

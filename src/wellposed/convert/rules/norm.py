@@ -21,8 +21,8 @@ def affine(signal: Signal, weight: Tensor | None, bias: Tensor | None, dim: int 
     """Multiplies by weights and adds biases, per channel in dimension `dim` or, if None, in the last ones."""
     around = () if dim is None else (1,) * (len(signal.shape) - dim - 1)
     if weight is not None:
-        signal = signal.scaled(weight.detach().reshape(*weight.shape, *around))
-    return signal if bias is None else signal.shifted(bias.detach().reshape(*bias.shape, *around))
+        signal = signal.scaled(weight.reshape(*weight.shape, *around))
+    return signal if bias is None else signal.shifted(bias.reshape(*bias.shape, *around))
 
 
 def batch_norm(
@@ -45,9 +45,9 @@ def batch_norm(
     scale = (running_var.double() + eps).rsqrt()  # float32 would round twice
     if signal.network.exact:
         return affine(affine(affine(signal, None, -running_mean), scale.to(signal.dtype), None), weight, bias)
-    scale = scale if weight is None else scale * weight.detach().double()
+    scale = scale if weight is None else scale * weight.double()
     shift = -running_mean.double() * scale
-    shift = shift if bias is None else shift + bias.detach().double()
+    shift = shift if bias is None else shift + bias.double()
     return affine(signal, scale.to(signal.dtype), shift.to(signal.dtype))
 
 

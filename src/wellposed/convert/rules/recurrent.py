@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.convert.rules.arithmetic import COARSE, UNIT, limit, multiplied, picked, rounded_up
-from wellposed.convert.rules.linear import linear
+from wellposed.convert.rules.linear import linear, state_operator
 from wellposed.convert.signal import RULES, Network, Signal, UnsupportedError, stacked
 from wellposed.errors import InputError
 from wellposed.forms import Dense, Operator, Repeated
@@ -58,7 +58,7 @@ class Cell(abc.ABC):
 
 def operator(matrix: Tensor | Operator, count: int) -> Operator:
     """Returns the operator of a matrix that is applied to each of N rows."""
-    single = Dense(matrix.detach().clone()) if isinstance(matrix, Tensor) else matrix
+    single = Dense(matrix.clone()) if isinstance(matrix, Tensor) else matrix
     return single if count == 1 else Repeated(single, count)
 
 
@@ -73,7 +73,7 @@ class Affine:
     def __init__(self, weights: Sequence[Tensor], rows: Tensor, biased: bool, count: int) -> None:
         self.width, self.count = len(rows), count
         self.input, self.hidden = (operator(matrix[rows], count) for matrix in weights[:2])
-        self.biases = [bias.detach()[rows].repeat(count) for bias in weights[2:4]] if biased else [None, None]
+        self.biases = [bias[rows].repeat(count) for bias in weights[2:4]] if biased else [None, None]
 
     def of_input(self, u: Signal) -> Signal:
         """Returns ``W u + b``."""
@@ -450,14 +450,12 @@ class ImplicitCell(Cell):
     @cached_property
     def operators(self) -> dict[str, Operator | None]:
         """A and C, and B and D cut in what reads the input and what reads the hidden state."""
-        form, count = self.model.form(), self.count
-        hidden = self.model.out_features
-        D = None if self.model.D is None else self.model.D.detach()
-        pieces = {"B": self.model.B.detach(), "D": D}
-        found: dict[str, Operator | None] = {"A": operator(form.A, count), "C": operator(form.C, count)}
-        for name, matrix in pieces.items():
+        hidden, count = self.model.out_features, self.count
+        A = state_operator(self.model)
+        found: dict[str, Operator | None] = {"A": operator(A, count), "C": operator(self.model.C, count)}
+        for name, matrix in {"B": self.model.B, "D": self.model.D}.items():
             for part, cut in (("s", slice(None, -hidden)), ("h", slice(-hidden, None))):
-                used = matrix is not None and bool(matrix[:, cut].any())
+                used = matrix is not None and (torch.is_grad_enabled() or bool(matrix[:, cut].any()))
                 found[name + part] = operator(matrix[:, cut], count) if matrix is not None and used else None
         return found
 
