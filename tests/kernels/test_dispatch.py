@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import wellposed.kernels.engine as executor_module
 import wellposed.kernels.layer as layer_module
 from wellposed import Absolute, ErrorBound, ImplicitModel, ImplicitRNN, Phantom, Relative
+from wellposed.activations import get_activation
 from wellposed.equilibrium import Anderson, Picard
 from wellposed.errors import InputError, MissingExtraError
 from wellposed.kernels import explain
@@ -210,3 +212,11 @@ def test_transforms_use_the_reference():
     torch.testing.assert_close(
         jacobian, torch.autograd.functional.jacobian(lambda row: implicit(row[None])[0], u[0])
     )
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu(0.3)", "sigmoid"])
+def test_compiled_operators_find_activations_by_name(name):
+    model = ImplicitModel(3, 2, 5, activation=name)
+    assert f'"{name}"' in model.description()
+    other = ImplicitModel(3, 2, 5, activation=replace(get_activation(name), name="mine"))
+    assert other.description() is None

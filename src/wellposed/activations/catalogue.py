@@ -339,9 +339,7 @@ REFUSED = {
     )
 }
 BUILT_IN = {activation.name: activation for activation in _CATALOGUE}
-ACTIVATIONS: Registry[Activation] = Registry(
-    "activation", Activation, {name: partial(BUILT_IN.__getitem__, name) for name in BUILT_IN}
-)
+ACTIVATIONS: Registry[Activation] = Registry.of("activation", Activation, BUILT_IN)
 
 
 def activation_names() -> tuple[str, ...]:
@@ -351,7 +349,7 @@ def activation_names() -> tuple[str, ...]:
         >>> "relu" in activation_names()
         True
     """
-    return tuple(sorted(ACTIVATIONS.factories))
+    return tuple(sorted(ACTIVATIONS))
 
 
 def _known() -> Iterator[Family]:
@@ -420,8 +418,8 @@ def get_activation(activation: Any) -> Activation:
         return _of_torch(activation)
     if activation in REFUSED:
         return REFUSED[activation].build()
-    built = None if activation in ACTIVATIONS.factories else _built(activation)
-    return ACTIVATIONS.get(activation) if built is None else built
+    built = None if activation in ACTIVATIONS else _built(activation)
+    return ACTIVATIONS[activation] if built is None else built
 
 
 def _of_torch(value: Any) -> Activation:

@@ -36,9 +36,9 @@ from wellposed.convex import (
     FitReport,
     PositionSampler,
     SharedReport,
-    StateFit,
     States,
     fit_shared,
+    fit_states,
     record_states,
     shared_layers,
 )
@@ -178,9 +178,8 @@ def _fitted_rows(
     try:
         with refused(), progress(quiet) as bar:
             states = _recorded(network, found, options, gaps=gaps)
-            work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
             with threads_for(max(states.X.shape[1], states.U.shape[1])):
-                model, report = work.fit(states)
+                model, report = fit_states(states, targets=found.targets, folder=kept, progress=bar, **options)
     except KeyboardInterrupt:
         click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
         raise

@@ -1,8 +1,7 @@
 """fit_states: from recorded states to a certified implicit model.
 
 `checked` refuses recorded states that cannot be fitted, and `findings` says what a reader of a fit should know
-about them. `StateFit` holds the options of a fit (`Details` those that are seldom needed); `fit_states` is one
-call of it.
+about them. `fit_states` fits.
 """
 
 import math
@@ -119,7 +118,7 @@ def findings(states: States, mask: Tensor, matching: RowMatcher) -> tuple[str, .
 
 
 class Details(TypedDict, total=False):
-    """Options of `StateFit` that are seldom needed."""
+    """Options of `fit_states` that are seldom needed."""
 
     bias: bool | None
     feedthrough: bool | None
@@ -142,40 +141,8 @@ MANY = 4096  # rows at a time on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateFit:
-    """How a model is fitted to states; `fit_states` takes the same options.
-
-    Args:
-        kappa: the contraction factor to stay within, between 0 and 1. The rows of A stay within kappa, or within
-            kappa over the Lipschitz constant of phi if that is above one.
-        bound: "state" caps the row of A, "row" all of (a, b), as P(kappa) of 003 section 3.3 is printed.
-        objective: "none", "lasso", "ridge", "elastic-net", "group" (a layer uses a feature in all rows or in
-            none), "robust" (003 eq. 4.9), or a function of a and b that returns a convex CVXPY expression.
-        strength: its weight, without units; see `Objective`.
-        target_sparsity: fraction of zeros in (A, B), among the entries of the support. With objective "none" the
-            entries whose loss costs least misfit go, in rounds (see `surviving_entries`); with a sparse objective
-            its strength is searched.
-        support: which entries may be used; see `support_mask`.
-        rescale: fits in units in which the network's own rows satisfy the cap, and returns the model in these
-            units; "undo" returns it in those of the recording, where a weighted norm of A is below one; False fits
-            in the units of the recording.
-        refit_output: True fits C, D and c on the model's own equilibria, "sparse" with a lasso of the same
-            strength, False takes the network's.
-        bias: whether rows have a bias; by default if the network has one, or is not known.
-        feedthrough, output_bias: whether there are D and c; by default if the network has them. c takes one more
-            state, whose value is constant.
-        equality: asks for the states exactly (003 eq. 3.2), by CVXPY.
-        mix: share of the lasso in "elastic-net".
-        debias: fits the chosen entries once more without the penalty; by default with `target_sparsity`.
-        sequential: fits a layer on the states that the fitted layers before it give; for supports without loops;
-            by default with `target_sparsity`.
-        targets: of the samples, for the score in the report: classes as whole numbers, or real values.
-        solver, jobs, backend, folder, progress: as in `RowFit`. "refined" proves a relative gap of 1e-9 from the
-            data.
-        limit: bytes above which states that the fit computes lie in a temporary file.
-        device: where rows are solved; None is where the states are. On a GPU rows are solved 4096 at a time, by
-            the projected gradient.
-    """
+class _Options:
+    """The options of `fit_states`."""
 
     kappa: float = 0.99
     bound: Bound = "state"
@@ -279,11 +246,35 @@ def fit_states(
 
     Args:
         states: from `record_states`.
-        kappa: cap, below one.
-        bound, objective, strength, target_sparsity, support, rescale, refit_output: see `StateFit`, as for the
-            details `bias`, `feedthrough`, `output_bias`, `equality`, `mix`, `debias`, `sequential`, `targets`,
-            `backend`, `limit`, `folder` and `progress`.
-        solver, jobs, device: how and where rows are solved.
+        kappa: the contraction factor to stay within, between 0 and 1. The rows of A stay within kappa, or within
+            kappa over the Lipschitz constant of phi if that is above one.
+        bound: "state" caps the row of A, "row" all of (a, b), as P(kappa) of 003 section 3.3 is printed.
+        objective: "none", "lasso", "ridge", "elastic-net", "group" (a layer uses a feature in all rows or in
+            none), "robust" (003 eq. 4.9), or a function of a and b that returns a convex CVXPY expression.
+        strength: its weight, without units; see `Objective`.
+        target_sparsity: fraction of zeros in (A, B), among the entries of the support. With objective "none" the
+            entries whose loss costs least misfit go, in rounds (see `surviving_entries`); with a sparse objective
+            its strength is searched.
+        support: which entries may be used; see `support_mask`.
+        rescale: fits in units in which the network's own rows satisfy the cap, and returns the model in these
+            units; "undo" returns it in those of the recording, where a weighted norm of A is below one; False fits
+            in the units of the recording.
+        refit_output: True fits C, D and c on the model's own equilibria, "sparse" with a lasso of the same
+            strength, False takes the network's.
+        bias: whether rows have a bias; by default if the network has one, or is not known.
+        feedthrough, output_bias: whether there are D and c; by default if the network has them. c takes one more
+            state, whose value is constant.
+        equality: asks for the states exactly (003 eq. 3.2), by CVXPY.
+        mix: share of the lasso in "elastic-net".
+        debias: fits the chosen entries once more without the penalty; by default with `target_sparsity`.
+        sequential: fits a layer on the states that the fitted layers before it give; for supports without loops;
+            by default with `target_sparsity`.
+        targets: of the samples, for the score in the report: classes as whole numbers, or real values.
+        solver, jobs, backend, folder, progress: as in `RowFit`. "refined" proves a relative gap of 1e-9 from the
+            data.
+        limit: bytes above which states that the fit computes lie in a temporary file.
+        device: where rows are solved; None is where the states are. On a GPU rows are solved 4096 at a time, by
+            the projected gradient.
 
     Example:
         >>> from torch import nn
@@ -294,7 +285,7 @@ def fit_states(
         >>> torch.allclose(model(u), network(u), atol=1e-6), bool(report.norm.max() <= 0.5)
         (True, True)
     """
-    return StateFit(
+    return _Options(
         kappa=kappa, bound=bound, objective=objective, strength=strength, target_sparsity=target_sparsity,
         support=support, rescale=rescale, refit_output=refit_output, solver=solver, jobs=jobs, device=device,
         **details,
@@ -305,7 +296,7 @@ def fit_states(
 class _Work:
     """The data of one fit and what is done with it."""
 
-    options: StateFit
+    options: _Options
     states: States
     mask: Tensor
     units: Units
@@ -316,7 +307,7 @@ class _Work:
 
     @classmethod
     def of(
-        cls, options: StateFit, states: States, mask: Tensor, units: Units, cap: float, device: torch.device
+        cls, options: _Options, states: States, mask: Tensor, units: Units, cap: float, device: torch.device
     ) -> "_Work":
         phis = units.activations(states.activations)
         data = Samples(states.X, states.U, states.Z, states.blocks, phis, units.factors, device)

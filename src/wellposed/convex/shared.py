@@ -2,8 +2,7 @@
 
 `FilterNetwork` is a network whose rows are shared by all positions of an image: convolutions, sums of them and
 ReLU. `read_by_rows`, `given_by_rows` and `row_weights` say what a row reads and gives at a position, and its
-weights. `PositionSampler` collects that while a network runs, at some positions of some samples. `SharedFit` holds
-the options of a fit; `fit_shared` is one call of it.
+weights. `PositionSampler` collects that while a network runs, at some positions of some samples.
 """
 
 import copy
@@ -29,7 +28,7 @@ from wellposed.convex.report import LayerFit, SharedReport
 from wellposed.convex.rows import RowFit
 from wellposed.convex.solvers.automatic import Automatic
 from wellposed.convex.solvers.base import RowSolution, RowSolver
-from wellposed.errors import IllPosedError, InputError
+from wellposed.errors import IllPosedError, InputError, unknown_name
 
 
 class Filters(nn.Module):
@@ -382,58 +381,32 @@ class RowUnits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedFit:
-    """How shared rows are fitted; `fit_shared` takes the same options.
-
-    Args:
-        kappa: cap on the l1-norm of a row, in the given units; infinite for none.
-        bound: "state" caps the part of a row that reads states, "row" all of it.
-        target_sparsity: fraction of the network's own non-zero weights that go; None keeps all columns.
-        support: "layered" lets a row read everything that its layer reads, "network" only what its own weights
-            read.
-        sequential: fits a layer on what the fitted layers before it give, not on the recorded values.
-        gathering: which samples and positions are used.
-        solver: of rows with all columns.
-        layerwise: whether every layer loses the same fraction, or the entries that cost least in all of them.
-    """
+class _Options:
+    """The options of `fit_shared`."""
 
     kappa: float = math.inf
     bound: Bound = "state"
-    target_sparsity: float | None = None
     support: str = "layered"
     sequential: bool = True
-    gathering: PositionSampler = field(default_factory=PositionSampler)
+    sampler: PositionSampler = field(default_factory=PositionSampler)
     solver: RowSolver | str = "automatic"
     layerwise: bool = False
 
     def __post_init__(self) -> None:
         if self.support not in ("layered", "network"):
-            raise InputError(f"support must be 'layered' or 'network'; received {self.support!r}")
-        if self.target_sparsity is not None and not 0 <= self.target_sparsity < 1:
-            raise InputError(f"target_sparsity must be from 0 to below 1; received {self.target_sparsity!r}")
-
-    def fit(
-        self,
-        network: nn.Module,
-        batches: Sequence[Tensor],
-        layers: Sequence[str] | None = None,
-        units: Mapping[str, RowUnits] | None = None,
-    ) -> tuple[nn.Module, SharedReport]:
-        """Fits the layers of a copy."""
-        return next(self.path(network, batches, (self.target_sparsity,), layers, units))
+            raise unknown_name("support", self.support, ("layered", "network"))
 
     def path(
         self,
         network: nn.Module,
         batches: Sequence[Tensor],
         targets: Sequence[float | None],
-        layers: Sequence[str] | None = None,
-        units: Mapping[str, RowUnits] | None = None,
+        layers: Sequence[str] | None,
+        units: Mapping[str, RowUnits] | None,
     ) -> Iterator[tuple[nn.Module, SharedReport]]:
-        """Fits copies of growing sparsity; the entries of each are among those of the one before."""
         given = copy.deepcopy(network).eval()
         chosen = _named_layers(given, layers)
-        recorded = self.gathering.run(given, chosen, batches)
+        recorded = self.sampler.run(given, chosen, batches)
         rows = [_Rows(name, chosen[name], _units_of(chosen[name], units, name), self) for name in recorded]
         masks = [row.support() for row in rows]
         candidates = [] if targets[0] is None else [row.candidates(recorded[row.name]) for row in rows]
@@ -448,7 +421,7 @@ class SharedFit:
             for row, mask in zip(rows, masks, strict=True):
                 data, fresh = recorded[row.name], replace(row, layer=own[row.name])
                 if self.sequential:
-                    parts = self.gathering.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
+                    parts = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
                     data = replace(data, parts=parts)
                 found.append(fresh.fitted(data, mask))
             yield twin, SharedReport(tuple(found), self.kappa, self.bound)
@@ -470,13 +443,8 @@ def fit_shared(
     *,
     layers: Sequence[str] | None = None,
     units: Mapping[str, RowUnits] | None = None,
-    kappa: float = math.inf,
-    bound: Bound = "state",
     target_sparsity: float | None = None,
-    support: str = "layered",
-    samples: int = 16384,
-    seed: int = 0,
-    valid: Valid | None = None,
+    **options: Any,
 ) -> tuple[nn.Module, SharedReport]:
     """Fits layers whose rows are shared by all positions (convolutions) or words (linear layers), row by row.
 
@@ -493,8 +461,15 @@ def fit_shared(
         batches: inputs of the network, without their targets.
         layers: names of the layers to fit; all linear layers, convolutions and `Filters` by default.
         units: of the layers, where a cap is wanted.
-        kappa, bound, target_sparsity, support: see `SharedFit`.
-        samples, seed, valid: see `PositionSampler`.
+        kappa: cap on the l1-norm of a row, in the given units; infinite for none.
+        bound: "state" caps the part of a row that reads states, "row" all of it.
+        target_sparsity: fraction of the network's own non-zero weights that go; None keeps all columns.
+        support: "layered" lets a row read everything that its layer reads, "network" only what its own weights
+            read.
+        sequential: fits a layer on what the fitted layers before it give, not on the recorded values.
+        sampler: which samples and positions are used.
+        solver: of rows with all columns.
+        layerwise: whether every layer loses the same fraction, or the entries that cost least in all of them.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -503,11 +478,28 @@ def fit_shared(
         >>> round(report.sparsity, 2), bool(report.relative_gap.max() < 1e-9)
         (0.5, True)
     """
-    gathering = PositionSampler(samples=samples, seed=seed, valid=valid)
-    fit = SharedFit(
-        kappa=kappa, bound=bound, target_sparsity=target_sparsity, support=support, gathering=gathering
-    )
-    return fit.fit(network, batches, layers, units)
+    return next(fit_shared_path(network, batches, (target_sparsity,), layers=layers, units=units, **options))
+
+
+def fit_shared_path(
+    network: nn.Module,
+    batches: Sequence[Tensor],
+    targets: Sequence[float | None],
+    *,
+    layers: Sequence[str] | None = None,
+    units: Mapping[str, RowUnits] | None = None,
+    **options: Any,
+) -> Iterator[tuple[nn.Module, SharedReport]]:
+    """Fits copies of growing sparsity; the entries of each are among those of the one before.
+
+    Args:
+        targets: of the sparsity, growing.
+        layers, units, options: as in `fit_shared`.
+    """
+    for target in targets:
+        if target is not None and not 0 <= target < 1:
+            raise InputError(f"target_sparsity must be from 0 to below 1; received {target!r}")
+    return _Options(**options).path(network, batches, targets, layers, units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -517,7 +509,7 @@ class _Rows:
     name: str
     layer: SharedLayer
     units: RowUnits
-    options: SharedFit
+    options: _Options
 
     @property
     def scales(self) -> Tensor:  # (d,)

@@ -151,8 +151,6 @@ def _power_of_two(power: float) -> float:
 
 MODEL_BUILDERS: list[Callable[..., Any]] = []  # filled by wellposed.models
 OPERATORS: dict[str, Callable[..., "ImplicitForm"]] = {}  # of `>>`, `+`, `*`: filled by wellposed.forms.compose
-    str, Callable[..., "ImplicitForm"]
-] = {}  # ``>>``, ``+`` and ``*``, filled by wellposed.forms.compose
 
 
 class ImplicitForm:

@@ -18,7 +18,7 @@ from wellposed.equilibrium.affine import AffineProblem, differentiable_adjoint, 
 from wellposed.equilibrium.method import Method, OnFailure, report_outputs
 from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps
-from wellposed.errors import InputError
+from wellposed.errors import InputError, UnknownNameError
 from wellposed.kernels.engine import choose_loop, solve_adjoint
 from wellposed.kernels.spec import kind_of, solver_problem, stop_problem
 
@@ -60,7 +60,7 @@ def _name(activation: Activation) -> str:
     """Returns the name of an activation that has a kernel; nothing if the name does not lead back to it."""
     try:
         found = kind_of(activation) is not None and same_map(get_activation(activation.name), activation)
-    except InputError:
+    except (InputError, UnknownNameError):
         return ""
     return activation.name if found else ""
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
-from wellposed.errors import InputError, require
+from wellposed.errors import InputError, require, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
 from wellposed.robust.crown import CrownPass, Refinement
@@ -356,8 +356,10 @@ class Relaxation:
     rounds: int = 3
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.rounds < 0:
-            raise InputError(f"kind is one of {', '.join(KINDS)} and rounds not negative; received {self}")
+        if self.kind not in KINDS:
+            raise unknown_name("kind", self.kind, KINDS)
+        if self.rounds < 0:
+            raise InputError(f"rounds must not be negative; received {self.rounds}")
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Bounds:
