@@ -185,7 +185,7 @@ def _fitted_rows(
         raise
     claims = [_gap_claim(model, report, states, options)] if gaps else []
     form = sparse_form(model, report.blocks)
-    stored = model if form.plan.systems else form
+    stored = model if form.order.loops else form
     save_certified(stored, out, claims)
     return stored, with_claimed_gaps(report, claims[0]) if claims else report
 
@@ -212,7 +212,7 @@ def _filters(
             raise InputError("the network is no module with convolutions")
         u = _shaped(network, found)[:2]
         layers = {name: layer for name, layer in shared_layers(network).items() if _can_be_fitted(layer)}
-        if to_implicit(network, tuple(u.shape[1:])).plan.systems:
+        if to_implicit(network, tuple(u.shape[1:])).order.loops:
             raise InputError("the network has loops, which need the cap on rows")
         PositionSampler(samples=2).run(network, layers, [u])
     except InputError as error:

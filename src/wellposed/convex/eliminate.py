@@ -1,6 +1,6 @@
 """eliminate_features: columns of (X, U) that no row needs, certified or by rank, and what is lost by them.
 
-`Columns` looks at features across all rows: which columns of (X, U) are zero in every row that matters.
+`FeatureProblem` looks at features across all rows: which columns of (X, U) are zero in every row that matters.
 `FeatureGroups` are features that can only go together: all readings of one station, for example. `removal_order`
 is backward elimination: features go one after the other, each time those whose loss raises the misfit least.
 `eliminate_features` returns the `EliminationPath`.
@@ -55,7 +55,7 @@ class Screened:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class FeatureProblem:
     """The row problems of 002 eq. (2) for all states, and what the output reads.
 
     Args:
@@ -79,7 +79,7 @@ class Columns:
     @classmethod
     def of(
         cls, states: States, kappa: float, gamma: float, bound: Bound, mask: Tensor, factors: Tensor
-    ) -> "Columns":
+    ) -> "FeatureProblem":
         """Prepares recorded states."""
         X, U, Z = (part.to(WIDE) for part in (states.X * factors, states.U, states.Z * factors))
         if states.form is None or states.form.bias is not None:
@@ -337,7 +337,7 @@ class Readers:
 
 
 def removal_order(
-    work: Columns, sizes: Sequence[int], least: int, groups: FeatureGroups | None = None
+    work: FeatureProblem, sizes: Sequence[int], least: int, groups: FeatureGroups | None = None
 ) -> list[int]:
     """Orders features by backward elimination until `least` of them are left; the first goes first.
 
@@ -388,7 +388,7 @@ def _together(readers: Sequence[Readers], features: Tensor) -> float:
     return sum(reader.rise(features) for reader in readers)
 
 
-def _prices(work: Columns, sizes: Sequence[int]) -> Tensor:  # (n,)
+def _prices(work: FeatureProblem, sizes: Sequence[int]) -> Tensor:  # (n,)
     """Returns 1 / |Z|^2 of the layer of every row."""
     power = torch.zeros(work.Z.shape[1], dtype=WIDE)
     for low, high in pairwise(block_starts(tuple(sizes))):
@@ -516,7 +516,7 @@ def eliminate_features(
     _check(states, kappa, gamma, method, order)
     mask = support_mask(states, support)
     units = fitting_units(states, kappa, mask) if rescale else unchanged(states)
-    work = Columns.of(states, kappa, gamma, bound, mask, units.factors)
+    work = FeatureProblem.of(states, kappa, gamma, bound, mask, units.factors)
     together = FeatureGroups.of(groups, work.features)
     retraining = _Retraining(kappa, rescale, retrain, ridge, targets, evaluate, together.removable)
     counts = _counts(keep, together.removable, method)
@@ -526,7 +526,7 @@ def eliminate_features(
 
 def _path(
     states: States,
-    work: Columns,
+    work: FeatureProblem,
     method: str,
     ranked: list[Tensor],
     retraining: "_Retraining",
@@ -542,7 +542,9 @@ def _path(
     return EliminationPath(method, work.features, first.certified, first.slack, found)
 
 
-def _ranked(states: States, work: Columns, counts: list[int], order: str, groups: FeatureGroups) -> list[Tensor]:
+def _ranked(
+    states: States, work: FeatureProblem, counts: list[int], order: str, groups: FeatureGroups
+) -> list[Tensor]:
     """Returns the features that are kept at each step."""
     kept, found = work.features, []
     if order == "share":
@@ -599,7 +601,7 @@ class _Retraining:
     evaluate: Callable[[ImplicitModel], float] | None
     removable: int
 
-    def step(self, states: States, work: Columns, kept: Tensor) -> EliminationStep:
+    def step(self, states: States, work: FeatureProblem, kept: Tensor) -> EliminationStep:
         removed = int(work.features.sum()) - int(kept.sum())
         facts = kept, removed, removed / max(1, self.removable)
         if not self.retrain:

@@ -1,6 +1,6 @@
 """fit_states: from recorded states to a certified implicit model.
 
-`checked` refuses recorded states that cannot be fitted, and `findings` says what a reader of a fit should know
+`checked` refuses recorded states that cannot be fitted, and `checks` says what a reader of a fit should know
 about them. `fit_states` fits.
 """
 
@@ -15,11 +15,11 @@ from torch import Tensor
 from wellposed.conditions.rounding import double, upward
 from wellposed.convex.assemble import Parts, Units, assembled, fitting_units, own_states, unchanged
 from wellposed.convex.matching import (
+    FitData,
     MatchedRows,
     Objective,
     Output,
     RowMatcher,
-    Samples,
     fitted_output,
     own_output,
     reads_input,
@@ -94,7 +94,7 @@ def lipschitz_constant(states: States) -> float:
     return largest
 
 
-def findings(states: States, mask: Tensor, matching: RowMatcher) -> tuple[str, ...]:
+def checks(states: States, mask: Tensor, matching: RowMatcher) -> tuple[str, ...]:
     """Says what a reader should know: dead units, few samples, how layers were fitted."""
     notes = []
     dead = int(torch.stack([(piece == 0).all(0) for piece in states.X.split(PIECE)]).all(0).sum())
@@ -302,7 +302,7 @@ class _Work:
     units: Units
     cap: float
     device: torch.device
-    data: Samples
+    data: FitData
     cache: dict[int, RowProblem]
 
     @classmethod
@@ -310,7 +310,7 @@ class _Work:
         cls, options: _Options, states: States, mask: Tensor, units: Units, cap: float, device: torch.device
     ) -> "_Work":
         phis = units.activations(states.activations)
-        data = Samples(states.X, states.U, states.Z, states.blocks, phis, units.factors, device)
+        data = FitData(states.X, states.U, states.Z, states.blocks, phis, units.factors, device)
         return cls(options, states, mask, units, cap, device, data, {})
 
     def matched(self, matching: RowMatcher) -> MatchedRows:
@@ -383,7 +383,7 @@ class _Work:
             certificate=model.certificate(),
             state_residual=(residual / power).sqrt().cpu(),
             state_error=relative_errors(X, states.X, sizes, self.units.factors),
-            notes=findings(states, self.mask, matching),
+            notes=checks(states, self.mask, matching),
             names=states.form.labels or () if states.form is not None and states.form.partition == sizes else (),
             **judged(model, states, self.options.targets),
         )

@@ -184,7 +184,7 @@ NEGLIGIBLE = 1e-9  # share of the largest entry below which another is no part o
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class FitData:
     """States of a recording and the units of the fit, to which they are converted while they are read.
 
     Args:
@@ -257,7 +257,7 @@ class RowMatcher:
     Example:
         >>> from wellposed.activations import get_activation
         >>> X, U = torch.zeros(3, 1), torch.tensor([[1.0], [2.0], [4.0]])
-        >>> data = Samples(X, U, 2 * U + 1, (1,), (get_activation("relu"),))
+        >>> data = FitData(X, U, 2 * U + 1, (1,), (get_activation("relu"),))
         >>> found = RowMatcher(fit=RowFit(), bias=True).rows(data, torch.ones(1, 2, dtype=torch.bool))
         >>> found.weights.round(decimals=6), found.bias.round(decimals=6)
         (tensor([[0., 2.]], dtype=torch.float64), tensor([1.], dtype=torch.float64))
@@ -270,7 +270,7 @@ class RowMatcher:
     sequential: bool = False
     limit: int = GIBIBYTE
 
-    def rows(self, data: Samples, mask: Tensor, cache: dict[int, RowProblem] | None = None) -> MatchedRows:
+    def rows(self, data: FitData, mask: Tensor, cache: dict[int, RowProblem] | None = None) -> MatchedRows:
         """Fits all rows; `cache` keeps problems that do not depend on the objective, for the next call."""
         n, cache = data.X.shape[1], {} if cache is None else cache
         data = replace(data, X=copied(data.X, self.limit)) if self.sequential else data
@@ -286,7 +286,7 @@ class RowMatcher:
                 _advance(data, design, found, k)
         return found
 
-    def survivors(self, data: Samples, mask: Tensor, target: float) -> Tensor:  # (n, n + p) bool
+    def survivors(self, data: FitData, mask: Tensor, target: float) -> Tensor:  # (n, n + p) bool
         """Chooses the entries to keep for a fraction `target` of zeros, on the recorded states."""
         n, starts = data.X.shape[1], block_starts(data.sizes)
         design, targets = data.design, data.targets
@@ -399,7 +399,7 @@ def copied(part: Tensor, limit: int) -> Tensor:
     return copy
 
 
-def _advance(data: Samples, design: Design, found: MatchedRows, k: int) -> None:
+def _advance(data: FitData, design: Design, found: MatchedRows, k: int) -> None:
     """Replaces the states of a block by those that its fitted rows give."""
     low, high = block_starts(data.sizes)[k : k + 2]
     weights, bias = found.weights[low:high], found.bias[low:high]

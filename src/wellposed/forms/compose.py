@@ -2,7 +2,7 @@
 
 Nothing is formed: operators are chained and glued. A composition has no loop besides those of its parts, so it is
 well-posed if and only if each of them is (003, Theorems 2 and 3), and its certificate looks at those loops alone.
-`BlockForm` are the block matrices of a form, which `times`, `plus`, `diagonal`, `above` and `beside` put together;
+`BlockForm` are the block matrices of a form, which `matmul`, `add_blocks`, `block_diag`, `vstack` and `hstack` put together;
 `series`, `parallel`, `concatenate` and `add` are made of these. A `product` of forms is Lipschitz where its
 factors are bounded (`product_lipschitz`).
 """
@@ -96,12 +96,12 @@ def identity(sizes: Sequence[int], like: Block) -> Block:
     return Block(tuple(sizes), tuple(sizes), dict(parts), like.kind, like.place)
 
 
-def times(left: Block, right: Block) -> Block:
+def matmul(left: Block, right: Block) -> Block:
     """Multiplies block by block; where the cuts between them differ, they are taken together.
 
     Example:
         >>> row = Block((1,), (1, 1), {(0, 0): Identity(1)})
-        >>> times(row, row.T).to_dense()
+        >>> matmul(row, row.T).to_dense()
         tensor([[1.]])
     """
     if left.widths != right.heights:
@@ -115,7 +115,7 @@ def times(left: Block, right: Block) -> Block:
     return Block(left.heights, right.widths, parts, left.kind, left.place)
 
 
-def plus(left: Block, right: Block) -> Block:
+def add_blocks(left: Block, right: Block) -> Block:
     """Adds block by block; cuts that differ are taken together."""
     if left.heights != right.heights:
         left, right = one_row(left), one_row(right)
@@ -127,19 +127,19 @@ def plus(left: Block, right: Block) -> Block:
     return Block(left.heights, left.widths, parts, left.kind, left.place)
 
 
-def diagonal(first: Block, second: Block) -> Block:
+def block_diag(first: Block, second: Block) -> Block:
     """Puts two matrices on the diagonal."""
     return _placed(first, second, (len(first.heights), len(first.widths)))
 
 
-def above(first: Block, second: Block) -> Block:
+def vstack(first: Block, second: Block) -> Block:
     """Puts a matrix on top of another; cuts of the columns that differ are taken together."""
     if first.widths != second.widths:
         first, second = one_column(first), one_column(second)
     return _placed(first, second, (len(first.heights), 0))
 
 
-def beside(first: Block, second: Block) -> Block:
+def hstack(first: Block, second: Block) -> Block:
     """Puts a matrix to the left of another; cuts of the rows that differ are taken together."""
     if first.heights != second.heights:
         first, second = one_row(first), one_row(second)
@@ -159,13 +159,13 @@ def image(block: Block, vector: Tensor | None) -> Tensor | None:
     return None if vector is None or not block.parts else block.apply(vector[None])[0]
 
 
-def total(*vectors: Tensor | None) -> Tensor | None:
+def add_vectors(*vectors: Tensor | None) -> Tensor | None:
     """Adds vectors of which some may be missing."""
     found = [vector for vector in vectors if vector is not None]
     return torch.stack(found).sum(0) if len(found) > 1 else (found[0] if found else None)
 
 
-def joined(first: Tensor | None, second: Tensor | None, sizes: tuple[int, int], like: Block) -> Tensor | None:
+def cat_vectors(first: Tensor | None, second: Tensor | None, sizes: tuple[int, int], like: Block) -> Tensor | None:
     """Concatenates two vectors of which one may be missing."""
     if first is None and second is None:
         return None
@@ -219,22 +219,24 @@ def series(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
 
 
 def _after(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
-    same_home(first, second)
+    check_same_device(first, second)
     if first.sizes[2] != second.sizes[1]:
         raise InputError(
             f"in series, the outputs of a form are the inputs of the next; received {first.sizes[2]} outputs "
             f"and {second.sizes[1]} inputs; put a linear form between them"
         )
     f, g = BlockForm.of(first), BlockForm.of(second)
-    upper = beside(g.A, times(g.B, f.C))
+    upper = hstack(g.A, matmul(g.B, f.C))
     lower = _below(g.A, f.A)
     return BlockForm(
-        above(upper, lower),
-        above(times(g.B, f.D), f.B),
-        beside(g.C, times(g.D, f.C)),
-        times(g.D, f.D),
-        joined(total(g.bias, image(g.B, f.output_bias)), f.bias, (second.sizes[0], first.sizes[0]), g.A),
-        total(g.output_bias, image(g.D, f.output_bias)),
+        vstack(upper, lower),
+        vstack(matmul(g.B, f.D), f.B),
+        hstack(g.C, matmul(g.D, f.C)),
+        matmul(g.D, f.D),
+        cat_vectors(
+            add_vectors(g.bias, image(g.B, f.output_bias)), f.bias, (second.sizes[0], first.sizes[0]), g.A
+        ),
+        add_vectors(g.output_bias, image(g.D, f.output_bias)),
         g.activations + f.activations,
         joined_labels(g, f),
     ).form(first.input_shape)
@@ -242,7 +244,7 @@ def _after(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
 
 def _below(first: Block, second: Block) -> Block:
     """Returns ``(0, second)`` with as many columns of zeros as `first` has."""
-    return beside(Block(second.heights, first.widths, {}, first.kind, first.place), second)
+    return hstack(Block(second.heights, first.widths, {}, first.kind, first.place), second)
 
 
 def parallel(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
@@ -259,8 +261,8 @@ def parallel(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
 
 
 def _parallel(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
-    same_home(first, second)
-    return _stacked(first, second, (diagonal,) * 3, (first.sizes[1] + second.sizes[1],))
+    check_same_device(first, second)
+    return _stacked(first, second, (block_diag,) * 3, (first.sizes[1] + second.sizes[1],))
 
 
 def concatenate(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
@@ -275,9 +277,9 @@ def concatenate(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
 
 
 def _concatenate(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
-    same_home(first, second)
-    same_input(first, second)
-    return _stacked(first, second, (above, diagonal, above), first.input_shape)
+    check_same_device(first, second)
+    check_same_inputs(first, second)
+    return _stacked(first, second, (vstack, block_diag, vstack), first.input_shape)
 
 
 def add(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
@@ -294,10 +296,10 @@ def add(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
 
 
 def _add(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
-    same_home(first, second)
-    same_input(first, second)
-    same_output(first, second)
-    return _stacked(first, second, (above, beside, plus), first.input_shape)
+    check_same_device(first, second)
+    check_same_inputs(first, second)
+    check_same_outputs(first, second)
+    return _stacked(first, second, (vstack, hstack, add_blocks), first.input_shape)
 
 
 def _stacked(
@@ -306,23 +308,23 @@ def _stacked(
     """Joins forms that do not feed one another; `how` arranges B, C and D."""
     f, g = BlockForm.of(first), BlockForm.of(second)
     states, outputs = (first.sizes[0], second.sizes[0]), (first.sizes[2], second.sizes[2])
-    if how[1] is beside:
-        shift = total(f.output_bias, g.output_bias)
+    if how[1] is hstack:
+        shift = add_vectors(f.output_bias, g.output_bias)
     else:
-        shift = joined(f.output_bias, g.output_bias, outputs, f.A)
+        shift = cat_vectors(f.output_bias, g.output_bias, outputs, f.A)
     return BlockForm(
-        diagonal(f.A, g.A),
+        block_diag(f.A, g.A),
         how[0](f.B, g.B),
         how[1](f.C, g.C),
         how[2](f.D, g.D),
-        joined(f.bias, g.bias, states, f.A),
+        cat_vectors(f.bias, g.bias, states, f.A),
         shift,
         f.activations + g.activations,
         joined_labels(f, g),
     ).form(shape)
 
 
-def same_home(first: ImplicitForm, second: ImplicitForm) -> None:
+def check_same_device(first: ImplicitForm, second: ImplicitForm) -> None:
     """Raises unless both forms have one type of numbers and one device."""
     if (first.dtype, first.device) != (second.dtype, second.device):
         raise InputError(
@@ -331,7 +333,7 @@ def same_home(first: ImplicitForm, second: ImplicitForm) -> None:
         )
 
 
-def same_input(first: ImplicitForm, second: ImplicitForm) -> None:
+def check_same_inputs(first: ImplicitForm, second: ImplicitForm) -> None:
     """Raises unless both forms take as many inputs."""
     if first.sizes[1] != second.sizes[1]:
         raise InputError(
@@ -339,7 +341,7 @@ def same_input(first: ImplicitForm, second: ImplicitForm) -> None:
         )
 
 
-def same_output(first: ImplicitForm, second: ImplicitForm) -> None:
+def check_same_outputs(first: ImplicitForm, second: ImplicitForm) -> None:
     """Raises unless both forms have as many outputs."""
     if first.sizes[2] != second.sizes[2]:
         raise InputError(
@@ -365,9 +367,9 @@ def product(first: ImplicitForm, second: ImplicitForm, bounds: tuple[float, floa
         >>> product(same, same, bounds=(10.0, 10.0))(torch.tensor([[3.0]]))
         tensor([[9.]])
     """
-    same_home(first, second)
-    same_input(first, second)
-    same_output(first, second)
+    check_same_device(first, second)
+    check_same_inputs(first, second)
+    check_same_outputs(first, second)
     c1, c2 = (output_bound(first), output_bound(second)) if bounds is None else bounds
     if not (0 <= c1 < math.inf and 0 <= c2 < math.inf):
         raise InputError(

@@ -1,6 +1,6 @@
 """The states of a form, block by block: substitution where nothing loops, a fixed point where it does.
 
-`System` is one loop of a form, ``x = phi(Ax + v)`` with an operator A, its certificate and its solution. `Plan`
+`LoopEquation` is one loop of a form, ``x = phi(Ax + v)`` with an operator A, its certificate and its solution. `EvaluationOrder`
 orders the blocks: those that feed one another are a loop (`strong_components`), and a `Stage` comes after all that
 it reads. `Evaluation` computes the states of a batch in that order.
 """
@@ -33,7 +33,7 @@ from wellposed.forms.operators.plain import Dense
 from wellposed.forms.operators.structured import Selection
 
 
-class System:
+class LoopEquation:
     """The equation ``x = phi(Ax + v)`` of some states that feed one another.
 
     Args:
@@ -168,14 +168,14 @@ def strong_components(edges: Mapping[int, Sequence[int]]) -> list[tuple[int, ...
 
 @dataclass(frozen=True)
 class Stage:
-    """Some blocks that are computed together; `system` is None where they are one block without a loop."""
+    """Some blocks that are computed together; `loop` is None where they are one block without a loop."""
 
     blocks: tuple[int, ...]
-    system: System | None
+    loop: LoopEquation | None
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationOrder:
     """In which order the blocks of ``x = phi(Ax + v)`` are computed (003, Theorems 2 and 3).
 
     Args:
@@ -195,20 +195,20 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         """The loops of A, each after everything it depends on."""
         order = strong_components({k: list(row) for k, row in enumerate(self.rows)})
-        return tuple(Stage(blocks, self._system(blocks)) for blocks in order)
+        return tuple(Stage(blocks, self._loop(blocks)) for blocks in order)
 
-    def _system(self, blocks: tuple[int, ...]) -> System | None:
+    def _loop(self, blocks: tuple[int, ...]) -> LoopEquation | None:
         if len(blocks) == 1 and blocks[0] not in self.rows[blocks[0]]:
             return None
         parts = tuple(self.activations[k] for k in blocks)
         sizes = tuple(self.A.heights[k] for k in blocks)
         inner = self.A.part(blocks[0], blocks[0]) if len(blocks) == 1 else self.A.chosen(blocks, blocks)
-        return System(inner, piecewise(parts, sizes), parts)
+        return LoopEquation(inner, piecewise(parts, sizes), parts)
 
     @cached_property
-    def systems(self) -> tuple[System, ...]:
+    def loops(self) -> tuple[LoopEquation, ...]:
         """The loops."""
-        return tuple(stage.system for stage in self.stages if stage.system is not None)
+        return tuple(stage.loop for stage in self.stages if stage.loop is not None)
 
     @cached_property
     def last_read(self) -> list[list[int]]:
@@ -232,7 +232,7 @@ class Plan:
 class Evaluation:
     """The states of one batch while they are computed."""
 
-    plan: Plan
+    order: EvaluationOrder
     offset: Sequence[Tensor]  # (B, n_k) of every block: Bu + b
     options: dict[str, Any] = field(default_factory=dict)
     kept: frozenset[int] | None = None  # blocks that are needed at the end; None keeps all
@@ -242,39 +242,39 @@ class Evaluation:
 
     def run(self) -> "Evaluation":
         """Computes every block, and forgets those that nobody needs any more."""
-        self.states = [None] * len(self.plan.activations)
-        for number, stage in enumerate(self.plan.stages):
-            if stage.system is None:
+        self.states = [None] * len(self.order.activations)
+        for number, stage in enumerate(self.order.stages):
+            if stage.loop is None:
                 (k,) = stage.blocks
-                row = self.plan.rows[k]
+                row = self.order.rows[k]
                 driven = combine(row, self.states, self.offset[k]) if row else self.offset[k]
-                state = self.plan.activations[k].function(driven)
+                state = self.order.activations[k].function(driven)
                 self.states[k], self.total = state, self.total + state.detach().sum(1)
             else:
-                self._close(stage.system, stage.blocks)
+                self._close(stage.loop, stage.blocks)
             self._forget(number)
         return self
 
     def _driven(self, k: int, inside: tuple[int, ...]) -> Tensor:
         """Adds up what reaches a block from the input and from blocks outside its loop."""
-        row = {j: part for j, part in self.plan.rows[k].items() if j not in inside}
+        row = {j: part for j, part in self.order.rows[k].items() if j not in inside}
         offset = self.offset[k]
         return combine(row, self.states, offset) if row else offset
 
-    def _close(self, system: System, blocks: tuple[int, ...]) -> None:
+    def _close(self, loop: LoopEquation, blocks: tuple[int, ...]) -> None:
         v = torch.cat([self._driven(k, blocks) for k in blocks], dim=1)
         lost = ~v.detach().isfinite().all(1, keepdim=True)  # overflow on the way is no fault of the other samples
         overflow = not under_transform() and bool(lost.any())
         v = v.masked_fill(lost, 0.0) if overflow else v
         options = dict(self.options)
         if (start := options.get("x0")) is not None:
-            pieces = start.split(self.plan.A.heights, dim=1)
+            pieces = start.split(self.order.A.heights, dim=1)
             options["x0"] = torch.cat([pieces[k] for k in blocks], dim=1)
-        solution = system.solve(v, options)
+        solution = loop.solve(v, options)
         if overflow:
             solution = _without(solution, lost)
         assert isinstance(solution.value, Tensor)
-        sizes = [self.plan.A.heights[k] for k in blocks]
+        sizes = [self.order.A.heights[k] for k in blocks]
         for k, piece in zip(blocks, solution.value.split(sizes, dim=1), strict=True):
             self.states[k] = piece
         self.total = self.total + solution.value.detach().sum(1)
@@ -283,7 +283,7 @@ class Evaluation:
     def _forget(self, number: int) -> None:
         if self.kept is None:
             return
-        for k in self.plan.last_read[number]:
+        for k in self.order.last_read[number]:
             if k not in self.kept:
                 self.states[k] = None
 

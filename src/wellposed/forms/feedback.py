@@ -15,17 +15,17 @@ from wellposed.conditions.rounding import EPS, double, reciprocal_gap, upward
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms.compose import (
     BlockForm,
-    above,
-    beside,
+    add_blocks,
+    add_vectors,
+    cat_vectors,
+    check_same_device,
+    hstack,
     identity,
     image,
-    joined,
     joined_labels,
     linear,
-    plus,
-    same_home,
-    times,
-    total,
+    matmul,
+    vstack,
 )
 from wellposed.forms.evaluation import Stage
 from wellposed.forms.form import ImplicitForm
@@ -69,27 +69,27 @@ class Feedthrough:
         """Returns M X."""
         if self.inverse is None:
             return X
-        return times(self.inverse, X) if self.outer else plus(X, times(self.D, times(self.KM, X)))
+        return matmul(self.inverse, X) if self.outer else add_blocks(X, matmul(self.D, matmul(self.KM, X)))
 
     def N(self, X: Block) -> Block:
         """Returns N X."""
         if self.inverse is None:
             return X
-        return plus(X, times(self.K, times(self.MD, X))) if self.outer else times(self.inverse, X)
+        return add_blocks(X, matmul(self.K, matmul(self.MD, X))) if self.outer else matmul(self.inverse, X)
 
     @property
     def KM(self) -> Block:
         """K M = N K."""
         if self.inverse is None:
             return self.K
-        return times(self.K, self.inverse) if self.outer else times(self.inverse, self.K)
+        return matmul(self.K, self.inverse) if self.outer else matmul(self.inverse, self.K)
 
     @property
     def MD(self) -> Block:
         """M D = D N."""
         if self.inverse is None:
             return self.D
-        return times(self.inverse, self.D) if self.outer else times(self.D, self.inverse)
+        return matmul(self.inverse, self.D) if self.outer else matmul(self.D, self.inverse)
 
 
 def _exact(operator: Operator, like: Tensor) -> Operator:
@@ -136,7 +136,7 @@ def feedback(f: ImplicitForm, g: ImplicitForm | None = None) -> ImplicitForm:
         tensor([[1.]])
     """
     g = _unit(f) if g is None else g
-    same_home(f, g)
+    check_same_device(f, g)
     if (f.sizes[1], f.sizes[2]) != (g.sizes[2], g.sizes[1]):
         raise InputError(
             f"feedback takes the {f.sizes[2]} outputs of f to its {f.sizes[1]} inputs; received a g of "
@@ -185,19 +185,19 @@ def _closed(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
     inputs = identity(f.B.widths, f.B)
     entering, reaching = solve.N(inputs), solve.N(g.C)  # v from u, v from z
     seen = solve.M(f.C)  # y from x
-    upper = beside(plus(f.A, times(f.B, times(solve.KM, f.C))), times(f.B, reaching))
-    lower = beside(times(g.B, seen), plus(g.A, times(g.B, times(solve.MD, g.C))))
-    column = total(image(f.D, g.output_bias), f.output_bias)
+    upper = hstack(add_blocks(f.A, matmul(f.B, matmul(solve.KM, f.C))), matmul(f.B, reaching))
+    lower = hstack(matmul(g.B, seen), add_blocks(g.A, matmul(g.B, matmul(solve.MD, g.C))))
+    column = add_vectors(image(f.D, g.output_bias), f.output_bias)
     shift = image(solve.M(identity(f.C.heights, f.C)), column)  # y where x, z and u vanish
-    drive = total(g.output_bias, image(g.D, shift))
+    drive = add_vectors(g.output_bias, image(g.D, shift))
     return BlockForm(
-        above(upper, lower),
-        above(times(f.B, entering), times(g.B, solve.MD)),
-        beside(seen, times(solve.MD, g.C)),
+        vstack(upper, lower),
+        vstack(matmul(f.B, entering), matmul(g.B, solve.MD)),
+        hstack(seen, matmul(solve.MD, g.C)),
         solve.MD,
-        joined(
-            total(f.bias, image(f.B, drive)),
-            total(g.bias, image(g.B, shift)),
+        cat_vectors(
+            add_vectors(f.bias, image(f.B, drive)),
+            add_vectors(g.bias, image(g.B, shift)),
             (first.sizes[0], second.sizes[0]),
             f.A,
         ),
@@ -223,8 +223,8 @@ def _prove(closed: ImplicitForm, f: ImplicitForm, g: ImplicitForm) -> str | None
         for slack in SLACKS:
             proofs = _proofs(closed, spread, _weights(parts, (forward, back), slack), value)
             if all(proof.holds for proof in proofs):
-                for system, proof in zip(closed.plan.systems, proofs, strict=True):
-                    system.certificate = proof
+                for loop, proof in zip(closed.order.loops, proofs, strict=True):
+                    loop.certificate = proof
                 return None
     return f"the small gain condition holds ({value:.6g} < 1) but too narrowly to be verified on the closed loop"
 
@@ -255,7 +255,7 @@ def _proofs(
     if weights is None:
         return [Certificate.of("small gain", torch.inf)]
     note = f"lambda_PF(S_f S_g) = {value:.4g}"
-    found = [_proof(spread, stage, weights) for stage in closed.plan.stages if stage.system is not None]
+    found = [_proof(spread, stage, weights) for stage in closed.order.stages if stage.loop is not None]
     return [replace(proof, note=note) for proof in found]
 
 
@@ -267,7 +267,7 @@ def _proof(spread: AbsoluteForm, stage: Stage, weights: list[Tensor]) -> Certifi
         return Certificate.of("small gain", torch.inf)
     v = v / v.amax()
     reached = upward(inner.apply(v[None]), spread.terms).split(inner.heights, dim=1)
-    activations = [spread.plan.activations[k] for k in stage.blocks]
+    activations = [spread.order.activations[k] for k in stage.blocks]
     moved = torch.cat([lipschitz_image(phi, z) for phi, z in zip(activations, reached, strict=True)], dim=1)[0]
     value = float(upward(moved / v, 2).amax()) + 1e-100
     gap = reciprocal_gap(value)

@@ -31,7 +31,7 @@ from wellposed.errors import (
     not_a_tensor,
     unknown_name,
 )
-from wellposed.forms.evaluation import Evaluation, Plan, block_norms
+from wellposed.forms.evaluation import Evaluation, EvaluationOrder, block_norms
 from wellposed.forms.operators.base import Operator, tensors
 from wellposed.forms.operators.block import Block, combine, partitioned
 from wellposed.forms.operators.plain import Diagonal, Zero, as_operator
@@ -265,15 +265,15 @@ class ImplicitForm:
         return A, B, partitioned(self.C, _heights(self.C), self.partition)
 
     @cached_property
-    def plan(self) -> Plan:
+    def order(self) -> EvaluationOrder:
         """The order in which the blocks are computed, with the loops among them."""
-        return Plan(self.blocks[0], self.activations)
+        return EvaluationOrder(self.blocks[0], self.activations)
 
     def __call__(self, u: Tensor) -> Tensor:  # (B, *input_shape) or (B, p) -> (B, q)
         """Evaluates the rule."""
         flat, C = self._flat(u), self.blocks[2]
         kept = frozenset(j for _, j in C.parts)
-        found = Evaluation(self.plan, self._offset(flat), kept=kept).run()
+        found = Evaluation(self.order, self._offset(flat), kept=kept).run()
         y = self._output(C, found.states, flat)
         if not under_transform() and not bool((found.total + y.detach().sum(1)).isfinite().all()):
             self._check_finite(flat, y)
@@ -282,12 +282,12 @@ class ImplicitForm:
     def evaluated(self, u: Tensor, make: Callable[..., Evaluation]) -> Tensor:
         """Evaluates the rule by another `Evaluation`, and looks at no value."""
         flat, C = self._flat(u), self.blocks[2]
-        return self._output(C, make(self.plan, self._offset(flat)).run().states, flat)
+        return self._output(C, make(self.order, self._offset(flat)).run().states, flat)
 
     @torch.no_grad()
     def _check_finite(self, flat: Tensor, y: Tensor) -> None:
         """Warns of states or outputs that are not finite; their total may have been too large as well."""
-        found = Evaluation(self.plan, self._offset(flat), {"on_failure": "ignore"}).run().solution()
+        found = Evaluation(self.order, self._offset(flat), {"on_failure": "ignore"}).run().solution()
         assert isinstance(found.value, Tensor)
         report_overflow(torch.cat([found.value, y.detach()], dim=1), "warn")
 
@@ -315,12 +315,12 @@ class ImplicitForm:
         flat = self._flat(u)
         offset = self._offset(flat)
         check_options(options, (flat.shape[0], self.sizes[0]), self.dtype)
-        found = Evaluation(self.plan, offset, options).run()
+        found = Evaluation(self.order, offset, options).run()
         solution = found.solution()
         if not under_transform():
             assert isinstance(solution.value, Tensor)
             report_overflow(solution.value.detach(), options.get("on_failure", "warn"))
-        if len(self.plan.stages) == 1 and found.solutions:
+        if len(self.order.stages) == 1 and found.solutions:
             whole = found.solutions[0]
             assert isinstance(whole.value, Tensor)
             x, inputs, v = whole.value.detach(), flat.detach(), torch.cat(list(offset), dim=1).detach()
@@ -332,8 +332,8 @@ class ImplicitForm:
 
         A form is well-posed if each of its loops is (003, Theorems 2 and 3), so the big matrix is not formed.
         """
-        loops = self.plan.systems
-        if len(self.plan.stages) == 1 and loops:
+        loops = self.order.loops
+        if len(self.order.stages) == 1 and loops:
             return loops[0].certificate
         if not loops:
             note = f"{len(self.partition)} blocks and no loop: the Perron-Frobenius eigenvalue is 0"
@@ -341,7 +341,7 @@ class ImplicitForm:
         proofs = [loop.certificate for loop in loops]
         worst = max(proofs, key=lambda proof: proof.value)
         kinds = ", ".join(sorted({proof.condition for proof in proofs}))
-        note = f"{len(loops)} of {len(self.plan.stages)} parts have a loop, proven by {kinds}"
+        note = f"{len(loops)} of {len(self.order.stages)} parts have a loop, proven by {kinds}"
         return Certificate.of("components", worst.value, note=note)
 
     def _offset(self, flat: Tensor) -> Sequence[Tensor]:
@@ -360,7 +360,7 @@ class ImplicitForm:
         if self.bias is not None:
             size = size + self.bias.abs()
         n, p, _ = self.sizes
-        return self.plan.systems[0].bound(x, v, size, n + p + 2)
+        return self.order.loops[0].bound(x, v, size, n + p + 2)
 
     def _flat(self, u: Tensor) -> Tensor:
         _, p, _ = self.sizes

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wellposed.activations import Activation
 from wellposed.errors import InputError
-from wellposed.forms.compose import BlockForm, total
+from wellposed.forms.compose import BlockForm, add_vectors
 from wellposed.forms.evaluation import Stage, strong_components
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.base import Operator, Sparse
@@ -203,7 +203,7 @@ def block_triangular(form: ImplicitForm) -> ImplicitForm:
     Example:
         >>> A = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.5], [0.0, 0.5, 0.0]])
         >>> layered = block_triangular(ImplicitForm(A, torch.eye(3), torch.eye(3)))
-        >>> layered.partition, [stage.system is not None for stage in layered.plan.stages]
+        >>> layered.partition, [stage.loop is not None for stage in layered.order.stages]
         ((2, 1), [False, True])
     """
     return regroup(form, [group for stage in _last_first(form) for group in reversed(_layers(form, stage))])
@@ -211,7 +211,7 @@ def block_triangular(form: ImplicitForm) -> ImplicitForm:
 
 def _last_first(form: ImplicitForm) -> list[Stage]:
     """Orders the stages so that each comes after all that read it, else as their blocks are ordered."""
-    stages = form.plan.stages
+    stages = form.order.stages
     home = {k: number for number, stage in enumerate(stages) for k in stage.blocks}
     reads = {(home[i], home[j]) for i, j in form.blocks[0].parts if home[i] != home[j]}
     sources: dict[int, list[int]] = {number: [] for number in range(len(stages))}
@@ -234,7 +234,7 @@ def _last_first(form: ImplicitForm) -> list[Stage]:
 
 def _layers(form: ImplicitForm, stage: Stage) -> list[Group]:
     """Splits the blocks of a stage, those that others depend on first."""
-    if stage.system is None:
+    if stage.loop is None:
         return [Group(k) for k in stage.blocks]
     numbers = units(form, stage.blocks)
     edges = _unit_edges(form, stage.blocks, numbers)
@@ -311,7 +311,7 @@ def _without_constants(form: ImplicitForm, reached: list[Tensor]) -> ImplicitFor
     f = BlockForm.of(form)
     constant = _constants(form, reached)[None]
     shift, offset = (None if not part.parts else part.apply(constant)[0] for part in (f.A, f.C))
-    folded = form.replaced(bias=total(form.bias, shift), output_bias=total(form.output_bias, offset))
+    folded = form.replaced(bias=add_vectors(form.bias, shift), output_bias=add_vectors(form.output_bias, offset))
     return regroup(folded, _groups(reached))
 
 

@@ -666,7 +666,7 @@ def continued(
         raise InputError("the form has no states: a linear map needs no equilibrium; train a torch.nn.Linear")
     if not feedback:
         options["triangular"] = True
-    elif not form.plan.systems or form.certificate().condition == "triangular":
+    elif not form.order.loops or form.certificate().condition == "triangular":
         form = _capped(form, kappa)
     A, B, C = (block.to_dense() for block in (form.A, form.B, form.C))
     bias, activation = form.bias, form.activation

@@ -99,12 +99,12 @@ class IntervalPropagation:
         self._z: list[Interval | None] = [None] * count
         self._x: list[Interval | None] = [None] * count
         self._size: list[Tensor | None] = [None] * count
-        if query.form.plan.systems:
+        if query.form.order.loops:
             self._begin(start(query))
 
     def _begin(self, states: list[Interval]) -> None:
-        for stage in self.operators.plan.stages:
-            if stage.system is not None:
+        for stage in self.operators.order.stages:
+            if stage.loop is not None:
                 for k in stage.blocks:
                     self._x[k] = states[k]
 
@@ -137,7 +137,7 @@ class IntervalPropagation:
 
     def run(self, refine: Callable[[Stage], None] | None = None) -> "IntervalPropagation":
         """Encloses all blocks; `refine` may tighten the pre-activations of a stage before others read them."""
-        for stage in self.operators.plan.stages:
+        for stage in self.operators.order.stages:
             self.enclose(stage)
             if refine is not None:
                 refine(stage)
@@ -145,9 +145,9 @@ class IntervalPropagation:
 
     def enclose(self, stage: Stage) -> None:
         """Encloses the blocks of a stage, or tightens what is known of them."""
-        if stage.system is None:
+        if stage.loop is None:
             (k,) = stage.blocks
-            self.settle(k, self._add(self._drive(k), k, self.operators.plan.rows[k]))
+            self.settle(k, self._add(self._drive(k), k, self.operators.order.rows[k]))
         else:
             self._iterate(stage.blocks)
 
@@ -186,7 +186,7 @@ class IntervalPropagation:
         return PreActivation(center, radius, size)
 
     def _iterate(self, blocks: tuple[int, ...]) -> None:
-        rows = self.operators.plan.rows
+        rows = self.operators.order.rows
         outside = {k: self._add(self._drive(k), k, [j for j in rows[k] if j not in blocks]) for k in blocks}
         inside = {k: [j for j in rows[k] if j in blocks] for k in blocks}
         active = torch.ones(len(self.query.set), 1, dtype=torch.bool, device=self.query.set.device)
@@ -241,7 +241,7 @@ def l2_states(query: Query) -> list[Interval]:
 def image_states(query: Query) -> list[Interval]:
     """Encloses all states by what their activations can return, in well-posed forms."""
     query.form.certificate()
-    found, looping = [], {k for stage in query.form.plan.stages if stage.system for k in stage.blocks}
+    found, looping = [], {k for stage in query.form.order.stages if stage.loop for k in stage.blocks}
     for k, (phi, size) in enumerate(zip(query.form.activations, query.form.partition, strict=True)):
         ends = torch.tensor(
             outward_ends(*phi.image, query.form.dtype), dtype=query.form.dtype, device=query.form.device

@@ -20,7 +20,7 @@ from wellposed.convert import exact_form, to_implicit
 from wellposed.errors import InputError
 from wellposed.forms import Block, ImplicitForm, Operator
 from wellposed.forms.compose import BlockForm
-from wellposed.forms.evaluation import Plan
+from wellposed.forms.evaluation import EvaluationOrder
 from wellposed.forms.gains import COMPOUND, require_finite_entries
 from wellposed.forms.operators.entries import abs_upper_bound, sum_length, underflow
 from wellposed.models import ImplicitModel
@@ -205,9 +205,9 @@ class Operators:
         return BlockForm.of(self.form)
 
     @property
-    def plan(self) -> Plan:
+    def order(self) -> EvaluationOrder:
         """The order of the blocks."""
-        return self.form.plan
+        return self.form.order
 
     @cached_property
     def inputs(self) -> list[Block]:

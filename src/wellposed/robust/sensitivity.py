@@ -91,7 +91,7 @@ class _Transposed:
         mu = dict(enumerate(pieces))
         total = spread.apply(spread.D.T, outputs)
         by_input = [_column(self.B, k) for k in range(len(mu))]
-        for stage in reversed(spread.plan.stages):
+        for stage in reversed(spread.order.stages):
             self._close(stage, mu)
             for k in stage.blocks:
                 total = total + spread.apply(by_input[k], mu[k])
@@ -99,7 +99,7 @@ class _Transposed:
                     if j not in stage.blocks:
                         mu[j] = upward(mu[j] + spread.apply(self.A.parts[j, k], mu[k]), self._terms)
                 mu[k] = mu[k][:, :0]
-        return upward(total, self._terms * len(spread.plan.stages))
+        return upward(total, self._terms * len(spread.order.stages))
 
     @property
     def _terms(self) -> int:
@@ -107,7 +107,7 @@ class _Transposed:
 
     def _close(self, stage: Stage, mu: dict[int, Tensor]) -> None:
         """Solves ``mu = c + |A|' Gamma mu`` in a loop."""
-        if stage.system is None:
+        if stage.loop is None:
             return
         inner = self.A.chosen(stage.blocks, stage.blocks)
         identity = get_activation("identity")

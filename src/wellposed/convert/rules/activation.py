@@ -49,20 +49,20 @@ def prelu(signal: Signal, weight: Tensor) -> Signal:
     if not trained and bool((slopes == slopes[0]).all()):
         return signal.activate(leaky_relu(float(slopes[0])))
     wide = slopes.view(-1, *(1,) * (len(signal.shape) - 2)) if weight.dim() == 1 else weight
-    positive, negative = halves(signal)
+    positive, negative = relu_pair(signal)
     return positive.plus(negative.scaled(-wide))
 
 
 _layer(nn.PReLU, prelu, "weight")
 
 
-def halves(signal: Signal) -> tuple[Signal, Signal]:
+def relu_pair(signal: Signal) -> tuple[Signal, Signal]:
     """Returns ``relu(z)`` and ``relu(-z)`` as one block of states, so that z is computed once.
 
     Example:
         >>> from wellposed.convert.signal import Network
         >>> network = Network((3,), torch.float32, torch.device("cpu"))
-        >>> [half.shape for half in halves(network.input)], network.sources[0].size
+        >>> [half.shape for half in relu_pair(network.input)], network.sources[0].size
         ([(1, 3), (1, 3)], 6)
     """
     places = signal.gathered().places()
@@ -75,7 +75,7 @@ def halves(signal: Signal) -> tuple[Signal, Signal]:
 @RULES.named("abs", "absolute")
 @RULES.function(abs, operator.abs)
 def _absolute(signal: Signal) -> Signal:
-    positive, negative = halves(signal)
+    positive, negative = relu_pair(signal)
     return positive.plus(negative)
 
 
@@ -91,7 +91,7 @@ def _elu(
 
 def _scaled_elu(signal: Signal, alpha: float, scale: float, input_scale: float) -> Signal:
     """Converts ATen's ``scale (max(z, 0) + alpha min(e^(s z) - 1, 0))``; s acts below zero alone."""
-    positive, negative = halves(signal)
+    positive, negative = relu_pair(signal)
     below = negative.scaled(-input_scale).activate(elu(alpha))
     return positive.plus(below).scaled(scale)
 

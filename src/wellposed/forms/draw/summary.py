@@ -301,7 +301,7 @@ def _loops(wiring: BlockGraph) -> list[list[str]]:
     """Names the blocks of every loop."""
     states = wiring.labels[0]
     feeding = {link.row for link in wiring.links if link.feedback != "none"}
-    stages = wiring.form.plan.stages
+    stages = wiring.form.order.stages
     return [[states[k] for k in stage.blocks] for stage in stages if feeding & set(stage.blocks)]
 
 

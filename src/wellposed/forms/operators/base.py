@@ -101,8 +101,8 @@ class Operator(abc.ABC):
     def __add__(self, other: "Operator") -> "Operator":
         if other.shape != self.shape:
             raise InputError(f"operators of shapes {self.shape} and {other.shape} cannot be added")
-        found = self.plus(other)
-        found = other.plus(self) if found is None else found
+        found = self.try_add(other)
+        found = other.try_add(self) if found is None else found
         rounds = (
             _EXACT.get() and found is not self and found is not other
         )  # zero plus an operator is that operator
@@ -172,7 +172,7 @@ class Operator(abc.ABC):
         """Returns ``left @ self`` as one operator where that is no larger than the two."""
         return None
 
-    def plus(self, other: "Operator") -> "Operator | None":
+    def try_add(self, other: "Operator") -> "Operator | None":
         """Returns ``self + other`` as one operator where that is no larger than the two."""
         return None
 
