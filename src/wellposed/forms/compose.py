@@ -2,9 +2,9 @@
 
 Nothing is formed: operators are chained and glued. A composition has no loop besides those of its parts, so it is
 well-posed if and only if each of them is (003, Theorems 2 and 3), and its certificate looks at those loops alone.
-`BlockForm` are the block matrices of a form, which `matmul`, `add_blocks`, `block_diag`, `vstack` and `hstack` put together;
-`series`, `parallel`, `concatenate` and `add` are made of these. A `product` of forms is Lipschitz where its
-factors are bounded (`product_lipschitz`).
+`BlockForm` are the block matrices of a form, which `matmul`, `add_blocks`, `block_diag`, `vstack` and `hstack` put
+together; `series`, `parallel`, `concatenate` and `add` are made of these. A `product` of forms is Lipschitz where
+its factors are bounded (`product_lipschitz`).
 """
 
 import math

@@ -1,8 +1,8 @@
 """The states of a form, block by block: substitution where nothing loops, a fixed point where it does.
 
-`LoopEquation` is one loop of a form, ``x = phi(Ax + v)`` with an operator A, its certificate and its solution. `EvaluationOrder`
-orders the blocks: those that feed one another are a loop (`strong_components`), and a `Stage` comes after all that
-it reads. `Evaluation` computes the states of a batch in that order.
+`LoopEquation` is one loop of a form, ``x = phi(Ax + v)`` with an operator A, its certificate and its solution.
+`EvaluationOrder` sorts the blocks: those that feed one another are a loop (`strong_components`), and a `Stage`
+comes after all that it reads. `Evaluation` computes the states of a batch in that order.
 """
 
 import math
