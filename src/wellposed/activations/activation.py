@@ -175,7 +175,7 @@ def same_map(first: Activation, second: Activation) -> bool:
 
 
 def alike(first: Any, second: Any) -> bool:
-    """Compares functions, numbers and what is made of them."""
+    """Compares functions, numbers, and partial functions, tuples and dicts of them."""
     if first is second:
         return True
     if type(first) is not type(second):
@@ -213,15 +213,15 @@ def real(what: str, value: SupportsFloat, least: float = -math.inf, *, above: bo
             ...
         wellposed.errors.InputError: alpha of elu must be a finite number >= 0; received -1
     """
-    found = _converted(float, value)
-    if found is None or not math.isfinite(found) or found < least or (above and found == least):
+    number = _converted(float, value)
+    if number is None or not math.isfinite(number) or number < least or (above and number == least):
         bound = "" if least == -math.inf else f" {'>' if above else '>='} {least:g}"
         raise InputError(f"{what} must be a finite number{bound}; received {value!r}")
-    return float(found)
+    return float(number)
 
 
 def used(value: float) -> tuple[float, float]:
-    """Returns a range that holds a parameter and what torch computes with in float32, where it is rounded.
+    """Returns a range that holds a parameter and its rounding to float32, which torch may compute with.
 
     Example:
         >>> used(0.5), used(0.1)
@@ -258,10 +258,10 @@ def whole(what: str, value: SupportsIndex) -> int:
             ...
         wellposed.errors.InputError: size of max_pool must be a whole number, at least one; received 2.5
     """
-    found = _converted(lambda number: number.__index__(), value)
-    if found is None or isinstance(value, bool) or found < 1:
+    count = _converted(lambda number: number.__index__(), value)
+    if count is None or isinstance(value, bool) or count < 1:
         raise InputError(f"{what} must be a whole number, at least one; received {value!r}")
-    return int(found)
+    return int(count)
 
 
 def _converted(kind: Any, value: Any) -> Any:

@@ -161,14 +161,14 @@ def matrix_product(
 def _least_above(value: Fraction) -> float:
     """Returns the least number of float64 that is not below an exact one."""
     try:
-        found = float(value)
+        nearest = float(value)
     except OverflowError:
         return math.inf
-    return found if Fraction(found) >= value else math.nextafter(found, math.inf)
+    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
 
 
 def _up(value: float) -> float:
-    """Pays for the rounding of a few operations that led to a constant; small whole numbers are exact."""
+    """Raises a constant by more than the few operations behind it can have lost; small integers are exact."""
     return value if value.is_integer() and value < 2**20 else value * (1 + 2.0**-49)
 
 
@@ -262,7 +262,7 @@ def _name(activations: Sequence[Activation], sizes: Sequence[int]) -> str:
 
 
 def parts_of(activation: Activation) -> tuple[tuple[Activation, int], ...] | None:
-    """Returns the maps that `piecewise` joined, with their sizes; None of an activation that it did not make.
+    """Returns the maps that `piecewise` joined, with their sizes; None for any other activation.
 
     Example:
         >>> [(part.name, size) for part, size in parts_of(piecewise([max_pool(2), softmax(3)], [4, 3]))]

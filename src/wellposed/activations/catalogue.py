@@ -309,7 +309,7 @@ class Family:
         return (self.of_torch or self.build)(*(getattr(layer, name) for name in self.settings))
 
     def of_call(self, *args: Any, **options: Any) -> Activation:
-        """Returns what a function computes that is called with these arguments besides z."""
+        """Returns what the function computes when it is called with z and these arguments."""
         given = dict(zip((*self.settings, "inplace"), args, strict=False)) | options
         if len(args) > len(self.settings) + 1 or not given.keys() <= {*self.settings, "inplace"}:
             raise TypeError(f"it takes {', '.join((*self.settings, 'inplace'))}; received {args} and {options}")
@@ -353,7 +353,7 @@ def activation_names() -> tuple[str, ...]:
 
 
 def _known() -> Iterator[Family]:
-    """Lists what torch has names for; nobody changes what the library knows."""
+    """Lists what torch has names for, the library's own activations first: registering changes none of them."""
     for phi in BUILT_IN.values():
         yield Family(partial(BUILT_IN.__getitem__, phi.name), phi.traits.layers, phi.traits.functions)
     yield from FAMILIES.values()
@@ -363,7 +363,7 @@ def _known() -> Iterator[Family]:
 
 
 def of_layer(layer: type[nn.Module]) -> Family | None:
-    """Returns how the activation of a type of module is found; None if it is no activation.
+    """Returns the activations that a module type computes; None if it is no activation.
 
     Example:
         >>> of_layer(nn.LeakyReLU).of_layer(nn.LeakyReLU(0.5)).name, of_layer(nn.Linear)
@@ -373,7 +373,7 @@ def of_layer(layer: type[nn.Module]) -> Family | None:
 
 
 def of_function(function: Any) -> Family | None:
-    """Returns how the activation of a function, a method or an operator of torch is found; None if it is none.
+    """Returns the activations that a function, method or operator of torch computes; None if it is none.
 
     Example:
         >>> of_function(F.leaky_relu).of_call(0.5).name, of_function(torch.exp)
@@ -500,7 +500,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def _check_name(activation: Activation, replace: bool) -> None:
-    """Refuses names that say that an activation is another one."""
+    """Refuses a name that would mean another activation."""
     name = activation.name
     if name in BUILT_IN:
         if not replace and not same_map(activation, BUILT_IN[name]):

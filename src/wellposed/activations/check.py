@@ -43,8 +43,8 @@ def _check_pairs(activation: Activation, a: Tensor, b: Tensor) -> None:
     width = 1 if activation.block is None else activation.block
     inputs = block_view(a, width), block_view(b, width)
     values = block_view(activation(a), width), block_view(activation(b), width)
-    same, kept = (inputs[0] == inputs[1]).all(-1), torch.isclose(*values, rtol=1e-12).all(-1)
-    _blame(activation, f"block={activation.block}", (same & ~kept).double(), same, a, b)
+    same, equal = (inputs[0] == inputs[1]).all(-1), torch.isclose(*values, rtol=1e-12).all(-1)
+    _blame(activation, f"block={activation.block}", (same & ~equal).double(), same, a, b)
     slack = (activation.rounding + 4) * 2.0**-51 * (1 + sum(t.abs().sum(-1) for t in (*inputs, *values)))
     if activation.componentwise:
         quotient = ((values[1] - values[0]) / (inputs[1] - inputs[0])).squeeze(-1)
@@ -93,8 +93,8 @@ def _blame(activation: Activation, claim: str, excess: Tensor, quotient: Tensor,
     excess = torch.nan_to_num(excess, nan=-1.0)
     if excess.max() > 0:
         worst = int(excess.argmax())
-        row, found = worst // (excess.numel() // len(excess)), float(quotient.flatten()[worst])
+        row, value = worst // (excess.numel() // len(excess)), float(quotient.flatten()[worst])
         raise InputError(
-            f"activation {activation.name!r} violates {claim}: {found:.6g} between "
+            f"activation {activation.name!r} violates {claim}: {value:.6g} between "
             f"{a[row].tolist()} and {b[row].tolist()}; declare what is true (a map that jumps cannot be used)"
         )

@@ -242,11 +242,11 @@ class BlockNorm(Condition):
         self.require(activation)
         matrix = square(A)
         size = block_sizes(len(A), activation.block or 0)[0]
-        found = {
+        certificates = {
             norm: perron_weights(comparison(matrix, activation, norm).matrix) for norm in activation.constants
         }
-        norm = min(found, key=lambda name: found[name][1])
-        weights, value = found[norm]
+        norm = min(certificates, key=lambda name: certificates[name][1])
+        weights, value = certificates[norm]
         note = f"l{norm} norm on blocks of {size}, induced norms exact"
         gain = reciprocal_gap(value)
         return Certificate.of(self.name, value, weights=weights, norm=norm, gain=gain, note=note)

@@ -64,11 +64,11 @@ class Signal:
         terms = {k: operator @ part for k, part in source.terms.items()}
         if not self.network.can_form(terms):
             return source.split().linear(operator, shape, offset)
-        kept = {k: part for k, part in terms.items() if not isinstance(part, Zero)}
-        found = Signal(self.network, tuple(shape), kept, moved)
+        nonzero = {k: part for k, part in terms.items() if not isinstance(part, Zero)}
+        product = Signal(self.network, tuple(shape), nonzero, moved)
         if offset is None:
-            return found
-        return found.plus(Signal(self.network, found.shape, {}, offset.to(self.dtype).clone().reshape(-1)))
+            return product
+        return product.plus(Signal(self.network, product.shape, {}, offset.to(self.dtype).clone().reshape(-1)))
 
     def apart(self) -> "Signal":
         """Makes states of the offset where it must not be rounded: what multiplies it then is part of A.
@@ -88,9 +88,9 @@ class Signal:
 
     def split(self) -> "Signal":
         """Makes a block of states with phi = identity where products of weights would leave the number range."""
-        found = self.kept()
-        self.network.added.update(found.terms)
-        return found
+        state = self.as_state()
+        self.network.added.update(state.terms)
+        return state
 
     def reshape(self, shape: Sequence[int]) -> "Signal":
         """Reads the numbers in another shape."""
@@ -99,14 +99,14 @@ class Signal:
         return Signal(self.network, tuple(shape), self.terms, self.offset)
 
     def select(self, index: Tensor) -> "Signal":
-        """Picks entries by their flat places, in the shape of `index`; -1 gives zero."""
+        """Picks entries by flat index, in the shape of `index`; -1 gives zero."""
         flat = index.reshape(-1)
         if len(flat) == self.size and torch.equal(flat, torch.arange(self.size, device=flat.device)):
             return self.reshape(tuple(index.shape))
         return self.linear(Selection(flat.to(self.device), self.size, self.dtype), tuple(index.shape))
 
-    def places(self) -> Tensor:
-        """Returns the flat place of every entry, in the shape of the signal."""
+    def indices(self) -> Tensor:
+        """Returns the flat index of every entry, in the shape of the signal."""
         return torch.arange(self.size, device=self.device).reshape(self.shape)
 
     def scaled(self, factors: Tensor | float) -> "Signal":
@@ -139,18 +139,18 @@ class Signal:
     @property
     def costly(self) -> bool:
         """Whether computing it takes more than picking and scaling entries of one source."""
-        parts = [factor for part in self.sources.values() for factor in factors(part)]
-        return len(self.sources) > 1 or not all(isinstance(part, _LIGHT) for part in parts)
+        operators = [factor for part in self.sources.values() for factor in factors(part)]
+        return len(self.sources) > 1 or not all(isinstance(part, _LIGHT) for part in operators)
 
     def gathered(self) -> "Signal":
-        """Makes a block of states with phi = identity of a sum, so that what follows is applied to it once.
+        """Turns a sum into a block of states with phi = identity, so that what follows is applied once.
 
         Terms that fill different entries, as concatenation makes them, stay apart.
         """
         filled = sum(_filled(part) for part in self.sources.values())
-        return self.kept() if len(self.sources) > 1 and filled > self.size else self
+        return self.as_state() if len(self.sources) > 1 and filled > self.size else self
 
-    def kept(self) -> "Signal":
+    def as_state(self) -> "Signal":
         """Makes a block of states with phi = identity, so that the signal is computed once."""
         return self.activate("identity")
 
@@ -190,9 +190,9 @@ def stacked(signals: Sequence[Signal]) -> Signal:
     sources = sorted({k for signal in signals for k in signal.terms})
     terms: dict[int, Operator] = {}
     for k in sources:
-        parts = {(i, 0): signal.terms[k] for i, signal in enumerate(signals) if k in signal.terms}
-        whole = Block(sizes, (network.width(k),), parts, network.dtype, network.device)
-        terms[k] = _placed(sizes, *next(iter(parts.items()))) if len(parts) == 1 else whole
+        blocks = {(i, 0): signal.terms[k] for i, signal in enumerate(signals) if k in signal.terms}
+        whole = Block(sizes, (network.width(k),), blocks, network.dtype, network.device)
+        terms[k] = _placed(sizes, *next(iter(blocks.items()))) if len(blocks) == 1 else whole
     offset = None
     if any(signal.offset is not None for signal in signals):
         zero = torch.zeros(max(sizes), dtype=network.dtype, device=network.device)
@@ -201,10 +201,10 @@ def stacked(signals: Sequence[Signal]) -> Signal:
     return Signal(network, (sum(sizes),), terms, offset)
 
 
-def _placed(sizes: tuple[int, ...], place: tuple[int, int], part: Operator) -> Operator:
-    """Puts one part in its place and zeros around it."""
+def _placed(sizes: tuple[int, ...], corner: tuple[int, int], part: Operator) -> Operator:
+    """Pads one block with zero rows above and below."""
     index = torch.full((sum(sizes),), -1, device=part.device)
-    start, size = sum(sizes[: place[0]]), sizes[place[0]]
+    start, size = sum(sizes[: corner[0]]), sizes[corner[0]]
     index[start : start + size] = torch.arange(size, device=part.device)
     placed: Operator = Selection(index, size, part.dtype) @ part
     return placed
@@ -231,7 +231,7 @@ class Network:
     sources: list[Signal] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    place: str = ""  # of the module at work, for labels and errors
+    path: str = ""  # of the module at work, for labels and errors
 
     @property
     def input(self) -> Signal:
@@ -261,7 +261,7 @@ class Network:
         k = len(self.sources)
         self.sources.append(source)
         self.activations.append(activation)
-        self.labels.append(name or self.place or activation.name)
+        self.labels.append(name or self.path or activation.name)
         return Signal(self, source.shape, {k: Identity(source.size, self.dtype, self.device)})
 
     def loop(self, source: Signal, feedback: Operator, activation: Activation, name: str = "") -> Signal:
@@ -309,11 +309,11 @@ class Network:
 def _distinct(labels: list[str]) -> tuple[str, ...]:
     """Numbers labels that occur more than once."""
     seen: dict[str, int] = {}
-    found = []
+    distinct = []
     for label in reversed(labels):
         seen[label] = seen.get(label, 0) + 1
-        found.append(label if labels.count(label) == 1 else f"{label} ({seen[label]})")
-    return tuple(reversed(found))
+        distinct.append(label if labels.count(label) == 1 else f"{label} ({seen[label]})")
+    return tuple(reversed(distinct))
 
 
 ModuleRule = Callable[..., Any]  # (module, *signals) -> signal

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from wellposed.conditions.rounding import double, upward
-from wellposed.convex.assemble import Parts, Units, assembled, fitting_units, own_states, unchanged
+from wellposed.convex.assemble import Matrices, Units, assembled, fitting_units, own_states, unchanged
 from wellposed.convex.matching import (
     FitData,
     MatchedRows,
@@ -318,8 +318,8 @@ class _Work:
 
     def pruned(self, matching: RowMatcher, target: float) -> MatchedRows:
         """Fits the entries whose loss would cost most."""
-        kept = matching.survivors(self.data, self.mask.to(self.device), target)
-        return matching.rows(self.data, kept)
+        support = matching.survivors(self.data, self.mask.to(self.device), target)
+        return matching.rows(self.data, support)
 
     def searched(self, given: RowMatcher, target: float) -> tuple[RowMatcher, MatchedRows]:
         """Halves an interval of log(strength) until the sparsity is near the target; problems are built once."""
@@ -328,25 +328,25 @@ class _Work:
         for _ in range(SEARCH):
             objective = replace(given.objective, strength=math.exp((low + high) / 2))
             matching = replace(given, objective=objective)
-            found = self.matched(matching)
-            zeros = 1 - int((found.weights != 0).sum()) / max(1, int(self.mask.sum()))
+            rows = self.matched(matching)
+            zeros = 1 - int((rows.weights != 0).sum()) / max(1, int(self.mask.sum()))
             if best is None or abs(zeros - target) < best[0]:
-                best = abs(zeros - target), matching, found
+                best = abs(zeros - target), matching, rows
             if best[0] < CLOSE:
                 break
             low, high = (low, (low + high) / 2) if zeros > target else ((low + high) / 2, high)
         assert best is not None
         return best[1:]
 
-    def finished(self, matching: RowMatcher, found: MatchedRows) -> tuple[ImplicitModel, FitReport]:
+    def finished(self, matching: RowMatcher, rows: MatchedRows) -> tuple[ImplicitModel, FitReport]:
         """Adds the output, builds the model and writes the report."""
         states, n = self.states, self.states.X.shape[1]
-        parts = Parts(found.weights[:, :n], found.weights[:, n:], found.bias if matching.bias else None,
+        matrices = Matrices(rows.weights[:, :n], rows.weights[:, n:], rows.bias if matching.bias else None,
                       self.data.activations, states.blocks, self.cap, states.X.dtype)  # fmt: skip
-        X = own_states(parts, states.U, self.options.limit)
+        X = own_states(matrices, states.U, self.options.limit)
         undo = self.units if self.options.rescale == "undo" else None
-        model = assembled(parts, self._output(matching, X), undo, states.activations)
-        return model, self._report(model, matching, found, parts, X)
+        model = assembled(matrices, self._output(matching, X), undo, states.activations)
+        return model, self._report(model, matching, rows, matrices, X)
 
     def _output(self, matching: RowMatcher, X: Tensor) -> Output:
         options, form = self.options, self.states.form
@@ -359,13 +359,13 @@ class _Work:
         return fitted_output(self.states, X, feedthrough=through, bias=constant, sparse=sparse)
 
     def _report(
-        self, model: ImplicitModel, matching: RowMatcher, found: MatchedRows, parts: Parts, X: Tensor
+        self, model: ImplicitModel, matching: RowMatcher, rows: MatchedRows, matrices: Matrices, X: Tensor
     ) -> FitReport:
         states, sizes = self.states, self.states.blocks
         squares = self.data.targets.squares()
         power = torch.stack([part.sum() for part in squares.split(list(sizes))]).clamp(1e-300)
-        residual = torch.stack([part.sum() for part in found.residual.split(list(sizes))])
-        A, B, _ = parts.cast()
+        residual = torch.stack([part.sum() for part in rows.residual.split(list(sizes))])
+        A, B, _ = matrices.cast()
         return FitReport(
             blocks=sizes,
             activations=tuple(phi.name for phi in states.activations),
@@ -375,8 +375,8 @@ class _Work:
             strength=matching.objective.strength,
             exponents=self.units.exponents,
             units=self.units.source,
-            gap=found.gap.cpu(),
-            relative_gap=found.relative_gap.cpu(),
+            gap=rows.gap.cpu(),
+            relative_gap=rows.relative_gap.cpu(),
             norm=upward(double(A).abs().sum(1), len(A)).cpu(),
             nonzeros=((A != 0).sum(1) + (B != 0).sum(1)).cpu(),
             allowed=int(self.mask.sum()),

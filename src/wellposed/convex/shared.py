@@ -60,8 +60,8 @@ class Filters(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:  # (B, C_i, H, W) each -> (B, C, H', W')
         """Computes the pre-activations."""
-        parts = [convolution(x) for convolution, x in zip(self.convolutions, inputs, strict=True)]
-        z: Tensor = sum(parts[1:], parts[0]) + self.bias[:, None, None]
+        terms = [convolution(x) for convolution, x in zip(self.convolutions, inputs, strict=True)]
+        z: Tensor = sum(terms[1:], terms[0]) + self.bias[:, None, None]
         return z
 
 
@@ -70,8 +70,8 @@ def _converted(module: Filters, *signals: Signal) -> Signal:
     total: Signal | None = None
     for part, signal in zip(module.convolutions, signals, strict=True):
         assert isinstance(part, nn.Conv2d)
-        found = convolved(signal, part.weight, None, part.stride, part.padding, part.dilation, part.groups)
-        total = found if total is None else total.plus(found)
+        convolution = convolved(signal, part.weight, None, part.stride, part.padding, part.dilation, part.groups)
+        total = convolution if total is None else total.plus(convolution)
     assert total is not None
     return total.shifted(module.bias.detach()[:, None, None].expand(total.shape[1:]))
 
@@ -114,12 +114,12 @@ class FilterNetwork(nn.Module):
 
     def norms(self) -> Tensor:  # (L, L) float64
         """Bounds ``|A_kj|_inf`` of every pair of layers: the largest l1-norm of a filter."""
-        found = torch.zeros(len(self.layers), len(self.layers), dtype=torch.float64)
+        norms = torch.zeros(len(self.layers), len(self.layers), dtype=torch.float64)
         for k, (layer, read) in enumerate(zip(self.layers, self.sources, strict=True)):
             for part, source in zip(_parts(layer), read, strict=True):
                 if source:
-                    found[k, source - 1] += part.weight.detach().double().abs().sum((1, 2, 3)).amax()
-        return found
+                    norms[k, source - 1] += part.weight.detach().double().abs().sum((1, 2, 3)).amax()
+        return norms
 
     def exponents(self, kappa: float) -> tuple[float, ...]:
         """Returns units 2^e of the layers in which every row of A has an l1-norm below kappa.
@@ -154,7 +154,7 @@ def shared_layers(network: nn.Module) -> dict[str, SharedLayer]:
 
 
 def positions(layer: SharedLayer, outputs: Tensor) -> tuple[int, int]:
-    """Says how many samples there are and at how many positions each has the rows of a layer.
+    """Returns the number of samples, and of positions a sample at which the rows of a layer apply.
 
     Example:
         >>> positions(nn.Conv2d(2, 5, 3), torch.zeros(4, 5, 6, 6))
@@ -165,7 +165,7 @@ def positions(layer: SharedLayer, outputs: Tensor) -> tuple[int, int]:
 
 
 def read_by_rows(layer: SharedLayer, inputs: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
-    """Lays out what the rows of a layer read at some places, ``(m, d_i)`` for each input.
+    """Gathers what the rows of a layer read at given positions, ``(m, d_i)`` for each input.
 
     Args:
         layer: which one.
@@ -179,16 +179,16 @@ def read_by_rows(layer: SharedLayer, inputs: tuple[Tensor, ...], places: Tensor)
     """
     if isinstance(layer, nn.Linear):
         return (inputs[0].reshape(-1, layer.in_features)[places],)
-    found = []
+    read = []
     for part, x in zip(convolutions(layer), inputs, strict=True):
         patches = unfold(x, part.kernel_size, part.dilation, _padding(part), part.stride)
         count = patches.shape[2]
-        found.append(patches[places // count, :, places % count])
-    return tuple(found)
+        read.append(patches[places // count, :, places % count])
+    return tuple(read)
 
 
 def given_by_rows(layer: SharedLayer, outputs: Tensor, places: Tensor) -> Tensor:  # (m, r)
-    """Lays out what the rows of a layer give at the same places."""
+    """Gathers what the rows of a layer return at the same positions."""
     if isinstance(layer, nn.Linear):
         return outputs.reshape(-1, layer.out_features)[places]
     flat = outputs.flatten(2)
@@ -220,8 +220,8 @@ def set_rows(layer: SharedLayer, weights: Tensor, bias: Tensor) -> None:  # (r, 
     if isinstance(layer, nn.Linear):
         layer.weight.copy_(weights)
     else:
-        parts = weights.split(list(widths(layer)), dim=1)
-        for part, own in zip(convolutions(layer), parts, strict=True):
+        pieces = weights.split(list(widths(layer)), dim=1)
+        for part, own in zip(convolutions(layer), pieces, strict=True):
             part.weight.copy_(own.reshape(part.weight.shape))
     if layer.bias is None:
         layer.bias = nn.Parameter(bias.to(weights))
@@ -231,15 +231,15 @@ def set_rows(layer: SharedLayer, weights: Tensor, bias: Tensor) -> None:  # (r, 
 
 def convolutions(layer: nn.Conv2d | Filters) -> list[nn.Conv2d]:
     """Returns the convolutions of a layer, one an input."""
-    parts = [layer] if isinstance(layer, nn.Conv2d) else list(layer.convolutions)
-    found = [part for part in parts if isinstance(part, nn.Conv2d)]
-    for part in found:
+    candidates = [layer] if isinstance(layer, nn.Conv2d) else list(layer.convolutions)
+    plain = [part for part in candidates if isinstance(part, nn.Conv2d)]
+    for part in plain:
         if part.groups != 1 or part.padding_mode != "zeros":
             raise InputError(
                 f"a convolution to be fitted has one group and pads with zeros; received groups={part.groups}, "
                 f"padding_mode={part.padding_mode!r}"
             )
-    return found
+    return plain
 
 
 def _padding(part: nn.Conv2d) -> tuple[int, ...]:
@@ -265,7 +265,7 @@ class RowData:
 
 
 class _EnoughError(Exception):
-    """Nothing after this layer is of interest."""
+    """Ends a forward pass once the last wanted layer has run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +308,7 @@ class PositionSampler:
         missing = [name for name in layers if name not in pieces]
         if missing:
             raise InputError(f"the network never calls {', '.join(missing)}; leave it out of the layers to fit")
-        return {name: _joined(found) for name, found in pieces.items()}
+        return {name: _joined(data) for name, data in pieces.items()}
 
     def _hook(self, log: "_Log", name: str, place: int, quota: int) -> Callable[..., None]:
         def hook(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -340,7 +340,7 @@ class _Log:
 
 
 def _place_of(name: str, number: int) -> int:
-    """A number that tells layers apart by name, so that a layer alone has the positions it has among others."""
+    """Seeds a layer by its name, so that it gets the same positions alone and among others."""
     return sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 1_000_003 if name else number
 
 
@@ -357,8 +357,8 @@ def _sampled_positions(
 
 
 def _joined(pieces: list[RowData]) -> RowData:
-    parts = zip(*(piece.parts for piece in pieces), strict=True)
-    return RowData(tuple(torch.cat(part) for part in parts), torch.cat([piece.targets for piece in pieces]))
+    inputs = zip(*(piece.parts for piece in pieces), strict=True)
+    return RowData(tuple(torch.cat(part) for part in inputs), torch.cat([piece.targets for piece in pieces]))
 
 
 @dataclass(frozen=True)
@@ -417,14 +417,14 @@ class _Options:
                 masks = self._pruned(rows, candidates, masks, target)
             twin = copy.deepcopy(given)
             own = shared_layers(twin)
-            found = []
+            fits = []
             for row, mask in zip(rows, masks, strict=True):
                 data, fresh = recorded[row.name], replace(row, layer=own[row.name])
                 if self.sequential:
                     parts = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
                     data = replace(data, parts=parts)
-                found.append(fresh.fitted(data, mask))
-            yield twin, SharedReport(tuple(found), self.kappa, self.bound)
+                fits.append(fresh.fitted(data, mask))
+            yield twin, SharedReport(tuple(fits), self.kappa, self.bound)
 
     def _pruned(
         self, rows: "Sequence[_Rows]", candidates: Sequence[Candidates], masks: Sequence[Tensor], target: float
@@ -581,10 +581,10 @@ class _Rows:
         weights, gap = torch.zeros_like(problem.cross), problem.power / 2
         steps = torch.zeros_like(gap, dtype=torch.int64)
         for i, row in enumerate(support):
-            kept = torch.nonzero(row)[:, 0]
-            if len(kept):
-                found = Automatic().solve(restricted(problem, i, kept))
-                weights[i, kept], gap[i], steps[i] = found.weights[0], found.gap[0], found.steps[0]
+            columns = torch.nonzero(row)[:, 0]
+            if len(columns):
+                solution = Automatic().solve(restricted(problem, i, columns))
+                weights[i, columns], gap[i], steps[i] = solution.weights[0], solution.gap[0], solution.steps[0]
             else:
                 gap[i] = 0.0
         return RowSolution(weights, gap, problem.scale, steps)
@@ -603,10 +603,10 @@ def _named_layers(network: nn.Module, names: Sequence[str] | None) -> dict[str, 
 
 def _units_of(layer: SharedLayer, units: Mapping[str, RowUnits] | None, name: str) -> RowUnits:
     count = len(widths(layer))
-    found = (units or {}).get(name, RowUnits((0.0,) * count, (True,) * count))
-    if len(found.shifts) != count:
-        raise InputError(f"{name} has {count} inputs and needs as many shifts; received {found}")
-    return found
+    given = (units or {}).get(name, RowUnits((0.0,) * count, (True,) * count))
+    if len(given.shifts) != count:
+        raise InputError(f"{name} has {count} inputs and needs as many shifts; received {given}")
+    return given
 
 
 def _survivors(candidates: Sequence[Candidates], masks: Sequence[Tensor], goal: float) -> list[Tensor]:
@@ -615,5 +615,5 @@ def _survivors(candidates: Sequence[Candidates], masks: Sequence[Tensor], goal: 
     starts = [0, *accumulate(sizes)]
     groups = [replace(one, rows=one.rows + start) for one, start in zip(candidates, starts, strict=False)]
     whole = torch.cat([pad(mask, (0, width - mask.shape[1])) for mask in masks])
-    kept = surviving_entries(groups, whole, max(0.0, 1 - goal / max(1, int(whole.sum()))))
-    return [part[:, : mask.shape[1]] for part, mask in zip(kept.split(sizes), masks, strict=True)]
+    support = surviving_entries(groups, whole, max(0.0, 1 - goal / max(1, int(whole.sum()))))
+    return [part[:, : mask.shape[1]] for part, mask in zip(support.split(sizes), masks, strict=True)]

@@ -72,7 +72,7 @@ _RULES = {function: rule for name, rule in _NAMED.items() for function in spelli
 
 
 def _rule(function: Any) -> Named | None:
-    """Finds how the activation of a call is told, from its arguments; None if it is no activation."""
+    """Returns what builds the activation of a call from its arguments; None if the function is no activation."""
     if function in _RULES:
         return _RULES[function]
     family = of_function(function)
@@ -174,9 +174,9 @@ class Tables:
         assert self.folder is not None
         return {name: self._mapped(self.folder / f"{name}.bin", *kind) for name, kind in self.widths.items()}
 
-    def _mapped(self, place: Path, width: int, dtype: torch.dtype) -> Tensor:
+    def _mapped(self, path: Path, width: int, dtype: torch.dtype) -> Tensor:
         kind = torch.empty(0, dtype=dtype).numpy().dtype
-        return _tensor(np.memmap(place, kind, "r+", shape=(self.samples, width)), place if self.own else None)
+        return _tensor(np.memmap(path, kind, "r+", shape=(self.samples, width)), path if self.own else None)
 
 
 def scratch(samples: int, width: int, limit: int) -> Tensor:  # (samples, width)
@@ -188,8 +188,8 @@ def scratch(samples: int, width: int, limit: int) -> Tensor:  # (samples, width)
     """
     if 8 * samples * width <= limit:
         return torch.empty(samples, width, dtype=torch.float64)
-    place = Path(tempfile.mkdtemp(prefix="wellposed-scratch-")) / "scratch.bin"
-    return _tensor(np.memmap(place, np.float64, "w+", shape=(samples, width)), place)
+    path = Path(tempfile.mkdtemp(prefix="wellposed-scratch-")) / "scratch.bin"
+    return _tensor(np.memmap(path, np.float64, "w+", shape=(samples, width)), path)
 
 
 def _tensor(array: np.memmap, owned: Path | None) -> Tensor:
@@ -199,11 +199,11 @@ def _tensor(array: np.memmap, owned: Path | None) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _remove(place: Path) -> None:
+def _remove(path: Path) -> None:
     """Removes a file, and its folder with the last one."""
-    place.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     with suppress(OSError):
-        place.parent.rmdir()
+        path.parent.rmdir()
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,9 +305,9 @@ def record_states(
             tables.append(U=u.reshape(len(u), -1), Z=Z, X=X, Y=Y.reshape(len(u), -1))
     if source is None or tables.samples == 0:
         raise InputError("the loader yields nothing, so there are no states; give it at least one batch")
-    found = tables.finished()
+    states = tables.finished()
     input_shape = tuple(source.input_shape)
-    return States(**found, blocks=source.blocks, activations=source.activations, form=source.form,
+    return States(**states, blocks=source.blocks, activations=source.activations, form=source.form,
                   input_shape=input_shape)  # fmt: skip
 
 
@@ -445,20 +445,20 @@ def save_states(states: States, folder: str | os.PathLike[str]) -> None:
         "input_shape": None if states.input_shape is None else list(states.input_shape),
         "form": states.form is not None,
     }
-    with atomic_write_folder(folder) as place:
+    with atomic_write_folder(folder) as temporary:
         for name in _MATRICES:
-            _write(place / f"{name}.npy", getattr(states, name))
+            _write(temporary / f"{name}.npy", getattr(states, name))
         if states.form is not None:
             tensors, metadata = pack_form(states.form)
             stored = {name: part.contiguous().cpu() for name, part in tensors.items()}
-            write_tensors(place / FORM, stored, metadata)
-        index["files"] = {name: file_digest(place / name) for name in _files(index["form"])}
+            write_tensors(temporary / FORM, stored, metadata)
+        index["files"] = {name: file_digest(temporary / name) for name in _files(index["form"])}
         index["sha256"] = _sealed(index)
-        (place / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+        (temporary / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
 def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> States:
-    """Maps the states of a folder, so that only what is looked at takes memory; they can be read and not changed.
+    """Memory-maps the states of a folder, read-only, so that only the pages in use take memory.
 
     Args:
         folder: that of `save_states`.
@@ -467,9 +467,9 @@ def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> State
     Raises:
         FileFormatError: the folder is not one of `save_states`, or it is damaged.
     """
-    place = Path(folder)
+    path = Path(folder)
     names = (INDEX, *_files(True))
-    return read_folder(place, names, lambda places: _opened(place, places, verify))
+    return read_folder(path, names, lambda places: _opened(path, places, verify))
 
 
 def _opened(folder: Path, places: dict[str, Path], verify: bool) -> States:
@@ -495,7 +495,7 @@ def _files(form: bool) -> list[str]:
 
 
 def _sealed(index: dict[str, Any]) -> str:
-    """Returns the checksum of an index, but for that itself."""
+    """Returns the checksum of an index without its own entry."""
     said = {name: value for name, value in index.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -508,21 +508,21 @@ def _check(places: dict[str, Path], index: dict[str, Any], verify: bool) -> None
         raise FileFormatError(f"{damaged[0]} is damaged: its checksum does not match; record the states again")
 
 
-def _write(place: Path, part: Tensor) -> None:
+def _write(path: Path, part: Tensor) -> None:
     kind = torch.empty(0, dtype=part.dtype).numpy().dtype
-    with open(place, "wb") as file:
+    with open(path, "wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": tuple(part.shape)}
         np.lib.format.write_array_header_1_0(file, header)
         for piece in part.split(PIECE):
             file.write(np.ascontiguousarray(piece.detach().cpu().numpy()).data)
 
 
-def _mapped(place: Path) -> Tensor:
+def _mapped(path: Path) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch has no tensors that cannot be written to
-        return torch.from_numpy(np.load(place, mmap_mode="r", allow_pickle=False))
+        return torch.from_numpy(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def _form(place: Path) -> ImplicitForm:
-    with safe_open(place, framework="pt") as file:
+def _form(path: Path) -> ImplicitForm:
+    with safe_open(path, framework="pt") as file:
         return unpack_form(file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118

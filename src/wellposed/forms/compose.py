@@ -40,7 +40,7 @@ class BlockForm:
 
     @classmethod
     def of(cls, form: ImplicitForm) -> "BlockForm":
-        """Reads a form; where D is not cut as B and C are, inputs and outputs are taken whole."""
+        """Reads a form; where D is not partitioned like B and C, inputs and outputs become one block each."""
         A, B, C = form.blocks
         D, cuts = form.D, (C.heights, B.widths)
         if isinstance(D, Block) and (D.heights, D.widths) == cuts:
@@ -54,50 +54,50 @@ class BlockForm:
 
     def form(self, input_shape: tuple[int, ...]) -> ImplicitForm:
         """Builds the form; blocks without states are left out."""
-        kept = [k for k, size in enumerate(self.A.heights) if size] or [0]
+        blocks = [k for k, size in enumerate(self.A.heights) if size] or [0]
         inputs, outputs = range(len(self.B.widths)), range(len(self.C.heights))
         D = self.D if self.D.parts else Zero(self.D.shape, self.A.dtype, self.A.device)
         return ImplicitForm(
-            self.A.chosen(kept, kept),
-            self.B.chosen(kept, inputs),
-            self.C.chosen(outputs, kept),
+            self.A.chosen(blocks, blocks),
+            self.B.chosen(blocks, inputs),
+            self.C.chosen(outputs, blocks),
             D,
             self.bias,
-            tuple(self.activations[k] for k in kept),
+            tuple(self.activations[k] for k in blocks),
             input_shape,
             output_bias=self.output_bias,
-            labels=tuple(self.labels[k] for k in kept) if self.labels else None,
+            labels=tuple(self.labels[k] for k in blocks) if self.labels else None,
         )
 
 
 def one_column(block: Block) -> Block:
-    """Takes the block columns together."""
+    """Merges the block columns into one."""
     if len(block.widths) == 1:
         return block
     rows = {i: {(0, j): part for j, part in row.items()} for i, row in enumerate(block.rows()) if row}
-    parts = {(i, 0): Block((block.heights[i],), block.widths, row) for i, row in rows.items()}
-    return Block(block.heights, (block.shape[1],), dict(parts), block.kind, block.place)
+    blocks = {(i, 0): Block((block.heights[i],), block.widths, row) for i, row in rows.items()}
+    return Block(block.heights, (block.shape[1],), dict(blocks), block.kind, block.place)
 
 
 def one_row(block: Block) -> Block:
-    """Takes the block rows together."""
+    """Merges the block rows into one."""
     if len(block.heights) == 1:
         return block
     columns: dict[int, dict] = {}
     for (i, j), part in block.parts.items():
         columns.setdefault(j, {})[i, 0] = part
-    parts = {(0, j): Block(block.heights, (block.widths[j],), column) for j, column in columns.items()}
-    return Block((block.shape[0],), block.widths, dict(parts), block.kind, block.place)
+    blocks = {(0, j): Block(block.heights, (block.widths[j],), column) for j, column in columns.items()}
+    return Block((block.shape[0],), block.widths, dict(blocks), block.kind, block.place)
 
 
 def identity(sizes: Sequence[int], like: Block) -> Block:
     """Returns the identity with blocks of the given sizes."""
-    parts = {(k, k): Identity(size, like.dtype, like.device) for k, size in enumerate(sizes)}
-    return Block(tuple(sizes), tuple(sizes), dict(parts), like.kind, like.place)
+    blocks = {(k, k): Identity(size, like.dtype, like.device) for k, size in enumerate(sizes)}
+    return Block(tuple(sizes), tuple(sizes), dict(blocks), like.kind, like.place)
 
 
 def matmul(left: Block, right: Block) -> Block:
-    """Multiplies block by block; where the cuts between them differ, they are taken together.
+    """Multiplies block by block; partitions that differ are merged.
 
     Example:
         >>> row = Block((1,), (1, 1), {(0, 0): Identity(1)})
@@ -107,40 +107,40 @@ def matmul(left: Block, right: Block) -> Block:
     if left.widths != right.heights:
         left, right = one_column(left), one_row(right)
     rows = right.rows()
-    parts: dict[tuple[int, int], Operator] = {}
+    products: dict[tuple[int, int], Operator] = {}
     for (i, k), factor in sorted(left.parts.items(), key=lambda item: item[0]):
         for j, part in rows[k].items():
             term = factor @ part
-            parts[i, j] = parts[i, j] + term if (i, j) in parts else term
-    return Block(left.heights, right.widths, parts, left.kind, left.place)
+            products[i, j] = products[i, j] + term if (i, j) in products else term
+    return Block(left.heights, right.widths, products, left.kind, left.place)
 
 
 def add_blocks(left: Block, right: Block) -> Block:
-    """Adds block by block; cuts that differ are taken together."""
+    """Adds block by block; partitions that differ are merged."""
     if left.heights != right.heights:
         left, right = one_row(left), one_row(right)
     if left.widths != right.widths:
         left, right = one_column(left), one_column(right)
-    parts = dict(left.parts)
+    sums = dict(left.parts)
     for key, part in right.parts.items():
-        parts[key] = parts[key] + part if key in parts else part
-    return Block(left.heights, left.widths, parts, left.kind, left.place)
+        sums[key] = sums[key] + part if key in sums else part
+    return Block(left.heights, left.widths, sums, left.kind, left.place)
 
 
 def block_diag(first: Block, second: Block) -> Block:
-    """Puts two matrices on the diagonal."""
+    """Puts two matrices on the diagonal of a larger one."""
     return _placed(first, second, (len(first.heights), len(first.widths)))
 
 
 def vstack(first: Block, second: Block) -> Block:
-    """Puts a matrix on top of another; cuts of the columns that differ are taken together."""
+    """Puts a matrix on top of another; column partitions that differ are merged."""
     if first.widths != second.widths:
         first, second = one_column(first), one_column(second)
     return _placed(first, second, (len(first.heights), 0))
 
 
 def hstack(first: Block, second: Block) -> Block:
-    """Puts a matrix to the left of another; cuts of the rows that differ are taken together."""
+    """Puts a matrix to the left of another; row partitions that differ are merged."""
     if first.heights != second.heights:
         first, second = one_row(first), one_row(second)
     return _placed(first, second, (0, len(first.widths)))
@@ -148,10 +148,10 @@ def hstack(first: Block, second: Block) -> Block:
 
 def _placed(first: Block, second: Block, corner: tuple[int, int]) -> Block:
     down, across = corner
-    parts = first.parts | {(i + down, j + across): part for (i, j), part in second.parts.items()}
+    blocks = first.parts | {(i + down, j + across): part for (i, j), part in second.parts.items()}
     heights = first.heights + second.heights if down else first.heights
     widths = first.widths + second.widths if across else first.widths
-    return Block(heights, widths, parts, first.kind, first.place)
+    return Block(heights, widths, blocks, first.kind, first.place)
 
 
 def image(block: Block, vector: Tensor | None) -> Tensor | None:
@@ -161,8 +161,8 @@ def image(block: Block, vector: Tensor | None) -> Tensor | None:
 
 def add_vectors(*vectors: Tensor | None) -> Tensor | None:
     """Adds vectors of which some may be missing."""
-    found = [vector for vector in vectors if vector is not None]
-    return torch.stack(found).sum(0) if len(found) > 1 else (found[0] if found else None)
+    given = [vector for vector in vectors if vector is not None]
+    return torch.stack(given).sum(0) if len(given) > 1 else (given[0] if given else None)
 
 
 def cat_vectors(first: Tensor | None, second: Tensor | None, sizes: tuple[int, int], like: Block) -> Tensor | None:
@@ -174,11 +174,11 @@ def cat_vectors(first: Tensor | None, second: Tensor | None, sizes: tuple[int, i
 
 
 def joined_labels(first: BlockForm, second: BlockForm) -> tuple[str, ...]:
-    """Lists all labels; blocks of a form without any are called by their activation."""
+    """Lists all labels; blocks of a form without labels are named after their activation."""
     if not first.labels and not second.labels:
         return ()
-    parts = [part.labels or tuple(phi.name for phi in part.activations) for part in (first, second)]
-    return parts[0] + parts[1]
+    labels = [part.labels or tuple(phi.name for phi in part.activations) for part in (first, second)]
+    return labels[0] + labels[1]
 
 
 Arrange = Callable[[Block, Block], Block]
@@ -227,7 +227,7 @@ def _after(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
         )
     f, g = BlockForm.of(first), BlockForm.of(second)
     upper = hstack(g.A, matmul(g.B, f.C))
-    lower = _below(g.A, f.A)
+    lower = hstack(Block(f.A.heights, g.A.widths, {}, g.A.kind, g.A.place), f.A)
     return BlockForm(
         vstack(upper, lower),
         vstack(matmul(g.B, f.D), f.B),
@@ -240,11 +240,6 @@ def _after(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
         g.activations + f.activations,
         joined_labels(g, f),
     ).form(first.input_shape)
-
-
-def _below(first: Block, second: Block) -> Block:
-    """Returns ``(0, second)`` with as many columns of zeros as `first` has."""
-    return hstack(Block(second.heights, first.widths, {}, first.kind, first.place), second)
 
 
 def parallel(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
@@ -325,7 +320,7 @@ def _stacked(
 
 
 def check_same_device(first: ImplicitForm, second: ImplicitForm) -> None:
-    """Raises unless both forms have one type of numbers and one device."""
+    """Raises unless both forms have the same dtype and device."""
     if (first.dtype, first.device) != (second.dtype, second.device):
         raise InputError(
             f"forms are composed in one type and on one device; received {first.dtype} on {first.device} and "
@@ -334,7 +329,7 @@ def check_same_device(first: ImplicitForm, second: ImplicitForm) -> None:
 
 
 def check_same_inputs(first: ImplicitForm, second: ImplicitForm) -> None:
-    """Raises unless both forms take as many inputs."""
+    """Raises unless both forms have the same number of inputs."""
     if first.sizes[1] != second.sizes[1]:
         raise InputError(
             f"forms of one input need as many entries in it; received {first.sizes[1]} and {second.sizes[1]}"
@@ -342,7 +337,7 @@ def check_same_inputs(first: ImplicitForm, second: ImplicitForm) -> None:
 
 
 def check_same_outputs(first: ImplicitForm, second: ImplicitForm) -> None:
-    """Raises unless both forms have as many outputs."""
+    """Raises unless both forms have the same number of outputs."""
     if first.sizes[2] != second.sizes[2]:
         raise InputError(
             f"outputs are combined one by one, so both forms need as many; received {first.sizes[2]} and "
@@ -377,15 +372,15 @@ def product(first: ImplicitForm, second: ImplicitForm, bounds: tuple[float, floa
             "bounds=(c1, c2), at which they are clipped, or end the factors with a bounded activation as tanh"
         )
     q, home = first.sizes[2], (first.dtype, first.device)
-    place = torch.arange(2 * q, device=first.device)
+    entry = torch.arange(2 * q, device=first.device)
     inputs = {
-        (0, 0): Selection(torch.where(place % 2 == 0, place // 2, -1), q, first.dtype),
-        (0, 1): Selection(torch.where(place % 2 == 1, place // 2, -1), q, first.dtype),
+        (0, 0): Selection(torch.where(entry % 2 == 0, entry // 2, -1), q, first.dtype),
+        (0, 1): Selection(torch.where(entry % 2 == 1, entry // 2, -1), q, first.dtype),
     }
     pairs = ImplicitForm(
         Block((2 * q,), (2 * q,), {}, *home),
         Block((2 * q,), (q, q), dict(inputs)),
-        Selection(place[::2], 2 * q, first.dtype),
+        Selection(entry[::2], 2 * q, first.dtype),
         activation=[multiply(c1, c2)],
         labels=["product"] if first.labels or second.labels else None,
     )

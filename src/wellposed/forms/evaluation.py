@@ -60,9 +60,9 @@ class LoopEquation:
             if value < 1:
                 return Certificate.of("inf", value, gain=reciprocal_gap(value))
         if isinstance(self.A, Block) and len(self.parts) > 1 and all("inf" in p.constants for p in self.parts):
-            found = block_certificate(self.A, self.parts)
-            if found.holds:
-                return found
+            certificate = block_certificate(self.A, self.parts)
+            if certificate.holds:
+                return certificate
         if self.feedforward:
             return Certificate.of("triangular", 0.0, note="strictly triangular")
         if self.A.shape[0] > LARGEST_DENSE:
@@ -96,9 +96,9 @@ class LoopEquation:
             v = v.to(wide)
         step, v = self.iteration(v)
         start = options.pop("x0", None)
-        found = fixed_point(step, torch.zeros_like(v) if start is None else start.to(v), v, **options)
-        assert isinstance(found.value, Tensor)
-        return replace(found, value=found.value.to(dtype), residuals=found.residuals.to(dtype))
+        solution = fixed_point(step, torch.zeros_like(v) if start is None else start.to(v), v, **options)
+        assert isinstance(solution.value, Tensor)
+        return replace(solution, value=solution.value.to(dtype), residuals=solution.residuals.to(dtype))
 
     def bound(self, x: Tensor, v: Tensor, size: Tensor, terms: int) -> Tensor | None:
         """Bounds the distance of x to the solution; None where only norms of blocks are known."""
@@ -110,9 +110,9 @@ class LoopEquation:
 
 def _row_norm(A: Operator) -> float:
     """Returns ``|A|_inf``, rounded up; formed in float64, which costs less than what float32 would have to add."""
-    place = "cpu" if A.device.type == "mps" else A.device
+    device = "cpu" if A.device.type == "mps" else A.device
     with torch.no_grad():
-        exact = A.to(device=place, dtype=torch.float64)
+        exact = A.to(device=device, dtype=torch.float64)
         return float(upward(abs_upper_bound(exact).row_sums(), sum_length(A)).max())
 
 
@@ -130,7 +130,7 @@ def block_norms(A: Block) -> Tensor:  # (L, L)
     return norms
 
 
-def block_certificate(A: Block, parts: tuple[Activation, ...]) -> Certificate:
+def block_certificate(A: Block, activations: tuple[Activation, ...]) -> Certificate:
     """Checks rho(N(A, gamma)) < 1 with ``N_ij = gamma_i |A_ij|_inf`` (003, Theorem 1), forming nothing.
 
     Example:
@@ -140,21 +140,21 @@ def block_certificate(A: Block, parts: tuple[Activation, ...]) -> Certificate:
         >>> block_certificate(loop, (get_activation("relu"),) * 2).holds
         True
     """
-    gamma = torch.tensor([part.lipschitz("inf") for part in parts], dtype=torch.float64)
+    gamma = torch.tensor([part.lipschitz("inf") for part in activations], dtype=torch.float64)
     norms = block_norms(A)
     gains = torch.where(norms > 0, gamma[:, None] * (norms + ROOM), 0.0)
     if not bool(gains.isfinite().all()):
         return Certificate.of("blocks", torch.inf, note="a map in the loop has no Lipschitz constant")
     weights, value = perron_weights(upward(gains, 1))
-    note = f"Perron-Frobenius eigenvalue of the norms of {len(parts)} blocks"
+    note = f"Perron-Frobenius eigenvalue of the norms of {len(activations)} blocks"
     return Certificate.of("blocks", value, weights=weights, gain=reciprocal_gap(value), note=note)
 
 
 def strong_components(edges: Mapping[int, Sequence[int]]) -> list[tuple[int, ...]]:
-    """Finds the sets of nodes that reach one another, those that a set depends on before it (Tarjan, 1972).
+    """Finds the strongly connected components, each after those it depends on (Tarjan, 1972).
 
     Args:
-        edges: what every node depends on; the sets come in the order of its keys where nothing else decides.
+        edges: what every node depends on; ties are broken by the order of its keys.
 
     Example:
         >>> strong_components({0: [1], 1: [2], 2: [1], 3: []})
@@ -176,7 +176,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class EvaluationOrder:
-    """In which order the blocks of ``x = phi(Ax + v)`` are computed (003, Theorems 2 and 3).
+    """The order in which the blocks of ``x = phi(Ax + v)`` are computed (003, Theorems 2 and 3).
 
     Args:
         A: block matrix of the states.
@@ -200,10 +200,10 @@ class EvaluationOrder:
     def _loop(self, blocks: tuple[int, ...]) -> LoopEquation | None:
         if len(blocks) == 1 and blocks[0] not in self.rows[blocks[0]]:
             return None
-        parts = tuple(self.activations[k] for k in blocks)
+        activations = tuple(self.activations[k] for k in blocks)
         sizes = tuple(self.A.heights[k] for k in blocks)
         inner = self.A.part(blocks[0], blocks[0]) if len(blocks) == 1 else self.A.chosen(blocks, blocks)
-        return LoopEquation(inner, piecewise(parts, sizes), parts)
+        return LoopEquation(inner, piecewise(activations, sizes), activations)
 
     @cached_property
     def loops(self) -> tuple[LoopEquation, ...]:
@@ -213,19 +213,19 @@ class EvaluationOrder:
     @cached_property
     def last_read(self) -> list[list[int]]:
         """The blocks that every stage is the last to read."""
-        found: list[list[int]] = [[] for _ in self.stages]
+        blocks: list[list[int]] = [[] for _ in self.stages]
         for k, number in self.last_use.items():
-            found[number].append(k)
-        return found
+            blocks[number].append(k)
+        return blocks
 
     @cached_property
     def last_use(self) -> dict[int, int]:
         """The last stage that reads a block; its own if none does."""
-        place = {k: number for number, stage in enumerate(self.stages) for k in stage.blocks}
-        found = dict(place)
+        number_of = {k: number for number, stage in enumerate(self.stages) for k in stage.blocks}
+        last = dict(number_of)
         for i, j in self.A.parts:
-            found[j] = max(found[j], place[i])
-        return found
+            last[j] = max(last[j], number_of[i])
+        return last
 
 
 @dataclass
@@ -241,7 +241,7 @@ class Evaluation:
     total: Tensor | float = 0.0  # (B,) of all entries, so that it is not finite if one of them is not
 
     def run(self) -> "Evaluation":
-        """Computes every block, and forgets those that nobody needs any more."""
+        """Computes every block and frees those that are no longer read."""
         self.states = [None] * len(self.order.activations)
         for number, stage in enumerate(self.order.stages):
             if stage.loop is None:
@@ -304,7 +304,7 @@ class Evaluation:
 
 
 def _without(solution: Solution, lost: Tensor) -> Solution:  # (B, 1)
-    """Takes the value from samples that have none."""
+    """Marks samples that overflowed before the loop: no value, status NONFINITE."""
     assert isinstance(solution.value, Tensor)
     status = solution.status.masked_fill(lost[:, 0], Status.NONFINITE)
     return replace(solution, value=solution.value.masked_fill(lost, torch.nan), status=status)

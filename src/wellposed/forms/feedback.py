@@ -97,17 +97,17 @@ def _exact(operator: Operator, like: Tensor) -> Operator:
 
 
 @torch.no_grad()
-def _is_inverse(found: Tensor, around: Tensor, left: Block, right: Block) -> bool:
+def _is_inverse(inverse: Tensor, around: Tensor, left: Block, right: Block) -> bool:
     """Checks |I - R (I - P)|_inf < 1 with outward rounding, which proves I - P invertible."""
-    eye, size = torch.eye(len(found), dtype=found.dtype, device=found.device), len(found)
+    eye, size = torch.eye(len(inverse), dtype=inverse.dtype, device=inverse.device), len(inverse)
     terms = size + left.shape[1] + 4
     spread = (
-        abs_upper_bound_block(left, found.device, False)
-        .apply(abs_upper_bound_block(right, found.device, False).apply(eye))
+        abs_upper_bound_block(left, inverse.device, False)
+        .apply(abs_upper_bound_block(right, inverse.device, False).apply(eye))
         .mT
     )
-    rounding = upward(found.abs() @ (spread + around.abs() + eye), 2 * terms) * (2 * terms * EPS)
-    residual = (eye - found @ (eye - around)).abs() + rounding
+    rounding = upward(inverse.abs() @ (spread + around.abs() + eye), 2 * terms) * (2 * terms * EPS)
+    residual = (eye - inverse @ (eye - around)).abs() + rounding
     return float(upward(residual.sum(1), terms).amax()) < 1
 
 
@@ -217,11 +217,11 @@ def _prove(closed: ImplicitForm, f: ImplicitForm, g: ImplicitForm) -> str | None
     value, _ = _small_gain(forward, back)
     if not value < 1:
         return f"the small gain condition lambda_PF(S_f S_g) < 1 fails: {value:.6g}"
-    parts = AbsoluteForm.of(f), AbsoluteForm.of(g)
+    absolute = AbsoluteForm.of(f), AbsoluteForm.of(g)
     for formed in (False, True):
         spread = AbsoluteForm.of(closed, formed=formed)
         for slack in SLACKS:
-            proofs = _proofs(closed, spread, _weights(parts, (forward, back), slack), value)
+            proofs = _proofs(closed, spread, _weights(absolute, (forward, back), slack), value)
             if all(proof.holds for proof in proofs):
                 for loop, proof in zip(closed.order.loops, proofs, strict=True):
                     loop.certificate = proof
@@ -230,7 +230,7 @@ def _prove(closed: ImplicitForm, f: ImplicitForm, g: ImplicitForm) -> str | None
 
 
 def _weights(
-    parts: tuple[AbsoluteForm, AbsoluteForm], gain: tuple[Tensor, Tensor], slack: float
+    absolute: tuple[AbsoluteForm, AbsoluteForm], gain: tuple[Tensor, Tensor], slack: float
 ) -> list[Tensor] | None:
     """Turns weights of the outputs into weights of all states, blocks of f first; None if the slack is too large.
 
@@ -243,7 +243,7 @@ def _weights(
     eta = torch.linalg.solve_ex(eye - forward @ back, eye.new_ones(size))[0]
     omega = back @ eta + slack * (eta.abs().amax() if size else 0.0)
     try:
-        states = parts[0].states(omega[None], slack) + parts[1].states(eta[None], slack)
+        states = absolute[0].states(omega[None], slack) + absolute[1].states(eta[None], slack)
     except IllPosedError:
         return None
     return [state[0] for state in states if state.numel()] or [states[0][0]]
@@ -255,8 +255,8 @@ def _proofs(
     if weights is None:
         return [Certificate.of("small gain", torch.inf)]
     note = f"lambda_PF(S_f S_g) = {value:.4g}"
-    found = [_proof(spread, stage, weights) for stage in closed.order.stages if stage.loop is not None]
-    return [replace(proof, note=note) for proof in found]
+    proofs = [_proof(spread, stage, weights) for stage in closed.order.stages if stage.loop is not None]
+    return [replace(proof, note=note) for proof in proofs]
 
 
 def _proof(spread: AbsoluteForm, stage: Stage, weights: list[Tensor]) -> Certificate:

@@ -40,7 +40,7 @@ OPTIONS = ("solver", "stop", "max_steps", "gradient", "on_failure", "generator",
 
 
 def check_options(options: dict[str, Any], shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """Raises where an option is unknown or does not fit, also if there is no loop that it could reach.
+    """Raises where an option is unknown or does not fit, even if the form has no loop to use it.
 
     Args:
         options: those of `fixed_point` and the start x0.
@@ -272,24 +272,24 @@ class ImplicitForm:
     def __call__(self, u: Tensor) -> Tensor:  # (B, *input_shape) or (B, p) -> (B, q)
         """Evaluates the rule."""
         flat, C = self._flat(u), self.blocks[2]
-        kept = frozenset(j for _, j in C.parts)
-        found = Evaluation(self.order, self._offset(flat), kept=kept).run()
-        y = self._output(C, found.states, flat)
-        if not under_transform() and not bool((found.total + y.detach().sum(1)).isfinite().all()):
+        read = frozenset(j for _, j in C.parts)
+        evaluation = Evaluation(self.order, self._offset(flat), kept=read).run()
+        y = self._output(C, evaluation.states, flat)
+        if not under_transform() and not bool((evaluation.total + y.detach().sum(1)).isfinite().all()):
             self._check_finite(flat, y)
         return y
 
     def evaluated(self, u: Tensor, make: Callable[..., Evaluation]) -> Tensor:
-        """Evaluates the rule by another `Evaluation`, and looks at no value."""
+        """Evaluates the rule by another `Evaluation`, without reading a value on the host."""
         flat, C = self._flat(u), self.blocks[2]
         return self._output(C, make(self.order, self._offset(flat)).run().states, flat)
 
     @torch.no_grad()
     def _check_finite(self, flat: Tensor, y: Tensor) -> None:
         """Warns of states or outputs that are not finite; their total may have been too large as well."""
-        found = Evaluation(self.order, self._offset(flat), {"on_failure": "ignore"}).run().solution()
-        assert isinstance(found.value, Tensor)
-        report_overflow(torch.cat([found.value, y.detach()], dim=1), "warn")
+        solution = Evaluation(self.order, self._offset(flat), {"on_failure": "ignore"}).run().solution()
+        assert isinstance(solution.value, Tensor)
+        report_overflow(torch.cat([solution.value, y.detach()], dim=1), "warn")
 
     def _output(self, C: Block, states: Sequence[Tensor | None], flat: Tensor) -> Tensor:
         start = self.D @ flat
@@ -315,13 +315,13 @@ class ImplicitForm:
         flat = self._flat(u)
         offset = self._offset(flat)
         check_options(options, (flat.shape[0], self.sizes[0]), self.dtype)
-        found = Evaluation(self.order, offset, options).run()
-        solution = found.solution()
+        evaluation = Evaluation(self.order, offset, options).run()
+        solution = evaluation.solution()
         if not under_transform():
             assert isinstance(solution.value, Tensor)
             report_overflow(solution.value.detach(), options.get("on_failure", "warn"))
-        if len(self.order.stages) == 1 and found.solutions:
-            whole = found.solutions[0]
+        if len(self.order.stages) == 1 and evaluation.solutions:
+            whole = evaluation.solutions[0]
             assert isinstance(whole.value, Tensor)
             x, inputs, v = whole.value.detach(), flat.detach(), torch.cat(list(offset), dim=1).detach()
             return replace(whole, bound=lambda: self._bound(x, inputs, v))
@@ -443,8 +443,8 @@ class ImplicitForm:
         """Returns the form on a CUDA device, the current one if None."""
         if not torch.cuda.is_available():
             raise InputError("torch finds no CUDA device here; the form stays where it is: form.cpu()")
-        place = torch.device("cuda", device) if isinstance(device, int) else device
-        return self.to("cuda" if place is None else place)
+        target = torch.device("cuda", device) if isinstance(device, int) else device
+        return self.to("cuda" if target is None else target)
 
     def eval(self) -> "ImplicitForm":
         """Returns the form itself: it has one mode only, that of evaluation."""

@@ -52,7 +52,7 @@ class Loop:
     def of(
         cls, abs_upper_bound: Block, exact: Block | None, activations: tuple[Activation, ...], terms: int
     ) -> "Loop":
-        """Reads a loop off what covers ``|A|``.
+        """Builds the inequality of a loop from an upper bound of ``|A|``.
 
         Args:
             exact: A itself where negative self-loops shall lower the bound.
@@ -247,12 +247,12 @@ class AbsoluteForm:
     @cached_property
     def loops(self) -> dict[tuple[int, ...], Loop]:
         """The loops by their blocks."""
-        found = {}
+        loops = {}
         for blocks in (stage.blocks for stage in self.order.stages if stage.loop is not None):
             exact = self.order.A.chosen(blocks, blocks) if self.self_loops else None
             activations = tuple(self.order.activations[k] for k in blocks)
-            found[blocks] = Loop.of(self.A.chosen(blocks, blocks), exact, activations, self.terms)
-        return found
+            loops[blocks] = Loop.of(self.A.chosen(blocks, blocks), exact, activations, self.terms)
+        return loops
 
     @cached_property
     def _least(self) -> tuple[float, float]:
@@ -278,16 +278,16 @@ class AbsoluteForm:
         With `slack` every bound is larger than what leads to it by that factor, and positive.
         """
         entering = upward(self.apply(self.B, u), self.terms).split(self.A.heights, dim=1)
-        found: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
         for stage in self.order.stages:
-            for k, bound in self._stage(stage, found, list(entering), slack).items():
-                found[k] = bound
-        return [found[k] for k in range(len(found))]
+            for k, bound in self._stage(stage, states, list(entering), slack).items():
+                states[k] = bound
+        return [states[k] for k in range(len(states))]
 
     def _stage(
-        self, stage: Stage, found: dict[int, Tensor], entering: list[Tensor], slack: float
+        self, stage: Stage, states: dict[int, Tensor], entering: list[Tensor], slack: float
     ) -> dict[int, Tensor]:
-        drive = {k: self._driven(k, found, entering[k], stage.blocks) for k in stage.blocks}
+        drive = {k: self._driven(k, states, entering[k], stage.blocks) for k in stage.blocks}
         if slack:
             drive = {k: _raised(w, slack) for k, w in drive.items()}
         if stage.loop is None:
@@ -297,11 +297,11 @@ class AbsoluteForm:
         bound = self.loops[stage.blocks].bound(w, slack)
         return dict(zip(stage.blocks, bound.split(sizes, dim=1), strict=True))
 
-    def _driven(self, k: int, found: dict[int, Tensor], entering: Tensor, inside: tuple[int, ...]) -> Tensor:
+    def _driven(self, k: int, states: dict[int, Tensor], entering: Tensor, inside: tuple[int, ...]) -> Tensor:
         total = entering
         for j, part in self.rows[k].items():
             if j not in inside:
-                total = total + self.apply(part, found[j])
+                total = total + self.apply(part, states[j])
         return upward(total, self.terms)
 
     def outputs(self, states: list[Tensor], u: Tensor) -> Tensor:  # (B, q)

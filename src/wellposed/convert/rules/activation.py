@@ -65,11 +65,11 @@ def relu_pair(signal: Signal) -> tuple[Signal, Signal]:
         >>> [half.shape for half in relu_pair(network.input)], network.sources[0].size
         ([(1, 3), (1, 3)], 6)
     """
-    places = signal.gathered().places()
+    places = signal.gathered().indices()
     sign = torch.ones(2, *signal.shape, dtype=signal.dtype, device=signal.device)
     sign[1] = -1
     both = signal.gathered().select(torch.stack([places, places])).scaled(sign).activate("relu")
-    return both.select(both.places()[0]), both.select(both.places()[1])
+    return both.select(both.indices()[0]), both.select(both.indices()[1])
 
 
 @RULES.named("abs", "absolute")
@@ -110,8 +110,8 @@ def clamped(signal: Signal, min: Any = None, max: Any = None) -> Signal:
     """Converts a projection on an interval, given by numbers, tensors or signals."""
     if isinstance(min, int | float) and isinstance(max, int | float):
         return signal.activate(hardtanh(float(min), float(max)))
-    found = signal if min is None else larger(signal, min)
-    return found if max is None else smaller(found, max)
+    above = signal if min is None else larger(signal, min)
+    return above if max is None else smaller(above, max)
 
 
 RULES.named("clamp_min")(lambda signal, min: clamped(signal, min))
@@ -135,7 +135,7 @@ def smaller(a: Any, b: Any) -> Signal:
 
 
 def _once(signal: Signal) -> Signal:
-    return signal.kept() if signal.costly else signal
+    return signal.as_state() if signal.costly else signal
 
 
 @RULES.named("threshold")
@@ -151,8 +151,8 @@ _layer(nn.Threshold, _threshold, "threshold", "value")
 @RULES.named("glu")
 def glu(signal: Signal, dim: int = -1) -> Signal:
     """Converts ``a sigmoid(b)`` of the two halves along a dimension."""
-    whole = signal.kept() if signal.costly else signal
-    a, b = (whole.select(part) for part in whole.places().chunk(2, dim))
+    whole = signal.as_state() if signal.costly else signal
+    a, b = (whole.select(part) for part in whole.indices().chunk(2, dim))
     return multiplied(a, b.activate("sigmoid"))
 
 
@@ -187,13 +187,13 @@ def finite(signal: Signal) -> Signal:
 def _dimension(signal: Signal, dim: int | None) -> int:
     """Reads a dimension, by torch's old rule if it is None."""
     count = len(signal.shape)
-    found = (0 if count in (0, 1, 3) else 1) if dim is None else dim % count
-    if found == 0 and count > 1 and signal.shape[0] == 1:
+    axis = (0 if count in (0, 1, 3) else 1) if dim is None else dim % count
+    if axis == 0 and count > 1 and signal.shape[0] == 1:
         raise UnsupportedError(
             "a softmax over the first dimension, the batch, mixes samples, so it has no implicit form; give the "
             "dimension of the classes"
         )
-    return found
+    return axis
 
 
 @RULES.named("softmax", "_softmax", "_safe_softmax")
@@ -208,9 +208,9 @@ def softmax(signal: Signal, dim: int | None = None, *rest: Any, **others: Any) -
     """
     k = _dimension(signal, dim)
     signal = finite(signal)
-    moved = signal.select(signal.places().movedim(k, -1))
-    found = moved.activate(softmax_map(signal.shape[k]))
-    return found.select(found.places().movedim(-1, k))
+    moved = signal.select(signal.indices().movedim(k, -1))
+    weights = moved.activate(softmax_map(signal.shape[k]))
+    return weights.select(weights.indices().movedim(-1, k))
 
 
 @RULES.named("softmin")
@@ -224,9 +224,9 @@ def log_sum_exp(signal: Signal, dim: Any, keepdim: bool = False) -> Signal:
     if not isinstance(dim, int):
         (dim,) = dim
     k, signal = _dimension(signal, dim), finite(signal)
-    rows = signal.select(signal.places().movedim(k, -1))
+    rows = signal.select(signal.indices().movedim(k, -1))
     while rows.shape[-1] > 1:
-        rows = _halved(rows.kept() if rows.costly else rows)
+        rows = _halved(rows.as_state() if rows.costly else rows)
     shape = rows.shape[:-1]
     return rows.reshape((*shape[:k], 1, *shape[k:]) if keepdim else shape)
 
@@ -234,7 +234,7 @@ def log_sum_exp(signal: Signal, dim: Any, keepdim: bool = False) -> Signal:
 def _halved(rows: Signal) -> Signal:
     """Joins the entries of the last dimension in pairs; an odd one is left as it is."""
     half = rows.shape[-1] // 2
-    first, second, odd = (rows.select(part) for part in rows.places().split([half, half, rows.shape[-1] % 2], -1))
+    first, second, odd = (rows.select(part) for part in rows.indices().split([half, half, rows.shape[-1] % 2], -1))
     pairs = second.plus(first.plus(second.scaled(-1.0)).activate(softplus(1.0)))
     return joined(torch.cat, [pairs, odd], dim=-1) if odd.size else pairs
 
@@ -243,10 +243,10 @@ def _halved(rows: Signal) -> Signal:
 def log_softmax(signal: Signal, dim: int | None = None, *rest: Any, **others: Any) -> Signal:
     """Converts ``z - log(sum(exp(z)))``."""
     signal = finite(signal)
-    whole = signal.kept() if signal.costly else signal
+    whole = signal.as_state() if signal.costly else signal
     k = _dimension(signal, dim)
     total = log_sum_exp(whole, k, keepdim=True)
-    return whole.plus(total.select(total.places().broadcast_to(whole.shape)).scaled(-1.0))
+    return whole.plus(total.select(total.indices().broadcast_to(whole.shape)).scaled(-1.0))
 
 
 @RULES.module(nn.Softmax, nn.Softmin, nn.LogSoftmax)

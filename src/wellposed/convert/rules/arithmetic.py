@@ -55,7 +55,7 @@ def multiplied(
     if not a.terms or not b.terms:
         constant, other = (a, b) if not a.terms else (b, a)
         return _scaled(_expanded(other, shape), constant, shape)
-    first, second = a.places().broadcast_to(shape), b.places().broadcast_to(shape) + a.size
+    first, second = a.indices().broadcast_to(shape), b.indices().broadcast_to(shape) + a.size
     pairs = picked([a, b], torch.stack([first, second], dim=-1).reshape(-1))
     c1, c2 = (limit(a), limit(b)) if limits is None else limits
     product = pairs.activate(multiply(*_both(c1, c2)), name)
@@ -72,7 +72,7 @@ def matrix_multiplied(a: Signal, b: Signal, name: str = "") -> Signal:
     Example:
         >>> network = Network((2, 3), torch.float32, torch.device("cpu"))
         >>> x = network.input
-        >>> matrix_multiplied(x, x.select(x.places().mT)).shape, network.activations[-1].name
+        >>> matrix_multiplied(x, x.select(x.indices().mT)).shape, network.activations[-1].name
         ((1, 2, 2), 'matrix_product(2, 3, 2)')
     """
     left, right = _matrices(a, b)
@@ -83,8 +83,8 @@ def matrix_multiplied(a: Signal, b: Signal, name: str = "") -> Signal:
         return _constant_product(left, right, batch).reshape(shape)
     activation = matrix_product(rows, inner, columns, *_both(limit(a), limit(b)))
     count, size = math.prod(batch), activation.block or 0
-    first = left.places().broadcast_to((*batch, rows, inner)).reshape(count, -1)
-    second = right.places().broadcast_to((*batch, inner, columns)).reshape(count, -1) + a.size
+    first = left.indices().broadcast_to((*batch, rows, inner)).reshape(count, -1)
+    second = right.indices().broadcast_to((*batch, inner, columns)).reshape(count, -1) + a.size
     empty = first.new_full((count, size - first.shape[1] - second.shape[1]), -1)
     blocks = picked([a, b], torch.cat([first, second, empty], dim=1).reshape(-1)).activate(activation, name)
     places = torch.arange(count * size, device=a.device).reshape(count, size)[:, : rows * columns]
@@ -144,8 +144,8 @@ def limit(signal: Signal) -> float | None:
         >>> limit(network.input.activate("tanh").shifted(2.0))
         3.0
     """
-    found = bounds(signal)
-    largest = math.inf if found is None else float(torch.maximum(-found[0], found[1]).max())
+    ends = bounds(signal)
+    largest = math.inf if ends is None else float(torch.maximum(-ends[0], ends[1]).max())
     return rounded_up(largest) if math.isfinite(largest) else None
 
 
@@ -210,8 +210,8 @@ def _rows(network: Network, used: Sequence[tuple[Operator, Tensor]]) -> Operator
     places = torch.stack(
         [torch.where(p >= 0, p + start, -1) for (_, p), start in zip(narrow, starts, strict=False)]
     )
-    parts = {(i, 0): part for i, (part, _) in enumerate(narrow)}
-    whole = Block(heights, (narrow[0][0].shape[1],), parts, network.dtype, network.device)
+    blocks = {(i, 0): part for i, (part, _) in enumerate(narrow)}
+    whole = Block(heights, (narrow[0][0].shape[1],), blocks, network.dtype, network.device)
     return Selection(places.amax(0), sum(heights), network.dtype) @ whole
 
 
@@ -237,12 +237,12 @@ def _composed(part: Operator, places: Tensor) -> Tensor | None:
 
 
 def _offset(signals: Sequence[Signal], local: Sequence[Tensor]) -> Tensor | None:
-    found = [
+    offsets = [
         torch.where(places >= 0, signal.offset[places.clamp(min=0)], 0)
         for signal, places in zip(signals, local, strict=True)
         if signal.offset is not None and signal.size
     ]
-    return torch.stack(found).sum(0) if found else None
+    return torch.stack(offsets).sum(0) if offsets else None
 
 
 def _broadcast(a: Signal, b: Signal) -> tuple[int, ...]:
@@ -255,7 +255,7 @@ def _broadcast(a: Signal, b: Signal) -> tuple[int, ...]:
 
 
 def _expanded(signal: Signal, shape: tuple[int, ...]) -> Signal:
-    return signal if signal.shape == shape else signal.select(signal.places().broadcast_to(shape))
+    return signal if signal.shape == shape else signal.select(signal.indices().broadcast_to(shape))
 
 
 def _scaled(signal: Signal, constant: Signal, shape: tuple[int, ...]) -> Signal:
@@ -282,17 +282,17 @@ def _batch(left: Signal, right: Signal) -> tuple[int, ...]:
 def _constant_product(left: Signal, right: Signal, batch: tuple[int, ...]) -> Signal:
     """Multiplies by matrices that depend on nothing, a linear map; transposed where they stand on the left."""
     if right.terms:
-        turned = [side.select(side.places().mT) for side in (right, left)]
-        found = _constant_product(turned[0], turned[1], batch)
-        return found.select(found.places().mT)
+        turned = [side.select(side.indices().mT) for side in (right, left)]
+        transposed = _constant_product(turned[0], turned[1], batch)
+        return transposed.select(transposed.indices().mT)
     (rows, inner), columns, count = left.shape[-2:], right.shape[-1], math.prod(batch)
     zero = torch.zeros(right.size, dtype=left.dtype, device=left.device)
     matrices = (zero if right.offset is None else right.offset).reshape(right.shape)
     each = matrices.broadcast_to((*batch, inner, columns)).reshape(count, inner, columns)
-    parts: dict[tuple[int, int], Operator] = {
+    blocks: dict[tuple[int, int], Operator] = {
         (i, i): Repeated(Dense(matrix.mT.contiguous()), rows) for i, matrix in enumerate(each)
     }
-    operator = Block((rows * columns,) * count, (rows * inner,) * count, parts, left.dtype, left.device)
+    operator = Block((rows * columns,) * count, (rows * inner,) * count, blocks, left.dtype, left.device)
     return _expanded(left, (*batch, rows, inner)).linear(operator, (*batch, rows, columns))
 
 
@@ -315,7 +315,7 @@ def network_of(*values: Any) -> Network:
 
 def expanded(signal: Signal, shape: Sequence[int]) -> Signal:
     """Repeats entries where a shape is broadcast to another."""
-    return signal if signal.shape == tuple(shape) else signal.select(signal.places().broadcast_to(shape))
+    return signal if signal.shape == tuple(shape) else signal.select(signal.indices().broadcast_to(shape))
 
 
 def _shape(value: Value) -> tuple[int, ...]:
@@ -390,10 +390,10 @@ def power(signal: Any, exponent: Any = 2) -> Signal:
         raise UnsupportedError("powers convert for whole exponents that are numbers, such as x ** 2")
     if exponent < 1:
         raise UnsupportedError(f"the power {exponent} has no Lipschitz constant near zero")
-    found = signal
+    result = signal
     for _ in range(int(exponent) - 1):
-        found = multiplied(found, signal)
-    return found
+        result = multiplied(result, signal)
+    return result
 
 
 @RULES.named("lerp")
@@ -431,7 +431,7 @@ def _masked(signal: Signal, mask: Tensor, shape: Sequence[int]) -> Signal:
     if not signal.terms and signal.offset is not None:  # infinite constants times zero would not be zero
         value = signal.offset.reshape(signal.shape).broadcast_to(shape)
         return signal.network.constant(torch.where(mask, value, 0))
-    return signal.select(torch.where(mask, signal.places().broadcast_to(shape), -1))
+    return signal.select(torch.where(mask, signal.indices().broadcast_to(shape), -1))
 
 
 class Positive:
@@ -508,5 +508,5 @@ def weighted(signal: Signal, dim: Any, keepdim: bool, weight: float | None) -> S
     row: Operator = Dense(torch.full((1, size), weight or 1 / size, dtype=signal.dtype, device=signal.device))
     count = signal.size // size
     shape = [1 if k in dims else n for k, n in enumerate(signal.shape) if keepdim or k not in dims]
-    ordered = signal.select(signal.places().permute(*rest, *dims))
+    ordered = signal.select(signal.indices().permute(*rest, *dims))
     return ordered.linear(row if count == 1 else Repeated(row, count), shape)

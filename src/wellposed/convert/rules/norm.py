@@ -81,8 +81,8 @@ def layer_norm(
     *rest: Any,
 ) -> Signal:
     """Converts layer normalisation as the block map `normalise`, then what is affine in it."""
-    found = signal.activate(normalise(math.prod(normalized_shape), float(eps)))
-    return affine(found, weight, bias, None)
+    normal = signal.activate(normalise(math.prod(normalized_shape), float(eps)))
+    return affine(normal, weight, bias, None)
 
 
 @RULES.named("native_layer_norm")
@@ -132,7 +132,7 @@ def rms_norm(
     pairs = joined(torch.cat, [flat, flat.scaled(-1.0)], dim=1)
     margin = torch.finfo(signal.dtype).eps if eps is None else float(eps)
     both = pairs.activate(normalise(2 * size, margin))
-    return affine(both.select(both.places()[:, :size]).reshape(signal.shape), weight, None, None)
+    return affine(both.select(both.indices()[:, :size]).reshape(signal.shape), weight, None, None)
 
 
 @RULES.module(nn.LayerNorm)

@@ -368,6 +368,6 @@ class Repeated(Operator):
     def try_matmul(self, right: Operator) -> Operator | None:
         if not isinstance(right, Repeated) or right.count != self.count:
             return None
-        found = self.inner.try_matmul(right.inner)
-        found = right.inner.try_rmatmul(self.inner) if found is None else found
-        return None if found is None else Repeated(found, self.count)
+        product = self.inner.try_matmul(right.inner)
+        product = right.inner.try_rmatmul(self.inner) if product is None else product
+        return None if product is None else Repeated(product, self.count)
