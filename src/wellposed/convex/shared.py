@@ -297,7 +297,7 @@ class PositionSampler:
         with ExitStack() as stack, torch.no_grad():
             log = _Log(pieces, len(layers))
             for number, (name, layer) in enumerate(layers.items()):
-                hook = self._hook(log, name, _place_of(name, number), quota)
+                hook = self._hook(log, name, _layer_seed(name, number), quota)
                 stack.callback(layer.register_forward_hook(hook).remove)
             for index, u in enumerate(batches):
                 log.begin(index, None if self.valid is None else self.valid(u))
@@ -310,9 +310,9 @@ class PositionSampler:
             raise InputError(f"the network never calls {', '.join(missing)}; leave it out of the layers to fit")
         return {name: _joined(data) for name, data in pieces.items()}
 
-    def _hook(self, log: "_Log", name: str, place: int, quota: int) -> Callable[..., None]:
+    def _hook(self, log: "_Log", name: str, layer_seed: int, quota: int) -> Callable[..., None]:
         def hook(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) * 1009 + log.batch)
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + layer_seed) * 1009 + log.batch)
             places = _sampled_positions(positions(layer, output), log.valid, generator, quota)
             log.add(name, RowData(read_by_rows(layer, inputs, places), given_by_rows(layer, output, places)))
 
@@ -330,16 +330,16 @@ class _Log:
     def begin(self, batch: int, valid: Tensor | None) -> None:
         self.batch, self.valid, self.seen = batch, valid, set()
 
-    def add(self, name: str, found: RowData) -> None:
+    def add(self, name: str, data: RowData) -> None:
         if name in self.seen:
             raise InputError(f"{name} is called twice in one pass; give every call a layer of its own")
-        self.pieces.setdefault(name, []).append(found)
+        self.pieces.setdefault(name, []).append(data)
         self.seen.add(name)
         if len(self.seen) == self.layers:
             raise _EnoughError
 
 
-def _place_of(name: str, number: int) -> int:
+def _layer_seed(name: str, number: int) -> int:
     """Seeds a layer by its name, so that it gets the same positions alone and among others."""
     return sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 1_000_003 if name else number
 

@@ -95,10 +95,13 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[tuple[Tensor, Tensor, Activation]] = []
+        self.rules: dict[Any, Named | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        rule = _rule(func)
+        if func not in self.rules:
+            self.rules[func] = _rule(func)
+        rule = self.rules[func]
         if rule is None:
             return func(*args, **kwargs)
         z = (args[0] if args else kwargs["input"]).detach().clone()

@@ -55,14 +55,14 @@ class Feedthrough:
         size = left.shape[0]
         eye = torch.eye(size, dtype=torch.float64, device=double(torch.empty(0, device=left.device)).device)
         around = _exact(left, eye).apply(_exact(right, eye).apply(eye)).mT
-        found, failed = torch.linalg.inv_ex(eye - around)
-        if bool(failed) or not _is_inverse(found.detach(), around.detach(), left, right):
+        computed, failed = torch.linalg.inv_ex(eye - around)
+        if bool(failed) or not _is_inverse(computed.detach(), around.detach(), left, right):
             names = "D_f D_g" if outer else "D_g D_f"
             raise IllPosedError(
                 f"I - {names} is singular to working precision, so the loop of the feedthroughs has no solution "
                 "or many; change one of them"
             )
-        inverse = Dense(found.to(device=left.device, dtype=left.dtype))
+        inverse = Dense(computed.to(device=left.device, dtype=left.dtype))
         return cls(D, K, Block((size,), (size,), {(0, 0): inverse}), outer)
 
     def M(self, X: Block) -> Block:

@@ -115,15 +115,15 @@ def strict_json(text: bytes | str, what: str) -> dict[str, Any]:
 
     try:
         plain = text.decode() if isinstance(text, bytes) else text
-        found = json.loads(plain, object_pairs_hook=table, parse_constant=number, parse_float=number)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a character that is written as two
+        content = json.loads(plain, object_pairs_hook=table, parse_constant=number, parse_float=number)
+        json.dumps(content, ensure_ascii=False).encode()  # half of a character that is written as two
     except FileFormatError:
         raise
     except (ValueError, TypeError, RecursionError) as error:
         raise FileFormatError(f"{what} is no readable JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise FileFormatError(f"{what} is a {type(found).__name__}, not a table")
-    return found
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{what} is a {type(content).__name__}, not a table")
+    return content
 
 
 def stored_activation(name: Any) -> Activation:

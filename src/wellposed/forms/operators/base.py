@@ -283,17 +283,17 @@ def chain(left: Operator, right: Operator) -> Operator:
         raise InputError(f"operators of shapes {left.shape} and {right.shape} cannot be multiplied")
     *outer, inner = _factors(left)
     first, *rest = _factors(right)
-    found = None
+    product = None
     if not _EXACT.get() or _copies(inner, first):
-        found = inner.try_matmul(first)
-        found = first.try_rmatmul(inner) if found is None else found
-    if found is None:
+        product = inner.try_matmul(first)
+        product = first.try_rmatmul(inner) if product is None else product
+    if product is None:
         return Product((*outer, inner, first, *rest))
     for factor in rest:
-        found = chain(found, factor)
+        product = chain(product, factor)
     for factor in reversed(outer):
-        found = chain(factor, found)
-    return found
+        product = chain(factor, product)
+    return product
 
 
 def _copies(left: Operator, right: Operator) -> bool:
