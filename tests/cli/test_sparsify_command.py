@@ -299,7 +299,7 @@ def test_gaps_in_the_certificate_are_those_that_are_printed(folder):
 )
 def test_what_cannot_be_done_is_refused_before_the_work(options, message, folder, monkeypatch):
     np.savez("pairs.npz", u=given()[0].numpy(), y=np.ones((120, 2), np.float32))
-    monkeypatch.setattr("wellposed.cli.sparsify.StateFit.fit", lambda *_: pytest.fail("it was fitted"))
+    monkeypatch.setattr("wellposed.cli.sparsify.fit_states", lambda *_, **__: pytest.fail("it was fitted"))
     result = basic("network", "data.npz", *options)
     assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
 

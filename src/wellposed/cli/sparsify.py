@@ -36,9 +36,9 @@ from wellposed.convex import (
     FitReport,
     PositionSampler,
     SharedReport,
-    StateFit,
     States,
     fit_shared,
+    fit_states,
     record_states,
     shared_layers,
 )
@@ -178,15 +178,14 @@ def _fitted_rows(
     try:
         with refused(), progress(quiet) as bar:
             states = _recorded(network, found, options, gaps=gaps)
-            work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
             with threads_for(max(states.X.shape[1], states.U.shape[1])):
-                model, report = work.fit(states)
+                model, report = fit_states(states, targets=found.targets, folder=kept, progress=bar, **options)
     except KeyboardInterrupt:
         click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
         raise
     claims = [_gap_claim(model, report, states, options)] if gaps else []
     form = sparse_form(model, report.blocks)
-    stored = model if form.plan.systems else form
+    stored = model if form.order.loops else form
     save_certified(stored, out, claims)
     return stored, with_claimed_gaps(report, claims[0]) if claims else report
 
@@ -213,7 +212,7 @@ def _filters(
             raise InputError("the network is no module with convolutions")
         u = _shaped(network, found)[:2]
         layers = {name: layer for name, layer in shared_layers(network).items() if _can_be_fitted(layer)}
-        if to_implicit(network, tuple(u.shape[1:])).plan.systems:
+        if to_implicit(network, tuple(u.shape[1:])).order.loops:
             raise InputError("the network has loops, which need the cap on rows")
         PositionSampler(samples=2).run(network, layers, [u])
     except InputError as error:

@@ -133,7 +133,7 @@ def _same_form(file: TensorFile, part: Part, form: ImplicitForm) -> None:
     _same_biases(part, {"b": form.bias, "c": form.output_bias})
     if ([phi.name for phi in form.activations], [*form.partition]) != (part.names, part.sizes):
         raise RefusedError(f"the library reads blocks of {form.partition} states, the checker of {part.sizes}")
-    if part.acyclic and form.plan.systems:
+    if part.acyclic and form.order.loops:
         raise RefusedError("the library finds a loop in the form, where the checker found none")
 
 

@@ -175,6 +175,8 @@ class ImplicitModel(nn.Module):
         """Computes the outputs."""
         self._check(u)
         if self.weight_check.failed(self.state_weights(), self.on_failure):
+            if self.hooks is not None:
+                self.hooks()  # the model was called, though nothing is solved
             return no_equilibrium(u.new_empty(*u.shape[:-1], self.out_features), self.state_weights())
         y = self._outputs(u if u.dim() == 2 else u.reshape(-1, self.in_features))
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
@@ -195,11 +197,16 @@ class ImplicitModel(nn.Module):
         own, device = self.B, u.device
         if u.dtype != own.dtype or device != own.device or torch.is_autocast_enabled(device.type):
             return None
-        return self._prepared()[1]
+        spec = self.spec()
+        if "layer" not in spec.prepared:
+            whole = not self.state.shifted and hasattr(self.state, "raw")
+            spec.prepared["layer"] = compiled_engine(spec, (self._like(),)) if whole else None
+        engine: Compiled | None = spec.prepared["layer"]
+        return engine
 
     def _layer(self, engine: Compiled, u: Tensor) -> Tensor:  # (B, p) -> (B, q)
         """Computes the outputs as one node of the graph."""
-        spec, _, dtype = self._prepared()
+        spec, dtype = self._prepared()
         own, rest = self.B.dtype, (self.B, self.C, self.D, self.bias)
         if dtype != own:
             D, bias = (None if matrix is None else matrix.to(dtype) for matrix in rest[2:])
@@ -252,27 +259,25 @@ class ImplicitModel(nn.Module):
             return self.spec()
         return replace(self.spec(), damping=system.damping, splitting=system.splitting, bound=bound, prepared={})
 
-    def _prepared(self) -> tuple[AffineSpec, Compiled | None, torch.dtype]:
-        """Returns the spec, the engine that computes outputs as one node, if any, and the dtype of solves."""
+    def _prepared(self) -> tuple[AffineSpec, torch.dtype]:
+        """Returns the spec and the dtype of solves, made anew when options have changed."""
         state, like = self.state, self.B
         options = self.solver, self.stop, self.max_steps, self.gradient, self.on_failure, self.executor
         key = (*options, self.activation, state.condition, state.kappa, like.dtype, like.device)
-        prepared: tuple[AffineSpec, Compiled | None, torch.dtype] = self._specs.get((), key, self._prepare)
+        prepared: tuple[AffineSpec, torch.dtype] = self._specs.get((), key, self._prepare)
         return prepared
 
-    def _prepare(self) -> tuple[AffineSpec, Compiled | None, torch.dtype]:
+    def _prepare(self) -> tuple[AffineSpec, torch.dtype]:
         automatic, stop = self.solver is None, STOPPINGS.get(Relative() if self.stop is None else self.stop)
         dtype = bound_error(stop, self.gain, self.B.dtype)[1]
         spec = AffineSpec(
             self.activation, self.options(), self.gradient, automatic=automatic, executor=self.executor
         )
-        whole = not self.state.shifted and hasattr(self.state, "raw")
-        engine = compiled_engine(spec, (self._like(dtype),)) if whole and not under_transform() else None
-        return spec, engine, dtype
+        return spec, dtype
 
-    def _like(self, dtype: torch.dtype) -> Tensor:
+    def _like(self) -> Tensor:
         """Returns an uninitialised A."""
-        return torch.empty(self.state_features, self.state_features, dtype=dtype, device=self.B.device)
+        return self.B.new_empty(self.state_features, self.state_features, dtype=self.compute_dtype)
 
     @property
     def gain(self) -> float:
@@ -285,7 +290,7 @@ class ImplicitModel(nn.Module):
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype of solves: float64 for a float32 model whose gain makes too much of float32's rounding."""
-        return self._prepared()[2]
+        return self._prepared()[1]
 
     def explain(self, u: Tensor) -> str:
         """Says which engine computes ``model(u)``, and why those before it do not, a line an engine.
@@ -348,7 +353,7 @@ class ImplicitModel(nn.Module):
         if system.scale is not None:
             v = v * system.scale
         start = torch.zeros_like(v)
-        x0 = run.hooks.start(start) if run.hooks is not None else x0
+        x0 = run.hooks.start(start.to(dtype)) if run.hooks is not None else x0
         start = start if x0 is None else x0.to(v).where((v != 0).any(-1, keepdim=True), 0)
         if isinstance(run.options.stop, ErrorBound):
             bound, context = self._bound(), self._context(u.detach())
@@ -381,7 +386,7 @@ class ImplicitModel(nn.Module):
         spec = self.spec()
         if self.state.shifted or not hasattr(self.state, "raw") or self.executor == "reference":
             return None
-        return None if NUMBA.no_kernel(spec, (self._like(self.compute_dtype),)) else write_spec(spec)
+        return None if NUMBA.no_kernel(spec, (self._like(),)) else write_spec(spec)
 
     def _solve_in_graph(self, u: Tensor, text: str) -> Tensor:
         """Computes the states by one operator, which a compiled graph takes in as it is."""
@@ -525,7 +530,7 @@ class ImplicitModel(nn.Module):
             raise InputError("the form has no states: a linear map needs no equilibrium; train a torch.nn.Linear")
         if not feedback:
             options["triangular"] = True
-        elif not form.plan.systems or form.certificate().condition == "triangular":
+        elif not form.order.loops or form.certificate().condition == "triangular":
             form = _capped(form, kappa)
         A, B, C = (block.to_dense() for block in (form.A, form.B, form.C))
         bias, activation = form.bias, form.activation
@@ -536,12 +541,12 @@ class ImplicitModel(nn.Module):
             options["kappa"] = kappa
         return cls.from_matrices(A, B, C, D, bias=bias, activation=activation, **options)
 
-    def form(self) -> ImplicitForm:
-        """Returns the matrices as a form that evaluates itself."""
-        factors = tuple(factor.detach() for factor in self.state.factors())
+    def form(self, *, detach: bool = True) -> ImplicitForm:
+        """Returns the matrices as a form that evaluates itself, with gradients of the parameters if asked for."""
+        given: tuple[Any, ...] = (*self.state.factors(), self.B, self.C, self.D, self.bias)
+        *factors, B, C, D, bias = (v.detach() if detach and v is not None else v for v in given)
         A = Dense(factors[0]) if len(factors) == 1 else LowRank(*factors)
-        D, bias = (None if value is None else value.detach() for value in (self.D, self.bias))
-        return ImplicitForm(A, self.B.detach(), self.C.detach(), D, bias, self.activation)
+        return ImplicitForm(A, B, C, D, bias, self.activation)
 
     def extra_repr(self) -> str:
         return (

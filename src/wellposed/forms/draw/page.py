@@ -78,12 +78,12 @@ def write_page(
         element("script", Html(INFLATE + SCRIPT)),
     ]
     text = document(title, body, style=STYLE, script=True, wide=True)
-    with atomic_write(path) as place:
-        place.write_text(text, encoding="utf-8")
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> None:
     """Writes a picture of matplotlib, whole or not at all; without an ending in its name it becomes PNG."""
     target = Path(path) if Path(path).suffix else Path(f"{os.fspath(path)}.png")
-    with atomic_write(target) as place:
-        figure.savefig(place, format=target.suffix[1:], **options)
+    with atomic_write(target) as temporary:
+        figure.savefig(temporary, format=target.suffix[1:], **options)

@@ -159,7 +159,7 @@ def _of_state(state: StateMatrix, about: str) -> Claim:
 
 def _of_form(form: ImplicitForm) -> Claim:
     proof = form.certificate()
-    if not form.plan.systems and isinstance(form.A, Block):
+    if not form.order.loops and isinstance(form.A, Block):
         return Claim("well-posed", {"condition": "acyclic", "value": 0.0})
     if len(form.partition) == 1:
         return _claim(form.A.to_dense(), form.activations[0], proof, "")

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from wellposed.atomic import atomic_write
 from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError, positive_integer, require
-from wellposed.forms.evaluation import Evaluation, System
+from wellposed.forms.evaluation import Evaluation, LoopEquation
 from wellposed.forms.form import ImplicitForm
 from wellposed.models.deq import DEQ, halves
 from wellposed.models.implicit import ImplicitModel
@@ -211,13 +211,13 @@ class _FixedEvaluation(Evaluation):
 
     steps: int = 1
 
-    def _close(self, system: System, blocks: tuple[int, ...]) -> None:
+    def _close(self, loop: LoopEquation, blocks: tuple[int, ...]) -> None:
         driven = torch.cat([self._driven(k, blocks) for k in blocks], dim=1)
-        step, v = system.iteration(driven)
+        step, v = loop.iteration(driven)
         x = torch.zeros_like(v)
         for _ in range(self.steps):
             x = step(x, v)
-        sizes = [self.plan.A.heights[k] for k in blocks]
+        sizes = [self.order.A.heights[k] for k in blocks]
         for k, piece in zip(blocks, x.split(sizes, dim=1), strict=True):
             self.states[k] = piece
 
