@@ -118,3 +118,12 @@ def test_wrong_inputs(walks, regressor):
         wp.ImplicitSequenceRegressor().fit(X, y[:-1])
     with pytest.raises(NotFittedError):
         wp.ImplicitSequenceRegressor().predict(X)
+
+
+@pytest.mark.parametrize("kind", [wp.ImplicitSequenceRegressor, wp.ImplicitSequenceClassifier])
+def test_sequences_have_defaults_of_their_own(kind):
+    estimator = kind(4, kappa=0.7)
+    assert (estimator.state_features, estimator.kappa, estimator.max_epochs) == (4, 0.7, 200)
+    assert clone(estimator).get_params() == estimator.get_params()
+    with pytest.raises(TypeError, match="epochs"):
+        kind(epochs=3)

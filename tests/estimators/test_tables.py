@@ -4,6 +4,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_regression
 from sklearn.exceptions import NotFittedError
@@ -15,7 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import wellposed as wp
 from wellposed.errors import FileFormatError, InputError
-from wellposed.estimators.estimator import Samples
+from wellposed.estimators.estimator import TrainingData
 
 QUICK = {"max_epochs": 40, "random_state": 0, "batch_size": 30, "weight_decay": 0.1}
 
@@ -168,7 +169,7 @@ def test_the_split_represents_every_class():
     classifier._check_parameters()
     classifier._weighted(X, y, None, reset=True)
     classifier._begin(X, y, np.ones(60))
-    samples = Samples.of(X, classifier._encode(y), np.ones(60))
+    samples = TrainingData.of(X, classifier._encode(y), np.ones(60))
     kept, others = classifier._split(samples, y)
     assert int(kept.targets[:, 0].sum()) == int(others.targets[:, 0].sum()) == 3
 
@@ -262,6 +263,58 @@ def test_wrong_number_of_outputs(table, regressor):
 def test_one_class_is_refused(table):
     with pytest.raises(InputError, match="at least two classes"):
         wp.ImplicitClassifier().fit(table[0], np.zeros(120))
+
+
+def test_class_weights_are_sample_weights(iris, tmp_path):
+    X, y = iris[0].to_numpy()[:130], iris[1][:130]  # 50, 50 and 30 of the classes
+    factors = {"setosa": 1.0, "versicolor": 2.0, "virginica": 0.5}
+    options = {"max_epochs": 5, "random_state": 0}
+    weighted = wp.ImplicitClassifier(4, class_weight=factors, **options).fit(X, y)
+    by_sample = wp.ImplicitClassifier(4, **options).fit(X, y, sample_weight=[factors[label] for label in y])
+    np.testing.assert_allclose(weighted.predict_proba(X), by_sample.predict_proba(X), rtol=1e-10)
+    balanced = wp.ImplicitClassifier(4, class_weight="balanced", **options).fit(X, y)
+    even = [1 / 30 if label == "virginica" else 1 / 50 for label in y]
+    by_sample = wp.ImplicitClassifier(4, **options).fit(X, y, sample_weight=even)
+    np.testing.assert_allclose(balanced.predict_proba(X), by_sample.predict_proba(X), rtol=1e-8)
+    weighted.save(tmp_path / "file")
+    assert wp.ImplicitClassifier.load(tmp_path / "file").class_weight == factors
+    with pytest.raises(InputError, match="class_weight must be a dict or None"):
+        wp.ImplicitClassifier(class_weight="balanced").partial_fit(X, y, classes=np.unique(y))
+    with pytest.raises(InputError, match="class_weight"):
+        wp.ImplicitClassifier(class_weight="even").fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array])
+def test_sparse_matrices_count_as_dense(table, kind):
+    X, y = table
+    X = np.where(X > 3.0, X, 0.0)
+    dense, other = (wp.ImplicitRegressor(4, max_epochs=3, random_state=0).fit(data, y) for data in (X, kind(X)))
+    np.testing.assert_array_equal(dense.predict(X), other.predict(kind(X)))
+
+
+def test_verbose_prints_lines_where_there_is_no_terminal(table, capsys):
+    wp.ImplicitRegressor(4, max_epochs=20, verbose=True, random_state=0).fit(*table)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and lines[-1].startswith("epoch 20/20: loss ")
+    wp.ImplicitRegressor(4, max_epochs=2, random_state=0).fit(*table)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_named(table, regressor):
+    with pytest.raises(InputError, match="torch finds no CUDA device; use 'cpu'"):
+        wp.ImplicitRegressor(device="cuda").fit(*table)
+    with pytest.raises(InputError, match="received 'gpu'"):
+        wp.ImplicitRegressor(device="gpu").fit(*table)
+
+
+def test_training_starts_at_a_linear_model():
+    X, y = make_regression(100, 5, noise=1.0, random_state=0)
+    start = wp.ImplicitRegressor(8, max_epochs=1, learning_rate=1e-9, random_state=0).fit(X, y)
+    assert start.score(X, y) > 0.9, "a network with random values alone has a score near zero"
+    labels = y > 0
+    start = wp.ImplicitClassifier(8, max_epochs=1, learning_rate=1e-9, random_state=0).fit(X, labels)
+    assert start.score(X, labels) > 0.9
 
 
 @pytest.mark.gpu

@@ -29,10 +29,7 @@ class Team:
     def join(cls, model: nn.Module, device: torch.device | str | None) -> "Team":
         """Finds the device and, where the environment says WORLD_SIZE > 1, joins the process group."""
         first = next(model.parameters(), torch.empty(0))
-        try:
-            wanted = first.device if device is None else torch.device(device)
-        except RuntimeError as error:
-            raise InputError(f"device must be a device of torch, such as 'cuda'; received {device!r}") from error
+        wanted = first.device if device is None else find_device(device)
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls(wanted)
         if wanted == torch.device("cuda"):
@@ -63,6 +60,29 @@ class Team:
         box = [value]
         distributed.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
+
+
+def find_device(wanted: torch.device | str) -> torch.device:
+    """Returns a device that is there; ``"auto"``: CUDA if there is one, else the CPU.
+
+    Example:
+        >>> find_device("gpu")
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.InputError: device must be a device of torch, such as 'cpu' or 'cuda'; received 'gpu'
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"device must be a device of torch, such as 'cpu' or 'cuda'; received {wanted!r}"
+        ) from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        present = torch.cuda.device_count() or "no"
+        raise InputError(f"device {str(device)!r} is not there: torch finds {present} CUDA device; use 'cpu'")
+    return device
 
 
 def is_sharded(model: nn.Module) -> bool:
