@@ -16,7 +16,7 @@ from wellposed.checker.tensors import Budget, RefusedError, TensorFile, scaled
 from wellposed.errors import WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form
-from wellposed.models import Claim, ImplicitModel, ImplicitRNN, from_pretrained, load, save
+from wellposed.models import Claim, ImplicitModel, ImplicitRNN, load, save
 from wellposed.models.io.storage import Model
 
 SMALL = 1 << 20  # entries of a matrix that is formed to be compared
@@ -81,7 +81,7 @@ def as_stored(path: Path, *, folder: bool) -> Finding:
         RefusedError: the library evaluates something else, so the proofs speak of another model.
         WellposedError: the library does not read the file.
     """
-    model = from_pretrained(path.parent) if folder else load(path)
+    model = load(path.parent if folder else path)
     file, parts = opened(path.parent if folder else path)
     if isinstance(model, ImplicitForm):
         _same_form(file, parts[0], model)

@@ -1,8 +1,8 @@
 """Tensors in a file, with a checksum of all that they mean.
 
 `write_tensors` writes, `read_tensors` reads and `checksum` seals. `pack_tensors` compresses those with many zeros
-or repetitions. `as_format_error` and `filled` are what every reader does about a file that makes no sense: it says
-so, and builds nothing from it.
+or repetitions. `as_format_error` and `load_checked` are for readers of files that make no sense: they say so and
+build nothing.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from wellposed.forms.storage import strict_json
 from wellposed.models.io.archives import UNPACKED_FREE, UNPACKED_PER_BYTE
 
 
-def write_tensors(place: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Writes a safetensors file, with the rights that any new file of the user's has.
 
     Raises:
         OSError: the disk is full, or the folder is missing or cannot be written to.
     """
-    place.touch()
-    rights = place.stat().st_mode
+    path.touch()
+    rights = path.stat().st_mode
     try:
-        save_file(tensors, place, metadata=metadata)
-        place.chmod(rights)  # it was written for the owner alone
+        save_file(tensors, path, metadata=metadata)
+        path.chmod(rights)  # it was written for the owner alone
     except SafetensorError as error:
-        raise OSError(f"{place.parent} cannot be written to, or its disk is full: {error}") from error
+        raise OSError(f"{path.parent} cannot be written to, or its disk is full: {error}") from error
 
 
 LARGEST_HEADER = 1 << 26
@@ -230,27 +230,32 @@ def as_format_error(what: str) -> Iterator[None]:
         raise FileFormatError(f"{what}: {error!r}") from error
 
 
-def filled(make: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
-    """Builds a module and gives it its tensors, after a look at whether they fit.
+def load_checked(make: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
+    """Builds a module and loads its tensors, after a check that they fit.
 
-    The look is at a module without memory, so that a configuration that claims more than the file holds costs
-    nothing.
+    The check builds the module without memory, so that a configuration that claims more than the file holds costs
+    nothing. Parameters and buffers share one dtype; counters of batch norm are integers.
 
     Example:
-        >>> filled(lambda: nn.Linear(10**9, 10**9), {"weight": torch.ones(1, 1), "bias": torch.ones(1)})
+        >>> load_checked(lambda: nn.Linear(10**9, 10**9), {"weight": torch.ones(1, 1), "bias": torch.ones(1)})
         Traceback (most recent call last):
             ...
         wellposed.errors.FileFormatError: the configuration asks for bias of (1000000000,), the file holds (1,)
     """
     if not tensors:
         raise FileFormatError("there are no tensors")
-    kinds = {str(value.dtype).removeprefix("torch.") for value in tensors.values()}
+    with torch.device("meta"):
+        wanted = make().state_dict()
+    counters = {name for name, value in wanted.items() if value.dtype == torch.int64}
+    numbers = {name: value for name, value in tensors.items() if name not in counters}
+    kinds = {str(value.dtype).removeprefix("torch.") for value in numbers.values()}
     if len(kinds) != 1 or not kinds <= {*FLOATS}:
         raise FileFormatError(
             f"its tensors are {', '.join(sorted(kinds))}; a model has one of {', '.join(FLOATS)}"
         )
-    with torch.device("meta"):
-        expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    if any(name in tensors and tensors[name].dtype != torch.int64 for name in counters):
+        raise FileFormatError(f"{', '.join(sorted(counters))} must be integers")
+    expected = {name: tuple(value.shape) for name, value in wanted.items()}
     given = {name: tuple(value.shape) for name, value in tensors.items()}
     for name in sorted({*expected, *given}):
         if expected.get(name) != given.get(name):
@@ -258,7 +263,7 @@ def filled(make: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
                 f"the configuration asks for {name} of {expected.get(name, 'no shape')}, the file holds "
                 f"{given.get(name, 'none')}"
             )
-    module = make().to(next(iter(tensors.values())).dtype)
+    module = make().to(next(iter(numbers.values())).dtype)
     module.load_state_dict(dict(tensors))
     return module
 
