@@ -91,8 +91,22 @@ def test_options_reach_the_fit(folder):
     chosen = {name: facts[name] for name in ("kappa", "bound", "objective", "strength", "units")}
     assert chosen == {"kappa": 0.6, "bound": "row", "objective": "lasso", "strength": 0.05, "units": "none"}
     assert "50 of 120 drawn with seed 0" in facts["data"] and facts["well_posed"] and facts["test"] is None
-    A = wellposed.load("model.safetensors").A.detach()
-    assert bool(A[:20, :20].tril().any())  # full support has loops; layered has none
+    model = wellposed.load("model.safetensors")
+    assert bool(model.A.to_dense()[:20, :20].tril().any())  # full support has loops; layered has none
+
+
+def test_sparse_loops_load_and_run_without_forming_a(folder):
+    result = basic("network", "data.npz", "--support", "full", "--target-sparsity", "0.8", "--gaps")
+    assert result.exit_code == 0, result.output
+    form = wellposed.load("model.safetensors")
+    assert isinstance(form, wellposed.ImplicitForm) and form.plan.systems
+    assert all(isinstance(part, Sparse) for part in form.A.parts.values())
+    u = torch.randn(5, 6)
+    torch.testing.assert_close(form(u), form.to_model()(u))
+    checked = CliRunner().invoke(cli.cli, ["verify", "model.safetensors"])
+    assert checked.exit_code == 0, checked.output
+    result = basic("network", "data.npz", "--support", "full")
+    assert isinstance(wellposed.load("model.safetensors"), wellposed.ImplicitModel), "dense loops have kernels"
 
 
 def test_data_sets_by_name_are_scored_on_their_test_part(folder):
@@ -212,11 +226,29 @@ def test_bad_options(options, message, folder):
     assert not (folder / "model.safetensors").exists()
 
 
+def test_interrupted_filters_say_that_nothing_is_stored(folder, monkeypatch):
+    reported = []
+
+    @contextlib.contextmanager
+    def impatient(quiet, units="rows"):
+        def stop(done, total):
+            reported.append((done, total, units))
+            raise KeyboardInterrupt
+
+        yield stop
+
+    monkeypatch.setattr("wellposed.cli.sparsify.progress", impatient)
+    result = basic("pooled", "digits", "--samples", 20)
+    assert reported == [(1, 3, "layers")]
+    assert result.exit_code != 0 and "filters fitted so far are not stored" in result.stderr
+    assert not (folder / "model.safetensors").exists()
+
+
 def test_interrupted_rows_are_kept_and_used(folder, monkeypatch):
     calls = []
 
     @contextlib.contextmanager
-    def impatient(quiet):
+    def impatient(quiet, units="rows"):
         def stop(done, total):
             calls.append(done)
             if len(calls) == 1:

@@ -42,7 +42,7 @@ from wellposed.convex import (
     record_states,
     shared_layers,
 )
-from wellposed.convex.assemble import sparse_form
+from wellposed.convex.assemble import DENSE, sparse_form
 from wellposed.convex.claims import gap_claim, with_claimed_gaps
 from wellposed.convex.matching import OBJECTIVES
 from wellposed.convex.report import scored
@@ -154,7 +154,7 @@ def sparsify(
     report: FitReport | SharedReport
     if filters and isinstance(built, nn.Module):
         with refused(), threads_for(widest_layer(built, _shaped(built, found))):
-            model, report = _fitted_filters(built, found, filters, options)
+            model, report = _fitted_filters(built, found, filters, options, quiet=quiet)
         save_certified(model, out)
     else:
         model, report = _fitted_rows(built, found, kept, out, options, quiet=quiet, gaps=gaps)
@@ -174,7 +174,7 @@ def _fitted_rows(
     quiet: bool,
     gaps: bool,
 ) -> tuple[ImplicitModel | ImplicitForm, FitReport]:
-    """Fits every row by itself and saves the model: without loops, as a form of its non-zero entries."""
+    """Fits every row by itself and saves the model."""
     try:
         with refused(), progress(quiet) as bar:
             states = _recorded(network, found, options, gaps=gaps)
@@ -185,10 +185,23 @@ def _fitted_rows(
         click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
         raise
     claims = [_gap_claim(model, report, states, options)] if gaps else []
-    form = sparse_form(model, report.blocks)
-    stored = model if form.plan.systems else form
+    stored = _as_stored(model, report)
     save_certified(stored, out, claims)
     return stored, with_claimed_gaps(report, claims[0]) if claims else report
+
+
+def _as_stored(model: ImplicitModel, report: FitReport) -> ImplicitModel | ImplicitForm:
+    """Returns a form of the non-zero entries, which is evaluated without forming A.
+
+    With loops a dense A is better off as a model, which has compiled kernels; and only a model has a certificate
+    for loops through an activation that acts on blocks of states.
+    """
+    form = sparse_form(model, report.blocks)
+    with torch.no_grad():
+        is_sparse = int(model.A.count_nonzero()) <= DENSE * model.A.numel()
+    if not form.plan.systems or (is_sparse and all(phi.componentwise for phi in form.activations)):
+        return form
+    return model
 
 
 ROWS_ONLY = ("objective", "strength", "bound", "support", "solver", "rows", "gaps")  # what filters have not
@@ -237,14 +250,19 @@ def _can_be_fitted(layer: nn.Module) -> bool:
 
 
 def _fitted_filters(
-    network: nn.Module, found: Samples, layers: list[str], options: dict[str, Any]
+    network: nn.Module, found: Samples, layers: list[str], options: dict[str, Any], *, quiet: bool
 ) -> tuple[ImplicitForm, SharedReport]:
     """Fits filters, and returns the network with them as a form, in units that keep a cap that is asked for."""
     kappa, target = options["kappa"], options["target_sparsity"]
     if not 0 < kappa < 1:
         raise InputError(f"kappa must lie strictly between 0 and 1; received {kappa}")
     u = _shaped(network, found)
-    twin, report = fit_shared(network, u.split(BATCH), layers=layers, target_sparsity=target)
+    try:
+        with progress(quiet, "layers") as bar:
+            twin, report = fit_shared(network, u.split(BATCH), layers=layers, target_sparsity=target, progress=bar)
+    except KeyboardInterrupt:
+        click.echo("interrupted: filters fitted so far are not stored; the same command starts again", err=True)
+        raise
     form = to_implicit(twin, tuple(u.shape[1:]))
     if options["rescale"] and _from_command_line("kappa"):  # without loops it is well-posed in any units
         form = form.rescale(kappa)
@@ -316,12 +334,12 @@ def _network(source: str) -> nn.Module | ImplicitForm:
 
 
 @contextlib.contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Shows how many rows are done, on stderr if that is a terminal."""
+def progress(quiet: bool, units: str = "rows") -> Iterator[Callable[[int, int], None]]:
+    """Shows how many rows or layers are done, on stderr if that is a terminal."""
     console = Console(stderr=True)
-    columns = TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn(units), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, disable=quiet or not console.is_interactive) as bar:
-        task = bar.add_task("rows", total=None)
+        task = bar.add_task(units, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

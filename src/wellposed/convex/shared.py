@@ -395,6 +395,7 @@ class SharedFit:
         gathering: which samples and positions are used.
         solver: of rows with all columns.
         layerwise: whether every layer loses the same fraction, or the entries that cost least in all of them.
+        progress: called with the number of layers done and their total.
     """
 
     kappa: float = math.inf
@@ -405,6 +406,7 @@ class SharedFit:
     gathering: PositionSampler = field(default_factory=PositionSampler)
     solver: RowSolver | str = "automatic"
     layerwise: bool = False
+    progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.support not in ("layered", "network"):
@@ -451,6 +453,8 @@ class SharedFit:
                     parts = self.gathering.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
                     data = replace(data, parts=parts)
                 found.append(fresh.fitted(data, mask))
+                if self.progress is not None:
+                    self.progress(len(found), len(rows))
             yield twin, SharedReport(tuple(found), self.kappa, self.bound)
 
     def _pruned(
@@ -477,6 +481,7 @@ def fit_shared(
     samples: int = 16384,
     seed: int = 0,
     valid: Valid | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[nn.Module, SharedReport]:
     """Fits layers whose rows are shared by all positions (convolutions) or words (linear layers), row by row.
 
@@ -493,7 +498,7 @@ def fit_shared(
         batches: inputs of the network, without their targets.
         layers: names of the layers to fit; all linear layers, convolutions and `Filters` by default.
         units: of the layers, where a cap is wanted.
-        kappa, bound, target_sparsity, support: see `SharedFit`.
+        kappa, bound, target_sparsity, support, progress: see `SharedFit`.
         samples, seed, valid: see `PositionSampler`.
 
     Example:
@@ -505,7 +510,12 @@ def fit_shared(
     """
     gathering = PositionSampler(samples=samples, seed=seed, valid=valid)
     fit = SharedFit(
-        kappa=kappa, bound=bound, target_sparsity=target_sparsity, support=support, gathering=gathering
+        kappa=kappa,
+        bound=bound,
+        target_sparsity=target_sparsity,
+        support=support,
+        gathering=gathering,
+        progress=progress,
     )
     return fit.fit(network, batches, layers, units)
 
