@@ -50,13 +50,13 @@ def _read(source: str, shape: tuple[int, ...] | None) -> nn.Module | ImplicitFor
         if not path.is_file():
             raise wrong(f"there is no file {source!r}", "SOURCE")
         return load(path)
-    found = read_source(source)
-    if isinstance(found, nn.Module):
-        return found.eval()
+    network = read_source(source)
+    if isinstance(network, nn.Module):
+        return network.eval()
     if shape is None:
         raise wrong("the shape of one sample is not known; give it as in 3,32,32", "--input-shape")
     with refused():
-        return to_implicit(found, shape)
+        return to_implicit(network, shape)
 
 
 def _example(model: nn.Module | ImplicitForm, shape: tuple[int, ...]) -> torch.Tensor:

@@ -142,32 +142,32 @@ def sparsify(
     or .pt file with inputs u and, for the score, targets y. Finished rows are kept on disk until the model is
     written: the same command goes on from there.
     """
-    kept = Path(f"{out}.rows") if rows is None else rows
-    found = read_samples(data).drawn(samples)
+    row_folder = Path(f"{out}.rows") if rows is None else rows
+    given = read_samples(data).drawn(samples)
     unseen = _unseen(data, test)
     built = _network(network)
     before = sizes_of(built)
     with refused():
-        _check_score(built, found, unseen)
-        filters = _filters(built, found, shared, {**options, "rows": rows, "gaps": gaps})
+        _check_score(built, given, unseen)
+        filters = _filters(built, given, shared, {**options, "rows": rows, "gaps": gaps})
     model: ImplicitModel | ImplicitForm
     report: FitReport | SharedReport
     if filters and isinstance(built, nn.Module):
-        with refused(), threads_for(widest_layer(built, _shaped(built, found))):
-            model, report = _fitted_filters(built, found, filters, options, quiet=quiet)
+        with refused(), threads_for(widest_layer(built, _shaped(built, given))):
+            model, report = _fitted_filters(built, given, filters, options, quiet=quiet)
         save_certified(model, out)
     else:
-        model, report = _fitted_rows(built, found, kept, out, options, quiet=quiet, gaps=gaps)
+        model, report = _fitted_rows(built, given, row_folder, out, options, quiet=quiet, gaps=gaps)
         if rows is None:
-            shutil.rmtree(kept, ignore_errors=True)
-    result = Result(model, report, found.source, before, sizes_of(model, out))
+            shutil.rmtree(row_folder, ignore_errors=True)
+    result = Result(model, report, given.source, before, sizes_of(model, out))
     _tell(_scored(built, result, unseen), out, page, as_json)
 
 
 def _fitted_rows(
     network: nn.Module | ImplicitForm,
-    found: Samples,
-    kept: Path,
+    given: Samples,
+    row_folder: Path,
     out: Path,
     options: dict[str, Any],
     *,
@@ -177,12 +177,12 @@ def _fitted_rows(
     """Fits every row by itself and saves the model."""
     try:
         with refused(), progress(quiet) as bar:
-            states = _recorded(network, found, options, gaps=gaps)
-            work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
+            states = _recorded(network, given, options, gaps=gaps)
+            work = StateFit(targets=given.targets, folder=row_folder, progress=bar, **options)
             with threads_for(max(states.X.shape[1], states.U.shape[1])):
                 model, report = work.fit(states)
     except KeyboardInterrupt:
-        click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
+        click.echo(f"finished rows are kept in {row_folder}; the same command goes on from there", err=True)
         raise
     claims = [_gap_claim(model, report, states, options)] if gaps else []
     stored = _as_stored(model, report)
@@ -208,7 +208,7 @@ ROWS_ONLY = ("objective", "strength", "bound", "support", "solver", "rows", "gap
 
 
 def _filters(
-    network: nn.Module | ImplicitForm, found: Samples, asked: bool | None, options: dict[str, Any]
+    network: nn.Module | ImplicitForm, data: Samples, asked: bool | None, options: dict[str, Any]
 ) -> list[str]:
     """Names the layers that are fitted once for all positions; none where rows are fitted one by one.
 
@@ -224,7 +224,7 @@ def _filters(
             isinstance(part, nn.Conv2d) for part in network.modules()
         ):
             raise InputError("the network is no module with convolutions")
-        u = _shaped(network, found)[:2]
+        u = _shaped(network, data)[:2]
         layers = {name: layer for name, layer in shared_layers(network).items() if _can_be_fitted(layer)}
         if to_implicit(network, tuple(u.shape[1:])).plan.systems:
             raise InputError("the network has loops, which need the cap on rows")
@@ -250,13 +250,13 @@ def _can_be_fitted(layer: nn.Module) -> bool:
 
 
 def _fitted_filters(
-    network: nn.Module, found: Samples, layers: list[str], options: dict[str, Any], *, quiet: bool
+    network: nn.Module, given: Samples, layers: list[str], options: dict[str, Any], *, quiet: bool
 ) -> tuple[ImplicitForm, SharedReport]:
     """Fits filters, and returns the network with them as a form, in units that keep a cap that is asked for."""
     kappa, target = options["kappa"], options["target_sparsity"]
     if not 0 < kappa < 1:
         raise InputError(f"kappa must lie strictly between 0 and 1; received {kappa}")
-    u = _shaped(network, found)
+    u = _shaped(network, given)
     try:
         with progress(quiet, "layers") as bar:
             twin, report = fit_shared(network, u.split(BATCH), layers=layers, target_sparsity=target, progress=bar)
@@ -270,9 +270,9 @@ def _fitted_filters(
         wanted, y = _outputs(network, u), _outputs(form, u)
     error = float((y.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-300))
     facts: dict[str, Any] = {"output_error": error, "certificate": form.certificate()}
-    if found.targets is not None:
-        name, before = scored(wanted, found.targets)
-        facts |= {"score": name, "before": before, "after": scored(y, found.targets)[1]}
+    if given.targets is not None:
+        name, before = scored(wanted, given.targets)
+        facts |= {"score": name, "before": before, "after": scored(y, given.targets)[1]}
     return form, replace(report, **facts)
 
 
@@ -280,9 +280,9 @@ def _outputs(network: nn.Module | ImplicitForm, u: Tensor) -> Tensor:
     return torch.cat([first_tensor(network(piece)).flatten(1) for piece in u.split(BATCH)])
 
 
-def _check_score(network: nn.Module | ImplicitForm, found: Samples, unseen: Samples | None) -> None:
+def _check_score(network: nn.Module | ImplicitForm, fitted: Samples, unseen: Samples | None) -> None:
     """Sees before the work that outputs can be compared with the targets."""
-    for given in (found, unseen):
+    for given in (fitted, unseen):
         if given is not None and given.targets is not None:
             with torch.no_grad():
                 y = _outputs(network, _shaped(network, Samples(given.u[:2], None, given.source)))
@@ -329,8 +329,8 @@ def _set_of(data: str) -> str | None:
 
 def _network(source: str) -> nn.Module | ImplicitForm:
     """Reads the network; an exported program, or a model of the library, becomes its form."""
-    found = read_classifier(source, "--network")
-    return found.form() if isinstance(found, ImplicitModel) else found
+    model = read_classifier(source, "--network")
+    return model.form() if isinstance(model, ImplicitModel) else model
 
 
 @contextlib.contextmanager
@@ -343,9 +343,9 @@ def progress(quiet: bool, units: str = "rows") -> Iterator[Callable[[int, int], 
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _recorded(network: nn.Module | ImplicitForm, found: Samples, options: dict[str, Any], *, gaps: bool) -> States:
+def _recorded(network: nn.Module | ImplicitForm, given: Samples, options: dict[str, Any], *, gaps: bool) -> States:
     """Records states, and sees before the work that what is fitted to them can be stored."""
-    states = record_states(network, _shaped(network, found).split(BATCH))
+    states = record_states(network, _shaped(network, given).split(BATCH))
     for phi in states.activations:
         registered_name(phi)
     if gaps:
@@ -353,18 +353,18 @@ def _recorded(network: nn.Module | ImplicitForm, found: Samples, options: dict[s
     return states
 
 
-def _shaped(network: nn.Module | ImplicitForm, found: Samples) -> Tensor:
+def _shaped(network: nn.Module | ImplicitForm, given: Samples) -> Tensor:
     """Returns the inputs in the shape and precision that the network takes: as they are, or one row a sample."""
     if isinstance(network, ImplicitForm):
-        size, shape = found.u[0].numel(), network.input_shape
+        size, shape = given.u[0].numel(), network.input_shape
         if size != network.sizes[1]:
             raise InputError(
-                f"the network takes samples of the shape {shape}; received {tuple(found.u.shape[1:])}"
+                f"the network takes samples of the shape {shape}; received {tuple(given.u.shape[1:])}"
             )
-        return found.u.reshape(-1, *shape).to(network.dtype)
+        return given.u.reshape(-1, *shape).to(network.dtype)
     values = (*network.parameters(), *network.buffers())
-    kind = next((value.dtype for value in values if value.is_floating_point()), found.u.dtype)
-    u, complaints = found.u.to(kind), []
+    kind = next((value.dtype for value in values if value.is_floating_point()), given.u.dtype)
+    u, complaints = given.u.to(kind), []
     for candidate in (u, u.flatten(1)):
         try:
             with torch.no_grad():
@@ -451,8 +451,8 @@ def _tell(result: Result, out: Path, page: Path | None, as_json: bool) -> None:
 def _write(page: Path, result: Result, out: Path) -> None:
     text = json.dumps(result.facts(out), indent=1) + "\n" if page.suffix.lower() == ".json" else _page(result, out)
     try:
-        with atomic_write(page) as place:
-            place.write_text(text, encoding="utf-8")
+        with atomic_write(page) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"cannot write {page} ({os.strerror(error.errno or 0)})") from error
 
@@ -503,8 +503,8 @@ def _pictures(result: Result) -> list[Html]:
         form = model if isinstance(model, ImplicitForm) else model.form()
         A, B = form.A.to_dense()[:n, :n].cpu().numpy(), form.B.to_dense()[:n].cpu().numpy()
     names = [f"layer {line[0]}, {line[1]}" for line in report.rows()]
-    parts = report.nonzeros.split(list(report.blocks))
-    left = {name: float(part.sum()) for name, part in zip(names, parts, strict=True)}
+    layers = report.nonzeros.split(list(report.blocks))
+    left = {name: float(layer.sum()) for name, layer in zip(names, layers, strict=True)}
     shown = {name: f"{int(value):,} weights" for name, value in left.items()}
     caption = "Blue above zero, orange below, empty at zero; lines between layers, the last layer first."
     return [
@@ -516,13 +516,13 @@ def _pictures(result: Result) -> list[Html]:
 def _findings(result: Result) -> list[str]:
     report = result.report
     where = "in A and B" if isinstance(report, FitReport) else "in layers and filters"
-    found = [
+    sentences = [
         f"{percent(report.sparsity)} of the weights {where} are zero: {int(report.nonzeros.sum()):,} of "
         f"{report.allowed:,} are left, and no row is farther than {float(report.relative_gap.max()):.2e} from the "
         "best one, relative to |z|^2/2."
     ]
     if result.score is not None and result.before is not None and result.after is not None:
         before, after = (_shown(result.score, value) for value in (result.before, result.after))
-        found.append(f"{result.score.capitalize()} on unseen samples: {before} before, {after} after.")
+        sentences.append(f"{result.score.capitalize()} on unseen samples: {before} before, {after} after.")
     proven = "proven" if _is_proven(report) else "not proven"
-    return [*found, f"That every input has exactly one equilibrium is {proven}."]
+    return [*sentences, f"That every input has exactly one equilibrium is {proven}."]

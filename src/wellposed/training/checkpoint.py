@@ -1,7 +1,7 @@
-"""Checkpoints: all that decides how a training run goes on, in one file.
+"""Checkpoints: everything needed to resume a training run, in one file.
 
 A `Checkpoint` is a nested state in one safetensors file, written atomically and checked when read. A `Snapshot`
-takes and restores the states of the parts of a run.
+takes and restores the state of a run.
 """
 
 import json
@@ -28,7 +28,7 @@ TRIES = 100  # to read a file that another run replaces
 
 
 class Checkpoint:
-    """A file in which `fit` keeps everything that it needs to go on, epoch by epoch.
+    """A file from which `fit` resumes, rewritten after every epoch.
 
     If the file exists, training goes on from there to the very numbers of a run that was never stopped. For that,
     an iterable of batches must repeat its own order; and several processes with warm starts all go on with those
@@ -61,8 +61,8 @@ class Checkpoint:
         skeleton = json.dumps(_take_apart(state, tensors))
         metadata = {"format": FORMAT, "key": self.key, "skeleton": skeleton, "sha256": checksum(skeleton, tensors)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.path) as place:
-            write_tensors(place, tensors, metadata)
+        with atomic_write(self.path) as temporary:
+            write_tensors(temporary, tensors, metadata)
 
     def load(self) -> Any:
         """Returns the state that was saved last; None if there is no file."""
@@ -86,18 +86,18 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """Reads the file, again if another run has replaced it meanwhile, for it is opened by its name twice."""
+        """Reads the file; retries if another run replaces it meanwhile, as it is opened by name twice."""
         for _ in range(TRIES):
-            before, found, damage = self._version(), None, None
+            before, content, damage = self._version(), None, None
             try:
                 with safe_open(self.path, framework="pt") as file:
-                    found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                    content = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             except (SafetensorError, RuntimeError) as error:  # the latter of a file that has become shorter
                 damage = error
             if self._version() != before:
                 continue
-            if found is not None:
-                return found
+            if content is not None:
+                return content
             raise self._refuse(f"it is not a checkpoint or is damaged ({damage})") from damage
         raise self._refuse("other runs replace it all the time")
 
@@ -112,7 +112,7 @@ class Checkpoint:
 
 
 def _take_apart(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Writes a nested state as JSON and moves its tensors aside."""
+    """Splits a nested state into JSON and tensors."""
     if isinstance(value, Tensor):
         name = f"t{len(tensors)}"
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
@@ -135,14 +135,14 @@ def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "value":
         return content
     if kind == "dict":
-        return {_put_together(key, tensors): _put_together(part, tensors) for key, part in content}
-    parts = [_put_together(part, tensors) for part in content]
-    return tuple(parts) if kind == "tuple" else parts
+        return {_put_together(key, tensors): _put_together(item, tensors) for key, item in content}
+    items = [_put_together(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The parts of a run whose state is saved: parameters, optimiser, schedule, data order, random numbers."""
+    """What a checkpoint saves of a run: parameters, optimiser, schedule, data order, random numbers."""
 
     run: Run
     batches: Batches
@@ -151,7 +151,7 @@ class Snapshot:
     history: History
 
     def resume(self, checkpoint: Checkpoint | str | os.PathLike[str] | None) -> Checkpoint | None:
-        """Goes on from the file of the first process, if there is one, and returns where further states go."""
+        """Resumes from the file of the first process, if there is one; returns the checkpoint to write to."""
         if checkpoint is None:
             return None
         require_whole(bare(self.run.model), checkpoint=True)
@@ -178,7 +178,7 @@ class Snapshot:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes back to a state; the run then ends with the numbers of one that was never stopped."""
+        """Restores a state; the run then ends with the numbers of one that was never stopped."""
         try:
             bare(self.run.model).load_state_dict(state["model"])
             self.run.optimizer.load_state_dict(state["optimizer"])

@@ -1,6 +1,6 @@
 """fit(): the training loop.
 
-`reporting` is what a training run tells while it runs: a progress bar, and whoever wants to know of every epoch.
+`reporting` shows a progress bar and calls `on_epoch`.
 `fit` trains a module or an Ensemble.
 """
 
@@ -42,7 +42,7 @@ OnEpoch = Callable[[History], None]
 def reporting(
     epochs: int, progress: bool | str, on_epoch: OnEpoch | None = None, silent: bool = False
 ) -> Iterator[OnEpoch]:
-    """Shows epochs, loss, steps and failures on stderr, if that is a terminal that can, and calls `on_epoch`."""
+    """Shows epochs, loss, steps and failures on stderr if it is a terminal, and calls `on_epoch`."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -65,7 +65,7 @@ def reporting(
 
 
 def summary(history: History) -> str:
-    """Says where the latest epoch stands; of an Ensemble the median member.
+    """Summarises the latest epoch in a line; for an Ensemble, its median member.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""One pass over the data and one step of it, and what they need.
+"""One epoch and one optimisation step, and what they need.
 
 `Run` takes the steps. `make_optimizer`, `make_schedule`, `make_starts` and `require_sensible` turn the arguments
 of fit() into what the loop needs, or say what is wrong with them. `Best` is early stopping, each member of an
@@ -67,7 +67,7 @@ class Run:
         return total / _nonzero(count)
 
     def _started(self, batch: Batch) -> contextlib.AbstractContextManager[None]:
-        """Lets the samples of a batch begin where they ended, if that is wanted."""
+        """Starts the solves of a batch at the samples' last equilibria, if that is wanted."""
         if self.starts is None or batch.rows is None:
             return contextlib.nullcontext()
         return self.starts.of(batch.rows)
@@ -105,7 +105,7 @@ def shape_of(model: nn.Module) -> torch.Size:
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, limit: float) -> None:
-    """Scales gradients down to the norm `limit`, those of every member of an Ensemble apart."""
+    """Scales gradients down to the norm `limit`, for each member of an Ensemble separately."""
     if not isinstance(model, Ensemble):
         nn.utils.clip_grad_norm_(model.parameters(), limit)
         return
@@ -144,7 +144,7 @@ def make_schedule(optimizer: Optimizer, wanted: Any, epochs: int) -> LRScheduler
 
 
 def make_starts(model: nn.Module, wanted: bool | WarmStart, samples: int) -> WarmStart | None:
-    """Returns where the starts of all training samples are kept, if that is wanted.
+    """Returns the store of the starting points of all training samples, if that is wanted.
 
     Args:
         samples: of the data; 0 if they have no fixed places.
@@ -183,7 +183,7 @@ def seeds_of(model: nn.Module, seed: int | Sequence[int] | None) -> tuple[int, .
 
 
 def require_whole(model: nn.Module, **wanted: bool) -> None:
-    """Raises if something is wanted that needs all parameters in one process, and they are divided."""
+    """Raises if something is asked for that needs all parameters in one process, and they are sharded."""
     names = [name for name, given in wanted.items() if given]
     if names and is_sharded(model):
         raise InputError(
@@ -217,13 +217,13 @@ def require_sensible(
 
 @dataclass
 class Best:
-    """Keeps the best parameters and says who is still waiting for better ones.
+    """Early stopping: stores the best parameters and says which members go on.
 
     A member that stopped keeps what it had then, as if it had been trained alone.
 
     Args:
-        model: whose parameters and buffers are kept.
-        patience: epochs without improvement after which a member stops; None: nobody stops, nothing is kept.
+        model: whose best parameters and buffers are stored.
+        patience: epochs without improvement after which a member stops; None: nobody stops, nothing is stored.
         active: members at work, ``()`` or ``(M,)``.
     """
 
@@ -232,14 +232,14 @@ class Best:
     active: Tensor
     loss: Tensor = field(init=False)
     epoch: Tensor = field(init=False)
-    kept: dict[str, Tensor] = field(init=False, default_factory=dict)
+    best_tensors: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.loss = torch.full(self.active.shape, torch.inf, dtype=torch.float64)
         self.epoch = torch.zeros(self.active.shape, dtype=torch.int64)
 
     def update(self, epoch: int, loss: Tensor) -> None:
-        """Takes note of the validation losses after an epoch."""
+        """Records the validation losses of an epoch."""
         if self.patience is None:
             return
         better = self.active & (loss < self.loss)
@@ -247,25 +247,25 @@ class Best:
         self.epoch = torch.where(better, epoch, self.epoch)
         self.active = self.active & (epoch - self.epoch < self.patience)
         for name, value in self._tensors().items():
-            old = self.kept.get(name, value)
+            old = self.best_tensors.get(name, value)
             mask = better.reshape(better.shape + (1,) * (value.dim() - better.dim())).to(value.device)
-            self.kept[name] = torch.where(mask, value, old).clone()
+            self.best_tensors[name] = torch.where(mask, value, old).clone()
 
     @torch.no_grad()
     def restore(self) -> None:
         """Gives every member its best parameters."""
         for name, value in self._tensors().items():
-            value.copy_(self.kept.get(name, value))
+            value.copy_(self.best_tensors.get(name, value))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint needs."""
-        return {"active": self.active, "loss": self.loss, "epoch": self.epoch, "kept": self.kept}
+        return {"active": self.active, "loss": self.loss, "epoch": self.epoch, "kept": self.best_tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what a checkpoint holds."""
+        """Restores the state from a checkpoint."""
         self.active, self.loss, self.epoch = state["active"], state["loss"], state["epoch"]
         device = {name: value.device for name, value in self._tensors().items()}
-        self.kept = {name: value.to(device[name]) for name, value in state["kept"].items()}
+        self.best_tensors = {name: value.to(device[name]) for name, value in state["kept"].items()}
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}

@@ -63,7 +63,7 @@ class Team:
 
 
 def find_device(wanted: torch.device | str) -> torch.device:
-    """Returns a device that is there; ``"auto"``: CUDA if there is one, else the CPU.
+    """Returns a device that exists; ``"auto"``: CUDA if there is one, else the CPU.
 
     Example:
         >>> find_device("gpu")
@@ -86,7 +86,7 @@ def find_device(wanted: torch.device | str) -> torch.device:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Says whether `torch.distributed.fsdp.fully_shard` has divided a module; asking by name imports nothing.
+    """Says whether `torch.distributed.fsdp.fully_shard` has sharded a module; by class name, to import nothing.
 
     Example:
         >>> is_sharded(nn.Linear(1, 1))

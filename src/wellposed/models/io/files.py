@@ -27,7 +27,7 @@ from wellposed.models.io.archives import UNPACKED_FREE, UNPACKED_PER_BYTE
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file, with the rights that any new file of the user's has.
+    """Writes a safetensors file, with the permissions of any new file of the user.
 
     Raises:
         OSError: the disk is full, or the folder is missing or cannot be written to.
@@ -45,7 +45,7 @@ LARGEST_HEADER = 1 << 26
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads a safetensors file whose header says everything once and nothing else; returns tensors and metadata.
+    """Reads a safetensors file; refuses duplicate or unknown entries in its header. Returns tensors and metadata.
 
     Raises:
         FileFormatError: it is no such file, or it is damaged.
@@ -61,7 +61,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _check_header(path: Path) -> None:
-    """Refuses what safetensors would read over: entries that come twice or mean nothing."""
+    """Refuses what safetensors would ignore: duplicate and unknown entries."""
     with path.open("rb") as file:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -88,7 +88,7 @@ WORTH, LEAST = 0.75, 512  # a packed tensor has at most this part of its bytes, 
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Compresses tensors that become clearly smaller by it; returns what is stored and a table of the packed ones.
+    """Compresses tensors that become clearly smaller; returns what is stored and a table of the packed ones.
 
     A packed tensor is a zlib stream of the first bytes of all its numbers, then of their second bytes, and so on;
     whole numbers are replaced by their differences, whose sign is kept in the lowest bit. The table names type and
@@ -152,7 +152,7 @@ def _largest_unpacked(stored: Iterable[Tensor]) -> int:
 
 
 def _planes(value: Tensor) -> bytes:
-    """Lays the bytes of numbers out, all first ones before all second ones."""
+    """Lays out the bytes of numbers in planes: all first bytes, then all second ones."""
     flat = value.detach().cpu().contiguous().flatten()
     if value.dtype == torch.int64:
         step = np.diff(flat.numpy(), prepend=np.int64(0))

@@ -272,10 +272,10 @@ def _options(model: ImplicitModel) -> dict[str, Any]:
 
 def _named(activation: Activation) -> str | dict[str, list[Any]]:
     """Writes an activation as its name, or as the names and sizes of its parts."""
-    parts = parts_of(activation)
-    if parts is None:
+    pieces = parts_of(activation)
+    if pieces is None:
         return registered_name(activation)
-    return {"parts": [registered_name(part) for part, _ in parts], "sizes": [size for _, size in parts]}
+    return {"parts": [registered_name(piece) for piece, _ in pieces], "sizes": [size for _, size in pieces]}
 
 
 def _activation(named: Any, states: int) -> Activation:
@@ -287,11 +287,11 @@ def _activation(named: Any, states: int) -> Activation:
     whole = isinstance(names, list) and isinstance(sizes, list) and bool(sizes) and all(map(_positive, sizes))
     if not whole or len(names) != len(sizes) or sum(sizes) != states:
         raise FileFormatError(f"the activations {names!r} of the sizes {sizes!r} do not make up {states!r} states")
-    parts = [stored_activation(name) for name in names]
-    for part, size in zip(parts, sizes, strict=True):
-        if part.block and size % part.block:
-            raise FileFormatError(f"{part.name} does not act on {size} states")
-    return piecewise(parts, sizes)
+    pieces = [stored_activation(name) for name in names]
+    for piece, size in zip(pieces, sizes, strict=True):
+        if piece.block and size % piece.block:
+            raise FileFormatError(f"{piece.name} does not act on {size} states")
+    return piecewise(pieces, sizes)
 
 
 def _positive(value: Any) -> bool:
@@ -336,7 +336,7 @@ _OWN_ENTRIES: dict[str, Callable[[Any], bool]] = {  # of `configuration`, for a 
 
 
 def _checked(config: Any, entries: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
-    """Refuses a configuration that leaves something open, or says what has no meaning."""
+    """Refuses a configuration with missing, unknown or invalid entries."""
     if not isinstance(config, dict) or config.keys() != entries.keys():
         given = sorted(config) if isinstance(config, dict) else repr(config)
         raise FileFormatError(f"a configuration has the entries {sorted(entries)}; received {given}")
@@ -377,7 +377,7 @@ def build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Model:
 
 
 def _empty(config: dict[str, Any]) -> ImplicitModel:
-    """Builds a model of the right kind, with other values."""
+    """Builds a model of the right shape, with arbitrary values."""
     triangle = _checked(config, _ENTRIES).pop("triangle")
     if (config["condition"] == "triangular") != (triangle is not None):
         raise FileFormatError(f"the condition is {config['condition']!r}, and the triangle {triangle!r}")
@@ -522,7 +522,7 @@ def _folder(path: str | os.PathLike[str], revision: str | None) -> Path:
 
 
 def _seal(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """Returns a checksum of the weights and of what decides their meaning; they are two files."""
+    """Returns a checksum over weights and configuration, which are two files."""
     sealed = {name: config.get(name) for name in ("format", "config", "form")}
     sealed |= {"packed": config["packed"]} if "packed" in config else {}
     return checksum(json.dumps(sealed, sort_keys=True), tensors)
@@ -722,7 +722,7 @@ def reference_models() -> dict[str, ReferenceModel]:
         >>> sorted(reference_models())
         ['addition', 'digits', 'digits-convolutional', 'digits-robust', 'digits-sparse', 'rolling-argmax']
     """
-    return {place.parent.name: _read(place) for place in sorted(HOME.glob(f"*/{FACTS}"))}
+    return {card_file.parent.name: _read(card_file) for card_file in sorted(HOME.glob(f"*/{FACTS}"))}
 
 
 def load_reference(name: str) -> Storable:
@@ -745,6 +745,6 @@ def store_reference(model: Storable, card: ReferenceModel, home: Path = HOME) ->
     return folder
 
 
-def _read(place: Path) -> ReferenceModel:
-    facts: dict[str, Any] = json.loads(place.read_text())
+def _read(card_file: Path) -> ReferenceModel:
+    facts: dict[str, Any] = json.loads(card_file.read_text())
     return ReferenceModel(**facts)
