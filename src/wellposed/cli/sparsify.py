@@ -50,6 +50,7 @@ from wellposed.convex.rows import SUPPORTS, is_feedforward, support_mask
 from wellposed.convex.states import first_tensor
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
+from wellposed.forms.operators.entries import LARGEST_DENSE
 from wellposed.forms.storage import registered_name
 from wellposed.models import Claim, ImplicitModel
 from wellposed.pages.charts import bar_chart, matrix_chart
@@ -193,15 +194,17 @@ def _fitted_rows(
 def _as_stored(model: ImplicitModel, report: FitReport) -> ImplicitModel | ImplicitForm:
     """Returns a form of the non-zero entries, which is evaluated without forming A.
 
-    With loops a dense A is better off as a model, which has compiled kernels; and only a model has a certificate
-    for loops through an activation that acts on blocks of states.
+    With loops, up to `LARGEST_DENSE` states, it stays a model: the compiled kernels, which read A by its non-zero
+    entries too, need a sixteenth of the form's time (400 to 4000 states, 5 to 10 % of the entries). Only a model
+    has a certificate for loops through an activation that acts on blocks of states.
     """
     form = sparse_form(model, report.blocks)
+    if not form.plan.systems:
+        return form
     with torch.no_grad():
         is_sparse = int(model.A.count_nonzero()) <= DENSE * model.A.numel()
-    if not form.plan.systems or (is_sparse and all(phi.componentwise for phi in form.activations)):
-        return form
-    return model
+    is_large = model.state_features > LARGEST_DENSE
+    return form if is_large and is_sparse and all(phi.componentwise for phi in form.activations) else model
 
 
 ROWS_ONLY = ("objective", "strength", "bound", "support", "solver", "rows", "gaps")  # what filters have not
