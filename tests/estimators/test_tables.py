@@ -70,8 +70,8 @@ def test_sensitivity_bounds_every_change(table, regressor):
 
 def test_sensitivity_is_in_units_of_the_data(table):
     X, y = table
-    found = [wp.ImplicitRegressor(8, **QUICK).fit(X * unit, y[:, 0] * 3).sensitivity_ for unit in (1.0, 4.0)]
-    np.testing.assert_allclose(found[0], 4.0 * found[1], rtol=1e-6)
+    bounds = [wp.ImplicitRegressor(8, **QUICK).fit(X * unit, y[:, 0] * 3).sensitivity_ for unit in (1.0, 4.0)]
+    np.testing.assert_allclose(bounds[0], 4.0 * bounds[1], rtol=1e-6)
 
 
 def test_attributes(table, regressor):
@@ -154,9 +154,9 @@ def test_early_stopping_keeps_the_best_network():
     X = generator.normal(size=(120, 5))
     y = X[:, 0] + 3.0 * generator.normal(size=120)
     options = {"early_stopping": True, "n_iter_no_change": 5, "weight_decay": 0.0, "validation_fraction": 0.3}
-    found = wp.ImplicitRegressor(32, max_epochs=200, random_state=0, **options).fit(X, y)
-    curve = found.validation_curve_
-    assert found.n_iter_ < 200
+    stopped = wp.ImplicitRegressor(32, max_epochs=200, random_state=0, **options).fit(X, y)
+    curve = stopped.validation_curve_
+    assert stopped.n_iter_ < 200
     assert len(curve) - 1 - int(np.argmin(curve)) == 5
     whole = wp.ImplicitRegressor(32, max_epochs=20, random_state=0, early_stopping=False).fit(X, y)
     assert np.isnan(whole.validation_curve_).all() and whole.n_iter_ == 20
@@ -189,8 +189,8 @@ def test_seeds_decide_and_the_global_generator_is_left_alone(table):
 
 def test_float32_stays_float32(table):
     X, y = table
-    found = wp.ImplicitRegressor(6, max_epochs=3).fit(X.astype(np.float32), y)
-    assert found.network_.offset.dtype == torch.float32
+    fitted = wp.ImplicitRegressor(6, max_epochs=3).fit(X.astype(np.float32), y)
+    assert fitted.network_.offset.dtype == torch.float32
     assert wp.ImplicitRegressor(6, max_epochs=3).fit(X.astype(int), y).network_.offset.dtype == torch.float64
 
 
@@ -200,20 +200,20 @@ def test_pickle_and_joblib(way, table, regressor, tmp_path):
     with open(tmp_path / "file", "wb") as file:
         way.dump(regressor, file)
     with open(tmp_path / "file", "rb") as file:
-        found = way.load(file)
-    np.testing.assert_array_equal(found.predict(X), regressor.predict(X))
-    found.partial_fit(X, y)
-    assert found.n_iter_ == regressor.n_iter_ + 1
+        restored = way.load(file)
+    np.testing.assert_array_equal(restored.predict(X), regressor.predict(X))
+    restored.partial_fit(X, y)
+    assert restored.n_iter_ == regressor.n_iter_ + 1
 
 
 def test_save_and_load_without_pickle(table, regressor, iris, tmp_path):
     X, y = table
     regressor.save(tmp_path / "regressor.safetensors")
-    found = wp.ImplicitRegressor.load(tmp_path / "regressor.safetensors")
-    np.testing.assert_array_equal(found.predict(X), regressor.predict(X))
-    np.testing.assert_array_equal(found.sensitivity_, regressor.sensitivity_)
-    assert found.get_params() == regressor.get_params()
-    assert found.partial_fit(X, y).n_iter_ == regressor.n_iter_ + 1
+    loaded = wp.ImplicitRegressor.load(tmp_path / "regressor.safetensors")
+    np.testing.assert_array_equal(loaded.predict(X), regressor.predict(X))
+    np.testing.assert_array_equal(loaded.sensitivity_, regressor.sensitivity_)
+    assert loaded.get_params() == regressor.get_params()
+    assert loaded.partial_fit(X, y).n_iter_ == regressor.n_iter_ + 1
 
     frame, labels = iris
     classifier = wp.ImplicitClassifier(6, max_epochs=5, random_state=0).fit(frame, labels)
@@ -229,9 +229,9 @@ def test_save_and_load_without_pickle(table, regressor, iris, tmp_path):
 
 
 def test_save_says_what_cannot_be_written(table, tmp_path):
-    found = wp.ImplicitRegressor(4, max_epochs=1, random_state=np.random.RandomState(0)).fit(*table)
+    fitted = wp.ImplicitRegressor(4, max_epochs=1, random_state=np.random.RandomState(0)).fit(*table)
     with pytest.raises(InputError, match="random_state"):
-        found.save(tmp_path / "file")
+        fitted.save(tmp_path / "file")
     assert not (tmp_path / "file").exists()
 
 
@@ -320,6 +320,6 @@ def test_training_starts_at_a_linear_model():
 @pytest.mark.gpu
 def test_gpu_agrees_with_the_cpu(table):
     X, y = table
-    found = [wp.ImplicitRegressor(8, device=device, **QUICK).fit(X, y) for device in ("cpu", "cuda")]
-    np.testing.assert_allclose(found[0].predict(X), found[1].predict(X), rtol=1e-5)
-    assert found[1].network_.offset.device.type == "cpu", "everything can be stored"
+    fitted = [wp.ImplicitRegressor(8, device=device, **QUICK).fit(X, y) for device in ("cpu", "cuda")]
+    np.testing.assert_allclose(fitted[0].predict(X), fitted[1].predict(X), rtol=1e-5)
+    assert fitted[1].network_.offset.device.type == "cpu", "everything can be stored"

@@ -1,8 +1,8 @@
 """One epoch and one optimisation step, and what they need.
 
-`Run` takes the steps. `make_optimizer`, `make_schedule`, `make_starts` and `require_sensible` turn the arguments
-of fit() into what the loop needs, or say what is wrong with them. `Best` is early stopping, each member of an
-Ensemble by itself.
+`Run` takes the steps. `make_optimizer`, `make_schedule`, `make_starts` and `check_arguments` turn the arguments
+of fit() into what the loop needs, or say what is wrong with them. `EarlyStopping` decides for each
+member of an Ensemble by itself.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from wellposed.errors import InputError, NonFiniteLossError, unknown_name
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.warm_start import WarmStart
 from wellposed.training.batches import Batch, Batches
-from wellposed.training.team import Team, bare, is_sharded
+from wellposed.training.team import Team, is_sharded, unwrap
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -76,7 +76,7 @@ class Run:
         """Computes the losses of this process and those of the joined batch."""
         u, y = batch.u.to(self.team.device), batch.y.to(self.team.device)
         with torch.autocast(self.team.device.type, self.autocast, enabled=self.autocast is not None):
-            if isinstance(bare(self.model), Ensemble):
+            if isinstance(unwrap(self.model), Ensemble):
                 judge = vmap(self.loss, (0, None if batch.shared else 0), randomness="different")
                 losses = judge(self.model(u, shared=batch.shared), y)
             else:
@@ -90,16 +90,16 @@ class Run:
         self.scaler.scale(loss).backward()
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
-            clip_gradients(bare(self.model), self.clip)
+            clip_gradients(unwrap(self.model), self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.project:
-            bare(self.model).project_()  # type: ignore[operator]
+            unwrap(self.model).project_()  # type: ignore[operator]
 
 
 def shape_of(model: nn.Module) -> torch.Size:
     """Returns the shape of the losses: ``(M,)`` for an Ensemble, ``()`` otherwise."""
-    inner = bare(model)
+    inner = unwrap(model)
     return torch.Size((len(inner),)) if isinstance(inner, Ensemble) else torch.Size()
 
 
@@ -122,7 +122,7 @@ def _nonzero(count: int) -> int:
     return count
 
 
-WHOLE = ("epochs", "batch_size", "patience")
+INTEGERS = ("epochs", "batch_size", "patience")
 
 
 def make_optimizer(model: nn.Module, wanted: Optimizer | Callable[[Any], Optimizer] | None) -> Optimizer:
@@ -182,7 +182,7 @@ def seeds_of(model: nn.Module, seed: int | Sequence[int] | None) -> tuple[int, .
     return seeds
 
 
-def require_whole(model: nn.Module, **wanted: bool) -> None:
+def reject_sharded(model: nn.Module, **wanted: bool) -> None:
     """Raises if something is asked for that needs all parameters in one process, and they are sharded."""
     names = [name for name, given in wanted.items() if given]
     if names and is_sharded(model):
@@ -192,7 +192,7 @@ def require_whole(model: nn.Module, **wanted: bool) -> None:
         )
 
 
-def require_sensible(
+def check_arguments(
     model: nn.Module, numbers: dict[str, float | None], validated: bool, project: bool, per_member: bool
 ) -> None:
     """Raises if an argument is out of range or does not fit the model."""
@@ -200,14 +200,14 @@ def require_sensible(
         if value is not None and not value > 0:
             raise InputError(f"{name} must be positive; received {value!r}")
         if (
-            name in WHOLE
+            name in INTEGERS
             and value is not None
             and (isinstance(value, bool) or not hasattr(value, "__index__") or value >= 2**63)
         ):
             raise InputError(f"{name} must be a whole number below 2^63; received {value!r}")
     if numbers["patience"] is not None and not validated:
         raise InputError("patience watches the validation loss; pass validation=(inputs, targets) with it")
-    require_whole(model, project=project, patience=numbers["patience"] is not None)
+    reject_sharded(model, project=project, patience=numbers["patience"] is not None)
     target = model.stacked if isinstance(model, Ensemble) else model
     if project and not hasattr(target, "project_"):
         raise InputError(f"project=True needs a model with project_(); {type(target).__name__} has none")
@@ -216,8 +216,8 @@ def require_sensible(
 
 
 @dataclass
-class Best:
-    """Early stopping: stores the best parameters and says which members go on.
+class EarlyStopping:
+    """Stores the best parameters and says which members go on.
 
     A member that stopped keeps what it had then, as if it had been trained alone.
 

@@ -95,7 +95,7 @@ def is_sharded(model: nn.Module) -> bool:
     return any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__)
 
 
-def bare(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Returns the module inside a DistributedDataParallel."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
