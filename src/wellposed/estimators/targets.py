@@ -198,6 +198,9 @@ class Classifier(base.ClassifierMixin, Estimator, abc.ABC):  # type: ignore[name
         return (losses * weight).mean()
 
     def _linear_model(self, X: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+        if len(np.unique(targets[:, 0])) < len(self.classes_):  # all samples of a class were set aside
+            count = len(self.network_.offset)
+            return np.zeros((count, X.shape[1])), np.zeros(count)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", exceptions.ConvergenceWarning)  # a start need not be exact
             model = linear_model.LogisticRegression(C=1 / (LINEAR_PENALTY * weights.sum()), max_iter=30)
