@@ -391,6 +391,7 @@ class _Options:
     sampler: PositionSampler = field(default_factory=PositionSampler)
     solver: RowSolver | str = "automatic"
     layerwise: bool = False
+    progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.support not in ("layered", "network"):
@@ -424,6 +425,8 @@ class _Options:
                     parts = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
                     data = replace(data, parts=parts)
                 fits.append(fresh.fitted(data, mask))
+                if self.progress is not None:
+                    self.progress(len(fits), len(rows))
             yield twin, SharedReport(tuple(fits), self.kappa, self.bound)
 
     def _pruned(
@@ -470,6 +473,7 @@ def fit_shared(
         sampler: which samples and positions are used.
         solver: of rows with all columns.
         layerwise: whether every layer loses the same fraction, or the entries that cost least in all of them.
+        progress: called with the number of layers done and their total.
 
     Example:
         >>> _ = torch.manual_seed(0)

@@ -18,7 +18,7 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed.forms.draw.layering import Layering, columns_of, layered
-from wellposed.forms.draw.page import is_page, save_figure, write_page
+from wellposed.forms.draw.page import SAVED_AS, is_page, save_figure, write_page
 from wellposed.forms.draw.summary import COLOURS, MEANING, BlockEdge, BlockGraph, Role
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.entries import entries
@@ -532,7 +532,13 @@ STATES = 30  # states, inputs and outputs of one block up to which each is a nod
 PIXELS = 9000  # of a picture's side at most
 
 
-def graph(form: ImplicitForm, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Any:
+def graph(
+    form: ImplicitForm,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str | None = None,
+    model_file: str = SAVED_AS,
+) -> Any:
     """Draws the blocks of a form as nodes and its operators as arrows (003 Figure 5.14).
 
     Layers run from the input at the top to the output, every block below what it reads, deep networks in several
@@ -543,6 +549,7 @@ def graph(form: ImplicitForm, path: str | os.PathLike[str] | None = None, *, tit
         form: any form.
         path: a file ending with .png, .svg or .pdf, or with .html for a page to zoom and hover; None only returns.
         title: the heading.
+        model_file: the file of the form, which a page names in its commands.
 
     Returns:
         The matplotlib figure, or the plotly figure of a page.
@@ -562,7 +569,7 @@ def graph(form: ImplicitForm, path: str | os.PathLike[str] | None = None, *, tit
         figure = interactive(diagram)
         about = "Hover nodes and arrows for details, drag to move, scroll to zoom, double-click to go back."
         keys = {MEANING[role]: COLOURS[role] for role in diagram.roles}
-        write_page(figure, path, heading, about, keys, diagram.tall)
+        write_page(figure, path, heading, about, keys, diagram.tall, model_file=model_file)
         return figure
     figure = still(diagram)
     if path is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from wellposed.errors import require, unknown_name
-from wellposed.forms.draw.page import is_page, save_figure, write_page
+from wellposed.forms.draw.page import SAVED_AS, is_page, save_figure, write_page
 from wellposed.forms.draw.summary import COLOURS, MEANING, BlockEdge, BlockGraph, Role
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.entries import entries
@@ -277,6 +277,7 @@ def spy(
     scale: Scale = "auto",
     pixels: int = 1600,
     title: str | None = None,
+    model_file: str = SAVED_AS,
 ) -> Any:
     """Draws where [[A, B], [C, D]] has non-zero entries, in the manner of 003 Figures 2.5 and 5.14.
 
@@ -291,6 +292,7 @@ def spy(
             layers be seen beside large ones, "auto" is linear where all can be seen and else "sqrt".
         pixels: resolution of A.
         title: the heading.
+        model_file: the file of the form, which a page names in its commands.
 
     Returns:
         The matplotlib figure, or the plotly figure of a page.
@@ -311,7 +313,8 @@ def spy(
         figure = interactive(wiring, picture)
         count = sum(link.operator.nonzeros() for link in wiring.links)
         about = f"{count:,} non-zero entries. Hover for details, drag or scroll to zoom, double-click to go back."
-        write_page(figure, path, shown, about, {MEANING[role]: COLOURS[role] for role in picture.roles})
+        keys = {MEANING[role]: COLOURS[role] for role in picture.roles}
+        write_page(figure, path, shown, about, keys, model_file=model_file)
         return figure
     figure = _still(wiring, picture, shown)
     if path is not None:
