@@ -9,7 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import wellposed
-from wellposed import Activation, ImplicitForm, ImplicitModel, register_activation
+from wellposed import ImplicitForm, ImplicitModel
+from wellposed.activations import Activation, register_activation
 from wellposed.activations.catalogue import ACTIVATIONS
 from wellposed.errors import FileFormatError, InputError, UnknownNameError
 from wellposed.forms import (

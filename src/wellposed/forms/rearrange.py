@@ -5,6 +5,7 @@ to reorder. `trim` leaves out states that do not matter: those that no input rea
 sees.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -12,7 +13,8 @@ from heapq import heapify, heappop, heappush
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation
+from wellposed.activations import Activation, get_activation
+from wellposed.activations.blockwise import piecewise
 from wellposed.errors import InputError
 from wellposed.forms.compose import BlockForm, add_vectors
 from wellposed.forms.evaluation import Stage, strong_components
@@ -366,3 +368,43 @@ def _groups(chosen: list[Tensor]) -> list[Group]:
     if not groups:
         return [Group(0, torch.zeros(0, dtype=torch.int64, device=chosen[0].device))]
     return [Group(k, None if bool(part.all()) else part.nonzero()[:, 0]) for k, part in groups]
+
+
+def cap_rows(form: ImplicitForm, kappa: float | None = None) -> ImplicitForm:
+    """Rescales a form without loops where the rows of A are not below a cap.
+
+    Args:
+        form: whose outputs stay the same (003, section 2.5).
+        kappa: the cap; 0.95 over the Lipschitz constant of phi if None.
+    """
+    constant = form.activation.lipschitz()
+    if math.isinf(constant):
+        raise InputError(
+            f"{form.activation.name} has no Lipschitz constant, so no cap on A keeps a model well-posed; the form "
+            "itself can be evaluated and saved"
+        )
+    cap = 0.95 / max(1.0, constant) if kappa is None else kappa
+    return form if float(form.A.abs().row_sums().max()) < cap else form.rescale(cap)
+
+
+def absorb_output_bias(form: ImplicitForm) -> ImplicitForm:
+    """Turns an output bias into a state of constant value, which C multiplies by it; A, B and C become dense.
+
+    Example:
+        >>> form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1), output_bias=torch.ones(1))
+        >>> absorb_output_bias(form).sizes, absorb_output_bias(form)(torch.ones(1, 1))
+        ((2, 1, 1), tensor([[2.]]))
+    """
+    if form.output_bias is None or not bool(form.output_bias.any()):
+        return form
+    A, B, C = (block.to_dense() for block in (form.A, form.B, form.C))
+    phi, value = form.activation, torch.ones(1, dtype=A.dtype, device=A.device)
+    single = phi.componentwise and len(set(form.activations)) == 1
+    if single and float(phi(value)) != 0:
+        value = phi(value)
+    else:
+        phi = piecewise((*form.activations, get_activation("identity")), (*form.partition, 1))
+    bias = A.new_zeros(len(A)) if form.bias is None else form.bias
+    A, B = torch.nn.functional.pad(A, (0, 1, 0, 1)), torch.nn.functional.pad(B, (0, 0, 0, 1))
+    C = torch.cat([C, (form.output_bias / value)[:, None]], dim=1)
+    return ImplicitForm(A, B, C, form.D, torch.cat([bias, torch.ones_like(value)]), phi, form.input_shape)

@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.activations import Activation, get_activation
-from wellposed.activations.blockwise import piecewise
-from wellposed.conditions.certificate import AffineBound, Certificate, LowRankBound
-from wellposed.conditions.conditions import Condition, certify, get_condition
-from wellposed.conditions.state_matrix import IterationSystem, StateMatrix, check_matrices, choose_condition
+from wellposed.activations import get_activation
+from wellposed.conditions import Certificate, Condition, certify
+from wellposed.conditions.state_matrix import (
+    IterationSystem,
+    StateBound,
+    StateMatrix,
+    check_matrices,
+    choose_condition,
+)
 from wellposed.equilibrium import (
     GRADIENTS,
     STOPPINGS,
@@ -46,14 +50,11 @@ from wellposed.equilibrium.method import (
     active_logs,
     no_equilibrium,
 )
-from wellposed.equilibrium.solution import Adjoint
 from wellposed.equilibrium.stopping import Settled, bound_error
 from wellposed.equilibrium.tracing import refuse_programs, under_forward_mode, under_transform
 from wellposed.errors import InputError, not_a_tensor, positive_integer
-from wellposed.forms import Dense, ImplicitForm, LowRank, Zero
-from wellposed.forms.form import MODEL_BUILDERS
+from wellposed.forms import Dense, ImplicitForm, LowRank, Zero, absorb_output_bias, cap_rows
 from wellposed.kernels.compiled_op import check_outputs, equilibrium_op, write_spec
-from wellposed.kernels.cpu.engine import installation_why_not, tensor_why_not
 from wellposed.kernels.engine import NUMBA, Compiled, check_executor, choose, compiled_engine, explain
 from wellposed.kernels.layer import run_layer
 from wellposed.kernels.sparse import (
@@ -197,6 +198,10 @@ class ImplicitModel(nn.Module):
         own, device = self.B, u.device
         if u.dtype != own.dtype or device != own.device or torch.is_autocast_enabled(device.type):
             return None
+        return self._whole_engine()
+
+    def _whole_engine(self) -> Compiled | None:
+        """Returns the engine with a kernel for the equation of A itself, which is asked for once."""
         spec = self.spec()
         if "layer" not in spec.prepared:
             whole = not self.state.shifted and hasattr(self.state, "raw")
@@ -234,10 +239,10 @@ class ImplicitModel(nn.Module):
             require_finite("x0", x0)
         if self.weight_check.failed(self.state_weights(), self.on_failure):
             return Solution.none(no_equilibrium(u.new_empty(shape), self.state_weights()))
-        value, status, steps, residuals, adjoint = self._solve(u, x0, trace=True)
+        value, status, steps, residuals, run = self._solve(u, x0, trace=True)
         final, inputs = value.detach(), u.detach()
         bound = lambda: self._bound()(final, self._context(inputs))  # noqa: E731
-        return Solution(value, status, steps, residuals, bound, adjoint)
+        return Solution(value, status, steps, residuals, bound, run.adjoint)
 
     def options(self) -> SolveOptions:
         """Returns how the model solves."""
@@ -253,7 +258,7 @@ class ImplicitModel(nn.Module):
         """Returns how the model solves ``x = phi(Ax + v)``, forward and backward."""
         return self._prepared()[0]
 
-    def spec_of(self, system: IterationSystem, bound: AffineBound | LowRankBound | None = None) -> AffineSpec:
+    def spec_of(self, system: IterationSystem, bound: StateBound | None = None) -> AffineSpec:
         """Returns the same for what A stands for, with an error bound."""
         if bound is None and system.splitting is None and system.damping == 1:
             return self.spec()
@@ -316,9 +321,7 @@ class ImplicitModel(nn.Module):
             more = describe(known, self.state.dense(), batch, differentiated=needs, automatic=automatic)
         return explain(spec, tuple(factor.to(dtype) for factor in system.factors), batch, more)
 
-    def _solve(
-        self, u: Tensor, x0: Tensor | None, *, trace: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Adjoint]:
+    def _solve(self, u: Tensor, x0: Tensor | None, *, trace: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Solve]:
         if u.is_cuda:
             require_finite("u", u)
         with torch.autocast(u.device.type, enabled=False):
@@ -327,7 +330,7 @@ class ImplicitModel(nn.Module):
             sparse = self._sparse_matrices(u).A if dtype == self.B.dtype else None
             hooks = None if self.hooks is None else self.hooks()
             run = Solve(self.spec().forward, hooks=None if x0 is not None or under_transform() else hooks)
-            return (*self.solve(self.state.system(), run, v, u, x0, trace=trace, sparse=sparse), run.adjoint)
+            return (*self.solve(self.state.system(), run, v, u, x0, trace=trace, sparse=sparse), run)
 
     def solve(
         self, system: IterationSystem, run: Solve, v: Tensor, u: Tensor, x0: Tensor | None = None, *,
@@ -397,14 +400,11 @@ class ImplicitModel(nn.Module):
             return states.to(self.B.dtype)
 
     def _may_be_sparse(self) -> bool:
-        """Tells whether sparse products may be taken at all: A is iterated with as it is, and can be read."""
-        if self.state_features < LEAST or self.executor == "reference" or under_transform():
-            return False
-        if self.state.shifted or not hasattr(self.state, "raw"):
+        """Tells whether sparse products may be taken at all: numba has a kernel, and A can be read."""
+        if self.state_features < LEAST or under_transform() or self._whole_engine() is not NUMBA:
             return False
         # Tensors made in inference mode do not tell when they change.
-        hidden = any(tensor is not None and tensor.is_inference() for tensor in self._tensors())
-        return not hidden and not tensor_why_not(self.state.raw) and not installation_why_not()
+        return not any(tensor is not None and tensor.is_inference() for tensor in self._tensors())
 
     def _tensors(self) -> tuple[Tensor | None, ...]:
         return self.state.raw, self.state.log_weights, self.B, self.C, self.D, self.bias
@@ -423,7 +423,7 @@ class ImplicitModel(nn.Module):
             return NOTHING
         return faster(self._known_sparse(), u.shape[:-1].numel())
 
-    def _bound(self) -> AffineBound | LowRankBound:
+    def _bound(self) -> StateBound:
         return self.state.bound(self.state_features + self.in_features + 2)
 
     def _context(self, u: Tensor) -> Tensor:  # (B, 2 n)
@@ -491,7 +491,7 @@ class ImplicitModel(nn.Module):
             **options,
         )
         model = model.to(A)
-        model.state = StateMatrix.of(A, activation, get_condition(proof.condition), proof, kappa)
+        model.state = StateMatrix.of(A, activation, proof, kappa)
         with torch.no_grad():
             for name, value in (("B", B), ("C", C), ("D", D), ("bias", bias)):
                 if value is not None:
@@ -531,15 +531,13 @@ class ImplicitModel(nn.Module):
         if not feedback:
             options["triangular"] = True
         elif not form.order.loops or form.certificate().condition == "triangular":
-            form = _capped(form, kappa)
+            form = cap_rows(form, kappa)
+        form = absorb_output_bias(form)
         A, B, C = (block.to_dense() for block in (form.A, form.B, form.C))
-        bias, activation = form.bias, form.activation
-        if form.output_bias is not None and bool(form.output_bias.any()):
-            A, B, C, bias, activation = _with_constant(form, A, B, C)
         D = None if isinstance(form.D, Zero) else form.D.to_dense()
         if kappa is not None:
             options["kappa"] = kappa
-        return cls.from_matrices(A, B, C, D, bias=bias, activation=activation, **options)
+        return cls.from_matrices(A, B, C, D, bias=form.bias, activation=form.activation, **options)
 
     def form(self, *, detach: bool = True) -> ImplicitForm:
         """Returns the matrices as a form that evaluates itself, with gradients of the parameters if asked for."""
@@ -563,40 +561,3 @@ def _spec_text(model: ImplicitModel) -> str | None:
 
 # What torch.compiler.assume_constant_result does, which imports the whole compiler to do so.
 setattr(_spec_text, "_dynamo_marked_constant", True)  # noqa: B010
-
-
-def _capped(form: ImplicitForm, kappa: float | None) -> ImplicitForm:
-    """Rescales where the rows of A are above the cap."""
-    steepest = form.activation.lipschitz()
-    if math.isinf(steepest):
-        raise InputError(
-            f"{form.activation.name} has no Lipschitz constant, so no cap on A keeps a model well-posed; the form "
-            "itself can be evaluated and saved"
-        )
-    cap = 0.95 / max(1.0, steepest) if kappa is None else kappa
-    return form if float(form.A.abs().row_sums().max()) < cap else form.rescale(cap)
-
-
-def _with_constant(
-    form: ImplicitForm, A: Tensor, B: Tensor, C: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Activation]:
-    """Adds a state whose value is a constant, which C multiplies by the output bias."""
-    n = len(A)
-    phi, value = form.activation, torch.ones(1, dtype=A.dtype, device=A.device)
-    single = phi.componentwise and len(set(form.activations)) == 1
-    if single and float(phi(value)) != 0:
-        value = phi(value)
-    else:
-        phi = piecewise((*form.activations, get_activation("identity")), (*form.partition, 1))
-    bias = A.new_zeros(n) if form.bias is None else form.bias
-    assert form.output_bias is not None
-    return (
-        torch.nn.functional.pad(A, (0, 1, 0, 1)),
-        torch.nn.functional.pad(B, (0, 0, 0, 1)),
-        torch.cat([C, (form.output_bias / value)[:, None]], dim=1),
-        torch.cat([bias, torch.ones(1, dtype=A.dtype, device=A.device)]),
-        phi,
-    )
-
-
-MODEL_BUILDERS.append(ImplicitModel.from_form)

@@ -147,9 +147,9 @@ def _fixed(state: StateMatrix, A: Tensor) -> StateMatrix:
     if not proof.holds:
         raise IllPosedError(f"the model is not proven well-posed: {proof}")
     try:
-        return StateMatrix.of(A, state.activation, state.condition, proof, state.kappa)
+        return StateMatrix.of(A, state.activation, proof, state.kappa)
     except IllPosedError:
-        return StateMatrix.of(A, state.activation, state.condition, proof, None)
+        return StateMatrix.of(A, state.activation, proof, None)
 
 
 def _of_state(state: StateMatrix, about: str) -> Claim:
