@@ -103,7 +103,7 @@ def test_large_sparse_loops_load_and_run_without_forming_a(folder, monkeypatch):
     result = basic(*options)
     assert result.exit_code == 0, result.output
     form = wellposed.load("model.safetensors")
-    assert isinstance(form, wellposed.ImplicitForm) and form.plan.systems
+    assert isinstance(form, wellposed.ImplicitForm) and form.order.loops
     assert all(isinstance(part, Sparse) for part in form.A.parts.values())
     u = torch.randn(5, 6)
     torch.testing.assert_close(form(u), form.to_model()(u))
