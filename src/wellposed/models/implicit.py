@@ -217,7 +217,7 @@ class ImplicitModel(nn.Module):
             D, bias = (None if matrix is None else matrix.to(dtype) for matrix in rest[2:])
             A, B, C = (matrix.to(dtype) for matrix in (self.state.dense(), self.B, self.C))
             return run_layer(engine, spec, None, u.to(dtype), A, B, C, D, bias).to(own)
-        radius = self.state.row_radius if engine.projects else None
+        radius = self.state.row_radius if own in engine.projects else None
         if radius is not None:
             return run_layer(engine, spec, radius, u, self.state.raw, *rest)
         sparse = self._sparse_matrices(u)

@@ -36,7 +36,7 @@ from wellposed.equilibrium.tracing import (
 )
 from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.kernels.engine import COMPILED, TRITON, Compiled
-from wellposed.kernels.gpu.engine import PROJECTED, Triton, device_why_not
+from wellposed.kernels.gpu.engine import Triton, device_why_not
 from wellposed.kernels.layer import projected_rows
 from wellposed.kernels.sequence import run_sequences
 from wellposed.kernels.spec import CellMatrices, SequenceSpec

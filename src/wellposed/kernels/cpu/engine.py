@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -422,7 +422,7 @@ class Numba:
 
     sparse: SparseRows | None = None
     name = "numba"
-    projects = False  # rows are projected by torch
+    projects: ClassVar[tuple[torch.dtype, ...]] = ()  # dtypes whose rows a kernel projects
 
     def why_not(self, spec: AffineSpec, factors: Factors) -> str:
         """Says why an equation has no kernel; nothing if it has one."""

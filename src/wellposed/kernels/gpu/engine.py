@@ -49,7 +49,6 @@ from wellposed.kernels.spec import (
 )
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-PROJECTED = (torch.float32, torch.float64)
 RESIDENT = {2: 128, 4: 128, 8: 32}  # states up to which A stays on the chip, by the bytes of a number
 STATES = 1024  # beyond it one product of a library fills the device
 MEMORY = 6  # of Anderson's method; its least squares problem lies in registers
@@ -224,7 +223,7 @@ class Triton:
     """Solves by kernels of Triton, on CUDA devices."""
 
     name = "triton"
-    projects = True  # rows are projected by a kernel
+    projects = torch.float32, torch.float64  # dtypes whose rows a kernel projects
 
     def why_not(self, spec: AffineSpec, factors: Factors) -> str:
         """Says why an equation has no kernel; nothing if it has one."""
