@@ -549,7 +549,7 @@ def _system(cell: ImplicitModel) -> IterationSystem:
         not asked
         or radius is None
         or transformed
-        or cell.B.dtype not in PROJECTED
+        or cell.B.dtype not in TRITON.projects
         or device_why_not(cell.B.device)
     ):
         return cell.state.system()
