@@ -18,7 +18,7 @@ from wellposed_lab.config import SCALES, Scale
 from wellposed_lab.engine.derived import with_derived
 from wellposed_lab.engine.experiment import all_suites, get_suite
 from wellposed_lab.engine.judge import verdicts
-from wellposed_lab.engine.runner import Order, carry_out, look, orders, require_device
+from wellposed_lab.engine.runner import Order, look, orders, require_device, run_suite
 from wellposed_lab.engine.store import Record, Store, merged
 from wellposed_lab.engine.thresholds import checks_of
 from wellposed_lab.report import write_report
@@ -114,7 +114,7 @@ def run(
         raise click.BadParameter("no CUDA device is available here", param_hint="--device")
     wanted = [Order(name, scale, seeds, search, device) for name in suites]
     with cluster(backend, address):
-        _carry_out(wanted, out, jobs, backend, quiet, as_json)
+        _run(wanted, out, jobs, backend, quiet, as_json)
 
 
 @click.command()
@@ -130,7 +130,7 @@ def resume(jobs: int, backend: str, address: str | None, out: Path, quiet: bool,
     if not found:
         raise click.ClickException(f"nothing was begun in {out}; start with: wellposed run SUITE{_at(out)}")
     with cluster(backend, address):
-        _carry_out(found, out, jobs, backend, quiet, as_json)
+        _run(found, out, jobs, backend, quiet, as_json)
 
 
 @click.command()
@@ -169,7 +169,7 @@ def _damage(out: Path) -> list[str]:
     return store.damaged
 
 
-def _carry_out(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: bool, as_json: bool) -> None:
+def _run(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: bool, as_json: bool) -> None:
     for order in wanted:
         require_device(get_suite(order.suite), order)
     make_folder(out)
@@ -178,9 +178,9 @@ def _carry_out(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: b
     try:
         for order in wanted:
             suite = get_suite(order.suite)
-            states.append(carry_out(suite, order, out, jobs=jobs, backend=backend, tell=tell, progress=not quiet))
+            states.append(run_suite(suite, order, out, jobs=jobs, backend=backend, tell=tell, progress=not quiet))
     except KeyboardInterrupt:
-        click.echo(f"{look(suite, order, out).kept}: wellposed resume{_at(out)}", err=True)
+        click.echo(f"{look(suite, order, out).after_interruption}: wellposed resume{_at(out)}", err=True)
         raise
     if as_json:
         click.echo(json.dumps(status_facts(states), indent=2))

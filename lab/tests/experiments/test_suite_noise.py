@@ -46,7 +46,7 @@ def test_tiny_runs_measure_what_the_rows_ask_for(name: str) -> None:
     runs = get_suite(name).runs("tiny", 1)
     assert len({run.labels for run in runs}) == len(runs)
     for group in grouped(runs):
-        for result in group.runs[0].carry_out(group.runs, Context()):
+        for result in group.runs[0].execute(group.runs, Context()):
             assert result.values and all(math.isfinite(value.value) for value in result.values)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import get_suite
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.store import Record, Store
 from wellposed_lab.experiments.sparsify.measures import frontier, iterations, sufficient, warm_starts
 from wellposed_lab.experiments.sparsify.rows import DenseRows, Layers
@@ -23,7 +23,7 @@ def states():
 
 @pytest.mark.parametrize("name", ["sparsify-digits", "eliminate-fashion"])
 def test_suite_runs_at_tiny_scale(name, tmp_path):
-    progress = carry_out(get_suite(name), Order(name, "tiny"), tmp_path)
+    progress = run_suite(get_suite(name), Order(name, "tiny"), tmp_path)
     assert progress.failed == 0 and progress.finished == progress.planned > 5
     records = list(Store(tmp_path).records())
     assert all(record.task.startswith("digits") for record in records)
@@ -52,7 +52,7 @@ def test_missing_images_are_said_so(tmp_path, monkeypatch):
     monkeypatch.setattr("wellposed_lab.networks.trained.load_images", _missing)
     run = get_suite("sparsify-fashion").plan("default")[0]
     with pytest.raises(MissingDataError, match="not here"):
-        type(run)(**{**vars(run), "network": Dense("fashion-mnist", epochs=7)}).carry_out([run], None)
+        type(run)(**{**vars(run), "network": Dense("fashion-mnist", epochs=7)}).execute([run], None)
 
 
 def _missing(name, split):

@@ -320,10 +320,10 @@ class PublishedClaim:
     def __post_init__(self) -> None:
         if not self.where or len(set(self.where)) < len(self.where):
             raise InputError(f"where must name at least one place, and each once; received {self.where}")
-        for paper, place in self.where:
+        for paper, section in self.where:
             if paper not in PAPERS:
                 raise InputError(f"paper must be one of {', '.join(PAPERS)}; received {paper!r}")
-            if not place.strip():
+            if not section.strip():
                 raise InputError(f"where must say at which place of paper {paper} the claim stands; received ''")
         if not self.suite:
             raise InputError("suite must be the name of the suite that measures the claim; received ''")
@@ -344,7 +344,7 @@ class PublishedClaim:
 
     def places(self, paper: str) -> tuple[str, ...]:
         """Returns the places in one paper; none if it does not make the claim."""
-        return tuple(place for one, place in self.where if one == paper)
+        return tuple(section for one, section in self.where if one == paper)
 
 
 def claim_files() -> list[Path]:
@@ -438,9 +438,9 @@ def _claim(entry: Mapping[str, Any]) -> PublishedClaim:
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise InputError(f"value must be a number; received {value!r}")
     where = entry["where"]
-    if not isinstance(where, list) or not all(isinstance(place, str) for place in where):
+    if not isinstance(where, list) or not all(isinstance(section, str) for section in where):
         raise InputError(f'where must be a list such as ["000 section 4", "002 Table 1"]; received {where!r}')
-    pairs = tuple((paper, place) for paper, _, place in (text.partition(" ") for text in where))
+    pairs = tuple((paper, section) for paper, _, section in (text.partition(" ") for text in where))
     texts = {name: entry[name] for name in OPTIONAL if name in entry}
     return PublishedClaim(pairs, entry["says"], value, entry["suite"], _rule(entry), **texts)
 

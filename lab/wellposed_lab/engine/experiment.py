@@ -153,9 +153,9 @@ def all_suites() -> dict[str, Suite]:
     """
     package = import_module("wellposed_lab.experiments")
     folders = [
-        import_module(f"{package.__name__}.{found.name}").SUITES for found in iter_modules(package.__path__)
+        import_module(f"{package.__name__}.{module.name}").SUITES for module in iter_modules(package.__path__)
     ]
-    folders.sort(key=lambda folder: min((place for suite in folder for place in suite.papers), default="999"))
+    folders.sort(key=lambda folder: min((section for suite in folder for section in suite.papers), default="999"))
     return {suite.name: suite for folder in folders for suite in folder}
 
 

@@ -120,10 +120,10 @@ def verdicts(store: Store | Iterable[Record], claims: Sequence[PublishedClaim] |
 def _judge(claim: PublishedClaim, index: Index) -> Verdict:
     if isinstance(claim.rule, NotATarget):
         return _not_run(claim, claim.rule.reason)
-    found = [_samples(measure, index) for measure in claim.rule.measures]
-    chosen = _choose(claim, found)
+    candidates = [_samples(measure, index) for measure in claim.rule.measures]
+    chosen = _choose(claim, candidates)
     if chosen is None:
-        return _not_run(claim, _missing(claim, found, index))
+        return _not_run(claim, _missing(claim, candidates, index))
     failed = [sample for sample in chosen if not sample.values and not sample.diverged]
     if failed:
         return _not_run(claim, _failure(failed[0]), chosen)
@@ -138,32 +138,32 @@ def _judge(claim: PublishedClaim, index: Index) -> Verdict:
 
 def _samples(measure: Measure, index: Index) -> list[Sample]:
     """Groups the runs of a measure's model by everything but the seed."""
-    found: dict[str, Sample] = {}
+    by_settings: dict[str, Sample] = {}
     for record in index.get((measure.task, measure.model), ()):
         value = record.value(measure.metric, measure.at)
         if not _fits(record.size, measure.size) or (value is None and record.error is None):
             continue
-        sample = found.setdefault(settings(record), Sample(measure, record.scale, record.suite, record.size))
+        sample = by_settings.setdefault(settings(record), Sample(measure, record.scale, record.suite, record.size))
         sample.ids[record.seed] = record.id
         sample.started = max(sample.started, record.started)
         if record.error is not None:
             sample.errors[record.seed] = record.error
         elif value is not None:
             sample.values[record.seed] = value
-    return list(found.values())
+    return list(by_settings.values())
 
 
 def _fits(ours: str | None, wanted: str | None) -> bool:
     return ours is None or wanted is None or ours == wanted
 
 
-def _choose(claim: PublishedClaim, found: list[list[Sample]]) -> list[Sample] | None:
+def _choose(claim: PublishedClaim, candidates: list[list[Sample]]) -> list[Sample] | None:
     """Picks one configuration for each measure: of one scale, and of one suite if there is one with all.
 
     Scales with enough seeds to decide go before larger ones with fewer.
     """
     for seeds in (MIN_SEEDS, 1, 0):
-        usable = [[one for one in samples if one.values or not seeds] for samples in found]
+        usable = [[one for one in samples if one.values or not seeds] for samples in candidates]
         for scale in JUDGED_SCALES:
             here = [[one for one in samples if one.scale == scale] for samples in usable]
             if all(any(len(one.values) >= seeds for one in samples) for samples in here):
@@ -171,25 +171,25 @@ def _choose(claim: PublishedClaim, found: list[list[Sample]]) -> list[Sample] | 
     return None
 
 
-def _within_suite(first: str, found: list[list[Sample]]) -> list[Sample]:
-    others = sorted({one.suite for samples in found for one in samples} - {first})
+def _within_suite(first: str, candidates: list[list[Sample]]) -> list[Sample]:
+    others = sorted({one.suite for samples in candidates for one in samples} - {first})
     for suite in (first, *others):
-        here = [[one for one in samples if one.suite == suite] for samples in found]
+        here = [[one for one in samples if one.suite == suite] for samples in candidates]
         if all(here):
             return [max(samples, key=lambda one: one.rank) for samples in here]
-    return [max(samples, key=lambda one: (one.suite == first, *one.rank)) for samples in found]
+    return [max(samples, key=lambda one: (one.suite == first, *one.rank)) for samples in candidates]
 
 
-def _missing(claim: PublishedClaim, found: list[list[Sample]], index: Index) -> str:
+def _missing(claim: PublishedClaim, candidates: list[list[Sample]], index: Index) -> str:
     """Says what a claim would need."""
-    for measure, samples in zip(claim.rule.measures, found, strict=True):
+    for measure, samples in zip(claim.rule.measures, candidates, strict=True):
         known = [r for r in index.get((measure.task, measure.model), ()) if _fits(r.size, measure.size)]
         if not known:
             return f"There is no run of {_model(measure.model, measure.size)} on {measure.task}."
         if not samples:
-            place = "" if measure.at is None else f" {_place(measure)}"
-            return f"The runs of {measure.model} on {measure.task} do not have {measure.metric}{place}."
-    if all(one.scale not in JUDGED_SCALES for samples in found for one in samples):
+            point = "" if measure.at is None else f" {_place(measure)}"
+            return f"The runs of {measure.model} on {measure.task} do not have {measure.metric}{point}."
+    if all(one.scale not in JUDGED_SCALES for samples in candidates for one in samples):
         return "Only a tiny run exists, which is for tests."
     return "Its two sides were not run at the same scale."
 
@@ -234,67 +234,67 @@ def _judge_order(claim: PublishedClaim, rule: Beats, ours: Sample, rival: Sample
     seeds = sorted(values.keys() & rival.values.keys())
     if not seeds:
         return _not_run(claim, "Its two sides have no seed in common.", sides)
-    found = advantage([values[s] for s in seeds], [rival.values[s] for s in seeds], rule.better, rule.factor)
-    text = _order_text(rule, found, ours, rival, len(seeds))
-    if math.isnan(found.mean):
+    lead = advantage([values[s] for s in seeds], [rival.values[s] for s in seeds], rule.better, rule.factor)
+    text = _order_text(rule, lead, ours, rival, len(seeds))
+    if math.isnan(lead.mean):
         judged: Judgement = "claim does not hold" if len(seeds) >= MIN_SEEDS else "not run"
         return _verdict(claim, judged, f"{text}.", sides, None, None, len(seeds))
-    if found.interval is None:
+    if lead.interval is None:
         why = f"{text}; fewer than {MIN_SEEDS} seeds do not decide an order."
-        return _verdict(claim, "not run", why, sides, found.mean, None, len(seeds), found.kind)
-    judged = "reproduced" if found.interval[0] > found.threshold else "claim does not hold"
-    why = f"{text}; {_order_reason(found)}."
-    return _verdict(claim, judged, why, sides, found.mean, found.interval, len(seeds), found.kind)
+        return _verdict(claim, "not run", why, sides, lead.mean, None, len(seeds), lead.kind)
+    judged = "reproduced" if lead.interval[0] > lead.threshold else "claim does not hold"
+    why = f"{text}; {_order_reason(lead)}."
+    return _verdict(claim, judged, why, sides, lead.mean, lead.interval, len(seeds), lead.kind)
 
 
-def _order_text(rule: Beats, found: Advantage, ours: Sample, rival: Sample, seeds: int) -> str:
+def _order_text(rule: Beats, lead: Advantage, ours: Sample, rival: Sample, seeds: int) -> str:
     """Says which side has how much more, and what is to know of the runs."""
     names = [ours.name, rival.name]
     if ours.measure.at != rival.measure.at:
         names = [f"{sample.name} {_place(sample.measure)}" for sample in (ours, rival)]
-    place = f" {_place(rule.measure)}" if rule.measure.at == rule.rival.at is not None else ""
+    point = f" {_place(rule.measure)}" if rule.measure.at == rule.rival.at is not None else ""
     large, small = reversed(names) if rule.better == "lower" else names
     trouble = _trouble(ours) + _trouble(rival, left_out=True)
     if ours.suite != rival.suite:
         trouble += f"; the runs are of two suites, {ours.suite} and {rival.suite}"
-    if math.isnan(found.mean):
-        return f"The {rule.measure.metric}{place} of {large} over that of {small} is not a number{trouble}"
-    amount = f"{number(found.mean)}{_seeds(seeds, found.interval)}"
-    times = f"{number(rule.factor)} times " if found.kind == "difference" and rule.factor != 1 else ""
-    joint = "over" if found.kind == "ratio" else f"minus {times}".rstrip()
-    return f"The {rule.measure.metric}{place} of {large} {joint} that of {small} is {amount}{trouble}"
+    if math.isnan(lead.mean):
+        return f"The {rule.measure.metric}{point} of {large} over that of {small} is not a number{trouble}"
+    amount = f"{number(lead.mean)}{_seeds(seeds, lead.interval)}"
+    times = f"{number(rule.factor)} times " if lead.kind == "difference" and rule.factor != 1 else ""
+    joint = "over" if lead.kind == "ratio" else f"minus {times}".rstrip()
+    return f"The {rule.measure.metric}{point} of {large} {joint} that of {small} is {amount}{trouble}"
 
 
-def _order_reason(found: Advantage) -> str:
+def _order_reason(lead: Advantage) -> str:
     """Says how the interval lies to what the claim asks for."""
-    low, high = found.interval or (math.nan, math.nan)
-    claimed = f"the claim asks for more than {number(found.threshold)}"
-    if low > found.threshold:
+    low, high = lead.interval or (math.nan, math.nan)
+    claimed = f"the claim asks for more than {number(lead.threshold)}"
+    if low > lead.threshold:
         return claimed
-    if low == high == found.none:
+    if low == high == lead.none:
         return f"{claimed}, and there is no difference"
-    if high < found.none and high <= found.threshold:
+    if high < lead.none and high <= lead.threshold:
         return f"{claimed}, and the opposite holds"
-    if high <= found.threshold:
-        return f"{claimed}: " + ("the order is right, the factor is not" if low > found.none else "it is less")
-    includes = "no difference" if low <= found.none <= high else "less"
+    if high <= lead.threshold:
+        return f"{claimed}: " + ("the order is right, the factor is not" if low > lead.none else "it is less")
+    includes = "no difference" if low <= lead.none <= high else "less"
     return f"{claimed}, and the interval includes {includes}: undecided"
 
 
 def _judge_limit(claim: PublishedClaim, rule: AtMost | AtLeast, sample: Sample) -> Verdict:
     values = _with_divergence(sample)
     ours, ends = mean(values), interval(values) if len(values) >= MIN_SEEDS else None
-    kept = sum(rule.holds(value) for value in values)
+    holding = sum(rule.holds(value) for value in values)
     bound = f"at {'most' if isinstance(rule, AtMost) else 'least'} {number(rule.limit)}"
     text = f"Ours is {number(ours)}{_seeds(len(values), ends)}"
     if ends is None:
         why = f"{text}, too few to judge a limit; published is {bound}{_trouble(sample)}."
         return _verdict(claim, "not run", why, [sample], ours)
-    if kept == len(values):
+    if holding == len(values):
         why = f"{text}; published is {bound}, and every seed keeps to it."
         return _verdict(claim, "reproduced", why, [sample], ours, ends)
-    how = f"{kept} of {len(values)} seeds keep to it" if kept else "no seed keeps to it"
-    if kept or sample.diverged:
+    how = f"{holding} of {len(values)} seeds keep to it" if holding else "no seed keeps to it"
+    if holding or sample.diverged:
         how += ": undecided"
     why = f"{text}; published is {bound}, and {how}{_trouble(sample)}."
     return _verdict(claim, "claim does not hold", why, [sample], ours, ends)
@@ -338,14 +338,14 @@ def _failure(sample: Sample) -> str:
 
 def _trouble(sample: Sample, left_out: bool = False) -> str:
     """Says in how many seeds training failed."""
-    parts = []
+    sentences = []
     total, diverged = len(sample.ids), len(sample.diverged)
     if diverged:
         what = "diverged and is left out" if left_out else "diverged"
-        parts.append(f"; training of {sample.name} {what} in {diverged} of {total} seeds")
+        sentences.append(f"; training of {sample.name} {what} in {diverged} of {total} seeds")
     if others := len(sample.errors) - diverged:
-        parts.append(f"; {sample.name} failed and is left out in {others} of {total} seeds")
-    return "".join(parts)
+        sentences.append(f"; {sample.name} failed and is left out in {others} of {total} seeds")
+    return "".join(sentences)
 
 
 def _seeds(count: int, ends: Interval | None) -> str:

@@ -1,7 +1,7 @@
 """Plans, skips what is finished, runs and records.
 
 `environment` says where a run was carried out. An `Order` is what a user asked for, `planned` its runs, and
-`carry_out` does those that are not finished yet.
+`run_suite` does those that are not finished yet.
 """
 
 import datetime
@@ -115,28 +115,28 @@ class Order:
 
     def save(self, out: Path) -> None:
         """Keeps the order in the results folder."""
-        place = out / PLANS / f"{self.suite}-{self.scale}.json"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(place) as temporary:
+        path = out / PLANS / f"{self.suite}-{self.scale}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
             said = {**asdict(self), "sha256": _seal(asdict(self))}
             temporary.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 def orders(out: Path) -> list[Order]:
     """Reads the orders of a results folder."""
-    found = []
-    for place in sorted((out / PLANS).glob("*.json")):
+    read = []
+    for path in sorted((out / PLANS).glob("*.json")):
         try:
-            said = dict(json.loads(place.read_text(encoding="utf-8")))
+            said = dict(json.loads(path.read_text(encoding="utf-8")))
             sealed = said.pop("sha256", None)  # older ones, and those written by hand, have none
             if sealed not in (None, _seal(said)):
                 raise ValueError("its checksum does not match")
             order = Order(**said)
             _check_order(order)
-            found.append(order)
+            read.append(order)
         except (TypeError, ValueError, RecursionError) as error:
-            raise FileFormatError(f"{place} is not an order of ours ({error}); delete it") from error
-    return found
+            raise FileFormatError(f"{path} is not an order of ours ({error}); delete it") from error
+    return read
 
 
 def _seal(said: dict[str, Any]) -> str:
@@ -163,7 +163,7 @@ class Progress:
     at_work: int  # groups with a checkpoint
 
     @property
-    def kept(self) -> str:
+    def after_interruption(self) -> str:
         """What an interruption leaves, in words."""
         return "finished runs are kept" + (" and the current one up to its last epoch" if self.at_work else "")
 
@@ -194,7 +194,7 @@ def look(suite: Suite, order: Order, out: Path) -> Progress:
     return Progress(order, len(runs), len(known) - failed, failed, at_work)
 
 
-def carry_out(
+def run_suite(
     suite: Suite,
     order: Order,
     out: Path,
@@ -273,7 +273,7 @@ def _work(group: Group, context: Context, store: Store) -> str:
     CACHE.serve(group.runs[0].suite)
     try:
         with one_thread():
-            results: list[Result | str] = list(group.runs[0].carry_out(group.runs, context))
+            results: list[Result | str] = list(group.runs[0].execute(group.runs, context))
     except WellposedError as error:
         if isinstance(error, FileFormatError):
             raise
@@ -296,7 +296,7 @@ def _one_by_one(group: Group, context: Context) -> list[Result | str]:
     for run in group.runs:
         try:
             with one_thread():
-                results += run.carry_out((run,), context)
+                results += run.execute((run,), context)
         except WellposedError as error:
             results.append(f"{type(error).__name__}: {error}")
         finally:

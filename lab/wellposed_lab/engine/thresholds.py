@@ -144,11 +144,11 @@ def check(thresholds: Iterable[Threshold], records: Sequence[Record]) -> list[Ch
 
 def checks_of(suites: Iterable["HasThresholds"], records: Sequence[Record]) -> list[tuple[str, Check]]:
     """Judges the thresholds of all suites, and returns those that have something to judge by with their suite."""
-    found = []
+    checks = []
     for suite in suites:
         own = [record for record in records if record.suite == suite.name]
-        found += [(suite.name, one) for one in check(suite.thresholds, own) if one.state != "not run"]
-    return found
+        checks += [(suite.name, one) for one in check(suite.thresholds, own) if one.state != "not run"]
+    return checks
 
 
 def _check(threshold: Threshold, records: Sequence[Record]) -> Check:

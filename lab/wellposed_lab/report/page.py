@@ -64,32 +64,32 @@ def write_report(
 
     Example:
         >>> import tempfile
-        >>> place = write_report([], f"{tempfile.mkdtemp()}/report.html")
-        >>> "nothing has been run" in place.read_text(encoding="utf-8")
+        >>> target = write_report([], f"{tempfile.mkdtemp()}/report.html")
+        >>> "nothing has been run" in target.read_text(encoding="utf-8")
         True
     """
     text = packed(page(list(records), all_suites() if suites is None else suites))
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(place) as temporary:
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    return place
+    return target
 
 
 def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
     """Writes the whole page."""
-    parts = _parts(records, suites)
-    run = [part for part in parts if part.was_run]
-    left = [part for part in parts if not part.was_run]
-    judged = [verdict for part in parts for verdict in part.verdicts]
+    sections = _parts(records, suites)
+    run = [part for part in sections if part.was_run]
+    left = [part for part in sections if not part.was_run]
+    judged = [verdict for part in sections for verdict in part.verdicts]
     body = [
         element("a", "Skip to the results", href="#results", class_="skip"),
         brand(),
-        _header(records, judged, parts),
+        _header(records, judged, sections),
         _contents(run, left),
         element(
             "main",
-            _summary(parts, judged),
+            _summary(sections, judged),
             _filter(),
             [section(part) for part in run],
             _not_run(left),
@@ -106,14 +106,14 @@ def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
 def _parts(records: Sequence[Record], suites: Mapping[str, Suite]) -> list[Part]:
     """Sorts everything by suite, in the order of the registry, with suites that are not in it at the end."""
     require_known_suites(load_claims(), all_suites())
-    found = verdicts(records)
+    judged = verdicts(records)
     networks = parameter_table()
-    parts = []
+    sections = []
     for name in dict.fromkeys([*all_suites(), *suites, *(record.suite for record in records)]):
         own = [record for record in records if record.suite == name]
-        claims = [verdict for verdict in found if verdict.claim.suite == name]
-        parts.append(Part(name, suites.get(name), own, claims, _networks(name, own, networks)))
-    return parts
+        claims = [verdict for verdict in judged if verdict.claim.suite == name]
+        sections.append(Part(name, suites.get(name), own, claims, _networks(name, own, networks)))
+    return sections
 
 
 def _networks(name: str, records: Sequence[Record], networks: Sequence[ParameterRow]) -> list[ParameterRow]:
@@ -121,12 +121,12 @@ def _networks(name: str, records: Sequence[Record], networks: Sequence[Parameter
     return [row for row in networks if row.task in tasks or name == "parameters"]
 
 
-def _header(records: Sequence[Record], judged: Sequence[Verdict], parts: Sequence[Part]) -> Html:
+def _header(records: Sequence[Record], judged: Sequence[Verdict], sections: Sequence[Part]) -> Html:
     counts = Counter(verdict.verdict for verdict in judged)
     done = len(judged) - counts["not run"]
-    found = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS[:-1])
+    tally = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS[:-1])
     finding = (
-        f"{done} of {plural(len(judged), 'published claim')} are judged by {plural(len(records), 'run')}: {found}."
+        f"{done} of {plural(len(judged), 'published claim')} are judged by {plural(len(records), 'run')}: {tally}."
     )
     if not any(record.scale in JUDGED_SCALES for record in records):
         finding = f"None of {plural(len(judged), 'published claim')} is judged yet: " + (
@@ -136,14 +136,14 @@ def _header(records: Sequence[Record], judged: Sequence[Verdict], parts: Sequenc
         "header",
         element("h1", TITLE),
         element("p", _when(records), class_="quiet"),
-        element("div", element("p", finding), bar(judged), element("p", _learnt(parts)), class_="finding"),
+        element("div", element("p", finding), bar(judged), element("p", _learnt(sections)), class_="finding"),
     )
 
 
-def _learnt(parts: Sequence[Part]) -> str:
+def _learnt(sections: Sequence[Part]) -> str:
     """Says in a paragraph what was learnt: how much holds, where all of it does, and where most of it does not."""
     shares: dict[str, tuple[int, int]] = {}
-    for part in parts:
+    for part in sections:
         known = [verdict.verdict for verdict in part.verdicts if verdict.verdict != "not run"]
         if known:
             shares[part.title] = sum(name in ("reproduced", "better") for name in known), len(known)
@@ -183,13 +183,13 @@ def _contents(run: Sequence[Part], left: Sequence[Part]) -> Html:
     return element("nav", element("details", summary, element("ol", items)), aria_label="Contents")
 
 
-def _summary(parts: Sequence[Part], judged: Sequence[Verdict]) -> Html:
+def _summary(sections: Sequence[Part], judged: Sequence[Verdict]) -> Html:
     heads = [
         element("th", "suite", scope="col"),
         *(element("th", badge(name), scope="col") for name in JUDGEMENTS),
     ]
     rows = []
-    for part in parts:
+    for part in sections:
         if part.verdicts or part.records:
             target = part.anchor if part.was_run else None
             name = element("a", part.title, href=f"#{target}") if target else part.title
@@ -228,17 +228,17 @@ def _filter() -> Html:
     return element("form", fields, id="filter", role="search", aria_label="Filter the claims", hidden=True)
 
 
-def _not_run(parts: Sequence[Part]) -> Html:
-    if not any(part.verdicts for part in parts):
+def _not_run(sections: Sequence[Part]) -> Html:
+    if not any(part.verdicts for part in sections):
         return Html("")
     blocks = []
-    for part in parts:
+    for part in sections:
         if claims := part.verdicts:
             count = element("span", f" ({plural(len(claims), 'claim')})", class_="count", data_all=len(claims))
             summary = element("summary", part.title, count)
             table = verdict_table(claims, f"Not run: {part.name}")
             blocks.append(element("details", summary, table, class_="suite-claims"))
-    names = ", ".join(part.name for part in parts if part.verdicts)
+    names = ", ".join(part.name for part in sections if part.verdicts)
     intro = f"These claims belong to suites that have not been run: {names}."
     heading = element("h2", "Not run yet", id="not-run-title")
     return element("section", heading, element("p", intro), blocks, id="not-run", aria_labelledby="not-run-title")
@@ -274,9 +274,9 @@ def packed(text: str) -> str:
     """
     contents: list[str] = []
 
-    def moved(found: re.Match[str]) -> str:
-        contents.append(found["content"])
-        return f'{found["open"]} data-packed="{len(contents) - 1}">{found["summary"] or ""}{found["close"]}'
+    def moved(match: re.Match[str]) -> str:
+        contents.append(match["content"])
+        return f'{match["open"]} data-packed="{len(contents) - 1}">{match["summary"] or ""}{match["close"]}'
 
     shorter = FOLDED.sub(moved, text)
     holder = compressed(json.dumps(contents), "packed")

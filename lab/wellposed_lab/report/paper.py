@@ -34,13 +34,13 @@ class Album:
 
     def show(self, name: str, draw: Callable[[Path], None], title: str, text: str) -> Html | None:
         """Writes a figure with its caption; None where there is nothing to draw."""
-        place = self.folder / f"{name}.png"
-        if not place.is_file():
+        path = self.folder / f"{name}.png"
+        if not path.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
-            draw(place)
-        if not place.is_file():
+            draw(path)
+        if not path.is_file():
             return None
-        source = f"{self.link}/{place.name}"
+        source = f"{self.link}/{path.name}"
         image = element("a", element("img", src=source, alt=title, loading="lazy"), href=source)
         return element("figure", image, element("figcaption", prose(text)))
 
@@ -72,11 +72,11 @@ def summary(paper: str, records: Iterable[Record]) -> Html:
         >>> "claims of this paper" in summary("000", [])
         True
     """
-    found = _verdicts(paper, list(records))
-    counts = Counter(verdict.verdict for verdict in found)
+    judged = _verdicts(paper, list(records))
+    counts = Counter(verdict.verdict for verdict in judged)
     named = [element("li", f"{counts[name]} ", badge(name)) for name in JUDGEMENTS if counts[name]]
-    text = f"{plural(len(found), 'claim')} of this paper have a rule that judges them:"
-    return element("div", element("p", text), bar(found), element("ul", named), class_="claims-summary")
+    text = f"{plural(len(judged), 'claim')} of this paper have a rule that judges them:"
+    return element("div", element("p", text), bar(judged), element("ul", named), class_="claims-summary")
 
 
 def chapters(paper: str, records: Sequence[Record], album: Album | None = None) -> list[Chapter]:
@@ -91,10 +91,10 @@ def chapters(paper: str, records: Sequence[Record], album: Album | None = None) 
         >>> [chapter.suite for chapter in chapters("004", [])][:2]
         ['parameters', 'prefix-sums']
     """
-    found = _verdicts(paper, records)
+    judged = _verdicts(paper, records)
     written = []
     for name, suite in all_suites().items():
-        claims = [verdict for verdict in found if verdict.claim.suite == name]
+        claims = [verdict for verdict in judged if verdict.claim.suite == name]
         if claims:
             own = [record for record in records if record.suite == name and record.kind == "run"]
             own = [record for record in own if record.scale == best_scale(own)]
@@ -115,14 +115,14 @@ def _body(
 ) -> Html:
     said = element("p", prose(suite.claim))
     sentences = suite.findings(records) if records else []
-    controls = [
+    findings = [
         element("h4", "What the controls show"),
         element("ul", [element("li", prose(s)) for s in sentences]),
     ]
     again = element("p", "Run it: ", element("code", f"wellposed run {suite.name}"), class_="again")
     shown = _pictures(paper, suite, records, album) if records and album else Html("")
     table = _table(paper, claims, f"Claims of {paper} on {suite.name}")
-    return join(said, shown, table, *(controls if sentences else ()), again)
+    return join(said, shown, table, *(findings if sentences else ()), again)
 
 
 def _table(paper: str, claims: Sequence[Verdict], label: str) -> Html:
@@ -150,13 +150,13 @@ def _row(paper: str, verdict: Verdict) -> Html:
 def _pictures(paper: str, suite: Suite, records: Sequence[Record], album: Album) -> Html:
     """Draws the figures that restate some of this paper, or else the first, and shows what records carry."""
     own = [figure for figure in suite.figures if paper in figure.paper] or [*suite.figures[:1]]
-    found = [_drawn(suite, figure, records, album) for figure in own]
+    figures = [_drawn(suite, figure, records, album) for figure in own]
     for index, one in enumerate(suite.pictures):
         if paper in one.paper:
             name = f"{suite.name}-picture-{index}"
-            found.append(album.show(name, partial(_write, one, records), one.title, f"{one.title}. {one.note}"))
+            figures.append(album.show(name, partial(_write, one, records), one.title, f"{one.title}. {one.note}"))
     galleries = [gallery_html(one, records) for one in suite.galleries if paper in one.paper]
-    shown = [one for one in (*found, *galleries) if one is not None]
+    shown = [one for one in (*figures, *galleries) if one is not None]
     legend = element("p", LEGEND, class_="quiet") if any(galleries) else None
     return join(element("div", shown, class_="claims-pictures"), legend) if shown else Html("")
 
@@ -170,8 +170,8 @@ def _drawn(suite: Suite, figure: Figure, records: Sequence[Record], album: Album
     )
 
 
-def _write(picture: Picture, records: Sequence[Record], place: Path) -> None:
+def _write(picture: Picture, records: Sequence[Record], path: Path) -> None:
     png = picture.draw(records)
     if png is not None:
-        with atomic_write(place) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_bytes(png)

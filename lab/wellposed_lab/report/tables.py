@@ -131,12 +131,12 @@ def count_cells(verdicts: Sequence[Verdict], target: str | None = None) -> list[
 def bar(verdicts: Sequence[Verdict]) -> Html:
     """Draws the shares of the verdicts as a bar."""
     counts = Counter(verdict.verdict for verdict in verdicts)
-    parts = [
+    segments = [
         element("span", class_=verdict.replace(" ", "-"), style=f"flex:{counts[verdict]}")
         for verdict in JUDGEMENTS
         if counts[verdict]
     ]
-    return element("div", parts, class_="bar", aria_hidden="true")
+    return element("div", segments, class_="bar", aria_hidden="true")
 
 
 def parameter_table(rows: Sequence[ParameterRow], label: str) -> Html:
@@ -171,14 +171,14 @@ def run_table(records: Sequence[Record], label: str) -> Html:
 
 def _settings(config: Any) -> str:
     """Writes a configuration in a line, without what the other columns say."""
-    parts = []
+    words = []
     for name, value in config.items():
         if name in HIDDEN_SETTINGS or value is None or value == []:
             continue
         if isinstance(value, dict):
-            parts.append(_settings(value))
+            words.append(_settings(value))
         elif name == "options":
-            parts += [f"{option} {setting}" for option, setting in value]
+            words += [f"{option} {setting}" for option, setting in value]
         else:
-            parts.append(f"{name} {value if isinstance(value, str) else json.dumps(value)}")
-    return ", ".join(part for part in parts if part)
+            words.append(f"{name} {value if isinstance(value, str) else json.dumps(value)}")
+    return ", ".join(part for part in words if part)

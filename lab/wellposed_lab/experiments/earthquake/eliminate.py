@@ -135,7 +135,7 @@ class StationData(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return self.task.name, "data", None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [Result((Value("train_samples", float(len(run.task.train(run.seed)[0]))),)) for run in runs]
 
 

@@ -65,7 +65,7 @@ class CountRun(Run):
     def labels(self) -> Key:
         return self.task, self.model.name, self.model.size
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         model = BUILDERS[self.labels]()
         return [Result((Value("parameters", float(parameter_count(model))),))]
 

@@ -151,7 +151,7 @@ class CifarNoiseRun(Run):
         return self.solver or "broyden", self.points, self.samples
 
     @property
-    def together(self) -> bool:
+    def batch_seeds(self) -> bool:
         return True
 
     @property
@@ -161,7 +161,7 @@ class CifarNoiseRun(Run):
         trained = (self.images, self.epochs, self.batch_size, self.learning_rate, self.pretraining, self.jacobian)
         return identity((self.suite, self.scale, self.seed, network, trained))
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         train = self._images("fit")
         train = train.subset(min(self.images, len(train)), self.seed)
         model = self.build(train).to(context.device)

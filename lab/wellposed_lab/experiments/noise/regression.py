@@ -157,7 +157,7 @@ class RegressionRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return self.task.name, f"{self.pair.name}-{self.pair.projection}", None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run.result(context) for run in runs]
 
     def result(self, context: Context) -> Result:

@@ -104,7 +104,7 @@ class SolverTraceRun(Run):
         loose = "" if self.tolerance == 0.05 else f"-{self.tolerance:g}"
         return "random-tanh", f"{self.solver}{ending}{loose}", None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [Result(tuple(value for at in run.points for value in run.measured(at))) for run in runs]
 
     def measured(self, decibels: float) -> list[Value]:
@@ -193,7 +193,7 @@ class StopRun(Run):
         return self.data, f"deq-128-{self.rule}", None
 
     @property
-    def together(self) -> bool:
+    def batch_seeds(self) -> bool:
         return True
 
     @property
@@ -201,7 +201,7 @@ class StopRun(Run):
         """The same for runs that look at the same trained model."""
         return identity((self.suite, self.scale, self.seed, self.data, self.images, self.epochs, self.batch_size))
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         u, labels = pair_of(self.data, "train")
         stack = make_stack([Member(Pair("deq", 1), None, self.seed)], u.shape[1], int(labels.max()) + 1, "cpu")
         train(stack, u, labels, NoiseSchedule(self.images, self.epochs, self.batch_size, 1e-3))

@@ -40,7 +40,7 @@ class DataRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return self.task.name, "data", None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         values = self.task.test(self.seed)[1][self.task.excerpt(self.seed), 0].tolist()
         shown = {"prediction": [float(f"{value:.4g}") for value in values]} if self.seed == 0 else {}
         return [Result((), shown)]
