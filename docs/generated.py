@@ -78,7 +78,7 @@ class Papers(Generated):
         heads = [element("th", "paper"), *(element("th", badge(name)) for name in JUDGEMENTS)]
         rows = []
         for paper, title in PAPERS.items():
-            own = [verdict for verdict in found if paper in verdict.claim.papers]
+            own = [one for one in found if paper in one.claim.papers and not one.claim.own]
             name = element("td", element("a", f"{paper} {title}", href=f"papers/{paper}.html"), bar(own))
             rows.append(element("tr", name, count_cells(own)))
         table = element("table", element("thead", element("tr", heads)), element("tbody", rows), class_="docutils")

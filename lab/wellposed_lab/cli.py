@@ -223,7 +223,7 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
     make_folder(out)
     place = write_report(records, out / "report.html")
     drawn = _draw_figures(records, out / "figures") if figures else []
-    judged = [verdict for verdict in verdicts(records) if verdict.verdict != "not run"]
+    judged = [verdict for verdict in verdicts(records) if verdict.verdict != "not judged"]
     reached = checks_of(all_suites().values(), with_derived(records))
     if as_json:
         pages = {"page": str(place), "figures": [str(path) for path in drawn]}

@@ -39,11 +39,14 @@ def lines():
                 "says": claim.says,
                 "value": claim.value,
                 "suite": claim.suite,
-                "rest": digest(rule_of(claim.rule), claim.unit, claim.note),
+                "rest": digest(rule_of(claim.rule), claim.unit, claim.note, claim.own),
                 "verdict": verdict.verdict,
                 "ours": verdict.ours,
                 "interval": verdict.interval,
                 "why": digest(verdict.why),
+                "readings": digest([(name, one.verdict) for name, one in verdict.readings])
+                if verdict.readings
+                else "",
                 "record": verdict.record_id,
                 "records": digest(verdict.record_ids),
                 "seeds": verdict.seeds,

@@ -69,7 +69,7 @@ def test_every_claim_is_judged(tmp_path):
     run_suite(dataclasses.replace(SUITE, plan=lambda scale: wanted), Order("feedback", "tiny", seeds=3), tmp_path)
     records = [dataclasses.replace(one, scale="default") for one in Store(tmp_path).records()]
     found = verdicts(records, claims)
-    assert len(found) > 12 and [one.claim.says for one in found if one.verdict == "not run"] == []
+    assert len(found) > 12 and [one.claim.says for one in found if one.verdict == "not judged"] == []
 
 
 def test_the_same_training_for_all_and_enough_seeds():

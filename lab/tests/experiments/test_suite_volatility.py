@@ -101,10 +101,10 @@ def test_every_claim_finds_its_numbers_where_the_data_are_supplied(records):
     claims = [claim for claim in load_claims() if claim.suite == "volatility"]
     assert len(claims) == 10 + 4 * 3 + 2 + 1
     found = verdicts([*earnest, *daily], claims)
-    assert not [(one.claim.says, one.why) for one in found if one.verdict == "not run"]
+    assert not [(one.claim.says, one.why) for one in found if one.verdict == "not judged"]
     unknown = verdicts([one for one in earnest if one.task != "volatility"], claims)
     published = [one for one in unknown if one.claim.rule.measures[0].task == "volatility"]
-    assert len(published) == 16 and {one.verdict for one in published} == {"not run"}
+    assert len(published) == 16 and {one.verdict for one in published} == {"not judged"}
 
 
 def test_the_page_shows_figures_picture_and_data(records):

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import Suite
-from wellposed_lab.engine.judge import Judgement, Verdict
+from wellposed_lab.engine.judge import JUDGEMENTS, Verdict
 from wellposed_lab.engine.runner import Progress
 from wellposed_lab.engine.statistics import number
 from wellposed_lab.engine.thresholds import Check
@@ -77,7 +77,7 @@ def status_facts(states: Sequence[Progress]) -> list[dict[str, object]]:
 
 def verdict_table(judged: Sequence[Verdict]) -> Table:
     """Counts the verdicts of every suite that was run."""
-    kinds: tuple[Judgement, ...] = ("reproduced", "better", "worse", "claim does not hold")
+    kinds = JUDGEMENTS[:-1]
     shown = _table("suite", *kinds)
     for suite in dict.fromkeys(verdict.claim.suite for verdict in judged):
         own = [verdict.verdict for verdict in judged if verdict.claim.suite == suite]
@@ -96,6 +96,9 @@ def verdict_facts(judged: Sequence[Verdict]) -> list[dict[str, object]]:
             "ours": verdict.ours,
             "verdict": verdict.verdict,
             "why": verdict.why,
+            "own": verdict.claim.own,
+            "seeds": verdict.seeds,
+            "readings": {name: one.verdict for name, one in verdict.readings},
             "records": list(verdict.record_ids),
         }
         for verdict in judged

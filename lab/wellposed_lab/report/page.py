@@ -4,7 +4,6 @@ import importlib.resources
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from wellposed.pages.markup import (
 from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites
 from wellposed_lab.engine.experiment import Suite, all_suites
-from wellposed_lab.engine.judge import JUDGEMENTS, Verdict, verdicts
+from wellposed_lab.engine.judge import DECIDED, JUDGEMENTS, Verdict, tally, verdicts
 from wellposed_lab.engine.store import Record
 from wellposed_lab.networks.published import ParameterRow, parameter_table
 from wellposed_lab.report.drawing import library
@@ -33,17 +32,23 @@ from wellposed_lab.report.tables import badge, bar, count_cells, verdict_table
 
 TITLE = "What the papers claim and what we measured"
 RULES = (
-    "A number is compared by its mean over the seeds: reproduced if its interval reaches the tolerance around the "
-    "published value, better or worse if the whole interval lies beyond. A count has to be the same.",
-    "An order is judged seed by seed: reproduced if the whole interval of the ratio is beyond the claimed factor; "
-    "otherwise the claim does not hold here, and the why says whether the opposite was found or nothing decided.",
-    "A limit is reproduced if every seed keeps to it.",
-    "Intervals are 95 % bootstrap intervals over the seeds, widened for small samples; they cannot leave the "
-    "range of the seeds, so with 3 seeds they cover 75 % at most. Fewer than 3 seeds make no number better or "
-    "worse and decide no order and no limit.",
+    "A number is reproduced if its mean over the seeds lies within the tolerance around the published value, "
+    "better or worse if the whole interval lies beyond, refuted if it has the other sign. A count has to be the "
+    "same.",
+    "An order is judged seed by seed: reproduced if the whole interval of the ratio is beyond half of the "
+    "printed effect (1 % where none is printed), worse if the order is right and the effect smaller, refuted if "
+    "the opposite was found or there is no difference.",
+    "A limit is reproduced if every seed keeps to it, refuted if none does.",
+    "What the records do not decide is undecided. No order is judged in seeds in which a side did not learn its "
+    "task, nor where both sides are at chance or saturated.",
+    "Where a text leaves a choice open every reading is judged and shown; if they differ the claim is undecided.",
+    "Intervals are 95 % bootstrap intervals over the seeds, widened for small samples. Below 5 seeds it is the "
+    "range of the seeds, and the verdict is marked; fewer than 3 seeds decide nothing but counts.",
     "A run that diverged counts against the model that a claim praises and is left out on the rival's side.",
-    "Runs at scale paper count before those at scale default if they have 3 seeds; tiny runs are never judged. A "
-    "printed number that cannot be a target is listed as not run, with the reason.",
+    "A smaller scale never overrules a larger one; where they disagree the claim is undecided. Tiny runs are "
+    "never judged. A printed number that cannot be a target is listed as not judged, with the reason.",
+    "A claim counts once, however many papers make it. Questions of our own, on data that stand in for those of "
+    "a paper, are marked and counted apart.",
 )
 NEXT = (
     Step("See which suites there are and what they reproduce.", "wellposed list"),
@@ -122,14 +127,17 @@ def _networks(name: str, records: Sequence[Record], networks: Sequence[Parameter
 
 
 def _header(records: Sequence[Record], judged: Sequence[Verdict], sections: Sequence[Part]) -> Html:
-    counts = Counter(verdict.verdict for verdict in judged)
-    done = len(judged) - counts["not run"]
-    tally = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS[:-1])
+    published = [verdict for verdict in judged if not verdict.claim.own]
+    counts = tally(published)
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    marked = sum(verdict.marked for verdict in published)
     finding = (
-        f"{done} of {plural(len(judged), 'published claim')} are judged by {plural(len(records), 'run')}: {tally}."
+        f"Of {plural(len(published), 'distinct published claim')} by {plural(len(records), 'run')}: {listed}. "
+        f"{marked} of the decided ones rest on fewer than 5 seeds and are marked; {len(judged) - len(published)} "
+        "questions of our own are counted apart."
     )
     if not any(record.scale in JUDGED_SCALES for record in records):
-        finding = f"None of {plural(len(judged), 'published claim')} is judged yet: " + (
+        finding = f"None of {plural(len(published), 'published claim')} is judged yet: " + (
             "all runs are tiny ones, which are for tests." if records else "nothing has been run."
         )
     return element(
@@ -144,7 +152,8 @@ def _learnt(sections: Sequence[Part]) -> str:
     """Says in a paragraph what was learnt: how much holds, where all of it does, and where most of it does not."""
     shares: dict[str, tuple[int, int]] = {}
     for part in sections:
-        known = [verdict.verdict for verdict in part.verdicts if verdict.verdict != "not run"]
+        published = [verdict.verdict for verdict in part.verdicts if not verdict.claim.own]
+        known = [name for name in published if name in DECIDED]
         if known:
             shares[part.title] = sum(name in ("reproduced", "better") for name in known), len(known)
     if not shares:
@@ -154,7 +163,7 @@ def _learnt(sections: Sequence[Part]) -> str:
     worst = sorted(shares, key=lambda name: shares[name][0] - shares[name][1])[:3]
     failing = [f"{name} ({shares[name][1] - shares[name][0]} of {shares[name][1]})" for name in worst
                if shares[name][0] < shares[name][1]]  # fmt: skip
-    parts_ = [f"What was learnt: {held} of {count} judged claims hold ({100 * held / count:.0f} %)."]
+    parts_ = [f"What was learnt: {held} of {count} decided claims hold ({100 * held / count:.0f} %)."]
     parts_ += [f"All of them do in {_listed(whole)}."] if whole else []
     parts_ += [f"Most of those that do not are in {_listed(failing)}; each section says why."] if failing else []
     return " ".join(parts_)
@@ -196,9 +205,15 @@ def _summary(sections: Sequence[Part], judged: Sequence[Verdict]) -> Html:
             title = element("th", name, bar(part.verdicts) if target else None, scope="row")
             cells = count_cells(part.verdicts, target)
             rows.append(element("tr", title, cells, class_=None if target else "left"))
-    total = element("tr", element("th", "all", scope="row"), count_cells(judged), class_="total")
+    totals = [
+        element("tr", element("th", name, scope="row"), count_cells(counted), class_="total")
+        for name, counted in (
+            ("published", [one for one in judged if not one.claim.own]),
+            ("our own questions", [one for one in judged if one.claim.own]),
+        )
+    ]
     inner = element(
-        "table", element("thead", element("tr", heads)), element("tbody", rows, total), class_="summary"
+        "table", element("thead", element("tr", heads)), element("tbody", rows, totals), class_="summary"
     )
     rules = element("ul", [element("li", rule) for rule in RULES])
     return element(

@@ -1,6 +1,5 @@
 """One paper: every claim with ours beside it, and the pictures that restate its own; for the documentation."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,13 +8,13 @@ from pathlib import Path
 from wellposed.atomic import atomic_write
 from wellposed.errors import unknown_name
 from wellposed.pages.markup import Child, Html, element, join, plural, prose
-from wellposed_lab.engine.claims import PAPERS, NotATarget, load_claims, require_known_suites
+from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites
 from wellposed_lab.engine.experiment import Figure, Picture, Suite, all_suites
-from wellposed_lab.engine.judge import JUDGEMENTS, Verdict, verdicts
+from wellposed_lab.engine.judge import Verdict, tally, verdicts
 from wellposed_lab.engine.store import Record, Store, merged
 from wellposed_lab.report.figures import best_scale, curves, draw
 from wellposed_lab.report.gallery import LEGEND, gallery_html
-from wellposed_lab.report.tables import badge, bar, ours_of, published_of
+from wellposed_lab.report.tables import badge, bar, marks, ours_of, published_of
 
 HEADS = ("where", "claim", "published", "ours", "verdict")
 
@@ -69,13 +68,14 @@ def summary(paper: str, records: Iterable[Record]) -> Html:
     """Counts the verdicts on a paper's claims, in words and as a bar.
 
     Example:
-        >>> "claims of this paper" in summary("000", [])
+        >>> "distinct claims of this paper" in summary("000", [])
         True
     """
-    judged = _verdicts(paper, list(records))
-    counts = Counter(verdict.verdict for verdict in judged)
-    named = [element("li", f"{counts[name]} ", badge(name)) for name in JUDGEMENTS if counts[name]]
-    text = f"{plural(len(judged), 'claim')} of this paper have a rule that judges them:"
+    found = _verdicts(paper, list(records))
+    judged, own = ([one for one in found if one.claim.own is mine] for mine in (False, True))
+    named = [element("li", f"{count} ", badge(name)) for name, count in tally(judged).items() if count]
+    text = f"{plural(len(judged), 'distinct claim')} of this paper, by the rules that judge them"
+    text += f" (and {plural(len(own), 'question')} of our own, not counted):" if own else ":"
     return element("div", element("p", text), bar(judged), element("ul", named), class_="claims-summary")
 
 
@@ -135,13 +135,12 @@ def _table(paper: str, claims: Sequence[Verdict], label: str) -> Html:
 def _row(paper: str, verdict: Verdict) -> Html:
     claim = verdict.claim
     small = [text for text in (claim.note, verdict.why) if text]
-    no_target = element("small", "no target") if isinstance(claim.rule, NotATarget) else None
     cells: tuple[Child, ...] = (
         "; ".join(claim.places(paper)),
         [prose(claim.says), *(element("small", prose(text)) for text in small)],
         published_of(verdict) or "-",
         ours_of(verdict),
-        [badge(verdict.verdict), no_target or ""],
+        [badge(verdict.verdict), *marks(verdict)],
     )
     filled = [element("td", cell, data_label=head) for head, cell in zip(HEADS, cells, strict=True)]
     return element("tr", filled, class_=verdict.verdict.replace(" ", "-"))

@@ -56,7 +56,7 @@ class Part:
     @property
     def was_run(self) -> bool:
         """Whether there is anything to show."""
-        return bool(self.records) or any(verdict.verdict != "not run" for verdict in self.verdicts)
+        return bool(self.records) or any(verdict.verdict != "not judged" for verdict in self.verdicts)
 
 
 def section(part: Part) -> Html:

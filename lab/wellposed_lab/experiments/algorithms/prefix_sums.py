@@ -7,7 +7,7 @@ from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.store import Record
-from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.engine.thresholds import Plateau, Threshold
 from wellposed_lab.experiments.algorithms.findings import accuracy_sentences, independence_sentence
 from wellposed_lab.experiments.algorithms.models import Design, Growth, Kind
 from wellposed_lab.experiments.algorithms.run import AlgorithmRun
@@ -105,4 +105,5 @@ SUITE = Suite(
     ),
     findings=findings,
     thresholds=_thresholds(),
+    plateaus=(Plateau("both are at chance", "accuracy", "at most", 0.55),),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from wellposed_lab.config import Scale
 from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Role
-from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.engine.thresholds import Floor, Threshold
 from wellposed_lab.experiments.noise.differences import with_noise_differences
 from wellposed_lab.experiments.noise.findings import DATA, draw_depths, draw_sensitivity, noise_findings
 from wellposed_lab.experiments.noise.models import TOTALS, WIDTHS, Kind, Pair
@@ -17,6 +17,7 @@ NOISES = (None, 10.0, 0.0)  # of the training, in decibels
 POINTS = (20.0, 10.0, 5.0, 0.0)  # of the test
 SWEEP = (20.0, 15.0, 10.0, 5.0, 0.0, -5.0)
 DEFAULT = {None: (1, 3, 5, 9, 11, 13), 10.0: (1, 3, 13), 0.0: (1, 3, 9, 13)}  # layers by training noise
+LEARNT = 0.93  # accuracy without noise
 Settings = dict[str, object]
 Make = Callable[..., NoiseRun]
 HALVES: tuple[tuple[Role, Kind], ...] = (("ours", "deq"), ("baseline", "ffw"))
@@ -81,8 +82,8 @@ def _thresholds() -> tuple[Threshold, ...]:
         return Threshold(f"At 0 dB the DEQ of width {width} {side}.", measure, kind, limit)
 
     def clean(model: str) -> Threshold:
-        claim = f"The model {model} is at least 93 % accurate without noise."
-        return Threshold(claim, Measure("accuracy", model, DATA), "at least", 0.93)
+        claim = f"The model {model} is at least {100 * LEARNT:g} % accurate without noise."
+        return Threshold(claim, Measure("accuracy", model, DATA), "at least", LEARNT)
 
     def taught(width: int, limit: float) -> Threshold:
         claim = f"Training with 0 dB gains the DEQ of width {width} at least {100 * limit:g} points at 0 dB."
@@ -140,4 +141,9 @@ SUITE = Suite(
     findings=noise_findings,
     thresholds=_thresholds(),
     derived=with_noise_differences,
+    floors=(
+        Floor("accuracy", "at least", LEARNT),
+        Floor("twin_accuracy", "at least", LEARNT, side="the FFW of its size",
+              judging=("accuracy_gain", "averaged_gain", "sensitivity_ratio")),
+    ),
 )  # fmt: skip

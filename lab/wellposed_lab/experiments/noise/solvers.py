@@ -23,7 +23,7 @@ from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Context, Role, Run
 from wellposed_lab.engine.store import Record, Result, Value
-from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.engine.thresholds import Plateau, Threshold
 from wellposed_lab.experiments.noise.ensemble import Member, make_stack
 from wellposed_lab.experiments.noise.models import WINDOW, Equilibrium, Pair
 from wellposed_lab.experiments.noise.run import pair_of
@@ -306,4 +306,5 @@ SUITE = Suite(
         Threshold("At 20 dB the relative rule takes plain unrolling at least 15 steps.",
                   Measure("steps", "unrolling-relative", TASK, 20), "at least", 15.0),
     ),
+    plateaus=(Plateau("neither rule fires", "steps", "at least", 60),),
 )  # fmt: skip
