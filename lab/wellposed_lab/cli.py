@@ -86,7 +86,12 @@ def list_suites(as_json: bool) -> None:
 
 @click.command()
 @click.argument("suites", nargs=-1, required=True, type=SuiteName(), metavar="SUITE...")
-@click.option("--scale", type=click.Choice(SCALES), default="default", help="tiny: seconds; paper: as published.")
+@click.option(
+    "--scale",
+    type=click.Choice(SCALES),
+    default="default",
+    help="tiny: seconds; paper: as published, or it says what differs.",
+)
 @click.option("--seeds", type=click.IntRange(min=1), help="How many; the suite's own number if left out.")
 @click.option("--search", is_flag=True, help="Search settings by 5-fold cross-validation first.")
 @click.option("--device", default="cpu", help="cpu, cuda, cuda:1, ...")

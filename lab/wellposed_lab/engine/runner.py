@@ -221,6 +221,8 @@ def run_suite(
     order.save(out)
     store, context = Store(out.absolute()), Context(out.absolute() / CHECKPOINTS, order.device)
     context = replace(context, progress=progress and workers.alone)
+    if order.scale == "paper" and suite.differs:
+        tell(f"{suite.name}: the scale paper is not quite as published: {suite.differs}")
     for kind in ("search", "run") if order.search else ("run",):
         finished = store.finished()
         runs = [run for run in planned(suite, order, store) if run.kind == kind]
@@ -269,7 +271,8 @@ def _apart(common: None, group: Group, context: Context, store: Store, parent: i
 def _work(group: Group, context: Context, store: Store) -> str:
     """Carries out a group and records it; one that fails is tried seed by seed."""
     began, started = time.perf_counter(), now()
-    context = replace(context, device=group.runs[0].device_for(context.device))
+    wanted, device = context.device, group.runs[0].device_for(context.device)
+    context = replace(context, device=device)
     CACHE.serve(group.runs[0].suite)
     try:
         with one_thread():
@@ -288,7 +291,8 @@ def _work(group: Group, context: Context, store: Store) -> str:
         file.remove()
     failures = [result for result in results if isinstance(result, str)]
     ending = f"; {len(failures)} failed: {failures[0]}" if failures else ""
-    return f"{group.label}: {seconds * len(group.runs):.1f} s{ending}"
+    elsewhere = f" on {device}, for it cannot use {wanted}" if device != wanted else ""
+    return f"{group.label}: {seconds * len(group.runs):.1f} s{elsewhere}{ending}"
 
 
 def _one_by_one(group: Group, context: Context) -> list[Result | str]:

@@ -19,7 +19,9 @@ def suite_table(suites: Sequence[Suite]) -> Table:
     for suite in suites:
         claims = sum(claim.suite == suite.name for claim in load_claims())
         places = ", ".join(suite.papers)
-        shown.add_row(suite.name, str(len(suite.runs())), str(claims), f"{suite.claim}\n[dim]{places}[/dim]")
+        scale = f"\n[dim]at scale paper: {suite.differs}[/dim]" if suite.differs else ""
+        text = f"{suite.claim}\n[dim]{places}[/dim]{scale}"
+        shown.add_row(suite.name, str(len(suite.runs())), str(claims), text)
     return shown
 
 
@@ -33,6 +35,7 @@ def suite_facts(suites: Sequence[Suite]) -> list[dict[str, object]]:
             "papers": list(suite.papers),
             "runs": len(suite.runs()),
             "claims": sum(claim.suite == suite.name for claim in load_claims()),
+            "paper_scale_differs": suite.differs,
         }
         for suite in suites
     ]

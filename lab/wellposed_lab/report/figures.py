@@ -65,14 +65,17 @@ def label(model: str, size: str | None) -> str:
 
 
 def best_scale(records: Iterable[Record]) -> str | None:
-    """Returns the largest scale among records.
+    """Returns the scale at which most models were run on most tasks, of several the largest; tiny only alone.
 
     Example:
         >>> best_scale([]) is None
         True
     """
-    scales = {record.scale for record in records}
-    return next((scale for scale in reversed(SCALES) if scale in scales), None)
+    kinds: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for record in records:
+        kinds[record.scale].add((record.task, record.model))
+    known = [scale for scale in SCALES if scale in kinds]
+    return max(known, key=lambda scale: (scale != SCALES[0], len(kinds[scale]), known.index(scale)), default=None)
 
 
 def curves(figure: Figure, records: Sequence[Record]) -> dict[str, list[Curve]]:

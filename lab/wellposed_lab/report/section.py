@@ -185,7 +185,11 @@ def _again(part: Part) -> Html:
     if not part.records:
         return Html("")
     lines = [*(order.command for order in orders(part)), "wellposed report"]
-    return join(element("h3", "Run it again"), element("pre", element("code", "\n".join(lines))))
+    differs = part.suite.differs if part.suite else ""
+    note = (
+        element("p", f"The scale paper is not quite as published: {differs}", class_="quiet") if differs else None
+    )
+    return join(element("h3", "Run it again"), element("pre", element("code", "\n".join(lines))), note)
 
 
 def orders(part: Part) -> list[Order]:
