@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 from wellposed_lab.config import Choice, Training
 from wellposed_lab.engine import runner
-from wellposed_lab.engine.claims import Number, load_claims
+from wellposed_lab.engine.claims import Number, is_sentence, load_claims
 from wellposed_lab.engine.experiment import Suite, all_suites, get_suite
 from wellposed_lab.engine.run import Context, Run, grouped
 from wellposed_lab.engine.runner import CHECKPOINTS, Order, look, orders, run_suite
@@ -316,10 +316,33 @@ def test_the_device_that_was_used_is_recorded(tmp_path, monkeypatch):
     moved = [_Moved(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
              for run in plan("tiny")]  # fmt: skip
     suite = dataclasses.replace(SUITE, plan=lambda scale: moved)
-    run_suite(suite, Order("small", "tiny", seeds=1, device="cuda:0"), tmp_path)
+    lines = []
+    run_suite(suite, Order("small", "tiny", seeds=1, device="cuda:0"), tmp_path, tell=lines.append)
+    assert [line for line in lines if "on cpu, for it cannot use cuda:0" in line] == lines[-1:]
     assert _Moved.seen == ["implicit cuda:0", "mlp cuda:0", "linear cpu"]
     used = {record.model: record.environment["device"] for record in Store(tmp_path).records()}
     assert used == {"implicit": "cuda:0", "mlp": "cuda:0", "linear": "cpu"}
+
+
+def test_a_suite_says_what_its_scale_paper_differs_in(tmp_path):
+    lines = []
+    tiny = dataclasses.replace(SUITE, plan=lambda scale: plan("tiny"), seeds={"tiny": 1, "paper": 1})
+    suite = dataclasses.replace(tiny, differs="The batches are larger.")
+    run_suite(suite, Order("small", "paper"), tmp_path / "one", tell=lines.append)
+    assert lines[0] == "small: the scale paper is not quite as published: The batches are larger."
+    for order, said in ((Order("small", "tiny"), suite), (Order("small", "paper"), tiny)):
+        lines.clear()
+        run_suite(said, order, tmp_path / "two", tell=lines.append)
+        assert not any("as published" in line for line in lines)
+    told = {name: suite.differs for name, suite in all_suites().items() if suite.differs}
+    assert {"noise-mnist", "adversarial", "earthquake", "attack-cifar", "sparsify-cifar"} <= told.keys()
+    assert all(is_sentence(text) for text in told.values())
+
+
+def test_widths_of_equal_weights(tmp_path):
+    run_suite(get_suite("parameters"), Order("parameters", "tiny"), tmp_path)
+    (widths,) = [record for record in Store(tmp_path).records() if record.model == "deq"]
+    assert [widths.value("state_width", layers) for layers in (1, 3, 9, 13)] == [128, 223, 386, 464]
 
 
 @dataclass(frozen=True)

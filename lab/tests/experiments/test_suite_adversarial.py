@@ -55,6 +55,8 @@ def test_the_default_plan_has_all_models_of_the_claims_and_points_of_the_thresho
         "autoattack_accuracy": budget.auto_epsilons,
         "autoattack_rand_accuracy": budget.auto_epsilons[-1:],
         "adaptive_accuracy": ("construction", "steps-eot", "square", "worst"),
+        "speckle_accuracy": budget.levels,
+        "salt_and_pepper_accuracy": budget.levels,
     }
     assert all(measure.at in points[measure.metric] for measure in measures)
 

@@ -370,6 +370,6 @@ SUITE = Suite(
         for model in ("mdeq-4", "ffw-conv-4")
     ),
     floors=(Floor("accuracy", "at least", 0.5),),  # a linear classifier reaches 40 %
-    differs="The networks see 40,000 images, or as many as are in the data folder, 12 times in batches of 256; published "
-    "are 100 epochs in batches of 24.",
+    differs="The networks see 40,000 images, or as many as are in the data folder, 12 times in batches of 256; "
+    "published are 100 epochs in batches of 24.",
 )  # fmt: skip
