@@ -63,7 +63,14 @@ def test_every_paper_covers_its_subjects():
     mathematics = {"identity", "arithmetic", "rolling-average", "rolling-argmax", "spiky", "depth", "parameters"}
     extrapolation = {*mathematics, "activations", "volatility", "earthquake", "feedback"}
     elimination = {"earthquake", "sparsify-fashion", "eliminate-fashion", "eliminate-earthquake"}
-    robustness = {"sparsify-cifar", "sparsify-newsgroups", "bounds", "attack-mnist", "attack-cifar"}
+    robustness = {
+        "bisection-rates",
+        "sparsify-cifar",
+        "sparsify-newsgroups",
+        "bounds",
+        "attack-mnist",
+        "attack-cifar",
+    }
     noise = {"noise-solvers", "noise-mnist", "noise-cifar", "noise-regression", "adversarial"}
     subjects = {
         "000": {*mathematics, "activations"},
