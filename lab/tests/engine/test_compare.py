@@ -459,6 +459,7 @@ def test_a_claim_counts_once_and_questions_of_ours_apart():
         "volatility",
         "sparsify-fashion",
         "sparsify-cifar",
+        "sequence-length",
     }
     assert sum(tally(verdicts([], claims)).values()) == len(claims)
 

@@ -61,7 +61,7 @@ def test_the_claims_of_a_suite_are_in_one_file():
 
 def test_every_paper_covers_its_subjects():
     mathematics = {"identity", "arithmetic", "rolling-average", "rolling-argmax", "spiky", "depth", "parameters"}
-    extrapolation = {*mathematics, "activations", "volatility", "earthquake", "feedback"}
+    extrapolation = {*mathematics, "activations", "volatility", "earthquake", "feedback", "sequence-length"}
     elimination = {"earthquake", "sparsify-fashion", "eliminate-fashion", "eliminate-earthquake"}
     robustness = {
         "bisection-rates",

@@ -158,3 +158,13 @@ def test_shapes_of_every_model():
         assert build(task.name, (10, y.shape[1]), Choice(model, size))(u[:7]).shape == y[:7].shape
     with pytest.raises(InputError, match="state_features"):
         implicit_rnn("identity", (10, 10), Choice("implicit-rnn"))
+
+
+def test_numbers_of_longer_sequences_stand_at_their_length(tmp_path):
+    run_suite(get_suite("sequence-length"), Order("sequence-length", "tiny"), tmp_path)
+    records = Store(tmp_path).records()
+    assert {record.task for record in records} == {"rolling-average-length"} and len(records) == 6
+    for record in records:
+        length = record.config["task"]["length"]
+        assert {value.at for value in record.values if value.metric != "parameters"} == {float(length)}
+        assert (record.value("shifted_mse", length) or 0) != record.value("test_mse", length)

@@ -9,7 +9,7 @@ from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.thresholds import Floor, Threshold
 from wellposed_lab.experiments.noise.differences import with_noise_differences
-from wellposed_lab.experiments.noise.findings import DATA, draw_depths, draw_sensitivity, noise_findings
+from wellposed_lab.experiments.noise.findings import DATA, LEARNT, draw_depths, draw_sensitivity, noise_findings
 from wellposed_lab.experiments.noise.models import TOTALS, WIDTHS, Kind, Pair
 from wellposed_lab.experiments.noise.run import NoiseRun
 
@@ -17,7 +17,6 @@ NOISES = (None, 10.0, 0.0)  # of the training, in decibels
 POINTS = (20.0, 10.0, 5.0, 0.0)  # of the test
 SWEEP = (20.0, 15.0, 10.0, 5.0, 0.0, -5.0)
 DEFAULT = {None: (1, 3, 5, 9, 11, 13), 10.0: (1, 3, 13), 0.0: (1, 3, 9, 13)}  # layers by training noise
-LEARNT = 0.93  # accuracy without noise
 Settings = dict[str, object]
 Make = Callable[..., NoiseRun]
 HALVES: tuple[tuple[Role, Kind], ...] = (("ours", "deq"), ("baseline", "ffw"))
