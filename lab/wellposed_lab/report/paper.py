@@ -149,7 +149,7 @@ def _row(paper: str, verdict: Verdict) -> Html:
 def _pictures(paper: str, suite: Suite, records: Sequence[Record], album: Album) -> Html:
     """Draws the figures that restate some of this paper, or else the first, and shows what records carry."""
     own = [figure for figure in suite.figures if paper in figure.paper] or [*suite.figures[:1]]
-    figures = [_drawn(suite, figure, records, album) for figure in own]
+    figures = [drawn_figure(suite, figure, records, album) for figure in own]
     for index, one in enumerate(suite.pictures):
         if paper in one.paper:
             name = f"{suite.name}-picture-{index}"
@@ -160,7 +160,10 @@ def _pictures(paper: str, suite: Suite, records: Sequence[Record], album: Album)
     return join(element("div", shown, class_="claims-pictures"), legend) if shown else Html("")
 
 
-def _drawn(suite: Suite, figure: Figure, records: Sequence[Record], album: Album) -> Html | None:
+def drawn_figure(suite: Suite, figure: Figure, records: Sequence[Record], album: Album) -> Html | None:
+    """Draws a figure of a suite from its records at their best scale; None where there is nothing to draw."""
+    own = [record for record in records if record.suite == suite.name and record.kind == "run"]
+    records = [record for record in own if record.scale == best_scale(own)]
     if not curves(figure, records):
         return None
     text = f"{figure.title}: {figure.label}, the median of the seeds with its range."
