@@ -30,7 +30,7 @@ MODELS: tuple[tuple[Role, Choice], ...] = (
 class LengthRun(TrainingRun):
     """Trains on rolling averages of one length; its numbers stand at that length.
 
-    ``test_mse`` is in distribution, ``shifted_mse`` where all elements are five larger.
+    ``length_mse`` is in distribution, ``shifted_mse`` where all elements are five larger.
     """
 
     @property
@@ -42,11 +42,9 @@ class LengthRun(TrainingRun):
     ) -> Result:
         result = super().measure(model, pair, seed, history, member)
         length = float(self.task.length)  # type: ignore[attr-defined]
-        known = {(value.metric, value.at): value.value for value in result.values}
-        values = [Value("parameters", known["parameters", None])]
-        for name, at in (("test_mse", None), ("shifted_mse", SHIFT)):
-            values.append(Value(name, known["test_mse", at], length))
-        return dataclasses.replace(result, values=tuple(values))
+        errors = {value.at: value.value for value in result.values if value.metric == "test_mse"}
+        own = Value("length_mse", errors[None], length), Value("shifted_mse", errors[SHIFT], length)
+        return dataclasses.replace(result, values=(*result.values, *own))
 
 
 def plan(scale: Scale) -> list[LengthRun]:
@@ -68,7 +66,7 @@ def plan(scale: Scale) -> list[LengthRun]:
 def findings(records: Sequence[Record]) -> list[str]:
     """Says how the errors change with the length."""
     sentences = []
-    for metric, where in (("test_mse", "in distribution"), ("shifted_mse", "at a shift of 5")):
+    for metric, where in (("length_mse", "in distribution"), ("shifted_mse", "at a shift of 5")):
         told = []
         for _, model in MODELS:
             errors = [median_of(records, TASK, model.name, metric, float(length)) for length in LENGTHS]
@@ -91,7 +89,7 @@ SUITE = Suite(
     plan=plan,
     seeds={"tiny": 1, "default": 5, "paper": 5},
     figures=(
-        Figure("Error over the length", (TASK,), "test_mse", "length of the sequence"),
+        Figure("Error over the length", (TASK,), "length_mse", "length of the sequence"),
         Figure("Error over the length at a shift of 5", (TASK,), "shifted_mse", "length of the sequence"),
     ),
     findings=findings,
