@@ -460,6 +460,7 @@ def test_a_claim_counts_once_and_questions_of_ours_apart():
         "sparsify-fashion",
         "sparsify-cifar",
         "sequence-length",
+        "prefix-sums",
     }
     assert sum(tally(verdicts([], claims)).values()) == len(claims)
 

@@ -257,3 +257,12 @@ def test_pictures_of_mazes() -> None:
     pytest.importorskip("matplotlib")
     drawn = draw_answers([record("mazes", "deq", [], kept)])
     assert drawn is not None and drawn[:4] == b"\x89PNG"
+
+
+def test_the_carry_run_tells_every_bit_and_both_ends():
+    (run,) = [one for one in get_suite("prefix-sums").plan("tiny") if one.labels[0] == "prefix-sums-carry"]
+    (result,) = run.execute([run], Context())
+    values = {(value.metric, value.at): value.value for value in result.values}
+    bits = [values["bit_accuracy", float(bit)] for bit in range(1, 9)]
+    assert values["early_accuracy", 10.0] == bits[0] and values["late_accuracy", 10.0] == bits[-1]
+    assert {at for metric, at in values if metric == "early_accuracy"} == {None, 20.0, 10.0, 0.0}
