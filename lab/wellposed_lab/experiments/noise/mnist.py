@@ -43,7 +43,10 @@ def plan(scale: Scale) -> list[NoiseRun]:
     ]
     if tiny:
         return [*runs, run("control", Pair("ffw", 13, inject=True), passes=2)]
-    return runs + _controls(run, tuple(WIDTHS) if paper else (9,))
+    runs += _controls(run, tuple(WIDTHS) if paper else (9,))
+    if paper:  # eq. 57 of 004 has the input in every layer, its analysis does not
+        runs += [run("control", Pair("ffw", count, inject=True), noise) for noise in NOISES for count in WIDTHS]
+    return list(dict.fromkeys(runs))
 
 
 def _controls(run: Make, penalised: tuple[int, ...]) -> list[NoiseRun]:
