@@ -287,5 +287,5 @@ SUITE = Suite(
                 "weights as all layers of the FFW.", paper="004 Figures 7-9"),
     ),
     findings=findings,
-    floors=(Floor("test_mse", "at most", 0.49),),  # the mean of the bump has 0.494
+    floors=(Floor("test_mse", "at most", 0.44),),  # the mean of the bump has 0.494, or 0.441 in a small test
 )  # fmt: skip
