@@ -97,11 +97,12 @@ class Floor:
     """What a model reaches that has learnt its task; no order is judged in a seed in which a side does not.
 
     Args:
-        metric: of the same record, in distribution.
+        metric: of the same record.
         kind, limit: what it has to be.
         task: to which it applies; all if empty.
         judging: metrics to whose claims it applies; all if empty.
         side: who it is that has not learnt; the model of the record if empty.
+        at: where the metric is taken; None is in distribution.
 
     Example:
         >>> Floor("accuracy", "at least", 0.93).text
@@ -114,6 +115,7 @@ class Floor:
     task: str = ""
     judging: tuple[str, ...] = ()
     side: str = ""
+    at: Point = None
 
     @property
     def text(self) -> str:
@@ -124,7 +126,7 @@ class Floor:
         """Whether a record, of which a metric is judged, stays behind; unknown counts as reached."""
         if self.task not in ("", record.task) or (self.judging and metric not in self.judging):
             return False
-        value = record.value(self.metric)
+        value = record.value(self.metric, self.at)
         return value is not None and not _keeps(value, self.kind, self.limit)
 
 
