@@ -60,4 +60,4 @@ rnn = models["implicit"].layer
 lengths = torch.randint(3, 11, (8,), generator=torch.Generator().manual_seed(0))
 found = rnn.equilibria(u[:8, :, None], lengths=lengths)
 print(found)
-print(rnn.explain())
+print(rnn.explain(u[:8, :, None]))

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wellposed.equilibrium.affine import AffineMap, AffineSpec
+from wellposed.equilibrium.method import SolveOptions
+from wellposed.kernels.cpu.engine import Numba, handover_step, newton_handover, run_solve
+from wellposed.kernels.spec import LINEAR, kernel_spec
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -77,3 +82,16 @@ def state_matrix(
 
 
 FAMILIES = ["positive", "random", "ring", "shift", "sparse", "negative", "skew", "nilpotent"]
+
+
+def compiled_loop(f, x0, solver, stop, max_steps, *, trace=True, automatic=False, sparse=None):
+    """Solves what `iterate` solves, by the kernels of numba; `automatic` hands slow samples over to Newton."""
+    engine, options = Numba(sparse), SolveOptions(solver, stop, max_steps)
+    if isinstance(f, AffineMap):
+        spec = AffineSpec(f.activation, options, automatic=automatic)
+        assert not engine.why_not(spec, f.factors)
+        return engine.solve(spec, f.factors, f.v, x0, trace=trace)
+    limit = handover_step(f.offset.shape[1], options) if automatic else max_steps
+    kernel = kernel_spec((LINEAR, 0.0), options, x0.dtype, limit)
+    found = run_solve(f.factors[0], f.offset, f.slope, x0, kernel, trace=trace)
+    return newton_handover(f, found, stop, limit, max_steps) if automatic else found

@@ -15,8 +15,9 @@ from torch import Tensor
 from benchmarks.harness import make_parser, need_cuda, relative_error, save
 from wellposed.activations import get_activation
 from wellposed.equilibrium import Absolute, Anderson
+from wellposed.equilibrium.method import SolveOptions
 from wellposed.kernels.gpu.launch import Shape, launch
-from wellposed.kernels.spec import LINEAR, kind_of, make_recipe
+from wellposed.kernels.spec import LINEAR, KernelSpec, kernel_spec, kind_of
 
 SIZES = ((20, 128), (20, 10_000), (64, 4096), (128, 4096), (190, 4096), (512, 4096), (1024, 4096))
 
@@ -44,19 +45,17 @@ def problem(n: int, batch: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def recipes() -> tuple[Any, Any]:
+def kernel_specs() -> tuple[KernelSpec, KernelSpec]:
     """Returns the forward and the backward solve."""
     relu = kind_of(get_activation("relu"))
     assert relu is not None
-    solver, stop = Anderson(), Absolute(3e-6)
-    kinds = relu, (LINEAR, 0.0)
-    forward, backward = (make_recipe(*kind, solver, stop, 200, torch.float32) for kind in kinds)
-    return forward, backward
+    options = SolveOptions(Anderson(), Absolute(3e-6), 200)
+    return kernel_spec(relu, options, torch.float32), kernel_spec((LINEAR, 0.0), options, torch.float32)
 
 
 def solve(A: Tensor, v: Tensor, shape: Shape, flag: Tensor, *, adjoint: bool) -> Any:
     """Launches one of the two solves."""
-    forward, backward = recipes()
+    forward, backward = kernel_specs()
     if adjoint:
         return launch(A.mT, v, (v > 0).float(), None, backward, flag, scaled=True, shape=shape)
     return launch(A, v, None, None, forward, flag, saves=True, shape=shape)

@@ -113,7 +113,7 @@ def measure(cell: Cell, u: Tensor, solver: str, tolerance: float, budget: float)
         "forward_ratio": forward["torchdeq"] / forward["graph"],
         "both_ratio": both["torchdeq"] / both["graph"],
         "errors": errors,
-        "explained": models["graph"].explain(),  # type: ignore[operator]
+        "explained": models["graph"].explain(u),  # type: ignore[operator]
     }
 
 

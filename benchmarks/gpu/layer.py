@@ -31,7 +31,6 @@ from benchmarks.harness import device_times, make_parser, need_cuda, peak_bytes,
 from benchmarks.problems import state_matrix
 from benchmarks.rivals.libraries import MAX_STEPS, TOLERANCE, torchdeq_model, torchidl_model
 from wellposed import Absolute, ImplicitModel
-from wellposed.kernels import explain
 
 SIZES = ((20, 128), (20, 10_000), (64, 4096), (128, 4096), (190, 4096), (512, 4096), (1024, 4096))
 OTHERS = ("ring", "sparse", "random")
@@ -191,7 +190,7 @@ def details(model: ImplicitModel, case: Case, limits: dict[str, float]) -> dict[
     return {
         "steps": steps,
         "floor": {kind: 1e3 * least for kind, least in floors.items()},
-        "ours": explain(model, case.u),
+        "ours": model.explain(case.u),
     }
 
 

@@ -92,7 +92,8 @@ def measure(problem: tuple[Any, ...], rates: dict[str, float], budget: float) ->
             row |= {"value_error": relative_error(model.forward(case), last), "gradient_error": worst}
         if name == "wellposed":
             counted = floors(case, rnn, rates)
-            row |= counted | {"explained": rnn.explain(), "link_us": 1e3 * both[name] / counted["chain"]}
+            row |= counted | {"explained": rnn.explain(case.inputs)}
+            row |= {"link_us": 1e3 * both[name] / counted["chain"]}
             row |= {"over_floor": both[name] / counted["both_floor_ms"]}
         rows.append(row)
     return rows

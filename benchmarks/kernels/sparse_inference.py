@@ -20,12 +20,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-import wellposed.kernels.engine as executor
+import wellposed.kernels.cpu.engine as numba_engine
 from benchmarks.harness import DOCS, load, make_parser, one_thread, round_times, save
 from wellposed import ImplicitModel
 from wellposed.errors import require
-from wellposed.kernels.layer import run_layer, run_sparse_layer
-from wellposed.kernels.sparse import SparseModel, compress, largest_share, sparse_parts
+from wellposed.kernels.engine import compiled_engine
+from wellposed.kernels.layer import run_layer
+from wellposed.kernels.sparse import compress, largest_share
 
 SIZES, BATCHES = (128, 512, 1024, 2048), (1, 32, 256)
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -54,25 +55,24 @@ def make_models(n: int, sparsity: float, layers: int, dtype: torch.dtype) -> tup
 
 def make_runs(fast: ImplicitModel, plain: ImplicitModel, u: Tensor) -> dict[str, Callable[[], Tensor]]:
     """Returns the forward passes to compare."""
-    plan = fast._fast_plan(u)
-    if plan is None:
+    spec, A, others = fast.spec(), fast.A.detach(), (fast.B, fast.C, fast.D, fast.bias)
+    engine = compiled_engine(spec, (A,))
+    if engine is None:
         raise RuntimeError("numba is needed here: pip install 'wellposed[fast]'")
-    A, others = fast.A.detach(), (fast.B, fast.C, fast.D, fast.bias)
-    tiles, rows = executor.pack_matrix(A, executor.kernels()), compress(A, square=True)
-    sparse, nothing = SparseModel(rows, None, None, None), SparseModel(None, None, None, None)
+    tiles, rows = numba_engine.pack_matrix(A, numba_engine.kernels()), compress(A, square=True)
 
     def with_sparse_A() -> Tensor:
-        sparse_parts(fast, u)  # a model looks whether its parameters have changed
-        return run_sparse_layer(plan, u, sparse, fast.state.dense, others)
+        fast._sparse_matrices(u)  # a model looks whether its parameters have changed
+        return run_layer(engine, spec, None, u, rows, *others)
 
     def packed() -> Tensor:
-        with mock.patch.object(executor, "pack_matrix", return_value=tiles):
-            return run_sparse_layer(plan, u, nothing, lambda: A, others)
+        with mock.patch.object(numba_engine, "pack_matrix", return_value=tiles):
+            return run_layer(engine, spec, None, u, A, *others)
 
     return {
         "sparse": with_sparse_A,
         "packed": packed,
-        "dense": lambda: run_layer(plan, u, fast.state.factors()[0], *others),
+        "dense": lambda: run_layer(engine, spec, None, u, fast.state.factors()[0], *others),
         "loop": lambda: plain(u),
     }
 

@@ -20,13 +20,14 @@ from benchmarks.harness import DOCS, best_call, load, make_parser, one_thread, s
 from benchmarks.problems import FAMILIES, state_matrix, trained_matrices
 from wellposed import Relative
 from wellposed.activations import get_activation
-from wellposed.equilibrium.affine import AffineMap, TransposedMap
-from wellposed.equilibrium.loop import iterate
+from wellposed.equilibrium import Implicit
+from wellposed.equilibrium.affine import REFERENCE, AffineSpec, Engine
 from wellposed.equilibrium.maps import max_norm
-from wellposed.equilibrium.solvers import Anderson, Picard
+from wellposed.equilibrium.method import SolveOptions
+from wellposed.equilibrium.solvers import Anderson, Picard, Solver
 from wellposed.errors import require
 from wellposed.kernels.cpu.newton import solve_active_set
-from wellposed.kernels.engine import CompiledLoop
+from wellposed.kernels.engine import NUMBA
 
 SIZES = ((20, 128), (64, 512), (190, 500), (300, 256), (512, 64))
 NORMS = (0.5, 0.9, 0.99, 0.999)
@@ -86,16 +87,15 @@ def make_case(family: str, norm: float, A: Tensor, v: Tensor) -> Case:
 Run = Callable[[bool], Tensor]
 
 
-def loop_run(case: Case, loop: Any, solver: Any, rtol: float) -> Run:
+def engine_run(case: Case, engine: Engine, solver: Solver, rtol: float) -> Run:
     """Returns a solve by plain or accelerated steps, forward or both ways."""
-    stop, f = Relative(rtol=rtol), AffineMap((case.A,), case.v, RELU)
+    stop = Relative(rtol=rtol)
+    spec = AffineSpec(RELU, SolveOptions(solver, stop, MAX_STEPS), Implicit(solver=solver, stop=stop))
 
     def run(backward: bool) -> Tensor:
-        x = loop(f, torch.zeros_like(case.v), solver, stop, MAX_STEPS).value
+        x = engine.solve(spec, (case.A,), case.v).value
         if backward:
-            slope = RELU.slope_at(torch.addmm(case.v, x, case.A.mT))
-            adjoint = TransposedMap((case.A.mT,), slope, slope * case.g, 1.0)
-            loop(adjoint, torch.zeros_like(case.v), solver, stop, MAX_STEPS)
+            engine.adjoint(spec, (case.A.mT,), case.g, z=torch.addmm(case.v, x, case.A.mT))
         return x
 
     return run
@@ -125,15 +125,15 @@ def accurate(case: Case, make: Callable[[float], Run]) -> tuple[Run, float, floa
 
 def measure(case: Case) -> dict[str, Any]:
     """Times all solvers on one problem."""
-    compiled, n, batch = CompiledLoop(), case.A.shape[0], case.v.shape[0]
+    n, batch = case.A.shape[0], case.v.shape[0]
     makers: dict[str, Callable[[float], Run]] = {
-        "picard": lambda rtol: loop_run(case, compiled, Picard(), rtol),
-        "anderson": lambda rtol: loop_run(case, compiled, Anderson(), rtol),
+        "picard": lambda rtol: engine_run(case, NUMBA, Picard(), rtol),
+        "anderson": lambda rtol: engine_run(case, NUMBA, Anderson(), rtol),
         "newton": lambda rtol: newton_run(case, rtol),
     }
     if (n, batch) in REFERENCE_SIZES and case.norm < 0.999:
-        makers["picard, reference"] = lambda rtol: loop_run(case, iterate, Picard(), rtol)
-        makers["anderson, reference"] = lambda rtol: loop_run(case, iterate, Anderson(), rtol)
+        makers["picard, reference"] = lambda rtol: engine_run(case, REFERENCE, Picard(), rtol)
+        makers["anderson, reference"] = lambda rtol: engine_run(case, REFERENCE, Anderson(), rtol)
     row: dict[str, Any] = {"family": case.family, "norm": case.norm, "n": n, "batch": batch, "solvers": {}}
     for name, make in makers.items():
         run, rtol, error = accurate(case, make)

@@ -5,15 +5,17 @@ from problems import state_matrix
 
 from wellposed.activations import get_activation
 from wellposed.equilibrium import Anderson, Picard, Relative
-from wellposed.equilibrium.affine import AffineProblem, affine_equilibrium
-from wellposed.equilibrium.method import Method
+from wellposed.equilibrium.affine import REFERENCE, AffineSolve, AffineSpec, affine_equilibrium
+from wellposed.equilibrium.gradients import Implicit
+from wellposed.equilibrium.method import Solve, SolveOptions
 
 ACTIVATIONS = ["relu", "tanh", "sigmoid", "leaky_relu", "silu"]
 
 
 def problem(activation, direct=0, solver=None):
-    method = Method(solver or Anderson(), Relative(1e-14), 3000)
-    return AffineProblem(get_activation(activation), method, method, direct=direct)
+    options = SolveOptions(solver or Anderson(), Relative(1e-14), 3000)
+    gradient = Implicit(solver=None if direct else options.solver)  # an own solver is never replaced
+    return AffineSolve(AffineSpec(get_activation(activation), options, gradient), REFERENCE, Solve(options))
 
 
 def solve(activation, v, *factors, **options):

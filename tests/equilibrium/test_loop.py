@@ -19,11 +19,11 @@ def affine_map(n, batch, norm=0.95, seed=0):
 @pytest.mark.parametrize("solver", [Picard(), Anderson(), Newton()], ids=str)
 def test_judging_steps_together_and_dropping_rows_changes_nothing(solver, monkeypatch):
     f = affine_map(12, 40)
-    monkeypatch.setattr(AffineMap, "bulk", 1 << 30)
-    monkeypatch.setattr(AffineMap, "block", 1)
+    monkeypatch.setattr(AffineMap, "min_size_to_gather", 1 << 30)
+    monkeypatch.setattr(AffineMap, "steps_per_check", 1)
     reference = iterate(f, torch.zeros_like(f.v), solver, Relative(1e-9), 2000)
-    monkeypatch.setattr(AffineMap, "bulk", 0)
-    monkeypatch.setattr(AffineMap, "block", 8)
+    monkeypatch.setattr(AffineMap, "min_size_to_gather", 0)
+    monkeypatch.setattr(AffineMap, "steps_per_check", 8)
     found = iterate(f, torch.zeros_like(f.v), solver, Relative(1e-9), 2000)
     assert len(set(reference.steps.tolist())) > 3
     assert torch.equal(found.steps, reference.steps) and torch.equal(found.status, reference.status)

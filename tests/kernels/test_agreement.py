@@ -2,19 +2,18 @@
 
 import pytest
 import torch
-from problems import state_matrix
+from problems import compiled_loop, state_matrix
 
 from wellposed.activations import get_activation, leaky_relu
 from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, Status, Steps
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.stopping import Settled
-from wellposed.kernels.engine import CompiledLoop
 
 ACTIVATIONS = ["relu", leaky_relu(0.2), "tanh", "sigmoid", "identity"]
 DTYPES = [torch.float32, torch.float64]
 SHAPES = [(1, 1), (1, 40), (17, 1), (17, 33), (190, 3), (257, 1), (257, 35)]  # states, batch
-COMPILED = CompiledLoop(trace=True)
+COMPILED = compiled_loop
 
 
 def name_of(activation):
@@ -176,7 +175,7 @@ def test_threads_change_nothing(threads):
 def test_residuals_are_found_when_asked_for():
     f = forward_map("positive", 0.9, "tanh", 9, 40, torch.float64)
     traced, late = (
-        loop(f, torch.zeros_like(f.v), Anderson(), Relative(), 200) for loop in (COMPILED, CompiledLoop())
+        COMPILED(f, torch.zeros_like(f.v), Anderson(), Relative(), 200, trace=trace) for trace in (True, False)
     )
     torch.testing.assert_close(late.residuals, traced.residuals, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(late.last_residual, (f(late.value) - late.value).abs().amax(1))

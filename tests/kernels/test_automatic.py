@@ -5,15 +5,15 @@ import pickle
 
 import pytest
 import torch
+from problems import compiled_loop
 
 from wellposed import ImplicitModel, Status
 from wellposed.activations import get_activation
 from wellposed.equilibrium import Anderson, Implicit, Picard
-from wellposed.equilibrium.affine import AffineMap, TransposedMap
+from wellposed.equilibrium.affine import TransposedMap
+from wellposed.equilibrium.method import SolveOptions
 from wellposed.equilibrium.stopping import Absolute, Relative, Steps
-from wellposed.kernels import explain
-from wellposed.kernels.engine import CompiledLoop
-from wellposed.kernels.handover import RESERVE, handover_step, patience
+from wellposed.kernels.cpu.engine import RESERVE, handover_after, handover_step
 
 N = 40
 
@@ -56,7 +56,7 @@ def test_slow_samples_converge_and_fast_ones_keep_their_steps():
     u[::2, 0] = -1  # the equilibrium is zero: a few steps
     solution = model.equilibrium(u)
     plain = slow_model(solver="anderson", on_failure="ignore", max_steps=200).equilibrium(u)
-    limit = handover_step(AffineMap((ring(0.999),), u, get_activation("relu")), Relative(), 200)
+    limit = handover_step(N, SolveOptions(Anderson(), Relative(), 200))
     slow = plain.steps > limit
     assert solution.converged.all() and plain.failed.any() and not slow[::2].any() and limit == 200 - RESERVE
     assert torch.equal(solution.steps[~slow], plain.steps[~slow])
@@ -99,7 +99,7 @@ def test_an_explicit_solver_is_respected():
     u = inputs()
     for solver in (Picard(), Anderson(), "anderson"):
         model = slow_model(solver=solver, on_failure="ignore")
-        assert model.equilibrium(u).failed.any() and "Newton" not in explain(model, u)
+        assert model.equilibrium(u).failed.any() and "Newton" not in model.explain(u)
     model = slow_model(gradient=Implicit(solver=Picard()), on_failure="ignore")
     solution = model.equilibrium(u)
     solution.value.sum().backward()
@@ -108,26 +108,24 @@ def test_an_explicit_solver_is_respected():
 
 def test_explains_when_newton_comes_in():
     u = inputs(4)
-    text = explain(slow_model(), u)
+    text = slow_model().explain(u)
     assert text.startswith(
         "numba: relu, float64, 40 states, batch 4, Anderson, after 375 steps Newton for samples"
     )
-    assert "Newton" not in explain(slow_model(activation="tanh"), u)
-    assert "Newton" not in explain(slow_model(max_steps=30), u)
+    assert "Newton" not in slow_model(activation="tanh").explain(u)
+    assert "Newton" not in slow_model(max_steps=30).explain(u)
 
 
 @pytest.mark.parametrize(
     ("stop", "max_steps", "expected"),
-    [(Relative(), 9000, patience(N)), (Absolute(), 200, 152), (Relative(), 90, 90), (Steps(300), 300, 300)],
+    [(Relative(), 9000, handover_after(N)), (Absolute(), 200, 152), (Relative(), 90, 90), (Steps(300), 300, 300)],
 )
 def test_the_step_of_the_handover(stop, max_steps, expected):
-    f = AffineMap((ring(0.9),), inputs(2), get_activation("relu"))
-    assert handover_step(f, stop, max_steps) == expected
+    assert handover_step(N, SolveOptions(Anderson(), stop, max_steps)) == expected
 
 
 def test_too_many_states_are_not_factorised():
-    A = torch.zeros(600, 600)
-    assert handover_step(AffineMap((A,), torch.zeros(1, 600), get_activation("relu")), Relative(), 200) == 200
+    assert handover_step(600, SolveOptions(Anderson(), Relative(), 200)) == 200
 
 
 def test_the_trace_ends_with_the_last_residual():
@@ -143,7 +141,7 @@ def test_linear_equations_are_handed_over_too():
     A, n = ring(0.9999), N
     slope, offset = torch.ones(5, n, dtype=A.dtype), inputs(5)
     f = TransposedMap((A.mT,), slope, offset, 1.0)
-    found = CompiledLoop(automatic=True)(f, torch.zeros_like(offset), Anderson(), Relative(), 200)
+    found = compiled_loop(f, torch.zeros_like(offset), Anderson(), Relative(), 200, automatic=True)
     assert (found.status == Status.CONVERGED).all()
     exact = torch.linalg.solve(torch.eye(n, dtype=A.dtype) - A.mT, offset.mT).mT
     torch.testing.assert_close(found.value, exact, rtol=1e-5, atol=1e-6)
@@ -167,7 +165,7 @@ def test_one_node_of_the_graph_agrees_with_several(monkeypatch):
             bias=torch.linspace(-1, 1, N, dtype=u.dtype),
         )  # fmt: skip
         if general:
-            monkeypatch.setattr(model, "_fast_plan", lambda u: None)
+            monkeypatch.setattr(model, "_layer_engine", lambda u: None)
         y = model(u)
         assert ("Layer" in type(y.grad_fn).__name__) != general
         gradients = torch.autograd.grad((y**2).sum(), [u, *model.parameters()])

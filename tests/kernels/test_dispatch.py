@@ -7,31 +7,28 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import wellposed.kernels.engine as executor_module
-import wellposed.kernels.layer as layer_module
+import wellposed.kernels.cpu.engine as cpu_engine
 from wellposed import Absolute, ErrorBound, ImplicitModel, ImplicitRNN, Phantom, Relative
 from wellposed.equilibrium import Anderson, Picard
 from wellposed.errors import InputError, MissingExtraError
-from wellposed.kernels import explain
-from wellposed.kernels.compiled_op import adjoint, equilibrium
-from wellposed.kernels.spec import installation_problem
+from wellposed.kernels.compiled_op import adjoint, equilibrium_op
 
 NEWTON = ", after 952 steps Newton for samples that are not finished"
 REASONS = [
     ({"executor": "reference"}, 'reference: executor="reference" was asked for'),
-    ({"solver": "broyden"}, "reference: solver Broyden has no kernel"),
-    ({"solver": Picard(0.5)}, "reference: damped steps have no kernel"),
-    ({"solver": Anderson(damping=0.9)}, "reference: damped steps have no kernel"),
-    ({"stop": ErrorBound(1e-3)}, "reference: stopping rule ErrorBound has no kernel"),
-    ({"stop": Relative(norm="2")}, "reference: stopping rule Relative in the norm '2' has no kernel"),
-    ({"activation": "gelu", "kappa": 0.8}, "reference: activation gelu has no kernel"),
+    ({"solver": "broyden"}, "solver Broyden has no kernel"),
+    ({"solver": Picard(0.5)}, "damped steps have no kernel"),
+    ({"solver": Anderson(damping=0.9)}, "damped steps have no kernel"),
+    ({"stop": ErrorBound(1e-3)}, "stopping rule ErrorBound has no kernel"),
+    ({"stop": Relative(norm="2")}, "stopping rule Relative in the norm '2' has no kernel"),
+    ({"activation": "gelu", "kappa": 0.8}, "activation gelu has no kernel"),
     (
         {"activation": "softmax", "condition": "block"},
-        "reference: activation softmax acts on blocks and has no kernel",
+        "activation softmax acts on blocks and has no kernel",
     ),
-    ({"rank": 2}, "reference: low-rank matrices have no kernel"),
-    ({"condition": "monotone"}, "reference: operator splitting (condition 'monotone') has no kernel"),
-    ({"gradient": Phantom(9)}, "reference: gradient Phantom has no kernel"),
+    ({"rank": 2}, "low-rank matrices have no kernel"),
+    ({"condition": "monotone"}, "operator splitting (condition 'monotone') has no kernel"),
+    ({"gradient": Phantom(9)}, "gradient Phantom has no kernel"),
 ]
 
 
@@ -47,14 +44,16 @@ def inputs(batch=5, dtype=torch.float64):
 @pytest.mark.parametrize(("options", "reason"), REASONS)
 def test_falls_back_with_a_reason(options, reason, monkeypatch):
     implicit, u = model(**options), inputs()
-    assert explain(implicit, u) == reason
-    for module in (executor_module, layer_module):
-        monkeypatch.setattr(module, "run_kernel", lambda *args, **kwargs: pytest.fail("a kernel ran"))
+    asked = 'reference: executor="reference" was asked for'
+    other = f"reference: the plain loop\nnot triton: {reason}\nnot numba: {reason}"
+    assert implicit.explain(u) == (asked if reason == asked else other)
+    monkeypatch.setattr(cpu_engine, "run_kernel", lambda *args, **kwargs: pytest.fail("a kernel ran"))
     implicit(u)
 
 
 def test_half_precision_falls_back():
-    assert explain(model(torch.bfloat16), inputs(dtype=torch.bfloat16)) == "reference: bfloat16 has no kernel"
+    text = model(torch.bfloat16).explain(inputs(dtype=torch.bfloat16))
+    assert text.startswith("reference") and text.endswith("not numba: bfloat16 has no kernel")
 
 
 @pytest.mark.parametrize(
@@ -69,27 +68,26 @@ def test_half_precision_falls_back():
 )
 def test_explains_the_kernel_and_runs_it(options, text, monkeypatch):
     implicit, u, ran = model(**options), inputs(), []
-    assert explain(implicit, u) == text
-    run = executor_module.run_kernel
-    for module in (executor_module, layer_module):
-        monkeypatch.setattr(module, "run_kernel", lambda *args, **kw: ran.append(1) or run(*args, **kw))
+    assert implicit.explain(u).splitlines() == [text, "not triton: device cpu has no kernel of triton"]
+    run = cpu_engine.run_kernel
+    monkeypatch.setattr(cpu_engine, "run_kernel", lambda *args, **kw: ran.append(1) or run(*args, **kw))
     implicit(u).sum().backward()
     assert len(ran) == 2
 
 
 def test_without_numba(monkeypatch):
-    installation_problem.cache_clear()
-    executor_module.kernels.cache_clear()
+    cpu_engine.installation_why_not.cache_clear()
+    cpu_engine.kernels.cache_clear()
     monkeypatch.setitem(sys.modules, "numba", None)
     try:
-        text = explain(model(), inputs())
-        assert text == "reference: numba is not installed; pip install 'wellposed[fast]'"
+        text = model().explain(inputs())
+        assert text.endswith("not numba: numba is not installed; pip install 'wellposed[fast]'")
         assert model()(inputs()).shape == (5, 2)
         with pytest.raises(MissingExtraError, match=r"wellposed\[fast\]"):
             model(executor="numba")
     finally:
-        installation_problem.cache_clear()
-        executor_module.kernels.cache_clear()
+        cpu_engine.installation_why_not.cache_clear()
+        cpu_engine.kernels.cache_clear()
 
 
 def test_the_package_does_not_import_numba():
@@ -146,7 +144,7 @@ def test_forced_kernel_raises_where_there_is_none():
     assert torch.equal(model(executor="numba")(u), model()(u))
     with pytest.raises(InputError, match="solver Broyden has no kernel"):
         model(executor="numba", solver="broyden")(u)
-    with pytest.raises(InputError, match="needs gradient=Implicit"):
+    with pytest.raises(InputError, match="gradient Phantom has no kernel"):
         model(executor="numba", gradient=Phantom(3))(u)
 
 
@@ -193,13 +191,13 @@ def test_one_operator_in_a_compiled_graph(backend):
 
 
 def test_operators_keep_their_contracts():
-    text, A = model(activation="tanh").description(), torch.rand(4, 4, dtype=torch.float64) / 5
+    text, A = model(activation="tanh").spec_text(), torch.rand(4, 4, dtype=torch.float64) / 5
     v = torch.randn(3, 4, dtype=torch.float64).requires_grad_()
-    torch.library.opcheck(equilibrium, (v, torch.zeros_like(v), A.requires_grad_(), text))
-    x = equilibrium(v, torch.zeros_like(v), A, text)[0].detach()
+    torch.library.opcheck(equilibrium_op, (v, torch.zeros_like(v), A.requires_grad_(), text))
+    x = equilibrium_op(v, torch.zeros_like(v), A, text)[0].detach()
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(adjoint, (x, v, torch.ones_like(x), A, text), test_utils=checks)
-    assert model(solver="broyden").description() is None
+    assert model(solver="broyden").spec_text() is None
 
 
 def test_transforms_use_the_reference():

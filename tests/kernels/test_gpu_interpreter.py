@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from wellposed import ImplicitModel
-from wellposed.equilibrium import Anderson
+from wellposed.activations import get_activation, leaky_relu
+from wellposed.equilibrium import Anderson, Relative
+from wellposed.equilibrium.affine import AffineSpec
+from wellposed.equilibrium.method import SolveOptions
 from wellposed.errors import InputError, MissingExtraError
-from wellposed.kernels import explain
-from wellposed.kernels.spec import SLOPED, device_problem, engine_problem, solver_problem
+from wellposed.kernels.engine import NUMBA, TRITON
+from wellposed.kernels.gpu.engine import device_why_not
 
 HERE = Path(__file__).parent
 
@@ -48,7 +51,7 @@ def test_kernels_in_the_interpreter(marked, kernels, sequences, tmp_path):
 def test_triton_is_not_for_the_cpu():
     pytest.importorskip("triton")
     model, u = ImplicitModel(3, 2, 6, executor="triton"), torch.zeros(4, 3)
-    assert explain(model, u) == "reference: device cpu has no kernel of triton"
+    assert model.explain(u) == "reference: the plain loop\nnot triton: device cpu has no kernel of triton"
     with pytest.raises(InputError, match="device cpu has no kernel of triton"):
         model(u)
 
@@ -58,11 +61,11 @@ def test_without_triton(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="pip install triton"):
         ImplicitModel(3, 2, 6, executor="triton")
-    device_problem.cache_clear()
+    device_why_not.cache_clear()
     try:
-        assert device_problem(torch.device("cuda")) == "triton is not installed; pip install triton"
+        assert device_why_not(torch.device("cuda")) == "triton is not installed; pip install triton"
     finally:
-        device_problem.cache_clear()
+        device_why_not.cache_clear()
 
 
 def test_the_package_can_be_imported_without_triton():
@@ -71,24 +74,41 @@ def test_the_package_can_be_imported_without_triton():
 
 
 class Elsewhere:
-    """A tensor that claims to lie on a GPU."""
+    """A matrix that claims to lie on a GPU."""
 
-    def __init__(self, *shape, dtype=torch.float32):
-        self.shape, self.dtype, self.device = shape, dtype, torch.device("cuda", 0)
+    def __init__(self, n, dtype=torch.float32):
+        self.shape, self.dtype, self.device = (n, n), dtype, torch.device("cuda", 0)
+
+    def dim(self):
+        return 2
+
+
+def spec(activation="relu", solver=None):
+    options = SolveOptions(solver or Anderson(), Relative(), 100)
+    return AffineSpec(get_activation(activation), options)
 
 
 @pytest.mark.parametrize(
-    ("tensor", "kind", "reason"),
+    ("A", "options", "reason"),
     [
-        (Elsewhere(2, 1025), (), "more than 1024 states have no kernel on the GPU"),
-        (Elsewhere(2, 3, dtype=torch.complex64), (), "complex64 has no kernel"),
-        (Elsewhere(2, 3), (SLOPED, -0.5), "leaky_relu with a negative slope has no kernel on the GPU"),
+        (Elsewhere(1025), {}, "more than 1024 states have no kernel on the GPU"),
+        (Elsewhere(3, torch.complex64), {}, "complex64 has no kernel"),
+        (
+            Elsewhere(3),
+            {"activation": leaky_relu(-0.5)},
+            "leaky_relu with a negative slope has no kernel on the GPU",
+        ),
+        (
+            Elsewhere(3),
+            {"solver": Anderson(memory=7)},
+            "Anderson with a memory beyond 6 has no kernel on the GPU",
+        ),
     ],
+    ids=lambda value: str(value)[:20],
 )
-def test_reasons_of_the_gpu(tensor, kind, reason):
-    assert engine_problem(tensor, *kind) == reason
+def test_reasons_of_the_gpu(A, options, reason):
+    assert TRITON.why_not(spec(**options), (A,)) == reason
 
 
 def test_deep_memories_are_for_the_cpu():
-    assert solver_problem(Anderson(memory=7)) == ""
-    assert solver_problem(Anderson(memory=7), "cuda") == "Anderson with a memory beyond 6 has no kernel on the GPU"
+    assert NUMBA.why_not(spec(solver=Anderson(memory=7)), (torch.zeros(3, 3),)) == ""

@@ -12,7 +12,12 @@ from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, Status, Steps
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.loop import iterate
+from wellposed.equilibrium.method import SolveOptions
 from wellposed.equilibrium.stopping import Settled
+from wellposed.kernels.engine import TRITON
+from wellposed.kernels.gpu.engine import run_kernel
+from wellposed.kernels.layer import run_layer
+from wellposed.kernels.spec import LINEAR, RELU, kernel_spec, kind_of
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -20,7 +25,6 @@ pytestmark = [
     pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"),
 ]
 pytest.importorskip("triton")
-gpu = pytest.importorskip("wellposed.kernels.device")
 gpu_launch = pytest.importorskip("wellposed.kernels.gpu.launch")
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 ACTIVATIONS = ["relu", leaky_relu(0.2), "tanh", "sigmoid", "identity"]
@@ -58,11 +62,14 @@ def adjoint_map(n, batch, activation="relu", dtype=torch.float32):
 
 
 def solve(f, solver, stop, max_steps=200, x0=None, shape=None, trace=False):
-    start = torch.zeros_like(f.v if isinstance(f, AffineMap) else f.offset) if x0 is None else x0
+    affine, options = isinstance(f, AffineMap), SolveOptions(solver, stop, max_steps)
+    v, d = (f.v, None) if affine else (f.offset, f.slope)
+    start = torch.zeros_like(v) if x0 is None else x0
+    spec = kernel_spec(kind_of(f.activation) if affine else (LINEAR, 0.0), options, start.dtype)
     with pytest.MonkeyPatch.context() as patch:
         if shape is not None:
             patch.setattr(gpu_launch, "choose_shape", lambda *sizes: shape)
-        return gpu.run_on_device(f, start, solver, stop, max_steps, trace=trace)
+        return run_kernel(f.factors[0], v, d, start, spec, trace=trace)
 
 
 def exact(f):
@@ -158,9 +165,9 @@ def test_every_status(solver, shape):
 def test_the_flag_tells_of_failures():
     f = forward_map(6, 20, norm=0.9)
     for limit, raised in ((3, 1), (200, 0)):
-        recipe = gpu.make_recipe(0, 0.0, Picard(), Absolute(1e-4), limit, torch.float32)
+        spec = kernel_spec((RELU, 0.0), SolveOptions(Picard(), Absolute(1e-4), limit), torch.float32)
         flag = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        gpu_launch.launch(f.factors[0], f.v, None, None, recipe, flag)
+        gpu_launch.launch(f.factors[0], f.v, None, None, spec, flag)
         assert int(flag) == raised
 
 
@@ -237,22 +244,23 @@ def test_projection(n, dtype):
 
 @pytest.mark.parametrize("condition", ["inf", "weighted"])
 def test_a_whole_layer(condition):
-    layer = pytest.importorskip("wellposed.kernels.layer")
     torch.manual_seed(3)
     options = {"bias": True, "condition": condition, "stop": Absolute(1e-6), "on_failure": "ignore"}
     model = ImplicitModel(5, 4, 6, executor="reference", **options).to(DEVICE, torch.float64)
     with torch.no_grad():
         model.state.raw.abs_().mul_(3)
     u, g = (torch.randn(7, k, dtype=torch.float64, device=DEVICE) for k in (5, 4))
-    plan = ImplicitModel(5, 4, 6, **options).to(DEVICE, torch.float64)._make_plan()
+    spec, radius = ImplicitModel(5, 4, 6, **options).to(DEVICE, torch.float64).spec(), model.state.row_radius
+    W = model.A if radius is None else model.state.raw
+    rest = W, model.B, model.C, model.D, model.bias
     u.requires_grad_()
     wanted = [u, *model.parameters()]
     truth = model(u)
-    found = layer.run_device_layer(plan, u, layer.source_of(model.state), model.B, model.C, model.D, model.bias)
+    found = run_layer(TRITON, spec, radius, u, *rest)
     torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-5)
     expected, ours = (torch.autograd.grad(y, wanted, g, allow_unused=True) for y in (truth, found))
     for fast, plain in zip(ours, expected, strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
-        same = layer.run_device_layer(plan, u, layer.source_of(model.state), model.B, model.C, model.D, model.bias)
+        same = run_layer(TRITON, spec, radius, u, *rest)
     assert torch.equal(same, found)

@@ -9,7 +9,6 @@ from wellposed import Absolute, ImplicitModel, Relative
 from wellposed.activations import leaky_relu
 from wellposed.equilibrium import Anderson, Status
 from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError
-from wellposed.kernels import explain
 
 pytestmark = [
     pytest.mark.gpu,
@@ -108,13 +107,17 @@ def test_equilibrium_with_a_warm_start_and_residuals():
             {"solver": "picard"},
             "triton: relu, float32, 150 states, batch 70, Picard, A in tiles from the cache",
         ),
-        (6, {"solver": Anderson(memory=9)}, "reference: Anderson with a memory beyond 6 has no kernel on the GPU"),
-        (6, {"executor": "numba"}, "reference: device cuda has no kernel of numba"),
-        (1030, {}, "reference: more than 1024 states have no kernel on the GPU"),
+        (
+            6,
+            {"solver": Anderson(memory=9)},
+            "not triton: Anderson with a memory beyond 6 has no kernel on the GPU",
+        ),
+        (6, {"executor": "numba"}, "not numba: device cuda has no kernel of numba"),
+        (1030, {}, "not triton: more than 1024 states have no kernel on the GPU"),
     ],
 )
 def test_explain(states, options, text):
-    assert explain(model(states, **options), inputs()) == text
+    assert text in model(states, **options).explain(inputs()).splitlines()
 
 
 def test_forced_kernels():

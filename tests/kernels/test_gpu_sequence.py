@@ -9,7 +9,7 @@ import torch
 from wellposed import ImplicitRNN, Phantom, Relative
 from wellposed.activations import leaky_relu
 from wellposed.errors import InputError
-from wellposed.kernels import explain, sequence
+from wellposed.kernels.gpu import engine
 
 
 @pytest.mark.parametrize(
@@ -26,20 +26,17 @@ from wellposed.kernels import explain, sequence
 )
 def test_what_has_no_kernel_says_why_and_raises_where_triton_was_asked_for(options, reason):
     rnn = ImplicitRNN(2, 3, 4, executor="triton", **{"batch_first": True, **options})
-    assert explain(rnn, torch.zeros(1, 2, 2)).startswith(f"time by time: {reason}")
+    assert rnn.explain(torch.zeros(1, 2, 2)).endswith(f"not triton for whole sequences: {reason}")
     with pytest.raises(InputError, match='executor="triton" cannot compute this'):
         rnn(torch.zeros(1, 2, 2))
 
 
 def test_sizes_dtypes_and_devices_without_kernels(monkeypatch):
+    s, told = torch.zeros(1, 2, 2), "\nnot triton for whole sequences: "
     wide = ImplicitRNN(2, 3, 129, executor="triton", batch_first=True)
-    assert wide.explain().startswith(
-        "time by time: more than 128 states or hidden states have no kernel on the GPU"
-    )
+    assert f"{told}more than 128 states or hidden states have no kernel on the GPU" in wide.explain(s)
     long = ImplicitRNN(2, 3, 4, executor="triton", batch_first=True).double()
-    assert long.explain() == "time by time: float64 has no kernel on the GPU"
-    monkeypatch.setattr(sequence, "interpreted", lambda: False)
-    assert (
-        ImplicitRNN(2, 3, 4, executor="triton", batch_first=True).explain()
-        == "time by time: device cpu has no kernel of triton"
-    )
+    assert long.explain(s.double()).endswith(f"{told}float64 has no kernel on the GPU")
+    monkeypatch.setattr(engine, "interpreted", lambda: False)
+    here = ImplicitRNN(2, 3, 4, executor="triton", batch_first=True)
+    assert here.explain(s).endswith(f"{told}device cpu has no kernel of triton")

@@ -11,9 +11,7 @@ from wellposed import Absolute, ImplicitRNN, Relative, Status, Steps, watch
 from wellposed.activations import leaky_relu
 from wellposed.equilibrium.method import WarnOnce
 from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError
-from wellposed.kernels.sequence import walk
-from wellposed.kernels.sequence_run import Parts
-from wellposed.models.recurrent import _Walk
+from wellposed.models.recurrent import _Pass
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -77,11 +75,11 @@ def test_agrees_with_the_plain_loop(case):
     activation, sizes, (length, batch), options = CASES[case]
     mine, plain = build(sizes, activation=activation, stop=Relative(2e-5), **options)
     s, h0 = draw(batch, length, sizes[0]), draw(1, batch, sizes[1])
-    assert mine.explain().startswith("whole sequences in Triton")
+    assert mine.explain(s).startswith("triton: whole sequences in one call")
     ours, values, gradients = compute(mine, s, h0)
     theirs, wanted, exact = compute(plain, s, h0)
     assert (ours.status == Status.CONVERGED).all() and ours.steps.dtype == torch.int64
-    limit = mine.cell(0).method().stop.rtol * ours.states[0].abs().amax(2).clamp_min(1e-3)
+    limit = mine.cell(0).options().stop.rtol * ours.states[0].abs().amax(2).clamp_min(1e-3)
     assert (ours.residual[..., 0] <= 2 * limit).all() and (ours.residual > 0).any()
     agree(values, wanted)
     agree(gradients, exact)
@@ -172,20 +170,25 @@ def test_values_that_are_not_finite_are_statuses():
     assert found.status[..., 0].tolist() == [[1, 1, 6, 6]] * 2 and found.output.isfinite().all()
 
 
+def one_pass(cell, data, h0):
+    task = _Pass(cell, True, True, "", WarnOnce())
+    hidden = task.run(data, [3, 3], h0, backwards=False)
+    return hidden, task.packed("status"), task.last
+
+
 def test_nan_in_an_input_is_seen():
     mine, _ = build((2, 3, 4), on_failure="ignore")
     s = draw(6, 2).to(DEVICE)  # two times of three sequences
     good, cell = s.clone(), mine.cell(0)
     s[1, 0] = torch.nan
-    h0, parts = torch.zeros(3, 3, device=DEVICE), Parts(cell.A, cell.B, cell.C, cell.D, None)
+    h0 = torch.zeros(3, 3, device=DEVICE)
     with torch.no_grad():
-        course = _Walk(cell, True, False, "", WarnOnce()).course([3, 3])
-        bad, fine = (walk(course, data, h0, parts) for data in (s, good))
-        assert bad.status.tolist() == [1, 6, 1, 1, 6, 1]
-        assert torch.equal(bad.hidden[::2][[0, 1]], fine.hidden[::2][[0, 1]]) and bad.last[1].isnan().all()
+        (bad, status, last), (fine, _, _) = (one_pass(cell, data, h0) for data in (s, good))
+        assert status.tolist() == [1, 6, 1, 1, 6, 1]
+        assert torch.equal(bad[::2][[0, 1]], fine[::2][[0, 1]]) and last[1].isnan().all()
         cell.on_failure = "warn"
         with pytest.raises(InputError, match="input must be finite; received 1 of"):
-            walk(_Walk(cell, True, False, "", WarnOnce()).course([3, 3]), s, h0, parts)
+            one_pass(cell, s, h0)
 
 
 def test_second_derivatives():
@@ -201,8 +204,8 @@ def test_second_derivatives():
 @compiled
 def test_tensors_on_a_gpu_take_the_kernel_unasked():
     rnn = ImplicitRNN(2, 22, 21, bias=True, batch_first=True).cuda()
-    assert rnn.explain() == "whole sequences in Triton: relu, float32, 21 states, Anderson"
     s = draw(300, 10, 2)
+    assert rnn.explain(s.cuda()) == "triton: whole sequences in one call, relu, float32, 21 states, Anderson"
     plain = copy.deepcopy(rnn).cpu().double()
     for cell in plain.cells:
         cell.executor, cell.stop = "reference", Relative(1e-12)

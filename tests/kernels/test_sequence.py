@@ -8,7 +8,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from wellposed import Absolute, ErrorBound, Implicit, ImplicitRNN, Phantom, Relative, Status, Unrolled, watch
 from wellposed.activations import leaky_relu
 from wellposed.errors import ConvergenceError, ConvergenceWarning
-from wellposed.kernels import explain
 
 pytest.importorskip("numba")
 
@@ -93,7 +92,7 @@ def test_layouts_lengths_and_first_hidden_states(layout, solver):
     mine, plain = build(**LAYOUTS[layout], **({} if layout == "triangular" else {**TIGHT, "solver": solver}))
     s, lengths = sequences(), torch.tensor([3, 6, 1, 5, 6])
     h0 = torch.randn(len(mine.cells), 5, 4, dtype=torch.float64)
-    assert mine.explain().startswith("whole sequences")
+    assert mine.explain(s).startswith("numba: whole sequences")
     ours, theirs = (rnn.equilibria(s, h0, lengths) for rnn in (mine, plain))
     for a, b in zip(
         (ours.output, ours.h_n, *ours.states), (theirs.output, theirs.h_n, *theirs.states), strict=True
@@ -219,7 +218,7 @@ def test_values_that_are_not_finite_are_statuses():
         ({"stop": ErrorBound(1e-7)}, "stopping rule ErrorBound has no kernel"),
         ({"solver": "newton"}, "solver Newton has no kernel"),
         ({"gradient": Implicit(solver=None, stop=Relative(norm="2"))}, "stopping rule Relative in the norm '2'"),
-        ({"condition": "monotone"}, "the iteration of condition 'monotone' has no kernel"),
+        ({"condition": "monotone"}, "operator splitting (condition 'monotone') has no kernel"),
         ({"activation": "gelu", "kappa": 0.5}, "activation gelu has no kernel"),
         ({"rank": 2}, "low-rank matrices have no kernel"),
     ],
@@ -227,8 +226,9 @@ def test_values_that_are_not_finite_are_statuses():
 )
 def test_everything_else_goes_time_by_time_and_says_why(options, reason):
     rnn, plain = build(**options)
-    assert rnn.explain().startswith(f"time by time: {reason}")
     s = sequences()
+    asked, text = "was asked for" in reason, rnn.explain(s)
+    assert text.startswith("time by time") and (asked or f"not numba for whole sequences: {reason}" in text)
     assert not taken(rnn, s)
     torch.testing.assert_close(rnn(s)[0], plain(s)[0], rtol=1e-4, atol=1e-5)
 
@@ -240,7 +240,7 @@ def test_transforms_and_other_dtypes_go_time_by_time():
     theirs = torch.autograd.functional.jacobian(lambda s: plain(s)[0], s)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
     short, _ = build(dtype=torch.bfloat16)
-    assert short.explain() == "time by time: bfloat16 has no kernel"
+    assert short.explain(s.bfloat16()).endswith("not numba for whole sequences: bfloat16 has no kernel")
     assert rnn(s[:0])[0].shape == (0, 3, 4)
 
 
@@ -253,7 +253,9 @@ def test_without_gradients_nothing_is_kept():
     )
 
 
-def test_explain_knows_sequences():
+def test_explain_names_the_engine_and_those_before_it():
     rnn = ImplicitRNN(3, 4, 5, batch_first=True)
-    assert explain(rnn, torch.zeros(2, 6, 3)) == rnn.explain()
-    assert rnn.explain().startswith("whole sequences: relu, float32, 5 states")
+    assert rnn.explain(torch.zeros(2, 6, 3)).splitlines() == [
+        "numba: whole sequences in one call, relu, float32, 5 states, Anderson",
+        "not triton for whole sequences: device cpu has no kernel of triton",
+    ]

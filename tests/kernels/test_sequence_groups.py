@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from wellposed import Absolute, ImplicitRNN, Relative, Steps
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.stopping import Settled
-from wellposed.kernels.engine import run_kernel
-from wellposed.kernels.sequence_run import columns, slopes
-from wellposed.kernels.spec import KINDS, kind_of, make_recipe
+from wellposed.kernels.cpu.engine import columns, run_kernel
+from wellposed.kernels.spec import KINDS, kernel_spec, kind_of, slopes
 
 pytest.importorskip("numba")
 
@@ -49,7 +48,7 @@ def test_groups_of_every_size_agree_with_the_plain_loop(batch):
     s, generator = sequences(batch, 5), torch.Generator().manual_seed(batch)
     lengths = torch.randint(1, 6, (batch,), generator=generator).index_fill_(0, torch.tensor([batch // 2]), 5)
     (ours, here), (theirs, there) = results(mine, s, lengths), results(plain, s, lengths)
-    assert mine.explain().startswith("whole sequences") and plain.explain().startswith("time by time")
+    assert mine.explain(s).startswith("numba: whole sequences") and plain.explain(s).startswith("time by time")
     assert torch.equal(here.status, there.status)
     assert int((here.steps - there.steps).abs().max()) <= 1
     for a, b in zip(ours, theirs, strict=True):
@@ -62,7 +61,7 @@ def test_every_stopping_rule_ends_where_the_plain_loop_ends(stop, solver):
     mine, plain = build(stop=stop, solver=solver, max_steps=60, on_failure="ignore")
     s = sequences(20, 4)
     ours, theirs = mine.equilibria(s), plain.equilibria(s)
-    assert mine.explain().startswith("whole sequences")
+    assert mine.explain(s).startswith("numba: whole sequences")
     settled = isinstance(stop, Settled)  # rounding decides when, and whether, the last digit stops changing
     if settled:
         for one in (ours, theirs):
@@ -79,11 +78,10 @@ def test_every_stopping_rule_ends_where_the_plain_loop_ends(stop, solver):
 def test_a_time_step_is_the_solve_of_the_single_kernel(stop):
     rnn, _ = build(stop=stop, max_steps=200, on_failure="ignore")
     cell, s = rnn.cell(0), sequences(40, 1)
-    method, kind = cell.method(), kind_of(cell.activation)
-    recipe = make_recipe(*kind, method.solver, method.stop, method.max_steps, torch.float64)
+    kernel = kernel_spec(kind_of(cell.activation), cell.options(), torch.float64)
     with torch.no_grad():
         v = F.linear(torch.cat([s[:, 0], s.new_zeros(40, 3)], 1), cell.B, cell.bias)
-        state, status, steps, _ = run_kernel(cell.A, v, None, torch.zeros_like(v), recipe, trace=False)
+        state, status, steps, _ = run_kernel(cell.A, v, None, torch.zeros_like(v), kernel, trace=False)
     found = rnn.equilibria(s)
     assert torch.equal(found.status[:, 0, 0], status) and torch.equal(found.steps[:, 0, 0], steps)
     # On the way to an equilibrium a jump magnifies the rounding of its least squares problem.

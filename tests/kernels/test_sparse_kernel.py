@@ -4,23 +4,22 @@ import copy
 import pickle
 import threading
 import time
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
-from problems import state_matrix
+from problems import compiled_loop, state_matrix
 
-import wellposed.kernels.engine as executor_module
-import wellposed.kernels.layer as layer_module
+import wellposed.kernels.cpu.engine as cpu_engine
 from wellposed import Ensemble, ImplicitModel
 from wellposed.activations import get_activation, leaky_relu
 from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, Status, Steps
 from wellposed.equilibrium.affine import AffineMap
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.stopping import Settled
-from wellposed.kernels import explain
-from wellposed.kernels.engine import CompiledLoop, multiply_sparse
+from wellposed.kernels.cpu.engine import multiply_sparse
 from wellposed.kernels.sparse import ALONE, NEAR, Cache, SparseRows, compress
 
 ACTIVATIONS = ["relu", leaky_relu(0.2), "tanh", "sigmoid", "identity"]
@@ -45,7 +44,7 @@ def problem(A, batch, activation="relu", dtype=torch.float64, seed=1):
 
 
 def sparse_loop(f, **options):
-    return CompiledLoop(trace=True, sparse=compress(f.factors[0], square=True), **options)
+    return partial(compiled_loop, sparse=compress(f.factors[0], square=True), **options)
 
 
 def solve_both(f, solver=None, stop=None, max_steps=200, x0=None):
@@ -272,11 +271,10 @@ def inputs(batch=5, dtype=torch.float64, columns=3):
 @pytest.fixture
 def kinds(monkeypatch):
     """The kinds of matrices that kernels meet."""
-    met, run = [], executor_module.run_kernel
-    for module in (executor_module, layer_module):
-        monkeypatch.setattr(
-            module, "run_kernel", lambda A, *args, **kw: met.append(type(A)) or run(A, *args, **kw)
-        )
+    met, run = [], cpu_engine.run_kernel
+    monkeypatch.setattr(
+        cpu_engine, "run_kernel", lambda A, *args, **kw: met.append(type(A)) or run(A, *args, **kw)
+    )
     return met
 
 
@@ -319,7 +317,7 @@ def test_wide_inputs_and_outputs_are_sparse_products():
     reference = ImplicitModel.from_matrices(A, B, C, D, bias=torch.ones(n), executor="reference")
     u = inputs(40, torch.float32, p)
     with torch.no_grad():
-        assert "sparse A and B and C and D (" in explain(found, u)
+        assert "sparse A and B and C and D (" in found.explain(u)
         torch.testing.assert_close(found(u), reference(u), rtol=1e-5, atol=4e-5)
 
 
@@ -330,8 +328,10 @@ def test_dense_state_matrix_with_sparse_inputs():
     C, u = torch.randn(2, n, generator=generator), inputs(40, torch.float32, p)
     found, reference = (ImplicitModel.from_matrices(A, B, C, executor=e) for e in ("auto", "reference"))
     with torch.no_grad():
-        text = explain(found, u)
-        assert text.endswith("sparse B, dense A (100.0% of its entries; sparse up to 40% at batch 40)")
+        text = found.explain(u)
+        assert text.splitlines()[0].endswith(
+            "sparse B, dense A (100.0% of its entries; sparse up to 40% at batch 40)"
+        )
         torch.testing.assert_close(found(u), reference(u), rtol=1e-5, atol=4e-5)
 
 
@@ -402,10 +402,8 @@ def test_changed_parameters_are_noticed(change):
 
 def test_the_layout_is_made_once():
     sparse, u, made = model(), inputs(40), []
-    get = sparse.sparse_cache.get
-    sparse.sparse_cache.get = lambda tensors, settings, make: get(
-        tensors, settings, lambda: made.append(1) or make()
-    )
+    get = sparse._sparse.get
+    sparse._sparse.get = lambda tensors, settings, make: get(tensors, settings, lambda: made.append(1) or make())
     with torch.no_grad():
         for _ in range(3):
             sparse(u)
@@ -418,7 +416,7 @@ def test_copies_begin_without_a_layout():
     with torch.no_grad():
         y = sparse(u)
         for copied in (copy.deepcopy(sparse), pickle.loads(pickle.dumps(sparse))):
-            assert copied.sparse_cache._entry is None
+            assert copied._sparse._entry is None
             assert torch.equal(copied(u), y)
             copied.state.raw.mul_(0.5)
             assert not torch.allclose(copied(u), y) and torch.equal(sparse(u), y)
@@ -494,7 +492,7 @@ def test_memory_is_not_mistaken_for_another_tensor():
 def test_reasons(share, batch, words, kinds):
     chosen, u = model(share), inputs(batch)
     with torch.no_grad():
-        text = explain(chosen, u)
+        text = chosen.explain(u)
         chosen(u)
     assert text.startswith("numba: relu, float64, 80 states") and words in text
     assert (kinds == [SparseRows]) == (" sparse A" in text)
@@ -502,13 +500,13 @@ def test_reasons(share, batch, words, kinds):
 
 def test_reasons_against():
     u = inputs(40)
-    assert "; sparse products are for inference, under torch.no_grad())" in explain(model(), u)
+    assert "; sparse products are for inference, under torch.no_grad())" in model().explain(u)
     with torch.no_grad():
-        assert explain(model(executor="reference"), u) == 'reference: executor="reference" was asked for'
-        assert "sparse" not in explain(model(n=40), u)  # too small to ask
+        assert model(executor="reference").explain(u) == 'reference: executor="reference" was asked for'
+        assert "sparse" not in model(n=40).explain(u)  # too small to ask
         A = layered((40, 40), torch.Generator().manual_seed(0))
         feedforward = ImplicitModel.from_matrices(A, torch.ones(80, 3).double(), torch.ones(1, 80).double())
-        assert explain(feedforward, u).endswith("at batch 40), substitution in 2 levels")
+        assert feedforward.explain(u).splitlines()[0].endswith("at batch 40), substitution in 2 levels")
         assert (feedforward.equilibrium(u).steps == 1).all()
 
 

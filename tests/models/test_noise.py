@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from wellposed import DEQ, ImplicitModel, MeanRelative, MultiscaleDEQ, Picard, Relative, Steps
 from wellposed.equilibrium import RobbinsMonro, Status
 from wellposed.errors import InputError
-from wellposed.kernels import explain
 from wellposed.models import DenseCell, PlainConvCell, RecallCell
 from wellposed.models.noise import SIGNAL, STATE, Noise, NoiseDraws, draw_seed, nonlinearities, normals
 from wellposed.models.noisy import Noisy
@@ -206,11 +205,11 @@ def _distance(a: Tensor, b: Tensor) -> float:
 def test_noise_has_no_kernel_and_says_so() -> None:
     u, noise = torch.zeros(5, 3), Noise(signal=0.0)
     text = "reference: ImplicitModel under noise has no kernel"
-    assert explain(Noisy(ImplicitModel(3, 2, 8), noise), u) == text
+    assert Noisy(ImplicitModel(3, 2, 8), noise).explain(u) == text
     asked = Noisy(ImplicitModel(3, 2, 8, executor="reference"), noise)
     assert asked.explain(u) == 'reference: executor="reference" was asked for'
     silent = Noisy(ImplicitModel(3, 2, 8), Noise())
-    assert silent.explain(u) == explain(silent.model, u)
+    assert silent.explain(u) == silent.model.explain(u)
     pytest.importorskip("numba")
     with pytest.raises(InputError, match="noise has no kernel"):
         Noisy(ImplicitModel(3, 2, 8, executor="numba"), noise)(u)

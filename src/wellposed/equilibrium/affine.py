@@ -3,26 +3,28 @@
 A is given by its factors: ``(A,)`` dense or ``(L, R)`` for ``A = L R'``, which is never formed. Leading dimensions
 are an ensemble: one matrix per model, ``A (M, n, n)`` with ``v (M, B, n)``. `SplittingMap` is operator splitting
 for monotone systems, where plain iteration contracts too slowly to be of use; `AffineMap` and `TransposedMap` are
-the plain maps of the forward and the backward pass. An `AffineProblem` says how both are solved, and
-`affine_equilibrium` solves them.
+the plain maps of the forward and the backward pass. An `AffineSpec` says how both are solved, an `Engine` solves
+them, of which `Reference` is the plain loop, and `affine_equilibrium` is the differentiable solution.
 """
 
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.equilibrium.gradients import row_scale
+from wellposed.equilibrium.gradients import Gradient, Implicit, row_scale
 from wellposed.equilibrium.linear import solve_rows
-from wellposed.equilibrium.loop import Iterates
+from wellposed.equilibrium.loop import Iterates, iterate
 from wellposed.equilibrium.maps import Map, max_norm
-from wellposed.equilibrium.method import Method
+from wellposed.equilibrium.method import Solve, SolveOptions
 from wellposed.equilibrium.solution import Status, failed
+from wellposed.equilibrium.solvers import Newton
 from wellposed.equilibrium.tracing import forward_rule, outside_compile, under_forward_mode, under_transform
 
 
@@ -40,9 +42,9 @@ class SplittingMap(Map):
     activation: Activation
     bound: Callable[[Tensor, Tensor], Tensor] | None = None
     context: Tensor | None = None
-    block = 16
+    steps_per_check = 16
     fades = False
-    bulk = 1 << 14
+    min_size_to_gather = 1 << 14
 
     @classmethod
     def of(
@@ -123,9 +125,9 @@ class AffineMap(Map):
     damping: float = 1.0
     bound: Bound | None = None
     context: Tensor | None = None  # (B, 2 n): v and |B||u| + |b| of the certified system, for the bound
-    block = 16
+    steps_per_check = 16
     fades = False
-    bulk = 1 << 14
+    min_size_to_gather = 1 << 14
 
     def _preactivation(self, x: Tensor) -> Tensor:
         if self.v.dim() == 2 and len(self.factors) == 1:
@@ -159,9 +161,9 @@ class TransposedMap(Map):
     slope: Tensor
     offset: Tensor  # d g
     damping: float
-    block = 16
+    steps_per_check = 16
     fades = False
-    bulk = 1 << 14
+    min_size_to_gather = 1 << 14
 
     def _linear(self, y: Tensor) -> Tensor:
         return self.slope * product(self.factors, y.view(self._shape)).view(y.shape)
@@ -184,190 +186,131 @@ class TransposedMap(Map):
         return torch.lerp(tangent, self._linear(tangent), self.damping)
 
 
-@dataclass(frozen=True)
-class AffineProblem:
-    """How ``x = phi(Ax + v)`` is solved, forward and backward."""
+DIRECT = 20  # states up to which a slow backward system is factorised,
+EASY = 16  # after so many steps of the plain loop
+
+
+@dataclass(frozen=True, eq=False)
+class AffineSpec:
+    """How ``x = phi(Ax + v)`` is solved, forward and backward.
+
+    The one description that models write and that engines, autograd nodes and operators of torch read. It holds no
+    tensors, so a model keeps it from call to call, and engines keep what they have prepared for it.
+
+    Attributes:
+        activation: phi.
+        forward: options of the solve.
+        gradient: how it is differentiated.
+        damping: of the map.
+        splitting: step of the operator splitting that solves a monotone system; None for a plain map.
+        automatic: whether nobody has asked for a solver, so that slow samples may go to Newton's method.
+        executor: the engine that was asked for, or ``"auto"``.
+        bound: bounds errors, where the stopping rule needs that.
+        prepared: what engines have made of it.
+    """
 
     activation: Activation
-    forward: Method
-    backward: Method
+    forward: SolveOptions
+    gradient: Gradient = field(default_factory=Implicit)
     damping: float = 1.0
-    direct: int = 0  # states up to which a slow backward system is factorised
+    splitting: float | None = None
+    automatic: bool = False
+    executor: str = "auto"
     bound: Bound | None = None
-    splitting: float | None = None  # step of the operator splitting that solves a monotone system
-    trace: bool = True  # whether residuals are wanted
-    easy: int = 16  # steps after which factorising a small system is cheaper than iterating on
-    shortcut: "Shortcut | None" = None  # to the backward solution
-    patience: int = 0  # steps after which the shortcut factorises what is not finished; 0: never
+    prepared: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    def solve(self, v: Tensor, x0: Tensor, context: Tensor, factors: Factors) -> Iterates:
-        """Solves the forward equation on flat rows."""
-        known = None if self.bound is None else context
-        if self.splitting is None:
-            f = AffineMap(factors, v, self.activation, self.damping, self.bound, known)
-            return self.forward.solve(f, x0)
-        split = SplittingMap.of(factors[0], v, self.activation, self.splitting, self.bound, known)
-        found = self.forward.solve(split, x0)
-        return replace(found, value=self.activation.function(found.value))
+    @cached_property
+    def backward(self) -> SolveOptions:
+        """The options of the backward solve."""
+        rule = self.gradient if isinstance(self.gradient, Implicit) else Implicit()
+        options = rule.adjoint_options(self.forward)
+        if self.splitting is not None and rule.solver is None:
+            return replace(options, solver=Newton())
+        return options
 
-
-Shortcut = Callable[[AffineProblem, Tensor, Tensor, Tensor, Factors], Tensor | None]
-
-
-@outside_compile
-def affine_equilibrium(problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
-    """Solves ``x = phi(Ax + v)`` and returns the state, statuses, steps and residuals.
-
-    Args:
-        problem: how to solve it.
-        v: ``(B, n)``, or ``(M, B, n)`` for an ensemble.
-        x0: start, in the shape of `v`.
-        context: what `problem.bound` needs, row by row; anything in the shape of `v` without a bound.
-        factors: of A.
-    """
-    if under_transform() or under_forward_mode():
-        return _Equilibrium.apply(problem, v, x0, context, *factors)
-    if torch.is_grad_enabled():
-        return _EagerEquilibrium.apply(problem, v, x0, context, *factors)
-    return _Equilibrium.forward(problem, v, x0, context, *factors)
+    @property
+    def direct(self) -> int:
+        """States up to which a slow backward system is factorised; 0 where a solver was asked for."""
+        if not isinstance(self.gradient, Implicit) or self.gradient.solver is not None:
+            return 0
+        return DIRECT if self.splitting is None else Newton().dense
 
 
-class _Equilibrium(torch.autograd.Function):
-    """``x = phi(Ax + v)``; with d = phi'(Ax + v) the backward pass is ``y = d (A' y + g)``.
+class Engine(Protocol):
+    """Solves affine equations; `wellposed.kernels.engine` has them all."""
 
-    In forward mode the tangent is the solution of ``t = d (A t + dA x + dv)``.
-    """
+    name: str
 
-    @staticmethod
-    def forward(problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
-        lead, n = v.shape[:-1], v.shape[-1]
-        found = problem.solve(v, x0.reshape(-1, n), context, factors)
-        residuals = found.residuals if problem.trace else x0.new_zeros(found.status.shape[0], 0)
-        residuals = residuals.reshape(*lead, residuals.shape[1])
-        return found.value.reshape(*lead, n), found.status.reshape(lead), found.steps.reshape(lead), residuals
+    def why_not(self, spec: AffineSpec, factors: Factors) -> str:
+        """Says why this engine cannot solve an equation with matrices like these; nothing if it can."""
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        problem, v, _, _, *factors = inputs
-        value, *reports = output
-        ctx.problem = problem
-        ctx.mark_non_differentiable(*reports)
-        ctx.save_for_backward(value, v, *factors)
-        ctx.save_for_forward(value, v, *factors)
+    def solve(
+        self, spec: AffineSpec, factors: Factors, v: Tensor, x0: Tensor | None = None, *,
+        context: Tensor | None = None, trace: bool = False,
+    ) -> Iterates:  # fmt: skip
+        """Solves ``x = phi(Ax + v)`` on rows ``(B, n)``, from zero unless told.
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        x, v, *factors = ctx.saved_tensors
-        y = differentiable_adjoint(ctx.problem, x, v, gradients[0], tuple(factors))
-        return None, y, None, None, *pullback(tuple(factors), y, x)
+        Args:
+            context: what `spec.bound` needs, row by row.
+            trace: whether residuals are wanted; else they are computed when asked for.
+        """
 
-    @staticmethod
-    @forward_rule
-    def jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Any:
-        x, v, *factors = saved
-        _, moved, _, _, *changes = tangents
-        driven = pushforward(tuple(factors), tuple(changes), x)
-        driven = driven if moved is None else driven + moved
-        slope = ctx.problem.activation.slope_at(v + product(tuple(factors), x))
-        return _Transposed.apply(ctx.problem, slope, driven, *factors), None, None, None
+    def adjoint(
+        self, spec: AffineSpec, factors: Factors, g: Tensor, *, slope: Tensor | None = None,
+        z: Tensor | None = None, start: Tensor | None = None, trace: bool = False,
+    ) -> Iterates:  # fmt: skip
+        """Solves ``y = d (My + g)`` with M from its factors, on rows of g scaled to one.
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, problem: AffineProblem, *tensors: Tensor) -> Any:
-        return _vmapped(_Equilibrium, info.batch_size, in_dims[1:], problem, tensors, vectors=3)
+        Args:
+            slope: d, or
+            z: where ``d = phi'(z)``.
+            start: where to begin; zero if None.
+        """
 
 
-class _EagerEquilibrium(torch.autograd.Function):
-    """The same without functorch, whose preparations cost as much as a small solve."""
+class Reference:
+    """The plain loop of torch: any equation, on any device, in any dtype."""
 
-    @staticmethod
-    def forward(ctx: Any, problem: AffineProblem, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
-        output = _Equilibrium.forward(problem, v, x0, context, *factors)
-        _Equilibrium.setup_context(ctx, (problem, v, x0, context, *factors), output)
-        ctx.set_materialize_grads(False)
-        return output
+    name = "reference"
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        if gradients[0] is None:
-            return (None,) * len(ctx.needs_input_grad)
-        if torch.is_grad_enabled() or under_transform():
-            return _Equilibrium.backward(ctx, *gradients)
-        x, v, *factors = ctx.saved_tensors
-        y = eager_adjoint(ctx.problem, x, v, gradients[0], tuple(factors))
-        return None, y, None, None, *pullback(tuple(factors), y, x)
+    def why_not(self, spec: AffineSpec, factors: Factors) -> str:
+        """Says nothing: it can do everything."""
+        return ""
 
+    def solve(
+        self, spec: AffineSpec, factors: Factors, v: Tensor, x0: Tensor | None = None, *,
+        context: Tensor | None = None, trace: bool = False,
+    ) -> Iterates:  # fmt: skip
+        """Iterates on rows ``(M B, n)``; with an ensemble, `v` is ``(M, B, n)``."""
+        options, x0 = spec.forward, torch.zeros_like(v).flatten(0, -2) if x0 is None else x0
+        f: Map
+        if spec.splitting is None:
+            f = AffineMap(factors, v, spec.activation, spec.damping, spec.bound, context)
+        else:
+            f = SplittingMap.of(factors[0], v, spec.activation, spec.splitting, spec.bound, context)
+        found = iterate(f, x0, options.solver, options.stop, options.max_steps, masked=under_transform())
+        return found if spec.splitting is None else replace(found, value=spec.activation.function(found.value))
 
-def differentiable_adjoint(problem: AffineProblem, x: Tensor, v: Tensor, g: Tensor, factors: Factors) -> Tensor:
-    """Solves ``y = d (A' y + g)`` with ``d = phi'(Ax + v)`` so that y can be differentiated."""
-    slope = problem.activation.slope_at(v + product(factors, x))
-    y: Tensor = _Transposed.apply(problem, slope, g, *transposed(factors))
-    return y
-
-
-def eager_adjoint(problem: AffineProblem, x: Tensor, v: Tensor, g: Tensor, factors: Factors) -> Tensor:
-    """Solves the same equation as quickly as possible."""
-    y = None if problem.shortcut is None else problem.shortcut(problem, x, v, g, factors)
-    if y is not None:
-        return y
-    slope = problem.activation.slope_at(v + product(factors, x))
-    return _Transposed.forward(problem, slope, g, *transposed(factors))
-
-
-class _Transposed(torch.autograd.Function):
-    """``y = d (M y + g)``; its own backward pass has the same form with M'."""
-
-    @staticmethod
-    def forward(problem: AffineProblem, slope: Tensor, gradient: Tensor, *factors: Tensor) -> Tensor:
-        n = slope.shape[-1]
-        flat, g = slope.reshape(-1, n), gradient.reshape(-1, n)
-        scale = row_scale(g)
-        f = TransposedMap(factors, flat, flat * g / scale, problem.damping)
-        method = problem.backward
-        small = n <= problem.direct and factors[0].dim() == 2 and len(factors) == 1
-        found = _finish_directly(f, method, problem.easy) if small else method.run(f, torch.zeros_like(flat))
-        method.note_adjoint(found)
-        return (found.value * scale).reshape(slope.shape)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        problem, slope, gradient, *factors = inputs
-        ctx.problem = problem
-        ctx.save_for_backward(output, slope, gradient, *factors)
-        ctx.save_for_forward(output, slope, gradient, *factors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        y, slope, g, *factors = ctx.saved_tensors
-        factors, (h,) = tuple(factors), gradients
-        w = _Transposed.apply(ctx.problem, slope, h, *transposed(factors))
-        slope_gradient = (h + product(transposed(factors), w)) * (product(factors, y) + g)
-        return None, slope_gradient, w, *pullback(factors, w, y)
-
-    @staticmethod
-    @forward_rule
-    def jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Any:
-        """Solves ``t = d (M t + dM y + dg) + dd (M y + g)``, whose last part is split off."""
-        y, slope, g, *factors = saved
-        _, bent, moved, *changes = tangents
-        driven = pushforward(tuple(factors), tuple(changes), y)
-        driven = driven if moved is None else driven + moved
-        part = torch.zeros_like(y) if bent is None else bent * (product(tuple(factors), y) + g)
-        driven = driven + product(tuple(factors), part)
-        return _Transposed.apply(ctx.problem, slope, driven, *factors) + part
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, problem: AffineProblem, *tensors: Tensor) -> Any:
-        return _vmapped(_Transposed, info.batch_size, in_dims[1:], problem, tensors, vectors=2)
+    def adjoint(
+        self, spec: AffineSpec, factors: Factors, g: Tensor, *, slope: Tensor | None = None,
+        z: Tensor | None = None, start: Tensor | None = None, trace: bool = False,
+    ) -> Iterates:  # fmt: skip
+        """Iterates; small systems that need many steps are factorised."""
+        if slope is None:
+            assert z is not None
+            slope = spec.activation.slope_at(z)
+        options, scale = spec.backward, row_scale(g)
+        f = TransposedMap(factors, slope, slope * g / scale, spec.damping)
+        y0 = torch.zeros_like(g) if start is None else start / scale
+        small = g.shape[1] <= spec.direct and factors[0].dim() == 2 and len(factors) == 1
+        limit = min(EASY, options.max_steps) if small else options.max_steps
+        found = iterate(f, y0, options.solver, options.stop, limit)
+        found = _factorise(f, found) if small else found
+        return replace(found, value=found.value * scale)
 
 
-# Function.apply looks the signature up at every call, which costs as much as several steps.
-for _forward in (_Equilibrium.forward, _Transposed.forward):
-    setattr(_forward, "__signature__", inspect.signature(_forward))  # noqa: B010
-
-
-def _finish_directly(f: TransposedMap, method: Method, easy: int) -> Iterates:
-    """Iterates a few steps and factorises ``I - d M`` for the samples that need more."""
-    found = replace(method, max_steps=min(easy, method.max_steps)).run(f, torch.zeros_like(f.slope))
+def _factorise(f: TransposedMap, found: Iterates) -> Iterates:
+    """Solves ``(I - d M) y = d g`` for the samples that are not finished."""
     rest = failed(found.status)
     if not bool(rest.any()):
         return found
@@ -382,9 +325,156 @@ def _finish_directly(f: TransposedMap, method: Method, easy: int) -> Iterates:
     return Iterates(value, status, found.steps, lambda: trace)
 
 
-def _vmapped(
-    function: Any, size: int, in_dims: tuple, problem: AffineProblem, tensors: tuple, vectors: int
-) -> Any:
+REFERENCE = Reference()
+
+
+@dataclass(frozen=True)
+class AffineSolve:
+    """One solve of an affine equation: how, by what, and who is told."""
+
+    spec: AffineSpec
+    engine: Engine
+    solve: Solve
+    trace: bool = True  # whether residuals are wanted
+
+
+@outside_compile
+def affine_equilibrium(run: AffineSolve, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
+    """Solves ``x = phi(Ax + v)`` and returns the state, statuses, steps and residuals, differentiable at will.
+
+    Args:
+        run: how to solve it.
+        v: ``(B, n)``, or ``(M, B, n)`` for an ensemble.
+        x0: start, in the shape of `v`.
+        context: what `spec.bound` needs, row by row; anything in the shape of `v` without a bound.
+        factors: of A.
+    """
+    if torch.is_grad_enabled() or under_transform() or under_forward_mode():
+        return _Equilibrium.apply(run, v, x0, context, *factors)
+    return _Equilibrium.forward(run, v, x0, context, *factors)
+
+
+class _Equilibrium(torch.autograd.Function):
+    """``x = phi(Ax + v)``; with d = phi'(Ax + v) the backward pass is ``y = d (A' y + g)``.
+
+    In forward mode the tangent is the solution of ``t = d (A t + dA x + dv)``.
+    """
+
+    @staticmethod
+    def forward(run: AffineSolve, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
+        lead, n, spec, seen = v.shape[:-1], v.shape[-1], run.spec, not under_transform()
+        known = None if spec.bound is None else context
+        found = run.engine.solve(spec, factors, v, x0.reshape(-1, n), context=known, trace=run.trace)
+        if seen:
+            run.solve.note(found)
+        residuals = found.residuals if run.trace else x0.new_zeros(found.status.shape[0], 0)
+        residuals = residuals.reshape(*lead, residuals.shape[1])
+        return found.value.reshape(*lead, n), found.status.reshape(lead), found.steps.reshape(lead), residuals
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        run, v, _, _, *factors = inputs
+        value, *reports = output
+        ctx.run = run
+        ctx.mark_non_differentiable(*reports)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(value, v, *factors)
+        ctx.save_for_forward(value, v, *factors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if gradients[0] is None:
+            return (None,) * len(ctx.needs_input_grad)
+        x, v, *factors = ctx.saved_tensors
+        if torch.is_grad_enabled() or under_transform():
+            y = differentiable_adjoint(ctx.run, x, v, gradients[0], tuple(factors))
+        else:
+            y = fast_adjoint(ctx.run, x, v, gradients[0], tuple(factors))
+        return None, y, None, None, *pullback(tuple(factors), y, x)
+
+    @staticmethod
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Any:
+        x, v, *factors = saved
+        _, moved, _, _, *changes = tangents
+        driven = pushforward(tuple(factors), tuple(changes), x)
+        driven = driven if moved is None else driven + moved
+        slope = ctx.run.spec.activation.slope_at(v + product(tuple(factors), x))
+        run = replace(ctx.run, solve=replace(ctx.run.solve, hooks=None))  # not the equation of the backward pass
+        return _Transposed.apply(run, slope, driven, *factors), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, run: AffineSolve, *tensors: Tensor) -> Any:
+        return _vmapped(_Equilibrium, info.batch_size, in_dims[1:], run, tensors, vectors=3)
+
+
+def differentiable_adjoint(run: AffineSolve, x: Tensor, v: Tensor, g: Tensor, factors: Factors) -> Tensor:
+    """Solves ``y = d (A' y + g)`` with ``d = phi'(Ax + v)`` so that y can be differentiated."""
+    slope = run.spec.activation.slope_at(v + product(factors, x))
+    y: Tensor = _Transposed.apply(run, slope, g, *transposed(factors))
+    return y
+
+
+def fast_adjoint(run: AffineSolve, x: Tensor, v: Tensor, g: Tensor, factors: Factors) -> Tensor:
+    """Solves the same equation as quickly as the engine can."""
+    n = v.shape[-1]
+    flat, z = g.reshape(-1, n), (v + product(factors, x)).reshape(-1, n)
+    start = run.solve.adjoint_start(flat)
+    found = run.engine.adjoint(run.spec, transposed(factors), flat, z=z, start=start, trace=run.trace)
+    run.solve.note_adjoint(found, run.spec.backward)
+    return found.value.reshape(v.shape)
+
+
+class _Transposed(torch.autograd.Function):
+    """``y = d (M y + g)``; its own backward pass has the same form with M'."""
+
+    @staticmethod
+    def forward(run: AffineSolve, slope: Tensor, gradient: Tensor, *factors: Tensor) -> Tensor:
+        n, spec, plain = slope.shape[-1], run.spec, factors[0].dim() == 2 and not under_transform()
+        engine = run.engine if plain else REFERENCE
+        g, start = gradient.reshape(-1, n), run.solve.adjoint_start(gradient)
+        found = engine.adjoint(spec, factors, g, slope=slope.reshape(-1, n), start=start, trace=run.trace)
+        run.solve.note_adjoint(found, spec.backward)
+        return found.value.reshape(slope.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        run, slope, gradient, *factors = inputs
+        ctx.run = run
+        ctx.save_for_backward(output, slope, gradient, *factors)
+        ctx.save_for_forward(output, slope, gradient, *factors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        y, slope, g, *factors = ctx.saved_tensors
+        factors, (h,) = tuple(factors), gradients
+        w = _Transposed.apply(ctx.run, slope, h, *transposed(factors))
+        slope_gradient = (h + product(transposed(factors), w)) * (product(factors, y) + g)
+        return None, slope_gradient, w, *pullback(factors, w, y)
+
+    @staticmethod
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Any:
+        """Solves ``t = d (M t + dM y + dg) + dd (M y + g)``, whose last part is split off."""
+        y, slope, g, *factors = saved
+        _, bent, moved, *changes = tangents
+        driven = pushforward(tuple(factors), tuple(changes), y)
+        driven = driven if moved is None else driven + moved
+        part = torch.zeros_like(y) if bent is None else bent * (product(tuple(factors), y) + g)
+        driven = driven + product(tuple(factors), part)
+        return _Transposed.apply(ctx.run, slope, driven, *factors) + part
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, run: AffineSolve, *tensors: Tensor) -> Any:
+        return _vmapped(_Transposed, info.batch_size, in_dims[1:], run, tensors, vectors=2)
+
+
+# Function.apply looks the signature up at every call, which costs as much as several steps.
+for _forward in (_Equilibrium.forward, _Transposed.forward):
+    setattr(_forward, "__signature__", inspect.signature(_forward))  # noqa: B010
+
+
+def _vmapped(function: Any, size: int, in_dims: tuple, run: AffineSolve, tensors: tuple, vectors: int) -> Any:
     """Runs a function under vmap: samples that share A join the batch, others form an ensemble.
 
     The first `vectors` tensors are ``(B, n)`` or ``(M, B, n)``, the others the factors of A.
@@ -399,7 +489,7 @@ def _vmapped(
     folds = lead == 1 if ensemble else True
     if folds:
         lifted = [t.flatten(place, place + 1) if ensemble or k < vectors else t for k, t in enumerate(lifted)]
-    outputs = function.apply(problem, *lifted)
+    outputs = function.apply(run, *lifted)
     single = isinstance(outputs, Tensor)
     unfolded = [o.unflatten(place, (size, -1)) if folds else o for o in ((outputs,) if single else outputs)]
     return (unfolded[0], place) if single else (tuple(unfolded), (place,) * len(unfolded))

@@ -9,7 +9,7 @@ from torch import Tensor
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import FunctionMap, Map, Packing, State
-from wellposed.equilibrium.method import Loop, Method, OnFailure, check_policy
+from wellposed.equilibrium.method import Loop, OnFailure, Solve, SolveHooks, SolveOptions, check_policy
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import SOLVERS, Anderson, Solver
 from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
@@ -19,14 +19,13 @@ from wellposed.errors import InputError
 MAX_STEPS, MOST_STEPS = 200, 2**31 - 1
 
 
-def make_method(
+def make_options(
     solver: Solver | str | None,
     stop: Stopping | str | None,
     max_steps: int | None,
     on_failure: OnFailure,
     generator: torch.Generator | None = None,
-    loop: Loop = iterate,
-) -> Method:
+) -> SolveOptions:
     """Fills in defaults, resolves names and checks the options of a solve."""
     steps = MAX_STEPS if max_steps is None else max_steps
     if not hasattr(steps, "__index__") or not 1 <= steps <= MOST_STEPS:
@@ -35,7 +34,7 @@ def make_method(
     chosen = SOLVERS.get(Anderson() if solver is None else solver)
     rule = STOPPINGS.get(Relative() if stop is None else stop).seeded(generator)
     limit = rule.limit()
-    return Method(chosen, rule, steps if limit is None else limit, on_failure, loop=loop)
+    return SolveOptions(chosen, rule, steps if limit is None else limit, on_failure)
 
 
 def require_finite(name: str, value: Tensor) -> None:
@@ -98,6 +97,7 @@ def fixed_point(
     on_failure: OnFailure = "warn",
     generator: torch.Generator | None = None,
     loop: Loop = iterate,
+    hooks: SolveHooks | None = None,
 ) -> Solution:
     """Finds ``x = f(x, *inputs)`` for every sample of a batch.
 
@@ -113,6 +113,7 @@ def fixed_point(
         on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` samples that reach no equilibrium.
         generator: randomness of the stopping rule.
         loop: what carries the steps out, forward and backward; another executor of the same loop.
+        hooks: choose where the solve begins and see what it finds, forward and backward.
 
     Example:
         >>> solution = fixed_point(torch.cos, torch.zeros(1, 1, dtype=torch.float64))
@@ -122,15 +123,15 @@ def fixed_point(
     packing = Packing.of(x0)
     packed = packing.pack(x0)
     _check_values(packed, inputs)
-    method = make_method(solver, stop, max_steps, on_failure, generator, loop)
+    solve = Solve(make_options(solver, stop, max_steps, on_failure, generator), loop, hooks=hooks)
     rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
     bound_map = FunctionMap(f, inputs, packing, _precision(packed.device.type))
     with torch.autocast(packed.device.type, enabled=False):  # of the solver; f is evaluated as the caller has it
-        value, found = rule.solve(bound_map, packed, method)
+        value, found = rule.solve(bound_map, packed, solve)
     final = found.value.detach()
 
     def bound() -> Tensor | None:
         with torch.no_grad():
             return bound_map.error_bound(final, bound_map(final))
 
-    return Solution(packing.unpack(value), found.status, found.steps, found.residuals, bound, method.adjoint)
+    return Solution(packing.unpack(value), found.status, found.steps, found.residuals, bound, solve.adjoint)

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.maps import Map, max_norm
-from wellposed.equilibrium.method import Method
+from wellposed.equilibrium.method import Solve, SolveOptions
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
@@ -24,7 +24,7 @@ class Gradient(abc.ABC):
     """Solves a problem so that the value can be differentiated."""
 
     @abc.abstractmethod
-    def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
+    def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
         """Returns the value, connected to what `f` depends on, and how it was found."""
 
 
@@ -49,35 +49,37 @@ class Implicit(Gradient):
         if self.max_steps is not None and self.max_steps < 1:
             raise InputError(f"max_steps must be at least 1, or None as in the solve; received {self.max_steps}")
 
-    def adjoint_method(self, method: Method) -> Method:
-        """Returns the method of the backward solve."""
+    def adjoint_options(self, options: SolveOptions) -> SolveOptions:
+        """Returns the options of the backward solve."""
         return replace(
-            method,
-            solver=self.solver or method.solver,
-            stop=self.stop or method.stop.adjoint(),
-            max_steps=self.max_steps or method.max_steps,
+            options,
+            solver=self.solver or options.solver,
+            stop=self.stop or options.stop.adjoint(),
+            max_steps=self.max_steps or options.max_steps,
         )
 
-    def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
+    def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
         if under_functorch():
-            return Unrolled().solve(f, x0, method)
+            return Unrolled().solve(f, x0, solve)
         with torch.no_grad(), no_tangents():
-            found = method.solve(f, x0)
+            found = solve.forward(f, x0)
         value, fx = found.value, None
         if torch.is_grad_enabled():
             x = value.detach().requires_grad_()
             with no_tangents():
                 fx = f(x)
                 if _has_other_leaves(fx, x):
-                    value = _Attach.apply(fx, value, x, self.adjoint_method(method), f)
+                    value = _Attach.apply(fx, value, x, solve, self.adjoint_options(solve.options), f)
                 else:
                     fx = None
         if under_forward_mode():
-            value = _with_tangent(value, f, found.value, self.adjoint_method(method), fx)
+            value = _with_tangent(value, f, found.value, solve, self.adjoint_options(solve.options), fx)
         return value, found
 
 
-def _with_tangent(value: Tensor, f: Map, x: Tensor, method: Method, fx: Tensor | None) -> Tensor:
+def _with_tangent(
+    value: Tensor, f: Map, x: Tensor, solve: Solve, options: SolveOptions, fx: Tensor | None
+) -> Tensor:
     """Gives the equilibrium `value`, at `x`, its tangent: the solution of ``t = J t + df``.
 
     Args:
@@ -92,7 +94,8 @@ def _with_tangent(value: Tensor, f: Map, x: Tensor, method: Method, fx: Tensor |
         offset = moved(torch.zeros_like(x))
         if not bool(offset.any()):
             return value
-        tangent = solve_transposed(lambda t: moved(t) - offset, offset, method, f.unit(x), (f, x))
+        solve = replace(solve, hooks=None)  # another equation than that of the backward pass
+        tangent = solve_transposed(lambda t: moved(t) - offset, offset, solve, options, f.eps(x), (f, x))
     return forward_ad.make_dual(value, tangent if fx is None else _FirstOnly.apply(tangent, fx))
 
 
@@ -115,18 +118,20 @@ class _Attach(torch.autograd.Function):
     """Has the value of the equilibrium and the gradient of the implicit function theorem."""
 
     @staticmethod
-    def forward(ctx: Any, fx: Tensor, value: Tensor, x: Tensor, method: Method, f: Map) -> Tensor:
-        ctx.pieces = fx, x, method, f
+    def forward(
+        ctx: Any, fx: Tensor, value: Tensor, x: Tensor, solve: Solve, options: SolveOptions, f: Map
+    ) -> Tensor:
+        ctx.pieces = fx, x, solve, options, f
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        fx, x, method, f = ctx.pieces
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        fx, x, solve, options, f = ctx.pieces
         needed = torch.is_grad_enabled()
         (gradient,) = gradients
         with torch.no_grad():
-            w = solve_transposed(vector_jacobian(fx, x), gradient, method, f.unit(x), (f, x))
-        return (_FirstOnly.apply(w, fx) if needed else w), None, None, None, None
+            w = solve_transposed(vector_jacobian(fx, x), gradient, solve, options, f.eps(x), (f, x))
+        return (_FirstOnly.apply(w, fx) if needed else w), None, None, None, None, None
 
 
 def vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
@@ -146,16 +151,16 @@ class LinearMap(Map):
         self,
         product: Callable[[Tensor], Tensor],
         offset: Tensor,
-        unit: float,
+        eps: float,
         origin: tuple[Map, Tensor] | None = None,
     ) -> None:
-        self.product, self.offset, self._unit, self.origin = product, offset, unit, origin
+        self.product, self.offset, self._eps, self.origin = product, offset, eps, origin
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x) + self.offset
 
-    def unit(self, x: Tensor) -> float:
-        return self._unit
+    def eps(self, x: Tensor) -> float:
+        return self._eps
 
     def jvp(self, x: Tensor, tangent: Tensor) -> Tensor:
         return self.product(tangent)
@@ -170,14 +175,15 @@ def row_scale(gradient: Tensor) -> Tensor:  # (B, 1)
 def solve_transposed(
     product: Callable[[Tensor], Tensor],
     gradient: Tensor,
-    method: Method,
-    unit: float,
+    solve: Solve,
+    options: SolveOptions,
+    eps: float,
     origin: tuple[Map, Tensor] | None = None,
 ) -> Tensor:
     """Solves ``w = J' w + g`` given ``w -> J' w`` with its rounding unit, on gradients scaled to one."""
     scale = row_scale(gradient)
-    f = LinearMap(product, gradient / scale, unit, origin)
-    return method.solve_adjoint(f, torch.zeros_like(gradient)) * scale
+    f = LinearMap(product, gradient / scale, eps, origin)
+    return solve.backward(f, options).value * scale
 
 
 class _FirstOnly(torch.autograd.Function):
@@ -211,9 +217,9 @@ class Phantom(Gradient):
                 f"at least one step and damping in (0, 1] are needed; received {self.steps} and {self.damping}"
             )
 
-    def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
+    def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
         with torch.no_grad(), no_tangents():
-            found = method.solve(f, x0)
+            found = solve.forward(f, x0)
         x = found.value
         if torch.is_grad_enabled() or under_forward_mode():
             for _ in range(self.steps):
@@ -256,12 +262,12 @@ class Polished(Gradient):
                 f"at least one step and damping in (0, 1] are needed; received {self.steps} and {self.damping}"
             )
 
-    def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
+    def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
         if self.solved is not None:
-            x, found = self.solved.solve(f, x0, method)
+            x, found = self.solved.solve(f, x0, solve)
         else:
             with torch.no_grad(), no_tangents():
-                found = method.solve(f, x0)
+                found = solve.forward(f, x0)
             x = found.value
         for _ in range(self.steps):
             x = torch.lerp(x, f(x), self.damping)
@@ -276,12 +282,12 @@ class Unrolled(Gradient):
     makes Newton's gradient exact.
     """
 
-    def solve(self, f: Map, x0: Tensor, method: Method) -> tuple[Tensor, Iterates]:
-        found = method.solve(f, x0)
+    def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
+        found = solve.forward(f, x0)
         if not torch.is_grad_enabled() and not under_forward_mode():
             return found.value, found
         x = found.value
-        further, _ = method.solver.step(f, x, f(x), method.solver.init(x))
+        further, _ = solve.options.solver.step(f, x, f(x), solve.options.solver.init(x))
         sound = (found.status != Status.NONFINITE)[:, None]
         with torch.no_grad(), no_tangents():
             apart = x - further

@@ -99,7 +99,7 @@ class _Work:
         start, largest = self.reach or (size, step.residual)
         ordinary = size <= RUN_OFF * (start + largest)
         self.reach = start, torch.where(ordinary & finite, torch.maximum(largest, step.residual), largest)
-        resolved = torch.maximum(step.residual, self.f.unit(step.x) * size)
+        resolved = torch.maximum(step.residual, self.f.eps(step.x) * size)
         return ~ordinary & finite & (resolved > 0.1 * largest)
 
     def narrow(self) -> bool:
@@ -233,7 +233,7 @@ def iterate(
     if x.shape[0] == 0:
         return Iterates(x, board.status, board.steps, lambda: x.new_zeros(0, 0))
     work = _Work(f, x, None, solver.init(x), stop.begin(x), torch.zeros_like(board.rows, dtype=torch.bool))
-    index, largest = 0, 1 if masked else min(f.block, solver.block, _block_size(x.numel()))
+    index, largest = 0, 1 if masked else min(f.steps_per_check, solver.steps_per_check, _block_size(x.numel()))
     while index < max_steps:
         size = min(largest, max_steps - index, PERIOD - index % PERIOD if index else largest)
         block = work.advance(solver, stop, index, size, masked)
@@ -242,7 +242,7 @@ def iterate(
         left = _settle(board, work, block, stop.certifies, masked)
         if left == 0:
             break
-        thin = 2 * left <= work.x.shape[0] and work.x.numel() >= work.f.bulk and index < max_steps
+        thin = 2 * left <= work.x.shape[0] and work.x.numel() >= work.f.min_size_to_gather and index < max_steps
         if thin and work.narrow():
             board.narrow()
     if left > 0:
@@ -259,7 +259,7 @@ def _block_size(numbers: int) -> int:
 
 def _settle(board: _Board, work: _Work, block: _Block, certifies: bool, masked: bool) -> int:
     """Writes what has finished in a block; returns how many rows are left."""
-    astray = work.runs_off(block.last) if certifies and work.f.block == 1 else None
+    astray = work.runs_off(block.last) if certifies and work.f.steps_per_check == 1 else None
     if astray is not None:  # the map is one of unknown nature, and every step is a block of its own
         block = replace(block, event=block.event & ~astray)
     hit = block.event[0] if len(block.event) == 1 else block.event.any(0)

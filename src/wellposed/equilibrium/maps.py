@@ -95,9 +95,9 @@ class Packing:
 class Map(abc.ABC):
     """A map ``x -> f(x)`` on packed states ``(B, n)`` that treats every row by itself."""
 
-    block: int = 1  # evaluations that may be wasted to judge several steps at once
+    steps_per_check: int = 1  # evaluations that may be wasted to judge several steps at once
     fades: bool = True  # whether states may decay to zero, so that the first residual tells what is nothing
-    bulk: int = 0  # states with fewer numbers are not narrowed: gathering would cost more than it saves
+    min_size_to_gather: int = 0  # below so many numbers, dropping finished rows costs more than it saves
 
     @abc.abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Map(abc.ABC):
         """Restricts the map to some rows of the batch; None where that is not possible."""
         return None
 
-    def clean(self, x: Tensor) -> Tensor:
+    def noiseless(self, x: Tensor) -> Tensor:
         """Evaluates the map without its noise, if it has any."""
         return self(x)
 
@@ -124,16 +124,16 @@ class Map(abc.ABC):
         basis = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         return torch.stack([self.jvp(x, unit.expand_as(x)) for unit in basis], dim=-1)
 
-    def unit(self, x: Tensor) -> float:
+    def eps(self, x: Tensor) -> float:
         """Returns the rounding unit of the arithmetic in which the map is evaluated."""
         return torch.finfo(x.dtype).eps
 
     def rounding(self, x: Tensor, fx: Tensor) -> Tensor:  # (B,)
         """Estimates how far rounding moves ``f(x)``; a residual of this size is noise."""
-        unit = self.unit(x)
-        long_sums = unit > torch.finfo(x.dtype).eps  # mixed precision rounds results, not sums
+        eps = self.eps(x)
+        long_sums = eps > torch.finfo(x.dtype).eps  # mixed precision rounds results, not sums
         units = 4 + (0 if long_sums else x.shape[1] ** 0.5)
-        return units * unit * torch.maximum(max_norm(x), max_norm(fx))
+        return units * eps * torch.maximum(max_norm(x), max_norm(fx))
 
     def error_bound(self, x: Tensor, fx: Tensor) -> Tensor | None:  # (B,)
         """Bounds the distance of ``x`` to the equilibrium; None without a known contraction."""
@@ -232,8 +232,8 @@ class FunctionMap(Map):
     def _evaluate(self, x: Tensor) -> Tensor:
         return self._apply(self.function, x)
 
-    def clean(self, x: Tensor) -> Tensor:
-        return self._apply(getattr(self.function, "clean", self.function), x)
+    def noiseless(self, x: Tensor) -> Tensor:
+        return self._apply(getattr(self.function, "noiseless", self.function), x)
 
     def _apply(self, function: Callable, x: Tensor) -> Tensor:
         state = self.packing.unpack(x)
@@ -243,7 +243,7 @@ class FunctionMap(Map):
             result = function(state, *self.inputs)
         return self.packing.pack_result(self.packing.cast(result), batch=x.shape[0])
 
-    def unit(self, x: Tensor) -> float:
+    def eps(self, x: Tensor) -> float:
         return max(torch.finfo(dtype).eps for dtype in (x.dtype, self.precision or x.dtype))
 
     def error_bound(self, x: Tensor, fx: Tensor) -> Tensor | None:

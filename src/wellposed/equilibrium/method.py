@@ -2,8 +2,8 @@
 
 `report` warns or raises as the policy on failure says, and so does `report_outputs` where outputs are not finite;
 with `WarnOnce`, the solves of a sequence report their first failure only. `watch` collects the statuses and step
-counts of all solves in a block of code in a `SolveLog`. `Method` is all of it for one fixed-point problem: solver,
-stopping rule, step limit and policy.
+counts of all solves in a block of code in a `SolveLog`. `SolveOptions` say how an equation is solved, a `Solve` is
+one such solve, and `SolveHooks` choose its start and see its result.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -261,51 +261,95 @@ Loop = Callable[[Map, Tensor, Solver, Stopping, int], Iterates]
 
 
 @dataclass(frozen=True)
-class Method:
-    """How equations are solved and what happens when one is not.
-
-    A method is made anew for every solve: it carries the place where the backward pass leaves its report.
-    """
+class SolveOptions:
+    """How an equation is solved, and what happens where it is not."""
 
     solver: Solver
     stop: Stopping
     max_steps: int
     on_failure: OnFailure = "warn"
+
+
+class SolveHooks:
+    """Chooses where the solves of a model begin and sees what they find; this base class does neither.
+
+    The last two are for the first backward solve; whoever keeps its answer must not take that of a second one, as
+    of a second derivative, which has another equation.
+    """
+
+    def start(self, zeros: Tensor) -> Tensor:
+        """Returns where a solve begins that would begin at zero."""
+        return zeros
+
+    def on_result(self, found: Iterates) -> None:
+        """Sees what a solve found."""
+
+    def adjoint_start(self, like: Tensor) -> Tensor | None:
+        """Returns where the backward solve begins; None for zero."""
+        return None
+
+    def on_adjoint(self, found: Iterates) -> None:
+        """Sees what the backward solve found."""
+
+
+@dataclass(frozen=True)
+class Solve:
+    """One solve: its options, and who is told how it went.
+
+    It is made anew for every solve, since it carries the record of the backward pass.
+    """
+
+    options: SolveOptions
+    loop: Loop = iterate  # or a faster one that does the same
     logs: tuple[SolveLog, ...] = field(default_factory=active_logs)
     adjoint: Adjoint = field(default_factory=Adjoint)
-    place: str = ""  # of the solve in a sequence, for messages
+    label: str = ""  # of the solve in a sequence, for messages
     once: WarnOnce | None = None
-    loop: Loop = iterate  # or a faster one that does the same
+    hooks: SolveHooks | None = None
 
-    def solve(self, f: Map, x0: Tensor) -> Iterates:
+    def forward(self, f: Map, x0: Tensor) -> Iterates:
         """Solves the forward equation, logs it and applies the failure policy."""
-        masked = under_transform()
-        if masked:
-            found = iterate(f, x0, self.solver, self.stop, self.max_steps, masked=True)
-        else:
-            found = self.run(f, x0)
-            for log in self.logs:
-                log.forward.append((found.status, found.steps))
-            self._report(found, "equilibrium")
+        options = self.options
+        if under_transform():
+            return iterate(f, x0, options.solver, options.stop, options.max_steps, masked=True)
+        found = self.run(f, x0)
+        self.note(found)
         return found
 
     def run(self, f: Map, x0: Tensor) -> Iterates:
         """Solves an equation and says nothing about it."""
-        return self.loop(f, x0, self.solver, self.stop, self.max_steps)
+        return self.loop(f, x0, self.options.solver, self.options.stop, self.options.max_steps)
 
-    def solve_adjoint(self, f: Map, x0: Tensor) -> Tensor:
-        """Solves the equation of the backward pass and leaves a report."""
-        found = self.run(f, x0)
-        self.note_adjoint(found)
-        return found.value
+    def note(self, found: Iterates) -> None:
+        """Logs a forward solve, reports failures and shows it to the hooks."""
+        for log in self.logs:
+            log.forward.append((found.status, found.steps))
+        self._report(found, "equilibrium", self.options)
+        if self.hooks is not None:
+            self.hooks.on_result(found)
 
-    def note_adjoint(self, found: Iterates) -> None:
-        """Records how a backward solve went and applies the failure policy."""
+    def backward(self, f: Map, options: SolveOptions) -> Iterates:
+        """Solves the equation of the backward pass and leaves a record."""
+        solve = replace(self, options=options)
+        start = self.adjoint_start(x0 := torch.zeros_like(f.offset))  # type: ignore[attr-defined]
+        found = solve.run(f, x0 if start is None else start)
+        self.note_adjoint(found, options)
+        return found
+
+    def adjoint_start(self, like: Tensor) -> Tensor | None:
+        """Returns where the backward solve begins; None for zero."""
+        if self.hooks is None or under_transform():
+            return None
+        return self.hooks.adjoint_start(like)
+
+    def note_adjoint(self, found: Iterates, options: SolveOptions) -> None:
+        """Records how a backward solve went, reports failures and shows it to the hooks."""
         self.adjoint.iterates = found
         for log in self.logs:
             log.adjoint.append((found.status, found.steps))
-        self._report(found, "adjoint solve")
+        self._report(found, "adjoint solve", options)
+        if self.hooks is not None and not under_transform():
+            self.hooks.on_adjoint(found)
 
-    def _report(self, found: Iterates, solve: str) -> None:
-        name = solve + self.place
-        report(found, self.on_failure, solve=name, max_steps=self.max_steps, once=self.once)
+    def _report(self, found: Iterates, solve: str, options: SolveOptions) -> None:
+        report(found, options.on_failure, solve=solve + self.label, max_steps=options.max_steps, once=self.once)

@@ -28,7 +28,7 @@ class Solver(abc.ABC):
     The state is a tuple of batch-first tensors, so that the loop can drop finished rows.
     """
 
-    block: int = 1  # steps that may be taken before the loop looks at them; 1 where a step is expensive
+    steps_per_check: int = 1  # steps that may be taken before the loop looks at them; 1 where a step is expensive
 
     def init(self, x: Tensor) -> SolverState:
         """Returns the solver's own state for a solve that starts at `x`."""
@@ -45,7 +45,7 @@ class Picard(Solver):
 
     damping: float = 1.0
 
-    block = 16
+    steps_per_check = 16
 
     def __post_init__(self) -> None:
         if not 0 < self.damping <= 1:
@@ -85,7 +85,7 @@ class Anderson(Solver):
     patience: float = 12.0
     ridge: float | None = None
 
-    block = 16
+    steps_per_check = 16
 
     def __post_init__(self) -> None:
         if self.memory < 1 or not 0 < self.damping <= 1:

@@ -130,7 +130,7 @@ class Relative(Stopping):
         else:
             residual = torch.linalg.vector_norm(step.fx - step.x, dim=-1)
             scale = torch.linalg.vector_norm(step.fx, dim=-1)
-        floor = 8 * step.f.unit(step.x)
+        floor = 8 * step.f.eps(step.x)
         limit = (scale * max(rtol, floor)).clamp_min(atol)
         if step.first is not None and self.atol is None:
             limit = torch.maximum(limit, 1e-3 * rtol * step.first)
@@ -213,7 +213,7 @@ class MeanRelative(Stopping):
             return torch.zeros_like(step.residual, dtype=torch.bool), (window,)
         with torch.no_grad():
             mean = window.mean(1)
-            f_mean = step.f.clean(mean)
+            f_mean = step.f.noiseless(mean)
             rtol = default_tolerance(mean.dtype) if self.rtol is None else self.rtol
             residual = torch.linalg.vector_norm(f_mean - mean, dim=1)
             return residual <= rtol * torch.linalg.vector_norm(f_mean, dim=1), (window,)

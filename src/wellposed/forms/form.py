@@ -19,7 +19,7 @@ from wellposed.activations import Activation, get_activation, rescaled
 from wellposed.activations.blockwise import piecewise
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.rescaling import apply_rescaling, rescaling
-from wellposed.equilibrium.fixed_point import make_method, require_finite
+from wellposed.equilibrium.fixed_point import make_options, require_finite
 from wellposed.equilibrium.method import check_policy
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.tracing import under_transform
@@ -61,7 +61,7 @@ def check_options(options: dict[str, Any], shape: tuple[int, int], dtype: torch.
             f"x0 must have the shape {shape} and be {dtype}; received {tuple(start.shape)}, {start.dtype}"
         )
     solver, stop, max_steps = (options.get(name) for name in ("solver", "stop", "max_steps"))
-    make_method(solver, stop, max_steps, options.get("on_failure", "warn"))
+    make_options(solver, stop, max_steps, options.get("on_failure", "warn"))
 
 
 def report_overflow(values: Tensor, on_failure: str) -> None:

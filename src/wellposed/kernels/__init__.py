@@ -1,5 +1,5 @@
-"""Fast executors of the loop for x = phi(Ax + Bu + b)."""
+"""Fast engines of the loop for x = phi(Ax + Bu + b)."""
 
-from wellposed.kernels.engine import EXECUTORS, choose_loop, explain
+from wellposed.kernels.engine import ENGINES, EXECUTORS, choose
 
-__all__ = ["EXECUTORS", "choose_loop", "explain"]
+__all__ = ["ENGINES", "EXECUTORS", "choose"]

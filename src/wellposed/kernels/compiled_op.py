@@ -6,125 +6,106 @@ through the dispatcher and through Python for every call, which costs as much as
 
 import functools
 import json
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, family_of, leaky_relu
+from wellposed.activations import family_of, leaky_relu
 from wellposed.activations.catalogue import BUILT_IN
-from wellposed.equilibrium.affine import AffineProblem, differentiable_adjoint, eager_adjoint
-from wellposed.equilibrium.method import Method, OnFailure, report_outputs
+from wellposed.equilibrium.affine import AffineSolve, AffineSpec, differentiable_adjoint, fast_adjoint
+from wellposed.equilibrium.gradients import Implicit
+from wellposed.equilibrium.method import (
+    OnFailure,
+    Solve,
+    SolveOptions,
+    WarnOnce,
+    checked_under_functorch,
+    report_outputs,
+)
 from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps
-from wellposed.kernels.engine import choose_loop, solve_adjoint
-from wellposed.kernels.spec import kind_of, solver_problem, stop_problem
+from wellposed.equilibrium.tracing import under_functorch, under_transform
+from wellposed.kernels.engine import choose
+from wellposed.kernels.spec import kind_of
 
-PARTS: dict[str, Any] = {part.__name__: part for part in (Anderson, Picard, Absolute, Relative, Settled, Steps)}
-
-
-@dataclass(frozen=True)
-class Description:
-    """How an equation is solved, as a text that an operator can take."""
-
-    activation: str
-    slope: float
-    forward: tuple[Any, ...]  # solver, stopping rule, the most steps
-    backward: tuple[Any, ...]
-    on_failure: OnFailure
-    direct: int
-    easy: int
-    patience: int
-    automatic: bool
-    executor: str
+RULES: dict[str, Any] = {rule.__name__: rule for rule in (Anderson, Picard, Absolute, Relative, Settled, Steps)}
 
 
-def describe(problem: AffineProblem, executor: str) -> str | None:
-    """Writes a problem down; None if there is no kernel for it."""
-    kind = kind_of(problem.activation)
-    methods = problem.forward, problem.backward
-    if kind is None or problem.damping != 1 or problem.bound is not None or problem.splitting is not None:
-        return None
-    if any(solver_problem(method.solver) or stop_problem(method.stop) for method in methods):
-        return None
-    name = family_of(problem.activation)
-    forward, backward = ((_written(m.solver), _written(m.stop), m.max_steps) for m in methods)
-    policy = problem.forward.on_failure
-    counts = problem.direct, problem.easy, problem.patience
-    automatic = getattr(problem.forward.loop, "automatic", False)
-    found = Description(name, kind[1], forward, backward, policy, *counts, automatic, executor)
-    return json.dumps(asdict(found))
+def write_spec(spec: AffineSpec) -> str:
+    """Writes a spec of which some engine has a kernel down, as a text that an operator can take."""
+    kind, rule = kind_of(spec.activation), spec.gradient
+    assert kind is not None and isinstance(rule, Implicit)
+    forward = _written(spec.forward.solver), _written(spec.forward.stop), spec.forward.max_steps
+    gradient = _written(rule.solver), _written(rule.stop), rule.max_steps
+    name = [family_of(spec.activation), kind[1]]
+    return json.dumps([name, forward, spec.forward.on_failure, gradient, spec.automatic, spec.executor])
 
 
-def _written(part: Any) -> list[Any]:
-    assert is_dataclass(part) and not isinstance(part, type)
-    return [type(part).__name__, asdict(part)]
+def _written(rule: Any) -> Any:
+    return None if rule is None else [type(rule).__name__, asdict(rule)]
 
 
 @functools.lru_cache(maxsize=256)
-def _read(text: str) -> tuple[Description, Activation, list[tuple[Any, Any, int]]]:
-    found = Description(**json.loads(text))
-    methods = [(_part(solver), _part(stop), steps) for solver, stop, steps in (found.forward, found.backward)]
-    leaky = found.activation == "leaky_relu"
-    return found, leaky_relu(found.slope) if leaky else BUILT_IN[found.activation], methods
+def read_spec(text: str) -> AffineSpec:
+    """Returns the spec behind a text."""
+    (name, slope), forward, policy, gradient, automatic, executor = json.loads(text)
+    activation = leaky_relu(slope) if name == "leaky_relu" else BUILT_IN[name]
+    solver, stop, steps = (_read(part) for part in forward)
+    rule = Implicit(*(_read(part) for part in gradient))
+    options = SolveOptions(solver, stop, steps, policy)
+    return AffineSpec(activation, options, rule, automatic=automatic, executor=executor)
 
 
-def _part(written: list[Any]) -> Any:
-    name, fields = written
-    return PARTS[name](**fields)
+def _read(written: Any) -> Any:
+    return RULES[written[0]](**written[1]) if isinstance(written, list) else written
 
 
-def _problem(text: str) -> AffineProblem:
-    """Returns the problem behind a text; like every method, it serves one solve."""
-    found, activation, methods = _read(text)
-    loop = choose_loop(found.executor, trace=False, automatic=found.automatic)
-    forward, backward = (
-        Method(solver, stop, steps, found.on_failure, loop=loop) for solver, stop, steps in methods
-    )
-    return AffineProblem(
-        activation, forward, backward, direct=found.direct, trace=False, easy=found.easy,
-        shortcut=solve_adjoint, patience=found.patience,
-    )  # fmt: skip
+def _run(text: str, A: Tensor) -> AffineSolve:
+    spec = read_spec(text)
+    return AffineSolve(spec, choose(spec, (A,)), Solve(spec.forward), trace=False)
 
 
 @torch.library.custom_op("wellposed::equilibrium", mutates_args=())
-def equilibrium(v: Tensor, x0: Tensor, A: Tensor, problem: str) -> tuple[Tensor, Tensor, Tensor]:
+def equilibrium_op(v: Tensor, x0: Tensor, A: Tensor, spec: str) -> tuple[Tensor, Tensor, Tensor]:
     """Solves ``x = phi(Ax + v)``; returns states, statuses and steps."""
-    found = _problem(problem).solve(v.contiguous(), x0, v, (A,))
+    run = _run(spec, A)
+    found = run.engine.solve(run.spec, (A,), v.contiguous(), x0)
+    run.solve.note(found)
     return found.value.contiguous().clone(), found.status, found.steps
 
 
-@equilibrium.register_fake
-def _(v: Tensor, x0: Tensor, A: Tensor, problem: str) -> tuple[Tensor, Tensor, Tensor]:
+@equilibrium_op.register_fake
+def _(v: Tensor, x0: Tensor, A: Tensor, spec: str) -> tuple[Tensor, Tensor, Tensor]:
     rows = v.shape[:1]
     return v.new_empty(v.shape), v.new_empty(rows, dtype=torch.int8), v.new_empty(rows, dtype=torch.int64)
 
 
 @torch.library.custom_op("wellposed::adjoint", mutates_args=())
-def adjoint(x: Tensor, v: Tensor, gradient: Tensor, A: Tensor, problem: str) -> Tensor:
+def adjoint(x: Tensor, v: Tensor, gradient: Tensor, A: Tensor, spec: str) -> Tensor:
     """Solves ``y = d (A'y + g)`` with ``d = phi'(Ax + v)``."""
-    return eager_adjoint(_problem(problem), x, v, gradient, (A,)).contiguous()
+    return fast_adjoint(_run(spec, A), x, v, gradient, (A,)).contiguous()
 
 
 @adjoint.register_fake
-def _(x: Tensor, v: Tensor, gradient: Tensor, A: Tensor, problem: str) -> Tensor:
+def _(x: Tensor, v: Tensor, gradient: Tensor, A: Tensor, spec: str) -> Tensor:
     return x.new_empty(x.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    v, _, A, ctx.problem = inputs
+    v, _, A, ctx.spec = inputs
     ctx.save_for_backward(output[0], v, A)
 
 
 def _backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     x, v, A = ctx.saved_tensors
-    y = adjoint(x, v, gradient, A, ctx.problem)
+    y = adjoint(x, v, gradient, A, ctx.spec)
     return y, None, y.mT @ x, None
 
 
 def _keep_all(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.problem = inputs
+    *tensors, ctx.spec = inputs
     ctx.save_for_backward(*tensors)
 
 
@@ -133,8 +114,29 @@ def _second_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
         leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
         x, v, g, A = leaves
-        y = differentiable_adjoint(_problem(ctx.problem), x, v, g, (A,))
+        y = differentiable_adjoint(_run(ctx.spec, A), x, v, g, (A,))
     return *torch.autograd.grad(y, leaves, gradient, allow_unused=True, materialize_grads=True), None
+
+
+def check_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: WarnOnce | None = None) -> Tensor:
+    """Returns outputs and tells of those that are not finite, wherever values can be read in the end.
+
+    Args:
+        y: the outputs.
+        x: the states, None where they are not at hand.
+        on_failure: what happens then.
+        once: shared by reports of which only the first is made.
+    """
+    if on_failure == "ignore" or torch.compiler.is_exporting():
+        return y
+    if torch.compiler.is_compiling():
+        states = y.new_empty(0) if x is None else x.detach()
+        return y if y.is_cuda else checked_outputs(y, states, on_failure)
+    if under_functorch():
+        return y if y.is_cuda else checked_under_functorch(y, torch.zeros_like(y) if x is None else x, on_failure)
+    if not under_transform():
+        report_outputs(y.detach(), x, on_failure, once)
+    return y
 
 
 @torch.library.custom_op("wellposed::checked_outputs", mutates_args=())
@@ -158,5 +160,5 @@ def _unchanged(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 
 
 checked_outputs.register_autograd(_unchanged)
-equilibrium.register_autograd(_backward, setup_context=_keep)
+equilibrium_op.register_autograd(_backward, setup_context=_keep)
 adjoint.register_autograd(_second_backward, setup_context=_keep_all)

@@ -159,7 +159,7 @@ class Program:
         beyond = beyond.cumsum(0) > 0  # a sample that has left stays away until the chunk ends
         peaks = known.masked_fill(torch.cat([beyond[:1] & False, beyond]), 0).cummax(0).values
         self.reach = start, peaks[-1]
-        resolved = torch.maximum(residuals, self.f.unit(self.x) * sizes)
+        resolved = torch.maximum(residuals, self.f.eps(self.x) * sizes)
         return (resolved > 0.1 * peaks[1:]) & finite & beyond
 
     def _stagnate(self, last: Step, astray: Tensor, value: Tensor) -> None:
@@ -235,19 +235,19 @@ class Capturable(Protocol):
 class Linearisation(Map):
     """The map ``w -> J' w + g`` with J the derivative of `f` at `x`, taken at the first evaluation."""
 
-    def __init__(self, f: Map, x: Tensor, offset: Tensor, unit: float) -> None:
-        self.f, self.x, self.offset, self._unit = f, x, offset, unit
+    def __init__(self, f: Map, x: Tensor, offset: Tensor, eps: float) -> None:
+        self.f, self.x, self.offset, self._eps = f, x, offset, eps
         self.linear: LinearMap | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.linear is None:
             with torch.enable_grad():
                 point = self.x.detach().requires_grad_()
-                self.linear = LinearMap(vector_jacobian(self.f(point), point), self.offset, self._unit)
+                self.linear = LinearMap(vector_jacobian(self.f(point), point), self.offset, self._eps)
         return self.linear(x)
 
-    def unit(self, x: Tensor) -> float:
-        return self._unit
+    def eps(self, x: Tensor) -> float:
+        return self._eps
 
 
 def origin(f: Map) -> Map:
@@ -278,7 +278,7 @@ def rebuilt(f: Map, buffers: list[Tensor], memo: int) -> tuple[Map, Tensor, tupl
     function = capturable.holding(tuple(rest))
     static: Map = FunctionMap(function, inputs, primal.packing, primal.precision)
     if point:
-        static = Linearisation(static, point[1], point[0], f.unit(x))
+        static = Linearisation(static, point[1], point[0], f.eps(x))
     return static, x, held, function
 
 
@@ -431,11 +431,15 @@ class GraphLoop:
         """Returns what runs a solve for the name of an executor."""
         return iterate if executor == "reference" else functools.partial(self, strict=executor == "graph")
 
-    def explain(self, executor: str) -> str:
-        """Says how the latest solves were carried out and why."""
+    def explain(self, executor: str, like: Tensor) -> str:
+        """Says how solves on the device of `like` are carried out and why, as far as the latest ones tell."""
         if executor == "reference":
             return 'reference: executor="reference" was asked for'
-        return "; ".join(f"{kind} {text}" for kind, text in self.latest.items()) or "nothing has been solved yet"
+        if not like.is_cuda:
+            where = f"the state is on the {like.device.type}, and graphs are for CUDA devices"
+            return f"reference: the plain loop\nnot graph: {where}"
+        told = "; ".join(f"{kind} {text}" for kind, text in self.latest.items())
+        return told or "reference: the first solve of its kind, taken without a capture"
 
     def __call__(
         self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, *, strict: bool = False

@@ -3,24 +3,21 @@
 A matrix is kept as compressed rows (`SparseRows`), ``itemsize + 4`` bytes for every entry (rows are padded to
 four) and 8 for every row: a fifth of the dense matrix at 90 % sparsity in float32. The share of entries up to
 which the sparse product is taken (`largest_share`) was measured (`benchmarks.kernels.sparse_inference`): one
-thread, float32, 128 to 2048 states. `sparse_parts` tells which matrices of a model are sparse enough for a batch;
-a `Cache` keeps them until a parameter changes.
+thread, float32, 128 to 2048 states. `faster` tells which matrices of a model are sparse enough for a batch; a
+`Cache` keeps them until a parameter changes.
 """
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.conditions.conditions import Triangular
-from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import require
-from wellposed.kernels.spec import installation_problem, tensor_problem
 
 LEAST = 64  # states below which the dense kernel is not looked past
 ALONE = 0.45  # of the entries of A, for one sample
@@ -66,6 +63,13 @@ class SparseRows:
     def plain(self) -> "SparseRows":
         """The same matrix, never substituted."""
         return SparseRows(self.shape, self.entries, (*self.arrays[:3], self.arrays[3][:0]))
+
+    def to_dense(self) -> Tensor:
+        """Returns the dense matrix."""
+        values, columns, starts, _ = (torch.from_numpy(array) for array in self.arrays)
+        rows = torch.arange(self.shape[0]).repeat_interleave(starts.diff())
+        dense = torch.zeros(self.shape, dtype=values.dtype)
+        return dense.index_put_((rows, columns.long()), values, accumulate=True)  # padding is zero
 
     def pays(self, batch: int) -> bool:
         """Tells whether this A, in a solve, is faster than a dense one."""
@@ -130,8 +134,7 @@ def sparse_or_none(A: Tensor, *, square: bool = False) -> SparseRows | None:
     return compress(A, square=square)
 
 
-@dataclass(frozen=True, eq=False)
-class SparseModel:
+class SparseModel(NamedTuple):
     """The matrices of a model ``x = phi(Ax + Bu + b)``, ``y = Cx + Du`` that are sparse; None for the others."""
 
     A: SparseRows | None
@@ -180,91 +183,60 @@ class Cache:
         return hash(Cache)
 
 
-Tensors = tuple[Tensor | None, ...]
+Matrices = tuple[Tensor | None, ...]
 NOTHING = SparseModel(None, None, None, None)
 
 
-def sparse_parts(model: Any, u: Tensor) -> SparseModel:
-    """Returns the matrices whose sparse products are faster for a batch, none where derivatives are needed.
+def sparse_matrices(
+    cache: Cache, parameters: Matrices, settings: tuple[Any, ...], matrices: Callable[[], Matrices]
+) -> SparseModel:
+    """Returns all matrices that are sparse enough for some batch, made anew when parameters have changed.
 
     Args:
-        model: an `ImplicitModel`.
-        u: inputs ``(..., p)``.
+        cache: of the model.
+        parameters: all that the matrices depend on.
+        settings: all else they depend on.
+        matrices: computes A, B, C and D.
     """
-    if model.state_features < LEAST:
-        return NOTHING
-    tensors = _tensors(model)
-    if _obstacle(model, tensors) or _needs_gradient((u, *tensors)):
-        return NOTHING
-    return faster_parts(known_parts(model, tensors), u.shape[:-1].numel())
-
-
-def faster_parts(known: SparseModel, batch: int) -> SparseModel:
-    """Leaves out what is faster dense."""
-    A = known.A if known.A is not None and known.A.pays(batch) else None
-    others = (part if part is not None and part.pays_once(batch) else None for part in (known.B, known.C, known.D))
-    found = A, *others
-    return SparseModel(*found) if any(part is not None for part in found) else NOTHING
-
-
-def known_parts(model: Any, tensors: Tensors) -> SparseModel:
-    """Returns all matrices that are sparse enough for some batch, made anew when parameters have changed."""
-    settings = model.state.condition, model.state.kappa, model.activation
-    found: SparseModel = model.sparse_cache.get(tensors, settings, lambda: _make_parts(model))
+    found: SparseModel = cache.get(parameters, settings, lambda: _compressed(matrices))
     return found
 
 
-def _tensors(model: Any) -> Tensors:
-    """Returns all that the outputs depend on; A has no free parameter of its own where it is of low rank."""
-    state = model.state
-    return getattr(state, "raw", None), state.log_weights, model.B, model.C, model.D, model.bias
-
-
 @torch.no_grad()
-def _make_parts(model: Any) -> SparseModel:
-    others = (None if part is None else sparse_or_none(part) for part in (model.B, model.C, model.D))
-    return SparseModel(sparse_or_none(model.state.dense(), square=True), *others)
+def _compressed(matrices: Callable[[], Matrices]) -> SparseModel:
+    rows = (
+        None if matrix is None else sparse_or_none(matrix, square=k == 0) for k, matrix in enumerate(matrices())
+    )
+    return SparseModel(*rows)
 
 
-def _obstacle(model: Any, tensors: Tensors) -> bool:
-    """Tells whether A is not iterated with as it is, or cannot be looked at or kept."""
-    rule = model.state.condition
-    if model.executor == "reference" or tensors[0] is None or installation_problem() or under_transform():
-        return True
-    shifted = rule.name in ("mu", "monotone") or (isinstance(rule, Triangular) and rule.diagonal)
-    # Tensors made in inference mode do not tell when they change.
-    hidden = any(part is not None and part.is_inference() for part in tensors)
-    return shifted or hidden or bool(tensor_problem(tensors[0]))
+def faster(known: SparseModel, batch: int) -> SparseModel:
+    """Leaves out what is faster dense; `NOTHING` if all of it is."""
+    A = known.A if known.A is not None and known.A.pays(batch) else None
+    others = (part if part is not None and part.pays_once(batch) else None for part in (known.B, known.C, known.D))
+    chosen = A, *others
+    return SparseModel(*chosen) if any(part is not None for part in chosen) else NOTHING
 
 
-def _needs_gradient(tensors: Tensors) -> bool:
-    return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in tensors)
+def describe(known: SparseModel, A: Tensor, batch: int, *, differentiated: bool, automatic: bool) -> str:
+    """Says which products are sparse and why.
 
-
-def explain_parts(model: Any, u: Tensor) -> str:
-    """Says which products are sparse and why; nothing for small models.
-
-    Example:
-        >>> from wellposed import ImplicitModel
-        >>> explain_parts(ImplicitModel(3, 2, 8), torch.zeros(5, 3))
-        ''
+    Args:
+        known: what is sparse enough for some batch.
+        A: the dense matrix.
+        batch: samples.
+        differentiated: whether gradients are needed, which sparse products do not have.
+        automatic: whether nobody has asked for a solver.
     """
-    n, batch, tensors = model.state_features, u.shape[:-1].numel(), _tensors(model)
-    if n < LEAST or _obstacle(model, tensors):
-        return ""
-    known, limit = known_parts(model, tensors), largest_share(n, batch)
-    stored = int(model.state.dense().count_nonzero()) if known.A is None else known.A.stored
-    found, share = faster_parts(known, batch), f"{stored / n**2:.1%} of its entries"
+    n = len(A)
+    limit, stored = largest_share(n, batch), int(A.count_nonzero()) if known.A is None else known.A.stored
+    found, share = faster(known, batch), f"{stored / n**2:.1%} of its entries"
     if found is NOTHING:
         return f"dense A ({share}; sparse up to {limit:.0%} at batch {batch})"
-    if _needs_gradient((u, *tensors)):
+    if differentiated:
         return f"dense A ({share}; sparse products are for inference, under torch.no_grad())"
     names = " and ".join(name for name in "ABCD" if getattr(found, name) is not None)
     if found.A is None:
         return f"sparse {names}, dense A ({share}; sparse up to {limit:.0%} at batch {batch})"
-    substituted = f", substitution in {found.A.levels} levels" if _substitutes(model, found.A) else ""
-    return f"sparse {names} (A: {share}; sparse up to {limit:.0%} at batch {batch}){substituted}"
-
-
-def _substitutes(model: Any, A: SparseRows) -> bool:
-    return model.solver is None and len(A.arrays[3]) > 0
+    levels = f", substitution in {found.A.levels} levels" if automatic and len(found.A.arrays[3]) > 0 else ""
+    return f"sparse {names} (A: {share}; sparse up to {limit:.0%} at batch {batch}){levels}"

@@ -1,31 +1,36 @@
-"""What the compiled kernels compute: a solve as plain numbers, and reasons for all that has no kernel.
+"""What the compiled kernels are told: a solve as plain numbers, and sequences.
 
-A `Recipe` holds a solve in the way compiled kernels and custom operators take it. `installation_problem`,
-`solver_problem`, `stop_problem`, `map_problem`, `device_problem` and `tensor_problem` each return a sentence about
-what the kernels cannot do, and nothing where they can.
+A `KernelSpec` holds one solve in the way compiled kernels take it; `unsupported` says what no kernel can do. A
+`SequenceSpec` says how sequences are gone through, `CellMatrices` are the matrices of a cell, and a
+`SequenceResult` is what was found.
 """
 
 import functools
-import importlib.util
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, family_of
-from wellposed.equilibrium.affine import AffineMap, TransposedMap
-from wellposed.equilibrium.maps import Map
-from wellposed.equilibrium.solvers import Anderson, Picard, Solver, default_ridge
+from wellposed.equilibrium.affine import AffineSpec, Engine, Factors
+from wellposed.equilibrium.gradients import Implicit
+from wellposed.equilibrium.loop import Iterates
+from wellposed.equilibrium.method import Solve, SolveOptions, report
+from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.solvers import Anderson, Picard, default_ridge
 from wellposed.equilibrium.stopping import (
     Absolute,
     Relative,
     Settled,
     Steps,
-    Stopping,
     default_tolerance,
     smallest_tolerance,
 )
-from wellposed.equilibrium.tracing import under_transform
+from wellposed.equilibrium.tracing import under_forward_mode, under_transform
 
 RELU, SLOPED, LINEAR, TANH, SIGMOID = range(5)  # kinds of maps; LINEAR is the adjoint
 TOLERANCE, SETTLED, COUNTED = range(3)  # stopping rules
@@ -33,7 +38,7 @@ KINDS = {"relu": (RELU, 0.0), "identity": (SLOPED, 1.0), "tanh": (TANH, 0.0), "s
 
 
 @dataclass(frozen=True)
-class Recipe:
+class KernelSpec:
     """What a kernel must know besides matrices and vectors.
 
     Attributes:
@@ -70,11 +75,18 @@ def kind_of(activation: Activation) -> tuple[int, float] | None:
     return KINDS.get(family)
 
 
-def make_recipe(
-    kind: int, slope: float, solver: Solver, stop: Stopping, max_steps: int, dtype: torch.dtype
-) -> Recipe:
-    """Writes a solve down in numbers; the solver and the rule must have kernels."""
-    eps = torch.finfo(dtype).eps
+def kernel_spec(
+    kind: tuple[int, float], options: SolveOptions, dtype: torch.dtype, max_steps: int | None = None
+) -> KernelSpec:
+    """Writes a solve down in numbers; its solver and stopping rule must have kernels.
+
+    Args:
+        kind: the activation and its slope, or LINEAR and anything.
+        options: of the solve.
+        dtype: in which it is solved.
+        max_steps: at most that of the options; the same if None.
+    """
+    solver, stop, eps = options.solver, options.stop, torch.finfo(dtype).eps
     atol = rtol = 0.0
     rule = limit = 0
     if isinstance(stop, Absolute):
@@ -86,50 +98,41 @@ def make_recipe(
         rule, limit = SETTLED, stop.depth
     elif isinstance(stop, Steps):
         rule, limit = COUNTED, stop.n
+    steps = options.max_steps if max_steps is None else max_steps
     if not isinstance(solver, Anderson):
-        return Recipe(kind, slope, 0, 0.0, 0.0, 0.0, rule, atol, rtol, limit, max_steps)
+        return KernelSpec(*kind, 0, 0.0, 0.0, 0.0, rule, atol, rtol, limit, steps)
     ridge = default_ridge(dtype) if solver.ridge is None else solver.ridge
-    parts = solver.memory, solver.worth, solver.patience, ridge
-    return Recipe(kind, slope, *parts, rule, atol, rtol, limit, max_steps)
+    return KernelSpec(*kind, solver.memory, solver.worth, solver.patience, ridge, rule, atol, rtol, limit, steps)
 
 
-DTYPES = (torch.float32, torch.float64)
-DEVICE_DTYPES = (*DTYPES, torch.bfloat16, torch.float16)
-DEVICE_STATES = 1024  # beyond it one product of a library fills the device
-DEVICE_MEMORY = 6  # of Anderson's method; its least squares problem lies in registers
+def unsupported(spec: AffineSpec, factors: Factors) -> str:
+    """Says what no kernel can do with an equation, whatever the device; nothing if nothing."""
+    A = factors[0]
+    if not isinstance(spec.gradient, Implicit):
+        return f"gradient {type(spec.gradient).__name__} has no kernel"
+    if not spec.activation.componentwise:
+        return f"activation {spec.activation.name} acts on blocks and has no kernel"
+    if spec.splitting is not None:
+        return "operator splitting (condition 'monotone') has no kernel"
+    if spec.damping != 1:
+        return "damped maps have no kernel"
+    if spec.bound is not None:
+        return "error bounds have no kernel"
+    if len(factors) != 1:
+        return "low-rank matrices have no kernel"
+    if A.dim() != 2:
+        return "ensembles have no kernel"
+    if kind_of(spec.activation) is None:
+        return f"activation {spec.activation.name} has no kernel"
+    return _options_unsupported(spec.forward) or _options_unsupported(spec.backward)
 
 
-@functools.cache
-def installation_problem() -> str:
-    """Says what is missing to run the kernels at all; nothing if they can run."""
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed; pip install 'wellposed[fast]'"
-    return ""
-
-
-def solver_problem(solver: Solver, device: str = "cpu") -> str:
-    """Says why a solver has no kernel on a device; nothing if it has one.
-
-    Example:
-        >>> solver_problem(Picard()), solver_problem(Picard(0.5))
-        ('', 'damped steps have no kernel')
-    """
+def _options_unsupported(options: SolveOptions) -> str:
+    solver, stop = options.solver, options.stop
     if type(solver) not in (Picard, Anderson):
         return f"solver {type(solver).__name__} has no kernel"
     if isinstance(solver, Picard | Anderson) and solver.damping != 1:
         return "damped steps have no kernel"
-    if device == "cuda" and isinstance(solver, Anderson) and solver.memory > DEVICE_MEMORY:
-        return f"Anderson with a memory beyond {DEVICE_MEMORY} has no kernel on the GPU"
-    return ""
-
-
-def stop_problem(stop: Stopping) -> str:
-    """Says why a stopping rule has no kernel; nothing if it has one.
-
-    Example:
-        >>> stop_problem(Relative()), stop_problem(Relative(norm="2"))
-        ('', "stopping rule Relative in the norm '2' has no kernel")
-    """
     if type(stop) not in (Absolute, Relative, Settled, Steps):
         return f"stopping rule {type(stop).__name__} has no kernel"
     if isinstance(stop, Relative) and stop.norm != "inf":
@@ -137,63 +140,197 @@ def stop_problem(stop: Stopping) -> str:
     return ""
 
 
-def map_problem(f: Map, x: Tensor) -> str:
-    """Says why a map has no kernel; nothing if it has one."""
-    if under_transform():
-        return "values cannot be looked at under vmap, torch.func and torch.compile"
-    if not isinstance(f, AffineMap | TransposedMap):
-        return f"{type(f).__name__} has no kernel"
-    if f.damping != 1:
-        return "damped maps have no kernel"
-    if len(f.factors) != 1:
-        return "low-rank matrices have no kernel"
-    if f.factors[0].dim() != 2:
-        return "ensembles have no kernel"
-    if isinstance(f, AffineMap) and kind_of(f.activation) is None:
-        return f"activation {f.activation.name} has no kernel"
-    return engine_problem(x, *((kind_of(f.activation) or ()) if isinstance(f, AffineMap) else ()))
+def transform_why_not() -> str:
+    """Says that no kernel runs where values cannot be read; nothing elsewhere."""
+    return "values cannot be read under vmap, torch.func and torch.compile" if under_transform() else ""
 
 
-def engine_of(x: Tensor) -> str:
-    """Names what would compute a solve on the device of `x`."""
-    return "triton" if x.device.type == "cuda" else "numba"
+def finished(residuals: Tensor, steps: Tensor) -> Tensor:  # (B, K), from (max_steps, B)
+    """Returns the trace, NaN after a sample has finished."""
+    if residuals.numel() == 0:
+        return residuals[:0].mT
+    trace = residuals[: int(steps.max())].mT
+    return trace.masked_fill(torch.arange(trace.shape[1], device=trace.device) >= steps[:, None], torch.nan)
 
 
-def engine_problem(x: Tensor, kind: int = 0, slope: float = 0.0) -> str:
-    """Says why states like `x` ``(B, n)`` under an activation have no kernel; nothing if they have one.
+def slopes(kind: int, slope: float, image: Tensor) -> Tensor:
+    """Returns phi'(z) where `image` is phi(z).
 
     Example:
-        >>> engine_problem(torch.zeros(2, 3, dtype=torch.float16))
-        'float16 has no kernel'
+        >>> slopes(TANH, 0.0, torch.tensor([0.0, 0.5]))
+        tensor([1.0000, 0.7500])
     """
-    if engine_of(x) == "numba":
-        return tensor_problem(x) or installation_problem()
-    if x.dtype not in DEVICE_DTYPES:
-        return f"{str(x.dtype).removeprefix('torch.')} has no kernel"
-    if x.shape[-1] > DEVICE_STATES:
-        return f"more than {DEVICE_STATES} states have no kernel on the GPU"
-    if kind == SLOPED and slope < 0:
-        return "leaky_relu with a negative slope has no kernel on the GPU"
-    return device_problem(x.device)
+    if kind == TANH:
+        return 1 - image * image
+    if kind == SIGMOID:
+        return image * (1 - image)
+    return torch.where(image > 0, 1.0, slope).to(image.dtype)
 
 
-@functools.cache
-def device_problem(device: torch.device) -> str:
-    """Says why a device has no kernels; nothing if it has."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed; pip install triton"
-    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
-        return "the kernels need an NVIDIA GPU of compute capability 8.0 or more"
-    return ""
+@dataclass(frozen=True)
+class CellMatrices:
+    """The matrices of a cell; the last columns of B and D read the hidden state."""
+
+    A: Tensor  # (n, n)
+    B: Tensor  # (n, p + h)
+    C: Tensor  # (h, n)
+    D: Tensor | None  # (h, p + h)
+    bias: Tensor | None  # (n,)
+
+    @property
+    def inputs(self) -> int:
+        """The number p of inputs."""
+        return self.B.shape[1] - self.C.shape[0]
+
+    def hidden(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what takes hidden states to v, states to hidden states and hidden states to the next ones."""
+        p = self.inputs
+        return self.B[:, p:], self.C, self.C[:0] if self.D is None else self.D[:, p:]
+
+    def whole(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns A, B, C and D, which has no rows if there is none."""
+        return self.A, self.B, self.C, self.B[:0] if self.D is None else self.D
 
 
-def tensor_problem(x: Tensor) -> str:
-    """Says why tensors of this device and dtype have no kernel on the CPU; nothing if they have one.
+@dataclass(frozen=True)
+class SequenceSpec:
+    """How sequences are gone through.
 
-    Example:
-        >>> tensor_problem(torch.zeros(2, 3, dtype=torch.float16))
-        'float16 has no kernel'
+    Attributes:
+        affine: how the equation of an element is solved, forward and backward.
+        engine: what solves it.
+        solve: who is told.
+        sizes: sequences at each time, longest first.
+        backwards: whether the last element comes first.
+        warm_start: whether a solve starts from the state before, else from zero.
+        trace: whether residuals are wanted.
     """
-    if x.device.type != "cpu":
-        return f"device {x.device.type} has no kernel"
-    return "" if x.dtype in DTYPES else f"{str(x.dtype).removeprefix('torch.')} has no kernel"
+
+    affine: AffineSpec
+    engine: "SequenceEngine"
+    solve: Solve
+    sizes: tuple[int, ...]
+    backwards: bool = False
+    warm_start: bool = True
+    trace: bool = False
+
+    @functools.cached_property
+    def offsets(self) -> Any:  # (T + 1,) int64
+        """The first element of every time."""
+        return np.cumsum([0, *self.sizes], dtype=np.int64)
+
+    @property
+    def times(self) -> range:
+        """The times in the order in which they are taken."""
+        count = len(self.sizes)
+        return range(count - 1, -1, -1) if self.backwards else range(count)
+
+    def rows(self, time: int) -> slice:
+        """Returns the elements of a time."""
+        return slice(int(self.offsets[time]), int(self.offsets[time + 1]))
+
+    def last_rows(self) -> slice | Tensor:
+        """Tells where the last hidden states of the sequences are."""
+        if self.backwards:
+            return self.rows(0)
+        if self.sizes[0] == self.sizes[-1]:
+            return self.rows(len(self.sizes) - 1)
+        lengths = (np.asarray(self.sizes)[:, None] > np.arange(self.sizes[0])).sum(0)
+        return torch.from_numpy(self.offsets[lengths - 1] + np.arange(self.sizes[0]))
+
+    def total_gradient(self, every: Tensor | None, last: Tensor | None, out: Tensor) -> Tensor:
+        """Writes the gradient of the hidden states from that of all and of the last ones."""
+        total = out.zero_() if every is None else out.copy_(every)
+        if last is not None:
+            total[self.last_rows()] += last  # every row at most once
+        return total
+
+    def report_times(
+        self, turns: range, solve: str, found: Iterates, options: SolveOptions, residuals: Callable[[int], Tensor]
+    ) -> None:
+        """Logs the solves of all times and reports the first that failed.
+
+        Args:
+            turns: positions in `times`, in the order in which they were solved.
+            solve: "equilibrium" or "adjoint solve".
+            found: how the elements ended.
+            options: of the solves.
+            residuals: computes the trace of a turn.
+        """
+        logs = [log.forward if solve == "equilibrium" else log.adjoint for log in self.solve.logs]
+        bad = options.on_failure != "ignore" and int(found.status.max()) >= Status.MAX_STEPS
+        if not logs and not bad:
+            return
+        for turn in turns:
+            t = self.times[turn]
+            rows = self.rows(t)
+            status, steps = found.status[rows], found.steps[rows]
+            for log in logs:
+                log.append((status, steps))
+            if bad:
+                element = Iterates(found.value[rows], status, steps, functools.partial(residuals, turn))
+                name = f"{solve} at time step {t}{self.solve.label}"
+                limit, once = options.max_steps, self.solve.once
+                report(element, options.on_failure, solve=name, max_steps=limit, once=once)
+
+
+@dataclass(frozen=True)
+class SequenceResult:
+    """What was found in sequences, element by element."""
+
+    hidden: Tensor  # (N, h)
+    last: Tensor  # (B, h): the last hidden states
+    states: Tensor  # (N, n)
+    status: Tensor  # (N,)
+    steps: Tensor  # (N,)
+    residual: Tensor  # (N,), or nothing where it is not wanted
+
+    def to(self, dtype: torch.dtype) -> "SequenceResult":
+        """Converts hidden states, states and residuals."""
+        names = ("hidden", "last", "states", "residual")
+        return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
+
+
+class SequenceEngine(Engine, Protocol):
+    """Solves whole sequences in one call each way."""
+
+    def threads(self, work: int) -> AbstractContextManager[None]:
+        """Runs products of so many multiplications on as many threads as they are worth."""
+
+    def sequence_why_not(self, spec: AffineSpec, factors: Factors, hidden: int, batch: int) -> str:
+        """Says why sequences must be taken time by time; nothing if they need not."""
+
+    def sequence_forward(
+        self, spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatrices, *, keep: bool
+    ) -> tuple[SequenceResult, Tensor, Tensor]:
+        """Goes through the sequences.
+
+        Returns:
+            what was found, ``(n + p + h, N)`` states, inputs and hidden states before (and ones, where there is a
+            bias and the engine wants them), and ``(n, N)`` images phi(Ax + v); the last two may be empty unless
+            they are to `keep` for the backward pass.
+        """
+
+    def sequence_backward(
+        self, spec: SequenceSpec, images: Tensor, known: Tensor, gradients: tuple[Tensor | None, ...],
+        cell: CellMatrices,
+    ) -> tuple[Tensor, Tensor, Callable[[], None]]:  # fmt: skip
+        """Solves ``y = d (A'y + g)`` from the last time to the first.
+
+        Args:
+            images, known: of the forward pass.
+            gradients: of all hidden states ``(N, h)``, of the last ones ``(B, h)`` and of the states ``(N, n)``.
+
+        Returns:
+            ``(n + h, N)`` y and the total gradients of the hidden states, the gradients of the first ones, and a
+            function that waits for the solves and reports failures, for when all else has been launched.
+        """
+
+
+def common_why_not(spec: AffineSpec, factors: Factors, batch: int) -> str:
+    """Says what no kernel can do with sequences; nothing if nothing."""
+    if batch == 0:
+        return "the batch is empty"
+    if under_forward_mode():
+        return "derivatives in forward mode have no kernel"
+    return transform_why_not() or unsupported(spec, factors)

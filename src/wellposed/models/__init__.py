@@ -4,7 +4,7 @@ from wellposed.forms.form import ImplicitForm
 from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell
 from wellposed.models.deq import DEQ
 from wellposed.models.ensemble import Ensemble
-from wellposed.models.implicit import ImplicitModel, continued
+from wellposed.models.implicit import ImplicitModel
 from wellposed.models.io.certificates import Claim, write_certificate
 from wellposed.models.io.export import export_onnx, fixed_steps
 from wellposed.models.io.storage import (
@@ -42,7 +42,6 @@ __all__ = [
     "ReferenceModel",
     "TransformerCell",
     "VariationalDropout",
-    "continued",
     "export_onnx",
     "fixed_steps",
     "from_pretrained",

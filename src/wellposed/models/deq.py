@@ -17,10 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
-from wellposed.equilibrium.fixed_point import fixed_point, make_method
+from wellposed.equilibrium.fixed_point import fixed_point, make_options
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.maps import Packing, State, max_norm
-from wellposed.equilibrium.method import OnFailure, WeightCheck, no_equilibrium
+from wellposed.equilibrium.method import OnFailure, SolveHooks, WeightCheck, no_equilibrium
 from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Steps, Stopping
@@ -267,9 +267,8 @@ class DEQ(nn.Module):
         self.gradient = GRADIENTS.get(Implicit() if gradient is None else gradient)
         check_graph_executor(executor)
         self.executor, self._graphs, self.weight_check = executor, GraphLoop(), WeightCheck()
-        make_method(
-            solver, stop, max_steps, on_failure
-        )  # names and values are checked here, not at the first call
+        self.hooks: Callable[[], SolveHooks] | None = None  # makes those of every solve
+        make_options(solver, stop, max_steps, on_failure)  # checks them here, not at the first call
         self.noise, self._looked_at = noise, False
 
     def forward(self, u: State, x0: State | None = None) -> State:
@@ -289,6 +288,11 @@ class DEQ(nn.Module):
         parameters = [pair for pair in self.cell.named_parameters() if pair[1].is_floating_point()]
         if self.weight_check.failed(parameters, self.on_failure):
             return self._none(start, parameters)
+        hooks = None if self.hooks is None else self.hooks()
+        hooks = None if x0 is not None or under_transform() else hooks
+        if hooks is not None:
+            packing = Packing.of(start)
+            start = packing.unpack(hooks.start(packing.pack(start)))
         masks = [layer for layer in self.cell.modules() if isinstance(layer, VariationalDropout)]
         rows = torch.arange(batch.shape[0], device=batch.device)
         disturbance = NoiseDraws(self.noise or Noise(), batch.shape[0])
@@ -303,18 +307,18 @@ class DEQ(nn.Module):
             f = CellFunction(self.cell, step, isinstance(given, Tensor), tuple(masks), *computed)
             inputs = (*_inputs(given), rows) if masks else _inputs(given)
             if not disturbance.silent:
-                return self._solve(NoisyMap(f, disturbance), start, (*inputs, rows))
-            found = self._solve(f, start, inputs)
+                return self._solve(NoisyMap(f, disturbance), start, (*inputs, rows), hooks)
+            found = self._solve(f, start, inputs, hooks)
             self._look_at(f, found, inputs)
         return found
 
-    def _solve(self, f: Any, start: State, inputs: tuple[Tensor, ...]) -> Solution:
+    def _solve(self, f: Any, start: State, inputs: tuple[Tensor, ...], hooks: SolveHooks | None) -> Solution:
         options: dict[str, Any] = {
             name: getattr(self, name) for name in ("solver", "stop", "max_steps", "gradient")
         }
         try:
             loop = self._graphs.asked(self.executor)
-            return fixed_point(f, start, *inputs, on_failure=self.on_failure, loop=loop, **options)
+            return fixed_point(f, start, *inputs, on_failure=self.on_failure, loop=loop, hooks=hooks, **options)
         except (RuntimeError, AttributeError, TypeError) as error:
             if self._shape_is_known() or isinstance(error, torch.OutOfMemoryError | ConvergenceError):
                 raise
@@ -323,9 +327,13 @@ class DEQ(nn.Module):
                 "another one, say DEQ(cell, state_shape=...) or give the cell a method state_shape(u)"
             ) from error
 
-    def explain(self) -> str:
-        """Says how the latest solves were carried out, forward and backward, and why."""
-        return self._graphs.explain(self.executor)
+    def explain(self, u: State) -> str:
+        """Says how ``model(u)`` is computed and why: what the latest solves tell, or what a first one would do.
+
+        Args:
+            u: inputs, of which only the device counts.
+        """
+        return self._graphs.explain(self.executor, _inputs(u)[0])
 
     def _shape_is_known(self) -> bool:
         return self.state_shape is not None or hasattr(self.cell, "state_shape")

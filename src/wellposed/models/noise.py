@@ -245,7 +245,7 @@ class NoiseDraws:
 
 
 class NoisyMap:
-    """A map of state and inputs that is disturbed at every evaluation, and its `clean` counterpart.
+    """A map of state and inputs that is disturbed at every evaluation, and its `noiseless` counterpart.
 
     It takes one input more than the map, the numbers of the samples at work.
     """
@@ -258,7 +258,7 @@ class NoisyMap:
         self.disturbance.begin(arguments[-1])
         return self.function(self.disturbance.state(x), *arguments[:-1])
 
-    def clean(self, x: State, *arguments: Tensor) -> State:
+    def noiseless(self, x: State, *arguments: Tensor) -> State:
         """Evaluates the map without noise."""
         self.disturbance.quiet = True
         try:

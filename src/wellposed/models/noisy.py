@@ -13,7 +13,6 @@ from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Stopping
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError
-from wellposed.kernels import explain
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.noise import Noise, NoiseDraws, NoisyMap, disturbed_signals, nonlinearities
@@ -96,7 +95,7 @@ class Noisy(nn.Module):
             'reference: ImplicitModel under noise has no kernel'
         """
         if isinstance(self.model, ImplicitModel) and (self.noise.silent() or self.model.executor == "reference"):
-            return explain(self.model, u)
+            return self.model.explain(u)
         return f"reference: {type(self.model).__name__} under noise has no kernel"
 
     def _around(self, inner: list[DEQ], u: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from wellposed.equilibrium.affine import AffineProblem
+from wellposed.conditions.state_matrix import IterationSystem
 from wellposed.equilibrium.fixed_point import require_finite
-from wellposed.equilibrium.gradients import Implicit
 from wellposed.equilibrium.method import (
     OnFailure,
+    Solve,
     WarnOnce,
     WeightCheck,
     checked_under_functorch,
@@ -35,11 +35,12 @@ from wellposed.equilibrium.tracing import (
     under_transform,
 )
 from wellposed.errors import InputError, not_a_tensor, positive_integer
-from wellposed.kernels.engine import choose_loop
-from wellposed.kernels.layer import source_of
-from wellposed.kernels.sequence import place_problem, projected, sequence_problem, walk, wanted
-from wellposed.kernels.sequence_run import Course, Parts
-from wellposed.models.implicit import COMPILED_EASY, DIRECT, ImplicitModel, System
+from wellposed.kernels.engine import COMPILED, TRITON, Compiled
+from wellposed.kernels.gpu.engine import PROJECTED, Triton, device_why_not
+from wellposed.kernels.layer import projected_rows
+from wellposed.kernels.sequence import run_sequences
+from wellposed.kernels.spec import CellMatrices, SequenceSpec
+from wellposed.models.implicit import ImplicitModel
 
 Input = Tensor | PackedSequence
 
@@ -351,12 +352,12 @@ class ImplicitRNN(nn.Module):
     ) -> RecurrentSolution:
         """Computes what `forward` does and tells, for every time step of every sequence, how it went."""
         sequences, h = self._read(input, h0, lengths)
-        output, h_n, walks = self._run(sequences, h, trace=True)
+        output, h_n, passes = self._run(sequences, h, trace=True)
         status, steps, residual = (
-            sequences.padded(torch.stack([walk.packed(name) for walk in walks], -1))
+            sequences.padded(torch.stack([item.packed(name) for item in passes], -1))
             for name in ("status", "steps", "residual")
         )
-        states = tuple(sequences.padded(walk.packed("states")) for walk in walks)
+        states = tuple(sequences.padded(item.packed("states")) for item in passes)
         given_back = sequences.give_back(output), sequences.restored(h_n)
         return RecurrentSolution(*given_back, states, status, steps, residual, sequences.present())
 
@@ -380,8 +381,8 @@ class ImplicitRNN(nn.Module):
             require_finite("h0", h0)
         return sequences, sequences.sorted(h0.to(dtype).reshape(shape))
 
-    def _run(self, sequences: Sequences, h0: Tensor, *, trace: bool) -> tuple[Tensor, Tensor, list["_Walk"]]:
-        walks: list[_Walk] = []
+    def _run(self, sequences: Sequences, h0: Tensor, *, trace: bool) -> tuple[Tensor, Tensor, list["_Pass"]]:
+        passes: list[_Pass] = []
         once, data = WarnOnce(), sequences.data
         autocast, kind = torch.is_autocast_enabled(data.device.type), data.device.type
         with torch.autocast(kind, enabled=False) if autocast else nullcontext():
@@ -391,10 +392,10 @@ class ImplicitRNN(nn.Module):
                     data = F.dropout(data, self.dropout, self.training)
                 outputs = []
                 for direction in range(self.directions):
-                    place = self._place(layer, direction)
-                    walk = _Walk(self.cell(len(walks)), self.warm_start, trace, place, once)
-                    outputs.append(walk.run(data, sequences.sizes, h0[len(walks)], backwards=direction == 1))
-                    walks.append(walk)
+                    label = self._label(layer, direction)
+                    item = _Pass(self.cell(len(passes)), self.warm_start, trace, label, once)
+                    outputs.append(item.run(data, sequences.sizes, h0[len(passes)], backwards=direction == 1))
+                    passes.append(item)
                 data = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         output = data if self.readout is None else self.readout(data)
         policy = self.cell(0).on_failure
@@ -404,29 +405,32 @@ class ImplicitRNN(nn.Module):
             output = checked_under_functorch(output, torch.zeros_like(output), policy)
         else:
             _tell_outputs(output.detach(), policy, once)
-        last = walks[0].last[None] if len(walks) == 1 else torch.stack([walk.last for walk in walks])
-        return output, last, walks
+        last = passes[0].last[None] if len(passes) == 1 else torch.stack([item.last for item in passes])
+        return output, last, passes
 
-    def explain(self) -> str:
-        """Says whether sequences are computed in one compiled call each way, and if not, why.
+    def explain(self, input: Input) -> str:
+        """Says how ``model(input)`` is computed, and why not otherwise, a line an engine.
+
+        Args:
+            input: sequences, of which only shape, dtype and device count.
 
         Example:
-            >>> ImplicitRNN(3, 5, 8, gradient="phantom").explain()
-            'time by time: gradient Phantom has no kernel'
+            >>> print(ImplicitRNN(3, 5, 8, executor="reference").explain(torch.zeros(4, 2, 3)))
+            time by time, reference: executor="reference" was asked for
         """
-        for index in range(len(self.cells)):
-            with torch.no_grad():
-                course = _Walk(self.cell(index), self.warm_start, False, "", WarnOnce()).course([1])
-            if isinstance(course, str):
-                return f"time by time: {course}"
-        cell = self.cell(0)
-        on_device = wanted(cell.executor, cell.B)
-        dtype = str(cell.B.dtype if on_device else cell.compute_dtype).removeprefix("torch.")
-        solver = type(cell.method().solver).__name__
-        place = " in Triton" if on_device else ""
-        return f"whole sequences{place}: {cell.activation.name}, {dtype}, {cell.state_features} states, {solver}"
+        cell, sizes = self.cell(0), Sequences.of(input, self.input_size, self.batch_first).sizes
+        with torch.no_grad():
+            task = _Pass(cell, self.warm_start, False, "", WarnOnce())
+            lines = task.refusals(sizes[0])
+        if task.engine is None:
+            element = torch.empty(sizes[0], cell.in_features, dtype=cell.B.dtype, device=cell.B.device)
+            return "\n".join([f"time by time, {cell.explain(element)}", *lines])
+        dtype = str(task.dtype).removeprefix("torch.")
+        solver = type(cell.options().solver).__name__
+        first = f"{task.engine.name}: whole sequences in one call, {cell.activation.name}, {dtype}, "
+        return "\n".join([f"{first}{cell.state_features} states, {solver}", *lines])
 
-    def _place(self, layer: int, direction: int) -> str:
+    def _label(self, layer: int, direction: int) -> str:
         """Names a pass in messages, where there are several."""
         named = f" of layer {layer}" if self.num_layers > 1 else ""
         return f"{named} backwards" if direction else named
@@ -438,53 +442,69 @@ class ImplicitRNN(nn.Module):
         )
 
 
-class _Walk:
+class _Pass:
     """One pass of one cell over the sequences, forwards or backwards in time."""
 
-    def __init__(self, cell: ImplicitModel, warm_start: bool, trace: bool, place: str, once: WarnOnce) -> None:
+    def __init__(self, cell: ImplicitModel, warm_start: bool, trace: bool, label: str, once: WarnOnce) -> None:
         self.cell, self.warm_start, self.trace = cell, warm_start, trace
-        self.place, self.once = place, once
-        device = wanted(cell.executor, cell.B)
-        self.system = _device_system(cell) if device else cell.state.system()  # the same A at every time step
+        self.label, self.once = label, once
+        self.system = _system(cell)  # the same A at every time step
+        self.engine: Compiled | None = None
         self.reports: dict[int, dict[str, Tensor]] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the solves: sequences have kernels in float32 alone on a GPU."""
+        return self.cell.B.dtype if isinstance(self.engine, Triton) else self.cell.compute_dtype
+
+    def refusals(self, batch: int) -> list[str]:
+        """Chooses an engine for whole sequences; returns why those before it cannot take them."""
+        cell, lines = self.cell, list[str]()
+        spec = cell.spec_of(self.system)
+        for engine in COMPILED:
+            if cell.executor not in ("auto", engine.name):
+                continue
+            self.engine = engine
+            factors = tuple(factor.detach().to(self.dtype) for factor in self.system.factors)
+            reason = engine.sequence_why_not(spec, factors, len(cell.C), batch)
+            if not reason:
+                return lines
+            lines.append(f"not {engine.name} for whole sequences: {reason}")
+        self.engine = None
+        return lines
+
+    def _choose(self, batch: int) -> list[str]:
+        """Does what `refusals` does, once for a model; values of A may decide where it is shifted."""
+        known, key = self.cell.spec().prepared, ("whole sequences", len(self.cell.C))
+        if batch == 0 or under_transform() or under_forward_mode() or self.cell.state.shifted:
+            return self.refusals(batch)
+        if key not in known:
+            lines = self.refusals(batch)
+            known[key] = self.engine, lines
+        self.engine, lines = known[key]
+        return lines
 
     def run(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
         """Returns the hidden states of all elements and keeps the last ones."""
-        course = self.course(sizes, backwards=backwards)
-        if isinstance(course, str):
-            if self.cell.executor == "triton":
-                raise InputError(f'executor="triton" cannot compute this: {course}; use executor="auto"')
+        cell, lines = self.cell, self._choose(sizes[0])
+        if self.engine is None:
+            if cell.executor == "triton":
+                reason = lines[0].partition(": ")[2]
+                raise InputError(f'executor="triton" cannot compute this: {reason}; use executor="auto"')
             return self._run_by_time(data, sizes, h0, backwards=backwards)
-        cell, (A,) = self.cell, self.system.factors
-        dtype = cell.B.dtype if course.device else cell.compute_dtype
-        D, bias = (None if part is None else part.to(dtype) for part in (cell.D, cell.bias))
-        parts = Parts(A.to(dtype), cell.B.to(dtype), cell.C.to(dtype), D, bias)
-        found = walk(course, data.to(dtype), h0.to(dtype), parts).to(cell.B.dtype)
+        (A,), dtype, solve = (
+            self.system.factors,
+            self.dtype,
+            Solve(cell.options(), label=self.label, once=self.once),
+        )
+        spec = SequenceSpec(cell.spec(), self.engine, solve, tuple(sizes), backwards, self.warm_start, self.trace)
+        D, bias = (None if matrix is None else matrix.to(dtype) for matrix in (cell.D, cell.bias))
+        matrices = CellMatrices(A.to(dtype), cell.B.to(dtype), cell.C.to(dtype), D, bias)
+        found = run_sequences(spec, data.to(dtype), h0.to(dtype), matrices).to(cell.B.dtype)
         if self.trace:
             self.reports = {0: {name: getattr(found, name) for name in ("states", "status", "steps", "residual")}}
         self.last = found.last
         return found.hidden
-
-    def course(self, sizes: list[int], *, backwards: bool = False) -> Course | str:
-        """Returns how to walk through sequences in one call, or why they must be walked through time by time."""
-        cell, gradient, system = self.cell, self.cell.gradient, self.system
-        if cell.executor == "reference":
-            return 'executor="reference" was asked for'
-        if under_forward_mode():
-            return "derivatives in forward mode have no kernel"
-        if not isinstance(gradient, Implicit):
-            return f"gradient {type(gradient).__name__} has no kernel"
-        if system.scale is not None or system.splitting is not None:
-            return f"the iteration of condition {cell.condition.name!r} has no kernel"
-        device = wanted(cell.executor, cell.B)
-        loop = choose_loop("auto" if device else cell.executor, trace=False)
-        method = replace(cell.method("", self.once), loop=loop)
-        direct = DIRECT if gradient.solver is None else 0
-        problem = AffineProblem(
-            cell.activation, method, gradient.adjoint_method(method), system.damping, direct, easy=COMPILED_EASY
-        )
-        reason = sequence_problem(problem, system.factors, sizes[0], len(cell.C), device=device)
-        return reason or Course(problem, tuple(sizes), backwards, self.warm_start, self.trace, self.place, device)
 
     def _run_by_time(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
         if data.is_cuda:
@@ -507,10 +527,10 @@ class _Walk:
         return torch.cat([outputs[t] for t in times])
 
     def _equilibrium(self, t: int, v: Tensor, s: Tensor, h: Tensor, x: Tensor | None) -> Tensor:
-        method = self.cell.method(f" at time step {t}{self.place}", self.once)
-        u = torch.cat([s, h], -1) if isinstance(method.stop, ErrorBound) else s
+        solve = Solve(self.cell.spec().forward, label=f" at time step {t}{self.label}", once=self.once)
+        u = torch.cat([s, h], -1) if isinstance(solve.options.stop, ErrorBound) else s
         start = x.detach() if x is not None and self.warm_start else None
-        state, status, steps, residuals = self.cell.solve(self.system, method, v, u, start, trace=self.trace)
+        state, status, steps, residuals = self.cell.solve(self.system, solve, v, u, start, trace=self.trace)
         if self.trace:
             residual = last_residual(residuals, steps)
             self.reports[t] = {"states": state, "status": status, "steps": steps, "residual": residual}
@@ -521,14 +541,19 @@ class _Walk:
         return torch.cat([self.reports[t][name] for t in sorted(self.reports)])
 
 
-def _device_system(cell: ImplicitModel) -> System:
-    """Returns what to iterate on a GPU, where it takes one launch to project A and not thirty."""
-    plain = cell.condition.name == "inf" and hasattr(cell.state, "raw")
-    transformed = under_transform() or under_forward_mode()
-    if not plain or not cell.B.is_cuda or transformed or place_problem(cell.B.device):
+def _system(cell: ImplicitModel) -> IterationSystem:
+    """Returns what to iterate with; on a GPU rows are projected in one launch where torch takes thirty."""
+    radius, transformed = cell.state.row_radius, under_transform() or under_forward_mode()
+    asked = cell.executor in ("auto", "triton") and cell.B.is_cuda
+    if (
+        not asked
+        or radius is None
+        or transformed
+        or cell.B.dtype not in PROJECTED
+        or device_why_not(cell.B.device)
+    ):
         return cell.state.system()
-    source = source_of(cell.state)
-    return System((source.parameter if source.radius is None else projected(source.parameter, source.radius),))
+    return IterationSystem((projected_rows(TRITON, cell.state.raw, radius),))
 
 
 def _fit(h: Tensor, x: Tensor | None, size: int, h0: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:

@@ -1,22 +1,17 @@
 """WarmStart: every sample of a training set begins its solve where its last one ended."""
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium.affine import AffineProblem
-from wellposed.equilibrium.fixed_point import make_method
-from wellposed.equilibrium.gradients import Gradient, Implicit, Unrolled
+from wellposed.equilibrium.fixed_point import make_options
+from wellposed.equilibrium.gradients import Unrolled
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.maps import Packing, State
-from wellposed.equilibrium.method import Method
-from wellposed.equilibrium.solution import Solution, failed
-from wellposed.equilibrium.tracing import under_transform
+from wellposed.equilibrium.method import SolveHooks
+from wellposed.equilibrium.solution import failed
 from wellposed.errors import InputError
 from wellposed.models.deq import DEQ
 from wellposed.models.ensemble import Ensemble
@@ -85,7 +80,7 @@ class WarmStart:
         with contextlib.ExitStack() as stack:
             visits = [_Visit(self, name, rows) for name in self._solvers]
             for visit, solver in zip(visits, self._solvers.values(), strict=True):
-                stack.enter_context(_shadowed(solver, _own_methods(solver, visit)))
+                stack.enter_context(_hooked(solver, visit))
             yield
             if not any(visit.seen for visit in visits):
                 raise InputError("no solve was seen; call the model that was prepared inside this block")
@@ -138,115 +133,52 @@ class _Visit:
     name: str
     rows: Tensor
     count: int = 0
-    current: str | None = None  # name of the solve that is under way
     seen: bool = False  # whether the module was called at all
 
-    def solve(self, like: Tensor, begin: Callable[[Tensor], tuple[Any, Tensor, Tensor]]) -> Any:
-        """Begins a solve at the starts of the samples and keeps what it finds."""
-        self.current, self.count = f"{self.name}#{self.count}", self.count + 1
-        found, value, status = begin(self.starts.read(self.current, self.rows, like))
-        self.starts.write(self.current, self.rows, value, status)
-        self.current = None
-        return found
-
-    def warm(self, method: Method) -> Method:
-        """Lets the backward solve of the solve under way begin where that of the same samples ended."""
-        if self.current is None:
-            return method
-        name, pending = f"{self.current}#adjoint", [True]
-
-        def loop(f: Any, x0: Tensor, *options: Any) -> Iterates:
-            if under_transform() or not pending:
-                return method.loop(f, x0, *options)
-            pending.clear()  # a second derivative has another equation
-            found = method.loop(f, self.starts.read(name, self.rows, x0), *options)
-            self.starts.write(name, self.rows, found.value, found.status)
-            return found
-
-        return replace(method, loop=loop)
+    def __call__(self) -> SolveHooks:
+        """Returns the hooks of the next solve."""
+        self.seen = True
+        return _WarmSolve(self)
 
 
-def _own_methods(solver: ImplicitModel | DEQ, visit: _Visit) -> dict[str, Any]:
-    return _model_methods(solver, visit) if isinstance(solver, ImplicitModel) else _deq_methods(solver, visit)
+@dataclass
+class _WarmSolve(SolveHooks):
+    """One solve, forward and backward."""
 
+    visit: _Visit
+    name: str = ""
+    backward: int = 0  # backward solves so far; second derivatives have another equation
 
-def _model_methods(model: ImplicitModel, visit: _Visit) -> dict[str, Any]:
-    original, problem = model.solve, model._problem
+    def start(self, zeros: Tensor) -> Tensor:
+        """Returns the starts of the samples."""
+        visit = self.visit
+        self.name, visit.count = f"{visit.name}#{visit.count}", visit.count + 1
+        return visit.starts.read(self.name, visit.rows, zeros)
 
-    @functools.wraps(original)
-    def solve(system: Any, method: Method, v: Tensor, u: Tensor, x0: Tensor | None = None, **options: Any) -> Any:
-        def begin(start: Tensor) -> tuple[Any, Tensor, Tensor]:
-            found = original(system, method, v, u, start, **options)
-            return found, found[0], found[1]
+    def on_result(self, found: Iterates) -> None:
+        """Keeps what the solve found."""
+        self.visit.starts.write(self.name, self.visit.rows, found.value, found.status)
 
-        visit.seen = True
-        if x0 is not None or under_transform():
-            return original(system, method, v, u, x0, **options)
-        return visit.solve(v.detach(), begin)
+    def adjoint_start(self, like: Tensor) -> Tensor | None:
+        """Returns where the backward solve of the same samples ended."""
+        starts, self.backward = self.visit.starts, self.backward + 1
+        wanted = starts.adjoint and self.backward == 1
+        return starts.read(f"{self.name}#adjoint", self.visit.rows, like) if wanted else None
 
-    @functools.wraps(problem)
-    def warm_problem(*arguments: Any, **options: Any) -> AffineProblem:
-        cold = problem(*arguments, **options)
-        return replace(cold, backward=visit.warm(cold.backward), shortcut=None)  # which would begin at zero
-
-    own = {"solve": solve, "_fast_plan": lambda u: None}  # a plan computes the whole model, from zero
-    if not visit.starts.adjoint:
-        return own
-    if model.activation.componentwise:
-        return own | {"_problem": warm_problem}
-    return own | {"gradient": _warm(model.gradient, visit)}
-
-
-def _deq_methods(deq: DEQ, visit: _Visit) -> dict[str, Any]:
-    original = deq.equilibrium
-
-    @functools.wraps(original)
-    def equilibrium(u: State, x0: State | None = None) -> Solution:
-        visit.seen = True
-        if x0 is not None or under_transform():
-            return original(u, x0)
-        zeros = deq.start(u)
-        packing = Packing.of(zeros)
-
-        def begin(start: Tensor) -> tuple[Any, Tensor, Tensor]:
-            found = original(u, packing.unpack(start))
-            return found, packing.pack(found.value), found.status
-
-        return visit.solve(packing.pack(zeros), begin)
-
-    if not visit.starts.adjoint:
-        return {"equilibrium": equilibrium}
-    return {"equilibrium": equilibrium, "gradient": _warm(deq.gradient, visit)}
-
-
-@dataclass(frozen=True)
-class _WarmImplicit(Implicit):
-    """Implicit(), with backward solves that begin where those of the same samples ended."""
-
-    wrap: Callable[[Method], Method] = field(default=lambda method: method, compare=False)
-
-    def adjoint_method(self, method: Method) -> Method:
-        return self.wrap(super().adjoint_method(method))
-
-
-def _warm(gradient: Gradient, visit: _Visit) -> Gradient:
-    if not isinstance(gradient, Implicit):
-        return gradient
-    return _WarmImplicit(gradient.solver, gradient.stop, gradient.max_steps, visit.warm)
+    def on_adjoint(self, found: Iterates) -> None:
+        """Keeps what the backward solve found."""
+        if self.visit.starts.adjoint and self.backward == 1:
+            self.visit.starts.write(f"{self.name}#adjoint", self.visit.rows, found.value, found.status)
 
 
 @contextlib.contextmanager
-def _shadowed(module: nn.Module, own: dict[str, Any]) -> Iterator[None]:
-    """Puts attributes of one object in front of those it has."""
-    mine = vars(module)
-    before = {name: mine[name] for name in own if name in mine}
-    mine.update(own)
+def _hooked(module: ImplicitModel | DEQ, visit: _Visit) -> Iterator[None]:
+    """Has a module ask for the hooks of its solves."""
+    before, module.hooks = module.hooks, visit
     try:
         yield
     finally:
-        for name in own:
-            del mine[name]
-        mine.update(before)
+        module.hooks = before
 
 
 def _solvers_of(model: nn.Module) -> dict[str, ImplicitModel | DEQ]:
@@ -272,7 +204,7 @@ def _solvers_of(model: nn.Module) -> dict[str, ImplicitModel | DEQ]:
 def _require_independence(name: str, part: ImplicitModel | DEQ) -> None:
     """Raises where the result depends on the start by more than a tolerance."""
     where = f"{type(part).__name__} {name!r}" if name else type(part).__name__
-    stop = make_method(part.solver, part.stop, part.max_steps, part.on_failure).stop
+    stop = make_options(part.solver, part.stop, part.max_steps, part.on_failure).stop
     if not stop.certifies:
         raise InputError(
             f"warm starts would change the answers of {where}, which counts steps ({stop}); use Relative()"

@@ -16,7 +16,7 @@ import torch
 from wellposed.convex.problem import RowProblem
 from wellposed.convex.solvers.base import RowSolution, RowSolver, finished
 from wellposed.errors import require
-from wellposed.kernels.cpu.cache import keeping
+from wellposed.kernels.cpu.cache import njit_cached
 from wellposed_lab.config import Scale
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Context, Role, Run
@@ -83,7 +83,7 @@ def _compiled() -> Any:
     known_to_numba = require("numba.extending", extra="convex").register_jitable(error_model="numpy")
     for function in (descend, reset, copy, norm, bisect):
         known_to_numba(function)
-    return keeping(nogil=True, error_model="numpy")(bisect_all)
+    return njit_cached(nogil=True, error_model="numpy")(bisect_all)
 
 
 def descend(G: Any, c0: Any, level: float, allowed: Any, target: float, limit: int, a: Any, c: Any) -> int:

@@ -25,7 +25,6 @@ from wellposed.convex.claims import gap_claim
 from wellposed.data.images import Images, load_images
 from wellposed.equilibrium.solution import Solution
 from wellposed.forms import ImplicitForm
-from wellposed.kernels import explain
 from wellposed.models import ImplicitModel, save
 from wellposed.models.io.storage import load_reference
 from wellposed.robust.certification import Examination, Radius, examine_radii
@@ -274,7 +273,7 @@ def train_feedback(config: DemoConfig, train: Images, test: Images) -> Feedback:
         model.certificate(),
         reach(model, test),
         seconds,
-        str(explain(model, u)),
+        model.explain(u).partition("\n")[0],
     )
 
 

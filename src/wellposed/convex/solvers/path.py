@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wellposed.errors import require
-from wellposed.kernels.cpu.cache import keeping
+from wellposed.kernels.cpu.cache import njit_cached
 
 numba = require("numba", extra="convex")
 
@@ -19,7 +19,7 @@ NEAR = 1e-12  # what counts as equal, relative to the first lambda or to a colum
 CAPPED, FLOOR, CLOSED, LONG = range(4)  # why a path ended: at kappa, at lasso, gap closed, too many steps
 FREE, RETURNED, DEPENDENT, BARRED = range(4)  # whether a column may join
 
-compiled = keeping(nogil=True, error_model="numpy")
+compiled = njit_cached(nogil=True, error_model="numpy")
 part = numba.njit(error_model="numpy")
 summing = numba.njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 

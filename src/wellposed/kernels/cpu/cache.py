@@ -1,7 +1,7 @@
 """The cache of compiled functions that numba keeps on the disk.
 
-`keeping` compiles with a cache where numba finds a place for one; `stamp` tells numba when that cache is out of
-date.
+`njit_cached` compiles with a cache where numba finds a folder for one; `source_key` tells numba when that cache is
+out of date.
 """
 
 import zlib
@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from wellposed.equilibrium import loop
+from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
 
 
-def keeping(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def njit_cached(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Returns ``numba.njit`` with a cache on the disk; without one where no folder can be written to.
 
     numba keeps code beside its source or in the home folder, and refuses to compile if it may write to neither,
@@ -31,15 +33,14 @@ def keeping(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return compiled
 
 
-def stamp(*names: str) -> int:
-    """Returns a number that changes with the files of the kernels.
+def source_key() -> int:
+    """Returns a number that changes with all that is compiled in: the files of the kernels and shared constants.
 
-    numba looks for changes only in the file of the function that it has cached, not in those of what it calls.
-
-    Example:
-        >>> stamp("spec") == stamp("spec"), stamp("spec") == stamp("cpu/solve")
-        (True, False)
+    numba looks for changes only in the file of the function that it has cached, not in those of what it calls, and
+    takes constants of other modules as they were.
     """
-    files = [Path(__file__).parents[1] / f"{name}.py" for name in names]
-    texts = (f"{file.name} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files)
-    return zlib.crc32("\n".join(texts).encode()) + 1
+    folder = Path(__file__).parent
+    files = [*sorted(folder.glob("*.py")), folder.parent / "spec.py"]
+    texts = [f"{file.name} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files]
+    constants = loop.PERIOD, [(status.name, int(status)) for status in Status]
+    return zlib.crc32("\n".join([*texts, repr(constants)]).encode()) + 1

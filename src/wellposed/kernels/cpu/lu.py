@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from wellposed.errors import require
-from wellposed.kernels.cpu.cache import keeping
+from wellposed.kernels.cpu.cache import njit_cached
 from wellposed.kernels.cpu.simd import INDEX, VECTOR_BYTES, Memory, Sums, lanes_of, pointer_of
 
 numba = require("numba", extra="fast")
 _cgutils = require("numba.core.cgutils", extra="fast")
 _extending = require("numba.extending", extra="fast")
 _types = numba.types
-compiled = keeping(nogil=True, error_model="numpy")
+compiled = njit_cached(nogil=True, error_model="numpy")
 
 PIVOTS = 4  # rows that are subtracted from another at once
 

@@ -25,15 +25,17 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.linear import solve_rows
-from wellposed.equilibrium.loop import PERIOD, Iterates
+from wellposed.equilibrium.loop import PERIOD, Iterates, iterate
 from wellposed.equilibrium.maps import max_norm
+from wellposed.equilibrium.method import SolveOptions
 from wellposed.equilibrium.solution import Status, failed
 from wellposed.equilibrium.solvers import Anderson
 from wellposed.equilibrium.stopping import Relative, Step, Stopping
 from wellposed.errors import InputError
+from wellposed.kernels.cpu.engine import run_solve
 from wellposed.kernels.cpu.lu import aligned, collect, factorise, substitute
 from wellposed.kernels.cpu.simd import VECTOR_BYTES
-from wellposed.kernels.engine import CompiledLoop
+from wellposed.kernels.spec import LINEAR, kernel_spec, kind_of
 
 CHUNK = 1 << 25  # numbers of factorisations that are alive at once
 KEPT = 1 << 26  # numbers of factorisations that are kept for the backward pass
@@ -308,7 +310,14 @@ def _check(A: Tensor, v: Tensor, activation: Activation, stop: Stopping | None) 
 
 
 def _few_steps(f: AffineMap | TransposedMap, x0: Tensor, stop: Stopping, steps: int) -> Iterates:
-    return CompiledLoop(trace=True)(f, x0, Anderson(), stop, steps)
+    options, A = SolveOptions(Anderson(), stop, steps), f.factors[0]
+    if isinstance(f, TransposedMap):
+        kernel = kernel_spec((LINEAR, 0.0), options, x0.dtype)
+        return run_solve(A, f.offset, f.slope, x0, kernel, trace=True)
+    kind = kind_of(f.activation)
+    if kind is None:
+        return iterate(f, x0, options.solver, stop, steps)
+    return run_solve(A, f.v, None, x0, kernel_spec(kind, options, x0.dtype), trace=True)
 
 
 @dataclass

@@ -8,7 +8,7 @@ its lanes; hidden states, equilibria and what goes back in time stay where they 
 A group works in the memory of `cpu.solve`, one sequence a lane, and in rows of its own beside it. Outside,
 everything is stored with one column an element: what is side by side in a group is side by side in memory. `move`,
 `add`, `prepare` and `mark` are vector instructions between two solves: rows to and from memory, slopes and scales;
-`solve_group` is the solve of one time; `walk_group` and `unwind_group` are the loops over time, forward and
+`solve_group` is the solve of one time; `forward_group` and `backward_group` are the loops over time, forward and
 backward.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from wellposed.equilibrium.loop import PERIOD
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
-from wellposed.kernels.cpu.cache import keeping, stamp
+from wellposed.kernels.cpu.cache import njit_cached, source_key
 from wellposed.kernels.cpu.simd import (
     INDEX,
     ROWS,
@@ -35,26 +35,16 @@ from wellposed.kernels.cpu.simd import (
     pointer_of,
 )
 from wellposed.kernels.cpu.solve import (
-    ATOL,
     EVENT,
     FAILURES,
     FIRST,
     JUMPED,
-    KIND,
     L1,
-    LAST,
     LEAST,
-    MEMORY,
     RESIDUAL,
     REST,
-    RTOL,
-    RULE,
     SAMPLE,
-    SINGLE,
     SIZE,
-    SLOPE,
-    D,
-    V,
     advance,
     judge_lane,
 )
@@ -248,9 +238,11 @@ compiled = numba.njit(nogil=True, error_model="numpy")
 
 RUNNING, CONVERGED = int(Status.RUNNING), int(Status.CONVERGED)
 MAX_STEPS, NONFINITE = int(Status.MAX_STEPS), int(Status.NONFINITE)
-# Of `room`, rows of a group behind those of `cpu.solve`: accepted points (other vectors behind them), their
-# images, a product, single rows.
-POINT, IMAGE, OUT, ALIVE, SCALE = range(5)
+# `rows_of` names the rows of a group behind those of `cpu.solve`: accepted points (with inputs and hidden states
+# behind them), their images, a product, and two single rows: which lanes are alive, and scales of gradients.
+#
+#   n + p + h rows    n rows           h rows         1 row            1 row
+#   rows_of.point     rows_of.image    rows_of.out    rows_of.alive    rows_of.scale
 
 
 @compiled
@@ -299,7 +291,7 @@ def store(work: Any, at: int, width: int, matrix: Any, first: int, rows: int, co
 @compiled
 def begin(work: Any, at: Any, alive: int, lanes: Any, width: int, count: int) -> None:
     """Puts a new sample into each of the first lanes; the others rest."""
-    rows = at[SINGLE]
+    rows = at.single
     for i in range(width):
         lanes[SAMPLE * width + i] = i if i < count else -1
         work[alive + i] = 1 if i < count else 0
@@ -310,19 +302,19 @@ def begin(work: Any, at: Any, alive: int, lanes: Any, width: int, count: int) ->
 
 @compiled
 def finish(
-    work: Any, x: int, y: int, at: Any, room: Any, lanes: Any, width: int, now: int, n: int, counts: Any,
+    work: Any, x: int, y: int, at: Any, rows_of: Any, lanes: Any, width: int, now: int, n: int, counts: Any,
     numbers: Any, status: Any, steps: Any, first: int, vectors: int,
 ) -> int:  # fmt: skip
     """Keeps points that are accepted in a step, and their images; returns how many there are."""
-    rows, plain = at[SINGLE], counts[RULE] == TOLERANCE
-    due = not plain or (now + 1) % PERIOD == 0 or now + 1 == counts[LAST]
-    if not mark(work, rows, room[ALIVE], vectors, numbers[ATOL], numbers[RTOL], due):
+    rows, plain = at.single, counts.rule == TOLERANCE
+    due = not plain or (now + 1) % PERIOD == 0 or now + 1 == counts.max_steps
+    if not mark(work, rows, rows_of.alive, vectors, numbers.atol, numbers.rtol, due):
         return 0
     done, events = 0, rows + EVENT * width
     for i in range(vectors * (width // VECTORS)):
         if work[events + i] == 0:
             continue
-        limit = max(numbers[ATOL], numbers[RTOL] * work[rows + SIZE * width + i])
+        limit = max(numbers.atol, numbers.rtol * work[rows + SIZE * width + i])
         found = CONVERGED
         if not (plain and work[rows + L1 * width + i] < np.inf and work[rows + RESIDUAL * width + i] <= limit):
             found = judge_lane(work, x, at, width, i, now, n, counts, numbers)
@@ -331,16 +323,16 @@ def finish(
             continue
         done += 1
         status[first + i], steps[first + i] = found, now + 1
-        lanes[SAMPLE * width + i], work[room[ALIVE] + i] = -1, 0
+        lanes[SAMPLE * width + i], work[rows_of.alive + i] = -1, 0
     if done > 0:
-        choose(work, room[POINT], x, room[POINT], events, n, vectors)
-        choose(work, room[IMAGE], y, room[IMAGE], events, n, vectors)
+        choose(work, rows_of.point, x, rows_of.point, events, n, vectors)
+        choose(work, rows_of.image, y, rows_of.image, events, n, vectors)
     return done
 
 
 @compiled
 def solve_group(
-    work: Any, packed: Any, slots: Any, at: Any, room: Any, lanes: Any, width: int, n: int, count: int,
+    work: Any, packed: Any, slots: Any, at: Any, rows_of: Any, lanes: Any, width: int, n: int, count: int,
     counts: Any, numbers: Any, status: Any, steps: Any, first: int,
 ) -> None:  # fmt: skip
     """Solves for the samples in the first `count` lanes, from the points in the first slot.
@@ -348,20 +340,22 @@ def solve_group(
     The steps are those of `kernels.cpu.solve`, but all samples begin together, so that the last of them ends the
     solve in the middle of a cycle.
     """
-    memory, plain = len(slots) - 2, counts[MEMORY] == 0
+    memory, plain = len(slots) - 2, counts.memory == 0
     vectors = 1 if count * VECTORS <= width else VECTORS
-    begin(work, at, room[ALIVE], lanes, width, count)
+    begin(work, at, rows_of.alive, lanes, width, count)
     zero = count - count  # not a constant, for which numba would compile everything once more
     now, phase, origin, left = zero, zero, zero, count
-    residual, earliest = at[SINGLE] + RESIDUAL * width, at[SINGLE] + FIRST * width
+    residual, earliest = at.single + RESIDUAL * width, at.single + FIRST * width
     while True:
         target = 1 - origin if plain else 1 if phase > memory else origin + 1
         x, y = slots[origin], slots[target]
         multiply_tiles(work, packed, 0, x, y, n, n, width, vectors)
-        activate(work, y, x, at[V], at[D], at[SINGLE], n, vectors, counts[KIND], numbers[SLOPE])
+        activate(work, y, x, at.v, at.d, at.single, n, vectors, counts.kind, numbers.slope)
         if now == 0:
             move(work, residual, width, work, earliest, width, 1, VECTORS)
-        left -= finish(work, x, y, at, room, lanes, width, now, n, counts, numbers, status, steps, first, vectors)
+        left -= finish(
+            work, x, y, at, rows_of, lanes, width, now, n, counts, numbers, status, steps, first, vectors
+        )
         if left == 0:
             return
         now += 1
@@ -371,10 +365,9 @@ def solve_group(
             phase, origin = advance(work, slots, at, lanes, width, n, numbers, vectors, phase)
 
 
-kept = keeping(nogil=True, error_model="numpy")
+cached = njit_cached(nogil=True, error_model="numpy")
 
 # The files whose functions are compiled into these loops.
-PARTS = ("spec", "cpu/solve", "cpu/simd", "cpu/sequence")
 
 
 @compiled
@@ -466,7 +459,7 @@ def eliminate(system: Any, y: Any) -> None:
 def finish_directly(
     work: Any, A: Any, d: int, offset: int, y: int, width: int, system: Any, status: Any, column: int, count: int
 ) -> None:
-    """Factorises ``I - d A'`` for samples that were too slow; the last row of `system` is room for a solution."""
+    """Factorises ``I - d A'`` for samples that were too slow; the last row of `system` is for a solution."""
     n = A.shape[0]
     for s in range(count):
         if status[column + s] < MAX_STEPS:
@@ -485,16 +478,16 @@ def finish_directly(
 
 
 @compiled
-def walk_group(
+def forward_group(
     work: Any, packed: Any, parts: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any, warm: bool,
-    status: Any, steps: Any, lanes: Any, slots: Any, at: Any, room: Any, counts: Any, numbers: Any, offsets: Any,
-    backwards: bool, width: int, low: int, high: int,
+    status: Any, steps: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any, numbers: Any,
+    offsets: Any, backwards: bool, width: int, low: int, high: int,
 ) -> None:  # fmt: skip
     """Computes the sequences from `low` to `high`, no more than there are lanes."""
     of_B, of_C, inner = parts
     h, n = H.shape[0], slots[1] // width
     both = known.shape[0] - n  # inputs and hidden states
-    x, u, hidden = room[POINT], room[POINT] + n * width, room[POINT] + (n + both - h) * width
+    x, u, hidden = rows_of.point, rows_of.point + n * width, rows_of.point + (n + both - h) * width
     wipe(work, 0, len(work) // width)
     before = 0
     for turn in range(len(offsets) - 1):
@@ -506,31 +499,33 @@ def walk_group(
         before = count
         load(work, u, width, known, n, both - h, column, count)
         store(work, hidden, width, known, n + both - h, h, column, count)
-        multiply_tiles(work, packed, of_B, u, at[V], both, n, width, vectors)
-        add_bias(work, at[V], width, bias)
+        multiply_tiles(work, packed, of_B, u, at.v, both, n, width, vectors)
+        add_bias(work, at.v, width, bias)
         if warm:
             move(work, x, width, work, slots[0], width, n, VECTORS)
-            forget_zeros(work, at[V], slots[0], n, width)
+            forget_zeros(work, at.v, slots[0], n, width)
         else:
             wipe(work, slots[0], n)
-        solve_group(work, packed, slots, at, room, lanes, width, n, count, counts, numbers, status, steps, column)
-        multiply_tiles(work, packed, of_C, x, room[OUT], inner, h, width, vectors)
+        solve_group(
+            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column
+        )
+        multiply_tiles(work, packed, of_C, x, rows_of.out, inner, h, width, vectors)
         store(work, x, width, known, 0, n, column, count)
-        store(work, room[IMAGE], width, images, 0, images.shape[0], column, count)
-        store(work, room[OUT], width, H, 0, h, column, count)
-        move(work, room[OUT], width, work, hidden, width, h, VECTORS)
+        store(work, rows_of.image, width, images, 0, images.shape[0], column, count)
+        store(work, rows_of.out, width, H, 0, h, column, count)
+        move(work, rows_of.out, width, work, hidden, width, h, VECTORS)
 
 
 @compiled
-def unwind_group(
+def backward_group(
     work: Any, packed: Any, parts: Any, A: Any, images: Any, outer: Any, found: Any, first: Any, kind: int,
-    slope: float, system: Any, status: Any, steps: Any, lanes: Any, slots: Any, at: Any, room: Any, counts: Any,
+    slope: float, system: Any, status: Any, steps: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any,
     numbers: Any, offsets: Any, backwards: bool, width: int, low: int, high: int,
 ) -> None:  # fmt: skip
     """Goes back through the sequences from `low` to `high`, no more than there are lanes."""
     of_B, of_C, inner = parts
     n, h = A.shape[0], first.shape[1]
-    y, gradient, carry, scale = room[POINT], room[POINT] + n * width, room[OUT], room[SCALE]
+    y, gradient, carry, scale = rows_of.point, rows_of.point + n * width, rows_of.out, rows_of.scale
     wipe(work, 0, len(work) // width)
     for turn in range(len(offsets) - 2, -1, -1):
         column, count = lanes_at(offsets, turn, backwards, low, high)
@@ -540,14 +535,16 @@ def unwind_group(
         load(work, gradient, width, found, n, h, column, count)
         add(work, gradient, carry, h, vectors)
         store(work, gradient, width, found, n, h, column, count)
-        multiply_tiles(work, packed, of_C, gradient, at[V], h, n, width, vectors)
-        add_rows(work, at[V], width, outer, column, count)
-        load(work, at[D], width, images, 0, n, column, count)
-        prepare(work, at[V], at[D], scale, n, vectors, kind, slope)
+        multiply_tiles(work, packed, of_C, gradient, at.v, h, n, width, vectors)
+        add_rows(work, at.v, width, outer, column, count)
+        load(work, at.d, width, images, 0, n, column, count)
+        prepare(work, at.v, at.d, scale, n, vectors, kind, slope)
         wipe(work, slots[0], n)
-        solve_group(work, packed, slots, at, room, lanes, width, n, count, counts, numbers, status, steps, column)
+        solve_group(
+            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column
+        )
         if system.shape[0] > 0:
-            finish_directly(work, A, at[D], at[V], y, width, system, status, column, count)
+            finish_directly(work, A, at.d, at.v, y, width, system, status, column, count)
         stretch(work, y, scale, n, vectors)
         store(work, y, width, found, 0, n, column, count)
         multiply_tiles(work, packed, of_B, y, carry, inner, h, width, vectors)
@@ -555,22 +552,22 @@ def unwind_group(
         leave(work, carry, width, first, low, before, count)
 
 
-def _make_walk(stamp: int) -> Any:
+def _make_forward(key: int) -> Any:
     """Returns the forward loop; what a function closes over is part of its place in numba's cache."""
 
-    @kept
-    def walk(
+    @cached
+    def forward(
         A: Any, B: Any, C: Any, feedthrough: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any,
         warm: bool, status: Any, steps: Any, work: Any, packed: Any, lanes: Any, slots: Any, at: Any,
-        room: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
+        rows_of: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
     ) -> None:  # fmt: skip
         """Computes the sequences from `low` to `high`.
 
         The rows of `known` are states, inputs (given) and hidden states before; `images` may be empty.
         """
-        work, packed, lanes, numbers = borrow(work), borrow(packed), borrow(lanes), borrow(numbers)
+        work, packed, lanes = borrow(work), borrow(packed), borrow(lanes)
         known, images, H, status, steps = borrow(known), borrow(images), borrow(H), borrow(status), borrow(steps)
-        n, both, width = A.shape[0], B.shape[1], lanes.shape[0] // 3 if stamp else 0
+        n, both, width = A.shape[0], B.shape[1], lanes.shape[0] // 3 if key else 0
         inner = n + both if feedthrough.shape[0] > 0 else n
         of_B = padded(n) * n
         of_C = of_B + padded(n) * both
@@ -580,33 +577,33 @@ def _make_walk(stamp: int) -> Any:
         if inner > n:
             pack_block(packed, of_C, inner, n, feedthrough, False, 0)
         for begin in range(low, high, width):
-            walk_group(
+            forward_group(
                 work, packed, (of_B, of_C, inner), bias, h0, known, images, H, warm, status, steps, lanes, slots,
-                at, room, counts, numbers, offsets, backwards, width, begin, min(high, begin + width),
+                at, rows_of, counts, numbers, offsets, backwards, width, begin, min(high, begin + width),
             )  # fmt: skip
 
-    return walk
+    return forward
 
 
-def _make_unwind(stamp: int) -> Any:
+def _make_backward(key: int) -> Any:
     """Returns the backward loop."""
 
-    @kept
-    def unwind(
+    @cached
+    def backward(
         A: Any, B: Any, C: Any, feedthrough: Any, images: Any, outer: Any, found: Any, first: Any, kind: int,
         slope: float, system: Any, status: Any, steps: Any, work: Any, packed: Any, lanes: Any, slots: Any,
-        at: Any, room: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
+        at: Any, rows_of: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
     ) -> None:  # fmt: skip
         """Solves ``y = d (A'y + g)`` from the last time to the first, for the sequences from `low` to `high`.
 
         The rows of `found` are y and the gradients of the hidden states (given: those as outputs); `outer` are
         the gradients of the states as outputs, or empty; `first` become those of the first hidden states.
         """
-        work, packed, lanes, numbers = borrow(work), borrow(packed), borrow(lanes), borrow(numbers)
+        work, packed, lanes = borrow(work), borrow(packed), borrow(lanes)
         found, images, outer, status, steps = (
             borrow(found), borrow(images), borrow(outer), borrow(status), borrow(steps),
         )  # fmt: skip
-        n, h, width = A.shape[0], C.shape[0], lanes.shape[0] // 3 if stamp else 0
+        n, h, width = A.shape[0], C.shape[0], lanes.shape[0] // 3 if key else 0
         inputs, inner = B.shape[1] - h, n + h if feedthrough.shape[0] > 0 else n
         of_C = padded(n) * n
         of_B = of_C + padded(n) * h
@@ -616,13 +613,13 @@ def _make_unwind(stamp: int) -> Any:
         if inner > n:
             pack_block(packed, of_B, inner, n, feedthrough, True, inputs)
         for begin in range(low, high, width):
-            unwind_group(
+            backward_group(
                 work, packed, (of_B, of_C, inner), A, images, outer, found, first, kind, slope, system, status,
-                steps, lanes, slots, at, room, counts, numbers, offsets, backwards, width, begin,
+                steps, lanes, slots, at, rows_of, counts, numbers, offsets, backwards, width, begin,
                 min(high, begin + width),
             )  # fmt: skip
 
-    return unwind
+    return backward
 
 
-walk, unwind = _make_walk(stamp(*PARTS)), _make_unwind(stamp(*PARTS))
+forward, backward = _make_forward(source_key()), _make_backward(source_key())

@@ -21,7 +21,7 @@ import numpy as np
 from wellposed.equilibrium.loop import PERIOD
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
-from wellposed.kernels.cpu.cache import keeping, stamp
+from wellposed.kernels.cpu.cache import njit_cached, source_key
 from wellposed.kernels.cpu.simd import (
     ROWS,
     VECTOR_BYTES,  # noqa: F401  the engine sizes its buffers by it
@@ -40,18 +40,18 @@ from wellposed.kernels.spec import COUNTED, RELU, SETTLED, SLOPED, TANH, TOLERAN
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
-kept = keeping(nogil=True, error_model="numpy")
+cached = njit_cached(nogil=True, error_model="numpy")
 
 RUNNING, CONVERGED, STAGNATED = int(Status.RUNNING), int(Status.CONVERGED), int(Status.STAGNATED)
 STEPS_DONE, MAX_STEPS = int(Status.STEPS_DONE), int(Status.MAX_STEPS)
 DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 
-# The buffer of a group: rows of `width` lanes, as `engine.lay_out` plans them, with the memory m of the solver.
+# The workspace of a group: rows of `width` lanes, as `cpu.engine.plan_workspace` plans them, for a solver with the
+# memory m.
 #
 #   m + 2 points of n rows    n rows    n rows    14 + m (m + 3) / 2 + 1 rows    m + 1 rows      a row a look
 #   points of a cycle         v         d         single rows                    solution        minima
-#   slots[0], slots[1], ...   at[V]     at[D]     at[SINGLE]                     at[SOLUTION]    at[MINIMA]
-V, D, SINGLE, SOLUTION, MINIMA = range(5)  # of `at`
+#   slots[0], slots[1], ...   at.v      at.d      at.single                      at.solution     at.minima
 # Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm before and the one to beat;
 # the first residual and the least since the last look; cycles to sit out, failures in a row; who has jumped, who
 # in vain, who needs a look; room for jumps; the least squares problem.
@@ -60,11 +60,9 @@ RESIDUAL, SIZE, L1, PREVIOUS, TARGET, FIRST, LEAST, REST, FAILURES, JUMPED, FAIL
 )
 SAMPLE, BIRTH, DUE = range(3)  # of `lanes`
 NEVER = 1 << 62
-KIND, MEMORY, RULE, LIMIT, LAST = range(5)  # of `counts`
-SLOPE, WORTH, PATIENCE, RIDGE, ATOL, RTOL, EPS = range(7)  # of `numbers`
 
 
-@kept
+@cached
 def pack(A: Any, transpose: bool, packed: Any) -> None:
     """Copies A (or A') in tiles of rows, column by column; rows beyond the last are zero."""
     n = A.shape[0]
@@ -80,7 +78,7 @@ def pack(A: Any, transpose: bool, packed: Any) -> None:
                 packed[start + k * ROWS] = A[row, k]
 
 
-@kept
+@cached
 def prepare_adjoint(z: Any, g: Any, kind: int, slope: float, d: Any, offset: Any, scale: Any) -> None:
     """Writes the slopes d = phi'(z), the size of every row of g (one for zeros) and ``d g`` divided by it."""
     one, zero = z.dtype.type(1), z.dtype.type(0)
@@ -108,8 +106,8 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Evaluates the map for a group, from the point at `x` to the one at `y`, and measures the residual."""
     # Only adjoints look at d, and they have no sparse product: there is room.
-    multiply(work, matrix, x, y, at[D], n, width, vectors, alone)
-    activate(work, y, x, at[V], at[D], at[SINGLE], n, vectors, kind, slope)
+    multiply(work, matrix, x, y, at.d, n, width, vectors, alone)
+    activate(work, y, x, at.v, at.d, at.single, n, vectors, kind, slope)
 
 
 @compiled
@@ -117,7 +115,7 @@ def refill(
     work: Any, x: int, at: Any, lanes: Any, width: int, v: Any, d: Any, x0: Any, now: int, waiting: int, end: int
 ) -> int:
     """Gives free lanes the next samples; returns the first that waits."""
-    n, rows = v.shape[1], at[SINGLE]
+    n, rows = v.shape[1], at.single
     for i in range(width):
         if waiting >= end:
             break
@@ -129,12 +127,12 @@ def refill(
         for row in (REST, FAILURES, JUMPED):
             work[rows + row * width + i] = 0
         for k in range(n):
-            work[at[V] + k * width + i] = v[waiting, k]
+            work[at.v + k * width + i] = v[waiting, k]
         for k in range(n):
             work[x + k * width + i] = x0[waiting, k] if x0.shape[0] > 0 else 0
         if d.shape[0] > 0:
             for k in range(n):
-                work[at[D] + k * width + i] = d[waiting, k]
+                work[at.d + k * width + i] = d[waiting, k]
         waiting += 1
     return waiting
 
@@ -150,7 +148,7 @@ def gather(work: Any, x: int, at: Any, lanes: Any, width: int, n: int, looks: in
             free += 1
         if free >= i:
             continue
-        for start, count in ((x, n), (at[V], n), (at[D], n), (at[SINGLE], PROBLEM), (at[MINIMA], looks)):
+        for start, count in ((x, n), (at.v, n), (at.d, n), (at.single, PROBLEM), (at.minima, looks)):
             for row in range(count):
                 work[start + row * width + free] = work[start + row * width + i]
         for row in range(3):
@@ -161,8 +159,8 @@ def gather(work: Any, x: int, at: Any, lanes: Any, width: int, n: int, looks: in
 @compiled
 def stands_still(work: Any, x: int, at: Any, i: int, steps: int, n: int, width: int, eps: float) -> bool:
     """Tells whether a residual stopped falling at the rounding level of the map; looks at fixed step numbers."""
-    rows, known = at[SINGLE], steps // PERIOD
-    newest = at[MINIMA] + (known - 1) * width + i
+    rows, known = at.single, steps // PERIOD
+    newest = at.minima + (known - 1) * width + i
     work[newest] = work[rows + LEAST * width + i]
     work[rows + LEAST * width + i] = np.inf
     if known < 2:
@@ -185,18 +183,18 @@ def verdict(residual: float, size: float, l1: float, index: int, counts: Any, nu
     """Applies the stopping rule to one sample."""
     if not (residual < np.inf and l1 == l1):
         return NONFINITE
-    if counts[RULE] == COUNTED:
-        return STEPS_DONE if index >= counts[LIMIT] else RUNNING
-    if counts[RULE] == SETTLED:
-        return CONVERGED if residual == 0 or index >= counts[LIMIT] else RUNNING
-    return CONVERGED if residual <= max(numbers[ATOL], numbers[RTOL] * size) else RUNNING
+    if counts.rule == COUNTED:
+        return STEPS_DONE if index >= counts.limit else RUNNING
+    if counts.rule == SETTLED:
+        return CONVERGED if residual == 0 or index >= counts.limit else RUNNING
+    return CONVERGED if residual <= max(numbers.atol, numbers.rtol * size) else RUNNING
 
 
 @compiled
 def find_events(work: Any, at: Any, lanes: Any, width: int, now: int, always: bool, numbers: Any) -> int:
     """Marks lanes that need a look: accepted, not finite or due. Its loops run over vectors."""
-    rows, count = at[SINGLE], 0
-    atol, rtol, infinite = numbers[ATOL], numbers[RTOL], numbers.dtype.type(np.inf)
+    rows, count = at.single, 0
+    atol, rtol, infinite = numbers.atol, numbers.rtol, work.dtype.type(np.inf)
     for i in range(width):
         residual, l1 = work[rows + RESIDUAL * width + i], work[rows + L1 * width + i]
         work[rows + LEAST * width + i] = min(work[rows + LEAST * width + i], residual)
@@ -215,15 +213,15 @@ def judge_lane(
     work: Any, x: int, at: Any, width: int, i: int, index: int, n: int, counts: Any, numbers: Any
 ) -> int:
     """Returns the status of a lane after a step, RUNNING if it goes on."""
-    rows = at[SINGLE]
+    rows = at.single
     residual, size = work[rows + RESIDUAL * width + i], work[rows + SIZE * width + i]
     found = verdict(residual, size, work[rows + L1 * width + i], index, counts, numbers)
     if index == 0:
         work[rows + FIRST * width + i] = residual
-    look = counts[RULE] != COUNTED and (index + 1) % PERIOD == 0
-    if found == RUNNING and look and stands_still(work, x, at, i, index + 1, n, width, numbers[EPS]):
+    look = counts.rule != COUNTED and (index + 1) % PERIOD == 0
+    if found == RUNNING and look and stands_still(work, x, at, i, index + 1, n, width, numbers.eps):
         return STAGNATED
-    if found == RUNNING and index + 1 == counts[LAST]:
+    if found == RUNNING and index + 1 == counts.max_steps:
         return DIVERGED if residual > 1000 * work[rows + FIRST * width + i] else MAX_STEPS
     return int(found)
 
@@ -234,8 +232,8 @@ def note(work: Any, at: Any, lanes: Any, width: int, now: int, trace: Any) -> No
     for i in range(width):
         s = lanes[SAMPLE * width + i]
         if s >= 0:
-            l1 = work[at[SINGLE] + L1 * width + i]
-            residual = work[at[SINGLE] + RESIDUAL * width + i]
+            l1 = work[at.single + L1 * width + i]
+            residual = work[at.single + RESIDUAL * width + i]
             trace[now - lanes[BIRTH * width + i], s] = residual if l1 == l1 else np.nan
 
 
@@ -246,16 +244,16 @@ def settle(
 ) -> int:  # fmt: skip
     """Writes what has finished in a step; returns the number of samples that have."""
     n, done = value.shape[1], 0
-    if find_events(work, at, lanes, width, now, counts[RULE] != TOLERANCE, numbers) == 0:
+    if find_events(work, at, lanes, width, now, counts.rule != TOLERANCE, numbers) == 0:
         return 0
     for i in range(width):
-        if work[at[SINGLE] + EVENT * width + i] == 0 or lanes[DUE * width + i] == NEVER:
+        if work[at.single + EVENT * width + i] == 0 or lanes[DUE * width + i] == NEVER:
             continue
         s, birth = lanes[SAMPLE * width + i], lanes[BIRTH * width + i]
         index = now - birth
         found = judge_lane(work, x, at, width, i, index, n, counts, numbers)
         if found == RUNNING:
-            lanes[DUE * width + i] = birth + min((index + 1) // PERIOD * PERIOD + PERIOD, counts[LAST]) - 1
+            lanes[DUE * width + i] = birth + min((index + 1) // PERIOD * PERIOD + PERIOD, counts.max_steps) - 1
             continue
         done += 1
         status[s], steps[s] = found, index + 1
@@ -286,14 +284,14 @@ def measure_rates(work: Any, rows: int, width: int, numbers: Any) -> None:
     for i in range(width):
         rate = work[rows + L1 * width + i] / work[rows + PREVIOUS * width + i]
         work[rows + RATE * width + i] = min(rate, work.dtype.type(1))
-    raise_rates(work, rows, width, numbers[PATIENCE], rows + SLOW * width)
-    raise_rates(work, rows, width, numbers[WORTH], rows + TARGET * width)
+    raise_rates(work, rows, width, numbers.patience, rows + SLOW * width)
+    raise_rates(work, rows, width, numbers.worth, rows + TARGET * width)
 
 
 @compiled
 def candidates(work: Any, rows: int, size: int, lanes: Any, width: int, numbers: Any) -> int:
     """Decides which lanes may jump, given the sizes of their last points at `size`; returns how many."""
-    count, goal = 0, 8 * numbers[EPS]
+    count, goal = 0, 8 * numbers.eps
     for i in range(width):
         slow = work[rows + SLOW * width + i] > goal * work[size + i]
         work[rows + JUMPED * width + i] = slow & (work[rows + REST * width + i] <= 0)
@@ -320,7 +318,7 @@ def forget(work: Any, problem: int, width: int, memory: int, count: int) -> None
 @compiled
 def jump(work: Any, slots: Any, at: Any, lanes: Any, width: int, n: int, numbers: Any, vectors: int) -> bool:
     """Extrapolates from the points of a cycle, over the first of them, in lanes where that may pay."""
-    memory, rows = len(slots) - 2, at[SINGLE]
+    memory, rows = len(slots) - 2, at.single
     problem = rows + PROBLEM * width
     measure_rates(work, rows, width, numbers)
     # No norm is below the largest entry: what need not jump by that measure need not by the l1 norm.
@@ -332,10 +330,10 @@ def jump(work: Any, slots: Any, at: Any, lanes: Any, width: int, n: int, numbers
         return False
     if n < memory:
         forget(work, problem, width, memory, memory - n)
-    weigh(work, slots, problem, at[SOLUTION], rows + JUMPED * width, numbers[RIDGE], vectors)
-    combine(work, slots, at[SOLUTION], n, vectors)
+    weigh(work, slots, problem, at.solution, rows + JUMPED * width, numbers.ridge, vectors)
+    combine(work, slots, at.solution, n, vectors)
     for i in range(width):
-        if work[rows + JUMPED * width + i] > 0 and not work[at[SOLUTION] + memory * width + i] < np.inf:
+        if work[rows + JUMPED * width + i] > 0 and not work[at.solution + memory * width + i] < np.inf:
             work[rows + JUMPED * width + i] = 0
             for k in range(n):
                 work[slots[0] + k * width + i] = work[slots[memory + 1] + k * width + i]
@@ -345,7 +343,7 @@ def jump(work: Any, slots: Any, at: Any, lanes: Any, width: int, n: int, numbers
 @compiled
 def judge(work: Any, slots: Any, at: Any, width: int, n: int, vectors: int) -> None:
     """Goes on from the jump where it paid, from the last plain point elsewhere."""
-    memory, rows = len(slots) - 2, at[SINGLE]
+    memory, rows = len(slots) - 2, at.single
     for i in range(width):
         jumped = work[rows + JUMPED * width + i] > 0
         failed = jumped & (not work[rows + L1 * width + i] <= work[rows + TARGET * width + i])
@@ -366,7 +364,7 @@ def advance(
 
     Phases 0 to `memory` evaluate plain points, the one after them a jump.
     """
-    memory, rows = len(slots) - 2, at[SINGLE]
+    memory, rows = len(slots) - 2, at.single
     if phase > memory:
         judge(work, slots, at, width, n, vectors)
         return 0, 0
@@ -392,8 +390,8 @@ def walk_runs(work: Any, matrix: Any, x: int, at: Any, width: int, kind: int, sl
     for place in range(0, len(runs), 2):
         first, last = runs[place], runs[place + 1]
         multiply_rows(work, matrix, x, x, first, last, vectors)
-        here, v, d = x + first * width, at[V] + first * width, at[D] + first * width
-        activate(work, here, here, v, d, at[SINGLE], last - first, vectors, kind, slope)
+        here, v, d = x + first * width, at.v + first * width, at.d + first * width
+        activate(work, here, here, v, d, at.single, last - first, vectors, kind, slope)
 
 
 @compiled
@@ -436,14 +434,11 @@ def _substitute(
         work: Any, matrix: Any, x: Any, scratch: Any, at: Any, lanes: Any, width: Any, now: Any, n: Any,
         counts: Any, numbers: Any, vectors: Any,
     ) -> None:  # fmt: skip
-        if len(matrix[3]) > 0 and counts[RULE] != COUNTED:
-            walk_runs(work, matrix, scratch, at, width, counts[KIND], numbers[SLOPE], vectors)
+        if len(matrix[3]) > 0 and counts.rule != COUNTED:
+            walk_runs(work, matrix, scratch, at, width, counts.kind, numbers.slope, vectors)
             take_over(work, x, scratch, lanes, width, now, n)
 
     return sparse if isinstance(matrix, _types.BaseTuple) else dense
-
-
-PARTS = ("spec", "cpu/solve", "cpu/simd", "cpu/sparse_rows")
 
 
 @compiled
@@ -453,7 +448,7 @@ def clear(work: Any, lanes: Any, width: int, slots: Any, at: Any) -> None:
         lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
     for i in range(slots[0], slots[1]):
         work[i] = 0
-    for i in range(at[V], at[SINGLE] + PROBLEM * width):
+    for i in range(at.v, at.single + PROBLEM * width):
         work[i] = 0
 
 
@@ -478,20 +473,20 @@ def leave(work: Any, out: int, bias: Any, y: Any, first: int, size: int, width: 
                 y[first + i, k] += bias[k]
 
 
-def _make_solve(stamp: int) -> Any:
+def _make_solve(key: int) -> Any:
     """Returns the kernel; what a function closes over is part of its place in numba's cache."""
 
-    @kept
+    @cached
     def solve(
         packed: Any, v: Any, d: Any, x0: Any, value: Any, status: Any, steps: Any, trace: Any, work: Any,
         lanes: Any, slots: Any, at: Any, counts: Any, numbers: Any, begin: int, end: int,
     ) -> int:  # fmt: skip
         """Solves the samples from `begin` to `end`; returns the number of evaluations of groups."""
-        work, lanes, packed, numbers = borrow(work), borrow(lanes), borrow(packed), borrow(numbers)
+        work, lanes, packed = borrow(work), borrow(lanes), borrow(packed)
         v, d, x0, trace = borrow(v), borrow(d), borrow(x0), borrow(trace)
         value, status, steps = borrow(value), borrow(status), borrow(steps)
-        n, width = v.shape[1], lanes.shape[0] // 3 if stamp else 0
-        memory, plain, half = len(slots) - 2, counts[MEMORY] == 0, width // VECTORS
+        n, width = v.shape[1], lanes.shape[0] // 3 if key else 0
+        memory, plain, half = len(slots) - 2, counts.memory == 0, width // VECTORS
         vectors, alone = 1 if end - begin <= half else VECTORS, end - begin == 1
         clear(work, lanes, width, slots, at)
         zero = begin - begin  # not a constant, for which numba would compile everything once more
@@ -509,11 +504,11 @@ def _make_solve(stamp: int) -> Any:
                 if left == 0:
                     return now
                 if vectors > 1 and waiting >= end and left <= half:
-                    gather(work, slots[origin], at, lanes, width, n, counts[LAST] // PERIOD + 1)
+                    gather(work, slots[origin], at, lanes, width, n, counts.max_steps // PERIOD + 1)
                     vectors = 1
             target = 1 - origin if plain else 1 if phase > memory else origin + 1
             evaluate(
-                work, packed, slots[origin], slots[target], at, n, width, counts[KIND], numbers[SLOPE], vectors,
+                work, packed, slots[origin], slots[target], at, n, width, counts.kind, numbers.slope, vectors,
                 alone,
             )  # fmt: skip
             if trace.shape[0] > 0:
@@ -530,14 +525,14 @@ def _make_solve(stamp: int) -> Any:
     return solve
 
 
-def _make_spread(stamp: int) -> Any:
+def _make_spread(key: int) -> Any:
     """Returns the product of a sparse matrix with samples, outside of a solve."""
 
-    @kept
+    @cached
     def spread(matrix: Any, u: Any, bias: Any, y: Any, work: Any, width: int, begin: int, end: int) -> None:
         """Writes ``Wu + b`` for the samples from `begin` to `end`, a group at a time."""
         matrix, u, bias, y, work = borrow(matrix), borrow(u), borrow(bias), borrow(y), borrow(work)
-        rows, half = y.shape[1] if stamp else 0, width // VECTORS
+        rows, half = y.shape[1] if key else 0, width // VECTORS
         out = u.shape[1] * width
         for first in range(begin, end, width):
             size = min(width, end - first)
@@ -553,4 +548,4 @@ def _make_spread(stamp: int) -> Any:
     return spread
 
 
-solve, spread = _make_solve(stamp(*PARTS)), _make_spread(stamp(*PARTS))
+solve, spread = _make_solve(source_key()), _make_spread(source_key())

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from wellposed.kernels.cpu.cache import keeping
+from wellposed.kernels.cpu.cache import njit_cached
 from wellposed.kernels.cpu.simd import QUAD
 
-kept = keeping(nogil=True, error_model="numpy")
+cached = njit_cached(nogil=True, error_model="numpy")
 
 
-@kept
+@cached
 def count(A: Any, starts: Any) -> int:
     """Writes where the padded rows of A begin; returns the number of entries that are not zero."""
     total = 0
@@ -23,7 +23,7 @@ def count(A: Any, starts: Any) -> int:
     return total
 
 
-@kept
+@cached
 def fill(A: Any, starts: Any, values: Any, columns: Any) -> None:
     """Writes entries and their columns; padding repeats the last column with the value zero."""
     for row in range(A.shape[0]):
@@ -36,7 +36,7 @@ def fill(A: Any, starts: Any, values: Any, columns: Any) -> None:
             values[rest], columns[rest] = 0, columns[at - 1]
 
 
-@kept
+@cached
 def turn_over(columns: Any, starts: Any) -> Any:
     """Returns which rows have an entry in a column, one column after the other, and where columns begin."""
     n = len(starts) - 1
@@ -53,7 +53,7 @@ def turn_over(columns: Any, starts: Any) -> Any:
     return users, first
 
 
-@kept
+@cached
 def find_levels(columns: Any, starts: Any, level: Any) -> int:
     """Writes the length of the longest way that leads to a state; returns the number of levels, 0 for a cycle.
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.loop import PERIOD
-from wellposed.kernels.device import RESIDENT, call, interpreted
+from wellposed.kernels.gpu.engine import RESIDENT, call, interpreted
 from wellposed.kernels.gpu.solve import flag_nonfinite, solve_resident, solve_streamed, split_float16
-from wellposed.kernels.spec import Recipe
+from wellposed.kernels.spec import KernelSpec
 
 OUTPUTS = 1024  # that a program looks at
 FILLING = 2048  # samples that keep a device busy in blocks of 16
@@ -84,7 +84,7 @@ class Answer:
 
 
 def launch(
-    A: Tensor, v: Tensor, d: Tensor | None, x0: Tensor | None, recipe: Recipe, flag: Tensor, *,
+    A: Tensor, v: Tensor, d: Tensor | None, x0: Tensor | None, spec: KernelSpec, flag: Tensor, *,
     trace: bool = False, saves: bool = False, scaled: bool = False, shape: Shape | None = None,
 ) -> Answer:  # fmt: skip
     """Launches a solve and waits for nothing.
@@ -94,7 +94,7 @@ def launch(
         v: ``(B, n)``; with `scaled` the gradient g of an adjoint ``y = d (Ay + g)``.
         d: slopes of an adjoint.
         x0: start; zeros if None.
-        recipe: how.
+        spec: how.
         flag: one int32 that the device can reach; becomes 1 if a sample has failed.
         trace: whether residuals are wanted.
         saves: whether slopes are.
@@ -103,9 +103,9 @@ def launch(
     """
     batch, n = v.shape
     v, d, x0 = v.contiguous(), v if d is None else d.contiguous(), x0 if x0 is None else x0.contiguous()
-    layout = lay_out(n, batch, v.dtype, recipe, shape)
-    scratch = v.new_empty(layout.scratch, dtype=layout.wide)
-    residuals = v.new_empty((recipe.max_steps if trace else 0, batch), dtype=layout.wide)
+    plan = plan_launch(n, batch, v.dtype, spec, shape)
+    scratch = v.new_empty(plan.scratch, dtype=plan.wide)
+    residuals = v.new_empty((spec.max_steps if trace else 0, batch), dtype=plan.wide)
     value, slopes = torch.empty_like(v), torch.empty_like(v) if saves else v
     status, steps = v.new_empty(batch, dtype=torch.int8), v.new_empty(batch, dtype=torch.int64)
     answer = Answer(value, slopes, status, steps, residuals)
@@ -114,28 +114,28 @@ def launch(
     flags = {"STARTS": x0 is not None, "SAVES": saves, "SCALED": scaled, "TRACED": trace}
     tensors = v, d, v if x0 is None else x0, value, slopes, status, steps, scratch, residuals
     strides = A.stride()
-    kind = recipe, layout.shape, n, strides, x0 is None, saves, scaled, trace, v.dtype
-    numbers = batch, n, *strides, *layout.numbers
-    constants = layout.front | flags | layout.back
-    if layout.shape.tile:
-        matrix = split_matrix(A, layout.width) if v.dtype == torch.float32 else (A, A, A)
+    kind = spec, plan.shape, n, strides, x0 is None, saves, scaled, trace, v.dtype
+    numbers = batch, n, *strides, *plan.numbers
+    constants = plan.front | flags | plan.back
+    if plan.shape.tile:
+        matrix = split_matrix(A, plan.width) if v.dtype == torch.float32 else (A, A, A)
         call(
             solve_streamed,
-            layout.blocks(batch),
+            plan.blocks(batch),
             kind,
             (*matrix, *tensors),
             numbers,
             constants,
-            layout.options,
+            plan.options,
             flag,
         )
     else:
-        call(solve_resident, layout.blocks(batch), kind, (A, *tensors), numbers, constants, layout.options, flag)
+        call(solve_resident, plan.blocks(batch), kind, (A, *tensors), numbers, constants, plan.options, flag)
     return answer
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class LaunchPlan:
     """Everything about a launch that does not change from call to call.
 
     Attributes:
@@ -143,7 +143,7 @@ class Layout:
         width: states with their padding.
         wide: dtype of the iterates.
         scratch: numbers of the scratch buffer.
-        numbers: of the recipe, as the kernels take them.
+        numbers: of the spec, as the kernels take them.
         front, back: constants of the kernels, before and after the flags of a call.
         options: of the compiler.
     """
@@ -163,25 +163,25 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=256)
-def lay_out(n: int, batch: int, dtype: torch.dtype, recipe: Recipe, shape: Shape | None) -> Layout:
+def plan_launch(n: int, batch: int, dtype: torch.dtype, spec: KernelSpec, shape: Shape | None) -> LaunchPlan:
     """Plans launches of one kind."""
     shape = choose_shape(n, batch, dtype.itemsize) if shape is None else shape
     width, blocks = _width(n, shape), -(-batch // shape.block)
-    points = (recipe.memory + 2) * blocks * shape.block * width
+    points = (spec.memory + 2) * blocks * shape.block * width
     numbers = (
-        recipe.atol, recipe.rtol, torch.finfo(dtype).eps, recipe.limit, recipe.max_steps, recipe.worth,
-        recipe.patience, recipe.ridge,
+        spec.atol, spec.rtol, torch.finfo(dtype).eps, spec.limit, spec.max_steps, spec.worth,
+        spec.patience, spec.ridge,
     )  # fmt: skip
-    front = {"KIND": recipe.kind, "SLOPE": recipe.slope, "RULE": recipe.rule, "MEMORY": recipe.memory}
+    front = {"KIND": spec.kind, "SLOPE": spec.slope, "RULE": spec.rule, "MEMORY": spec.memory}
     back: dict[str, Any] = {"WIDTH": width, "BLOCK": shape.block}
     if shape.tile:
         back |= {"TILE": shape.tile, "DEPTH": shape.depth, "CHUNK": min(shape.chunk, width)}
         back["SPLIT"] = dtype == torch.float32
     else:
         back |= {"CHUNK": min(shape.chunk, width), "SPLIT": dtype == torch.float32, "FUSED": not interpreted()}
-    return Layout(
+    return LaunchPlan(
         shape, width, torch.float64 if dtype == torch.float64 else torch.float32,
-        points + (recipe.max_steps // PERIOD + 1) * batch, numbers, front, back,
+        points + (spec.max_steps // PERIOD + 1) * batch, numbers, front, back,
         {"num_warps": shape.warps, "num_stages": shape.stages},
     )  # fmt: skip
 

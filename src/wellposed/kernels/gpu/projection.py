@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wellposed.errors import require
-from wellposed.kernels.device import call
+from wellposed.kernels.gpu.engine import call
 
 # mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
 

@@ -2,7 +2,7 @@
 
 Elements lie time after time, the longest sequences first (the layout of a packed sequence), one row an element. A
 block of sequences is one program: hidden states, equilibria and what goes back in time do not leave it. Sequences
-that have ended, or have not begun, keep what they have. `walk` and `unwind` are the loops, forward and backward.
+that have ended, or have not begun, keep what they have. `forward` and `backward` are the loops.
 
 At every time `solve` brings a block to its equilibria on the chip. Rows of a block are samples, columns are
 states; both are padded to sizes that the units for products take, and what is padded stays zero. A row that has
@@ -10,24 +10,17 @@ finished stands still while others go on, so that after the last step every row 
 and its image.
 """
 
-from wellposed.equilibrium.loop import PERIOD as LOOK
-from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
 from wellposed.kernels.gpu.solve import (
     CONVERGED,
-    COUNTED,
-    DIVERGED,
     LINEAR,
     MAX_STEPS,
-    NONFINITE,
-    SETTLED,
     SIGMOID,
-    STAGNATED,
-    STEPS_DONE,
-    TOLERANCE,
     activate,
+    extrapolate,
+    judge,
+    look_back,
     measure,
-    power_of_two,
     slope_at,
     split,
     split_product,
@@ -38,10 +31,6 @@ from wellposed.kernels.gpu.solve import (
 
 triton = require("triton")
 tl = require("triton.language")
-
-RUNNING = tl.constexpr(int(Status.RUNNING))
-PERIOD = tl.constexpr(LOOK)
-EPS = tl.constexpr(2.0**-23)
 
 
 @triton.jit
@@ -64,139 +53,56 @@ def image(x, v, d, high, low, inside, slope, KIND: tl.constexpr):
 
 
 @triton.jit
-def judge(
-    residual, size, l1, first, still, now, limit, max_steps, atol,
-    rtol, noise, RULE: tl.constexpr,
-):  # fmt: skip
-    """Returns statuses after step number `now`, counted from one."""
-    if RULE == TOLERANCE:
-        accepted = residual <= tl.maximum(atol, rtol * size)
-    elif RULE == SETTLED:
-        accepted = (residual == 0) | (now > limit)
-    else:
-        accepted = (residual != residual) | (now > limit)
-    finite = l1 < float("inf")
-    if RULE != COUNTED:
-        found = tl.where(accepted, CONVERGED, RUNNING)
-        stuck = (still >= tl.maximum(PERIOD, now // 4)) & (residual <= noise * size)
-        found = tl.where((found == RUNNING) & stuck, STAGNATED, found)
-    else:
-        found = tl.where(accepted, STEPS_DONE, RUNNING)
-    ending = tl.where(residual > 1000 * first, DIVERGED, MAX_STEPS)
-    found = tl.where((found == RUNNING) & (now >= max_steps), ending, found)
-    return tl.where(finite, found, NONFINITE)
-
-
-@triton.jit
-def add(a, b, c, d, e, f, g, h, i, j, a1, b1, c1, d1, e1, f1, g1, h1, i1, j1):
-    """Adds ten values to ten."""
-    return a + a1, b + b1, c + c1, d + d1, e + e1, f + f1, g + g1, h + h1, i + i1, j + j1
-
-
-@triton.jit
-def gram(y, x, x1, x2, x3, l1, FUSED: tl.constexpr):
-    """Returns products of three differences of residuals with each other and with the latest one, and |y|_1.
-
-    Residuals are divided by a power of two near their norm, or squares would leave the range of float32.
-    """
-    unit = power_of_two(l1)[:, None]
-    r, r1, r2, r3 = (y - x) * unit, (x - x1) * unit, (x1 - x2) * unit, (x2 - x3) * unit
-    a, b, c = r - r1, r1 - r2, r2 - r3
-    terms = (a * a, b * b, c * c, a * b, a * c, b * c, a * r, b * r, c * r, tl.abs(y))
-    if FUSED:
-        sums = tl.reduce(terms, 1, add)
-    else:
-        sums = ()
-        for term in tl.static_range(10):
-            sums = sums + (tl.sum(terms[term], 1),)  # noqa: RUF005
-    return sums
-
-
-@triton.jit
-def weights(aa, bb, cc, ab, ac, bc, ar, br, cr, ridge):
-    """Solves for the combination of the differences that comes next to the latest residual."""
-    floor = ridge * (aa + bb + cc) + 1e-37
-    aa += floor
-    pb, pc = ab / aa, ac / aa
-    bb = tl.maximum(bb + floor - pb * ab, floor)
-    bc -= pb * ac
-    br -= pb * ar
-    pd = bc / bb
-    cc = tl.maximum(cc + floor - pc * ac - pd * bc, floor)
-    third = (cr - pc * ar - pd * br) / cc
-    second = (br - bc * third) / bb
-    return (ar - ab * second - ac * third) / aa, second, third
-
-
-@triton.jit
-def jump(y, x, x1, x2, x3, l1, inside, ridge, FUSED: tl.constexpr):
-    """Extrapolates from five points in a row, `x3` to `y`; tells also where that is sound, and |y|_1."""
-    aa, bb, cc, ab, ac, bc, ar, br, cr, size = gram(y, x, x1, x2, x3, l1, FUSED)
-    first, second, third = weights(aa, bb, cc, ab, ac, bc, ar, br, cr, ridge)
-    found = y - first[:, None] * (y - x) - second[:, None] * (x - x1) - third[:, None] * (x1 - x2)
-    sound = tl.abs(first) + tl.abs(second) + tl.abs(third) < 1e30
-    return tl.where(inside, found, 0.0), sound, size
-
-
-@triton.jit
 def solve(
-    x, v, d, high, low, inside, status, slope, limit, max_steps, atol, rtol, noise, worth, patience, ridge,
-    KIND: tl.constexpr, RULE: tl.constexpr, ANDERSON: tl.constexpr, FUSED: tl.constexpr,
+    x, v, d, high, low, inside, running, scratch, slot, local, n, slope, limit, max_steps, atol, rtol, eps, worth,
+    patience, ridge, KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
+    POINTS: tl.constexpr,
 ):  # fmt: skip
-    """Iterates from `x` until no row has the status RUNNING; returns points, images, statuses and steps.
+    """Iterates from `x` until no row is `running`; returns points, images, statuses and steps.
 
-    The matrix comes in the two parts of `split`. Extrapolation is that of `equilibrium.solvers.Anderson` with a
-    memory of three: four plain steps, a jump, and its judgement by the next evaluation.
+    The matrix comes in the two parts of `split`. Verdicts and extrapolation are those of `solve_resident`; the
+    points of a cycle lie in `scratch`, a row of them for every row of the grid (`local`), then the minima.
     """
+    WIDTH: tl.constexpr = x.shape[1]
+    points = scratch + local[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    minima, count = scratch + (MEMORY + 2) * slot if MEMORY > 0 else scratch, slot // WIDTH
     # One name each: what is the same value before a loop, Triton takes for one that does not change in it.
-    y, x1, x2, x3 = tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x), tl.zeros_like(x)
-    steps, still, failures, rest, jumped = status * 0, status * 0, status * 0, status * 0, status * 0
-    l1 = tl.zeros((x.shape[0],), tl.float32)
-    first, target = l1, l1
-    least = l1 + float("inf")
-    now, phase = 0, 0
-    going = tl.max(tl.where(status == RUNNING, 1, 0), 0)
-    while going > 0:
+    y, status, steps = tl.zeros_like(x), tl.where(running, 0, CONVERGED), tl.where(running, 0, 0)
+    rest, failures, jumped = tl.where(running, 0, 0), tl.where(running, 0, 0), local < 0
+    first, previous, target = tl.max(x, 1) * 0, tl.max(x, 1) * 0, tl.max(x, 1) * 0
+    least = first + float("inf")
+    index, phase, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.max(running.to(tl.int32), 0)
+    while left > 0:
         y = image(x, v, d, high, low, inside, slope, KIND)
-        before = l1
         residual, size, l1 = measure(x, y, FUSED)
-        now += 1
-        first = tl.where(now == 1, residual, first)
-        still = tl.where(residual < least, 0, still + 1)
-        least = tl.minimum(least, residual)
-        running = status == RUNNING
-        found = judge(residual, size, l1, first, still, now, limit, max_steps, atol, rtol, noise, RULE)
-        steps = tl.where(running, now, steps)
-        status = tl.where(running, found, status)
-        going = tl.max(tl.where(status == RUNNING, 1, 0), 0)
+        found, first, least = judge(
+            residual, size, l1, status, first, least, index, local, running, minima, minima, count, n, atol, rtol,
+            eps, limit, max_steps, RULE, False,
+        )  # fmt: skip
+        index += 1
+        steps = tl.where(found != 0, index, steps)
+        status = tl.where(found != 0, found, status)
+        left = tl.max((status == 0).to(tl.int32), 0)
         following = y
-        if ANDERSON:
-            if phase == 4:
-                lost = (jumped > 0) & (l1 > target)
-                following = tl.where(lost[:, None], x1, y)
-                failures = tl.where(jumped > 0, tl.where(lost, failures + 1, 0), failures)
-                pause = tl.where(failures > 3, 7, tl.where(failures == 3, 3, failures - 1))
-                rest = tl.where(lost, pause, rest)
-                phase = 0
-            elif phase == 3:
-                rate = tl.minimum(l1 / before, 1.0)
-                power = tl.log2(rate)
-                guess, sound, total = jump(y, x, x1, x2, x3, l1, inside, ridge, FUSED)
-                slow = l1 * tl.exp2(patience * power) > 8 * EPS * total
-                target = l1 * tl.exp2(worth * power)
-                jumped = tl.where(slow & sound & (rest <= 0), 1, 0)
-                following = tl.where(jumped[:, None] > 0, guess, y)
-                rest -= 1
-                x1 = y
-                phase = 4
+        if MEMORY > 0:
+            if phase > MEMORY:
+                failed, rest, failures = look_back(jumped, l1, target, rest, failures)
+                following, phase = tl.where(failed[:, None], tl.load(points + (MEMORY + 1) * slot), y), phase * 0
             else:
-                x3, x2, x1 = x2, x1, x
+                if phase == 0:
+                    tl.store(points, x)
+                tl.store(points + (phase + 1) * slot, y)
+                if phase == MEMORY - 1:
+                    previous = l1
+                if phase == MEMORY:
+                    jumped, target, _ = extrapolate(
+                        scratch, slot, local, status == 0, rest, l1, previous, n, eps, worth, patience, ridge,
+                        MEMORY, WIDTH, POINTS,
+                    )  # fmt: skip
+                    following, rest = tl.load(points), rest - 1
                 phase += 1
-        x = tl.where((status == RUNNING)[:, None], following, x)
+        x = tl.where((status == 0)[:, None], following, x)
     return x, y, status, steps
-
-
-# mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
 
 
 VARYING = ("batch", "times", "limit", "max_steps", "zero")  # no value of theirs is worth a compilation
@@ -263,18 +169,19 @@ def read(
 
 
 @triton.jit(do_not_specialize=VARYING)
-def walk(
-    flag, A, B, C, D, bias, inputs, h0, offsets, known, images, H, last, statuses, counts,
-    batch, times, n, p, h, slope, limit, max_steps, atol, rtol, noise, worth, patience, ridge, zero,
-    KIND: tl.constexpr, RULE: tl.constexpr, ANDERSON: tl.constexpr, FUSED: tl.constexpr,
+def forward(
+    flag, A, B, C, D, bias, inputs, h0, offsets, known, images, H, last, statuses, counts, scratch,
+    batch, times, n, p, h, slope, limit, max_steps, atol, rtol, eps, worth, patience, ridge, zero,
+    KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
     THROUGH: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, BACKWARDS: tl.constexpr, WARM: tl.constexpr,
     KEEP: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, STATES: tl.constexpr, HIDDEN: tl.constexpr,
+    POINTS: tl.constexpr,
 ):  # fmt: skip
     """Computes a block of sequences; a row of `known` is states, inputs, hidden states before and, biased, one."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     states, hidden = tl.arange(0, STATES), tl.arange(0, HIDDEN)
     inside = (rows[:, None] >= 0) & (states[None, :] < n)
-    both = p + h
+    both, slot = p + h, tl.num_programs(0).to(tl.int64) * ROWS * STATES
     width = n + both + BIASED
     high, low = split(turned(A, n, states, states, n, n))
     before = block(h0, h, rows, hidden, batch, h)
@@ -298,10 +205,9 @@ def walk(
             out = multiply(before, turned(D + p, both, hidden, hidden, h, h), out)
         # From zero where v is zero: towards it states would decay for ever, and nothing is small beside it.
         start = tl.where((tl.max(tl.abs(v), 1) > 0)[:, None], x, 0.0) if WARM else tl.zeros_like(x)
-        begun = tl.where(here, RUNNING, CONVERGED)
         found, y, status, steps = solve(
-            start, v, v, high, low, inside, begun, slope, limit, max_steps, atol, rtol, noise, worth, patience,
-            ridge, KIND, RULE, ANDERSON, FUSED,
+            start, v, v, high, low, inside, here, scratch, slot, rows, n, slope, limit, max_steps, atol, rtol, eps,
+            worth, patience, ridge, KIND, RULE, MEMORY, FUSED, POINTS,
         )  # fmt: skip
         out = multiply(found, turned(C, n, states, hidden, h, n), out)
         if KEEP:
@@ -323,12 +229,13 @@ def walk(
 
 
 @triton.jit(do_not_specialize=VARYING)
-def unwind(
-    flag, A, B, C, D, images, outer, every, ending, offsets, found, beginning, statuses, counts,
-    batch, times, n, p, h, slope, limit, max_steps, atol, rtol, noise, worth, patience, ridge, zero,
-    KIND: tl.constexpr, RULE: tl.constexpr, ANDERSON: tl.constexpr, FUSED: tl.constexpr,
+def backward(
+    flag, A, B, C, D, images, outer, every, ending, offsets, found, beginning, statuses, counts, scratch,
+    batch, times, n, p, h, slope, limit, max_steps, atol, rtol, eps, worth, patience, ridge, zero,
+    KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
     THROUGH: tl.constexpr, OUTER: tl.constexpr, EVERY: tl.constexpr, ENDING: tl.constexpr, EVEN: tl.constexpr,
     BACKWARDS: tl.constexpr, ROWS: tl.constexpr, STATES: tl.constexpr, HIDDEN: tl.constexpr,
+    POINTS: tl.constexpr,
 ):  # fmt: skip
     """Solves ``y = d (A'y + g)`` from the last time to the first; a row of `found` is y and the hidden gradient.
 
@@ -338,7 +245,7 @@ def unwind(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     states, hidden = tl.arange(0, STATES), tl.arange(0, HIDDEN)
     inside = (rows[:, None] >= 0) & (states[None, :] < n)
-    both = p + h
+    both, slot = p + h, tl.num_programs(0).to(tl.int64) * ROWS * STATES
     high, low = split(block(A, n, states, states, n, n))
     carry = tl.zeros((ROWS, HIDDEN), tl.float32)
     if ENDING:
@@ -360,10 +267,9 @@ def unwind(
         d = slope_at(y, slope, KIND)
         scale = tl.max(tl.abs(g), 1)
         scale = tl.where(scale > 0, scale, 1.0)[:, None]
-        begun = tl.where(here, RUNNING, CONVERGED)
         adjoint, y, status, steps = solve(
-            tl.zeros_like(g), d * (g / scale), d, high, low, inside, begun, slope, limit, max_steps, atol, rtol,
-            noise, worth, patience, ridge, LINEAR, RULE, ANDERSON, FUSED,
+            tl.zeros_like(g), d * (g / scale), d, high, low, inside, here, scratch, slot, rows, n, slope, limit,
+            max_steps, atol, rtol, eps, worth, patience, ridge, LINEAR, RULE, MEMORY, FUSED, POINTS,
         )  # fmt: skip
         adjoint = adjoint * scale
         keep(found, at, n + h, states, n, here, adjoint)

@@ -245,9 +245,12 @@ def gram(points, slot, rows, l1, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, C
     """
     unit = power_of_two(l1)[:, None]
     COUNT: tl.constexpr = MEMORY * (MEMORY + 3) // 2 + 1
-    sums = ()
+    # Sums over threads cost most: up to four chunks are summed first, beyond that they would leave the registers.
+    LATE: tl.constexpr = (CHUNK < WIDTH) & (WIDTH <= 4 * CHUNK)
+    zero = tl.zeros([rows.shape[0], CHUNK], points.dtype.element_ty)
+    terms = ()
     for _ in tl.static_range(COUNT):
-        sums = sums + (tl.zeros(rows.shape, points.dtype.element_ty),)
+        terms = terms + (zero if LATE else tl.sum(zero, 1),)
     for start in range(0, WIDTH, CHUNK):
         place = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
         before = tl.load(place)
@@ -264,10 +267,15 @@ def gram(points, slot, rows, l1, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, C
         new = ()
         for a in tl.static_range(MEMORY):
             for b in tl.static_range(a + 1):
-                new = new + (sums[a * (a + 1) // 2 + b] + tl.sum(columns[a] * columns[b], 1),)
+                term = columns[a] * columns[b]
+                new = new + (terms[a * (a + 1) // 2 + b] + (term if LATE else tl.sum(term, 1)),)
         for a in tl.static_range(MEMORY):
-            new = new + (sums[MEMORY * (MEMORY + 1) // 2 + a] + tl.sum(columns[a] * step, 1),)
-        sums = new + (sums[COUNT - 1] + tl.sum(tl.abs(after), 1),)
+            term = columns[a] * step
+            new = new + (terms[MEMORY * (MEMORY + 1) // 2 + a] + (term if LATE else tl.sum(term, 1)),)
+        terms = new + (terms[COUNT - 1] + (tl.abs(after) if LATE else tl.sum(tl.abs(after), 1)),)
+    sums = ()
+    for k in tl.static_range(COUNT):
+        sums = sums + (tl.sum(terms[k], 1) if LATE else terms[k],)
     return sums
 
 

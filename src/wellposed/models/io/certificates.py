@@ -20,10 +20,11 @@ from wellposed.checker.check import CONFIG, FORMAT
 from wellposed.conditions.certificate import Certificate, comparison
 from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import double, upward
+from wellposed.conditions.state_matrix import StateMatrix
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.operators.block import Block
-from wellposed.models.implicit import ImplicitModel, StateMatrix
+from wellposed.models.implicit import ImplicitModel
 from wellposed.models.io.files import file_digest, pack_tensors, write_tensors
 from wellposed.models.recurrent import ImplicitRNN
 

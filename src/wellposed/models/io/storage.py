@@ -26,6 +26,7 @@ from wellposed.atomic import NEW, atomic_write, atomic_write_folder, atomic_writ
 from wellposed.checker import certificate_path
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.conditions import Triangular
+from wellposed.conditions.state_matrix import StateMatrix
 from wellposed.equilibrium import gradients, solvers, stopping
 from wellposed.errors import FileFormatError, InputError, WellposedError, require, unknown_name
 from wellposed.forms import ImplicitForm
@@ -39,7 +40,7 @@ from wellposed.forms.storage import (
 )
 from wellposed.models.cells import Cell, ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell
 from wellposed.models.deq import DEQ
-from wellposed.models.implicit import ImplicitModel, StateMatrix
+from wellposed.models.implicit import ImplicitModel
 from wellposed.models.io.certificates import Claim, evaluated, prove_file
 from wellposed.models.io.files import (
     as_format_error,

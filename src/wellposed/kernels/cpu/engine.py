@@ -1,0 +1,640 @@
+"""The engine of numba: runs the compiled loops of the CPU on tensors.
+
+A batch is divided among threads, each thread takes samples in groups of as many as fit in vector registers, and
+every group has a workspace of its own:
+
+    slots       memory + 2 points of n rows: the iterate and the history of Anderson's method
+    v, d        offset and slope of the group, n rows each
+    single      one row of numbers a sample: sizes, residuals, the Gram matrix
+    solution    coefficients of the extrapolation
+    minima      least residual of every period, by which stagnation is noticed
+
+A row holds one number of each sample of the group. Samples that plain steps have not finished after a while go to
+Newton's method, sample by sample: the step at which that happens depends on the number of states and on the most
+steps alone (`handover_after`, a rule from `benchmarks.solve.solver_choice`), never on batch companions.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wellposed.equilibrium.affine import AffineMap, AffineSpec, Factors, TransposedMap
+from wellposed.equilibrium.gradients import row_scale
+from wellposed.equilibrium.loop import PERIOD, Iterates
+from wellposed.equilibrium.method import OnFailure, SolveOptions, report, report_outputs
+from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.stopping import Absolute, Relative, Stopping
+from wellposed.errors import require
+from wellposed.kernels.sparse import SparseRows
+from wellposed.kernels.spec import (
+    LINEAR,
+    CellMatrices,
+    KernelSpec,
+    SequenceResult,
+    SequenceSpec,
+    common_why_not,
+    finished,
+    kernel_spec,
+    kind_of,
+    slopes,
+    transform_why_not,
+    unsupported,
+)
+
+DTYPES = (torch.float32, torch.float64)
+MEMORY = 5  # of the workspace where a solver needs none
+SPLIT = 1 << 22  # multiplications of a step below which threads are not worth their start
+COMPILED_EASY = 64  # steps of a kernel after which a small backward system is factorised
+
+Matrix = Tensor | SparseRows
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """Imports what needs numba, on first use."""
+    require("numba", extra="fast")
+    return require("wellposed.kernels.cpu.solve", extra="fast")
+
+
+@functools.cache
+def _newton() -> ModuleType:
+    return require("wellposed.kernels.cpu.newton", extra="fast")
+
+
+@functools.cache
+def _loops() -> ModuleType:
+    kernels()
+    return require("wellposed.kernels.cpu.sequence", extra="fast")
+
+
+@functools.cache
+def installation_why_not() -> str:
+    """Says what is missing to run the kernels at all; nothing if they can run."""
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed; pip install 'wellposed[fast]'"
+    return ""
+
+
+def tensor_why_not(x: Tensor) -> str:
+    """Says why tensors of this device and dtype have no kernel; nothing if they have one.
+
+    Example:
+        >>> tensor_why_not(torch.zeros(2, 3, dtype=torch.float16))
+        'float16 has no kernel'
+    """
+    if x.device.type != "cpu":
+        return f"device {x.device.type} has no kernel of numba"
+    return "" if x.dtype in DTYPES else f"{str(x.dtype).removeprefix('torch.')} has no kernel"
+
+
+def handover_after(states: int) -> int:
+    """Returns after how many steps a sample that is still not finished goes to Newton's method.
+
+    About the steps that Newton's forward pass costs at a usual batch, so that a sample takes at most about twice
+    as long as it would have with the better of the two, whatever its rate (the ski-rental argument). It looks at
+    nothing but the number of states: a sample's way does not depend on its batch companions.
+
+    Measured in float32 on one thread, ReLU, contractions 0.99 and 0.999: forward and backward Newton's method
+    costs 1500 to 2700 plain steps at n = 20 and batch 128, 280 to 1100 at (64, 512), 130 to 740 at (190, 500),
+    170 to 590 at (300, 256) and 90 to 530 at (512, 64).
+
+    Example:
+        >>> handover_after(20), handover_after(64), handover_after(300)
+        (675, 262, 115)
+    """
+    return 75 + 12000 // states
+
+
+LARGEST = 512  # states up to which factorising was measured to be worth its while
+RESERVE = 48  # evaluations that are left to Newton's method; it seldom needs ten
+FEWEST = 2 * RESERVE  # a lower limit on steps is somebody's wish to see few steps
+
+
+def handover_step(states: int, options: SolveOptions) -> int:
+    """Returns the step at which unfinished samples may go to Newton's method; `max_steps` if none do.
+
+    Newton's method obeys stopping rules for which one step is enough to certify.
+
+    Example:
+        >>> from wellposed.equilibrium.solvers import Picard
+        >>> [handover_step(64, SolveOptions(Picard(), Relative(), steps)) for steps in (200, 4000, 50)]
+        [152, 262, 50]
+    """
+    limit = options.max_steps
+    if states > LARGEST or limit < FEWEST or type(options.stop) not in (Absolute, Relative):
+        return limit
+    return min(handover_after(states), limit - RESERVE)
+
+
+class Passes(NamedTuple):
+    """The two solves of an equation as the kernels take them, with the steps after which Newton takes over."""
+
+    forward: KernelSpec
+    backward: KernelSpec
+    forward_hands_over: bool
+    backward_hands_over: bool
+
+
+def _passes(spec: AffineSpec, states: int, dtype: torch.dtype) -> Passes:
+    key = "numba", states, dtype
+    known: Passes | None = spec.prepared.get(key)
+    if known is not None:
+        return known
+    kind, first, second = kind_of(spec.activation), spec.forward, spec.backward
+    assert kind is not None
+    limit = first.max_steps
+    if spec.automatic and spec.activation.homogeneous:
+        limit = handover_step(states, first)
+    turns = _adjoint_limit(spec, states)
+    passes = Passes(
+        kernel_spec(kind, first, dtype, limit),
+        kernel_spec((LINEAR, 0.0), second, dtype, turns or second.max_steps),
+        limit < first.max_steps,
+        turns > 0,
+    )
+    spec.prepared[key] = passes
+    return passes
+
+
+def _adjoint_limit(spec: AffineSpec, states: int) -> int:
+    """Returns after how many steps backward systems are factorised; 0 for never."""
+    options = spec.backward
+    if spec.direct == 0 or type(options.stop) not in (Absolute, Relative):
+        return 0
+    limit = handover_step(states, options)
+    if spec.automatic and limit < options.max_steps:
+        return limit
+    return min(COMPILED_EASY, options.max_steps) if states <= spec.direct else 0
+
+
+def newton_handover(
+    f: AffineMap | TransposedMap, found: Iterates, stop: Stopping, limit: int, max_steps: int
+) -> Iterates:
+    """Solves by Newton's method what is not finished after `limit` steps; the rest stays as it is.
+
+    Newton's method counts its evaluations as steps and leaves no residuals but the last.
+    """
+    status = found.status
+    rest = ((status == Status.MAX_STEPS) | (status == Status.DIVERGED)).nonzero()[:, 0]
+    if not len(rest):
+        return found
+    A, x, left = f.factors[0].detach(), found.value[rest], max(max_steps - limit, 1)
+    with torch.no_grad():
+        if isinstance(f, AffineMap):
+            start = f.v.detach()[rest]
+            answer = _newton().solve_active_set(A, start, f.activation, x, stop, left, warm=0)
+        else:
+            system = TransposedMap(f.factors, f.slope[rest], f.offset[rest], 1.0)
+            answer = _newton().finish_adjoint(A.mT, system, x, stop, left)
+    steps = found.steps.index_add(0, rest, answer.steps)
+    value = found.value.index_copy(0, rest, answer.value)
+    final = status.index_copy(0, rest, answer.status)
+    return Iterates(value, final, steps, lambda: _extend(found.residuals, rest, answer.residual, steps))
+
+
+def _extend(before: Tensor, rest: Tensor, last: Tensor, steps: Tensor) -> Tensor:  # (B, K)
+    """Appends the last residuals of samples that were handed over."""
+    wide = before.new_full((before.shape[0], max(int(steps.max()), before.shape[1])), torch.nan)
+    wide[:, : before.shape[1]] = before
+    wide[rest, steps[rest] - 1] = last
+    return wide
+
+
+class Rows(NamedTuple):
+    """Where the rows of a group begin behind the points of its solver."""
+
+    v: int
+    d: int
+    single: int
+    solution: int
+    minima: int
+
+
+class SequenceRows(NamedTuple):
+    """Where the rows of `kernels.cpu.sequence` begin, behind those of a solve."""
+
+    point: int
+    image: int
+    out: int
+    alive: int
+    scale: int
+
+
+class Workspace(NamedTuple):
+    """Where everything lies in the buffer of a group, in numbers from its beginning."""
+
+    slots: tuple[int, ...]
+    at: Rows
+    size: int
+    width: int  # samples of a group
+
+
+@functools.lru_cache(maxsize=256)
+def plan_workspace(n: int, memory: int, max_steps: int, itemsize: int) -> Workspace:
+    """Plans the memory of one group of samples."""
+    lanes = kernels()
+    width = lanes.VECTORS * lanes.VECTOR_BYTES // itemsize
+    slots = tuple(point * n * width for point in range(memory + 2))
+    v = (memory + 2) * n * width
+    single = v + 2 * n * width
+    solution = single + (lanes.PROBLEM + memory * (memory + 3) // 2 + 1) * width
+    minima = solution + (memory + 1) * width
+    size = minima + (max_steps // PERIOD + 1) * width
+    return Workspace(slots, Rows(v, v + n * width, single, solution, minima), size, width)
+
+
+class Counts(NamedTuple):
+    """The whole numbers of a `KernelSpec`."""
+
+    kind: int
+    memory: int
+    rule: int
+    limit: int
+    max_steps: int
+
+
+class Numbers(NamedTuple):
+    """The other numbers of a `KernelSpec`, in the dtype of the states."""
+
+    slope: Any
+    worth: Any
+    patience: Any
+    ridge: Any
+    atol: Any
+    rtol: Any
+    eps: Any
+
+
+@functools.lru_cache(maxsize=256)
+def pack_spec(spec: KernelSpec, dtype: torch.dtype) -> tuple[Counts, Numbers]:
+    """Returns the numbers of a spec as the kernels take them."""
+    numbers = spec.slope, spec.worth, spec.patience, spec.ridge, spec.atol, spec.rtol, torch.finfo(dtype).eps
+    scalar = np.float32 if dtype == torch.float32 else np.float64
+    counts = Counts(spec.kind, spec.memory, spec.rule, spec.limit, spec.max_steps)
+    return counts, Numbers(*(scalar(number) for number in numbers))
+
+
+def run_kernel(
+    A: Matrix, v: Tensor, d: Tensor | None, x0: Tensor | None, spec: KernelSpec, *, trace: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v`` where `d` is given, from `x0` or from zero.
+
+    Args:
+        A: dense or, without `d`, sparse.
+        v, d, x0: ``(B, n)``.
+        spec: how.
+        trace: whether residuals are wanted.
+
+    Returns:
+        states, statuses, steps, and residuals ``(B, K)``, without columns unless a trace is wanted.
+    """
+    batch, n = v.shape
+    cpu, space = kernels(), plan_workspace(n, spec.memory or MEMORY, spec.max_steps, v.element_size())
+    packed, entries = (A.arrays, A.stored) if isinstance(A, SparseRows) else (pack_matrix(A, cpu), n * n)
+    value = torch.empty(batch, n, dtype=v.dtype)
+    status, steps = np.empty(batch, np.int8), np.empty(batch, np.int64)
+    none = torch.empty(0, n, dtype=v.dtype).numpy()
+    residuals = np.empty((spec.max_steps if trace else 0, batch), none.dtype)
+    inputs = [none if t is None else t.detach().contiguous().numpy() for t in (v, d, x0)]
+    outputs = value.numpy(), status, steps, residuals
+    counts, numbers = pack_spec(spec, v.dtype)
+
+    def share(begin: int, end: int) -> None:
+        work = torch.empty(space.size, dtype=v.dtype).numpy()  # torch aligns it to vectors
+        lanes = np.empty(3 * space.width, np.int64)
+        cpu.solve(packed, *inputs, *outputs, work, lanes, space.slots, space.at, counts, numbers, begin, end)
+
+    share_out(share, batch, space.width, batch * entries)
+    reports = torch.from_numpy(status), torch.from_numpy(steps), torch.from_numpy(residuals)
+    return value, *reports[:2], finished(reports[2], reports[1]) if trace else reports[2].mT
+
+
+def run_solve(
+    A: Matrix, v: Tensor, d: Tensor | None, x0: Tensor | None, spec: KernelSpec, *, trace: bool
+) -> Iterates:
+    """Solves as above; without a trace, residuals are computed by a second solve when asked for."""
+    value, status, steps, residuals = run_kernel(A, v, d, x0, spec, trace=trace)
+    again = lambda: run_kernel(A, v, d, x0, spec, trace=True)[3]  # noqa: E731
+    return Iterates(value, status, steps, (lambda: residuals) if trace else again)
+
+
+def multiply_sparse(u: Tensor, W: SparseRows, bias: Tensor | None) -> Tensor:  # (B, columns) -> (B, rows)
+    """Computes ``Wu + b`` for every row of a batch."""
+    cpu, batch = kernels(), u.shape[0]
+    width = cpu.VECTORS * cpu.VECTOR_BYTES // u.element_size()
+    y = torch.empty(batch, W.shape[0], dtype=u.dtype)
+    added = y.new_empty(0) if bias is None else bias.detach().contiguous()
+    arrays = [tensor.numpy() for tensor in (u.detach().contiguous(), added, y)]
+
+    def share(begin: int, end: int) -> None:
+        work = torch.empty(sum(W.shape) * width, dtype=u.dtype).numpy()
+        cpu.spread(W.arrays, *arrays, work, width, begin, end)
+
+    share_out(share, batch, width, batch * W.stored)
+    return y
+
+
+def pack_matrix(A: Tensor, cpu: ModuleType) -> Any:
+    """Copies A in tiles; a transposed matrix is read as it lies."""
+    n = A.shape[0]
+    flipped = n > 1 and A.stride() == (1, n)
+    # After .numpy() torch could no longer free the storage of a parameter, as fully_shard does.
+    matrix = np.from_dlpack((A.mT if flipped else A.contiguous()).detach())
+    packed = np.empty((n + cpu.ROWS - 1) // cpu.ROWS * cpu.ROWS * n, matrix.dtype)
+    cpu.pack(matrix, flipped, packed)
+    return packed
+
+
+@functools.cache
+def _threads(process: int, count: int) -> ThreadPoolExecutor:
+    """Returns the helpers of the calling thread; a forked process has its own."""
+    return ThreadPoolExecutor(count, thread_name_prefix="wellposed")
+
+
+def share_out(share: Callable[[int, int], None], batch: int, width: int, work: int) -> None:
+    """Gives every thread some samples, in whole groups where there is enough to do."""
+    count = min(torch.get_num_threads(), batch // width) if work > SPLIT else 1
+    if count <= 1:
+        share(0, batch)
+        return
+    ends = [batch * k // count for k in range(count + 1)]
+    pool = _threads(os.getpid(), count - 1)
+    others = [pool.submit(share, *ends[k : k + 2]) for k in range(1, count)]
+    share(*ends[:2])
+    for other in others:
+        other.result()
+
+
+@contextlib.contextmanager
+def few_threads(work: int) -> Iterator[None]:
+    """Runs the products of a block on the calling thread where there is too little to do for several.
+
+    The library behind torch's products forks for the smallest of them, and on a busy machine waits for threads
+    that have no core. The number of threads is each thread's own; only one that first calls torch while another
+    is in such a block begins with one.
+
+    Args:
+        work: multiplications of the products.
+    """
+    count = torch.get_num_threads()
+    if count == 1 or work > SPLIT:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A solve that is over, and its failures reported; see `wellposed.kernels.layer`."""
+
+    value: Tensor
+    saved: tuple[Tensor, ...]
+    on_failure: OnFailure
+
+    def check(self, u: Tensor | None = None, y: Tensor | None = None) -> None:
+        """Warns or raises if outputs are not finite and their states are."""
+        if y is not None:
+            report_outputs(y, self.value, self.on_failure)
+
+
+@dataclass(frozen=True)
+class Numba:
+    """Solves by kernels of numba, on the CPU.
+
+    Args:
+        sparse: the matrix of the equations to come, as sparse rows, where these are faster.
+    """
+
+    sparse: SparseRows | None = None
+    name = "numba"
+    projects = False  # rows are projected by torch
+
+    def why_not(self, spec: AffineSpec, factors: Factors) -> str:
+        """Says why an equation has no kernel; nothing if it has one."""
+        return transform_why_not() or self.no_kernel(spec, factors)
+
+    def no_kernel(self, spec: AffineSpec, factors: Factors) -> str:
+        """Says the same of an equation that an operator of torch solves, out of reach of transforms."""
+        return unsupported(spec, factors) or tensor_why_not(factors[0]) or installation_why_not()
+
+    def describe(self, spec: AffineSpec, factors: Factors) -> str:
+        """Says which solvers take part."""
+        solver, n = type(spec.forward.solver).__name__, factors[0].shape[0]
+        passes = _passes(spec, n, factors[0].dtype)
+        if not passes.forward_hands_over:
+            return solver
+        return f"{solver}, after {passes.forward.max_steps} steps Newton for samples that are not finished"
+
+    def solve(
+        self, spec: AffineSpec, factors: Factors, v: Tensor, x0: Tensor | None = None, *,
+        context: Tensor | None = None, trace: bool = False,
+    ) -> Iterates:  # fmt: skip
+        """Solves the forward equation."""
+        A = factors[0] if self.sparse is None else self.sparse if spec.automatic else self.sparse.plain
+        return self._forward(spec, A, v, x0, trace=trace)
+
+    def _forward(self, spec: AffineSpec, A: Matrix, v: Tensor, x0: Tensor | None, *, trace: bool) -> Iterates:
+        passes = _passes(spec, v.shape[1], v.dtype)
+        found = run_solve(A, v, None, x0, passes.forward, trace=trace)
+        if not passes.forward_hands_over or not _unfinished(found.status):
+            return found
+        dense = A.to_dense() if isinstance(A, SparseRows) else A
+        f, limit = AffineMap((dense,), v, spec.activation), passes.forward.max_steps
+        return newton_handover(f, found, spec.forward.stop, limit, spec.forward.max_steps)
+
+    def adjoint(
+        self, spec: AffineSpec, factors: Factors, g: Tensor, *, slope: Tensor | None = None,
+        z: Tensor | None = None, start: Tensor | None = None, trace: bool = False,
+    ) -> Iterates:  # fmt: skip
+        """Solves the backward equation; samples that are slow are factorised."""
+        M, passes, g = factors[0], _passes(spec, g.shape[1], g.dtype), g.contiguous()
+        if slope is None:
+            kind = kind_of(spec.activation)
+            assert z is not None and kind is not None
+            d, offset, scale = torch.empty_like(z), torch.empty_like(z), z.new_empty(z.shape[0], 1)
+            arrays = d.numpy(), offset.numpy(), scale.numpy()
+            kernels().prepare_adjoint(z.contiguous().numpy(), g.numpy(), *kind, *arrays)
+        else:
+            d, scale = slope.contiguous(), row_scale(g)
+            offset = d * g / scale
+        y0 = None if start is None else start / scale
+        found = run_solve(M, offset, d, y0, passes.backward, trace=trace)
+        if passes.backward_hands_over and _unfinished(found.status):
+            f, limit = TransposedMap((M,), d, offset, 1.0), passes.backward.max_steps
+            found = newton_handover(f, found, spec.backward.stop, limit, spec.backward.max_steps)
+        found.value.mul_(scale)  # nobody else has it yet
+        return found
+
+    # One node of the graph for a whole model, in `kernels.layer`.
+
+    def threads(self, work: int) -> contextlib.AbstractContextManager[None]:
+        """Runs small products on the calling thread."""
+        return few_threads(work)
+
+    def begin(self, spec: AffineSpec, A: Matrix, v: Tensor, *, saves: bool) -> Finished:
+        """Solves the equation of a model and reports failures."""
+        if isinstance(A, SparseRows) and not spec.automatic:
+            A = A.plain
+        found = self._forward(spec, A, v, None, trace=False)
+        return self._reported(found, (v,), spec.forward, "equilibrium")
+
+    def begin_adjoint(
+        self, spec: AffineSpec, A: Tensor, x: Tensor, saved: tuple[Tensor, ...], g: Tensor
+    ) -> Finished:
+        """Solves the backward equation of a model and reports failures."""
+        found = self.adjoint(spec, (A.t(),), g, z=torch.addmm(saved[0], x, A.t()))
+        return self._reported(found, (), spec.backward, "adjoint solve")
+
+    def _reported(self, found: Iterates, saved: tuple[Tensor, ...], options: SolveOptions, solve: str) -> Finished:
+        if _unfinished(found.status):
+            report(found, options.on_failure, solve=solve, max_steps=options.max_steps)
+        return Finished(found.value, saved, options.on_failure)
+
+    # Sequences, in `kernels.sequence`.
+
+    def sequence_why_not(self, spec: AffineSpec, factors: Factors, hidden: int, batch: int) -> str:
+        """Says why sequences have no kernel; nothing if they have one."""
+        said = common_why_not(spec, factors, batch)
+        return said or tensor_why_not(factors[0]) or installation_why_not()
+
+    def sequence_forward(
+        self, spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatrices, *, keep: bool
+    ) -> tuple[SequenceResult, Tensor, Tensor]:
+        """Goes through the sequences; see `SequenceEngine`."""
+        (n, both), (h, elements), options = cell.B.shape, (cell.C.shape[0], data.shape[0]), spec.affine.forward
+        kind = kind_of(spec.affine.activation)
+        assert kind is not None
+        sizes = n + both, h, n if keep or spec.trace else 0
+        known, H, images = (columns(rows, elements, data) for rows in sizes)
+        known[n : n + both - h] = data.detach().mT
+        kernel = kernel_spec(kind, options, data.dtype)
+        arrays = (
+            *_arrays(*cell.whole(), data.new_empty(0) if cell.bias is None else cell.bias, h0),
+            *_grids(known, images, H),
+        )
+        status, steps = _run_times(_loops().forward, spec, cell, kernel, (*arrays, spec.warm_start))
+        states = known[:n].mT
+
+        def again(turn: int) -> Tensor:
+            rows = spec.rows(spec.times[turn])
+            v = F.linear(known[n:, rows].mT, cell.B, cell.bias)
+            start = torch.zeros_like(v)
+            if turn > 0 and spec.warm_start:
+                before = states[spec.rows(spec.times[turn - 1])][: len(start)]
+                start[: len(before)] = before
+            return run_kernel(cell.A, v, None, start, kernel, trace=True)[3]
+
+        found = Iterates(states, status, steps, data.new_zeros)
+        spec.report_times(range(len(spec.sizes)), "equilibrium", found, options, again)
+        residual = (images - known[:n]).abs().amax(0) if spec.trace else data.new_empty(0)
+        hidden = H.mT.contiguous()
+        last = hidden[spec.last_rows()].clone()
+        return SequenceResult(hidden, last, states, status, steps, residual), known, images
+
+    def sequence_backward(
+        self, spec: SequenceSpec, images: Tensor, known: Tensor, gradients: tuple[Tensor | None, ...],
+        cell: CellMatrices,
+    ) -> tuple[Tensor, Tensor, Callable[[], None]]:  # fmt: skip
+        """Solves from the last time to the first; see `SequenceEngine`."""
+        options, (n, elements), (every, last, outer) = spec.affine.backward, images.shape, gradients
+        found = columns(n + cell.C.shape[0], elements, known)
+        spec.total_gradient(every, last, found[n:].mT)
+        kind, direct = kind_of(spec.affine.activation), n <= spec.affine.direct
+        assert kind is not None
+        limit = min(COMPILED_EASY, options.max_steps) if direct else options.max_steps
+        first = found.new_empty(spec.sizes[0], found.shape[0] - n)
+        outside = found.new_empty(0, 0) if outer is None else outer.mT
+        kernel = kernel_spec((LINEAR, 0.0), options, found.dtype, limit)
+        system = found.new_empty((n + 1, n) if direct else (0, 0))
+        arrays = *_arrays(*cell.whole()), *_grids(images), *_arrays(outside), *_grids(found), *_arrays(first)
+        status, steps = _run_times(_loops().backward, spec, cell, kernel, (*arrays, *kind, *_arrays(system)))
+
+        def again(turn: int) -> Tensor:
+            rows = spec.rows(spec.times[turn])
+            g = found[n:, rows].mT @ cell.C + (outside[:, rows].mT if len(outside) else 0)
+            d, scale = slopes(*kind, images[:, rows].mT), row_scale(g)
+            return run_kernel(cell.A.mT, d * g / scale, d, None, kernel, trace=True)[3]
+
+        turns = range(len(spec.sizes) - 1, -1, -1)
+        report = Iterates(found[:n].mT, status, steps, found.new_zeros)
+        spec.report_times(turns, "adjoint solve", report, options, again)
+        return found, first, _done
+
+
+def _unfinished(status: Tensor) -> bool:
+    return int(status.numpy().max(initial=0)) >= Status.MAX_STEPS
+
+
+def _done() -> None:
+    """Does nothing: solves on the CPU have been waited for."""
+
+
+def columns(rows: int, elements: int, like: Tensor) -> Tensor:
+    """Returns room for rows with one column an element.
+
+    Rows are an odd number of cache lines apart: at powers of two they would drive each other out of the cache.
+
+    Example:
+        >>> columns(3, 32, torch.zeros(1)).stride()
+        (48, 1)
+    """
+    line = 64 // like.element_size()
+    return like.new_empty(rows, ((elements + line - 1) // line | 1) * line)[:, :elements]
+
+
+def _grids(*tensors: Tensor) -> list[Any]:
+    """Returns what `columns` made, with the unused ends of its rows."""
+    shapes = ((tensor, tensor.shape[0], tensor.stride(0)) for tensor in tensors)
+    return [tensor.as_strided((rows, stride), (stride, 1)).numpy() for tensor, rows, stride in shapes]
+
+
+def _arrays(*tensors: Tensor) -> list[Any]:
+    # After .numpy() torch could no longer free the storage of a parameter, as fully_shard does.
+    return [np.from_dlpack(tensor.detach().contiguous()) for tensor in tensors]
+
+
+def _run_times(
+    loop: Callable[..., None],
+    spec: SequenceSpec,
+    cell: CellMatrices,
+    kernel: KernelSpec,
+    arguments: tuple[Any, ...],
+) -> tuple[Tensor, Tensor]:
+    """Runs a loop over all times, sequences shared out to threads; returns statuses and steps."""
+    (n, both), h, elements = cell.B.shape, cell.C.shape[0], int(spec.offsets[-1])
+    dtype, memory = cell.B.dtype, kernel.memory or MEMORY
+    space = plan_workspace(n, memory, kernel.max_steps, dtype.itemsize)
+    rows, size, matrices = _sequence_rows(n, both, h, space)
+    counts, numbers = pack_spec(kernel, dtype)
+    status, steps = np.empty(elements, np.int8), np.empty(elements, np.int64)
+
+    def share(low: int, high: int) -> None:
+        work = torch.empty(size + matrices, dtype=dtype).numpy()  # torch aligns it to vectors
+        lanes = np.empty(3 * space.width, np.int64)
+        buffers = work[:size], work[size:], lanes, space.slots, space.at, rows, counts, numbers
+        loop(*arguments, status, steps, *buffers, spec.offsets, spec.backwards, low, high)
+
+    share_out(share, spec.sizes[0], space.width, elements * n * n)
+    return torch.from_numpy(status), torch.from_numpy(steps)
+
+
+@functools.lru_cache(maxsize=256)
+def _sequence_rows(n: int, both: int, h: int, space: Workspace) -> tuple[SequenceRows, int, int]:
+    """Returns where the rows of `kernels.cpu.sequence` lie, where they end, and the size of packed matrices."""
+    ends = np.cumsum([space.size, *(rows * space.width for rows in (n + both, n, h, 1, 1))]).tolist()
+    return SequenceRows(*ends[:-1]), ends[-1], (n + h + 2 * kernels().ROWS) * (n + both)
