@@ -94,22 +94,30 @@ def curves(figure: Figure, records: Sequence[Record]) -> dict[str, list[Curve]]:
         for record in usable:
             if record.task == task and _column(figure, record):
                 models[record.model, record.size].append(record)
-        drawn = [_curve(figure, _one_setting(group)) for group in models.values()]
+        drawn = [_curve(figure, _one_setting(figure, group)) for group in models.values()]
         by_task[task] = sorted((one for one in drawn if one.x), key=lambda one: list(LOOKS).index(one.role))
     return {task: drawn for task, drawn in by_task.items() if drawn}
 
 
-def _one_setting(records: list[Record]) -> list[Record]:
+def _one_setting(figure: Figure, records: list[Record]) -> list[Record]:
+    """Returns the records of one setting, and of others that stand elsewhere on the axis."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[settings(record)].append(record)
-    return max(groups.values(), key=lambda group: (len(group), max(record.started for record in group)))
+    first = sorted(groups.values(), key=lambda group: (len(group), max(record.started for record in group)))
+    taken: list[Record] = []
+    known: set[float | str | None] = set()
+    for group in reversed(first):
+        own = {at for record in group for at in _column(figure, record)}
+        if not own & known:
+            taken, known = [*taken, *group], known | own
+    return taken
 
 
 def _column(figure: Figure, record: Record) -> dict[float | str | None, float]:
     """Returns the numbers of one seed by their place on the axis."""
     if figure.over != "points":
-        return {float(panel): value for panel, value in enumerate(record.series.get(figure.metric, ()), start=1)}
+        return {float(epoch): value for epoch, value in enumerate(record.series.get(figure.metric, ()), start=1)}
     drawn = [entry for entry in record.values if entry.metric == figure.metric]
     return {entry.at: entry.value for entry in drawn if not figure.only or entry.at in figure.only}
 
@@ -202,8 +210,8 @@ def draw(figure: Figure, records: Sequence[Record], path: str | os.PathLike[str]
     panel = 2.5 if lines else 0.16 * max(map(len, drawn.values())) + 0.8
     page = canvas.Figure(figsize=(6, panel * rows + legend + 0.5), layout="constrained")
     axes = page.subplots(rows, columns, squeeze=False).flatten()
-    for panel, (task, found) in zip(axes, drawn.items(), strict=False):
-        _draw_panel(panel, figure, task, found, chosen, lines)
+    for axis, (task, family) in zip(axes, drawn.items(), strict=False):
+        _draw_panel(axis, figure, task, family, chosen, lines)
     if spare:
         axes[-1].set_axis_off()
     if lines:
@@ -263,15 +271,15 @@ def _draw_dots(panel: Any, figure: Figure, family: list[Curve], chosen: dict[str
     panel.set_xscale("log" if "y" in figure.log else "linear")
 
 
-def _legend(panel: Any, axes: Sequence[Any], drawn: dict[str, list[Curve]], names: Sequence[str]) -> None:
+def _legend(holder: Any, axes: Sequence[Any], drawn: dict[str, list[Curve]], names: Sequence[str]) -> None:
     handles: dict[str, Any] = {}
     for panel in axes:
         handles |= {name: handle for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
-    order, inside = [name for name in names if name in handles], hasattr(panel, "get_xlim")
+    order, inside = [name for name in names if name in handles], hasattr(holder, "get_xlim")
     seeds = sorted({curve.seeds for found in drawn.values() for curve in found})
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     bands = "bands" if max(map(len, drawn.values())) <= CROWD else "band of ours"
-    panel.legend(
+    holder.legend(
         [handles[name] for name in order],
         order,
         title=f"median of {count} seeds; {bands}: lowest to highest",
