@@ -11,6 +11,7 @@ from wellposed_lab.config import Choice, Scale, Training
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.store import Record, Result, Value
+from wellposed_lab.engine.thresholds import Floor
 from wellposed_lab.engine.training import TrainingRun
 from wellposed_lab.report.findings import median_of
 from wellposed_lab.tasks.sequences import RollingAverage
@@ -78,6 +79,8 @@ def findings(records: Sequence[Record]) -> list[str]:
             sentences.append(
                 f"Errors of the last average {where} at lengths {lengths} (medians): {'; '.join(told)}."
             )
+    if sentences:
+        sentences.append("The answer three, the mean of training, has an error of one over the length.")
     return sentences
 
 
@@ -93,5 +96,6 @@ SUITE = Suite(
         Figure("Error over the length at a shift of 5", (TASK,), "shifted_mse", "length of the sequence"),
     ),
     findings=findings,
+    floors=tuple(Floor("length_mse", "at most", 1 / length, at=float(length)) for length in LENGTHS),
     differs="No paper has run this; lengths, samples and epochs are ours.",
 )
