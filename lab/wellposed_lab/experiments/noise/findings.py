@@ -13,7 +13,7 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed_lab.config import JUDGED_SCALES
-from wellposed_lab.engine.store import Record
+from wellposed_lab.engine.store import Record, settings
 from wellposed_lab.experiments.noise.differences import with_noise_differences
 from wellposed_lab.experiments.noise.models import TOTALS, WIDTHS
 from wellposed_lab.report.figures import PALETTE
@@ -45,12 +45,16 @@ def noise_findings(records: Sequence[Record]) -> list[str]:
 
 
 def of_one_scale(records: Sequence[Record]) -> list[Record]:
-    """Returns the records of the largest scale that there is, which judge; medians must not mix scales."""
-    for scale in JUDGED_SCALES:
-        found = [record for record in records if record.scale == scale]
-        if found:
-            return found
-    return list(records)
+    """Returns the records of the largest scale that there is, of several schedules of a model the latest.
+
+    These are what is judged; medians must not mix scales and schedules.
+    """
+    scales = [[record for record in records if record.scale == scale] for scale in JUDGED_SCALES]
+    found = next((own for own in scales if own), list(records))
+    latest: dict[str, Record] = {}
+    for record in sorted(found, key=lambda record: record.started):
+        latest[record.model] = record
+    return [record for record in found if settings(record) == settings(latest[record.model])]
 
 
 def _median(
