@@ -46,7 +46,7 @@ print(f"error of the last iterate {error(waiting.value):.3f}, of the mean {error
 # %%
 windows = (1, 3, 10, 30)
 errors: dict[str, list[float]] = {"Picard": [], "Robbins-Monro": []}
-for name, solver in (("Picard", "picard"), ("Robbins-Monro", wp.RobbinsMonro(0.2))):
+for name, solver in (("Picard", "picard"), ("Robbins-Monro", wp.equilibrium.RobbinsMonro(0.2))):
     for window in windows:
         deq.solver, deq.stop = (
             solver,

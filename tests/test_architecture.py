@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import inspect
 import re
 import sys
 import tomllib
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import wellposed as wp
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {"wellposed": ROOT / "src", "wellposed_lab": ROOT / "lab"}
@@ -159,15 +162,16 @@ def test_no_import_cycle():
     assert not cycle, f"import cycle: {' <- '.join(cycle)}"
 
 
-def test_public_names_agree():
-    path = Path("wellposed/__init__.py")
-    tree = ast.parse(FILES[path])
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-    values = {node.targets[0].id: ast.literal_eval(node.value) for node in assigned}
-    typed = {name for name, _ in imports(tree, path) if name.startswith("wellposed")}
-    lazy = {f"{module}.{name}" for name, module in values["_HOME"].items()}
-    assert typed == lazy, f"TYPE_CHECKING block and _HOME differ in {sorted(typed ^ lazy)}"
-    assert [name for name, home in values["_HOME"].items() if home != "wellposed.estimators"] == values["__all__"]
+def test_public_names_exist_and_are_few():
+    stub = ast.parse((Path(wp.__file__).parent / "__init__.pyi").read_text())
+    spelt = [alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert len(spelt) == len(set(spelt)) and set(dir(wp)) == {*spelt, "__version__"}
+    for name in spelt:
+        assert getattr(wp, name) is not None
+    things = [name for name in spelt if not inspect.ismodule(getattr(wp, name))]
+    assert len(things) <= 55, "a name that few users need belongs in its package"
+    with pytest.raises(AttributeError, match=r"it is wellposed\.equilibrium\.Polished"):
+        wp.Polished  # noqa: B018
 
 
 @pytest.mark.parametrize("path", sorted({path.parent for path in FILES}), ids=str)

@@ -33,7 +33,7 @@ class Noted(RowSolver):
     deadly: bool = field(default=False, repr=False)  # no part of what the rows depend on
     pause: float = 0.0
 
-    def refusal(self, problem: RowProblem) -> str | None:
+    def why_not(self, problem: RowProblem) -> str | None:
         return None
 
     def solve(self, problem: RowProblem) -> RowSolution:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import cpu_seconds, docs_folder
-from wellposed import Gradient, Implicit, ImplicitModel, Phantom, Relative, Unrolled, fit
+from wellposed import Implicit, ImplicitModel, Phantom, Relative, Unrolled, fit
 from wellposed.data import load_images
+from wellposed.equilibrium import Gradient
 from wellposed.errors import require
 
 CAPS = (0.3, 0.5, 0.7, 0.9, 0.97, 0.99)

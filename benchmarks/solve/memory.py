@@ -23,7 +23,8 @@ from benchmarks.harness import (
     versions,
 )
 from benchmarks.rivals.libraries import NotRunError, rival
-from wellposed import Anderson, Gradient, Implicit, Phantom, Picard, Solver, Status, Steps, Unrolled, fixed_point
+from wellposed import Anderson, Implicit, Phantom, Picard, Solver, Status, Steps, Unrolled, fixed_point
+from wellposed.equilibrium import Gradient
 
 STEPS = (5, 10, 20, 40, 80)
 

@@ -19,7 +19,7 @@ from wellposed.errors import WellposedError
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a place to write to, and puts what was written at `path` once it is completely on the disk.
+    """Yields a temporary file to write to, and moves it to `path` once it is completely on the disk.
 
     If anything goes wrong before that, what was at `path` stays, and nothing else is left behind.
 
@@ -29,22 +29,22 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     Example:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "note.txt"
-        >>> with atomic_write(target) as place:
-        ...     _ = place.write_text("all of it")
+        >>> with atomic_write(target) as temporary:
+        ...     _ = temporary.write_text("all of it")
         >>> target.read_text(), [path.name for path in target.parent.iterdir()]
         ('all of it', ['note.txt'])
     """
     target = Path(path)
-    with name_file_in_errors(target), _temporary(target) as place:
-        yield place
-        _flush(place)
-        os.replace(place, target)
+    with name_file_in_errors(target), _temporary(target) as temporary:
+        yield temporary
+        _flush(temporary)
+        os.replace(temporary, target)
         _flush(target.parent)
 
 
 @contextlib.contextmanager
 def atomic_write_with_proof(path: str | os.PathLike[str], proof: Path) -> Iterator[tuple[Path, Path]]:
-    """Yields places for a file and for its proof, and puts both where they belong once they are on the disk.
+    """Yields temporary files for a file and its proof, and moves both into place once they are on the disk.
 
     The old proof goes before the new file comes, and the new proof comes last: a process that is killed leaves the
     old file or the new one, with its own proof or with none. If nothing was written for a proof, there is none.
@@ -52,34 +52,34 @@ def atomic_write_with_proof(path: str | os.PathLike[str], proof: Path) -> Iterat
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with atomic_write_with_proof(folder / "a.txt", folder / "a.proof") as (place, proof):
-        ...     _ = place.write_text("all of it"), proof.write_text("so it is")
+        >>> with atomic_write_with_proof(folder / "a.txt", folder / "a.proof") as (temporary, proof):
+        ...     _ = temporary.write_text("all of it"), proof.write_text("so it is")
         >>> sorted(path.name for path in folder.iterdir())
         ['a.proof', 'a.txt']
     """
     target = Path(path)
-    with name_file_in_errors(target), _temporary(target) as place, _temporary(proof) as place_of_proof:
-        yield place, place_of_proof
-        proven = place_of_proof.exists()
-        _flush(place)
+    with name_file_in_errors(target), _temporary(target) as temporary, _temporary(proof) as temporary_proof:
+        yield temporary, temporary_proof
+        proven = temporary_proof.exists()
+        _flush(temporary)
         if proven:
-            _flush(place_of_proof)
+            _flush(temporary_proof)
         proof.unlink(missing_ok=True)
-        os.replace(place, target)
+        os.replace(temporary, target)
         if proven:
-            os.replace(place_of_proof, proof)
+            os.replace(temporary_proof, proof)
         _flush(target.parent)
 
 
 @contextlib.contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """Yields a name beside `target` for a file that nobody else writes; an error removes the file."""
-    place = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    """Yields a unique temporary path beside `target`; an error removes the file."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        yield place
+        yield temporary
     except BaseException:
         with contextlib.suppress(OSError):  # the folder may have become one that cannot be written to
-            place.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -104,8 +104,8 @@ def atomic_write_folder(folder: str | os.PathLike[str], stale: Iterable[str] = (
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with atomic_write_folder(folder) as place:
-        ...     _ = (place / "a").write_text("one"), (place / "b").write_text("two")
+        >>> with atomic_write_folder(folder) as temporary:
+        ...     _ = (temporary / "a").write_text("one"), (temporary / "b").write_text("two")
         >>> sorted(path.name for path in folder.iterdir())
         ['a', 'b']
     """
@@ -142,7 +142,7 @@ def _committed(temporary: Path, folder: Path, stale: Iterable[str]) -> bool:
 
 
 def _settle(folder: Path) -> None:
-    """Moves the files of the new version to their places; any process may, at any time and several at once."""
+    """Moves the files of the new version into place; any process may, at any time and several at once."""
     waiting = folder / NEW
     try:
         names = os.listdir(waiting)
@@ -170,8 +170,8 @@ def read_folder(folder: Path, names: Iterable[str], read: Callable[[dict[str, Pa
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with atomic_write_folder(folder) as place:
-        ...     _ = (place / "a").write_text("one")
+        >>> with atomic_write_folder(folder) as temporary:
+        ...     _ = (temporary / "a").write_text("one")
         >>> read_folder(folder, ["a"], lambda places: places["a"].read_text())
         'one'
     """
@@ -179,32 +179,32 @@ def read_folder(folder: Path, names: Iterable[str], read: Callable[[dict[str, Pa
     for _ in range(TRIES - 1):
         before = _versions(folder, listed)
         try:
-            found = read(_latest(folder, listed))
+            content = read(_latest(folder, listed))
         except (OSError, WellposedError):
             if _versions(folder, listed) == before:
                 raise
             continue
         if _versions(folder, listed) == before:
-            return found
+            return content
     return read(_latest(folder, listed))
 
 
 def _latest(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:
     new = {name: folder / NEW / name for name in names}
-    return {name: place if place.is_file() else folder / name for name, place in new.items()}
+    return {name: file if file.is_file() else folder / name for name, file in new.items()}
 
 
 def _versions(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int, int, int] | None]:
-    """Tells files apart from those that replace them, and from themselves at another place."""
-    found: list[tuple[Path, int, int, int] | None] = []
-    for place in _latest(folder, names).values():
+    """Tells files apart from those that replace them, and from themselves at another path."""
+    versions: list[tuple[Path, int, int, int] | None] = []
+    for file in _latest(folder, names).values():
         try:
-            status = place.stat()
+            status = file.stat()
         except OSError:
-            found.append(None)
+            versions.append(None)
         else:
-            found.append((place, status.st_ino, status.st_mtime_ns, status.st_size))
-    return found
+            versions.append((file, status.st_ino, status.st_mtime_ns, status.st_size))
+    return versions
 
 
 REMEDIES = {

@@ -1,4 +1,4 @@
-"""Many pieces of work at once, through joblib, and the threads of torch.
+"""Parallel work through joblib, and the number of threads of torch.
 
 `Workers` do the work in threads, in processes or on a `cluster`. `one_thread` and `threads_for` decide how many
 threads torch takes for small products.
@@ -16,7 +16,7 @@ from typing import Any
 
 from wellposed.errors import InputError, WorkerLostError, require, unknown_name
 
-PAUSE = 1.0  # seconds after which a worker looks for its parent again
+PAUSE = 1.0  # seconds between two checks that the parent is alive
 BACKENDS = ("sequential", "threading", "loky", "multiprocessing", "dask", "ray")
 CLUSTERS = ("dask", "ray")
 SMALL = 2000  # numbers in the widest layer up to which the products of a model are small
@@ -26,10 +26,10 @@ AT_ONCE = ("ray", "multiprocessing")  # joblib gets nothing from them before eve
 
 @dataclass(frozen=True)
 class Workers:
-    """Who does the work.
+    """How tasks run: one after the other, in threads, in processes or on a cluster.
 
     Dask gives the work of a lost worker to another one. With the others a lost worker ends the call with a
-    `WorkerLostError`; what was kept on disk need not be done again. Processes on this machine end with the one
+    `WorkerLostError`; what is on the disk need not be done again. Processes on this machine end with the one
     that started them, however that ended.
 
     Args:
@@ -54,18 +54,18 @@ class Workers:
 
     @property
     def alone(self) -> bool:
-        """Whether everything is done here, one after the other."""
+        """Whether tasks run in this process, one after the other."""
         return self.backend not in CLUSTERS and (self.jobs == 1 or self.backend == "sequential")
 
     @property
     def apart(self) -> bool:
-        """Whether workers have a memory of their own."""
+        """Whether workers have memory of their own."""
         return not self.alone and self.backend != "threading"
 
     def run(
         self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], common: Any = None
     ) -> Iterator[Any]:
-        """Yields ``function(common, *task)`` of every task as they finish; `common` travels once to every worker.
+        """Yields ``function(common, *task)`` as tasks finish; `common` is sent once to every worker.
 
         Ray and multiprocessing answer when everything is done, in the order of the tasks.
         """
@@ -73,7 +73,7 @@ class Workers:
             yield from (function(common, *task) for task in tasks)
             return
         joblib = require("joblib", extra=self.extra)
-        call, common = self._sent(function, common)
+        call, common = self._prepare(function, common)
         count = -1 if self.backend in CLUSTERS and self.jobs == 1 else self.jobs
         try:
             with joblib.parallel_config(self.backend, n_jobs=count, **self._options(common)):
@@ -98,17 +98,17 @@ class Workers:
         # Without a copy on every worker the data would be lost with the one that has it.
         return {} if common is None else {"scatter": [common]}
 
-    def _sent(self, function: Callable[..., Any], common: Any) -> tuple[Callable[..., Any], Any]:
-        """Gives Ray the common data once and a function that asks for them; processes follow their parent."""
+    def _prepare(self, function: Callable[..., Any], common: Any) -> tuple[Callable[..., Any], Any]:
+        """Puts the common data into Ray's store; makes processes end with their parent."""
         if self.backend in ("loky", "multiprocessing"):
-            return _Following(function, os.getpid()), common
+            return _EndsWithParent(function, os.getpid()), common
         if self.backend != "ray":
             return function, common
         require("ray.util.joblib").register_ray()
         ray = require("ray")
         if not ray.is_initialized():
             ray.init(logging_level="error", log_to_driver=False)
-        return _Fetching(function), ray.put(common)
+        return _GetsCommonFromRay(function), ray.put(common)
 
     def _losses(self) -> tuple[type[BaseException], ...]:
         if self.backend == "dask":
@@ -121,8 +121,8 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class _Fetching:
-    """Calls a function with common data that lie in the memory of a Ray cluster."""
+class _GetsCommonFromRay:
+    """Calls a function with common data from Ray's object store."""
 
     function: Callable[..., Any]
 
@@ -131,25 +131,25 @@ class _Fetching:
 
 
 @dataclass(frozen=True)
-class _Following:
-    """Calls a function in a process that ends when its parent has."""
+class _EndsWithParent:
+    """Calls a function in a process that exits when its parent is gone."""
 
     function: Callable[..., Any]
     parent: int
 
     def __call__(self, common: Any, *task: Any) -> Any:
-        _follow(self.parent)
+        _watch_parent(self.parent)
         return self.function(common, *task)
 
 
 @functools.cache
-def _follow(parent: int) -> None:
-    """Starts looking for the parent, once in every process."""
+def _watch_parent(parent: int) -> None:
+    """Starts a thread that watches the parent, once in every process."""
     if os.getppid() == parent:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_when_orphaned, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _exit_when_orphaned(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PAUSE)
     os._exit(1)
@@ -157,7 +157,7 @@ def _end_with(parent: int) -> None:
 
 @contextlib.contextmanager
 def cluster(backend: str, address: str | None = None) -> Iterator[None]:
-    """Connects to a cluster, or starts one on this machine, for as long as the block lasts; others need nothing.
+    """Connects to a cluster, or starts one on this machine, during the block; other backends need none.
 
     Args:
         backend: as in `Workers`.

@@ -2,21 +2,19 @@ import math
 import pickle
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.autograd import gradcheck
 
 from wellposed.activations import (
     Activation,
+    Traits,
     activation_names,
     block_view,
     check_constants,
     elu,
-    family_of,
     get_activation,
     group_sort,
     hardtanh,
@@ -408,18 +406,46 @@ def test_activations_travel(activation):
     assert torch.equal(torch.func.vmap(activation.function)(z.reshape(1, 30))[0], activation(z))
 
 
-def test_what_is_known_hangs_on_the_function_and_not_on_the_name():
+def test_traits_hold_for_their_function_and_not_for_the_name():
     named = [
         get_activation(name) for name in ("relu", "tanh", "leaky_relu(0.3)", "hardtanh(-2, 1)", "max_pool(2)")
     ]
-    assert [family_of(phi) for phi in named] == ["relu", "tanh", "leaky_relu", "hardtanh", "max_pool"]
-    assert [family_of(replace(phi, name="mine")) for phi in named] == [family_of(phi) for phi in named]
+    kernels = [("relu", 0.0), ("tanh", 0.0), ("sloped", 0.3), None, None]
+    assert [phi.traits.kernel for phi in named] == kernels
+    assert [phi.traits.kinks for phi in named] == [(0.0,), None, (0.0,), (-2.0, 1.0), None]
     for phi in named:
-        assert family_of(replace(phi, function=lambda z: z / 2)) == ""
-        assert phi.derivative is None or family_of(replace(phi, derivative=torch.ones_like)) == ""
-        assert not phi.componentwise or family_of(replace(phi, slope=(-1.0, 2.0))) == ""
-    assert family_of(rescaled("tanh", 3)) == "" and family_of(get_activation("gelu")) == "gelu"
-    assert family_of(replace(named[2], function=partial(F.leaky_relu, negative_slope=0.3, inplace=False))) == ""
+        assert replace(phi, name="mine").traits == pickle.loads(pickle.dumps(phi)).traits == phi.traits != Traits()
+        assert replace(phi, function=lambda z: z / 2).traits == Traits()
+        assert phi.derivative is None or replace(phi, derivative=torch.ones_like).traits == Traits()
+        assert not phi.componentwise or replace(phi, slope=(-1.0, 2.0)).traits == Traits()
+        own = Traits(kinks=(7.0,))
+        assert replace(phi, function=lambda z: z / 2, traits=own).traits == own
+    assert rescaled("tanh", 3).traits == Traits() and Activation("relu", torch.tanh).traits == Traits()
+
+
+def test_what_a_map_is_follows_from_its_constants():
+    assert [name for name in activation_names() if get_activation(name).is_relu] == ["relu"]
+    assert [name for name in activation_names() if get_activation(name).is_identity] == ["identity"]
+    assert leaky_relu(1.0).is_identity and not leaky_relu(0.0).is_identity and not hardtanh(0.0, 1e9).is_relu
+    ordered = [
+        phi.name for phi in (max_pool(2), group_sort(3), softmax(2), get_activation("gelu")) if phi.increasing
+    ]
+    assert ordered == ["max_pool(2)", "group_sort(3)"]
+
+
+@pytest.mark.parametrize(
+    ("function", "traits", "claim"),
+    [
+        (lambda z: torch.relu(z - 1), Traits(kinks=(0.0,)), "kinks"),
+        (torch.tanh, Traits(kinks=(0.0,)), "kinks"),
+        (torch.tanh, Traits(stretch=0.5), "stretch"),
+        (torch.neg, Traits(increasing=True), "increasing"),
+    ],
+)
+def test_false_traits_are_refused(function, traits, claim):
+    block = {"block": 2, "constants": {"inf": 1.0}} if traits.increasing else {}
+    with pytest.raises(InputError, match=f"violates {claim}"):
+        check_constants(Activation("mine", function, traits=traits, **block))
 
 
 @pytest.mark.parametrize(
@@ -438,7 +464,7 @@ def test_names_of_the_library_are_replaced_only_when_asked_for():
     assert get_activation("tanh") is known
     assert register_activation(known) is known and register_activation(leaky_relu(0.2)).name == "leaky_relu(0.2)"
     try:
-        assert get_activation(register_activation(own, replace=True).name) is own and family_of(own) == ""
+        assert get_activation(register_activation(own, replace=True).name) is own
         with pytest.raises(InputError, match="not the registered"):
             registered_name(own)  # a file would be read elsewhere as what the name says
     finally:

@@ -27,7 +27,7 @@ from wellposed.convex import open_states, record_states, save_states
 from wellposed.data.cache import DataFile, fetch
 from wellposed.data.idx import read_idx
 from wellposed.errors import WellposedError
-from wellposed.estimators.estimator import read, write
+from wellposed.estimators.estimator import read_estimator, write_estimator
 from wellposed.training import Checkpoint
 
 OUTCOMES = ("refused", "read as written", "damaged part skipped", "weaker and proven")
@@ -118,7 +118,7 @@ def kinds(folder: Path) -> dict[str, Damaged]:
     wp.save_pretrained(model, shared)
     append(folder / "store", silent, 0, 20)
     sparsify(folder / "rows", silent)
-    write(folder / "estimator", {"a": torch.arange(40.0)}, {"kind": "K", "parameters": {"kappa": 0.5}})
+    write_estimator(folder / "estimator", {"a": torch.arange(40.0)}, {"kind": "K", "parameters": {"kappa": 0.5}})
     network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
     save_states(record_states(network, [torch.randn(9, 4)]), folder / "states")
     Order("identity", "tiny", 3).save(folder / "out")
@@ -137,7 +137,7 @@ def kinds(folder: Path) -> dict[str, Damaged]:
         "folder of a model, configuration": Damaged(
             shared / "config.json", lambda: settled(wp.from_pretrained(shared))
         ),
-        "estimator": Damaged(folder / "estimator", lambda: repr(read(folder / "estimator", "K"))),
+        "estimator": Damaged(folder / "estimator", lambda: repr(read_estimator(folder / "estimator", "K"))),
         "network in the cache": trained(folder),
         "store": Damaged(
             folder / "store" / "records.jsonl",

@@ -98,7 +98,7 @@ def solve(form: ImplicitForm, u: Tensor, start: Tensor) -> Exact:
         pieces = zip(names, np.split(z, cuts, axis=1), strict=True)
         return np.concatenate([table[name](piece) for name, piece in pieces], axis=1)
 
-    looped = bool(form.plan.systems)
+    looped = bool(form.order.loops)
     for _ in range(6 if smooth else 400 if looped else len(names) + 1):
         z = x @ A.T + v
         image = mapped(PHI, z)

@@ -100,7 +100,8 @@ def _gain_holds(found: Certificate, A: q.Matrix, phi: Activation) -> bool:
 def conditions(A: Tensor, phi: Activation) -> Iterator[Finding]:
     """Every condition that applies to the activation."""
     finite = bool(A.isfinite().all())
-    for name, condition in CONDITIONS.items():
+    for name in CONDITIONS:
+        condition = CONDITIONS[name]
         if condition.why_not(phi):
             continue
         found = condition.certify(A, phi)
@@ -159,7 +160,8 @@ def _of_blocks(A: Tensor, E: q.Matrix, phi: Activation) -> Iterator[Finding]:
 
 def projections(A: Tensor, phi: Activation) -> Iterator[Finding]:
     """What a parametrisation makes of any matrix: rows never exceed the cap, and its certificate is true."""
-    for name, condition in CONDITIONS.items():
+    for name in CONDITIONS:
+        condition = CONDITIONS[name]
         if condition.why_not(phi) or name == "triangular":
             continue
         kappa = 0.95 / phi.lipschitz(condition.norm_name(phi))

@@ -26,7 +26,7 @@ from wellposed import ImplicitModel, from_pretrained, load, save, save_pretraine
 from wellposed.checker import RefusedError, check
 from wellposed.convex.rows import RowFit
 from wellposed.errors import WellposedError
-from wellposed.models.io.certificates import evaluated
+from wellposed.models.io.certificates import with_projected_parameters
 from wellposed.training import Checkpoint, fit
 
 Tell = Callable[[str], None]
@@ -131,7 +131,11 @@ def loadable(file: Path) -> ImplicitModel | None:
         found = load(file) if file.name == "m.safetensors" else from_pretrained(file.parent)
     except (OSError, WellposedError):
         return None
-    known = {digest(*version.parameters()) for model in models() for version in (model, evaluated(model))}
+    known = {
+        digest(*version.parameters())
+        for model in models()
+        for version in (model, with_projected_parameters(model))
+    }
     return found if digest(*found.parameters()) in known else None
 
 

@@ -40,11 +40,11 @@ from wellposed.checker import RefusedError, check
 from wellposed.cli import cli
 from wellposed.convert import to_implicit
 from wellposed.convex import RowFit, open_states, record_states, save_states
-from wellposed.estimators.estimator import read, write
+from wellposed.estimators.estimator import read_estimator, write_estimator
 from wellposed.forms.draw.diagram import graph
 from wellposed.forms.draw.spy import spy
 from wellposed.models.io.archives import read_torch
-from wellposed.models.io.certificates import evaluated, write_certificate
+from wellposed.models.io.certificates import with_projected_parameters, write_certificate
 from wellposed.models.io.export import export_onnx
 from wellposed.models.io.storage import ReferenceModel, store_reference
 from wellposed.robust.attacks import pgd
@@ -81,7 +81,7 @@ def model(number: int) -> wp.ImplicitModel:
 
 @functools.cache
 def proven(number: int) -> Any:
-    return evaluated(model(number))
+    return with_projected_parameters(model(number))
 
 
 @functools.cache
@@ -331,8 +331,8 @@ WRITERS: dict[str, Writer] = {
         lambda f: digest(Checkpoint(f / "run.ckpt").load()["a"]),
     ),
     "estimator": Writer(
-        lambda f, k: write(f / "e", {"a": torch.arange(40.0 + k)}, {"kind": "K", "parameters": {}}),
-        lambda f: repr(read(f / "e", "K")),
+        lambda f, k: write_estimator(f / "e", {"a": torch.arange(40.0 + k)}, {"kind": "K", "parameters": {}}),
+        lambda f: repr(read_estimator(f / "e", "K")),
     ),
     "kept rows": anew(kept_rows),
     "network in the cache": anew(kept_network),

@@ -258,7 +258,9 @@ def test_show_draws_pictures(folder):
     result = invoke("show", "loop.safetensors", "--picture", "spy.html", "--graph", "graph.png")
     assert result.exit_code == 0, result.output
     assert "drew spy.html" in result.stderr and "drew graph.png" in result.stderr
-    assert "[[A, B], [C, D]]" in (folder / "spy.html").read_text()
+    page = (folder / "spy.html").read_text()
+    assert "[[A, B], [C, D]]" in page
+    assert "wellposed verify loop.safetensors" in page and "certify --model loop.safetensors" in page
     assert (folder / "graph.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -95,6 +95,24 @@ def test_options_reach_the_fit(folder):
     assert bool(A[:20, :20].tril().any())  # full support has loops; layered has none
 
 
+def test_large_sparse_loops_load_and_run_without_forming_a(folder, monkeypatch):
+    options = ("network", "data.npz", "--support", "full", "--target-sparsity", "0.8", "--gaps")
+    assert basic(*options).exit_code == 0
+    assert isinstance(wellposed.load("model.safetensors"), wellposed.ImplicitModel), "small ones have kernels"
+    monkeypatch.setattr("wellposed.cli.sparsify.LARGEST_DENSE", 19)
+    result = basic(*options)
+    assert result.exit_code == 0, result.output
+    form = wellposed.load("model.safetensors")
+    assert isinstance(form, wellposed.ImplicitForm) and form.order.loops
+    assert all(isinstance(part, Sparse) for part in form.A.parts.values())
+    u = torch.randn(5, 6)
+    torch.testing.assert_close(form(u), form.to_model()(u))
+    checked = CliRunner().invoke(cli.cli, ["verify", "model.safetensors"])
+    assert checked.exit_code == 0, checked.output
+    assert basic("network", "data.npz", "--support", "full").exit_code == 0
+    assert isinstance(wellposed.load("model.safetensors"), wellposed.ImplicitModel), "a dense A is no form"
+
+
 def test_data_sets_by_name_are_scored_on_their_test_part(folder):
     result = basic("flat", "digits", "--samples", 200, "--json")
     assert result.exit_code == 0, result.output
@@ -212,11 +230,29 @@ def test_bad_options(options, message, folder):
     assert not (folder / "model.safetensors").exists()
 
 
+def test_interrupted_filters_say_that_nothing_is_stored(folder, monkeypatch):
+    reported = []
+
+    @contextlib.contextmanager
+    def impatient(quiet, units="rows"):
+        def stop(done, total):
+            reported.append((done, total, units))
+            raise KeyboardInterrupt
+
+        yield stop
+
+    monkeypatch.setattr("wellposed.cli.sparsify.progress", impatient)
+    result = basic("pooled", "digits", "--samples", 20)
+    assert reported == [(1, 3, "layers")]
+    assert result.exit_code != 0 and "filters fitted so far are not stored" in result.stderr
+    assert not (folder / "model.safetensors").exists()
+
+
 def test_interrupted_rows_are_kept_and_used(folder, monkeypatch):
     calls = []
 
     @contextlib.contextmanager
-    def impatient(quiet):
+    def impatient(quiet, units="rows"):
         def stop(done, total):
             calls.append(done)
             if len(calls) == 1:
@@ -299,7 +335,7 @@ def test_gaps_in_the_certificate_are_those_that_are_printed(folder):
 )
 def test_what_cannot_be_done_is_refused_before_the_work(options, message, folder, monkeypatch):
     np.savez("pairs.npz", u=given()[0].numpy(), y=np.ones((120, 2), np.float32))
-    monkeypatch.setattr("wellposed.cli.sparsify.StateFit.fit", lambda *_: pytest.fail("it was fitted"))
+    monkeypatch.setattr("wellposed.cli.sparsify.fit_states", lambda *_, **__: pytest.fail("it was fitted"))
     result = basic("network", "data.npz", *options)
     assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
 

@@ -6,9 +6,8 @@ from torch import nn
 
 from tests.cli.test_certify_command import folder, invoke  # noqa: F401
 from wellposed import ImplicitModel
-from wellposed.cli import attack, certify
+from wellposed.cli import attack, certify, sparsify
 from wellposed.cli.inputs import widest_layer
-from wellposed.convex import StateFit
 from wellposed.workers import SMALL, THREAD_VARIABLES, one_thread, threads_for
 
 
@@ -82,7 +81,7 @@ def test_commands_keep_to_the_rule(folder, monkeypatch, small, expected):  # noq
     monkeypatch.setattr("wellposed.workers.SMALL", small)
     monkeypatch.setattr(certify, "examine_radii", noting("certify", certify.examine_radii))
     monkeypatch.setitem(attack.ATTACKS, "fgsm", noting("attack", attack.ATTACKS["fgsm"]))
-    monkeypatch.setattr(StateFit, "fit", noting("sparsify", StateFit.fit))
+    monkeypatch.setattr(sparsify, "fit_states", noting("sparsify", sparsify.fit_states))
     asked = ("--model", "certify_networks:network", "--data", "data.npz", "--samples", 4, "--epsilon", 0.1)
     written = ("--network", "certify_networks:network", "--data", "data.npz", "-o", "model.safetensors")
     done = [

@@ -39,7 +39,7 @@ def projected(signal, matrix):  # along the last dimension, as a dense matrix ov
 @pytest.mark.parametrize("shape", [(1, 3, 4), (1, 1, 4), (1, 3, 1), (4,), (1, 1, 1)])
 def test_product_of_two_signals_broadcasts_as_torch_does(network, shape):
     u, x = inputs(), network.input
-    index = x.places()[tuple(slice(0, size) for size in shape)] if len(shape) == 3 else x.places()[0, 1]
+    index = x.indices()[tuple(slice(0, size) for size in shape)] if len(shape) == 3 else x.indices()[0, 1]
     other = x.activate("tanh").select(index)
     product = multiplied(x, other)
     place = index.reshape(shape)
@@ -83,7 +83,7 @@ def test_constant_factors_make_no_states(network):
 def test_shapes_that_do_not_fit(network):
     x = network.input
     with pytest.raises(InputError, match=r"\(1, 3, 4\) and \(1, 4, 3\)"):
-        multiplied(x, x.select(x.places().mT))
+        multiplied(x, x.select(x.indices().mT))
     with pytest.raises(InputError, match="as matrices"):
         matrix_multiplied(x, x)
     with pytest.raises(InputError, match="batches"):
@@ -95,7 +95,7 @@ def test_matrix_product_equals_matmul(network, columns):
     u, x = inputs(), network.input
     m = weight(columns, 4)
     right = projected(x, m)  # (1, 3, columns)
-    product = matrix_multiplied(x.select(x.places().mT), right)
+    product = matrix_multiplied(x.select(x.indices().mT), right)
     torch.testing.assert_close(values(network, product, u), u.mT @ (u @ m.mT), rtol=1e-12, atol=1e-12)
     rows = (4, 3, columns)
     assert network.activations[-1].name == f"matrix_product{rows}"
@@ -117,7 +117,7 @@ def test_matrix_products_of_vectors_and_batches(network, shapes):
 
 def test_padding_of_a_matrix_product_is_read_by_nobody(network):
     x = network.input
-    form = network.form(matrix_multiplied(x, x.select(x.places().mT)))
+    form = network.form(matrix_multiplied(x, x.select(x.indices().mT)))
     size = form.A.shape[0]
     assert size == 24 and form.C.shape == (9, 24)
     assert not form.C.to_dense()[:, 9:].any()
@@ -164,7 +164,7 @@ def test_clipping_at_the_bounds_never_changes_a_product(scale, dtype):
     network = Network((3, 4), dtype, torch.device("cpu"))
     x = network.input
     a, b = x.activate("tanh").scaled(scale).shifted(0.1), x.activate("sigmoid").scaled(-scale / 3)
-    product, total = multiplied(a, b), matrix_multiplied(a, b.select(b.places().mT))
+    product, total = multiplied(a, b), matrix_multiplied(a, b.select(b.indices().mT))
     clipped = [activation.name for activation in network.activations[-2:]]
     assert clipped[0].startswith("multiply(0") or clipped[0].startswith(f"multiply({int(scale)}")
     u = torch.cat([inputs(1e3), inputs(1.0), 1e6 * torch.ones(1, 3, 4)]).to(dtype)

@@ -23,7 +23,7 @@ from wellposed.convex import (
     save_states,
 )
 from wellposed.convex.claims import _reduced
-from wellposed.convex.eliminate import Columns, _counts, _prices, _slack
+from wellposed.convex.eliminate import FeatureProblem, _counts, _prices, _slack
 from wellposed.convex.matching import Objective, _advance, restricted
 from wellposed.convex.problem import rounding_of_gap
 from wellposed.convex.report import LayerFit, SharedReport, judged, relative_errors
@@ -77,7 +77,7 @@ def test_shares_are_relative_to_the_row():
     X, U, Z = (torch.randn(30, k, generator=generator, dtype=F64) for k in (3, 2, 3))
     Z[:, 0], Z[:, 1] = 0.0, 1e-4 * Z[:, 1]
     full, read = torch.ones(3, 5, dtype=torch.bool), torch.ones(5, dtype=torch.bool)
-    work = Columns(X, U, Z, full, read, torch.zeros(3, dtype=torch.bool), 0.5, 1e-6, "row")
+    work = FeatureProblem(X, U, Z, full, read, torch.zeros(3, dtype=torch.bool), 0.5, 1e-6, "row")
     found = work.screened(torch.ones(5, dtype=torch.bool))
     sizes = torch.linalg.vector_norm(torch.cat([X, U], 1), dim=0)
     share = found.weights[1:].abs() * sizes / torch.linalg.vector_norm(Z[:, 1:], dim=0)[:, None]

@@ -7,7 +7,7 @@ from torch import nn
 
 from wellposed.convex import eliminate_features, record_states, support_mask
 from wellposed.convex.assemble import unchanged
-from wellposed.convex.eliminate import Columns
+from wellposed.convex.eliminate import FeatureProblem
 from wellposed.errors import InputError, UnknownNameError
 from wellposed.forms import ImplicitForm
 
@@ -28,7 +28,7 @@ def recorded(samples=120, seed=0, dead=()):
 
 def columns(states, kappa=0.5, gamma=0.0, bound="row", support="layered"):
     mask = support_mask(states, support)
-    return Columns.of(states, kappa, gamma, bound, mask, unchanged(states).factors)
+    return FeatureProblem.of(states, kappa, gamma, bound, mask, unchanged(states).factors)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 2.0])

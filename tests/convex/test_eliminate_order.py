@@ -8,7 +8,7 @@ from torch import nn
 from wellposed.convex import eliminate as module
 from wellposed.convex import eliminate_features, record_states, support_mask
 from wellposed.convex.assemble import unchanged
-from wellposed.convex.eliminate import Columns, Readers, removal_order
+from wellposed.convex.eliminate import FeatureProblem, Readers, removal_order
 from wellposed.errors import UnknownNameError
 
 WIDE = torch.float64
@@ -25,7 +25,7 @@ def recorded(samples=200, seed=0, inputs=8):
 
 def columns(states, support="triangular"):
     mask = support_mask(states, support)
-    return Columns.of(states, 0.9, 0.0, "row", mask, unchanged(states).factors)
+    return FeatureProblem.of(states, 0.9, 0.0, "row", mask, unchanged(states).factors)
 
 
 def misfit(M, Z, ridge):

@@ -5,7 +5,7 @@ import torch
 
 from wellposed.activations import get_activation
 from wellposed.convex import States, eliminate_features, record_states, support_mask
-from wellposed.convex.eliminate import Columns, FeatureGroups, Readers, removal_order
+from wellposed.convex.eliminate import FeatureGroups, FeatureProblem, Readers, removal_order
 from wellposed.errors import InputError
 
 
@@ -23,7 +23,7 @@ def one_layer(seed=0):
 
 def columns(states):
     mask = support_mask(states, "layered")
-    return Columns.of(states, 0.9, 0.0, "row", mask, torch.ones(3, dtype=torch.float64))
+    return FeatureProblem.of(states, 0.9, 0.0, "row", mask, torch.ones(3, dtype=torch.float64))
 
 
 def test_labels_become_groups():

@@ -13,12 +13,14 @@ from wellposed.convex import (
     Filters,
     PositionSampler,
     RowUnits,
-    SharedFit,
     fit_shared,
+    fit_shared_path,
     shared_layers,
 )
 from wellposed.convex.shared import given_by_rows, positions, read_by_rows, row_weights, set_rows, widths
-from wellposed.errors import IllPosedError, InputError
+from wellposed.errors import IllPosedError, InputError, UnknownNameError
+
+EVERYWHERE = PositionSampler(samples=10**6)
 
 
 def small_network():
@@ -87,8 +89,7 @@ def test_capped_filter_agrees_with_a_conic_solver(network, u):
     """One problem of a layer with bias, both inputs and a cap that binds, stated anew for CVXPY."""
     own = row_weights(network.layers[1]).abs().sum(1)
     kappa = float(own.min()) / 2
-    how = SharedFit(kappa=kappa, bound="row", gathering=PositionSampler(samples=10**6))
-    fitted, report = how.fit(network, [u], ["layers.1"])
+    fitted, report = fit_shared(network, [u], layers=["layers.1"], kappa=kappa, bound="row", sampler=EVERYWHERE)
     data = PositionSampler(samples=10**6).run(network, {"layers.1": network.layers[1]}, [u])["layers.1"]
     M, z = torch.cat(data.parts, dim=1).numpy(), data.targets.numpy()
     w, b = cvxpy.Variable((4, M.shape[1])), cvxpy.Variable((4, 1))
@@ -102,8 +103,7 @@ def test_capped_filter_agrees_with_a_conic_solver(network, u):
 
 def test_pruned_filters_are_stationary_in_the_shared_weights(network, u):
     """The gradient by automatic differentiation through the convolutions vanishes on the support."""
-    how = SharedFit(target_sparsity=0.6, gathering=PositionSampler(samples=10**6))
-    fitted, report = how.fit(network, [u])
+    fitted, report = fit_shared(network, [u], target_sparsity=0.6, sampler=EVERYWHERE)
     assert report.sparsity == pytest.approx(0.6, abs=0.01)
     with torch.no_grad():
         wanted = network.layers[1](torch.relu(network.layers[0](u)), u)
@@ -121,7 +121,7 @@ def test_pruned_filters_are_stationary_in_the_shared_weights(network, u):
 
 
 def test_a_fit_of_everything_is_the_network_itself(network, u):
-    fitted, report = fit_shared(network, list(u.split(10)), samples=10**6)
+    fitted, report = fit_shared(network, list(u.split(10)), sampler=EVERYWHERE)
     with torch.no_grad():
         assert torch.allclose(fitted(u), network(u), atol=1e-8)
     assert max(layer.misfit for layer in report.layers) < 1e-6
@@ -136,25 +136,24 @@ def test_certified_rows_bound_the_dense_matrix(network, u):
     chain = FilterNetwork([first, second, third], [(0,), (1,), (2, 1)], nn.Flatten()).double()
     kappa = 0.9
     fitted, report = fit_shared(chain, [u], units=units_of(chain, kappa), kappa=kappa, target_sparsity=0.3)
-    assert report.certified and not SharedFit().kappa < 1
+    assert report.certified
     A = to_implicit(fitted, (2, 6, 6)).A.to_dense()
     e = chain.exponents(kappa)
     scale = torch.cat([torch.full((size * 36,), 2.0 ** e[k]) for k, size in ((2, 3), (1, 4), (0, 3))]).double()
     norm = (A.abs() * scale[:, None] / scale).sum(1).max()
     assert float(norm) == pytest.approx(float(report.norm.max()), rel=1e-9) and float(norm) <= kappa
     assert float(A.abs().sum(1).max()) > 1  # without units nothing would be proven
-    same, _ = fit_shared(chain, [u], units=units_of(chain, kappa), kappa=kappa, samples=10**6)
+    same, _ = fit_shared(chain, [u], units=units_of(chain, kappa), kappa=kappa, sampler=EVERYWHERE)
     with torch.no_grad():
         assert torch.allclose(same(u), chain(u), atol=1e-8)  # the cap costs nothing in these units
 
 
 def test_entries_of_a_path_are_nested_and_layerwise_is_even(network, u):
-    gathering = PositionSampler(samples=10**6)
-    path = list(SharedFit(gathering=gathering).path(network, [u], (0.3, 0.6, 0.9)))
+    path = list(fit_shared_path(network, [u], (0.3, 0.6, 0.9), sampler=EVERYWHERE))
     masks = [[row_weights(layer) != 0 for layer in shared_layers(model).values()][:3] for model, _ in path]
     for before, after in pairwise(masks):
         assert all(bool((one | ~other).all()) for one, other in zip(before, after, strict=True))
-    _, report = SharedFit(target_sparsity=0.5, layerwise=True, gathering=gathering).fit(network, [u])
+    _, report = fit_shared(network, [u], target_sparsity=0.5, layerwise=True, sampler=EVERYWHERE)
     shares = [int(layer.nonzeros.sum()) / layer.own for layer in report.layers]
     assert max(shares) - min(shares) < 0.05
 
@@ -172,9 +171,8 @@ def test_sequential_fits_make_good_for_the_layers_before(network, u):
     with torch.no_grad():
         wanted = network.layers[1](torch.relu(network.layers[0](u)), u)
         for sequential in (True, False):
-            gathering = PositionSampler(samples=10**6)
-            how = SharedFit(target_sparsity=0.8, layerwise=True, sequential=sequential, gathering=gathering)
-            fitted, _ = how.fit(network, [u], ["layers.0", "layers.1"])
+            how = {"target_sparsity": 0.8, "layerwise": True, "sequential": sequential, "sampler": EVERYWHERE}
+            fitted, _ = fit_shared(network, [u], layers=["layers.0", "layers.1"], **how)
             firsts.append(row_weights(fitted.layers[0]))
             errors.append(float((fitted.layers[1](torch.relu(fitted.layers[0](u)), u) - wanted).norm()))
     assert torch.allclose(*firsts) and errors[0] < 0.99 * errors[1], errors
@@ -210,9 +208,11 @@ def test_errors_say_what_to_do(network, u):
     with pytest.raises(InputError, match=r"there are layers\.0"):
         fit_shared(network, [u], layers=["layers.9"])
     with pytest.raises(InputError, match="target_sparsity"):
-        SharedFit(target_sparsity=1.0)
-    with pytest.raises(InputError, match="layered"):
-        SharedFit(support="full")
+        fit_shared(network, [u], target_sparsity=1.0)
+    with pytest.raises(UnknownNameError, match="layered"):
+        fit_shared(network, [u], support="full")
+    with pytest.raises(TypeError, match="positions"):
+        fit_shared(network, [u], positions=3)
     with pytest.raises(InputError, match="as many shifts"):
         fit_shared(network, [u], units={"layers.1": RowUnits((0.0,), (True,))})
     with pytest.raises(InputError, match="states come first"):
@@ -222,7 +222,9 @@ def test_errors_say_what_to_do(network, u):
     with pytest.raises(InputError, match="in numbers"):
         fit_shared(nn.Sequential(nn.Conv2d(2, 2, 3, padding="same")), [u.float()])
     with pytest.raises(InputError, match="must mark 40 x 36"):
-        fit_shared(nn.Sequential(nn.Conv2d(2, 2, 1)), [u.float()], valid=lambda x: x[:, 0, 0] > 0)
+        fit_shared(
+            nn.Sequential(nn.Conv2d(2, 2, 1)), [u.float()], sampler=PositionSampler(valid=lambda x: x[:, 0, 0] > 0)
+        )
     with pytest.raises(InputError, match="without biases"):
         Filters([nn.Conv2d(2, 2, 1)], torch.zeros(2))
     with pytest.raises(InputError, match="source from 0"):

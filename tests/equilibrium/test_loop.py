@@ -3,7 +3,7 @@ import torch
 from problems import state_matrix
 
 from wellposed.activations import get_activation
-from wellposed.equilibrium import Absolute, Anderson, Newton, Picard, Relative, fixed_point
+from wellposed.equilibrium import Absolute, Anderson, Broyden, Newton, Picard, Relative, fixed_point, loop
 from wellposed.equilibrium.affine import AffineMap
 from wellposed.equilibrium.loop import iterate
 
@@ -127,3 +127,41 @@ def test_leaving_an_unstable_state_is_no_run_off(dtype):
     u = torch.tensor([[1e-4], [1e-3], [1e-1]], dtype=dtype)
     found = fixed_point(lambda x, u: torch.tanh(3 * x + u), torch.zeros_like(u), u, solver="picard")
     assert found.converged.all() and (found.value > 0.99).all()
+
+
+def rotating(x, u):
+    """A map with slow samples, fast ones, one that runs off and one that leaves the numbers."""
+    rate = torch.linspace(-0.9, 0.98, x.shape[1], dtype=x.dtype)
+    shift = u * torch.ones_like(x)
+    grown = torch.where(u > 5, x + 1, rate * torch.tanh(x.roll(1, 1)) + shift)
+    return torch.where(u > 7, x * 1e200 + 1e200, grown)
+
+
+@pytest.mark.parametrize("solver", [Picard(), Anderson(), Broyden()], ids=lambda solver: type(solver).__name__)
+def test_how_long_a_map_takes_changes_nothing(solver, monkeypatch):
+    u = torch.cat([torch.linspace(-2, 2, 20, dtype=torch.float64), torch.tensor([6.0, 8.0])])[:, None]
+    results = []
+    for limit in (0.0, torch.inf):  # every map is slow, every map is cheap
+        monkeypatch.setattr(loop, "CHEAP", limit)
+        start = torch.zeros(22, 5, dtype=torch.float64)
+        results.append(fixed_point(rotating, start, u, solver=solver, max_steps=150, on_failure="ignore"))
+    slow, cheap = results
+    assert torch.equal(slow.status, cheap.status) and torch.equal(slow.steps, cheap.steps)
+    assert torch.equal(slow.value, cheap.value)
+    torch.testing.assert_close(slow.residuals, cheap.residuals, rtol=0, atol=0, equal_nan=True)
+    assert not slow.converged[-2:].any() and slow.converged[:-2].all()
+
+
+def test_maps_that_draw_are_evaluated_once_a_step(monkeypatch):
+    monkeypatch.setattr(loop, "CHEAP", torch.inf)
+    counts = {}
+    for draws in (False, True):
+        calls = []
+
+        def f(x, draws=draws, calls=calls):
+            calls.append(torch.rand(()) if draws else 0)
+            return 0.5 * x + 1
+
+        steps = int(fixed_point(f, torch.zeros(2, 1), solver="picard", gradient="phantom").steps.max())
+        counts[draws] = len(calls) - steps
+    assert counts[True] < counts[False]

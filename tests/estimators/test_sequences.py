@@ -90,14 +90,14 @@ def test_pipeline_grid_search_and_clone(walks):
 
 def test_partial_fit_weights_pickle_and_save(walks, regressor, tmp_path):
     X, y = walks
-    found = wp.ImplicitSequenceRegressor(6, random_state=0, batch_size=20)
+    fitted = wp.ImplicitSequenceRegressor(6, random_state=0, batch_size=20)
     for _ in range(12):
-        found.partial_fit(X, y)
-    assert found.loss_curve_[-1] < found.loss_curve_[0] / 2 and found.n_iter_ == 12
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).predict(X), found.predict(X))
-    found.save(tmp_path / "file")
+        fitted.partial_fit(X, y)
+    assert fitted.loss_curve_[-1] < fitted.loss_curve_[0] / 2 and fitted.n_iter_ == 12
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict(X), fitted.predict(X))
+    fitted.save(tmp_path / "file")
     np.testing.assert_array_equal(
-        wp.ImplicitSequenceRegressor.load(tmp_path / "file").predict(X), found.predict(X)
+        wp.ImplicitSequenceRegressor.load(tmp_path / "file").predict(X), fitted.predict(X)
     )
     counted = np.random.default_rng(0).integers(0, 3, size=20)
     options = {"max_epochs": 10, "random_state": 0}
@@ -118,3 +118,12 @@ def test_wrong_inputs(walks, regressor):
         wp.ImplicitSequenceRegressor().fit(X, y[:-1])
     with pytest.raises(NotFittedError):
         wp.ImplicitSequenceRegressor().predict(X)
+
+
+@pytest.mark.parametrize("kind", [wp.ImplicitSequenceRegressor, wp.ImplicitSequenceClassifier])
+def test_sequences_have_defaults_of_their_own(kind):
+    estimator = kind(4, kappa=0.7)
+    assert (estimator.state_features, estimator.kappa, estimator.max_epochs) == (4, 0.7, 200)
+    assert clone(estimator).get_params() == estimator.get_params()
+    with pytest.raises(TypeError, match="epochs"):
+        kind(epochs=3)

@@ -4,6 +4,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_regression
 from sklearn.exceptions import NotFittedError
@@ -15,7 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import wellposed as wp
 from wellposed.errors import FileFormatError, InputError
-from wellposed.estimators.estimator import Samples
+from wellposed.estimators.estimator import TrainingData
 
 QUICK = {"max_epochs": 40, "random_state": 0, "batch_size": 30, "weight_decay": 0.1}
 
@@ -69,8 +70,8 @@ def test_sensitivity_bounds_every_change(table, regressor):
 
 def test_sensitivity_is_in_units_of_the_data(table):
     X, y = table
-    found = [wp.ImplicitRegressor(8, **QUICK).fit(X * unit, y[:, 0] * 3).sensitivity_ for unit in (1.0, 4.0)]
-    np.testing.assert_allclose(found[0], 4.0 * found[1], rtol=1e-6)
+    bounds = [wp.ImplicitRegressor(8, **QUICK).fit(X * unit, y[:, 0] * 3).sensitivity_ for unit in (1.0, 4.0)]
+    np.testing.assert_allclose(bounds[0], 4.0 * bounds[1], rtol=1e-6)
 
 
 def test_attributes(table, regressor):
@@ -153,9 +154,9 @@ def test_early_stopping_keeps_the_best_network():
     X = generator.normal(size=(120, 5))
     y = X[:, 0] + 3.0 * generator.normal(size=120)
     options = {"early_stopping": True, "n_iter_no_change": 5, "weight_decay": 0.0, "validation_fraction": 0.3}
-    found = wp.ImplicitRegressor(32, max_epochs=200, random_state=0, **options).fit(X, y)
-    curve = found.validation_curve_
-    assert found.n_iter_ < 200
+    stopped = wp.ImplicitRegressor(32, max_epochs=200, random_state=0, **options).fit(X, y)
+    curve = stopped.validation_curve_
+    assert stopped.n_iter_ < 200
     assert len(curve) - 1 - int(np.argmin(curve)) == 5
     whole = wp.ImplicitRegressor(32, max_epochs=20, random_state=0, early_stopping=False).fit(X, y)
     assert np.isnan(whole.validation_curve_).all() and whole.n_iter_ == 20
@@ -168,7 +169,7 @@ def test_the_split_represents_every_class():
     classifier._check_parameters()
     classifier._weighted(X, y, None, reset=True)
     classifier._begin(X, y, np.ones(60))
-    samples = Samples.of(X, classifier._encode(y), np.ones(60))
+    samples = TrainingData.of(X, classifier._encode(y), np.ones(60))
     kept, others = classifier._split(samples, y)
     assert int(kept.targets[:, 0].sum()) == int(others.targets[:, 0].sum()) == 3
 
@@ -188,8 +189,8 @@ def test_seeds_decide_and_the_global_generator_is_left_alone(table):
 
 def test_float32_stays_float32(table):
     X, y = table
-    found = wp.ImplicitRegressor(6, max_epochs=3).fit(X.astype(np.float32), y)
-    assert found.network_.offset.dtype == torch.float32
+    fitted = wp.ImplicitRegressor(6, max_epochs=3).fit(X.astype(np.float32), y)
+    assert fitted.network_.offset.dtype == torch.float32
     assert wp.ImplicitRegressor(6, max_epochs=3).fit(X.astype(int), y).network_.offset.dtype == torch.float64
 
 
@@ -199,20 +200,20 @@ def test_pickle_and_joblib(way, table, regressor, tmp_path):
     with open(tmp_path / "file", "wb") as file:
         way.dump(regressor, file)
     with open(tmp_path / "file", "rb") as file:
-        found = way.load(file)
-    np.testing.assert_array_equal(found.predict(X), regressor.predict(X))
-    found.partial_fit(X, y)
-    assert found.n_iter_ == regressor.n_iter_ + 1
+        restored = way.load(file)
+    np.testing.assert_array_equal(restored.predict(X), regressor.predict(X))
+    restored.partial_fit(X, y)
+    assert restored.n_iter_ == regressor.n_iter_ + 1
 
 
 def test_save_and_load_without_pickle(table, regressor, iris, tmp_path):
     X, y = table
     regressor.save(tmp_path / "regressor.safetensors")
-    found = wp.ImplicitRegressor.load(tmp_path / "regressor.safetensors")
-    np.testing.assert_array_equal(found.predict(X), regressor.predict(X))
-    np.testing.assert_array_equal(found.sensitivity_, regressor.sensitivity_)
-    assert found.get_params() == regressor.get_params()
-    assert found.partial_fit(X, y).n_iter_ == regressor.n_iter_ + 1
+    loaded = wp.ImplicitRegressor.load(tmp_path / "regressor.safetensors")
+    np.testing.assert_array_equal(loaded.predict(X), regressor.predict(X))
+    np.testing.assert_array_equal(loaded.sensitivity_, regressor.sensitivity_)
+    assert loaded.get_params() == regressor.get_params()
+    assert loaded.partial_fit(X, y).n_iter_ == regressor.n_iter_ + 1
 
     frame, labels = iris
     classifier = wp.ImplicitClassifier(6, max_epochs=5, random_state=0).fit(frame, labels)
@@ -228,9 +229,9 @@ def test_save_and_load_without_pickle(table, regressor, iris, tmp_path):
 
 
 def test_save_says_what_cannot_be_written(table, tmp_path):
-    found = wp.ImplicitRegressor(4, max_epochs=1, random_state=np.random.RandomState(0)).fit(*table)
+    fitted = wp.ImplicitRegressor(4, max_epochs=1, random_state=np.random.RandomState(0)).fit(*table)
     with pytest.raises(InputError, match="random_state"):
-        found.save(tmp_path / "file")
+        fitted.save(tmp_path / "file")
     assert not (tmp_path / "file").exists()
 
 
@@ -264,9 +265,69 @@ def test_one_class_is_refused(table):
         wp.ImplicitClassifier().fit(table[0], np.zeros(120))
 
 
+def test_class_weights_are_sample_weights(iris, tmp_path):
+    X, y = iris[0].to_numpy()[:130], iris[1][:130]  # 50, 50 and 30 of the classes
+    factors = {"setosa": 1.0, "versicolor": 2.0, "virginica": 0.5}
+    options = {"max_epochs": 5, "random_state": 0}
+    weighted = wp.ImplicitClassifier(4, class_weight=factors, **options).fit(X, y)
+    by_sample = wp.ImplicitClassifier(4, **options).fit(X, y, sample_weight=[factors[label] for label in y])
+    np.testing.assert_allclose(weighted.predict_proba(X), by_sample.predict_proba(X), rtol=1e-10)
+    balanced = wp.ImplicitClassifier(4, class_weight="balanced", **options).fit(X, y)
+    even = [1 / 30 if label == "virginica" else 1 / 50 for label in y]
+    by_sample = wp.ImplicitClassifier(4, **options).fit(X, y, sample_weight=even)
+    np.testing.assert_allclose(balanced.predict_proba(X), by_sample.predict_proba(X), rtol=1e-8)
+    weighted.save(tmp_path / "file")
+    assert wp.ImplicitClassifier.load(tmp_path / "file").class_weight == factors
+    with pytest.raises(InputError, match="class_weight must be a dict or None"):
+        wp.ImplicitClassifier(class_weight="balanced").partial_fit(X, y, classes=np.unique(y))
+    with pytest.raises(InputError, match="class_weight"):
+        wp.ImplicitClassifier(class_weight="even").fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array])
+def test_sparse_matrices_count_as_dense(table, kind):
+    X, y = table
+    X = np.where(X > 3.0, X, 0.0)
+    dense, other = (wp.ImplicitRegressor(4, max_epochs=3, random_state=0).fit(data, y) for data in (X, kind(X)))
+    np.testing.assert_array_equal(dense.predict(X), other.predict(kind(X)))
+
+
+def test_verbose_prints_lines_where_there_is_no_terminal(table, capsys):
+    wp.ImplicitRegressor(4, max_epochs=20, verbose=True, random_state=0).fit(*table)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and lines[-1].startswith("epoch 20/20: loss ")
+    wp.ImplicitRegressor(4, max_epochs=2, random_state=0).fit(*table)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_missing_device_is_named(table, regressor):
+    with pytest.raises(InputError, match="torch finds no CUDA device; use 'cpu'"):
+        wp.ImplicitRegressor(device="cuda").fit(*table)
+    with pytest.raises(InputError, match="received 'gpu'"):
+        wp.ImplicitRegressor(device="gpu").fit(*table)
+
+
+def test_training_starts_at_a_linear_model():
+    X, y = make_regression(100, 5, noise=1.0, random_state=0)
+    start = wp.ImplicitRegressor(8, max_epochs=1, learning_rate=1e-9, random_state=0).fit(X, y)
+    assert start.score(X, y) > 0.9, "a network with random values alone has a score near zero"
+    labels = y > 0
+    start = wp.ImplicitClassifier(8, max_epochs=1, learning_rate=1e-9, random_state=0).fit(X, labels)
+    assert start.score(X, labels) > 0.9
+
+
+def test_a_class_may_be_in_the_validation_part_alone():
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    y = np.array([0] * 39 + [1])
+    for seed in range(6):  # with some of them class 1 is set aside
+        options = {"max_epochs": 1, "early_stopping": True, "validation_fraction": 0.5, "random_state": seed}
+        assert wp.ImplicitClassifier(4, **options).fit(X, y).predict_proba(X).shape == (40, 2)
+
+
 @pytest.mark.gpu
 def test_gpu_agrees_with_the_cpu(table):
     X, y = table
-    found = [wp.ImplicitRegressor(8, device=device, **QUICK).fit(X, y) for device in ("cpu", "cuda")]
-    np.testing.assert_allclose(found[0].predict(X), found[1].predict(X), rtol=1e-5)
-    assert found[1].network_.offset.device.type == "cpu", "everything can be stored"
+    fitted = [wp.ImplicitRegressor(8, device=device, **QUICK).fit(X, y) for device in ("cpu", "cuda")]
+    np.testing.assert_allclose(fitted[0].predict(X), fitted[1].predict(X), rtol=1e-5)
+    assert fitted[1].network_.offset.device.type == "cpu", "everything can be stored"

@@ -88,7 +88,7 @@ def test_hidden_layers_are_found(sparse, seed):
     )
     form = ImplicitForm(Sparse(A.to_sparse()) if sparse else A, B, C, bias=B[:, 0], labels=["all"])
     layered, u = block_triangular(form), inputs(form)
-    assert is_triangular(layered, strictly=True) and not layered.plan.systems
+    assert is_triangular(layered, strictly=True) and not layered.order.loops
     assert len(layered.partition) <= layers and layered.sizes == form.sizes
     same(layered(u), evaluate(form, u))
     count = len(layered.partition)
@@ -104,7 +104,7 @@ def test_loops_are_cut_out():
     form = ImplicitForm(A, torch.randn(7, 3, dtype=DOUBLE), torch.randn(2, 7, dtype=DOUBLE), activation="tanh")
     layered, u = block_triangular(form), inputs(form)
     assert is_triangular(layered)
-    assert sorted(system.A.shape[0] for system in layered.plan.systems) == [1, 2]
+    assert sorted(system.A.shape[0] for system in layered.order.loops) == [1, 2]
     assert sorted(layered.partition) == [1, 1, 1, 2, 2]  # 6, 4, 3, then 2 with 5, and the loop of 0 and 1
     same(evaluate(layered, u), evaluate(form, u))
     same_forms(block_triangular(layered), layered, atol=0.0)
@@ -121,7 +121,7 @@ def test_loops_across_blocks_and_windows():
     layered, u = block_triangular(form), inputs(form)
     assert layered.partition[0] == 3 and sorted(layered.partition[1:]) == [3, 4]
     assert layered.labels[0] == "sort[1]" and set(layered.labels[1:]) == {"sort[0]", "tanh"}
-    assert [system.A.shape[0] for system in layered.plan.systems] == [7]
+    assert [system.A.shape[0] for system in layered.order.loops] == [7]
     same(evaluate(layered, u), evaluate(form, u))
 
 
@@ -130,8 +130,8 @@ def test_shuffled_networks_become_triangular_again(kind):
     form = series(KINDS[kind](3, 2, 0), dense(2, 3, 1), pooled(3, 2, 2))
     order = [int(k) for k in torch.randperm(len(form.partition))]
     layered, u = block_triangular(permute(form, order)), inputs(form)
-    assert is_triangular(layered, strictly=not layered.plan.systems)
-    assert len(layered.plan.systems) == (kind in ("loop", "low_rank"))
+    assert is_triangular(layered, strictly=not layered.order.loops)
+    assert len(layered.order.loops) == (kind in ("loop", "low_rank"))
     same(evaluate(layered, u), evaluate(form, u))
     assert layered.labels[0] == "pool"
     if kind != "sparse":  # whose states are split

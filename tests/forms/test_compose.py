@@ -17,6 +17,7 @@ from wellposed.forms import (
     linear,
     parallel,
     permute,
+    product,
     series,
 )
 
@@ -193,3 +194,36 @@ def test_labels_of_forms_without_any_are_their_activations():
     assert series(loop(3, 2, 0), dense(2, 2, 0)).labels == ("top", "bottom", "relu")
     assert series(loop(3, 2, 0), loop(2, 2, 0)).labels == ()
     assert isinstance(series(linear(Dense(torch.eye(3, dtype=DOUBLE))), dense(3, 2, 0)).A, Block)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_compose_as_the_functions_do(kind):
+    f, g, bounded = KINDS[kind](3, 2, 0), dense(3, 2, 50), squashed(3, 2)
+    same_forms(f >> dense(2, 4, 9), series(f, dense(2, 4, 9)))
+    same_forms(f + g, add(f, g))
+    u = inputs(f)
+    same(evaluate(f + g >> dense(2, 4, 9), u), dense(2, 4, 9)(evaluate(f, u) + g(u)))
+    squared = bounded * bounded
+    assert [phi.name for phi in squared.activations] == [phi.name for phi in product(bounded, bounded).activations]
+    same(squared(u), bounded(u) ** 2)
+
+
+def squashed(p, q):
+    B, C = torch.ones(4, p, dtype=DOUBLE), torch.full((q, 4), 0.5, dtype=DOUBLE)
+    return ImplicitForm(torch.zeros(4, 4, dtype=DOUBLE), B, C, activation="tanh")
+
+
+def test_operators_say_what_does_not_fit():
+    f = dense(3, 2, 0)
+    with pytest.raises(InputError, match="2 outputs and 3 inputs"):
+        f >> f
+    with pytest.raises(InputError, match="as many entries in it; received 3 and 4"):
+        f + dense(4, 2, 0)
+    with pytest.raises(InputError, match="both forms need as many; received 2 and 1"):
+        f + dense(3, 1, 0)
+    with pytest.raises(InputError, match="bounded factors only"):
+        f * f
+    for wrong in (2.0, "relu", torch.ones(1)):
+        for operator in (lambda a, b: a >> b, lambda a, b: a + b, lambda a, b: a * b):
+            with pytest.raises(TypeError):
+                operator(f, wrong)

@@ -193,7 +193,7 @@ def test_a_state_that_nobody_reads_is_forgotten_at_once():
     sizes = (2, 2, 2)
     B = Block(sizes, (3,), {(k, 0): rows(2, 3, 1.0) for k in range(3)})
     form = ImplicitForm(Block(sizes, sizes, {}, F64), B, Block((2,), sizes, {(0, 2): rows(2, 2, 1.0)}))
-    evaluation = Evaluation(form.plan, form._offset(inputs()), kept=frozenset({2})).run()
+    evaluation = Evaluation(form.order, form._offset(inputs()), kept=frozenset({2})).run()
     assert [state is not None for state in evaluation.states] == [False, False, True]
 
 
@@ -312,4 +312,4 @@ def test_blocks_without_entries_make_no_loop():
     parts = {(1, 1): Dense(torch.zeros(0, 0, dtype=F64)), (0, 1): Dense(torch.zeros(2, 0, dtype=F64))}
     parts[1, 0] = Dense(torch.zeros(0, 2, dtype=F64))
     form = build((2, 0), parts, ["relu", "relu"])
-    assert form.plan.systems == () and form(inputs()).shape == (4, 2)
+    assert form.order.loops == () and form(inputs()).shape == (4, 2)

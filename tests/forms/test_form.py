@@ -69,7 +69,7 @@ def test_dense_twin(case):
     if len({phi.name for phi in form.activations}) > 1:
         assert all(isinstance(part, Dense) for part in twin.A.parts.values())
         assert set(twin.A.parts) <= set(form.A.parts) and twin.partition == form.partition
-        assert len(twin.plan.systems) == len(form.plan.systems)
+        assert len(twin.order.loops) == len(form.order.loops)
     else:
         assert isinstance(twin.A, Dense)
 

@@ -36,7 +36,7 @@ from wellposed.forms import (
     Zero,
     evaluation,
 )
-from wellposed.forms.evaluation import System, block_certificate, block_norms
+from wellposed.forms.evaluation import LoopEquation, block_certificate, block_norms
 
 KINDS = {
     "feed_forward": "triangular",
@@ -212,9 +212,11 @@ def test_constants_of_activations_count():
     assert block_certificate(A, (sigmoid, relu)).holds and not block_certificate(A, (sigmoid, selu)).holds
     unbounded = block_certificate(A, (get_activation("multiply()"), relu))
     assert not unbounded.holds and "no Lipschitz constant" in unbounded.note
-    assert System(Dense(torch.full((2, 2), 1.9)), sigmoid, (sigmoid,)).certificate.value == pytest.approx(0.95)
+    assert LoopEquation(Dense(torch.full((2, 2), 1.9)), sigmoid, (sigmoid,)).certificate.value == pytest.approx(
+        0.95
+    )
     with pytest.raises(IllPosedError):  # |A| < 1, and three solutions for some v
-        System(Dense(torch.full((1, 1), 0.9)), selu, (selu,)).certificate  # noqa: B018
+        LoopEquation(Dense(torch.full((1, 1), 0.9)), selu, (selu,)).certificate  # noqa: B018
 
 
 @pytest.mark.parametrize("case", [case for case in LOOPS if KINDS[case.__name__] in ("inf", "blocks")])

@@ -299,7 +299,7 @@ def _form_differs(part: Part, form: ImplicitForm) -> str:
         return "the biases"
     if (part.sizes, part.names) != (list(form.partition), [phi.name for phi in form.activations]):
         return "the blocks"
-    if part.acyclic and form.plan.systems:
+    if part.acyclic and form.order.loops:
         return "the loops"
     return _phi_differs(part, form.activation, sum(form.partition))
 

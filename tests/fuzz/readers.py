@@ -41,7 +41,7 @@ from wellposed.data.cifar import load_plain, read_binary, read_pickled
 from wellposed.data.idx import read_idx
 from wellposed.data.images import read_table as read_images
 from wellposed.errors import WellposedError
-from wellposed.estimators.estimator import read, write
+from wellposed.estimators.estimator import read_estimator, write_estimator
 from wellposed.models import DenseCell
 from wellposed.training.checkpoint import Checkpoint
 
@@ -458,8 +458,8 @@ READERS = [
     reader("certified model", lambda: dict(reversed(certified().items())), lambda f: check(f / MODEL), ST),
     reader(
         "estimator",
-        lambda: written(lambda p: write(p / "e", {"a": torch.ones(2)}, {"kind": "K"}), "e"),
-        lambda f: read(f / "e", "K"),
+        lambda: written(lambda p: write_estimator(p / "e", {"a": torch.ones(2)}, {"kind": "K"}), "e"),
+        lambda f: read_estimator(f / "e", "K"),
         ST,
     ),
     reader("checkpoint", checkpoint, lambda f: Checkpoint(f / "c", key="k").load(), ST),
@@ -522,7 +522,9 @@ READERS = [
     ),
     reader(
         "samples, safetensors",
-        lambda: written(lambda p: write(p / "s.safetensors", {"u": torch.ones(3, 2)}, {}), "s.safetensors"),
+        lambda: written(
+            lambda p: write_estimator(p / "s.safetensors", {"u": torch.ones(3, 2)}, {}), "s.safetensors"
+        ),
         lambda f: read_samples(str(f / "s.safetensors")),
         ST,
     ),

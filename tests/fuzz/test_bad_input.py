@@ -36,7 +36,7 @@ from wellposed.cli import cli, main
 from wellposed.cli.inputs import check_exported
 from wellposed.errors import FileFormatError, InputError, UnknownNameError, WellposedError
 from wellposed.estimators import ImplicitRegressor
-from wellposed.estimators.estimator import read
+from wellposed.estimators.estimator import read_estimator
 from wellposed.models import DenseCell
 from wellposed.models.io.arrays import read_arrays
 
@@ -294,7 +294,7 @@ def test_a_model_without_tensors(tmp_path):
 def test_an_estimator_that_claims_to_be_huge_is_refused(tmp_path):
     path = tmp_path / "e.safetensors"
     ImplicitRegressor(state_features=3, max_epochs=1).fit(np.eye(4), np.arange(4.0)).save(path)
-    tensors, state = read(path, "ImplicitRegressor")
+    tensors, state = read_estimator(path, "ImplicitRegressor")
     for change in ({"state_features": 40_000}, {"state_features": "many"}, {"kappa": None}, {"unknown": 1}):
         changed = state | {"parameters": state["parameters"] | change}
         save_file(tensors, path, metadata={"format": "wellposed-estimator-1", "state": json.dumps(changed)})

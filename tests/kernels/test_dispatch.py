@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import wellposed.kernels.cpu.engine as cpu_engine
 from wellposed import Absolute, ErrorBound, ImplicitModel, ImplicitRNN, Phantom, Relative
+from wellposed.activations import get_activation
 from wellposed.equilibrium import Anderson, Picard
 from wellposed.errors import InputError, MissingExtraError
 from wellposed.kernels.compiled_op import adjoint, equilibrium_op
@@ -208,3 +210,17 @@ def test_transforms_use_the_reference():
     torch.testing.assert_close(
         jacobian, torch.autograd.functional.jacobian(lambda row: implicit(row[None])[0], u[0])
     )
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu(0.3)", "sigmoid"])
+def test_compiled_operators_find_activations_by_name(name):
+    model = ImplicitModel(3, 2, 5, activation=name)
+    assert f'"{name}"' in model.spec_text()
+    other = ImplicitModel(3, 2, 5, activation=replace(get_activation(name), name="mine"))
+    assert other.spec_text() is None
+
+
+def test_a_first_call_under_a_transform_does_not_spoil_later_ones():
+    implicit, u = model(), inputs()
+    torch.func.vmap(lambda row: implicit(row[None])[0])(u)
+    assert "Layer" in type(implicit(u).grad_fn).__name__

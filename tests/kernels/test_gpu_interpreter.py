@@ -51,7 +51,8 @@ def test_kernels_in_the_interpreter(marked, kernels, sequences, tmp_path):
 def test_triton_is_not_for_the_cpu():
     pytest.importorskip("triton")
     model, u = ImplicitModel(3, 2, 6, executor="triton"), torch.zeros(4, 3)
-    assert model.explain(u) == "reference: the plain loop\nnot triton: device cpu has no kernel of triton"
+    told = "not triton: device cpu has no kernel of triton"
+    assert model.explain(u) == f'none: executor="triton" was asked for\n{told}'
     with pytest.raises(InputError, match="device cpu has no kernel of triton"):
         model(u)
 

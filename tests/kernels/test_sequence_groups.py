@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from wellposed import Absolute, ImplicitRNN, Relative, Steps
+from wellposed.activations import get_activation
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.stopping import Settled
 from wellposed.kernels.cpu.engine import columns, run_kernel
-from wellposed.kernels.spec import KINDS, kernel_spec, kind_of, slopes
+from wellposed.kernels.spec import kernel_spec, kind_of, slopes
 
 pytest.importorskip("numba")
 
@@ -111,12 +112,12 @@ def test_nothing_to_differentiate_gives_no_graph():
     assert rnn(sequences(2, 3))[0].grad_fn is None
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["relu", "identity", "tanh", "sigmoid"])
 def test_slopes_follow_from_images(name):
     function = {"relu": torch.relu, "identity": lambda z: z, "tanh": torch.tanh, "sigmoid": torch.sigmoid}[name]
     z = torch.linspace(-3, 3, 24, dtype=torch.float64, requires_grad=True)
     (wanted,) = torch.autograd.grad(function(z).sum(), z)
-    torch.testing.assert_close(slopes(*KINDS[name], function(z).detach()), wanted)
+    torch.testing.assert_close(slopes(*kind_of(get_activation(name)), function(z).detach()), wanted)
 
 
 @pytest.mark.parametrize("elements", [1, 16, 1024, 7680])

@@ -8,7 +8,15 @@ from torch import nn
 
 import wellposed as wp
 from wellposed.errors import FileFormatError, InputError, MissingExtraError, UnknownNameError
-from wellposed.models import ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell, weight_norm
+from wellposed.models import (
+    ConvCell,
+    DenseCell,
+    PlainConvCell,
+    RecallCell,
+    TransformerCell,
+    weight_norm,
+)
+from wellposed.models.cells import MultiscaleCell
 
 MODELS = {
     "implicit": (lambda: wp.ImplicitModel(3, 2, 6, bias=True, kappa=0.5, condition="spectral"), (5, 3)),
@@ -20,25 +28,121 @@ MODELS = {
     "recall": (lambda: wp.DEQ(RecallCell(2, 4, depth=3, dims=2), on_failure="ignore"), (3, 2, 5, 5)),
     "convolution": (lambda: wp.DEQ(ConvCell(2, 8, groups=4, dropout=0.25)), (3, 2, 6, 6)),
     "transformer": (lambda: wp.DEQ(TransformerCell(8, 2, 16, causal=True), solver="picard"), (2, 5, 8)),
+    "scales": (
+        lambda: wp.DEQ(MultiscaleCell((4, 8), groups=2, dropout=0.5), stop=wp.Relative(1e-4)),
+        (2, 4, 8, 8),
+    ),
+    "multiscale": (
+        lambda: wp.MultiscaleDEQ(
+            *(1, 3), channels=(4, 8), head_channels=(6, 8), final_channels=12, groups=2, stem_downsample=1
+        ),
+        (2, 1, 16, 16),
+    ),
+    "multiscale, no norm": (
+        lambda: wp.MultiscaleDEQ(
+            *(1, 3),
+            channels=(4,),
+            head_channels=(6,),
+            final_channels=12,
+            groups=2,
+            weight_norm=False,
+            dropout=0.25,
+        ),
+        (2, 1, 8, 8),
+    ),
 }
 
 
+class Own(nn.Module):
+    def __init__(self, width=3):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.register_buffer("count", torch.tensor(7))
+        with torch.no_grad():
+            self.layer.weight.mul_(0.3)
+
+    def forward(self, x, u):
+        return torch.tanh(self.layer(x)) + u
+
+
+@pytest.mark.parametrize("way", ["file", "folder", "pretrained"])
 @pytest.mark.parametrize("name", MODELS)
-def test_round_trip(name, tmp_path):
+def test_round_trip(name, way, tmp_path):
     make, shape = MODELS[name]
-    model = make()
-    wp.save_pretrained(model, tmp_path / "folder", card="Trained on *nothing*.")
-    found = wp.from_pretrained(tmp_path / "folder")
-    assert type(found) is type(model)
+    model, path = make(), str(tmp_path / "model") + ("" if way == "file" else "/")
+    if isinstance(model, wp.MultiscaleDEQ):
+        model(torch.randn(shape))  # batch norm has statistics and a counter now
+    if way == "pretrained":
+        wp.save_pretrained(model, path, card="Trained on *nothing*.")
+        loaded = wp.from_pretrained(path)
+    else:
+        wp.save(model, path)
+        loaded = wp.load(path)
+    assert type(loaded) is type(model)
     u = torch.randn(shape)
     if isinstance(model, nn.Module):
-        model, found = model.eval(), found.eval()
-    expected, again = model(u), found(u)
+        model, loaded = model.eval(), loaded.eval()
+        assert str(loaded) == str(model)
+    expected, again = model(u), loaded(u)
     for a, b in zip(*((y,) if isinstance(y, torch.Tensor) else y for y in (expected, again)), strict=True):
         torch.testing.assert_close(a, b, atol=0, rtol=0)
     if isinstance(model, wp.DEQ):
-        assert str(found) == str(model)
-        assert (found.max_steps, found.on_failure) == (model.max_steps, model.on_failure)
+        assert (loaded.max_steps, loaded.on_failure) == (model.max_steps, model.on_failure)
+
+
+@pytest.mark.parametrize("ending", [".safetensors", "/"])
+def test_a_cell_of_ones_own_is_given_when_it_is_loaded(ending, tmp_path):
+    model, path = wp.DEQ(Own(), max_steps=77).double(), f"{tmp_path}/model{ending}"
+    wp.save(model, path)
+    loaded, u = wp.load(path, cell=Own()), torch.randn(2, 3, dtype=torch.float64)
+    assert torch.equal(loaded(u), model(u))
+    assert loaded.max_steps == 77 and loaded.cell.count == 7
+    with pytest.raises(FileFormatError, match=r"load\(\.\.\., cell=Own\(\.\.\.\)\)"):
+        wp.load(path)
+    with pytest.raises(FileFormatError, match="received a Linear"):
+        wp.load(path, cell=nn.Linear(3, 3))
+    with pytest.raises(FileFormatError, match=r"asks for layer|asks for cell\.layer"):
+        wp.load(path, cell=Own(4))
+
+
+def test_damaged_files_of_a_deq(tmp_path):
+    path = tmp_path / "model.safetensors"
+    wp.save(wp.DEQ(DenseCell(3, 4)), path)
+    whole = path.read_bytes()
+    for broken in (whole[:-4], whole[: len(whole) // 2], whole[:-4] + b"\x00\x00\x80\x3f", b"nothing"):
+        path.write_bytes(broken)
+        with pytest.raises(FileFormatError):
+            wp.load(path)
+    wp.save(
+        wp.MultiscaleDEQ(1, 2, channels=(4,), head_channels=(4,), final_channels=4, groups=2), f"{tmp_path}/many/"
+    )
+    config = json.loads((tmp_path / "many" / "config.json").read_text())
+    del config["sha256"]
+    for changes, reason in (
+        ({"kind": "os.system"}, "MultiscaleDEQ"),
+        ({"final_channels": 10**9}, "asks for"),
+        ({"channels": 3}, "makes no sense"),
+        ({"command": "true"}, "command"),
+    ):
+        changed = {**config, "config": {**config["config"], **changes}}
+        (tmp_path / "many" / "config.json").write_text(json.dumps(changed))
+        with pytest.raises((FileFormatError, UnknownNameError), match=reason):
+            wp.load(tmp_path / "many")
+
+
+def test_file_folder_and_repository_are_told_apart(tmp_path):
+    with pytest.raises(InputError, match="card goes into a folder"):
+        wp.save(wp.ImplicitModel(3, 2, 6), tmp_path / "file", card="text")
+    wp.save(wp.ImplicitModel(3, 2, 6), tmp_path / "file")
+    with pytest.raises(InputError, match="revision"):
+        wp.load(tmp_path / "file", revision="main")
+    with pytest.raises(FileNotFoundError, match=r"wellposed\.load reads files"):
+        wp.from_pretrained(tmp_path / "file")
+    for missing in (tmp_path / "none", str(tmp_path / "none"), "models/none.safetensors", "tests/none"):
+        with pytest.raises(FileNotFoundError, match="owner/model"):
+            wp.load(missing)
+    wp.save(wp.ImplicitModel(3, 2, 6), tmp_path, card="About *this*.", certificate=True)
+    assert "About *this*." in (tmp_path / "README.md").read_text() and (tmp_path / "model.cert").is_file()
 
 
 def test_dtype_is_kept(tmp_path):
@@ -56,13 +160,11 @@ def test_the_folder_is_text_and_tensors(tmp_path):
     assert "Trained on *nothing*." in card and "inf: 0.95 < 1 holds" in card
 
 
-def test_what_cannot_be_shared_is_said(tmp_path):
-    class Cell(nn.Module):
-        def forward(self, x, u):
-            return 0.5 * x + u
-
-    with pytest.raises(InputError, match="code would not be part"):
-        wp.save_pretrained(wp.DEQ(Cell()), tmp_path)
+def test_what_cannot_be_saved_is_said(tmp_path):
+    with pytest.raises(InputError, match="noise"):
+        wp.save_pretrained(wp.DEQ(DenseCell(3, 4), noise=wp.Noise(signal=20.0)), tmp_path)
+    with pytest.raises(InputError, match="nothing is proven of a DEQ"):
+        wp.save(wp.DEQ(DenseCell(3, 4)), tmp_path / "file", certificate=True)
     with pytest.raises(InputError, match="remove_norms"):
         wp.save_pretrained(wp.DEQ(weight_norm(DenseCell(3, 4))), tmp_path)
     with pytest.raises(InputError, match="received Linear"):

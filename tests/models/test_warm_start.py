@@ -7,7 +7,7 @@ from torch import nn
 from training_problems import QUIET, implicit, problem, seeded
 
 from wellposed import DEQ, Ensemble, ImplicitModel, ImplicitRNN, MultiscaleDEQ, Phantom, Steps, watch
-from wellposed.errors import FileFormatError, InputError
+from wellposed.errors import ConvergenceWarning, FileFormatError, InputError
 from wellposed.models.cells import DenseCell
 from wellposed.models.warm_start import WarmStart
 from wellposed.training import Interrupted, fit
@@ -389,3 +389,21 @@ def test_starts_reach_a_model_that_processes_share(tmp_path):
     assert torch.allclose(found.train_loss, alone.train_loss, rtol=1e-9)
     assert torch.equal(found.steps, alone.steps)
     assert found.steps[-1] < found.steps[0]
+
+
+def test_weights_that_are_not_finite_are_told_of_once():
+    model, u = slow(), problem(6)[0]
+    starts = WarmStart()
+    starts.prepare(model, 6)
+    with torch.no_grad():
+        model.B[0, 0] = torch.nan
+    with starts.of(torch.arange(6)), pytest.warns(ConvergenceWarning, match="'B' holds 1 of"):
+        assert model(u).isnan().all()
+
+
+def test_states_are_kept_in_the_dtype_of_the_model():
+    model, starts = ImplicitModel(3, 2, 8, kappa=0.99), WarmStart(adjoint=True)  # solved in float64
+    starts.prepare(model, 10)
+    with starts.of(torch.arange(10)):
+        model(torch.randn(10, 3)).sum().backward()
+    assert starts.nbytes == 2 * 10 * 8 * 4

@@ -347,7 +347,7 @@ def test_bad_options_are_refused():
         fgsm(model, u, y, 0.1, count=7)
     with pytest.raises(InputError, match="share of entries"):
         ranked_attack(model, u, y, 0.1, 1.5)
-    with pytest.raises(InputError, match="ranking is one of"):
+    with pytest.raises(UnknownNameError, match="unknown ranking"):
         ranked_attack(model, u, y, 0.1, ranking="colour")
     with pytest.raises(InputError, match="goal must differ"):
         jsma(model, u, y, 1, goal=y)

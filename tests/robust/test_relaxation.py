@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 from torch import nn
 
 from wellposed.convert import to_implicit
-from wellposed.errors import InputError
+from wellposed.errors import UnknownNameError
 from wellposed.forms import Dense, ImplicitForm, LowRank
 from wellposed.robust import (
     Ball,
@@ -223,5 +223,5 @@ def test_other_activations_are_refused_with_what_applies():
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(InputError, match="lp, triangle"):
+    with pytest.raises(UnknownNameError, match="lp, triangle"):
         Relaxation("square")

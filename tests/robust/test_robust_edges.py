@@ -176,11 +176,9 @@ def test_a_known_argument_needs_no_lines():
     assert lines_of(get_activation("tanh")).unstable(z).tolist() == [False, True]
 
 
-def test_a_single_layer_is_no_network():
-    with pytest.raises(MethodError):
+def test_a_network_is_converted_for_a_shape():
+    with pytest.raises(InputError, match="give input_shape"):
         differentiable_form(nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(MethodError):
-        differentiable_form(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
 
 
 def test_programs_say_nothing(capfd):

@@ -5,7 +5,7 @@ import torch
 from robust_cases import F64, looped
 
 from wellposed.convert import to_implicit
-from wellposed.errors import InputError
+from wellposed.errors import InputError, UnknownNameError
 from wellposed.robust import (
     Ball,
     Box,
@@ -133,7 +133,7 @@ def test_bad_input_is_refused():
     form, inputs = plain(), Box.around(torch.rand(1, 4, dtype=F64), 0.05)
     with pytest.raises(InputError, match="curvature"):
         Separable(torch.square, "wavy")
-    with pytest.raises(InputError, match="relaxation"):
+    with pytest.raises(UnknownNameError, match="relaxation"):
         separable_bound(form, inputs, Separable(torch.square, "convex"), "square")
     with pytest.raises(InputError, match="as many finite values"):
         separable_bound(form, inputs, Separable(torch.sum, "convex"))

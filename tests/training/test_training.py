@@ -17,7 +17,7 @@ from wellposed.models.ensemble import Ensemble
 from wellposed.models.implicit import ImplicitModel
 from wellposed.training import Interrupted, fit
 from wellposed.training.history import solve_counts
-from wellposed.training.run import Best, clip_gradients
+from wellposed.training.run import EarlyStopping, clip_gradients
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 
@@ -85,7 +85,7 @@ def test_early_stopping_keeps_every_members_best():
 
 def test_a_stopped_member_ignores_later_improvement():
     ensemble = Ensemble([nn.Linear(1, 1), nn.Linear(1, 1)])
-    best = Best(ensemble, 2, torch.ones(2, dtype=torch.bool))
+    best = EarlyStopping(ensemble, 2, torch.ones(2, dtype=torch.bool))
     for epoch, losses in enumerate([[1.0, 5.0], [2.0, 4.0], [2.0, 3.0], [0.1, 2.0]]):
         with torch.no_grad():
             ensemble.stacked.weight.fill_(epoch)

@@ -1,11 +1,10 @@
 """Activation maps with the constants that well-posedness rests on."""
 
-from wellposed.activations.activation import NORMS, Activation, block_view
+from wellposed.activations.activation import NORMS, Activation, Traits, block_view
 from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
 from wellposed.activations.catalogue import (
     activation_names,
     elu,
-    family_of,
     get_activation,
     hardtanh,
     leaky_relu,
@@ -19,11 +18,11 @@ from wellposed.activations.check import check_constants
 __all__ = [
     "NORMS",
     "Activation",
+    "Traits",
     "activation_names",
     "block_view",
     "check_constants",
     "elu",
-    "family_of",
     "get_activation",
     "group_sort",
     "hardtanh",

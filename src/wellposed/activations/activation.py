@@ -1,17 +1,18 @@
-"""What well-posedness needs to know about an activation map.
+"""What the library needs to know about an activation map.
 
-`Activation` describes phi by its blocks, slopes and Lipschitz constants (003, Definition 1); `block_view` cuts
-states into these blocks. `real` and `whole` check the parameters with which activations are built.
+`Activation` describes phi by its blocks, slopes and Lipschitz constants (003, Definition 1), and by the `Traits`
+that kernels, bounds and conversion look up; `block_view` cuts states into these blocks. `real` and `whole` check
+the parameters with which activations are built.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, SupportsFloat, SupportsIndex
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed.errors import InputError
 
@@ -20,13 +21,36 @@ NORMS = ("1", "2", "inf")
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What kernels, bounds and conversion know of a function beyond its constants.
+
+    Traits hold for the function they were first given with: a copy of the activation with another function, slope
+    or derivative (``dataclasses.replace``) has none.
+
+    Args:
+        layers: the modules that compute it, such as ``nn.ReLU``.
+        functions: what torch calls it, such as ``"relu"``: as a function, a method or an operator.
+        kernel: the branch of the compiled kernels that computes it, and its slope below zero.
+        kinks: where a piecewise linear map bends, ``()`` for an affine one; its lines in CROWN.
+        stretch: s where phi'(z) = phi'(0) / cosh(s z)^2, as for tanh; its lines in CROWN.
+        increasing: whether a map on blocks increases in every entry; a componentwise map says so by its slopes.
+    """
+
+    layers: tuple[type[nn.Module], ...] = ()
+    functions: tuple[str, ...] = ()
+    kernel: tuple[str, float] | None = None
+    kinks: tuple[float, ...] | None = None
+    stretch: float | None = None
+    increasing: bool = False
+    subject: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class Activation:
     """Describes phi in x = phi(Ax + Bu) as a BLIP map.
 
     Blockwise Lipschitz: ``|phi_l(a) - phi_l(b)|_p <= gamma_p |a - b|_p`` on every block l
     (003, Definition 1); a componentwise map has blocks of one entry.
-
-    What the library knows of particular maps, such as their kernels, hangs on `function`: see `family_of`.
 
     Args:
         name: what it is called in messages and files, and nothing else.
@@ -39,6 +63,7 @@ class Activation:
         constants: Lipschitz constant per norm "1", "2", "inf"; derived from `slope` if componentwise.
         image: an interval that holds every value of phi.
         rounding: the computed phi(z) is off by at most this many unit roundoffs of ``|phi(0)| + gamma |z|``.
+        traits: what kernels, bounds and conversion may use.
 
     Example:
         >>> Activation("quarter", lambda z: z / 4, (0.25, 0.25)).lipschitz()
@@ -57,8 +82,14 @@ class Activation:
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
     rounding: float = 8.0
     image: tuple[float, float] = (-math.inf, math.inf)
+    traits: Traits = Traits()
 
     def __post_init__(self) -> None:
+        subject = self.function, self.slope, self.derivative, self.block
+        if self.traits.subject is None:
+            object.__setattr__(self, "traits", replace(self.traits, subject=subject))
+        elif not alike(self.traits.subject, subject):
+            object.__setattr__(self, "traits", Traits())
         if not self.constants:
             if not self.componentwise:
                 raise InputError(
@@ -81,6 +112,22 @@ class Activation:
     def componentwise(self) -> bool:
         """Whether every output entry depends on its own input entry alone."""
         return self.block is None
+
+    @property
+    def increasing(self) -> bool:
+        """Whether phi increases in every entry of its argument."""
+        return self.slope[0] >= 0 if self.componentwise else self.traits.increasing
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether phi(z) = z: no other homogeneous map has the slope one everywhere."""
+        return self.componentwise and self.homogeneous and self.slope == (1.0, 1.0)
+
+    @property
+    def is_relu(self) -> bool:
+        """Whether phi(z) = max(z, 0), the projection on the numbers that are not negative."""
+        cone = self.componentwise and self.projection and self.homogeneous
+        return cone and self.slope == (0.0, 1.0) and self.image[0] == 0
 
     def lipschitz(self, norm: str = "inf") -> float:
         """Returns gamma in ``|phi(a) - phi(b)|_p <= gamma |a - b|_p`` on a block.
@@ -114,7 +161,7 @@ class Activation:
 
 
 def same_map(first: Activation, second: Activation) -> bool:
-    """Tells whether two activations evaluate the same function and say the same of it, whatever their names.
+    """Tells whether two activations evaluate the same function with the same constants, whatever their names.
 
     Functions are the same object, or partial ones of the same object with the same parameters.
 
@@ -123,12 +170,12 @@ def same_map(first: Activation, second: Activation) -> bool:
         >>> same_map(relu, Activation("mine", torch.relu)), same_map(relu, Activation("relu", torch.tanh))
         (True, False)
     """
-    names = [part.name for part in fields(Activation) if part.name != "name"]
+    names = [part.name for part in fields(Activation) if part.name not in ("name", "traits")]
     return first is second or all(alike(getattr(first, name), getattr(second, name)) for name in names)
 
 
 def alike(first: Any, second: Any) -> bool:
-    """Compares functions, numbers and what is made of them."""
+    """Compares functions, numbers, and partial functions, tuples and dicts of them."""
     if first is second:
         return True
     if type(first) is not type(second):
@@ -166,15 +213,15 @@ def real(what: str, value: SupportsFloat, least: float = -math.inf, *, above: bo
             ...
         wellposed.errors.InputError: alpha of elu must be a finite number >= 0; received -1
     """
-    found = _converted(float, value)
-    if found is None or not math.isfinite(found) or found < least or (above and found == least):
+    number = _converted(float, value)
+    if number is None or not math.isfinite(number) or number < least or (above and number == least):
         bound = "" if least == -math.inf else f" {'>' if above else '>='} {least:g}"
         raise InputError(f"{what} must be a finite number{bound}; received {value!r}")
-    return float(found)
+    return float(number)
 
 
 def used(value: float) -> tuple[float, float]:
-    """Returns a range that holds a parameter and what torch computes with in float32, where it is rounded.
+    """Returns a range that holds a parameter and its rounding to float32, which torch may compute with.
 
     Example:
         >>> used(0.5), used(0.1)
@@ -211,10 +258,10 @@ def whole(what: str, value: SupportsIndex) -> int:
             ...
         wellposed.errors.InputError: size of max_pool must be a whole number, at least one; received 2.5
     """
-    found = _converted(lambda number: number.__index__(), value)
-    if found is None or isinstance(value, bool) or found < 1:
+    count = _converted(lambda number: number.__index__(), value)
+    if count is None or isinstance(value, bool) or count < 1:
         raise InputError(f"{what} must be a whole number, at least one; received {value!r}")
-    return int(found)
+    return int(count)
 
 
 def _converted(kind: Any, value: Any) -> Any:

@@ -18,6 +18,7 @@ from wellposed.activations.activation import (
     NORMS,
     Activation,
     Map,
+    Traits,
     block_view,
     product_ends,
     real,
@@ -38,7 +39,7 @@ def max_pool(size: int) -> Activation:
         tensor([ 3.,  0., -2.,  0.])
     """
     size = whole("size of max_pool", size)
-    return _selection(f"max_pool({size})", partial(pool, size=size), size)
+    return _selection(f"max_pool({size})", partial(_pool, size=size), size)
 
 
 def group_sort(size: int) -> Activation:
@@ -49,20 +50,21 @@ def group_sort(size: int) -> Activation:
         tensor([ 1.,  3., -5., -2.])
     """
     size = whole("size of group_sort", size)
-    return _selection(f"group_sort({size})", partial(sort, size=size), size)
+    return _selection(f"group_sort({size})", partial(_sort, size=size), size)
 
 
 def _selection(name: str, function: Map, size: int) -> Activation:
     ones = dict.fromkeys(NORMS, 1.0)
-    return Activation(name, function, homogeneous=True, block=size, constants=ones, rounding=0.0)
+    ordered = Traits(increasing=True)
+    return Activation(name, function, homogeneous=True, block=size, constants=ones, rounding=0.0, traits=ordered)
 
 
-def pool(z: Tensor, size: int) -> Tensor:
+def _pool(z: Tensor, size: int) -> Tensor:
     """Puts the maximum of every block first, and zeros after it."""
     return F.pad(block_view(z, size).amax(-1, keepdim=True), (0, size - 1)).flatten(-2)
 
 
-def sort(z: Tensor, size: int) -> Tensor:
+def _sort(z: Tensor, size: int) -> Tensor:
     """Sorts every block."""
     return block_view(z, size).sort(-1).values.flatten(-2)
 
@@ -159,14 +161,14 @@ def matrix_product(
 def _least_above(value: Fraction) -> float:
     """Returns the least number of float64 that is not below an exact one."""
     try:
-        found = float(value)
+        nearest = float(value)
     except OverflowError:
         return math.inf
-    return found if Fraction(found) >= value else math.nextafter(found, math.inf)
+    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
 
 
 def _up(value: float) -> float:
-    """Pays for the rounding of a few operations that led to a constant; small whole numbers are exact."""
+    """Raises a constant by more than the few operations behind it can have lost; small integers are exact."""
     return value if value.is_integer() and value < 2**20 else value * (1 + 2.0**-49)
 
 
@@ -260,7 +262,7 @@ def _name(activations: Sequence[Activation], sizes: Sequence[int]) -> str:
 
 
 def parts_of(activation: Activation) -> tuple[tuple[Activation, int], ...] | None:
-    """Returns the maps that `piecewise` joined, with their sizes; None of an activation that it did not make.
+    """Returns the maps that `piecewise` joined, with their sizes; None for any other activation.
 
     Example:
         >>> [(part.name, size) for part, size in parts_of(piecewise([max_pool(2), softmax(3)], [4, 3]))]

@@ -1,34 +1,26 @@
 """The componentwise activation maps, and all activation maps by name.
 
 First come the families with parameters (`leaky_relu`, `elu`, `hardtanh`, `softplus`, `softshrink`), then the table
-of named maps (`catalogue`) and the map of states in other units, phi_D(z) = D phi(D^-1 z) with D = 2^e
+of named maps and the map of states in other units, phi_D(z) = D phi(D^-1 z) with D = 2^e
 (`rescaled_by`, `rescaled`). `get_activation` looks a name up, `register_activation` adds one.
 """
 
 import ast
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.activations.activation import NORMS, Activation, Map, alike, product_ends, real, same_map, used
-from wellposed.activations.blockwise import (
-    group_sort,
-    matrix_product,
-    max_pool,
-    multiply,
-    normalise,
-    pool,
-    softmax,
-    sort,
-)
+from wellposed.activations.activation import NORMS, Activation, Traits, product_ends, real, same_map, used
+from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
 from wellposed.activations.check import check_constants
-from wellposed.errors import InputError, unknown_name
+from wellposed.errors import InputError
+from wellposed.registry import Registry
 
 
 def leaky_relu(slope: float = 0.01) -> Activation:
@@ -43,8 +35,10 @@ def leaky_relu(slope: float = 0.01) -> Activation:
     bounds = (min(least, 1.0), max(most, 1.0))
     function, derivative = partial(F.leaky_relu, negative_slope=slope), partial(step, left=slope, right=1.0)
     image = (-math.inf if slope > 0 else 0.0, math.inf)
-    name = f"leaky_relu({slope!r})"
-    return Activation(name, function, bounds, derivative, homogeneous=True, rounding=2.0, image=image)
+    name, traits = f"leaky_relu({slope!r})", Traits(kernel=("sloped", slope), kinks=(0.0,))
+    return Activation(
+        name, function, bounds, derivative, homogeneous=True, rounding=2.0, image=image, traits=traits
+    )
 
 
 def elu(alpha: float = 1.0) -> Activation:
@@ -82,6 +76,7 @@ def hardtanh(low: float = -1.0, high: float = 1.0) -> Activation:
         projection=True,
         rounding=0.0 if used(low) + used(high) == (low, low, high, high) else 1.0,
         image=image,
+        traits=Traits(kinks=(low, high)),
     )
 
 
@@ -106,7 +101,8 @@ def softshrink(margin: float = 0.5) -> Activation:
     """
     margin = real("margin of softshrink", margin, 0.0)
     function, derivative = partial(F.softshrink, lambd=margin), partial(_softshrink_slope, margin=margin)
-    return Activation(f"softshrink({margin!r})", function, (0.0, 1.0), derivative, rounding=2.0)
+    traits = Traits(kinks=(-margin, margin))
+    return Activation(f"softshrink({margin!r})", function, (0.0, 1.0), derivative, rounding=2.0, traits=traits)
 
 
 def step(z: Tensor, left: float, right: float) -> Tensor:
@@ -199,40 +195,71 @@ _SELU_LEAST = -1.7580995  # no value lies below it, also where float32 has round
 _GELU, _SILU = 1.1289041452, 1.0998393202  # largest slopes
 
 
-def catalogue() -> list[Activation]:
-    cone = {"homogeneous": True, "projection": True, "rounding": 0.0}
-    box = {"projection": True, "rounding": 0.0, "image": (0.0, 6.0)}
-    selu_image = {"image": (_SELU_LEAST, math.inf)}
-    positive, unit_image, ball = {"image": (0.0, math.inf)}, {"image": (0.0, 1.0)}, {"image": (-1.0, 1.0)}
-    unit, sixth = (0.0, 1.0), math.nextafter(1 / 6, 1.0)
-    rows: list[tuple[str, Map, tuple[float, float], Map | None, dict[str, Any]]] = [
-        ("identity", _identity, (1.0, 1.0), torch.ones_like, cone),
-        ("relu", torch.relu, unit, partial(step, left=0.0, right=1.0), cone | positive),
-        ("relu6", F.relu6, unit, partial(window, low=0.0, high=6.0), box),
-        (
-            "selu",
-            F.selu,
-            (0.0, 1.7580993408473773),
-            partial(elu_slope, scale=_SELU[0], alpha=_SELU[1]),
-            selu_image,
-        ),
-        ("gelu", F.gelu, (1.0 - _GELU, _GELU), _gelu_slope, {"image": (-0.1699713, math.inf)}),
-        ("silu", F.silu, (1.0 - _SILU, _SILU), _silu_slope, {"image": (-0.2784646, math.inf)}),
-        ("softsign", F.softsign, unit, _softsign_slope, ball),
-        ("tanh", torch.tanh, unit, _tanh_slope, ball),
-        ("sigmoid", torch.sigmoid, (0.0, 0.25), _sigmoid_slope, unit_image),
-        ("hardsigmoid", _hardsigmoid, (0.0, sixth), partial(window, low=-3.0, high=3.0, height=1 / 6), unit_image),
-        ("tanhshrink", F.tanhshrink, unit, _tanhshrink_slope, {}),
-        ("sin", torch.sin, (-1.0, 1.0), torch.cos, ball),
-        ("mish", F.mish, (-0.1125262, 1.0884982), _mish_slope, {"image": (-0.3088435, math.inf)}),
-        ("hardswish", _hardswish, (-0.5, 1.5), _hardswish_slope, {"image": (-0.3750001, math.inf)}),
-        ("logsigmoid", F.logsigmoid, unit, _logsigmoid_slope, {"image": (-math.inf, 0.0)}),
-        ("gelu_tanh", _gelu_tanh, (1.0 - _GELU_TANH, _GELU_TANH), None, {"image": (-0.1700408, math.inf)}),
-    ]
-    halves = dict.fromkeys(NORMS, 0.5)
-    softmax = Activation("softmax", partial(torch.softmax, dim=-1), block=0, constants=halves, image=(0.0, 1.0))
-    plain = [replace(make(), name=make.__name__) for make in (elu, hardtanh, softplus, softshrink, leaky_relu)]
-    return [softmax, *plain, *(Activation(*row[:4], **row[4]) for row in rows)]
+_UNIT, _POSITIVE, _BALL = (0.0, 1.0), (0.0, math.inf), (-1.0, 1.0)
+_SIXTH = math.nextafter(1 / 6, 1.0)
+_CATALOGUE = [  # an entry is all that the library knows of a map
+    Activation(
+        "identity", _identity, (1.0, 1.0), torch.ones_like, homogeneous=True, projection=True, rounding=0.0,
+        traits=Traits((nn.Identity,), kernel=("sloped", 1.0), kinks=()),
+    ),
+    Activation(
+        "relu", torch.relu, _UNIT, partial(step, left=0.0, right=1.0), homogeneous=True, projection=True,
+        rounding=0.0, image=_POSITIVE, traits=Traits((nn.ReLU,), ("relu",), kernel=("relu", 0.0), kinks=(0.0,)),
+    ),
+    Activation(
+        "relu6", F.relu6, _UNIT, partial(window, low=0.0, high=6.0), projection=True, rounding=0.0,
+        image=(0.0, 6.0), traits=Traits((nn.ReLU6,), ("relu6",), kinks=(0.0, 6.0)),
+    ),
+    Activation(
+        "tanh", torch.tanh, _UNIT, _tanh_slope, image=_BALL,
+        traits=Traits((nn.Tanh,), ("tanh",), kernel=("tanh", 0.0), stretch=1.0),
+    ),
+    Activation(
+        "sigmoid", torch.sigmoid, (0.0, 0.25), _sigmoid_slope, image=_UNIT,
+        traits=Traits((nn.Sigmoid,), ("sigmoid", "expit"), kernel=("sigmoid", 0.0), stretch=0.5),
+    ),
+    Activation(
+        "hardsigmoid", _hardsigmoid, (0.0, _SIXTH), partial(window, low=-3.0, high=3.0, height=1 / 6),
+        image=_UNIT, traits=Traits((nn.Hardsigmoid,), ("hardsigmoid",), kinks=(-3.0, 3.0)),
+    ),
+    Activation(
+        "selu", F.selu, (0.0, 1.7580993408473773), partial(elu_slope, scale=_SELU[0], alpha=_SELU[1]),
+        image=(_SELU_LEAST, math.inf), traits=Traits((nn.SELU,), ("selu",)),
+    ),
+    Activation("gelu", F.gelu, (1.0 - _GELU, _GELU), _gelu_slope, image=(-0.1699713, math.inf)),
+    Activation(
+        "gelu_tanh", _gelu_tanh, (1.0 - _GELU_TANH, _GELU_TANH), image=(-0.1700408, math.inf)
+    ),
+    Activation(
+        "silu", F.silu, (1.0 - _SILU, _SILU), _silu_slope, image=(-0.2784646, math.inf),
+        traits=Traits((nn.SiLU,), ("silu",)),
+    ),
+    Activation(
+        "mish", F.mish, (-0.1125262, 1.0884982), _mish_slope, image=(-0.3088435, math.inf),
+        traits=Traits((nn.Mish,), ("mish",)),
+    ),
+    Activation(
+        "hardswish", _hardswish, (-0.5, 1.5), _hardswish_slope, image=(-0.3750001, math.inf),
+        traits=Traits((nn.Hardswish,), ("hardswish",)),
+    ),
+    Activation(
+        "logsigmoid", F.logsigmoid, _UNIT, _logsigmoid_slope, image=(-math.inf, 0.0),
+        traits=Traits((nn.LogSigmoid,), ("logsigmoid", "log_sigmoid")),
+    ),
+    Activation(
+        "softsign", F.softsign, _UNIT, _softsign_slope, image=_BALL,
+        traits=Traits((nn.Softsign,), ("softsign",)),
+    ),
+    Activation(
+        "tanhshrink", F.tanhshrink, _UNIT, _tanhshrink_slope, traits=Traits((nn.Tanhshrink,), ("tanhshrink",))
+    ),
+    Activation("sin", torch.sin, (-1.0, 1.0), torch.cos, image=_BALL, traits=Traits(functions=("sin",))),
+    Activation(
+        "softmax", partial(torch.softmax, dim=-1), block=0, constants=dict.fromkeys(NORMS, 0.5), image=_UNIT,
+        traits=Traits(functions=("softmax",)),
+    ),
+    *(replace(make(), name=make.__name__) for make in (elu, hardtanh, softplus, softshrink, leaky_relu)),
+]  # fmt: skip
 
 
 def rescaled_by(activation: Activation, exponent: float) -> Activation:
@@ -262,16 +289,57 @@ def _rescaled(z: Tensor, phi: Callable[[Tensor], Tensor], factor: float, outer: 
     return value * factor if outer else value
 
 
-_REFUSED = {
-    "hardshrink": "it jumps at +-0.5, so no Lipschitz constant exists; use 'softshrink'",
-    "threshold": "it jumps, so no Lipschitz constant exists; use 'relu'",
-    "sign": "it jumps at 0, so no Lipschitz constant exists; use 'hardtanh' or 'tanh'",
-    "rrelu": "its slope is random, so f is not a function; use leaky_relu(slope)",
+@dataclass(frozen=True)
+class Family:
+    """Activations with parameters: how one is built, and what torch calls them.
+
+    Args:
+        settings: of the layer and the function, in their order and with their defaults.
+        of_torch: builds one from these settings; None if `build` takes them.
+    """
+
+    build: Callable[..., Activation]
+    layers: tuple[type[nn.Module], ...] = ()
+    functions: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    of_torch: Callable[..., Activation] | None = None
+
+    def of_layer(self, layer: Any) -> Activation:
+        """Returns what a module computes."""
+        return (self.of_torch or self.build)(*(getattr(layer, name) for name in self.settings))
+
+    def of_call(self, *args: Any, **options: Any) -> Activation:
+        """Returns what the function computes when it is called with z and these arguments."""
+        given = dict(zip((*self.settings, "inplace"), args, strict=False)) | options
+        if len(args) > len(self.settings) + 1 or not given.keys() <= {*self.settings, "inplace"}:
+            raise TypeError(f"it takes {', '.join((*self.settings, 'inplace'))}; received {args} and {options}")
+        return (self.of_torch or self.build)(*(given.get(name, self.settings[name]) for name in self.settings))
+
+
+def _refusal(name: str, reason: str, layers: tuple[type[nn.Module], ...], functions: tuple[str, ...]) -> Family:
+    def refuse(*settings: Any) -> Activation:
+        raise InputError(f"activation {name!r} is refused: {reason}")
+
+    return Family(refuse, layers, functions)
+
+
+_JUMPS = "so no Lipschitz constant exists; use"
+REFUSED = {
+    name: _refusal(name, reason, layers, functions)
+    for name, reason, layers, functions in (
+        ("hardshrink", f"it jumps at +-0.5, {_JUMPS} 'softshrink'", (nn.Hardshrink,), ("hardshrink",)),
+        ("threshold", f"it jumps, {_JUMPS} 'relu'", (nn.Threshold,), ("threshold",)),
+        ("sign", f"it jumps at 0, {_JUMPS} 'hardtanh' or 'tanh'", (), ("sign", "sgn", "heaviside")),
+        (
+            "rrelu",
+            "its slope is random, so f is not a function; use leaky_relu(slope)",
+            (nn.RReLU,),
+            ("rrelu",),
+        ),
+    )
 }
-
-
-BUILT_IN = {activation.name: activation for activation in catalogue()}
-_REGISTRY = dict(BUILT_IN)
+BUILT_IN = {activation.name: activation for activation in _CATALOGUE}
+ACTIVATIONS: Registry[Activation] = Registry.of("activation", Activation, BUILT_IN)
 
 
 def activation_names() -> tuple[str, ...]:
@@ -281,54 +349,53 @@ def activation_names() -> tuple[str, ...]:
         >>> "relu" in activation_names()
         True
     """
-    return tuple(sorted(_REGISTRY))
+    return tuple(sorted(ACTIVATIONS))
 
 
-_LAYERS: dict[type[nn.Module], Callable[[Any], Activation]] = {
-    **{
-        kind: partial(lambda name, layer: BUILT_IN[name], name)
-        for name, kind in {
-            "identity": nn.Identity,
-            "relu": nn.ReLU,
-            "relu6": nn.ReLU6,
-            "selu": nn.SELU,
-            "silu": nn.SiLU,
-            "softsign": nn.Softsign,
-            "tanh": nn.Tanh,
-            "sigmoid": nn.Sigmoid,
-            "hardsigmoid": nn.Hardsigmoid,
-            "tanhshrink": nn.Tanhshrink,
-            "mish": nn.Mish,
-            "hardswish": nn.Hardswish,
-            "logsigmoid": nn.LogSigmoid,
-        }.items()
-    },
-    nn.GELU: lambda layer: BUILT_IN["gelu" if layer.approximate == "none" else "gelu_tanh"],
-    nn.LeakyReLU: lambda layer: leaky_relu(layer.negative_slope),
-    nn.ELU: lambda layer: elu(layer.alpha),
-    nn.Hardtanh: lambda layer: hardtanh(layer.min_val, layer.max_val),
-    nn.Softplus: lambda layer: softplus(layer.beta),
-    nn.Softshrink: lambda layer: softshrink(layer.lambd),
-    **{
-        kind: partial(lambda name, layer: get_activation(name), name)  # says why it is refused
-        for name, kind in {"hardshrink": nn.Hardshrink, "threshold": nn.Threshold, "rrelu": nn.RReLU}.items()
-    },
-}
+def _known() -> Iterator[Family]:
+    """Lists what torch has names for, the library's own activations first: registering changes none of them."""
+    for phi in BUILT_IN.values():
+        yield Family(partial(BUILT_IN.__getitem__, phi.name), phi.traits.layers, phi.traits.functions)
+    yield from FAMILIES.values()
+    yield from REFUSED.values()
+    for factory in ACTIVATIONS.factories.values():
+        yield Family(factory, factory().traits.layers, factory().traits.functions)
 
 
-def _of_torch(value: Any) -> Activation:
-    """Returns the activation that a layer or a function of torch computes."""
-    layer = value() if isinstance(value, type) and value in _LAYERS else value
-    if type(layer) in _LAYERS:
-        return _LAYERS[type(layer)](layer)
-    name = getattr(value, "__name__", "")
-    if name in (*_REGISTRY, *_REFUSED) and value in (getattr(torch, name, None), getattr(F, name, None)):
-        return get_activation(name)
-    received = getattr(value, "__name__", repr(value))
-    raise InputError(
-        "an activation is a name, a layer such as nn.ReLU(), a function of torch such as torch.relu, or an "
-        f"Activation that states the slopes of a function of yours; received {received}"
-    )
+def of_layer(layer: type[nn.Module]) -> Family | None:
+    """Returns the activations that a module type computes; None if it is no activation.
+
+    Example:
+        >>> of_layer(nn.LeakyReLU).of_layer(nn.LeakyReLU(0.5)).name, of_layer(nn.Linear)
+        ('leaky_relu(0.5)', None)
+    """
+    return next((family for family in _known() if layer in family.layers), None)
+
+
+def of_function(function: Any) -> Family | None:
+    """Returns the activations that a function, method or operator of torch computes; None if it is none.
+
+    Example:
+        >>> of_function(F.leaky_relu).of_call(0.5).name, of_function(torch.exp)
+        ('leaky_relu(0.5)', None)
+    """
+    for family in _known():
+        if any(function in spellings(name) for name in family.functions):
+            return family
+    return None
+
+
+@cache
+def spellings(name: str) -> frozenset[Any]:
+    """Lists the functions, the ATen operator and the method of a name, in-place variants too.
+
+    Example:
+        >>> torch.relu in spellings("relu") and "relu_" in spellings("relu")
+        True
+    """
+    modules = torch, F, torch.special, Tensor, torch.ops.aten
+    variants = name, f"{name}_"
+    return frozenset(variants) | {getattr(m, v) for m in modules for v in variants if hasattr(m, v)}
 
 
 def get_activation(activation: Any) -> Activation:
@@ -349,13 +416,24 @@ def get_activation(activation: Any) -> Activation:
         return activation
     if not isinstance(activation, str):
         return _of_torch(activation)
-    if activation in _REFUSED:
-        raise InputError(f"activation {activation!r} is refused: {_REFUSED[activation]}")
-    if activation not in _REGISTRY:
-        if (built := _built(activation)) is not None:
-            return built
-        raise unknown_name("activation", activation, _REGISTRY)
-    return _REGISTRY[activation]
+    if activation in REFUSED:
+        return REFUSED[activation].build()
+    built = None if activation in ACTIVATIONS else _built(activation)
+    return ACTIVATIONS[activation] if built is None else built
+
+
+def _of_torch(value: Any) -> Activation:
+    """Returns the activation that a layer or a function of torch computes."""
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, nn.Module) and (family := of_layer(kind)) is not None:
+        return family.of_call() if value is kind else family.of_layer(value)
+    if callable(value) and isinstance(value, Hashable) and (family := of_function(value)) is not None:
+        return family.of_call()
+    received = getattr(value, "__name__", repr(value))
+    raise InputError(
+        "an activation is a name, a layer such as nn.ReLU(), a function of torch such as torch.relu, or an "
+        f"Activation that states the slopes of a function of yours; received {received}"
+    )
 
 
 def register_activation(activation: Activation, *, check: bool = True, replace: bool = False) -> Activation:
@@ -371,12 +449,12 @@ def register_activation(activation: Activation, *, check: bool = True, replace: 
         >>> register_activation(leaky_relu(0.2)).name
         'leaky_relu(0.2)'
     """
-    if activation.name in _REFUSED:
-        raise InputError(f"the name {activation.name!r} is refused: {_REFUSED[activation.name]}")
+    if activation.name in REFUSED:
+        REFUSED[activation.name].build()
     _check_name(activation, replace)
     if check:
         check_constants(activation)
-    _REGISTRY[activation.name] = activation
+    ACTIVATIONS.register(activation.name, lambda: activation)
     return activation
 
 
@@ -392,24 +470,37 @@ def rescaled(activation: str | Activation, exponent: float) -> Activation:
     return rescaled_by(get_activation(activation), exponent)
 
 
-_FAMILIES: dict[str, Callable[..., Activation]] = {
-    "elu": elu,
-    "group_sort": group_sort,
-    "hardtanh": hardtanh,
-    "leaky_relu": leaky_relu,
-    "matrix_product": matrix_product,
-    "max_pool": max_pool,
-    "multiply": multiply,
-    "normalise": normalise,
-    "rescaled": rescaled,
-    "softmax": softmax,
-    "softplus": softplus,
-    "softshrink": softshrink,
+def _gelu(approximate: str = "none") -> Activation:
+    if approximate not in ("none", "tanh"):
+        raise InputError(f"gelu takes approximate='none' or 'tanh'; received {approximate!r}")
+    return BUILT_IN["gelu" if approximate == "none" else "gelu_tanh"]
+
+
+def _torch_softplus(beta: float, threshold: float) -> Activation:
+    if threshold < 20:
+        raise InputError(f"softplus with threshold={threshold} jumps where it becomes linear; use 20")
+    return softplus(beta)
+
+
+FAMILIES: dict[str, Family] = {
+    "leaky_relu": Family(leaky_relu, (nn.LeakyReLU,), ("leaky_relu",), {"negative_slope": 0.01}),
+    "elu": Family(elu, (nn.ELU,), ("elu",), {"alpha": 1.0}),
+    "gelu": Family(_gelu, (nn.GELU,), ("gelu",), {"approximate": "none"}),
+    "hardtanh": Family(hardtanh, (nn.Hardtanh,), ("hardtanh",), {"min_val": -1.0, "max_val": 1.0}),
+    "softplus": Family(softplus, (nn.Softplus,), ("softplus",), {"beta": 1.0, "threshold": 20.0}, _torch_softplus),
+    "softshrink": Family(softshrink, (nn.Softshrink,), ("softshrink",), {"lambd": 0.5}),
+    "group_sort": Family(group_sort),
+    "matrix_product": Family(matrix_product),
+    "max_pool": Family(max_pool),
+    "multiply": Family(multiply),
+    "normalise": Family(normalise),
+    "rescaled": Family(rescaled),
+    "softmax": Family(softmax),
 }
 
 
 def _check_name(activation: Activation, replace: bool) -> None:
-    """Refuses names that say that an activation is another one."""
+    """Refuses a name that would mean another activation."""
     name = activation.name
     if name in BUILT_IN:
         if not replace and not same_map(activation, BUILT_IN[name]):
@@ -419,7 +510,7 @@ def _check_name(activation: Activation, replace: bool) -> None:
             )
         return
     family = name.partition("(")[0].strip()
-    if "(" not in name or family not in {*BUILT_IN, *_FAMILIES}:
+    if "(" not in name or family not in {*BUILT_IN, *FAMILIES}:
         return
     try:
         known = _built(name)
@@ -432,48 +523,12 @@ def _check_name(activation: Activation, replace: bool) -> None:
         )
 
 
-# The functions behind families that have parameters, and how they call these.
-_WITH_PARAMETERS: tuple[tuple[Callable[..., Tensor], Callable[..., Activation], tuple[str, ...]], ...] = (
-    (F.leaky_relu, leaky_relu, ("negative_slope",)),
-    (F.elu, elu, ("alpha",)),
-    (torch.clamp, hardtanh, ("min", "max")),
-    (_softplus, softplus, ("beta",)),
-    (F.softshrink, softshrink, ("lambd",)),
-    (pool, max_pool, ("size",)),
-    (sort, group_sort, ("size",)),
-)
-
-
-def family_of(activation: Activation) -> str:
-    """Returns what the library knows an activation as, by the function it evaluates and never by its name.
-
-    It is empty for functions of your own, and where slopes or the derivative are not those of the library.
-
-    Example:
-        >>> family_of(leaky_relu(0.1)), family_of(Activation("relu", torch.tanh))
-        ('leaky_relu', 'tanh')
-        >>> family_of(Activation("mine", torch.relu))
-        'relu'
-    """
-    function, known, family = activation.function, None, ""
-    for one in BUILT_IN.values():
-        if one.function is function:
-            known, family = one, one.name
-    if known is None and isinstance(function, partial) and not function.args:
-        for inner, make, names in _WITH_PARAMETERS:
-            if function.func is inner and function.keywords.keys() == set(names):
-                known, family = make(*(function.keywords[name] for name in names)), make.__name__
-    if known is None or (known.slope, known.block) != (activation.slope, activation.block):
-        return ""
-    return family if activation.derivative is None or alike(activation.derivative, known.derivative) else ""
-
-
 def _built(name: str) -> Activation | None:
     """Builds ``family(parameters)``; None if the name is not of that form."""
     family, bracket, rest = name.partition("(")
-    if not bracket or family not in _FAMILIES or not rest.endswith(")"):
+    if not bracket or family not in FAMILIES or not rest.endswith(")"):
         return None
     try:
-        return _FAMILIES[family](*ast.literal_eval(f"({rest[:-1]},)" if rest != ")" else "()"))
+        return FAMILIES[family].build(*ast.literal_eval(f"({rest[:-1]},)" if rest != ")" else "()"))
     except (SyntaxError, TypeError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         raise InputError(f"activation {name!r} has parameters that {family} does not take: {error}") from error

@@ -27,6 +27,7 @@ def check_constants(activation: Activation, seed: int = 0) -> None:
             for other in _partners(z, scale, generator):
                 _check_pairs(activation, z, other)
             _check_flags(activation, z)
+    _check_traits(activation, generator)
     if activation.componentwise:
         grid = 10 * torch.linspace(-1, 1, 20001, dtype=torch.float64).unsqueeze(-1)
         _check_pairs(activation, grid[:-1], grid[1:])
@@ -42,8 +43,8 @@ def _check_pairs(activation: Activation, a: Tensor, b: Tensor) -> None:
     width = 1 if activation.block is None else activation.block
     inputs = block_view(a, width), block_view(b, width)
     values = block_view(activation(a), width), block_view(activation(b), width)
-    same, kept = (inputs[0] == inputs[1]).all(-1), torch.isclose(*values, rtol=1e-12).all(-1)
-    _blame(activation, f"block={activation.block}", (same & ~kept).double(), same, a, b)
+    same, equal = (inputs[0] == inputs[1]).all(-1), torch.isclose(*values, rtol=1e-12).all(-1)
+    _blame(activation, f"block={activation.block}", (same & ~equal).double(), same, a, b)
     slack = (activation.rounding + 4) * 2.0**-51 * (1 + sum(t.abs().sum(-1) for t in (*inputs, *values)))
     if activation.componentwise:
         quotient = ((values[1] - values[0]) / (inputs[1] - inputs[0])).squeeze(-1)
@@ -71,12 +72,29 @@ def _check_flags(activation: Activation, z: Tensor) -> None:
         _blame(activation, "derivative", gap, expected, z, z)
 
 
+def _check_traits(activation: Activation, generator: torch.Generator) -> None:
+    traits = activation.traits
+    if traits.kinks is not None:  # between two of these points it must be a line
+        points = torch.cat([torch.linspace(-30, 31, 242), torch.tensor(traits.kinks)]).double().sort().values
+        a, b = points[:-1, None], points[1:, None]
+        bend = ((activation(a) + activation(b)) / 2 - activation((a + b) / 2)).abs()
+        _blame(activation, f"kinks={traits.kinks}", bend - 1e-6, bend, a, b)
+    if traits.stretch is not None:
+        z = torch.linspace(-9, 9, 241, dtype=torch.float64)[:, None]
+        gap = (activation.slope_at(z) - activation.slope[1] / torch.cosh(traits.stretch * z).square()).abs()
+        _blame(activation, f"stretch={traits.stretch}", gap - 1e-9, activation.slope_at(z), z, z)
+    if traits.increasing:
+        a, step = torch.randn(2, 400, activation.block or 8, generator=generator, dtype=torch.float64)
+        fall = activation(a) - activation(a + step.abs())
+        _blame(activation, "increasing=True", fall, fall, a, a + step.abs())
+
+
 def _blame(activation: Activation, claim: str, excess: Tensor, quotient: Tensor, a: Tensor, b: Tensor) -> None:
     excess = torch.nan_to_num(excess, nan=-1.0)
     if excess.max() > 0:
         worst = int(excess.argmax())
-        row, found = worst // (excess.numel() // len(excess)), float(quotient.flatten()[worst])
+        row, value = worst // (excess.numel() // len(excess)), float(quotient.flatten()[worst])
         raise InputError(
-            f"activation {activation.name!r} violates {claim}: {found:.6g} between "
+            f"activation {activation.name!r} violates {claim}: {value:.6g} between "
             f"{a[row].tolist()} and {b[row].tolist()}; declare what is true (a map that jumps cannot be used)"
         )

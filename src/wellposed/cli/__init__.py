@@ -160,7 +160,7 @@ def short_help(text: str, room: int = 45) -> str:
 
 
 def _checked(name: str, command: click.Command) -> click.Command:
-    """Returns a command that first looks whether the packages are there that its options call for."""
+    """Returns a command that first checks that the packages its options need are installed."""
     work = command.callback
     if name not in NEEDS or work is None:
         return command
@@ -172,13 +172,13 @@ def _checked(name: str, command: click.Command) -> click.Command:
         require_all([*wanted, *_for_data(name, options)])
         return work(**options)
 
-    found = copy.copy(command)
-    found.callback = first_look
-    return found
+    wrapped = copy.copy(command)
+    wrapped.callback = first_look
+    return wrapped
 
 
 def _for_data(name: str, options: Options) -> list[tuple[str, str]]:
-    """Lists the packages by which data sets that are named and not here are had."""
+    """Lists the packages needed to fetch the named data sets that are not here."""
     if "data" not in options:
         return []
     data_packages = EntryPoint("data", "wellposed.cli.inputs:data_packages", GROUP).load()

@@ -157,7 +157,7 @@ WITHOUT_COUNT = ("autoattack", "transfer", "noise", "speckle")
 @click.option("--steps", type=click.IntRange(min=1), default=40, help="Of pgd and transfer.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of random values.")
 @click.option("--out", type=PagePath(".html", ".png"), default="attack.html", help="Page or picture to write.")
-@click.option("--save", "kept", type=PagePath(".pt"), help="Keep the attacked inputs u and classes y.")
+@click.option("--save", "saved", type=PagePath(".pt"), help="Keep the attacked inputs u and classes y.")
 @click.option("--quiet", is_flag=True, help="Say nothing but the numbers.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 def attack(
@@ -172,7 +172,7 @@ def attack(
     steps: int,
     seed: int,
     out: Path,
-    kept: Path | None,
+    saved: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -191,20 +191,20 @@ def attack(
     request = Request(given, epsilon, count, steps, valid, seed, other)
     start = time.monotonic()
     with _carried_out(), _waiting(kind, quiet), threads_for(widest_layer(given.model, given.u)):
-        found = ATTACKS[kind](request)
+        attack = ATTACKS[kind](request)
         with torch.no_grad():
             before = given.model(given.u).argmax(1)
     seconds = time.monotonic() - start
-    facts = _facts(request, found, before, seconds)
-    write_file(out, _shown(request, found, before, facts, out))
-    if kept is not None:
-        with atomic_write(kept) as place:
-            torch.save({"u": found.inputs.cpu(), "y": given.target.cpu()}, place)
+    facts = _facts(request, attack, before, seconds)
+    write_file(out, _shown(request, attack, before, facts, out))
+    if saved is not None:
+        with atomic_write(saved) as temporary:
+            torch.save({"u": attack.inputs.cpu(), "y": given.target.cpu()}, temporary)
     if as_json:
         click.echo(json.dumps({**facts, "page": str(out)}, indent=2))
     else:
         print_table(_table(facts))
-        for note in found.notes:
+        for note in attack.notes:
             click.echo(f"note: {note}")
     if not quiet:
         click.echo(f"{seconds:.0f} s; now open {out}", err=True)
@@ -220,23 +220,23 @@ def _check_options(kind: str, count: float | None, surrogate: str | None) -> Non
         raise wrong(told, "--surrogate")
 
 
-def _facts(request: Request, found: Attack, before: Tensor, seconds: float) -> dict[str, Any]:
-    change = (found.inputs - request.given.u).flatten(1)
+def _facts(request: Request, attack: Attack, before: Tensor, seconds: float) -> dict[str, Any]:
+    change = (attack.inputs - request.given.u).flatten(1)
     right = before == request.given.target
     return {
         "model": request.given.name,
         "data": request.given.source,
         "samples": len(change),
-        "attack": found.name,
+        "attack": attack.name,
         "epsilon": request.epsilon,
         "clean_accuracy": float(right.double().mean()),
-        "attacked_accuracy": found.accuracy,
+        "attacked_accuracy": attack.accuracy,
         "right_before": int(right.sum()),
-        "changed": int((right & found.success).sum()),
+        "changed": int((right & attack.success).sum()),
         "largest_change": float(change.abs().max()),
         "changed_inputs": float((change != 0).double().sum(1).mean()),
-        "queries": float(found.queries.double().mean()),
-        "notes": list(found.notes),
+        "queries": float(attack.queries.double().mean()),
+        "notes": list(attack.notes),
         "seconds": seconds,
     }
 
@@ -252,13 +252,13 @@ def _table(facts: dict[str, Any]) -> Table:
     return table
 
 
-def _shown(request: Request, found: Attack, before: Tensor, facts: dict[str, Any], out: Path) -> str | bytes:
+def _shown(request: Request, attack: Attack, before: Tensor, facts: dict[str, Any], out: Path) -> str | bytes:
     """Draws the gallery alone, or writes the page."""
     given = request.given
     if out.suffix.lower() == ".png":
         drawn = BytesIO()
         try:
-            gallery(given.model, given.u, found, given.target).savefig(drawn, format="png", bbox_inches="tight")
+            gallery(given.model, given.u, attack, given.target).savefig(drawn, format="png", bbox_inches="tight")
         except MissingExtraError as error:
             raise click.ClickException(str(error)) from error
         return drawn.getvalue()
@@ -274,7 +274,7 @@ def _shown(request: Request, found: Attack, before: Tensor, facts: dict[str, Any
         f"wellposed attack --model {given.name} --data {given.data} --attack {context.params['kind']} "
         f"--epsilon {request.epsilon:g}{share} --samples {len(given.u)} --out {out}"
     )
-    return attack_page(Heading(given, about, command, request.ends), found, before, request.epsilon)
+    return attack_page(Heading(given, about, command, request.ends), attack, before, request.epsilon)
 
 
 @contextlib.contextmanager

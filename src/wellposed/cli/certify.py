@@ -44,7 +44,7 @@ class MethodName(click.ParamType):
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """Everything that was found."""
+    """All results."""
 
     given: Labelled
     method: str
@@ -115,12 +115,13 @@ def certify(
         form = given.form()
         options: dict[str, Any] = {"valid": valid, "budget": budget}
         with threads_for(max(form.sizes)):
-            found = examine_radii(given.model, form, given.u, given.target, wanted, method=method, steps=steps,
-                                  tell=tell, **options)  # fmt: skip
-            radii = _measured(form, given, found, options) if widths else found.radii
+            examination = examine_radii(
+                given.model, form, given.u, given.target, wanted, method=method, steps=steps, tell=tell, **options
+            )
+            radii = _measured(form, given, examination, options) if widths else examination.radii
     result = Certificate(given, method, radii, min(WIDTH_SAMPLES, len(given.u)), time.monotonic() - start)
     heading = _heading(result, form.sizes, valid, out)
-    write_file(out, certificate_page(heading, found, radii, method, result.width_samples))
+    write_file(out, certificate_page(heading, examination, radii, method, result.width_samples))
     if as_json:
         click.echo(json.dumps({**result.facts(), "page": str(out)}, indent=2))
     else:
@@ -129,11 +130,13 @@ def certify(
         click.echo(f"{result.seconds:.0f} s; now open {out}", err=True)
 
 
-def _measured(form: ImplicitForm, given: Labelled, found: Examination, options: dict[str, Any]) -> list[Radius]:
+def _measured(
+    form: ImplicitForm, given: Labelled, examination: Examination, options: dict[str, Any]
+) -> list[Radius]:
     """Adds the widths of the bounds by every method that does not take too long."""
     methods = [name for name in WIDTHS if name not in SLOW or form.sizes[0] <= LARGE]
     measured = []
-    for one in found.radii:
+    for one in examination.radii:
         widths = output_widths(given.model, given.u[:WIDTH_SAMPLES], one.epsilon, methods=methods, **options)
         measured.append(Radius(one.epsilon, one.clean, one.attacked, one.certified, *widths))
     return measured

@@ -117,11 +117,11 @@ def _difference(network: Network, form: ImplicitForm) -> dict[str, float]:
     u = torch.randn(SAMPLES, *form.input_shape, generator=draw, dtype=torch.float64)
     expected = _outputs(network, u)
     tolerance = max(TOLERANCE.get(kind, 0.0) for kind in (expected.dtype, form.dtype))
-    expected, found = expected.double(), form(u.to(form.dtype)).double()
-    if expected.shape != found.shape:
-        raise click.ClickException(f"the network returns {tuple(expected.shape)}, its form {tuple(found.shape)}")
-    largest = float((expected - found).abs().max()) if found.numel() else 0.0
-    size = float(expected.abs().max()) if found.numel() else 0.0
+    expected, actual = expected.double(), form(u.to(form.dtype)).double()
+    if expected.shape != actual.shape:
+        raise click.ClickException(f"the network returns {tuple(expected.shape)}, its form {tuple(actual.shape)}")
+    largest = float((expected - actual).abs().max()) if actual.numel() else 0.0
+    size = float(expected.abs().max()) if actual.numel() else 0.0
     return {"largest": largest, "relative": largest / max(1.0, size), "tolerance": tolerance}
 
 
@@ -142,8 +142,8 @@ def _dtype(values: list[Tensor]) -> torch.dtype:
 
 
 def _first(output: Any) -> Tensor:
-    found: Tensor = output[0] if isinstance(output, tuple | list) else output
-    return found
+    first: Tensor = output[0] if isinstance(output, tuple | list) else output
+    return first
 
 
 @click.command()
@@ -153,25 +153,21 @@ def _first(output: Any) -> Tensor:
 @JSON
 def show(file: Path, picture: Path | None, diagram: Path | None, as_json: bool) -> None:
     """Describe a form: blocks, sizes, loops and certificate, and draw it."""
-    found = load(file)
-    if isinstance(found, ImplicitModel):
-        found = found.form()
-    if not isinstance(found, ImplicitForm):
-        raise FileFormatError(f"{str(file)!r} holds {type(found).__name__}, not a form or an ImplicitModel")
+    form = load(file)
+    if isinstance(form, ImplicitModel):
+        form = form.form()
+    if not isinstance(form, ImplicitForm):
+        raise FileFormatError(f"{str(file)!r} holds {type(form).__name__}, not a form or an ImplicitModel")
     drawn = [(draw, path) for draw, path in ((spy, picture), (graph, diagram)) if path is not None]
     for draw, path in drawn:
-        _draw(draw, found, path)
+        try:
+            draw(form, path, model_file=str(file))
+        except OSError as error:
+            raise click.ClickException(f"cannot write {path} ({error.strerror})") from error
     pictures = {"picture": picture and str(picture), "graph": diagram and str(diagram)}
-    _tell(found, {"file": str(file), **pictures}, as_json)
+    _tell(form, {"file": str(file), **pictures}, as_json)
     for _, path in drawn:
         click.echo(f"drew {path}", err=True)
-
-
-def _draw(draw: Any, form: ImplicitForm, path: Path) -> None:
-    try:
-        draw(form, path)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {path} ({error.strerror})") from error
 
 
 def _tell(form: ImplicitForm, about: dict[str, Any], as_json: bool) -> None:

@@ -12,7 +12,7 @@ from wellposed.cli.inputs import REFERENCE, PagePath, read_source, refused, wron
 from wellposed.convert import to_implicit
 from wellposed.errors import UnknownNameError
 from wellposed.forms import ImplicitForm
-from wellposed.models import export_onnx, from_pretrained, load, load_reference
+from wellposed.models import export_onnx, load, load_reference
 
 
 @click.command()
@@ -24,7 +24,7 @@ from wellposed.models import export_onnx, from_pretrained, load, load_reference
 def export(source: str, out: Path, shape: tuple[int, ...] | None, steps: int | None, as_json: bool) -> None:
     """Write a model as an ONNX file, with so many steps for every solve.
 
-    SOURCE is a file of wellposed.save or a folder of save_pretrained, reference:name, an exported program
+    SOURCE is a file or a folder of wellposed.save, reference:name, an exported program
     (model.pt2), package.module:factory or path/to/file.py:factory.
     """
     model = _read(source, shape)
@@ -45,18 +45,18 @@ def _read(source: str, shape: tuple[int, ...] | None) -> nn.Module | ImplicitFor
         except UnknownNameError as error:
             raise wrong(str(error), "SOURCE") from error
     if path.is_dir():
-        return from_pretrained(path)
+        return load(path)
     if path.suffix == ".safetensors":
         if not path.is_file():
             raise wrong(f"there is no file {source!r}", "SOURCE")
         return load(path)
-    found = read_source(source)
-    if isinstance(found, nn.Module):
-        return found.eval()
+    network = read_source(source)
+    if isinstance(network, nn.Module):
+        return network.eval()
     if shape is None:
         raise wrong("the shape of one sample is not known; give it as in 3,32,32", "--input-shape")
     with refused():
-        return to_implicit(found, shape)
+        return to_implicit(network, shape)
 
 
 def _example(model: nn.Module | ImplicitForm, shape: tuple[int, ...]) -> torch.Tensor:

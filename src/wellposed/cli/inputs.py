@@ -118,8 +118,10 @@ def data_packages(source: str, splits: Sequence[str]) -> list[str]:
     """
     name, _, part = source.partition(":")
     name = ALIASES.get(name.lower(), name.lower())
-    parts = {part or splits[0], *splits[1:]} & set(SPLITS)
-    return sorted({package for one in parts for package in image_packages(name, one)}) if name in SETS else []
+    if name not in SETS:
+        return []
+    wanted = {part or splits[0], *splits[1:]} & set(SPLITS)
+    return sorted({package for split in wanted for package in image_packages(name, split)})
 
 
 def _images(name: str, split: str, option: str) -> Samples:
@@ -138,8 +140,8 @@ def _content(path: Path, option: str) -> Any:
     """Reads a file by a reader that runs no code from it."""
     try:
         if path.suffix.lower() in (".npz", ".npy"):
-            found = read_arrays(path)
-            return found.get("", found)
+            arrays = read_arrays(path)
+            return arrays.get("", arrays)
         if path.suffix.lower() == ".safetensors":
             return load_file(path)
         with path.open("rb") as file:
@@ -163,8 +165,8 @@ def _pair(content: Any, source: str, option: str) -> Samples:
     return Samples(content, None, source)
 
 
-def _checked(found: Samples, option: str) -> Samples:
-    u, targets = (None if part is None else _tensor(part, option) for part in (found.u, found.targets))
+def _checked(samples: Samples, option: str) -> Samples:
+    u, targets = (None if part is None else _tensor(part, option) for part in (samples.u, samples.targets))
     assert u is not None
     if not u.is_floating_point():
         raise wrong(
@@ -179,7 +181,7 @@ def _checked(found: Samples, option: str) -> Samples:
         raise wrong(f"{len(u)} samples need as many targets; received the shape {tuple(targets.shape)}", option)
     if targets is not None and targets.is_floating_point() and not bool(targets.isfinite().all()):
         raise wrong("the targets hold NaN or infinity", option)
-    return replace(found, u=u, targets=targets)
+    return replace(samples, u=u, targets=targets)
 
 
 def _tensor(value: Any, option: str) -> Tensor:
@@ -323,8 +325,8 @@ def _is_flat(context: Any) -> bool:
     """Whether a context, which may be JSON in a text, holds names and numbers alone."""
     if isinstance(context, str) and context[:1] in '{["':
         context = json.loads(context)
-    parts = context if isinstance(context, list) else [context]
-    return all(part is None or isinstance(part, str | int | float) for part in parts)
+    entries = context if isinstance(context, list) else [context]
+    return all(entry is None or isinstance(entry, str | int | float) for entry in entries)
 
 
 def _is_arithmetic(text: str) -> bool:
@@ -380,11 +382,11 @@ class _Counting(TorchDispatchMode):
         self.left = self.limit = limit
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        self.left -= sum(part.numel() for part in tree_leaves(found) if isinstance(part, Tensor))
+        result = func(*args, **(kwargs or {}))
+        self.left -= sum(part.numel() for part in tree_leaves(result) if isinstance(part, Tensor))
         if self.left < 0:
             raise FileFormatError(f"its operators make more than {self.limit} entries, too many for its size")
-        return found
+        return result
 
 
 class _DryRun(fx.Interpreter):
@@ -393,10 +395,10 @@ class _DryRun(fx.Interpreter):
     def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if target in (operator.pow, operator.lshift) and not -64 <= args[1] <= 64:
             raise FileFormatError(f"it computes the size {args[0]} to the power of {args[1]}; refused")
-        found = super().call_function(target, args, kwargs)
-        if isinstance(found, int) and abs(found) >= 1 << 63:
-            raise FileFormatError(f"it computes a size of {found.bit_length()} bits; refused")
-        return found
+        result = super().call_function(target, args, kwargs)
+        if isinstance(result, int) and abs(result) >= 1 << 63:
+            raise FileFormatError(f"it computes a size of {result.bit_length()} bits; refused")
+        return result
 
 
 def check_work(program: ExportedProgram, size: int) -> None:
@@ -451,12 +453,12 @@ def read_source(source: str) -> Network:
     if not colon or not module or not name:
         raise _wrong(f"{source!r} is neither an exported program (.pt2) nor module:factory")
     home = _file(Path(module)) if module.endswith(".py") else _module(module)
-    found = _attribute(home, module, name)
-    if callable(found) and not isinstance(found, nn.Module):
-        found = _called(found, source)
-    if not isinstance(found, nn.Module | ExportedProgram):
-        raise _wrong(f"{source!r} gives {type(found).__name__}; it must give a torch.nn.Module")
-    return found
+    network = _attribute(home, module, name)
+    if callable(network) and not isinstance(network, nn.Module):
+        network = _called(network, source)
+    if not isinstance(network, nn.Module | ExportedProgram):
+        raise _wrong(f"{source!r} gives {type(network).__name__}; it must give a torch.nn.Module")
+    return network
 
 
 def _exported(path: Path) -> ExportedProgram:
@@ -516,13 +518,13 @@ def _module(name: str) -> Any:
 
 
 def _attribute(home: Any, module: str, name: str) -> Any:
-    found = home
+    value = home
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             offered = [key for key in vars(home) if not key.startswith("_") and callable(getattr(home, key))]
             raise _wrong(f"{module!r} has no {name!r}; it offers {', '.join(sorted(offered)[:12]) or 'nothing'}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _called(factory: Any, source: str) -> Any:
@@ -583,12 +585,12 @@ class Epsilon(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Checks the number."""
         try:
-            found = float(value)
+            number = float(value)
         except ValueError:
             self.fail(f"{value!r} is not a number", param, ctx)
-        if not (math.isfinite(found) and found >= 0):
+        if not (math.isfinite(number) and number >= 0):
             self.fail(f"a radius is finite and not negative; received {value}", param, ctx)
-        return found
+        return number
 
 
 class PagePath(click.ParamType):
@@ -620,13 +622,13 @@ def read_labelled(source: str, data: str, count: int, valid: tuple[float, float]
     """
     if not valid[0] < valid[1]:
         raise wrong(f"the range needs its lower end first; received {valid[0]:g} {valid[1]:g}", "--range")
-    found = read_samples(data, "--data", "test").drawn(count)
-    if found.targets is None:
+    samples = read_samples(data, "--data", "test").drawn(count)
+    if samples.targets is None:
         raise wrong(f"{data!r} has no targets; store the classes beside the inputs under the name y", "--data")
-    _check_range(found.u, valid)
+    _check_range(samples.u, valid)
     model = read_classifier(source)
-    u, outputs = _fitted(model, found)
-    return Labelled(model, u, _classes(found, outputs), found.source, source, data)
+    u, outputs = _fitted(model, samples)
+    return Labelled(model, u, _classes(samples, outputs), samples.source, source, data)
 
 
 def read_classifier(source: str, option: str = "--model") -> Classifier:
@@ -636,40 +638,40 @@ def read_classifier(source: str, option: str = "--model") -> Classifier:
     if source.endswith(".safetensors"):
         return _loaded(Path(source), option)
     try:
-        found = read_source(source)
+        network = read_source(source)
     except click.BadParameter as error:
         error.param_hint = option
         raise
-    if isinstance(found, nn.Module):
-        return found.eval()
+    if isinstance(network, nn.Module):
+        return network.eval()
     with refused():
-        return to_implicit(found, _example(found, source, option))
+        return to_implicit(network, _example(network, source, option))
 
 
 def _loaded(path: Path, option: str) -> Classifier:
     if not path.is_file():
         raise wrong(f"there is no file {str(path)!r}", option)
     try:
-        found = load(path)
+        model = load(path)
     except FileFormatError as error:
         raise wrong(str(error), option) from error
-    return _usable(found, str(path), option)
+    return _usable(model, str(path), option)
 
 
 def _reference(name: str, option: str) -> Classifier:
     try:
-        found = load_reference(name)
+        model = load_reference(name)
     except UnknownNameError as error:
         raise wrong(str(error), option) from error
-    return _usable(found, f"{REFERENCE}{name}", option)
+    return _usable(model, f"{REFERENCE}{name}", option)
 
 
-def _usable(found: object, source: str, option: str) -> Classifier:
-    if isinstance(found, ImplicitForm):
-        return found
-    if not isinstance(found, ImplicitModel):
-        raise wrong(f"{source!r} holds {type(found).__name__}, not a form or an ImplicitModel", option)
-    return found.eval()
+def _usable(model: object, source: str, option: str) -> Classifier:
+    if isinstance(model, ImplicitForm):
+        return model
+    if not isinstance(model, ImplicitModel):
+        raise wrong(f"{source!r} holds {type(model).__name__}, not a form or an ImplicitModel", option)
+    return model.eval()
 
 
 def _example(program: ExportedProgram, source: str, option: str) -> tuple[int, ...]:
@@ -688,8 +690,8 @@ class Adapted(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:  # (B, *input) -> (B, classes)
         """Asks the classifier."""
-        found: Tensor = self.model(u.reshape(-1, *self.shape).to(self.dtype))
-        return found.to(u.dtype)
+        outputs: Tensor = self.model(u.reshape(-1, *self.shape).to(self.dtype))
+        return outputs.to(u.dtype)
 
 
 def read_surrogate(source: str, given: Labelled) -> Adapted:
@@ -732,40 +734,40 @@ def _check_range(u: Tensor, valid: tuple[float, float]) -> None:
         )  # fmt: skip
 
 
-def _fitted(model: Classifier, found: Samples) -> tuple[Tensor, Tensor]:
+def _fitted(model: Classifier, samples: Samples) -> tuple[Tensor, Tensor]:
     """Returns inputs as the model takes them, as they are or one row a sample, and its outputs for the first."""
     if isinstance(model, ImplicitForm):
         kind, shapes = model.dtype, [model.input_shape]
-        if math.prod(model.input_shape) != found.u[0].numel():
+        if math.prod(model.input_shape) != samples.u[0].numel():
             raise RefusedError(
-                f"the model takes samples of the shape {model.input_shape}; received {tuple(found.u.shape[1:])}"
+                f"the model takes samples of the shape {model.input_shape}; received {tuple(samples.u.shape[1:])}"
             )
     else:
         values = (*model.parameters(), *model.buffers())
-        kind = next((value.dtype for value in values if value.is_floating_point()), found.u.dtype)
-        shapes = [tuple(found.u.shape[1:]), (found.u[0].numel(),)]
+        kind = next((value.dtype for value in values if value.is_floating_point()), samples.u.dtype)
+        shapes = [tuple(samples.u.shape[1:]), (samples.u[0].numel(),)]
     complaints = []
     for shape in dict.fromkeys(shapes):
-        u = found.u.reshape(-1, *shape).to(kind)
+        u = samples.u.reshape(-1, *shape).to(kind)
         try:
             with torch.no_grad():
                 return u, _outputs(model(u[:2]))
         except Exception as error:  # whatever a network raises on a shape it does not take
             complaints.append((str(error).strip().splitlines() or [type(error).__name__])[0])
-    raise RefusedError(f"the model takes no samples of the shape {tuple(found.u.shape[1:])}: {complaints[-1]}")
+    raise RefusedError(f"the model takes no samples of the shape {tuple(samples.u.shape[1:])}: {complaints[-1]}")
 
 
-def _outputs(found: Any) -> Tensor:
-    if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[1] < 2:
-        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+def _outputs(outputs: Any) -> Tensor:
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise InputError(f"a classifier returns one output a class, (batch, classes); this one returned {got}")
-    if not bool(found.isfinite().all()):
+    if not bool(outputs.isfinite().all()):
         raise InputError("the model returned NaN or infinite outputs")
-    return found
+    return outputs
 
 
-def _classes(found: Samples, outputs: Tensor) -> Tensor:
-    target = found.targets
+def _classes(samples: Samples, outputs: Tensor) -> Tensor:
+    target = samples.targets
     assert target is not None
     if target.is_floating_point() or target.dim() != 1:
         raise wrong(f"targets are classes, one whole number a sample; received {target.dtype} "
@@ -783,7 +785,7 @@ def write_file(path: Path, content: str | bytes) -> None:
         if path.exists() and not path.is_file():  # a terminal or a pipe
             path.write_bytes(data)
             return
-        with atomic_write(path) as place:
-            place.write_bytes(data)
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
         raise wrong(f"cannot write {path} ({os.strerror(error.errno or 0)})", "--out") from error

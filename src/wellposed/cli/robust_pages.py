@@ -59,15 +59,15 @@ class Heading:
 
 
 def certificate_page(
-    heading: Heading, found: Examination, radii: Sequence[Radius], method: str, samples: int
+    heading: Heading, examination: Examination, radii: Sequence[Radius], method: str, samples: int
 ) -> str:
     """Writes the page of `wellposed certify`.
 
     Args:
-        radii: those of `found`, with the widths of bounds.
+        radii: those of `examination`, with the widths of bounds.
         samples: how many the widths were measured on.
     """
-    clean, count = radii[0].share("clean"), len(found.proven)
+    clean, count = radii[0].share("clean"), len(examination.proven)
     half = min(radii, key=lambda one: abs(one.share("certified") - clean / 2))  # where proofs begin to end
     lead = (
         f"{percent(clean)} of {plural(count, 'sample')} have their class. If every input may move by up to "
@@ -79,7 +79,7 @@ def certificate_page(
         f"At the largest radius, {radii[-1].epsilon:g}, some samples are still proven.")  # fmt: skip
     body = [
         element("div", _accuracy(radii, method), _widths_figure(radii, samples), class_="figures"),
-        *(_proven_and_broken(heading, found) if heading.pictorial else []),
+        *(_proven_and_broken(heading, examination) if heading.pictorial else []),
         element("h2", "Accuracy by radius"),
         table(["radius", "clean", "certified", "attacked", "open"], [_line(one) for one in radii]),
         *_width_section(radii),
@@ -129,35 +129,41 @@ def _widths_figure(radii: Sequence[Radius], samples: int) -> Html | None:
     )
 
 
-def _proven_and_broken(heading: Heading, found: Examination) -> list[Html]:
+def _proven_and_broken(heading: Heading, examination: Examination) -> list[Html]:
     """Shows the samples that are proven farthest and those that break first."""
     u, target = heading.given.u, heading.given.target
-    proven = [row for row in found.proven.argsort(descending=True, stable=True).tolist() if found.proven[row] >= 0]
-    broken = [row for row in found.broken.argsort(stable=True).tolist() if torch.isfinite(found.broken[row])]
+    proven = [
+        row
+        for row in examination.proven.argsort(descending=True, stable=True).tolist()
+        if examination.proven[row] >= 0
+    ]
+    broken = [
+        row for row in examination.broken.argsort(stable=True).tolist() if torch.isfinite(examination.broken[row])
+    ]
     strong, weak = [], []
     for row in proven[:TILES]:
         name = f"is {int(target[row])}"
         told = element("span", "proven", class_="good")
-        about = f"{name}, ", told, element("br"), f"to {found.proven[row]:g}"
+        about = f"{name}, ", told, element("br"), f"to {examination.proven[row]:g}"
         strong.append(element("div", heading.picture(u[row], name), *about))
     for row in broken[:TILES]:
-        name, said = f"is {int(target[row])}", f"said {int(found.said[row])}"
+        name, said = f"is {int(target[row])}", f"said {int(examination.said[row])}"
         pictures = (
             heading.picture(u[row], name),
-            heading.picture(found.attacked[row], f"the same, attacked: {said}"),
+            heading.picture(examination.attacked[row], f"the same, attacked: {said}"),
         )
         told = element("span", said, class_="wrong")
-        weak.append(element("div", pictures, f"{name}, ", told, element("br"), f"at {found.broken[row]:g}"))
-    parts = []
+        weak.append(element("div", pictures, f"{name}, ", told, element("br"), f"at {examination.broken[row]:g}"))
+    galleries = []
     if strong:
         caption = f"{plural(len(proven), 'sample')} provable at some radius; these hold out longest."
-        parts.append(figure(element("div", strong, class_="gallery"), caption))
+        galleries.append(figure(element("div", strong, class_="gallery"), caption))
     if weak:
         caption = (
             f"{plural(len(broken), 'sample')} broken by the attack at some radius, these first; below each, how."
         )
-        parts.append(figure(element("div", weak, class_="gallery"), caption))
-    return [element("h2", "Proven and broken"), element("div", parts, class_="figures")] if parts else []
+        galleries.append(figure(element("div", weak, class_="gallery"), caption))
+    return [element("h2", "Proven and broken"), element("div", galleries, class_="figures")] if galleries else []
 
 
 def _line(one: Radius) -> list[str]:
@@ -220,8 +226,8 @@ def _gallery(heading: Heading, attack: Attack, before: Tensor) -> list[Html]:
     right = before == target
     rows = [row for row in telling(before, attack, target).tolist() if right[row]]
     changed = [row for row in rows if attack.success[row]]
-    kept = [row for row in rows if not attack.success[row]]
-    shown = [*changed[:CHANGED], *kept[:OTHERS]]
+    unchanged = [row for row in rows if not attack.success[row]]
+    shown = [*changed[:CHANGED], *unchanged[:OTHERS]]
     if not shown:
         return [element("p", "No sample had its class before the attack, so there is nothing to show.")]
     change = (attack.inputs - u)[shown]
@@ -243,6 +249,6 @@ def _gallery(heading: Heading, attack: Attack, before: Tensor) -> list[Html]:
     caption = (
         "From top to bottom: clean, attacked, and the change, blue where an input rises and orange where it falls"
         f", by {scale:.3g} at most. Changed classes first: {len(changed)}, of which {min(len(changed), CHANGED)} "
-        f"are shown; then {min(len(kept), OTHERS)} of {len(kept)} that were kept.{left_out}"
+        f"are shown; then {min(len(unchanged), OTHERS)} of {len(unchanged)} that were kept.{left_out}"
     )
     return [element("h2", "Attacked inputs"), figure(element("div", tiles, class_="gallery"), caption)]

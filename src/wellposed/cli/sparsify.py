@@ -36,13 +36,13 @@ from wellposed.convex import (
     FitReport,
     PositionSampler,
     SharedReport,
-    StateFit,
     States,
     fit_shared,
+    fit_states,
     record_states,
     shared_layers,
 )
-from wellposed.convex.assemble import sparse_form
+from wellposed.convex.assemble import DENSE, sparse_form
 from wellposed.convex.claims import gap_claim, with_claimed_gaps
 from wellposed.convex.matching import OBJECTIVES
 from wellposed.convex.report import scored
@@ -50,6 +50,7 @@ from wellposed.convex.rows import SUPPORTS, is_feedforward, support_mask
 from wellposed.convex.states import first_tensor
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
+from wellposed.forms.operators.entries import LARGEST_DENSE
 from wellposed.forms.storage import registered_name
 from wellposed.models import Claim, ImplicitModel
 from wellposed.pages.charts import bar_chart, matrix_chart
@@ -142,60 +143,76 @@ def sparsify(
     or .pt file with inputs u and, for the score, targets y. Finished rows are kept on disk until the model is
     written: the same command goes on from there.
     """
-    kept = Path(f"{out}.rows") if rows is None else rows
-    found = read_samples(data).drawn(samples)
+    row_folder = Path(f"{out}.rows") if rows is None else rows
+    given = read_samples(data).drawn(samples)
     unseen = _unseen(data, test)
     built = _network(network)
     before = sizes_of(built)
     with refused():
-        _check_score(built, found, unseen)
-        filters = _filters(built, found, shared, {**options, "rows": rows, "gaps": gaps})
+        _check_score(built, given, unseen)
+        filters = _filters(built, given, shared, {**options, "rows": rows, "gaps": gaps})
     model: ImplicitModel | ImplicitForm
     report: FitReport | SharedReport
     if filters and isinstance(built, nn.Module):
-        with refused(), threads_for(widest_layer(built, _shaped(built, found))):
-            model, report = _fitted_filters(built, found, filters, options)
+        with refused(), threads_for(widest_layer(built, _shaped(built, given))):
+            model, report = _fitted_filters(built, given, filters, options, quiet=quiet)
         save_certified(model, out)
     else:
-        model, report = _fitted_rows(built, found, kept, out, options, quiet=quiet, gaps=gaps)
+        model, report = _fitted_rows(built, given, row_folder, out, options, quiet=quiet, gaps=gaps)
         if rows is None:
-            shutil.rmtree(kept, ignore_errors=True)
-    result = Result(model, report, found.source, before, sizes_of(model, out))
+            shutil.rmtree(row_folder, ignore_errors=True)
+    result = Result(model, report, given.source, before, sizes_of(model, out))
     _tell(_scored(built, result, unseen), out, page, as_json)
 
 
 def _fitted_rows(
     network: nn.Module | ImplicitForm,
-    found: Samples,
-    kept: Path,
+    given: Samples,
+    row_folder: Path,
     out: Path,
     options: dict[str, Any],
     *,
     quiet: bool,
     gaps: bool,
 ) -> tuple[ImplicitModel | ImplicitForm, FitReport]:
-    """Fits every row by itself and saves the model: without loops, as a form of its non-zero entries."""
+    """Fits every row by itself and saves the model."""
     try:
         with refused(), progress(quiet) as bar:
-            states = _recorded(network, found, options, gaps=gaps)
-            work = StateFit(targets=found.targets, folder=kept, progress=bar, **options)
+            states = _recorded(network, given, options, gaps=gaps)
             with threads_for(max(states.X.shape[1], states.U.shape[1])):
-                model, report = work.fit(states)
+                model, report = fit_states(
+                    states, targets=given.targets, folder=row_folder, progress=bar, **options
+                )
     except KeyboardInterrupt:
-        click.echo(f"finished rows are kept in {kept}; the same command goes on from there", err=True)
+        click.echo(f"finished rows are kept in {row_folder}; the same command goes on from there", err=True)
         raise
     claims = [_gap_claim(model, report, states, options)] if gaps else []
-    form = sparse_form(model, report.blocks)
-    stored = model if form.plan.systems else form
+    stored = _as_stored(model, report)
     save_certified(stored, out, claims)
     return stored, with_claimed_gaps(report, claims[0]) if claims else report
+
+
+def _as_stored(model: ImplicitModel, report: FitReport) -> ImplicitModel | ImplicitForm:
+    """Returns a form of the non-zero entries, which is evaluated without forming A.
+
+    With loops, up to `LARGEST_DENSE` states, it stays a model: the compiled kernels, which read A by its non-zero
+    entries too, need a sixteenth of the form's time (400 to 4000 states, 5 to 10 % of the entries). Only a model
+    has a certificate for loops through an activation that acts on blocks of states.
+    """
+    form = sparse_form(model, report.blocks)
+    if not form.order.loops:
+        return form
+    with torch.no_grad():
+        is_sparse = int(model.A.count_nonzero()) <= DENSE * model.A.numel()
+    is_large = model.state_features > LARGEST_DENSE
+    return form if is_large and is_sparse and all(phi.componentwise for phi in form.activations) else model
 
 
 ROWS_ONLY = ("objective", "strength", "bound", "support", "solver", "rows", "gaps")  # what filters have not
 
 
 def _filters(
-    network: nn.Module | ImplicitForm, found: Samples, asked: bool | None, options: dict[str, Any]
+    network: nn.Module | ImplicitForm, data: Samples, asked: bool | None, options: dict[str, Any]
 ) -> list[str]:
     """Names the layers that are fitted once for all positions; none where rows are fitted one by one.
 
@@ -211,9 +228,9 @@ def _filters(
             isinstance(part, nn.Conv2d) for part in network.modules()
         ):
             raise InputError("the network is no module with convolutions")
-        u = _shaped(network, found)[:2]
+        u = _shaped(network, data)[:2]
         layers = {name: layer for name, layer in shared_layers(network).items() if _can_be_fitted(layer)}
-        if to_implicit(network, tuple(u.shape[1:])).plan.systems:
+        if to_implicit(network, tuple(u.shape[1:])).order.loops:
             raise InputError("the network has loops, which need the cap on rows")
         PositionSampler(samples=2).run(network, layers, [u])
     except InputError as error:
@@ -237,14 +254,19 @@ def _can_be_fitted(layer: nn.Module) -> bool:
 
 
 def _fitted_filters(
-    network: nn.Module, found: Samples, layers: list[str], options: dict[str, Any]
+    network: nn.Module, given: Samples, layers: list[str], options: dict[str, Any], *, quiet: bool
 ) -> tuple[ImplicitForm, SharedReport]:
     """Fits filters, and returns the network with them as a form, in units that keep a cap that is asked for."""
     kappa, target = options["kappa"], options["target_sparsity"]
     if not 0 < kappa < 1:
         raise InputError(f"kappa must lie strictly between 0 and 1; received {kappa}")
-    u = _shaped(network, found)
-    twin, report = fit_shared(network, u.split(BATCH), layers=layers, target_sparsity=target)
+    u = _shaped(network, given)
+    try:
+        with progress(quiet, "layers") as bar:
+            twin, report = fit_shared(network, u.split(BATCH), layers=layers, target_sparsity=target, progress=bar)
+    except KeyboardInterrupt:
+        click.echo("interrupted: filters fitted so far are not stored; the same command starts again", err=True)
+        raise
     form = to_implicit(twin, tuple(u.shape[1:]))
     if options["rescale"] and _from_command_line("kappa"):  # without loops it is well-posed in any units
         form = form.rescale(kappa)
@@ -252,9 +274,9 @@ def _fitted_filters(
         wanted, y = _outputs(network, u), _outputs(form, u)
     error = float((y.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-300))
     facts: dict[str, Any] = {"output_error": error, "certificate": form.certificate()}
-    if found.targets is not None:
-        name, before = scored(wanted, found.targets)
-        facts |= {"score": name, "before": before, "after": scored(y, found.targets)[1]}
+    if given.targets is not None:
+        name, before = scored(wanted, given.targets)
+        facts |= {"score": name, "before": before, "after": scored(y, given.targets)[1]}
     return form, replace(report, **facts)
 
 
@@ -262,9 +284,9 @@ def _outputs(network: nn.Module | ImplicitForm, u: Tensor) -> Tensor:
     return torch.cat([first_tensor(network(piece)).flatten(1) for piece in u.split(BATCH)])
 
 
-def _check_score(network: nn.Module | ImplicitForm, found: Samples, unseen: Samples | None) -> None:
+def _check_score(network: nn.Module | ImplicitForm, fitted: Samples, unseen: Samples | None) -> None:
     """Sees before the work that outputs can be compared with the targets."""
-    for given in (found, unseen):
+    for given in (fitted, unseen):
         if given is not None and given.targets is not None:
             with torch.no_grad():
                 y = _outputs(network, _shaped(network, Samples(given.u[:2], None, given.source)))
@@ -311,23 +333,23 @@ def _set_of(data: str) -> str | None:
 
 def _network(source: str) -> nn.Module | ImplicitForm:
     """Reads the network; an exported program, or a model of the library, becomes its form."""
-    found = read_classifier(source, "--network")
-    return found.form() if isinstance(found, ImplicitModel) else found
+    model = read_classifier(source, "--network")
+    return model.form() if isinstance(model, ImplicitModel) else model
 
 
 @contextlib.contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Shows how many rows are done, on stderr if that is a terminal."""
+def progress(quiet: bool, units: str = "rows") -> Iterator[Callable[[int, int], None]]:
+    """Shows how many rows or layers are done, on stderr if that is a terminal."""
     console = Console(stderr=True)
-    columns = TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn(units), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, disable=quiet or not console.is_interactive) as bar:
-        task = bar.add_task("rows", total=None)
+        task = bar.add_task(units, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _recorded(network: nn.Module | ImplicitForm, found: Samples, options: dict[str, Any], *, gaps: bool) -> States:
+def _recorded(network: nn.Module | ImplicitForm, given: Samples, options: dict[str, Any], *, gaps: bool) -> States:
     """Records states, and sees before the work that what is fitted to them can be stored."""
-    states = record_states(network, _shaped(network, found).split(BATCH))
+    states = record_states(network, _shaped(network, given).split(BATCH))
     for phi in states.activations:
         registered_name(phi)
     if gaps:
@@ -335,18 +357,18 @@ def _recorded(network: nn.Module | ImplicitForm, found: Samples, options: dict[s
     return states
 
 
-def _shaped(network: nn.Module | ImplicitForm, found: Samples) -> Tensor:
+def _shaped(network: nn.Module | ImplicitForm, given: Samples) -> Tensor:
     """Returns the inputs in the shape and precision that the network takes: as they are, or one row a sample."""
     if isinstance(network, ImplicitForm):
-        size, shape = found.u[0].numel(), network.input_shape
+        size, shape = given.u[0].numel(), network.input_shape
         if size != network.sizes[1]:
             raise InputError(
-                f"the network takes samples of the shape {shape}; received {tuple(found.u.shape[1:])}"
+                f"the network takes samples of the shape {shape}; received {tuple(given.u.shape[1:])}"
             )
-        return found.u.reshape(-1, *shape).to(network.dtype)
+        return given.u.reshape(-1, *shape).to(network.dtype)
     values = (*network.parameters(), *network.buffers())
-    kind = next((value.dtype for value in values if value.is_floating_point()), found.u.dtype)
-    u, complaints = found.u.to(kind), []
+    kind = next((value.dtype for value in values if value.is_floating_point()), given.u.dtype)
+    u, complaints = given.u.to(kind), []
     for candidate in (u, u.flatten(1)):
         try:
             with torch.no_grad():
@@ -433,8 +455,8 @@ def _tell(result: Result, out: Path, page: Path | None, as_json: bool) -> None:
 def _write(page: Path, result: Result, out: Path) -> None:
     text = json.dumps(result.facts(out), indent=1) + "\n" if page.suffix.lower() == ".json" else _page(result, out)
     try:
-        with atomic_write(page) as place:
-            place.write_text(text, encoding="utf-8")
+        with atomic_write(page) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"cannot write {page} ({os.strerror(error.errno or 0)})") from error
 
@@ -485,8 +507,8 @@ def _pictures(result: Result) -> list[Html]:
         form = model if isinstance(model, ImplicitForm) else model.form()
         A, B = form.A.to_dense()[:n, :n].cpu().numpy(), form.B.to_dense()[:n].cpu().numpy()
     names = [f"layer {line[0]}, {line[1]}" for line in report.rows()]
-    parts = report.nonzeros.split(list(report.blocks))
-    left = {name: float(part.sum()) for name, part in zip(names, parts, strict=True)}
+    layers = report.nonzeros.split(list(report.blocks))
+    left = {name: float(layer.sum()) for name, layer in zip(names, layers, strict=True)}
     shown = {name: f"{int(value):,} weights" for name, value in left.items()}
     caption = "Blue above zero, orange below, empty at zero; lines between layers, the last layer first."
     return [
@@ -498,13 +520,13 @@ def _pictures(result: Result) -> list[Html]:
 def _findings(result: Result) -> list[str]:
     report = result.report
     where = "in A and B" if isinstance(report, FitReport) else "in layers and filters"
-    found = [
+    sentences = [
         f"{percent(report.sparsity)} of the weights {where} are zero: {int(report.nonzeros.sum()):,} of "
         f"{report.allowed:,} are left, and no row is farther than {float(report.relative_gap.max()):.2e} from the "
         "best one, relative to |z|^2/2."
     ]
     if result.score is not None and result.before is not None and result.after is not None:
         before, after = (_shown(result.score, value) for value in (result.before, result.after))
-        found.append(f"{result.score.capitalize()} on unseen samples: {before} before, {after} after.")
+        sentences.append(f"{result.score.capitalize()} on unseen samples: {before} before, {after} after.")
     proven = "proven" if _is_proven(report) else "not proven"
-    return [*found, f"That every input has exactly one equilibrium is {proven}."]
+    return [*sentences, f"That every input has exactly one equilibrium is {proven}."]

@@ -16,7 +16,7 @@ from wellposed.checker.tensors import Budget, RefusedError, TensorFile, scaled
 from wellposed.errors import WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form
-from wellposed.models import Claim, ImplicitModel, ImplicitRNN, from_pretrained, load, save
+from wellposed.models import Claim, ImplicitModel, ImplicitRNN, load, save
 from wellposed.models.io.storage import Model
 
 SMALL = 1 << 20  # entries of a matrix that is formed to be compared
@@ -71,7 +71,7 @@ def sizes_of(model: nn.Module | ImplicitForm, file: Path | None = None) -> Sizes
 
 
 def as_stored(path: Path, *, folder: bool) -> Finding:
-    """Sees that the library evaluates what the checker has read: matrices, biases, activations and blocks.
+    """Checks that the library evaluates what the checker has read: matrices, biases, activations and blocks.
 
     Args:
         path: the file with the tensors.
@@ -81,18 +81,20 @@ def as_stored(path: Path, *, folder: bool) -> Finding:
         RefusedError: the library evaluates something else, so the proofs speak of another model.
         WellposedError: the library does not read the file.
     """
-    model = from_pretrained(path.parent) if folder else load(path)
-    file, parts = opened(path.parent if folder else path)
+    model = load(path.parent if folder else path)
+    file, equations = opened(path.parent if folder else path)
     if isinstance(model, ImplicitForm):
-        _same_form(file, parts[0], model)
+        _same_form(file, equations[0], model)
         return Finding("evaluated as stored", "", "a form", "the loaded form is the one in the file")
     if not isinstance(model, Model):
         raise RefusedError(f"{path.name} holds {type(model).__name__}, of which nothing is proven")
     cells = cells_of(model)
-    if len(cells) != len(parts):
-        raise RefusedError(f"the library reads {len(cells)} equations in {path.name}, the checker {len(parts)}")
-    for part, cell in zip(parts, cells, strict=True):
-        _same_cell(file, part, cell)
+    if len(cells) != len(equations):
+        raise RefusedError(
+            f"the library reads {len(cells)} equations in {path.name}, the checker {len(equations)}"
+        )
+    for equation, cell in zip(equations, cells, strict=True):
+        _same_cell(file, equation, cell)
     return Finding("evaluated as stored", "", "bit for bit", "the loaded model's matrices are those in the file")
 
 
@@ -120,60 +122,61 @@ def _same_cell(file: TensorFile, part: Part, cell: ImplicitModel) -> None:
 
 def _named(cell: ImplicitModel) -> list[tuple[str, int]]:
     """Lists the activations of a model with the numbers of their states."""
-    parts = parts_of(cell.activation) or ((cell.activation, cell.state_features),)
-    return [(phi.name, size) for phi, size in parts]
+    blocks = parts_of(cell.activation) or ((cell.activation, cell.state_features),)
+    return [(phi.name, size) for phi, size in blocks]
 
 
 def _same_form(file: TensorFile, part: Part, form: ImplicitForm) -> None:
     for name, header in part.operators.items():
-        found = getattr(form, name)
-        _same_field(file, header, found, name)
-        if found.shape[0] * found.shape[1] <= SMALL and "LowRank" not in str(header):  # whose product is rounded
-            _same_matrix(part, name, found.to(torch.float64).to_dense())
+        operator = getattr(form, name)
+        _same_field(file, header, operator, name)
+        is_small = operator.shape[0] * operator.shape[1] <= SMALL
+        if is_small and "LowRank" not in str(header):  # whose product is rounded
+            _same_matrix(part, name, operator.to(torch.float64).to_dense())
     _same_biases(part, {"b": form.bias, "c": form.output_bias})
     if ([phi.name for phi in form.activations], [*form.partition]) != (part.names, part.sizes):
         raise RefusedError(f"the library reads blocks of {form.partition} states, the checker of {part.sizes}")
-    if part.acyclic and form.plan.systems:
+    if part.acyclic and form.order.loops:
         raise RefusedError("the library finds a loop in the form, where the checker found none")
 
 
-def _same_field(file: TensorFile, given: Any, found: Any, where: str) -> None:
+def _same_field(file: TensorFile, given: Any, loaded: Any, where: str) -> None:
     """Compares what a header says of an operator, or of one of its fields, with the operator itself."""
     same = True
     if not isinstance(given, dict):
-        same = bool(given == found)
+        same = bool(given == loaded)
     elif "operator" in given:
-        same = type(found).__name__ == given["operator"]
+        same = type(loaded).__name__ == given["operator"]
         for name in given.keys() - {"operator", "place", "kind"} if same else ():
-            _same_field(file, given[name], getattr(found, name), f"{where}.{name}")
+            _same_field(file, given[name], getattr(loaded, name), f"{where}.{name}")
     elif "tensor" in given:
-        _same_numbers(file, given["tensor"], found.permute(given["order"]) if "order" in given else found)
+        _same_numbers(file, given["tensor"], loaded.permute(given["order"]) if "order" in given else loaded)
     elif "sparse" in given:
-        same = given["size"] == list(found.shape)
-        for one, value in zip(given["sparse"], (found.indices(), found.values()), strict=True):
+        same = given["size"] == list(loaded.shape)
+        for one, value in zip(given["sparse"], (loaded.indices(), loaded.values()), strict=True):
             _same_field(file, one, value, where)
     elif "tuple" in given:
-        same = len(given["tuple"]) == len(found)
+        same = len(given["tuple"]) == len(loaded)
         for k, one in enumerate(given["tuple"] if same else ()):
-            _same_field(file, one, found[k], f"{where}.{k}")
+            _same_field(file, one, loaded[k], f"{where}.{k}")
     else:
-        parts = {tuple(key["tuple"]): one for key, one in given["dict"] if one["operator"] != "Zero"}
-        same = parts.keys() == found.keys()
-        for key, one in parts.items() if same else ():
-            _same_field(file, one, found[key], f"{where}.{key}")
+        blocks = {tuple(key["tuple"]): one for key, one in given["dict"] if one["operator"] != "Zero"}
+        same = blocks.keys() == loaded.keys()
+        for key, one in blocks.items() if same else ():
+            _same_field(file, one, loaded[key], f"{where}.{key}")
     if not same:
         raise RefusedError(f"the library reads another {where} than the checker")
 
 
-def _same_numbers(file: TensorFile, name: str, found: Tensor) -> None:
+def _same_numbers(file: TensorFile, name: str, loaded: Tensor) -> None:
     """Compares a tensor with the numbers that the checker reads, exactly."""
-    numbers = file.values(name, tuple(found.shape))[1]
-    wide = torch.int64 if not found.is_floating_point() else torch.float64
-    if not torch.equal(torch.as_tensor(numbers, dtype=wide), found.detach().to(wide).flatten()):
+    numbers = file.values(name, tuple(loaded.shape))[1]
+    wide = torch.int64 if not loaded.is_floating_point() else torch.float64
+    if not torch.equal(torch.as_tensor(numbers, dtype=wide), loaded.detach().to(wide).flatten()):
         raise RefusedError(f"the library reads other numbers in {name!r} than the checker")
 
 
-def _same_matrix(part: Part, name: str, found: Tensor) -> None:
+def _same_matrix(part: Part, name: str, loaded: Tensor) -> None:
     """Compares a matrix as the checker forms it, as whole numbers times one power of two."""
     try:
         read = part.matrices[name]()
@@ -181,10 +184,10 @@ def _same_matrix(part: Part, name: str, found: Tensor) -> None:
         if str(error).startswith(UNFORMED):  # it is left to a proof without numbers, of blocks without loops
             return
         raise
-    entries, exponent = scaled(found.detach().double().flatten().tolist(), Budget(8 * found.numel()))
+    entries, exponent = scaled(loaded.detach().double().flatten().tolist(), Budget(8 * loaded.numel()))
     low = min(exponent, read.exponent)
     theirs = [entry << (read.exponent - low) for row in read.rows for entry in row]
-    shape = tuple(found.shape) if found.numel() else read.shape  # a matrix without rows has no columns there
+    shape = tuple(loaded.shape) if loaded.numel() else read.shape  # a matrix without rows has no columns there
     if read.shape != shape or theirs != [entry << (exponent - low) for entry in entries]:
         raise RefusedError(f"the library evaluates another {name} than the checker has read")
 
@@ -197,14 +200,14 @@ def _same_biases(part: Part, biases: Mapping[str, Tensor | None]) -> None:
 
 
 def _runs(named: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Adds up neighbours of one name, which are one map unless that acts on a block as a whole."""
-    found: list[tuple[str, int]] = []
+    """Merges neighbouring blocks of one activation, unless it acts on a block as a whole."""
+    merged: list[tuple[str, int]] = []
     for name, size in named:
-        if found and found[-1][0] == name and "softmax" not in name:
-            found[-1] = (name, found[-1][1] + size)
+        if merged and merged[-1][0] == name and "softmax" not in name:
+            merged[-1] = (name, merged[-1][1] + size)
         else:
-            found.append((name, size))
-    return found
+            merged.append((name, size))
+    return merged
 
 
 def cells_of(model: ImplicitModel | ImplicitRNN) -> list[ImplicitModel]:

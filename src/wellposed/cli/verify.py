@@ -45,21 +45,21 @@ def verify(model: Path, certificate: Path | None, as_json: bool) -> None:
             raise RefusedError(
                 f"a newer model waits in {model / NEW}, as a save that was stopped leaves it; save it again"
             )
-        found = check(model, proof)
-        found.append(_evaluated(path, folder=model.is_dir()))
+        findings = check(model, proof)
+        findings.append(_evaluated(path, folder=model.is_dir()))
     except (RefusedError, WellposedError, OSError) as error:
         if as_json:
             click.echo(json.dumps({"file": str(path), "proven": False, "reason": str(error)}, indent=2))
         raise UnprovenError(f"{path} is not proven: {error}") from error
     if as_json:
-        claims = [finding._asdict() for finding in found]
+        claims = [finding._asdict() for finding in findings]
         click.echo(json.dumps({"file": str(path), "proven": True, "claims": claims}, indent=2))
     else:
-        print_table(table(found))
+        print_table(table(findings))
 
 
 def _evaluated(path: Path, *, folder: bool) -> Finding:
-    """Sees that the library evaluates what lies in the file, of which the proofs speak.
+    """Checks that the library evaluates what is in the file, which is what the proofs are about.
 
     That takes the library itself, and torch, which is imported for this alone and only once all is proven.
     """

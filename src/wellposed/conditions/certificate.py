@@ -235,8 +235,8 @@ class ErrorBounder:
         if not self.certificate.holds:
             return torch.full_like(error[..., 0], math.inf)
         error = self._reduced(error)  # (B, L)
-        found = torch.stack([bound(error) for bound in self.bounds])
-        return found.nan_to_num(nan=math.inf, posinf=math.inf).amin(0)
+        distances = torch.stack([bound(error) for bound in self.bounds])
+        return distances.nan_to_num(nan=math.inf, posinf=math.inf).amin(0)
 
     def _add_componentwise(self, system: Comparison) -> None:
         if not bool(system.matrix.isfinite().all() and system.gain.isfinite().all()):
@@ -297,8 +297,8 @@ class LowRankBound:
 
 def low_rank_certificate(left: Tensor, right: Tensor, activation: Activation, rows: int = 256) -> Certificate:
     """Checks ``gamma |L R'|_inf < 1`` a few rows at a time."""
-    parts = double(left).split(rows)
-    sums = [(part @ double(right).mT).abs().sum(1).max() for part in parts]
+    pieces = double(left).split(rows)
+    sums = [(part @ double(right).mT).abs().sum(1).max() for part in pieces]
     spread = double(left).abs() @ double(right).abs().sum(0)  # bounds the terms of every row sum
     terms = left.shape[0] + left.shape[1]
     slack = (upward(spread, terms) * (2 * terms * 2.0**-52)).max()

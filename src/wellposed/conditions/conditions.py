@@ -8,9 +8,7 @@ allowed. `certify` tries them on a matrix, `certificate` on a model or form.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 import torch
@@ -27,7 +25,8 @@ from wellposed.conditions.projections import (
     project_rows_one_sided,
 )
 from wellposed.conditions.rounding import EPS, ROOM, above_underflow, double, reciprocal_gap, upward
-from wellposed.errors import IllPosedError, InputError, unknown_name
+from wellposed.errors import IllPosedError, InputError
+from wellposed.registry import Registry
 
 
 class Condition(ABC):
@@ -243,11 +242,11 @@ class BlockNorm(Condition):
         self.require(activation)
         matrix = square(A)
         size = block_sizes(len(A), activation.block or 0)[0]
-        found = {
+        certificates = {
             norm: perron_weights(comparison(matrix, activation, norm).matrix) for norm in activation.constants
         }
-        norm = min(found, key=lambda name: found[name][1])
-        weights, value = found[norm]
+        norm = min(certificates, key=lambda name: certificates[name][1])
+        weights, value = certificates[norm]
         note = f"l{norm} norm on blocks of {size}, induced norms exact"
         gain = reciprocal_gap(value)
         return Certificate.of(self.name, value, weights=weights, norm=norm, gain=gain, note=note)
@@ -405,8 +404,8 @@ def _distance_from_identity(A: Tensor) -> float:
     return float(spectral_norm(difference) * (1 + (len(A) + 2) * EPS))
 
 
-_ALL = (InfNorm(), WeightedNorm(), Triangular(), BlockNorm(), Mu(), SpectralNorm(), Monotone())
-CONDITIONS: Mapping[str, Condition] = MappingProxyType({condition.name: condition for condition in _ALL})
+_ALL = (InfNorm(), WeightedNorm(), Triangular(), BlockNorm(), Mu(), SpectralNorm(), Monotone())  # cheapest first
+CONDITIONS: Registry[Condition] = Registry.of("condition", Condition, {each.name: each for each in _ALL})
 
 
 def get_condition(condition: str | Condition) -> Condition:
@@ -416,11 +415,7 @@ def get_condition(condition: str | Condition) -> Condition:
         >>> get_condition("mu").name
         'mu'
     """
-    if isinstance(condition, Condition):
-        return condition
-    if condition not in CONDITIONS:
-        raise unknown_name("condition", condition, CONDITIONS)
-    return CONDITIONS[condition]
+    return CONDITIONS.get(condition)
 
 
 def certify(
@@ -448,7 +443,7 @@ def certify(
     if condition is not None:
         candidates = [get_condition(condition)]
     else:
-        candidates = [candidate for candidate in _ALL if not candidate.why_not(phi)]
+        candidates = [CONDITIONS[name] for name in CONDITIONS if not CONDITIONS[name].why_not(phi)]
     failed = []
     for candidate in candidates:
         certificate = candidate.certify(A, phi)

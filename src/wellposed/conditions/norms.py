@@ -231,7 +231,9 @@ def perron_weights(M: Tensor) -> tuple[Tensor, float]:
         return M.new_ones(0), 0.0
     scored = [_scored(M, v) for v in _solutions(M, KAPPAS)]
     if not any(value < 1 for value, _ in scored):
-        scored = [_scored(M, v) for v in (*_solutions(M, NEARLY_ONE), _from_powers(M), _power_steps(M))]
+        exponent = power_of_two_scaling(M, 0.9)
+        powers = torch.zeros_like(M[0]) if exponent is None else _normalised(torch.exp2(-exponent))
+        scored = [_scored(M, v) for v in (*_solutions(M, NEARLY_ONE), powers, _power_steps(M))]
     value, weights = min(scored, key=lambda pair: _error_constant(*pair))
     return weights, value
 
@@ -265,7 +267,8 @@ def power_of_two_scaling(M: Tensor, kappa: float, groups: Tensor | None = None) 
         tensor([-3.,  0.], dtype=torch.float64)
     """
     exponent = torch.zeros(M.shape[-1], dtype=M.dtype, device=M.device)
-    for _ in range(_sweeps(M, groups)):
+    layers = depth(M, groups)
+    for _ in range(300 if layers is None else layers + 1):
         sums = upward(M @ torch.exp2(-exponent), M.shape[-1] + 4)
         mantissa, power = torch.frexp(kappa * (1 - 2.0**-50) / sums)
         largest = power.to(M.dtype) - torch.where(mantissa > 0.5, 1.0, 2.0)
@@ -300,11 +303,6 @@ def depth(M: Tensor, groups: Tensor | None = None) -> int | None:
     return None
 
 
-def _sweeps(M: Tensor, groups: Tensor | None) -> int:
-    layers = depth(M, groups)
-    return 300 if layers is None else layers + 1
-
-
 def _reduce(values: Tensor, groups: Tensor, how: str) -> Tensor:
     return torch.zeros_like(values).scatter_reduce(0, groups, values, how, include_self=False)[groups]
 
@@ -316,11 +314,6 @@ def _solve(matrix: Tensor) -> Tensor:
 
 def _normalised(v: Tensor) -> Tensor:
     return v.abs() / v.abs().amax()
-
-
-def _from_powers(M: Tensor) -> Tensor:
-    exponent = power_of_two_scaling(M, 0.9)
-    return torch.zeros_like(M[0]) if exponent is None else _normalised(torch.exp2(-exponent))
 
 
 def _power_steps(M: Tensor) -> Tensor:

@@ -68,10 +68,10 @@ def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
             return W
         top = _origin(load, radius) if diagonal is None else torch.zeros_like(size, dtype=W.dtype)
         load = load - top
-        kept = size if diagonal is not None else size.clamp(max=radius)
+        capped = size if diagonal is not None else size.clamp(max=radius)
         near = torch.where(load > -radius, load.abs(), 0.0) if diagonal is None else W.abs()
-        summed = torch.maximum(near.sum(-1, keepdim=True, dtype=wide), kept)
-        target = radius - 4 * unit * summed - 2 * eps * kept
+        summed = torch.maximum(near.sum(-1, keepdim=True, dtype=wide), capped)
+        target = radius - 4 * unit * summed - 2 * eps * capped
         level = _threshold(load if diagonal is not None else load.clamp(min=-2 * radius), target, diagonal)
         level = level + 2 * eps * level.abs()
         active = (load - torch.where(outside, level, -torch.inf).to(W.dtype)).sign().clamp(min=0)
@@ -186,8 +186,8 @@ class _ClipSingularValues(torch.autograd.Function):
         inner = U.mT @ change @ Vh.mT
         even, odd = (inner + inner.mT) / 2, (inner - inner.mT) / 2
         clipped = _excess_slopes(s, kappa, 1.0) * even + _excess_slopes(s, kappa, -1.0) * odd
-        found: Tensor = _FirstOnly.apply(change - U @ clipped @ Vh, W)
-        return found
+        derivative: Tensor = _FirstOnly.apply(change - U @ clipped @ Vh, W)
+        return derivative
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
@@ -218,8 +218,8 @@ class _ClipSymmetricPart(torch.autograd.Function):
         W, s, Q = saved
         inner = Q.mT @ (change + change.mT) @ Q / 2
         clipped = _excess_slopes(s, kappa, 1.0) * inner
-        found: Tensor = _FirstOnly.apply(change - Q @ clipped @ Q.mT, W)
-        return found
+        derivative: Tensor = _FirstOnly.apply(change - Q @ clipped @ Q.mT, W)
+        return derivative
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:

@@ -76,9 +76,9 @@ def rescaling(A: Tensor, kappa: float, *, blocks: int | Sequence[int] | None = N
     groups = None if blocks is None else _groups(block_sizes(len(M), blocks)).to(M.device)
     exponent = power_of_two_scaling(M, kappa, groups)
     if exponent is not None:
-        found = _verified(A, exponent - _centre(exponent).round(), True)
-        if found.norm < kappa:
-            return found
+        result = _verified(A, exponent - _centre(exponent).round(), True)
+        if result.norm < kappa:
+            return result
     if depth(M, groups) is not None:
         raise IllPosedError(
             f"A is acyclic, but the scales that bring |A|_inf below {kappa:g} spread over more than 2^900; "
@@ -87,9 +87,9 @@ def rescaling(A: Tensor, kappa: float, *, blocks: int | Sequence[int] | None = N
     weights, value = perron_weights(_grouped(M, groups) / kappa)
     exponent = -torch.log2(weights if groups is None else weights[groups])
     if value < 1:
-        found = _verified(A, exponent - _centre(exponent), False)
-        if found.norm < kappa:
-            return found
+        result = _verified(A, exponent - _centre(exponent), False)
+        if result.norm < kappa:
+            return result
     raise IllPosedError(
         f"no diagonal scaling was found with |D A D^-1|_inf < {kappa:g}: rho(|A|) is bounded by "
         f"{value * kappa:.6g} and a scaling exists only if it is below {kappa:g}; raise kappa or shrink A"
@@ -127,10 +127,10 @@ def apply_rescaling(
     scaled = [_times(matrix, by) for matrix, by in pairs]
     if not all(bool(matrix.isfinite().all()) for matrix in scaled):
         raise InputError(f"the rescaled weights leave the range of {A.dtype}; convert the model to float64 first")
-    kept = [torch.equal(double(new) / by, double(old)) for new, (old, by) in zip(scaled, pairs, strict=True)]
+    exact = [torch.equal(double(new) / by, double(old)) for new, (old, by) in zip(scaled, pairs, strict=True)]
     phi = activation if activation.homogeneous else _rescaled_activation(activation, scale)
     new_bias = None if bias is None else scaled[3]
-    return Rescaled(scaled[0], scaled[1], scaled[2], new_bias, phi, all(kept) and scale.power_of_two)
+    return Rescaled(scaled[0], scaled[1], scaled[2], new_bias, phi, all(exact) and scale.power_of_two)
 
 
 def _times(matrix: Tensor, factor: Tensor) -> Tensor:
@@ -158,12 +158,12 @@ def _centre(exponent: Tensor) -> Tensor:
 
 
 def _verified(A: Tensor, exponent: Tensor, power_of_two: bool) -> Rescaling:
-    found = Rescaling(exponent, power_of_two, math.inf)
-    factor = found.factors().unsqueeze(-1) * found.factors(-1).unsqueeze(0)
+    result = Rescaling(exponent, power_of_two, math.inf)
+    factor = result.factors().unsqueeze(-1) * result.factors(-1).unsqueeze(0)
     # Both D A D^-1 and what is left of it in the type of A.
     matrices = double(A).abs() * factor, double(_times(A.detach(), factor)).abs()
     norm = max(float(above_underflow(upward(matrix.sum(-1), len(A) + 2)).amax()) for matrix in matrices)
-    return replace(found, norm=norm)
+    return replace(result, norm=norm)
 
 
 def _rescaled_activation(activation: Activation, scale: Rescaling) -> Activation:

@@ -100,9 +100,9 @@ def euclidean_norm(z: Tensor, dim: int = -1) -> Tensor:
         >>> bool(euclidean_norm(torch.tensor([3e-30, 4e-30])) >= 5e-30)
         True
     """
-    found = vector_norm(z, "2", dim)
+    norm = vector_norm(z, "2", dim)
     unit, tiny = torch.finfo(z.dtype).eps, torch.finfo(z.dtype).tiny
-    return torch.where(found == 0, found, found * (1 + (z.shape[dim] + 8) * unit) + unit * tiny)
+    return torch.where(norm == 0, norm, norm * (1 + (z.shape[dim] + 8) * unit) + unit * tiny)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -180,9 +180,9 @@ def _through(activation: Activation, error: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def plain_convolutions(like: Tensor) -> Iterator[None]:
-    """Has convolutions on a GPU add up products one by one in the block, which is what `rounding_slack` is about.
+    """Turns cuDNN off for float32 within the block: `rounding_slack` assumes that convolutions are plain sums.
 
-    The library that computes them there rounds float32 to TF32 unasked, and has transforms whose error is another.
+    cuDNN may round float32 to TF32 and use transforms (Winograd, FFT), whose errors are larger.
 
     Example:
         >>> with plain_convolutions(torch.zeros(1)):

@@ -20,6 +20,8 @@ from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import IllPosedError, InputError
 
+StateBound = AffineBound | LowRankBound
+
 
 @dataclass(frozen=True)
 class IterationSystem:
@@ -55,11 +57,9 @@ class StateMatrix(nn.Module):
         self.right = nn.Parameter(torch.randn(size, rank) / size)
 
     @classmethod
-    def of(
-        cls, A: Tensor, activation: Activation, condition: Condition, proof: Certificate, kappa: float | None
-    ) -> "StateMatrix":
+    def of(cls, A: Tensor, activation: Activation, proof: Certificate, kappa: float | None) -> "StateMatrix":
         """Wraps a certified matrix without changing it."""
-        condition = _fitting(condition, A)
+        condition = _fitting(get_condition(proof.condition), A)
         gamma = activation.lipschitz(condition.norm_name(activation))
         needed = proof.value / gamma * (1 + A.shape[0] * torch.finfo(A.dtype).eps)
         cap = kappa
@@ -131,7 +131,7 @@ class StateMatrix(nn.Module):
             return low_rank_certificate(left.detach(), right.detach(), self.activation)
         return self.condition.certify(factors[0].detach(), self.activation)
 
-    def bound(self, terms: int) -> AffineBound | LowRankBound:
+    def bound(self, terms: int) -> StateBound:
         """Returns the error bound of a computed state."""
         with torch.no_grad():
             factors, certificate = self.factors(), self.certificate()

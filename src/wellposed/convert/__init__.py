@@ -1,6 +1,6 @@
 """Networks as implicit models: ``to_implicit(module, input_shape)``."""
 
-from wellposed.convert.convert import Conversion, exact_form, to_implicit
+from wellposed.convert.convert import exact_form, to_implicit
 from wellposed.convert.rules import (
     activation,  # noqa: F401  they register their rules
     arithmetic,  # noqa: F401  they register their rules
@@ -13,4 +13,4 @@ from wellposed.convert.rules import (
 )
 from wellposed.convert.signal import Network, Signal, UnsupportedError, stacked
 
-__all__ = ["Conversion", "Network", "Signal", "UnsupportedError", "exact_form", "stacked", "to_implicit"]
+__all__ = ["Network", "Signal", "UnsupportedError", "exact_form", "stacked", "to_implicit"]

@@ -11,7 +11,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, SupportsIndex
 
 import torch
@@ -84,9 +84,9 @@ def _aliases(root: nn.Module, node: fx.Node) -> Iterator[fx.Node]:
         start = start.args[0]
     waiting = [start] if isinstance(start, fx.Node) else []
     while waiting:
-        found = waiting.pop()
-        yield found
-        waiting += [user for user in found.users if user.args and user.args[0] is found and _passes(root, user)]
+        alias = waiting.pop()
+        yield alias
+        waiting += [user for user in alias.users if user.args and user.args[0] is alias and _passes(root, user)]
 
 
 def _passes(root: nn.Module, node: fx.Node) -> bool:
@@ -131,12 +131,12 @@ def _recorded(node: Any) -> tuple[int, ...] | None:
 
 def _held(recorded: Sequence[int], shape: Sequence[int], batch: int) -> int | None:
     """Finds the dimension that holds the samples."""
-    found = [k for k, (then, now) in enumerate(zip(recorded, shape, strict=True)) if then != now]
-    if not found:
+    changed = [k for k, (then, now) in enumerate(zip(recorded, shape, strict=True)) if then != now]
+    if not changed:
         return None
-    if len(found) > 1 or recorded[found[0]] != batch * shape[found[0]]:
+    if len(changed) > 1 or recorded[changed[0]] != batch * shape[changed[0]]:
         raise UnsupportedError(f"a tensor {tuple(recorded)} of the program is {tuple(shape)} for one sample")
-    return found[0]
+    return changed[0]
 
 
 def _reshaped(own: Sequence[int], recorded: Sequence[int], shape: Sequence[int], dim: int, batch: int) -> list:
@@ -150,8 +150,8 @@ def _reshaped(own: Sequence[int], recorded: Sequence[int], shape: Sequence[int],
 
 
 def _expanded(own: Sequence[int], recorded: Sequence[int], shape: Sequence[int], dim: int, batch: int) -> list:
-    place = len(own) - len(recorded) + dim
-    return [shape[dim] if k == place else n for k, n in enumerate(own)]
+    axis = len(own) - len(recorded) + dim
+    return [shape[dim] if k == axis else n for k, n in enumerate(own)]
 
 
 def _narrowed(node: fx.Node, args: tuple, batch: int) -> list:
@@ -213,13 +213,9 @@ class _Tracer(fx.Tracer):
 
 def _hooked(module: nn.Module) -> bool:
     """Tells whether hooks may change what a module computes; then they are traced with it."""
-    before = [hook for hook in module._forward_pre_hooks.values() if not _recomputes(hook)]
-    return bool(before or module._forward_hooks)
-
-
-def _recomputes(hook: Any) -> bool:
-    """Tells whether a hook is one of torch's own that set a weight before every call."""
-    return type(hook).__module__.startswith("torch.nn.utils")
+    # torch's own hooks set a weight before every call
+    kinds = (type(hook).__module__ for hook in module._forward_pre_hooks.values())
+    return bool(module._forward_hooks) or not all(kind.startswith("torch.nn.utils") for kind in kinds)
 
 
 class Converter(fx.Interpreter):
@@ -230,11 +226,11 @@ class Converter(fx.Interpreter):
     """
 
     def __init__(
-        self, module: nn.Module, graph: fx.Graph, network: Network, place: str = "", batch: int = 1
+        self, module: nn.Module, graph: fx.Graph, network: Network, path: str = "", batch: int = 1
     ) -> None:
         super().__init__(module, garbage_collect_values=False, graph=graph)
         self.extra_traceback = False  # our errors say where
-        self.network, self.batch, self.root = network, batch, place
+        self.network, self.batch, self.root = network, batch, path
 
     def run_node(self, n: fx.Node) -> Any:
         stack = n.meta.get("nn_module_stack") or {}
@@ -242,11 +238,11 @@ class Converter(fx.Interpreter):
         target = n.target if n.op == "call_module" else ""
         path = str(target or inner).removeprefix("L['self'].")
         path = "" if path.startswith("_empty_nn_module_stack") else path
-        self.network.place = ".".join(part for part in (self.root, path) if part)
-        found = super().run_node(n)
+        self.network.path = ".".join(part for part in (self.root, path) if part)
+        value = super().run_node(n)
         readers = [user for user in n.users if user.target not in _ASKING]
         # what several layers read is computed once
-        return found.kept() if isinstance(found, Signal) and found.costly and len(readers) > 1 else found
+        return value.as_state() if isinstance(value, Signal) and value.costly and len(readers) > 1 else value
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple, dict]:
         args, kwargs = super().fetch_args_kwargs_from_env(n)
@@ -257,7 +253,7 @@ class Converter(fx.Interpreter):
     def call_module(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if str(target).endswith("_guards_fn"):
             return None  # of torch.export, on the shape of a batch
-        return convert_module(self.fetch_attr(target), self.network.place, args, kwargs)
+        return convert_module(self.fetch_attr(target), self.network.path, args, kwargs)
 
     def call_function(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if next(iter(signals_in((args, kwargs))), None) is None:
@@ -273,7 +269,7 @@ class Converter(fx.Interpreter):
         rule = RULES.of_function(target)
         if rule is None:
             raise UnsupportedError(
-                f"{name}{_where(self.network.place)} has no implicit form yet; register a rule with "
+                f"{name}{_where(self.network.path)} has no implicit form yet; register a rule with "
                 f"@to_implicit.register_function({_key(target)}), or a rule for the module "
                 "that calls it",
                 placed=True,
@@ -283,7 +279,7 @@ class Converter(fx.Interpreter):
         if "input" in kwargs:
             args = (kwargs["input"], *args)
             kwargs = {key: value for key, value in kwargs.items() if key != "input"}
-        return _guarded(lambda: rule(*args, **kwargs), name, self.network.place)
+        return _guarded(lambda: rule(*args, **kwargs), name, self.network.path)
 
 
 def _key(target: Any) -> str:
@@ -295,54 +291,52 @@ def _key(target: Any) -> str:
     return f"{target.__module__}.{target.__name__}".removeprefix("_").replace("None.", "")
 
 
-def _guarded(work: Callable[[], Any], name: str, place: str) -> Any:
+def _guarded(work: Callable[[], Any], name: str, path: str) -> Any:
     """Runs a rule and says where it was if it fails."""
     try:
         return work()
     except UnsupportedError as error:
         if error.placed:
             raise
-        raise UnsupportedError(f"{name}{_where(place)}: {error}", placed=True) from error
+        raise UnsupportedError(f"{name}{_where(path)}: {error}", placed=True) from error
     except _FAILURES as error:
-        raise UnsupportedError(f"{name}{_where(place)} cannot be converted: {error}", placed=True) from error
+        raise UnsupportedError(f"{name}{_where(path)} cannot be converted: {error}", placed=True) from error
 
 
-def _where(place: str) -> str:
-    return f" at {place!r}" if place else ""
+def _where(path: str) -> str:
+    return f" at {path!r}" if path else ""
 
 
-def convert_module(module: nn.Module, place: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+def convert_module(module: nn.Module, path: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Converts one module: by its rule, or else by what it calls."""
     module = getattr(module, "_orig_mod", module)  # of torch.compile
     given = next(iter(signals_in((args, kwargs))), None)
     if given is None:
         return module(*args, **kwargs)
     network, rule, name = given.network, RULES.of_module(module), type(module).__name__
-    network.place = place
+    network.path = path
     if rule is not None and not _hooked(module):
         for hook in module._forward_pre_hooks.values():
             hook(module, ())
-        return _guarded(lambda: rule(module, *args, **kwargs), name, place)
-    if isinstance(module, torch.jit.ScriptModule) or (rule is None and _is_torch_layer(module)):
+        return _guarded(lambda: rule(module, *args, **kwargs), name, path)
+    layer = type(module).__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(
+        module, nn.Sequential
+    )
+    if isinstance(module, torch.jit.ScriptModule) or (rule is None and layer):
         raise UnsupportedError(
-            f"{name}{_where(place)} has no implicit form yet; {REGISTER.format(name=name)}", placed=True
+            f"{name}{_where(path)} has no implicit form yet; {REGISTER.format(name=name)}", placed=True
         )
     root = nn.Sequential(module) if _hooked(module) else module
     with _unchanged(root):
         graph = _graph(root)
         if isinstance(graph, fx.Graph) and not has_hazard(graph, root):
-            return Converter(root, graph, network, place).run(*args, **kwargs)
+            return Converter(root, graph, network, path).run(*args, **kwargs)
     reason = graph if isinstance(graph, Exception) else "values are read after they were changed in place"
     if len(args) != 1 or kwargs or not isinstance(args[0], Signal):
         raise UnsupportedError(
-            f"{name}{_where(place)} cannot be traced: {reason}; {REGISTER.format(name=name)}", placed=True
+            f"{name}{_where(path)} cannot be traced: {reason}; {REGISTER.format(name=name)}", placed=True
         )
-    return convert_program(_export(module, args[0], place, reason), args[0], place)
-
-
-def _is_torch_layer(module: nn.Module) -> bool:
-    containers = isinstance(module, nn.Sequential)
-    return type(module).__module__.startswith(("torch.nn", "torch.ao.nn")) and not containers
+    return convert_program(_export(module, args[0], path, reason), args[0], path)
 
 
 @contextmanager
@@ -381,7 +375,7 @@ def _opaque(module: nn.Module) -> bool:
     return False
 
 
-def _export(module: nn.Module, signal: Signal, place: str, reason: Exception | str) -> ExportedProgram:
+def _export(module: nn.Module, signal: Signal, path: str, reason: Exception | str) -> ExportedProgram:
     example = torch.zeros(signal.shape, dtype=signal.dtype, device=signal.device)
     try:
         with silenced():
@@ -389,7 +383,7 @@ def _export(module: nn.Module, signal: Signal, place: str, reason: Exception | s
     except Exception as error:
         name = type(module).__name__
         raise UnsupportedError(
-            f"{name}{_where(place)} can be traced neither by torch.fx ({_short(reason)}) nor by torch.export "
+            f"{name}{_where(path)} can be traced neither by torch.fx ({_short(reason)}) nor by torch.export "
             f"({_short(error)}): its control flow may depend on data; {REGISTER.format(name=name)}",
             placed=True,
         ) from error
@@ -399,7 +393,7 @@ def _short(reason: Exception | str) -> str:
     return str(reason).strip().partition("\n")[0]
 
 
-def convert_program(program: ExportedProgram, signal: Signal, place: str = "") -> Any:
+def convert_program(program: ExportedProgram, signal: Signal, path: str = "") -> Any:
     """Converts an exported program of one input."""
     examples = program.example_inputs
     inputs = [value for value in (examples[0] if examples else ()) if isinstance(value, Tensor)]
@@ -414,7 +408,7 @@ def convert_program(program: ExportedProgram, signal: Signal, place: str = "") -
         graph = program.run_decompositions({}).module()
     samples = next(iter(_recorded_shape(graph.graph)), 1)
     batch = samples if isinstance(samples, int) else 1  # 1 if for any number
-    return first_of(Converter(graph, graph.graph, signal.network, place, batch).run(signal), batch)
+    return first_of(Converter(graph, graph.graph, signal.network, path, batch).run(signal), batch)
 
 
 def _recorded_shape(graph: fx.Graph) -> tuple[Any, ...]:
@@ -426,7 +420,9 @@ def _recorded_shape(graph: fx.Graph) -> tuple[Any, ...]:
 class Conversion:
     """Converts networks to implicit models; see `to_implicit`."""
 
-    def __call__(self, module: nn.Module | ExportedProgram, input_shape: Sequence[int] | int) -> ImplicitForm:
+    def __call__(
+        self, module: nn.Module | ExportedProgram, input_shape: Sequence[int] | int, *, detach: bool = True
+    ) -> ImplicitForm:
         """Writes a network as ``x = phi(Ax + Bu + b)``, ``y = Cx + Du + c`` (003, section 2.5).
 
         The network is taken in evaluation mode: batch normalisation is folded into the weights, dropout is left
@@ -438,6 +434,8 @@ class Conversion:
         Args:
             module: any module that torch.fx or torch.export can trace, or an exported program.
             input_shape: the shape of one sample, without the batch.
+            detach: whether the form is a copy. If not, its matrices are functions of the network's parameters,
+                for training with bounds of the form.
 
         Raises:
             UnsupportedError: names the module or function without a rule, its place in the network and how to
@@ -452,7 +450,8 @@ class Conversion:
             >>> torch.allclose(form(u), network(u), atol=1e-6)
             True
         """
-        return _converted(module, input_shape, exact=False)[0]
+        with torch.no_grad() if detach else nullcontext():
+            return _converted(module, input_shape, exact=False)[0]
 
     def register(self, *kinds: type[nn.Module]) -> Callable[[ModuleRule], ModuleRule]:
         """Registers the rule of module types: ``rule(module, *signals) -> signal``.
@@ -479,21 +478,21 @@ def _converted(
     module: nn.Module | ExportedProgram, input_shape: Sequence[int] | int, exact: bool
 ) -> tuple[ImplicitForm, Network]:
     shape = _shape(input_shape)
-    with torch.no_grad():
-        if isinstance(module, ExportedProgram):
-            network = Network(shape, *_home(list(module.state_dict.values())), exact)
-            output = convert_program(module, network.input)
-        elif isinstance(module, nn.Module):
-            network = Network(shape, *_home([*module.parameters(), *module.buffers()]), exact)
-            if not exact:
-                _tell_of_training(module)
-            with _evaluating(module):
-                output = convert_module(module, "", (network.input,), {})
-        else:
-            raise InputError(f"to_implicit takes a module or exported program; received {type(module).__name__}")
-        return network.form(_single(output, network)), network
+    if isinstance(module, ExportedProgram):
+        network = Network(shape, *_home(list(module.state_dict.values())), exact)
+        output = convert_program(module, network.input)
+    elif isinstance(module, nn.Module):
+        network = Network(shape, *_home([*module.parameters(), *module.buffers()]), exact)
+        if not exact:
+            _tell_of_training(module)
+        with _evaluating(module):
+            output = convert_module(module, "", (network.input,), {})
+    else:
+        raise InputError(f"to_implicit takes a module or exported program; received {type(module).__name__}")
+    return network.form(_single(output, network)), network
 
 
+@torch.no_grad()
 def exact_form(module: nn.Module, input_shape: Sequence[int] | int) -> tuple[ImplicitForm, Tensor]:
     """Converts a network without rounding its weights, for proofs about the network itself.
 
@@ -575,13 +574,13 @@ def _single(output: Any, network: Network) -> Signal:
 
 def _tell_of_training(module: nn.Module) -> None:
     """Warns where a network in training mode computes something else than what is converted."""
-    for place, part in module.named_modules():
+    for path, part in module.named_modules():
         drops = isinstance(part, nn.modules.dropout._DropoutNd | VariationalDropout) and part.p > 0
         drops = drops or (isinstance(part, nn.MultiheadAttention | nn.RNNBase) and part.dropout > 0)
         averages = isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
         if part.training and (drops or averages or isinstance(part, nn.RReLU)):
             warnings.warn(
-                f"the network is in training mode, where {type(part).__name__} at {place!r} differs; "
+                f"the network is in training mode, where {type(part).__name__} at {path!r} differs; "
                 "its evaluation mode is converted: call network.eval() to compare the two",
                 stacklevel=3,
             )

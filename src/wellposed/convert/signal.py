@@ -12,10 +12,10 @@ from operator import add
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellposed.activations import Activation, get_activation
+from wellposed.activations.catalogue import of_function, of_layer, spellings
 from wellposed.errors import InputError
 from wellposed.forms import Block, Diagonal, Identity, ImplicitForm, Operator, Product, Selection, Zero
 from wellposed.forms.operators.entries import largest_entry, least_entry
@@ -64,11 +64,11 @@ class Signal:
         terms = {k: operator @ part for k, part in source.terms.items()}
         if not self.network.can_form(terms):
             return source.split().linear(operator, shape, offset)
-        kept = {k: part for k, part in terms.items() if not isinstance(part, Zero)}
-        found = Signal(self.network, tuple(shape), kept, moved)
+        nonzero = {k: part for k, part in terms.items() if not isinstance(part, Zero)}
+        product = Signal(self.network, tuple(shape), nonzero, moved)
         if offset is None:
-            return found
-        return found.plus(Signal(self.network, found.shape, {}, offset.detach().to(self.dtype).reshape(-1)))
+            return product
+        return product.plus(Signal(self.network, product.shape, {}, offset.to(self.dtype).clone().reshape(-1)))
 
     def apart(self) -> "Signal":
         """Makes states of the offset where it must not be rounded: what multiplies it then is part of A.
@@ -88,9 +88,9 @@ class Signal:
 
     def split(self) -> "Signal":
         """Makes a block of states with phi = identity where products of weights would leave the number range."""
-        found = self.kept()
-        self.network.added.update(found.terms)
-        return found
+        state = self.as_state()
+        self.network.added.update(state.terms)
+        return state
 
     def reshape(self, shape: Sequence[int]) -> "Signal":
         """Reads the numbers in another shape."""
@@ -99,26 +99,26 @@ class Signal:
         return Signal(self.network, tuple(shape), self.terms, self.offset)
 
     def select(self, index: Tensor) -> "Signal":
-        """Picks entries by their flat places, in the shape of `index`; -1 gives zero."""
+        """Picks entries by flat index, in the shape of `index`; -1 gives zero."""
         flat = index.reshape(-1)
         if len(flat) == self.size and torch.equal(flat, torch.arange(self.size, device=flat.device)):
             return self.reshape(tuple(index.shape))
         return self.linear(Selection(flat.to(self.device), self.size, self.dtype), tuple(index.shape))
 
-    def places(self) -> Tensor:
-        """Returns the flat place of every entry, in the shape of the signal."""
+    def indices(self) -> Tensor:
+        """Returns the flat index of every entry, in the shape of the signal."""
         return torch.arange(self.size, device=self.device).reshape(self.shape)
 
     def scaled(self, factors: Tensor | float) -> "Signal":
         """Multiplies every entry by its own factor."""
-        wide = torch.as_tensor(factors, dtype=self.dtype, device=self.device).detach()
-        values = wide.broadcast_to(self.shape).reshape(-1)
+        wide = torch.as_tensor(factors, dtype=self.dtype, device=self.device)
+        values = wide.broadcast_to(self.shape).clone().reshape(-1)
         origin, before = self.multiple_of or (self, torch.ones_like(values))
         return replace(self.linear(Diagonal(values), self.shape), multiple_of=(origin, values * before))
 
     def shifted(self, offset: Tensor | float) -> "Signal":
         """Adds a constant to every entry."""
-        wide = torch.as_tensor(offset, dtype=self.dtype, device=self.device).detach().broadcast_to(self.shape)
+        wide = torch.as_tensor(offset, dtype=self.dtype, device=self.device).broadcast_to(self.shape)
         return self.linear(Identity(self.size, self.dtype, self.device), self.shape, wide)
 
     def plus(self, other: "Signal") -> "Signal":
@@ -139,18 +139,18 @@ class Signal:
     @property
     def costly(self) -> bool:
         """Whether computing it takes more than picking and scaling entries of one source."""
-        parts = [factor for part in self.sources.values() for factor in factors(part)]
-        return len(self.sources) > 1 or not all(isinstance(part, _LIGHT) for part in parts)
+        operators = [factor for part in self.sources.values() for factor in factors(part)]
+        return len(self.sources) > 1 or not all(isinstance(part, _LIGHT) for part in operators)
 
     def gathered(self) -> "Signal":
-        """Makes a block of states with phi = identity of a sum, so that what follows is applied to it once.
+        """Turns a sum into a block of states with phi = identity, so that what follows is applied once.
 
         Terms that fill different entries, as concatenation makes them, stay apart.
         """
         filled = sum(_filled(part) for part in self.sources.values())
-        return self.kept() if len(self.sources) > 1 and filled > self.size else self
+        return self.as_state() if len(self.sources) > 1 and filled > self.size else self
 
-    def kept(self) -> "Signal":
+    def as_state(self) -> "Signal":
         """Makes a block of states with phi = identity, so that the signal is computed once."""
         return self.activate("identity")
 
@@ -190,9 +190,9 @@ def stacked(signals: Sequence[Signal]) -> Signal:
     sources = sorted({k for signal in signals for k in signal.terms})
     terms: dict[int, Operator] = {}
     for k in sources:
-        parts = {(i, 0): signal.terms[k] for i, signal in enumerate(signals) if k in signal.terms}
-        whole = Block(sizes, (network.width(k),), parts, network.dtype, network.device)
-        terms[k] = _placed(sizes, *next(iter(parts.items()))) if len(parts) == 1 else whole
+        blocks = {(i, 0): signal.terms[k] for i, signal in enumerate(signals) if k in signal.terms}
+        whole = Block(sizes, (network.width(k),), blocks, network.dtype, network.device)
+        terms[k] = _placed(sizes, *next(iter(blocks.items()))) if len(blocks) == 1 else whole
     offset = None
     if any(signal.offset is not None for signal in signals):
         zero = torch.zeros(max(sizes), dtype=network.dtype, device=network.device)
@@ -201,10 +201,10 @@ def stacked(signals: Sequence[Signal]) -> Signal:
     return Signal(network, (sum(sizes),), terms, offset)
 
 
-def _placed(sizes: tuple[int, ...], place: tuple[int, int], part: Operator) -> Operator:
-    """Puts one part in its place and zeros around it."""
+def _placed(sizes: tuple[int, ...], corner: tuple[int, int], part: Operator) -> Operator:
+    """Pads one block with zero rows above and below."""
     index = torch.full((sum(sizes),), -1, device=part.device)
-    start, size = sum(sizes[: place[0]]), sizes[place[0]]
+    start, size = sum(sizes[: corner[0]]), sizes[corner[0]]
     index[start : start + size] = torch.arange(size, device=part.device)
     placed: Operator = Selection(index, size, part.dtype) @ part
     return placed
@@ -231,7 +231,7 @@ class Network:
     sources: list[Signal] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    place: str = ""  # of the module at work, for labels and errors
+    path: str = ""  # of the module at work, for labels and errors
 
     @property
     def input(self) -> Signal:
@@ -251,7 +251,7 @@ class Network:
 
     def constant(self, value: Any) -> Signal:
         """A signal that depends on nothing."""
-        tensor = torch.as_tensor(value, dtype=self.dtype, device=self.device).detach()
+        tensor = torch.as_tensor(value, dtype=self.dtype, device=self.device)
         return Signal(self, tuple(tensor.shape), {}, tensor.reshape(-1).clone())
 
     def state(self, source: Signal, activation: Activation, name: str = "") -> Signal:
@@ -261,7 +261,7 @@ class Network:
         k = len(self.sources)
         self.sources.append(source)
         self.activations.append(activation)
-        self.labels.append(name or self.place or activation.name)
+        self.labels.append(name or self.path or activation.name)
         return Signal(self, source.shape, {k: Identity(source.size, self.dtype, self.device)})
 
     def loop(self, source: Signal, feedback: Operator, activation: Activation, name: str = "") -> Signal:
@@ -309,11 +309,11 @@ class Network:
 def _distinct(labels: list[str]) -> tuple[str, ...]:
     """Numbers labels that occur more than once."""
     seen: dict[str, int] = {}
-    found = []
+    distinct = []
     for label in reversed(labels):
         seen[label] = seen.get(label, 0) + 1
-        found.append(label if labels.count(label) == 1 else f"{label} ({seen[label]})")
-    return tuple(reversed(found))
+        distinct.append(label if labels.count(label) == 1 else f"{label} ({seen[label]})")
+    return tuple(reversed(distinct))
 
 
 ModuleRule = Callable[..., Any]  # (module, *signals) -> signal
@@ -351,19 +351,26 @@ class Rules:
         return register
 
     def named(self, *names: str) -> Callable[[FunctionRule], FunctionRule]:
-        """Registers the rule of everything that torch calls by these names; see `everywhere`."""
-        return self.function(*(function for name in names for function in everywhere(name)))
+        """Registers the rule of everything that torch calls by these names; see `spellings`."""
+        return self.function(*(function for name in names for function in spellings(name)))
 
     def of_module(self, module: nn.Module) -> ModuleRule | None:
-        """Finds the rule of a module by its type or the nearest base class that has one."""
-        return next((self.modules[kind] for kind in type(module).__mro__ if kind in self.modules), None)
+        """Finds the rule of a module by its type or the nearest base class that has one or is an activation."""
+        for kind in type(module).__mro__:
+            if kind in self.modules:
+                return self.modules[kind]
+            if (family := of_layer(kind)) is not None:
+                return lambda module, signal: signal.activate(family.of_layer(module))
+        return None
 
     def of_function(self, function: Any) -> FunctionRule | None:
-        """Finds the rule of a function; an ATen overload has that of its operator."""
+        """Finds the rule of a function, or its activation; an ATen overload has that of its operator."""
         if function in self.functions:
             return self.functions[function]
         if isinstance(function, torch._ops.OpOverload):
-            return self.functions.get(function.overloadpacket)
+            return self.of_function(function.overloadpacket)
+        if (family := of_function(function)) is not None:
+            return lambda signal, *args, **options: signal.activate(family.of_call(*args, **options))
         return None
 
 
@@ -380,20 +387,6 @@ class UnsupportedError(InputError):
     def __init__(self, message: str, placed: bool = False) -> None:
         super().__init__(message)
         self.placed = placed
-
-
-def everywhere(name: str) -> list[Any]:
-    """Lists the function, the functional, the ATen operator and the method of a name, in-place variants too.
-
-    Example:
-        >>> torch.relu in everywhere("relu") and "relu_" in everywhere("relu")
-        True
-    """
-    found: list[Any] = []
-    for variant in (name, f"{name}_"):
-        homes = [home for home in (torch, F, torch.special, torch.ops.aten) if hasattr(home, variant)]
-        found += [*(getattr(home, variant) for home in homes), variant]
-    return found
 
 
 def signals_in(value: Any) -> Iterable[Signal]:

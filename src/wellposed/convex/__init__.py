@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from wellposed.convex.eliminate import EliminationPath, EliminationStep, eliminate_features
-from wellposed.convex.fit import StateFit, fit_states
+from wellposed.convex.fit import fit_states
 from wellposed.convex.matching import Objective
 from wellposed.convex.problem import Design, RowProblem, capped_norm, duality_gap, feasible, objective, row_problem
 from wellposed.convex.report import FitReport, LayerFit, SharedReport
@@ -13,8 +13,8 @@ from wellposed.convex.shared import (
     Filters,
     PositionSampler,
     RowUnits,
-    SharedFit,
     fit_shared,
+    fit_shared_path,
     shared_layers,
 )
 from wellposed.convex.solvers.automatic import Automatic
@@ -59,9 +59,7 @@ __all__ = [
     "RowSolver",
     "RowUnits",
     "Schur",
-    "SharedFit",
     "SharedReport",
-    "StateFit",
     "States",
     "capped_norm",
     "certified_zeros",
@@ -69,6 +67,7 @@ __all__ = [
     "eliminate_features",
     "feasible",
     "fit_shared",
+    "fit_shared_path",
     "fit_states",
     "objective",
     "open_states",

@@ -81,10 +81,10 @@ def fitting_units(states: States, kappa: float, mask: Tensor) -> Units:
     else:
         norms, source = _norms_from_data(states, mask), "data"
     try:
-        found = rescaling(norms, kappa)
+        units = rescaling(norms, kappa)
     except IllPosedError:
         return unchanged(states)
-    return Units(tuple(float(value) for value in found.log2), states.blocks, source)
+    return Units(tuple(float(value) for value in units.log2), states.blocks, source)
 
 
 def _norms_from_data(states: States, mask: Tensor) -> Tensor:  # (L, L)
@@ -110,7 +110,7 @@ BATCH = 4096  # samples whose equilibria are computed at once
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class Matrices:
     """A, B and b in double precision, and what a model needs beside them.
 
     Args:
@@ -137,47 +137,49 @@ class Parts:
         return A, B, None if self.bias is None else self.bias.to(self.dtype)
 
 
-def own_states(parts: Parts, U: Tensor, limit: int = GIBIBYTE) -> Tensor:  # (m, n), double
+def own_states(matrices: Matrices, U: Tensor, limit: int = GIBIBYTE) -> Tensor:  # (m, n), double
     """Computes the equilibria of fitted rows, on the CPU; above `limit` bytes they lie in a temporary file."""
-    A, B, bias = (None if part is None else part.cpu() for part in parts.cast())
+    A, B, bias = (None if part is None else part.cpu() for part in matrices.cast())
     assert A is not None and B is not None
-    phi = piecewise(parts.activations, parts.sizes)
+    phi = piecewise(matrices.activations, matrices.sizes)
     C = A.new_zeros(1, len(A))
-    model = ImplicitModel.from_matrices(A, B, C, bias=bias, activation=phi, kappa=parts.cap, condition="inf")
+    model = ImplicitModel.from_matrices(A, B, C, bias=bias, activation=phi, kappa=matrices.cap, condition="inf")
     X = scratch(len(U), len(A), limit)
     with torch.no_grad():
         for start in range(0, len(U), BATCH):
             rows = slice(start, start + BATCH)
-            found = model.equilibrium(U[rows].cpu().to(A)).value
-            assert isinstance(found, Tensor)
-            X[rows] = found
+            states = model.equilibrium(U[rows].cpu().to(A)).value
+            assert isinstance(states, Tensor)
+            X[rows] = states
     return X
 
 
-def assembled(parts: Parts, output: Output, undo: Units | None, given: tuple[Activation, ...]) -> ImplicitModel:
+def assembled(
+    matrices: Matrices, output: Output, undo: Units | None, given: tuple[Activation, ...]
+) -> ImplicitModel:
     """Builds the model; a bias of the output becomes one state of constant value.
 
     Args:
-        parts: in the units of the fit.
+        matrices: in the units of the fit.
         output: in the same units.
         undo: units to leave again; then A is proven well-posed by a weighted norm.
         given: phi of the blocks in the units of the recording.
     """
-    A, B, bias = (None if part is None else part.cpu() for part in parts.cast())
+    A, B, bias = (None if part is None else part.cpu() for part in matrices.cast())
     assert A is not None and B is not None
     C, D = output.C.cpu(), output.D
-    phis, options = parts.activations, {"kappa": parts.cap, "condition": "inf"}
+    phis, options = matrices.activations, {"kappa": matrices.cap, "condition": "inf"}
     if undo is not None:
         factors = undo.factors
         A = (A.double() * factors / factors[:, None]).to(A)
         B, C = (B.double() / factors[:, None]).to(B), C * factors
         bias = None if bias is None else (bias.double() / factors).to(bias)
         phis, options = given, {}
-    phi = piecewise(phis, parts.sizes)
+    phi = piecewise(phis, matrices.sizes)
     if output.bias is not None:
-        A, B, C, bias, phi = _with_constant(A, B, C, bias, output.bias.cpu(), phi, phis, parts.sizes)
-    D = None if D is None else D.cpu().to(parts.dtype)
-    return ImplicitModel.from_matrices(A, B, C.to(parts.dtype), D, bias=bias, activation=phi, **options)
+        A, B, C, bias, phi = _with_constant(A, B, C, bias, output.bias.cpu(), phi, phis, matrices.sizes)
+    D = None if D is None else D.cpu().to(matrices.dtype)
+    return ImplicitModel.from_matrices(A, B, C.to(matrices.dtype), D, bias=bias, activation=phi, **options)
 
 
 def _with_constant(
@@ -237,11 +239,11 @@ def sparse_form(model: ImplicitModel, blocks: Sequence[int]) -> ImplicitForm:
 
 def _cut(matrix: Tensor, heights: Sequence[int], widths: Sequence[int]) -> Block:
     """Cuts a matrix into blocks, of which those without entries are left out."""
-    parts: dict[tuple[int, int], Operator] = {}
+    blocks: dict[tuple[int, int], Operator] = {}
     for i, rows in enumerate(matrix.split(list(heights))):
         for j, part in enumerate(rows.split(list(widths), dim=1)):
             count = int(part.count_nonzero())
             if count:
                 dense = count > DENSE * part.numel()
-                parts[i, j] = Dense(part.contiguous()) if dense else Sparse(part.to_sparse())
-    return Block(tuple(heights), tuple(widths), parts, matrix.dtype)
+                blocks[i, j] = Dense(part.contiguous()) if dense else Sparse(part.to_sparse())
+    return Block(tuple(heights), tuple(widths), blocks, matrix.dtype)

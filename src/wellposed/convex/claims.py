@@ -50,9 +50,9 @@ def gap_claim(
     tensors: dict[str, Tensor] = {}
     largest = 0.0
     for rows, columns in _groups(report.blocks, data.weights, support):
-        facts, found, worst = data.group(rows, columns, "nonzeros" if support is None else "all")
-        names = {name: f"{name}{len(groups)}" for name in found}
-        tensors |= {names[name]: value for name, value in found.items()}
+        facts, arrays, worst = data.group(rows, columns, "nonzeros" if support is None else "all")
+        names = {name: f"{name}{len(groups)}" for name in arrays}
+        tensors |= {names[name]: value for name, value in arrays.items()}
         groups.append({**facts, **names})
         largest = max(largest, worst)
     return Claim("row-gaps", {"groups": groups, "largest": largest}, tensors)
@@ -70,9 +70,9 @@ def with_claimed_gaps(report: FitReport, claim: Claim) -> FitReport:
 
 @torch.no_grad()
 def _own_states(model: ImplicitModel, U: Tensor) -> Tensor:  # (m, n)
-    found = model.equilibrium(U.to(model.B)).value
-    assert isinstance(found, Tensor)
-    return double(found).cpu()
+    states = model.equilibrium(U.to(model.B)).value
+    assert isinstance(states, Tensor)
+    return double(states).cpu()
 
 
 def _groups(blocks: tuple[int, ...], weights: Tensor, support: Tensor | None) -> list[tuple[Tensor, Tensor]]:
@@ -108,16 +108,16 @@ class _Data:
         ridge[capped:] = (SMALLEST_RIDGE * design.square().sum(0))[capped:].clamp(min=1e-300)
         dual, gaps = torch.empty_like(targets.mT), torch.empty(len(rows), dtype=torch.float64)
         for k in range(len(rows)):
-            kept = torch.ones_like(columns, dtype=torch.bool) if support == "all" else weights[k] != 0
-            cut = int(kept[:capped].sum())
-            dual[k], gaps[k] = _dual(design[:, kept], targets[:, k], weights[k, kept], ridge[kept], cut, kappa)
+            used = torch.ones_like(columns, dtype=torch.bool) if support == "all" else weights[k] != 0
+            cut = int(used[:capped].sum())
+            dual[k], gaps[k] = _dual(design[:, used], targets[:, k], weights[k, used], ridge[used], cut, kappa)
         size = targets.square().sum(0) / 2
         gaps = torch.where(size > 0, gaps.clamp(min=0) * (1 + 1e-6) + SLACK * size, 0.0)
         facts = {"rows": rows.tolist(), "states": states.tolist(), "capped": capped, "kappa": kappa,
                  "inputs": (columns[len(states) :] - self.states).tolist(), "support": support}  # fmt: skip
-        parts = {"design": design, "targets": targets.mT, "dual": dual, "ridge": ridge, "gaps": gaps}
+        tensors = {"design": design, "targets": targets.mT, "dual": dual, "ridge": ridge, "gaps": gaps}
         ratio = torch.where(size > 0, gaps / size, 0.0)
-        return facts, parts, float(ratio.max()) * (1 + 1e-12)
+        return facts, tensors, float(ratio.max()) * (1 + 1e-12)
 
 
 def _reduced(M: Tensor, Z: Tensor, bias: bool) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """eliminate_features: columns of (X, U) that no row needs, certified or by rank, and what is lost by them.
 
-`Columns` looks at features across all rows: which columns of (X, U) are zero in every row that matters.
+`FeatureProblem` looks at features across all rows: which columns of (X, U) are zero in every row that matters.
 `FeatureGroups` are features that can only go together: all readings of one station, for example. `removal_order`
 is backward elimination: features go one after the other, each time those whose loss raises the misfit least.
 `eliminate_features` returns the `EliminationPath`.
@@ -55,7 +55,7 @@ class Screened:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
+class FeatureProblem:
     """The row problems of 002 eq. (2) for all states, and what the output reads.
 
     Args:
@@ -79,7 +79,7 @@ class Columns:
     @classmethod
     def of(
         cls, states: States, kappa: float, gamma: float, bound: Bound, mask: Tensor, factors: Tensor
-    ) -> "Columns":
+    ) -> "FeatureProblem":
         """Prepares recorded states."""
         X, U, Z = (part.to(WIDE) for part in (states.X * factors, states.U, states.Z * factors))
         if states.form is None or states.form.bias is not None:
@@ -97,26 +97,26 @@ class Columns:
         """Columns that some row may use."""
         return self.mask.any(0)
 
-    def rows(self, kept: Tensor, used: Tensor | None = None) -> Tensor:  # (n,) bool
+    def rows(self, features: Tensor, used: Tensor | None = None) -> Tensor:  # (n,) bool
         """Marks rows that matter: those of states that are read by the output or by a row that matters.
 
         Args:
-            kept: columns that are left, ``(n + p,)``.
+            features: columns that are left, ``(n + p,)``.
             used: entries that may differ from zero, ``(n, n + p)``; the support if None.
         """
         n, used = self.X.shape[1], self.mask if used is None else used
         alive = self.read[:n] | self.whole
         while True:
-            reached = alive | (used[alive].any(0) & kept)[:n]
+            reached = alive | (used[alive].any(0) & features)[:n]
             if torch.equal(reached, alive):
                 return alive
             alive = reached
 
-    def solved(self, kept: Tensor) -> list[tuple[Tensor, Tensor, RowProblem, Tensor]]:
+    def solved(self, features: Tensor) -> list[tuple[Tensor, Tensor, RowProblem, Tensor]]:
         """Solves the rows that matter on some columns: row numbers, columns, problem and weights of each group."""
-        rows, n = torch.nonzero(self.rows(kept))[:, 0], self.X.shape[1]
-        found = []
-        for group in row_groups(self.mask[rows] & kept, n) if len(rows) else []:
+        rows, n = torch.nonzero(self.rows(features))[:, 0], self.X.shape[1]
+        solutions = []
+        for group in row_groups(self.mask[rows] & features, n) if len(rows) else []:
             if len(group.columns) == 0:
                 continue
             states = int((group.columns < n).sum())
@@ -129,31 +129,31 @@ class Columns:
                 ridge=self.gamma,
                 support=group.support,
             )
-            found.append((rows[group.rows], group.columns, problem, Automatic().solve(problem).weights))
-        return found
+            solutions.append((rows[group.rows], group.columns, problem, Automatic().solve(problem).weights))
+        return solutions
 
-    def screened(self, kept: Tensor) -> Screened:
+    def screened(self, features: Tensor) -> Screened:
         """Screens the columns that are left."""
         slack = torch.full(self.mask.shape, torch.inf, dtype=WIDE)
         share, weights = torch.zeros_like(slack), torch.zeros_like(slack)
         zeros = torch.ones_like(self.mask)
-        for rows, columns, problem, found in self.solved(kept):
-            size = found.abs() * problem.gram.diagonal().clamp(min=0).sqrt()
+        for rows, columns, problem, fitted in self.solved(features):
+            size = fitted.abs() * problem.gram.diagonal().clamp(min=0).sqrt()
             power = problem.power.sqrt()[:, None]
-            place = rows[:, None], columns
-            share[place] = torch.where(power > 0, size / power, 0.0)
-            weights[place] = found
-            allowed = torch.ones_like(found, dtype=torch.bool) if problem.support is None else problem.support
-            zeros[place] = certified_zeros(problem, found) | ~allowed
-            slack[place] = _slack(problem, found).masked_fill(~allowed, torch.inf)
-        matter = self.rows(kept, ~zeros)  # rows of states that nobody needs do not count
-        certified = kept & zeros[matter].all(0)
+            entries = rows[:, None], columns
+            share[entries] = torch.where(power > 0, size / power, 0.0)
+            weights[entries] = fitted
+            allowed = torch.ones_like(fitted, dtype=torch.bool) if problem.support is None else problem.support
+            zeros[entries] = certified_zeros(problem, fitted) | ~allowed
+            slack[entries] = _slack(problem, fitted).masked_fill(~allowed, torch.inf)
+        matter = self.rows(features, ~zeros)  # rows of states that nobody needs do not count
+        certified = features & zeros[matter].all(0)
         return Screened(certified, slack[matter].amin(0), share[matter].amax(0), zeros, weights)
 
-    def rank(self, kept: Tensor) -> Tensor:  # (n + p,)
+    def rank(self, features: Tensor) -> Tensor:  # (n + p,)
         """Ranks the columns that are left by their largest share in any row, ties by the margin of the proof."""
-        found = self.screened(kept)
-        return torch.where(kept, found.share - 1e-9 * found.slack.clamp(-1.0, 1.0), -torch.inf)
+        screened = self.screened(features)
+        return torch.where(features, screened.share - 1e-9 * screened.slack.clamp(-1.0, 1.0), -torch.inf)
 
     def literal(self) -> Tensor:  # (n + p,) bool
         """Keeps what the rule "mu_1 > 0 and mu_2 > 0" does not remove in every row, but two columns at least."""
@@ -162,10 +162,10 @@ class Columns:
             upper, lower = interior_multipliers(problem)
             least[rows[:, None], columns] = upper.minimum(lower).nan_to_num(torch.inf)
         size = torch.where(self.features, least.amin(0), torch.inf)
-        kept = self.features & ~(size > 0)
-        if int(kept.sum()) < FEWEST:
-            kept[size.topk(FEWEST, largest=False).indices] = True
-        return kept
+        features = self.features & ~(size > 0)
+        if int(features.sum()) < FEWEST:
+            features[size.topk(FEWEST, largest=False).indices] = True
+        return features
 
 
 def _slack(problem: RowProblem, weights: Tensor) -> Tensor:  # (r, d)
@@ -234,36 +234,36 @@ class FeatureGroups:
 
     def whole(self, gone: Tensor) -> Tensor:  # (n + p,) bool
         """Keeps of marked features those whose whole group is marked."""
-        kept = torch.zeros_like(gone)
+        features = torch.zeros_like(gone)
         for own in self.members:
-            kept[own] = gone[own].all()
-        return kept
+            features[own] = gone[own].all()
+        return features
 
     def shuffled(self, generator: torch.Generator) -> list[int]:
         """Returns all features that can go, group after group in random order."""
         order = torch.randperm(len(self.members), generator=generator).tolist()
         return [feature for group in order for feature in self.members[group].tolist()]
 
-    def ranked(self, rank: Tensor, kept: Tensor) -> list[int]:
+    def ranked(self, rank: Tensor, features: Tensor) -> list[int]:
         """Returns the features that are left and can go, group after group, those of the lowest rank first."""
-        left = [own for own in self.members if bool(kept[own].all())]
+        left = [own for own in self.members if bool(features[own].all())]
         return [
             feature for own in sorted(left, key=lambda own: float(rank[own].amax())) for feature in own.tolist()
         ]
 
-    def without(self, kept: Tensor, order: Sequence[int], count: int) -> Tensor:  # (n + p,) bool
+    def without(self, features: Tensor, order: Sequence[int], count: int) -> Tensor:  # (n + p,) bool
         """Takes whole groups away in an order, as long as `count` of the features that can go are left.
 
         Args:
-            kept: what is left so far, ``(n + p,)``.
+            features: what is left so far, ``(n + p,)``.
             order: features, members of a group in a row.
             count: how many are left at least.
         """
-        chosen, left, place = kept.clone(), int((kept & ~self.fixed).sum()), 0
+        chosen, left, position = features.clone(), int((features & ~self.fixed).sum()), 0
         sizes = {int(own[0]): own for own in self.members}
-        while place < len(order):
-            own = sizes[order[place]]
-            place += len(own)
+        while position < len(order):
+            own = sizes[order[position]]
+            position += len(own)
             if not bool(chosen[own[0]]):
                 continue
             if left - len(own) < count:
@@ -337,7 +337,7 @@ class Readers:
 
 
 def removal_order(
-    work: Columns, sizes: Sequence[int], least: int, groups: FeatureGroups | None = None
+    work: FeatureProblem, sizes: Sequence[int], least: int, groups: FeatureGroups | None = None
 ) -> list[int]:
     """Orders features by backward elimination until `least` of them are left; the first goes first.
 
@@ -352,29 +352,29 @@ def removal_order(
         least: how many of the features that can go are left at the end, at most.
         groups: features that go together; None: each alone.
     """
-    kept, price = work.features.clone(), _prices(work, sizes)
-    groups = FeatureGroups.of(None, kept) if groups is None else groups
+    features, price = work.features.clone(), _prices(work, sizes)
+    groups = FeatureGroups.of(None, features) if groups is None else groups
     M = torch.cat([work.X, work.U], dim=1)
     supports = [(rows, columns) for rows, columns in common_support(work.mask) if len(columns)]
     readers = [Readers.of(M, work.Z, rows, columns, price[rows]) for rows, columns in supports]
     order: list[int] = []
-    while (left := int((kept & ~groups.fixed).sum())) > least:
-        gone = _cheapest(readers, kept, groups, min(left - least, max(1, int(AT_ONCE * left))))
+    while (left := int((features & ~groups.fixed).sum())) > least:
+        gone = _cheapest(readers, features, groups, min(left - least, max(1, int(AT_ONCE * left))))
         order += gone.tolist()
-        kept[gone] = False
-        alive = work.rows(kept)
+        features[gone] = False
+        alive = work.rows(features)
         for reader in readers:
             reader.without(gone)
             reader.price = reader.price * alive[reader.rows]
     return order
 
 
-def _cheapest(readers: Sequence[Readers], kept: Tensor, groups: FeatureGroups, count: int) -> Tensor:
+def _cheapest(readers: Sequence[Readers], features: Tensor, groups: FeatureGroups, count: int) -> Tensor:
     """Returns the features that go next: `count` of them, or of larger groups as many as reach that number."""
     if groups.single:
-        return _summed(readers, kept & ~groups.fixed).topk(count, largest=False).indices
-    left = [own for own in groups.members if bool(kept[own[0]])]
-    alone = _summed(readers, kept)
+        return _summed(readers, features & ~groups.fixed).topk(count, largest=False).indices
+    left = [own for own in groups.members if bool(features[own[0]])]
+    alone = _summed(readers, features)
     costs = [float(alone[own[0]]) if len(own) == 1 else _together(readers, own) / len(own) for own in left]
     gone: list[int] = []
     for cost in sorted(range(len(left)), key=costs.__getitem__):
@@ -388,7 +388,7 @@ def _together(readers: Sequence[Readers], features: Tensor) -> float:
     return sum(reader.rise(features) for reader in readers)
 
 
-def _prices(work: Columns, sizes: Sequence[int]) -> Tensor:  # (n,)
+def _prices(work: FeatureProblem, sizes: Sequence[int]) -> Tensor:  # (n,)
     """Returns 1 / |Z|^2 of the layer of every row."""
     power = torch.zeros(work.Z.shape[1], dtype=WIDE)
     for low, high in pairwise(block_starts(tuple(sizes))):
@@ -396,9 +396,9 @@ def _prices(work: Columns, sizes: Sequence[int]) -> Tensor:  # (n,)
     return torch.where(power > 0, 1 / power.clamp(min=1e-300), 0.0) * work.rows(work.features)
 
 
-def _summed(readers: Sequence[Readers], kept: Tensor) -> Tensor:  # (n + p,)
+def _summed(readers: Sequence[Readers], features: Tensor) -> Tensor:  # (n + p,)
     """Adds the rises of all rows up; features that are gone are infinitely dear."""
-    total = torch.where(kept, 0.0, torch.inf).to(WIDE)
+    total = torch.where(features, 0.0, torch.inf).to(WIDE)
     for group in readers:
         total[group.columns[group.left]] += group.rises()[group.left]
     return total
@@ -516,7 +516,7 @@ def eliminate_features(
     _check(states, kappa, gamma, method, order)
     mask = support_mask(states, support)
     units = fitting_units(states, kappa, mask) if rescale else unchanged(states)
-    work = Columns.of(states, kappa, gamma, bound, mask, units.factors)
+    work = FeatureProblem.of(states, kappa, gamma, bound, mask, units.factors)
     together = FeatureGroups.of(groups, work.features)
     retraining = _Retraining(kappa, rescale, retrain, ridge, targets, evaluate, together.removable)
     counts = _counts(keep, together.removable, method)
@@ -526,7 +526,7 @@ def eliminate_features(
 
 def _path(
     states: States,
-    work: Columns,
+    work: FeatureProblem,
     method: str,
     ranked: list[Tensor],
     retraining: "_Retraining",
@@ -538,23 +538,25 @@ def _path(
         steps.append(work.features & ~groups.whole(first.certified))
     elif method == "dual-literal":
         steps.append(work.features & ~groups.whole(work.features & ~work.literal()))
-    found = tuple(retraining.step(states, work, kept) for kept in [*steps, *ranked])
-    return EliminationPath(method, work.features, first.certified, first.slack, found)
+    path = tuple(retraining.step(states, work, features) for features in [*steps, *ranked])
+    return EliminationPath(method, work.features, first.certified, first.slack, path)
 
 
-def _ranked(states: States, work: Columns, counts: list[int], order: str, groups: FeatureGroups) -> list[Tensor]:
+def _ranked(
+    states: States, work: FeatureProblem, counts: list[int], order: str, groups: FeatureGroups
+) -> list[Tensor]:
     """Returns the features that are kept at each step."""
-    kept, found = work.features, []
+    features, steps = work.features, []
     if order == "share":
         for count in counts:
-            kept = groups.without(kept, groups.ranked(work.rank(kept), kept), count)
-            found.append(kept)
-        return found
+            features = groups.without(features, groups.ranked(work.rank(features), features), count)
+            steps.append(features)
+        return steps
     if counts and order == "misfit":
         gone = removal_order(work, states.blocks, min(counts), groups)
     else:
         gone = groups.shuffled(torch.Generator().manual_seed(0))
-    return [groups.without(kept, gone, count) for count in counts]
+    return [groups.without(features, gone, count) for count in counts]
 
 
 def _check(states: States, kappa: float, gamma: float, method: str, order: str) -> None:
@@ -599,12 +601,12 @@ class _Retraining:
     evaluate: Callable[[ImplicitModel], float] | None
     removable: int
 
-    def step(self, states: States, work: Columns, kept: Tensor) -> EliminationStep:
-        removed = int(work.features.sum()) - int(kept.sum())
-        facts = kept, removed, removed / max(1, self.removable)
+    def step(self, states: States, work: FeatureProblem, features: Tensor) -> EliminationStep:
+        removed = int(work.features.sum()) - int(features.sum())
+        facts = features, removed, removed / max(1, self.removable)
         if not self.retrain:
             return EliminationStep(*facts)
-        smaller, mask = reduced(states, work.mask & kept, work.rows(kept))
+        smaller, mask = reduced(states, work.mask & features, work.rows(features))
         given = states.form is None or states.form.bias is not None
         model, report = fit_states(
             smaller,
@@ -635,15 +637,15 @@ def reduced(states: States, mask: Tensor, rows: Tensor) -> tuple[States, Tensor]
         return states, mask
     n, starts = len(rows), block_starts(states.blocks)
     sizes = [int(rows[low:high].sum()) for low, high in pairwise(starts)]
-    kept = [k for k, size in enumerate(sizes) if size]
+    blocks = [k for k, size in enumerate(sizes) if size]
     columns = torch.cat([rows, torch.ones(mask.shape[1] - n, dtype=torch.bool)])
     smaller = States(
         states.U,
         states.Z[:, rows],
         states.X[:, rows],
         states.Y,
-        tuple(sizes[k] for k in kept),
-        tuple(states.activations[k] for k in kept),
+        tuple(sizes[k] for k in blocks),
+        tuple(states.activations[k] for k in blocks),
         None,
         states.input_shape,
     )

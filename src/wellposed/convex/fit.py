@@ -1,8 +1,7 @@
 """fit_states: from recorded states to a certified implicit model.
 
-`checked` refuses recorded states that cannot be fitted, and `findings` says what a reader of a fit should know
-about them. `StateFit` holds the options of a fit (`Details` those that are seldom needed); `fit_states` is one
-call of it.
+`checked` refuses recorded states that cannot be fitted, and `checks` says what a reader of a fit should know
+about them. `fit_states` fits.
 """
 
 import math
@@ -14,13 +13,13 @@ import torch
 from torch import Tensor
 
 from wellposed.conditions.rounding import double, upward
-from wellposed.convex.assemble import Parts, Units, assembled, fitting_units, own_states, unchanged
+from wellposed.convex.assemble import Matrices, Units, assembled, fitting_units, own_states, unchanged
 from wellposed.convex.matching import (
+    FitData,
     MatchedRows,
     Objective,
     Output,
     RowMatcher,
-    Samples,
     fitted_output,
     own_output,
     reads_input,
@@ -95,7 +94,7 @@ def lipschitz_constant(states: States) -> float:
     return largest
 
 
-def findings(states: States, mask: Tensor, matching: RowMatcher) -> tuple[str, ...]:
+def checks(states: States, mask: Tensor, matching: RowMatcher) -> tuple[str, ...]:
     """Says what a reader should know: dead units, few samples, how layers were fitted."""
     notes = []
     dead = int(torch.stack([(piece == 0).all(0) for piece in states.X.split(PIECE)]).all(0).sum())
@@ -119,7 +118,7 @@ def findings(states: States, mask: Tensor, matching: RowMatcher) -> tuple[str, .
 
 
 class Details(TypedDict, total=False):
-    """Options of `StateFit` that are seldom needed."""
+    """Options of `fit_states` that are seldom needed."""
 
     bias: bool | None
     feedthrough: bool | None
@@ -142,40 +141,8 @@ MANY = 4096  # rows at a time on a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateFit:
-    """How a model is fitted to states; `fit_states` takes the same options.
-
-    Args:
-        kappa: the contraction factor to stay within, between 0 and 1. The rows of A stay within kappa, or within
-            kappa over the Lipschitz constant of phi if that is above one.
-        bound: "state" caps the row of A, "row" all of (a, b), as P(kappa) of 003 section 3.3 is printed.
-        objective: "none", "lasso", "ridge", "elastic-net", "group" (a layer uses a feature in all rows or in
-            none), "robust" (003 eq. 4.9), or a function of a and b that returns a convex CVXPY expression.
-        strength: its weight, without units; see `Objective`.
-        target_sparsity: fraction of zeros in (A, B), among the entries of the support. With objective "none" the
-            entries whose loss costs least misfit go, in rounds (see `surviving_entries`); with a sparse objective
-            its strength is searched.
-        support: which entries may be used; see `support_mask`.
-        rescale: fits in units in which the network's own rows satisfy the cap, and returns the model in these
-            units; "undo" returns it in those of the recording, where a weighted norm of A is below one; False fits
-            in the units of the recording.
-        refit_output: True fits C, D and c on the model's own equilibria, "sparse" with a lasso of the same
-            strength, False takes the network's.
-        bias: whether rows have a bias; by default if the network has one, or is not known.
-        feedthrough, output_bias: whether there are D and c; by default if the network has them. c takes one more
-            state, whose value is constant.
-        equality: asks for the states exactly (003 eq. 3.2), by CVXPY.
-        mix: share of the lasso in "elastic-net".
-        debias: fits the chosen entries once more without the penalty; by default with `target_sparsity`.
-        sequential: fits a layer on the states that the fitted layers before it give; for supports without loops;
-            by default with `target_sparsity`.
-        targets: of the samples, for the score in the report: classes as whole numbers, or real values.
-        solver, jobs, backend, folder, progress: as in `RowFit`. "refined" proves a relative gap of 1e-9 from the
-            data.
-        limit: bytes above which states that the fit computes lie in a temporary file.
-        device: where rows are solved; None is where the states are. On a GPU rows are solved 4096 at a time, by
-            the projected gradient.
-    """
+class _Options:
+    """The options of `fit_states`."""
 
     kappa: float = 0.99
     bound: Bound = "state"
@@ -279,11 +246,35 @@ def fit_states(
 
     Args:
         states: from `record_states`.
-        kappa: cap, below one.
-        bound, objective, strength, target_sparsity, support, rescale, refit_output: see `StateFit`, as for the
-            details `bias`, `feedthrough`, `output_bias`, `equality`, `mix`, `debias`, `sequential`, `targets`,
-            `backend`, `limit`, `folder` and `progress`.
-        solver, jobs, device: how and where rows are solved.
+        kappa: the contraction factor to stay within, between 0 and 1. The rows of A stay within kappa, or within
+            kappa over the Lipschitz constant of phi if that is above one.
+        bound: "state" caps the row of A, "row" all of (a, b), as P(kappa) of 003 section 3.3 is printed.
+        objective: "none", "lasso", "ridge", "elastic-net", "group" (a layer uses a feature in all rows or in
+            none), "robust" (003 eq. 4.9), or a function of a and b that returns a convex CVXPY expression.
+        strength: its weight, without units; see `Objective`.
+        target_sparsity: fraction of zeros in (A, B), among the entries of the support. With objective "none" the
+            entries whose loss costs least misfit go, in rounds (see `surviving_entries`); with a sparse objective
+            its strength is searched.
+        support: which entries may be used; see `support_mask`.
+        rescale: fits in units in which the network's own rows satisfy the cap, and returns the model in these
+            units; "undo" returns it in those of the recording, where a weighted norm of A is below one; False fits
+            in the units of the recording.
+        refit_output: True fits C, D and c on the model's own equilibria, "sparse" with a lasso of the same
+            strength, False takes the network's.
+        bias: whether rows have a bias; by default if the network has one, or is not known.
+        feedthrough, output_bias: whether there are D and c; by default if the network has them. c takes one more
+            state, whose value is constant.
+        equality: asks for the states exactly (003 eq. 3.2), by CVXPY.
+        mix: share of the lasso in "elastic-net".
+        debias: fits the chosen entries once more without the penalty; by default with `target_sparsity`.
+        sequential: fits a layer on the states that the fitted layers before it give; for supports without loops;
+            by default with `target_sparsity`.
+        targets: of the samples, for the score in the report: classes as whole numbers, or real values.
+        solver, jobs, backend, folder, progress: as in `RowFit`. "refined" proves a relative gap of 1e-9 from the
+            data.
+        limit: bytes above which states that the fit computes lie in a temporary file.
+        device: where rows are solved; None is where the states are. On a GPU rows are solved 4096 at a time, by
+            the projected gradient.
 
     Example:
         >>> from torch import nn
@@ -294,7 +285,7 @@ def fit_states(
         >>> torch.allclose(model(u), network(u), atol=1e-6), bool(report.norm.max() <= 0.5)
         (True, True)
     """
-    return StateFit(
+    return _Options(
         kappa=kappa, bound=bound, objective=objective, strength=strength, target_sparsity=target_sparsity,
         support=support, rescale=rescale, refit_output=refit_output, solver=solver, jobs=jobs, device=device,
         **details,
@@ -305,21 +296,21 @@ def fit_states(
 class _Work:
     """The data of one fit and what is done with it."""
 
-    options: StateFit
+    options: _Options
     states: States
     mask: Tensor
     units: Units
     cap: float
     device: torch.device
-    data: Samples
+    data: FitData
     cache: dict[int, RowProblem]
 
     @classmethod
     def of(
-        cls, options: StateFit, states: States, mask: Tensor, units: Units, cap: float, device: torch.device
+        cls, options: _Options, states: States, mask: Tensor, units: Units, cap: float, device: torch.device
     ) -> "_Work":
         phis = units.activations(states.activations)
-        data = Samples(states.X, states.U, states.Z, states.blocks, phis, units.factors, device)
+        data = FitData(states.X, states.U, states.Z, states.blocks, phis, units.factors, device)
         return cls(options, states, mask, units, cap, device, data, {})
 
     def matched(self, matching: RowMatcher) -> MatchedRows:
@@ -327,8 +318,8 @@ class _Work:
 
     def pruned(self, matching: RowMatcher, target: float) -> MatchedRows:
         """Fits the entries whose loss would cost most."""
-        kept = matching.survivors(self.data, self.mask.to(self.device), target)
-        return matching.rows(self.data, kept)
+        support = matching.survivors(self.data, self.mask.to(self.device), target)
+        return matching.rows(self.data, support)
 
     def searched(self, given: RowMatcher, target: float) -> tuple[RowMatcher, MatchedRows]:
         """Halves an interval of log(strength) until the sparsity is near the target; problems are built once."""
@@ -337,25 +328,25 @@ class _Work:
         for _ in range(SEARCH):
             objective = replace(given.objective, strength=math.exp((low + high) / 2))
             matching = replace(given, objective=objective)
-            found = self.matched(matching)
-            zeros = 1 - int((found.weights != 0).sum()) / max(1, int(self.mask.sum()))
+            rows = self.matched(matching)
+            zeros = 1 - int((rows.weights != 0).sum()) / max(1, int(self.mask.sum()))
             if best is None or abs(zeros - target) < best[0]:
-                best = abs(zeros - target), matching, found
+                best = abs(zeros - target), matching, rows
             if best[0] < CLOSE:
                 break
             low, high = (low, (low + high) / 2) if zeros > target else ((low + high) / 2, high)
         assert best is not None
         return best[1:]
 
-    def finished(self, matching: RowMatcher, found: MatchedRows) -> tuple[ImplicitModel, FitReport]:
+    def finished(self, matching: RowMatcher, rows: MatchedRows) -> tuple[ImplicitModel, FitReport]:
         """Adds the output, builds the model and writes the report."""
         states, n = self.states, self.states.X.shape[1]
-        parts = Parts(found.weights[:, :n], found.weights[:, n:], found.bias if matching.bias else None,
+        matrices = Matrices(rows.weights[:, :n], rows.weights[:, n:], rows.bias if matching.bias else None,
                       self.data.activations, states.blocks, self.cap, states.X.dtype)  # fmt: skip
-        X = own_states(parts, states.U, self.options.limit)
+        X = own_states(matrices, states.U, self.options.limit)
         undo = self.units if self.options.rescale == "undo" else None
-        model = assembled(parts, self._output(matching, X), undo, states.activations)
-        return model, self._report(model, matching, found, parts, X)
+        model = assembled(matrices, self._output(matching, X), undo, states.activations)
+        return model, self._report(model, matching, rows, matrices, X)
 
     def _output(self, matching: RowMatcher, X: Tensor) -> Output:
         options, form = self.options, self.states.form
@@ -368,13 +359,13 @@ class _Work:
         return fitted_output(self.states, X, feedthrough=through, bias=constant, sparse=sparse)
 
     def _report(
-        self, model: ImplicitModel, matching: RowMatcher, found: MatchedRows, parts: Parts, X: Tensor
+        self, model: ImplicitModel, matching: RowMatcher, rows: MatchedRows, matrices: Matrices, X: Tensor
     ) -> FitReport:
         states, sizes = self.states, self.states.blocks
         squares = self.data.targets.squares()
         power = torch.stack([part.sum() for part in squares.split(list(sizes))]).clamp(1e-300)
-        residual = torch.stack([part.sum() for part in found.residual.split(list(sizes))])
-        A, B, _ = parts.cast()
+        residual = torch.stack([part.sum() for part in rows.residual.split(list(sizes))])
+        A, B, _ = matrices.cast()
         return FitReport(
             blocks=sizes,
             activations=tuple(phi.name for phi in states.activations),
@@ -384,15 +375,15 @@ class _Work:
             strength=matching.objective.strength,
             exponents=self.units.exponents,
             units=self.units.source,
-            gap=found.gap.cpu(),
-            relative_gap=found.relative_gap.cpu(),
+            gap=rows.gap.cpu(),
+            relative_gap=rows.relative_gap.cpu(),
             norm=upward(double(A).abs().sum(1), len(A)).cpu(),
             nonzeros=((A != 0).sum(1) + (B != 0).sum(1)).cpu(),
             allowed=int(self.mask.sum()),
             certificate=model.certificate(),
             state_residual=(residual / power).sqrt().cpu(),
             state_error=relative_errors(X, states.X, sizes, self.units.factors),
-            notes=findings(states, self.mask, matching),
+            notes=checks(states, self.mask, matching),
             names=states.form.labels or () if states.form is not None and states.form.partition == sizes else (),
             **judged(model, states, self.options.targets),
         )

@@ -154,28 +154,28 @@ def surviving_entries(groups: list[Candidates], mask: Tensor, target: float) -> 
             return torch.zeros_like(mask)
         level = everything.kthvalue(left - count).values
         alive = [part & (rise > level) for part, rise in zip(alive, rises, strict=True)]
-    kept = torch.zeros_like(mask)
+    support = torch.zeros_like(mask)
     for g, part in zip(groups, alive, strict=True):
-        kept[g.rows[:, None], g.columns] = part
-    return kept
+        support[g.rows[:, None], g.columns] = part
+    return support
 
 
 def _rises(problem: RowProblem, alive: Tensor) -> Tensor:  # (r, d)
     """Computes 2 x the rise of the misfit by the loss of each entry that is left."""
-    found = torch.zeros_like(problem.cross)
+    rises = torch.zeros_like(problem.cross)
     same = bool((alive == alive[:1]).all())
     shared = _inverse(problem.gram, torch.nonzero(alive[0])[:, 0]) if same and len(alive) else None
     for i, row in enumerate(alive):
-        kept = torch.nonzero(row)[:, 0]
-        if len(kept):
-            inverse = _inverse(problem.gram, kept) if shared is None else shared
-            w = inverse @ problem.cross[i, kept]
-            found[i, kept] = w.square() / inverse.diagonal()
-    return found
+        columns = torch.nonzero(row)[:, 0]
+        if len(columns):
+            inverse = _inverse(problem.gram, columns) if shared is None else shared
+            w = inverse @ problem.cross[i, columns]
+            rises[i, columns] = w.square() / inverse.diagonal()
+    return rises
 
 
-def _inverse(gram: Tensor, kept: Tensor) -> Tensor:
-    part = gram[kept][:, kept]
+def _inverse(gram: Tensor, columns: Tensor) -> Tensor:
+    part = gram[columns][:, columns]
     damped = part + torch.diag(RIDGE * part.diagonal())
     return torch.cholesky_inverse(torch.linalg.cholesky(damped))
 
@@ -184,7 +184,7 @@ NEGLIGIBLE = 1e-9  # share of the largest entry below which another is no part o
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class FitData:
     """States of a recording and the units of the fit, to which they are converted while they are read.
 
     Args:
@@ -257,7 +257,7 @@ class RowMatcher:
     Example:
         >>> from wellposed.activations import get_activation
         >>> X, U = torch.zeros(3, 1), torch.tensor([[1.0], [2.0], [4.0]])
-        >>> data = Samples(X, U, 2 * U + 1, (1,), (get_activation("relu"),))
+        >>> data = FitData(X, U, 2 * U + 1, (1,), (get_activation("relu"),))
         >>> found = RowMatcher(fit=RowFit(), bias=True).rows(data, torch.ones(1, 2, dtype=torch.bool))
         >>> found.weights.round(decimals=6), found.bias.round(decimals=6)
         (tensor([[0., 2.]], dtype=torch.float64), tensor([1.], dtype=torch.float64))
@@ -270,23 +270,23 @@ class RowMatcher:
     sequential: bool = False
     limit: int = GIBIBYTE
 
-    def rows(self, data: Samples, mask: Tensor, cache: dict[int, RowProblem] | None = None) -> MatchedRows:
+    def rows(self, data: FitData, mask: Tensor, cache: dict[int, RowProblem] | None = None) -> MatchedRows:
         """Fits all rows; `cache` keeps problems that do not depend on the objective, for the next call."""
         n, cache = data.X.shape[1], {} if cache is None else cache
         data = replace(data, X=copied(data.X, self.limit)) if self.sequential else data
         design, targets = data.design, data.targets
-        found = _empty(mask, design.device)
+        matched = _empty(mask, design.device)
         starts, done = block_starts(data.sizes), 0
         for k in reversed(range(len(data.sizes))):
             rows = torch.arange(starts[k], starts[k + 1], device=mask.device)
             for group in _groups_of(mask, rows, n):
-                self._group(found, design, targets, group, n, cache, done)
+                self._group(matched, design, targets, group, n, cache, done)
                 done += len(group.rows)
             if self.sequential:
-                _advance(data, design, found, k)
-        return found
+                _advance(data, design, matched, k)
+        return matched
 
-    def survivors(self, data: Samples, mask: Tensor, target: float) -> Tensor:  # (n, n + p) bool
+    def survivors(self, data: FitData, mask: Tensor, target: float) -> Tensor:  # (n, n + p) bool
         """Chooses the entries to keep for a fraction `target` of zeros, on the recorded states."""
         n, starts = data.X.shape[1], block_starts(data.sizes)
         design, targets = data.design, data.targets
@@ -301,14 +301,14 @@ class RowMatcher:
     def unbounded(self, design: Design, targets: Design, states: int) -> MatchedRows:
         """Fits targets Y = XC' + UD' + c, all rows on all columns of (X, U)."""
         count, width = targets.shape[1], design.shape[1]
-        found = _empty(torch.ones(count, width, dtype=torch.bool), design.device)
+        matched = _empty(torch.ones(count, width, dtype=torch.bool), design.device)
         group = RowGroup(torch.arange(count, device=design.device), torch.arange(width, device=design.device))
-        self._group(found, design, targets, group, states, {}, 0)
-        return found
+        self._group(matched, design, targets, group, states, {}, 0)
+        return matched
 
     def _group(
         self,
-        found: MatchedRows,
+        matched: MatchedRows,
         design: Design,
         targets: Design,
         group: RowGroup,
@@ -325,13 +325,13 @@ class RowMatcher:
         if fixed:
             cache[key] = problem
         solution = self._solve(problem, done, targets.shape[1])
-        found.weights[rows[:, None], group.columns] = solution.weights
-        found.gap[rows], found.scale[rows] = solution.gap, solution.scale
+        matched.weights[rows[:, None], group.columns] = solution.weights
+        matched.gap[rows], matched.scale[rows] = solution.gap, solution.scale
         assert problem.design is not None and isinstance(problem.targets, Design)
-        found.residual[rows] = problem.design.residual(solution.weights, problem.targets)
+        matched.residual[rows] = problem.design.residual(solution.weights, problem.targets)
         if self.bias:
             assert problem.design.means is not None and problem.targets.means is not None
-            found.bias[rows] = problem.targets.means - solution.weights @ problem.design.means
+            matched.bias[rows] = problem.targets.means - solution.weights @ problem.design.means
 
     def _problem(self, design: Design, targets: Design, group: RowGroup, n: int) -> RowProblem:
         """Builds the problem of some rows, on columns and targets without their means if there is a bias."""
@@ -358,30 +358,30 @@ class RowMatcher:
         norms = problem.gram.diagonal().clamp(min=0).sqrt()
         for i, row in enumerate(solution.weights):
             size = row.abs() * norms
-            kept = torch.nonzero(size > NEGLIGIBLE * size.max())[:, 0]
-            if len(kept):
-                again = Automatic().solve(restricted(problem, i, kept))
-                weights[i, kept], gap[i] = again.weights[0], again.gap[0]
+            columns = torch.nonzero(size > NEGLIGIBLE * size.max())[:, 0]
+            if len(columns):
+                again = Automatic().solve(restricted(problem, i, columns))
+                weights[i, columns], gap[i] = again.weights[0], again.gap[0]
         return replace(solution, weights=weights, gap=gap)
 
 
-def restricted(problem: RowProblem, i: int, kept: Tensor) -> RowProblem:
+def restricted(problem: RowProblem, i: int, columns: Tensor) -> RowProblem:
     """Keeps one row and some of its columns, and drops lasso and ridge."""
-    capped = int((kept < problem.capped).sum())
-    gram = problem.gram[kept][:, kept]
+    capped = int((columns < problem.capped).sum())
+    gram = problem.gram[columns][:, columns]
     if problem.ridge is not None:
-        gram = gram - torch.diag(problem.ridge[kept])
+        gram = gram - torch.diag(problem.ridge[columns])
     ridge = torch.zeros_like(gram.diagonal())
     ridge[capped:] = SMALLEST_RIDGE * gram.diagonal()[capped:]
     return replace(
         problem.chosen(torch.tensor([i])),
         gram=gram + torch.diag(ridge),
-        cross=problem.cross[i : i + 1, kept],
+        cross=problem.cross[i : i + 1, columns],
         capped=capped,
         lasso=0.0,
         ridge=ridge,
         support=None,
-        design=None if problem.design is None else problem.design.restricted(kept),
+        design=None if problem.design is None else problem.design.restricted(columns),
         shared={},
     )
 
@@ -399,10 +399,10 @@ def copied(part: Tensor, limit: int) -> Tensor:
     return copy
 
 
-def _advance(data: Samples, design: Design, found: MatchedRows, k: int) -> None:
+def _advance(data: FitData, design: Design, matched: MatchedRows, k: int) -> None:
     """Replaces the states of a block by those that its fitted rows give."""
     low, high = block_starts(data.sizes)[k : k + 2]
-    weights, bias = found.weights[low:high], found.bias[low:high]
+    weights, bias = matched.weights[low:high], matched.bias[low:high]
     factors = 1.0 if data.factors is None else data.factors[low:high].to(weights)
     for rows, M in design.pieces():
         data.X[rows, low:high] = (data.activations[k](M @ weights.mT + bias) / factors).to(data.X)
@@ -468,10 +468,10 @@ def fitted_output(
     scale = float(design.squares().mean())
     fit = RowFit(kappa=math.inf, ridge=0.0 if sparse else TINY * scale)
     matching = RowMatcher(fit=fit, objective=sparse or Objective(), bias=bias, debias=sparse is not None)
-    found = matching.unbounded(design, targets, len(columns))
+    rows = matching.unbounded(design, targets, len(columns))
     C = torch.zeros(targets.shape[1], X.shape[1], dtype=WIDE, device=X.device)
-    C[:, columns] = found.weights[:, : len(columns)]
-    return Output(C, found.weights[:, len(columns) :] if feedthrough else None, found.bias if bias else None)
+    C[:, columns] = rows.weights[:, : len(columns)]
+    return Output(C, rows.weights[:, len(columns) :] if feedthrough else None, rows.bias if bias else None)
 
 
 def _read_states(states: States, n: int) -> Tensor:

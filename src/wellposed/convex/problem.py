@@ -326,8 +326,8 @@ class RowProblem:
         with self.shared.setdefault(RLock, RLock()):
             if name not in self.shared:
                 self.shared[name] = compute()
-            found: T = self.shared[name]
-        return found
+            value: T = self.shared[name]
+        return value
 
     def column(self, row: int) -> Tensor:  # (m,)
         """Returns the target of one row."""

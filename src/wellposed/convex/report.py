@@ -117,10 +117,10 @@ class FitReport:
 
     def rows(self) -> list[list[str]]:
         """Returns the cells of the table, under the names of `LAYERS`."""
-        starts, found = block_starts(self.blocks), []
+        starts, table = block_starts(self.blocks), []
         for k, size in enumerate(self.blocks):
             rows = slice(starts[k], starts[k + 1])
-            found.append(
+            table.append(
                 [
                     self.names[k] if self.names else str(k),
                     self.activations[k],
@@ -133,7 +133,7 @@ class FitReport:
                     f"{float(self.state_error[k]):.2e}",
                 ]
             )
-        return found
+        return table
 
     def _title(self) -> str:
         which = "rows of A" if self.bound == "state" else "rows of (A, B)"
@@ -168,9 +168,9 @@ def scored(outputs: Tensor, targets: Tensor) -> tuple[str, float]:
 
 
 def relative_errors(
-    found: Tensor, wanted: Tensor, sizes: tuple[int, ...], factors: Tensor | None = None
+    states: Tensor, wanted: Tensor, sizes: tuple[int, ...], factors: Tensor | None = None
 ) -> Tensor:  # (L,)
-    """Computes |found - wanted| / |wanted| block by block; the plain error where wanted is zero.
+    """Computes |states - wanted| / |wanted| block by block; the plain error where wanted is zero.
 
     Args:
         found, wanted: ``(m, n)``.
@@ -182,10 +182,10 @@ def relative_errors(
         tensor([0.5000, 5.0000], dtype=torch.float64)
     """
     sums = torch.zeros(2, len(sizes), dtype=torch.float64)
-    for start in range(0, len(found), PIECE):
+    for start in range(0, len(states), PIECE):
         rows = slice(start, start + PIECE)
         one, other = (
-            found[rows].cpu().double(),
+            states[rows].cpu().double(),
             wanted[rows].cpu().double() * (1.0 if factors is None else factors),
         )
         for k, part in enumerate((one - other, other)):

@@ -132,9 +132,13 @@ class RowFit:
         weights = torch.zeros(count, width, dtype=WIDE, device=X.device)
         gap, scale = torch.zeros(count).to(weights), torch.zeros(count).to(weights)
         steps = torch.zeros_like(gap, dtype=torch.int64)
-        for group, found in self.groups(X, U, Z, groups):
-            weights[group.rows[:, None], group.columns] = found.weights
-            gap[group.rows], scale[group.rows], steps[group.rows] = found.gap, found.scale, found.steps.to(steps)
+        for group, solution in self.groups(X, U, Z, groups):
+            weights[group.rows[:, None], group.columns] = solution.weights
+            gap[group.rows], scale[group.rows], steps[group.rows] = (
+                solution.gap,
+                solution.scale,
+                solution.steps.to(steps),
+            )
         return RowSolution(weights, gap, scale, steps)
 
     def groups(
@@ -170,35 +174,37 @@ class RowFit:
         solver = ROW_SOLVERS.get(self.solver)
         places = [slice(start, start + self.chunk) for start in range(0, problem.rows, self.chunk)]
         result = _empty(problem)
-        for k, found in self._run(solver, [problem.chosen(place) for place in places]):
+        for k, solution in self._run(solver, [problem.chosen(rows) for rows in places]):
             for name in KEPT:
                 part = getattr(result, name)
-                part[places[k]] = getattr(found, name).to(part)
-            done += len(found.gap)
+                part[places[k]] = getattr(solution, name).to(part)
+            done += len(solution.gap)
             if self.progress is not None:
                 self.progress(done, max(done, total))
         return result
 
-    def _run(self, solver: RowSolver, parts: Sequence[RowProblem]) -> Iterator[tuple[int, RowSolution]]:
-        keepers = [_Keeper.of(self.folder, solver, part) for part in parts]
+    def _run(self, solver: RowSolver, problems: Sequence[RowProblem]) -> Iterator[tuple[int, RowSolution]]:
+        keepers = [_Keeper.of(self.folder, solver, part) for part in problems]
         waiting = []
         for k, keeper in enumerate(keepers):
-            if (known := keeper.load(parts[k])) is not None:
+            if (known := keeper.load(problems[k])) is not None:
                 yield k, known
             else:
                 waiting.append(k)
         workers = Workers(self.jobs if len(waiting) > 1 else 1, self.backend)
-        common = _packed(parts[0], _COMMON) if workers.apart else None
-        tasks = [(solver, k, _packed(parts[k], _OWN) if workers.apart else parts[k], keepers[k]) for k in waiting]
+        common = _packed(problems[0], _COMMON) if workers.apart else None
+        tasks = [
+            (solver, k, _packed(problems[k], _OWN) if workers.apart else problems[k], keepers[k]) for k in waiting
+        ]
         for k, solution in workers.run(_work, tasks, common):
             keepers[k].save(solution)
             yield k, solution
 
 
 def _packed(problem: RowProblem, names: Sequence[str]) -> dict[str, Any]:
-    """Turns parts of a problem into arrays, which travel without copies where they can; the data stay behind."""
-    parts = {name: getattr(problem, name) for name in names}
-    return {name: part.cpu().numpy() if isinstance(part, Tensor) else part for name, part in parts.items()}
+    """Packs a problem as NumPy arrays, which joblib can memory-map; the data matrix is left out."""
+    fields = {name: getattr(problem, name) for name in names}
+    return {name: part.cpu().numpy() if isinstance(part, Tensor) else part for name, part in fields.items()}
 
 
 def _work(
@@ -211,19 +217,19 @@ def _work(
             arrays: dict[str, Any] = part | (common or {})
             arrays = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in arrays.items()}
         part = RowProblem(**arrays)
-    found = solver.solve(part)
-    keeper.save(found)
-    return k, found
+    solution = solver.solve(part)
+    keeper.save(solution)
+    return k, solution
 
 
 def _empty(problem: RowProblem) -> RowSolution:
-    """Makes room for a solution, so that parts need not be put together later."""
+    """Allocates a solution for all rows, to be filled group by group."""
     steps = torch.zeros(problem.rows, dtype=torch.int64, device=problem.cross.device)
     return RowSolution(torch.zeros_like(problem.cross), torch.zeros_like(problem.power), problem.scale, steps)
 
 
 def _digest(settings: bytes, *parts: Tensor | None) -> "hashlib.blake2b":
-    """Tells data apart: the same bytes give the same digest."""
+    """Hashes the bytes of some tensors."""
     digest = hashlib.blake2b(settings, digest_size=16)
     for part in parts:
         digest.update(b"none" if part is None else np.ascontiguousarray(part.cpu().numpy()).data)
@@ -253,24 +259,24 @@ class _Keeper:
         expected = {name: getattr(_empty(problem), name) for name in KEPT}
         try:
             stored = read_arrays(self.path, 2 * sum(part.nbytes for part in expected.values()) + (1 << 16))
-            found = {name: torch.from_numpy(stored[name]) for name in KEPT}
+            arrays = {name: torch.from_numpy(stored[name]) for name in KEPT}
             for name, part in expected.items():
-                if found[name].shape != part.shape:
-                    shapes = f"{tuple(found[name].shape)}, expected {tuple(part.shape)}"
+                if arrays[name].shape != part.shape:
+                    shapes = f"{tuple(arrays[name].shape)}, expected {tuple(part.shape)}"
                     raise FileFormatError(f"{name} has the shape {shapes}")
         except (OSError, KeyError, TypeError, FileFormatError) as error:
             raise FileFormatError(
                 f"finished rows in {str(self.path)!r} cannot be read: {error}. Delete it; they are solved anew"
             ) from error
-        return RowSolution(scale=problem.scale, **{k: part.to(problem.cross.device) for k, part in found.items()})
+        return RowSolution(scale=problem.scale, **{k: part.to(problem.cross.device) for k, part in arrays.items()})
 
     def save(self, solution: RowSolution) -> None:
         if self.path is None or self.path.exists():
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        parts = {name: getattr(solution, name).cpu().numpy() for name in KEPT}
-        with atomic_write(self.path) as place, open(place, "wb") as file:
-            np.savez(file, **parts)
+        arrays = {name: getattr(solution, name).cpu().numpy() for name in KEPT}
+        with atomic_write(self.path) as temporary, open(temporary, "wb") as file:
+            np.savez(file, **arrays)
 
 
 SUPPORTS = ("layered", "network", "triangular", "hollow", "full")

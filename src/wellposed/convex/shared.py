@@ -2,8 +2,7 @@
 
 `FilterNetwork` is a network whose rows are shared by all positions of an image: convolutions, sums of them and
 ReLU. `read_by_rows`, `given_by_rows` and `row_weights` say what a row reads and gives at a position, and its
-weights. `PositionSampler` collects that while a network runs, at some positions of some samples. `SharedFit` holds
-the options of a fit; `fit_shared` is one call of it.
+weights. `PositionSampler` collects that while a network runs, at some positions of some samples.
 """
 
 import copy
@@ -29,7 +28,7 @@ from wellposed.convex.report import LayerFit, SharedReport
 from wellposed.convex.rows import RowFit
 from wellposed.convex.solvers.automatic import Automatic
 from wellposed.convex.solvers.base import RowSolution, RowSolver
-from wellposed.errors import IllPosedError, InputError
+from wellposed.errors import IllPosedError, InputError, unknown_name
 
 
 class Filters(nn.Module):
@@ -61,8 +60,8 @@ class Filters(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:  # (B, C_i, H, W) each -> (B, C, H', W')
         """Computes the pre-activations."""
-        parts = [convolution(x) for convolution, x in zip(self.convolutions, inputs, strict=True)]
-        z: Tensor = sum(parts[1:], parts[0]) + self.bias[:, None, None]
+        terms = [convolution(x) for convolution, x in zip(self.convolutions, inputs, strict=True)]
+        z: Tensor = sum(terms[1:], terms[0]) + self.bias[:, None, None]
         return z
 
 
@@ -71,8 +70,8 @@ def _converted(module: Filters, *signals: Signal) -> Signal:
     total: Signal | None = None
     for part, signal in zip(module.convolutions, signals, strict=True):
         assert isinstance(part, nn.Conv2d)
-        found = convolved(signal, part.weight, None, part.stride, part.padding, part.dilation, part.groups)
-        total = found if total is None else total.plus(found)
+        convolution = convolved(signal, part.weight, None, part.stride, part.padding, part.dilation, part.groups)
+        total = convolution if total is None else total.plus(convolution)
     assert total is not None
     return total.shifted(module.bias.detach()[:, None, None].expand(total.shape[1:]))
 
@@ -115,12 +114,12 @@ class FilterNetwork(nn.Module):
 
     def norms(self) -> Tensor:  # (L, L) float64
         """Bounds ``|A_kj|_inf`` of every pair of layers: the largest l1-norm of a filter."""
-        found = torch.zeros(len(self.layers), len(self.layers), dtype=torch.float64)
+        norms = torch.zeros(len(self.layers), len(self.layers), dtype=torch.float64)
         for k, (layer, read) in enumerate(zip(self.layers, self.sources, strict=True)):
             for part, source in zip(_parts(layer), read, strict=True):
                 if source:
-                    found[k, source - 1] += part.weight.detach().double().abs().sum((1, 2, 3)).amax()
-        return found
+                    norms[k, source - 1] += part.weight.detach().double().abs().sum((1, 2, 3)).amax()
+        return norms
 
     def exponents(self, kappa: float) -> tuple[float, ...]:
         """Returns units 2^e of the layers in which every row of A has an l1-norm below kappa.
@@ -155,7 +154,7 @@ def shared_layers(network: nn.Module) -> dict[str, SharedLayer]:
 
 
 def positions(layer: SharedLayer, outputs: Tensor) -> tuple[int, int]:
-    """Says how many samples there are and at how many positions each has the rows of a layer.
+    """Returns the number of samples, and of positions a sample at which the rows of a layer apply.
 
     Example:
         >>> positions(nn.Conv2d(2, 5, 3), torch.zeros(4, 5, 6, 6))
@@ -166,7 +165,7 @@ def positions(layer: SharedLayer, outputs: Tensor) -> tuple[int, int]:
 
 
 def read_by_rows(layer: SharedLayer, inputs: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
-    """Lays out what the rows of a layer read at some places, ``(m, d_i)`` for each input.
+    """Gathers what the rows of a layer read at given positions, ``(m, d_i)`` for each input.
 
     Args:
         layer: which one.
@@ -180,16 +179,16 @@ def read_by_rows(layer: SharedLayer, inputs: tuple[Tensor, ...], places: Tensor)
     """
     if isinstance(layer, nn.Linear):
         return (inputs[0].reshape(-1, layer.in_features)[places],)
-    found = []
+    read = []
     for part, x in zip(convolutions(layer), inputs, strict=True):
         patches = unfold(x, part.kernel_size, part.dilation, _padding(part), part.stride)
         count = patches.shape[2]
-        found.append(patches[places // count, :, places % count])
-    return tuple(found)
+        read.append(patches[places // count, :, places % count])
+    return tuple(read)
 
 
 def given_by_rows(layer: SharedLayer, outputs: Tensor, places: Tensor) -> Tensor:  # (m, r)
-    """Lays out what the rows of a layer give at the same places."""
+    """Gathers what the rows of a layer return at the same positions."""
     if isinstance(layer, nn.Linear):
         return outputs.reshape(-1, layer.out_features)[places]
     flat = outputs.flatten(2)
@@ -221,8 +220,8 @@ def set_rows(layer: SharedLayer, weights: Tensor, bias: Tensor) -> None:  # (r, 
     if isinstance(layer, nn.Linear):
         layer.weight.copy_(weights)
     else:
-        parts = weights.split(list(widths(layer)), dim=1)
-        for part, own in zip(convolutions(layer), parts, strict=True):
+        pieces = weights.split(list(widths(layer)), dim=1)
+        for part, own in zip(convolutions(layer), pieces, strict=True):
             part.weight.copy_(own.reshape(part.weight.shape))
     if layer.bias is None:
         layer.bias = nn.Parameter(bias.to(weights))
@@ -232,15 +231,15 @@ def set_rows(layer: SharedLayer, weights: Tensor, bias: Tensor) -> None:  # (r, 
 
 def convolutions(layer: nn.Conv2d | Filters) -> list[nn.Conv2d]:
     """Returns the convolutions of a layer, one an input."""
-    parts = [layer] if isinstance(layer, nn.Conv2d) else list(layer.convolutions)
-    found = [part for part in parts if isinstance(part, nn.Conv2d)]
-    for part in found:
+    candidates = [layer] if isinstance(layer, nn.Conv2d) else list(layer.convolutions)
+    plain = [part for part in candidates if isinstance(part, nn.Conv2d)]
+    for part in plain:
         if part.groups != 1 or part.padding_mode != "zeros":
             raise InputError(
                 f"a convolution to be fitted has one group and pads with zeros; received groups={part.groups}, "
                 f"padding_mode={part.padding_mode!r}"
             )
-    return found
+    return plain
 
 
 def _padding(part: nn.Conv2d) -> tuple[int, ...]:
@@ -266,7 +265,7 @@ class RowData:
 
 
 class _EnoughError(Exception):
-    """Nothing after this layer is of interest."""
+    """Ends a forward pass once the last wanted layer has run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +297,7 @@ class PositionSampler:
         with ExitStack() as stack, torch.no_grad():
             log = _Log(pieces, len(layers))
             for number, (name, layer) in enumerate(layers.items()):
-                hook = self._hook(log, name, _place_of(name, number), quota)
+                hook = self._hook(log, name, _layer_seed(name, number), quota)
                 stack.callback(layer.register_forward_hook(hook).remove)
             for index, u in enumerate(batches):
                 log.begin(index, None if self.valid is None else self.valid(u))
@@ -309,11 +308,11 @@ class PositionSampler:
         missing = [name for name in layers if name not in pieces]
         if missing:
             raise InputError(f"the network never calls {', '.join(missing)}; leave it out of the layers to fit")
-        return {name: _joined(found) for name, found in pieces.items()}
+        return {name: _joined(data) for name, data in pieces.items()}
 
-    def _hook(self, log: "_Log", name: str, place: int, quota: int) -> Callable[..., None]:
+    def _hook(self, log: "_Log", name: str, layer_seed: int, quota: int) -> Callable[..., None]:
         def hook(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + place) * 1009 + log.batch)
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + layer_seed) * 1009 + log.batch)
             places = _sampled_positions(positions(layer, output), log.valid, generator, quota)
             log.add(name, RowData(read_by_rows(layer, inputs, places), given_by_rows(layer, output, places)))
 
@@ -331,17 +330,17 @@ class _Log:
     def begin(self, batch: int, valid: Tensor | None) -> None:
         self.batch, self.valid, self.seen = batch, valid, set()
 
-    def add(self, name: str, found: RowData) -> None:
+    def add(self, name: str, data: RowData) -> None:
         if name in self.seen:
             raise InputError(f"{name} is called twice in one pass; give every call a layer of its own")
-        self.pieces.setdefault(name, []).append(found)
+        self.pieces.setdefault(name, []).append(data)
         self.seen.add(name)
         if len(self.seen) == self.layers:
             raise _EnoughError
 
 
-def _place_of(name: str, number: int) -> int:
-    """A number that tells layers apart by name, so that a layer alone has the positions it has among others."""
+def _layer_seed(name: str, number: int) -> int:
+    """Seeds a layer by its name, so that it gets the same positions alone and among others."""
     return sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 1_000_003 if name else number
 
 
@@ -358,8 +357,8 @@ def _sampled_positions(
 
 
 def _joined(pieces: list[RowData]) -> RowData:
-    parts = zip(*(piece.parts for piece in pieces), strict=True)
-    return RowData(tuple(torch.cat(part) for part in parts), torch.cat([piece.targets for piece in pieces]))
+    inputs = zip(*(piece.parts for piece in pieces), strict=True)
+    return RowData(tuple(torch.cat(part) for part in inputs), torch.cat([piece.targets for piece in pieces]))
 
 
 @dataclass(frozen=True)
@@ -382,58 +381,33 @@ class RowUnits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedFit:
-    """How shared rows are fitted; `fit_shared` takes the same options.
-
-    Args:
-        kappa: cap on the l1-norm of a row, in the given units; infinite for none.
-        bound: "state" caps the part of a row that reads states, "row" all of it.
-        target_sparsity: fraction of the network's own non-zero weights that go; None keeps all columns.
-        support: "layered" lets a row read everything that its layer reads, "network" only what its own weights
-            read.
-        sequential: fits a layer on what the fitted layers before it give, not on the recorded values.
-        gathering: which samples and positions are used.
-        solver: of rows with all columns.
-        layerwise: whether every layer loses the same fraction, or the entries that cost least in all of them.
-    """
+class _Options:
+    """The options of `fit_shared`."""
 
     kappa: float = math.inf
     bound: Bound = "state"
-    target_sparsity: float | None = None
     support: str = "layered"
     sequential: bool = True
-    gathering: PositionSampler = field(default_factory=PositionSampler)
+    sampler: PositionSampler = field(default_factory=PositionSampler)
     solver: RowSolver | str = "automatic"
     layerwise: bool = False
+    progress: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.support not in ("layered", "network"):
-            raise InputError(f"support must be 'layered' or 'network'; received {self.support!r}")
-        if self.target_sparsity is not None and not 0 <= self.target_sparsity < 1:
-            raise InputError(f"target_sparsity must be from 0 to below 1; received {self.target_sparsity!r}")
-
-    def fit(
-        self,
-        network: nn.Module,
-        batches: Sequence[Tensor],
-        layers: Sequence[str] | None = None,
-        units: Mapping[str, RowUnits] | None = None,
-    ) -> tuple[nn.Module, SharedReport]:
-        """Fits the layers of a copy."""
-        return next(self.path(network, batches, (self.target_sparsity,), layers, units))
+            raise unknown_name("support", self.support, ("layered", "network"))
 
     def path(
         self,
         network: nn.Module,
         batches: Sequence[Tensor],
         targets: Sequence[float | None],
-        layers: Sequence[str] | None = None,
-        units: Mapping[str, RowUnits] | None = None,
+        layers: Sequence[str] | None,
+        units: Mapping[str, RowUnits] | None,
     ) -> Iterator[tuple[nn.Module, SharedReport]]:
-        """Fits copies of growing sparsity; the entries of each are among those of the one before."""
         given = copy.deepcopy(network).eval()
         chosen = _named_layers(given, layers)
-        recorded = self.gathering.run(given, chosen, batches)
+        recorded = self.sampler.run(given, chosen, batches)
         rows = [_Rows(name, chosen[name], _units_of(chosen[name], units, name), self) for name in recorded]
         masks = [row.support() for row in rows]
         candidates = [] if targets[0] is None else [row.candidates(recorded[row.name]) for row in rows]
@@ -444,14 +418,16 @@ class SharedFit:
                 masks = self._pruned(rows, candidates, masks, target)
             twin = copy.deepcopy(given)
             own = shared_layers(twin)
-            found = []
+            fits = []
             for row, mask in zip(rows, masks, strict=True):
                 data, fresh = recorded[row.name], replace(row, layer=own[row.name])
                 if self.sequential:
-                    parts = self.gathering.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
+                    parts = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
                     data = replace(data, parts=parts)
-                found.append(fresh.fitted(data, mask))
-            yield twin, SharedReport(tuple(found), self.kappa, self.bound)
+                fits.append(fresh.fitted(data, mask))
+                if self.progress is not None:
+                    self.progress(len(fits), len(rows))
+            yield twin, SharedReport(tuple(fits), self.kappa, self.bound)
 
     def _pruned(
         self, rows: "Sequence[_Rows]", candidates: Sequence[Candidates], masks: Sequence[Tensor], target: float
@@ -470,13 +446,8 @@ def fit_shared(
     *,
     layers: Sequence[str] | None = None,
     units: Mapping[str, RowUnits] | None = None,
-    kappa: float = math.inf,
-    bound: Bound = "state",
     target_sparsity: float | None = None,
-    support: str = "layered",
-    samples: int = 16384,
-    seed: int = 0,
-    valid: Valid | None = None,
+    **options: Any,
 ) -> tuple[nn.Module, SharedReport]:
     """Fits layers whose rows are shared by all positions (convolutions) or words (linear layers), row by row.
 
@@ -493,8 +464,16 @@ def fit_shared(
         batches: inputs of the network, without their targets.
         layers: names of the layers to fit; all linear layers, convolutions and `Filters` by default.
         units: of the layers, where a cap is wanted.
-        kappa, bound, target_sparsity, support: see `SharedFit`.
-        samples, seed, valid: see `PositionSampler`.
+        kappa: cap on the l1-norm of a row, in the given units; infinite for none.
+        bound: "state" caps the part of a row that reads states, "row" all of it.
+        target_sparsity: fraction of the network's own non-zero weights that go; None keeps all columns.
+        support: "layered" lets a row read everything that its layer reads, "network" only what its own weights
+            read.
+        sequential: fits a layer on what the fitted layers before it give, not on the recorded values.
+        sampler: which samples and positions are used.
+        solver: of rows with all columns.
+        layerwise: whether every layer loses the same fraction, or the entries that cost least in all of them.
+        progress: called with the number of layers done and their total.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -503,11 +482,28 @@ def fit_shared(
         >>> round(report.sparsity, 2), bool(report.relative_gap.max() < 1e-9)
         (0.5, True)
     """
-    gathering = PositionSampler(samples=samples, seed=seed, valid=valid)
-    fit = SharedFit(
-        kappa=kappa, bound=bound, target_sparsity=target_sparsity, support=support, gathering=gathering
-    )
-    return fit.fit(network, batches, layers, units)
+    return next(fit_shared_path(network, batches, (target_sparsity,), layers=layers, units=units, **options))
+
+
+def fit_shared_path(
+    network: nn.Module,
+    batches: Sequence[Tensor],
+    targets: Sequence[float | None],
+    *,
+    layers: Sequence[str] | None = None,
+    units: Mapping[str, RowUnits] | None = None,
+    **options: Any,
+) -> Iterator[tuple[nn.Module, SharedReport]]:
+    """Fits copies of growing sparsity; the entries of each are among those of the one before.
+
+    Args:
+        targets: of the sparsity, growing.
+        layers, units, options: as in `fit_shared`.
+    """
+    for target in targets:
+        if target is not None and not 0 <= target < 1:
+            raise InputError(f"target_sparsity must be from 0 to below 1; received {target!r}")
+    return _Options(**options).path(network, batches, targets, layers, units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -517,7 +513,7 @@ class _Rows:
     name: str
     layer: SharedLayer
     units: RowUnits
-    options: SharedFit
+    options: _Options
 
     @property
     def scales(self) -> Tensor:  # (d,)
@@ -589,10 +585,10 @@ class _Rows:
         weights, gap = torch.zeros_like(problem.cross), problem.power / 2
         steps = torch.zeros_like(gap, dtype=torch.int64)
         for i, row in enumerate(support):
-            kept = torch.nonzero(row)[:, 0]
-            if len(kept):
-                found = Automatic().solve(restricted(problem, i, kept))
-                weights[i, kept], gap[i], steps[i] = found.weights[0], found.gap[0], found.steps[0]
+            columns = torch.nonzero(row)[:, 0]
+            if len(columns):
+                solution = Automatic().solve(restricted(problem, i, columns))
+                weights[i, columns], gap[i], steps[i] = solution.weights[0], solution.gap[0], solution.steps[0]
             else:
                 gap[i] = 0.0
         return RowSolution(weights, gap, problem.scale, steps)
@@ -611,10 +607,10 @@ def _named_layers(network: nn.Module, names: Sequence[str] | None) -> dict[str, 
 
 def _units_of(layer: SharedLayer, units: Mapping[str, RowUnits] | None, name: str) -> RowUnits:
     count = len(widths(layer))
-    found = (units or {}).get(name, RowUnits((0.0,) * count, (True,) * count))
-    if len(found.shifts) != count:
-        raise InputError(f"{name} has {count} inputs and needs as many shifts; received {found}")
-    return found
+    given = (units or {}).get(name, RowUnits((0.0,) * count, (True,) * count))
+    if len(given.shifts) != count:
+        raise InputError(f"{name} has {count} inputs and needs as many shifts; received {given}")
+    return given
 
 
 def _survivors(candidates: Sequence[Candidates], masks: Sequence[Tensor], goal: float) -> list[Tensor]:
@@ -623,5 +619,5 @@ def _survivors(candidates: Sequence[Candidates], masks: Sequence[Tensor], goal: 
     starts = [0, *accumulate(sizes)]
     groups = [replace(one, rows=one.rows + start) for one, start in zip(candidates, starts, strict=False)]
     whole = torch.cat([pad(mask, (0, width - mask.shape[1])) for mask in masks])
-    kept = surviving_entries(groups, whole, max(0.0, 1 - goal / max(1, int(whole.sum()))))
-    return [part[:, : mask.shape[1]] for part, mask in zip(kept.split(sizes), masks, strict=True)]
+    support = surviving_entries(groups, whole, max(0.0, 1 - goal / max(1, int(whole.sum()))))
+    return [part[:, : mask.shape[1]] for part, mask in zip(support.split(sizes), masks, strict=True)]

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from wellposed.activations import Activation, elu, get_activation, hardtanh, leaky_relu, softplus, softshrink
+from wellposed.activations import Activation, get_activation, hardtanh, leaky_relu
 from wellposed.activations.blockwise import softmax
+from wellposed.activations.catalogue import of_function, spellings
 from wellposed.atomic import atomic_write_folder, read_folder
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.equilibrium.maps import State
@@ -37,15 +37,6 @@ from wellposed.models.implicit import ImplicitModel
 from wellposed.models.io.files import file_digest, write_tensors
 
 Named = Callable[..., Activation]
-
-_PLAIN = (
-    *("relu", "relu6", "selu", "silu", "softsign", "tanh", "sigmoid", "hardsigmoid", "tanhshrink", "mish"),
-    *("hardswish", "logsigmoid"),
-)
-
-
-def _plain(name: str) -> Named:
-    return lambda z, *args, **kwargs: get_activation(name)
 
 
 def _clamp(z: Tensor, min: Any = None, max: Any = None) -> Activation:
@@ -71,32 +62,21 @@ def _prelu(z: Tensor, weight: Tensor) -> Activation:
     return leaky_relu(float(slopes[0]))
 
 
-_NAMED: dict[str, Named] = {name: _plain(name) for name in _PLAIN} | {
-    "leaky_relu": lambda z, negative_slope=0.01, inplace=False: leaky_relu(float(negative_slope)),
-    "elu": lambda z, alpha=1.0, *rest, **other: elu(float(alpha)),
-    "gelu": lambda z, approximate="none": get_activation("gelu_tanh" if approximate == "tanh" else "gelu"),
-    "hardtanh": lambda z, min_val=-1.0, max_val=1.0, inplace=False: hardtanh(float(min_val), float(max_val)),
-    "softplus": lambda z, beta=1.0, threshold=20.0: softplus(float(beta)),
-    "softshrink": lambda z, lambd=0.5: softshrink(float(lambd)),
+_NAMED: dict[str, Named] = {
     "prelu": _prelu,
     "softmax": _softmax,
     "clamp": _clamp,
     "clamp_min": lambda z, min: _clamp(z, min),
-    "hardshrink": _plain("hardshrink"),
-    "threshold": _plain("threshold"),
-    "rrelu": _plain("rrelu"),
 }
+_RULES = {function: rule for name, rule in _NAMED.items() for function in spellings(name)}
 
 
-def _functions() -> dict[Any, Named]:
-    """Lists the torch functions and tensor methods of every activation, in place or not."""
-    found: dict[Any, Named] = {}
-    for name, rule in _NAMED.items():
-        for place in (torch, F, Tensor, torch.nn.functional):
-            for spelled in (name, f"{name}_"):
-                if (function := getattr(place, spelled, None)) is not None:
-                    found[function] = rule
-    return found
+def _rule(function: Any) -> Named | None:
+    """Returns what builds the activation of a call from its arguments; None if the function is no activation."""
+    if function in _RULES:
+        return _RULES[function]
+    family = of_function(function)
+    return None if family is None else lambda z, *args, **options: family.of_call(*args, **options)
 
 
 class Recorder(TorchFunctionMode):
@@ -115,11 +95,13 @@ class Recorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[tuple[Tensor, Tensor, Activation]] = []
-        self.known = _functions()
+        self.rules: dict[Any, Named | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        rule = self.known.get(func)
+        if func not in self.rules:
+            self.rules[func] = _rule(func)
+        rule = self.rules[func]
         if rule is None:
             return func(*args, **kwargs)
         z = (args[0] if args else kwargs["input"]).detach().clone()
@@ -195,9 +177,9 @@ class Tables:
         assert self.folder is not None
         return {name: self._mapped(self.folder / f"{name}.bin", *kind) for name, kind in self.widths.items()}
 
-    def _mapped(self, place: Path, width: int, dtype: torch.dtype) -> Tensor:
+    def _mapped(self, path: Path, width: int, dtype: torch.dtype) -> Tensor:
         kind = torch.empty(0, dtype=dtype).numpy().dtype
-        return _tensor(np.memmap(place, kind, "r+", shape=(self.samples, width)), place if self.own else None)
+        return _tensor(np.memmap(path, kind, "r+", shape=(self.samples, width)), path if self.own else None)
 
 
 def scratch(samples: int, width: int, limit: int) -> Tensor:  # (samples, width)
@@ -209,8 +191,8 @@ def scratch(samples: int, width: int, limit: int) -> Tensor:  # (samples, width)
     """
     if 8 * samples * width <= limit:
         return torch.empty(samples, width, dtype=torch.float64)
-    place = Path(tempfile.mkdtemp(prefix="wellposed-scratch-")) / "scratch.bin"
-    return _tensor(np.memmap(place, np.float64, "w+", shape=(samples, width)), place)
+    path = Path(tempfile.mkdtemp(prefix="wellposed-scratch-")) / "scratch.bin"
+    return _tensor(np.memmap(path, np.float64, "w+", shape=(samples, width)), path)
 
 
 def _tensor(array: np.memmap, owned: Path | None) -> Tensor:
@@ -220,11 +202,11 @@ def _tensor(array: np.memmap, owned: Path | None) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _remove(place: Path) -> None:
+def _remove(path: Path) -> None:
     """Removes a file, and its folder with the last one."""
-    place.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     with suppress(OSError):
-        place.parent.rmdir()
+        path.parent.rmdir()
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,9 +308,9 @@ def record_states(
             tables.append(U=u.reshape(len(u), -1), Z=Z, X=X, Y=Y.reshape(len(u), -1))
     if source is None or tables.samples == 0:
         raise InputError("the loader yields nothing, so there are no states; give it at least one batch")
-    found = tables.finished()
+    states = tables.finished()
     input_shape = tuple(source.input_shape)
-    return States(**found, blocks=source.blocks, activations=source.activations, form=source.form,
+    return States(**states, blocks=source.blocks, activations=source.activations, form=source.form,
                   input_shape=input_shape)  # fmt: skip
 
 
@@ -466,20 +448,20 @@ def save_states(states: States, folder: str | os.PathLike[str]) -> None:
         "input_shape": None if states.input_shape is None else list(states.input_shape),
         "form": states.form is not None,
     }
-    with atomic_write_folder(folder) as place:
+    with atomic_write_folder(folder) as temporary:
         for name in _MATRICES:
-            _write(place / f"{name}.npy", getattr(states, name))
+            _write(temporary / f"{name}.npy", getattr(states, name))
         if states.form is not None:
             tensors, metadata = pack_form(states.form)
             stored = {name: part.contiguous().cpu() for name, part in tensors.items()}
-            write_tensors(place / FORM, stored, metadata)
-        index["files"] = {name: file_digest(place / name) for name in _files(index["form"])}
+            write_tensors(temporary / FORM, stored, metadata)
+        index["files"] = {name: file_digest(temporary / name) for name in _files(index["form"])}
         index["sha256"] = _sealed(index)
-        (place / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+        (temporary / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
 def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> States:
-    """Maps the states of a folder, so that only what is looked at takes memory; they can be read and not changed.
+    """Memory-maps the states of a folder, read-only, so that only the pages in use take memory.
 
     Args:
         folder: that of `save_states`.
@@ -488,9 +470,9 @@ def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> State
     Raises:
         FileFormatError: the folder is not one of `save_states`, or it is damaged.
     """
-    place = Path(folder)
+    path = Path(folder)
     names = (INDEX, *_files(True))
-    return read_folder(place, names, lambda places: _opened(place, places, verify))
+    return read_folder(path, names, lambda places: _opened(path, places, verify))
 
 
 def _opened(folder: Path, places: dict[str, Path], verify: bool) -> States:
@@ -516,7 +498,7 @@ def _files(form: bool) -> list[str]:
 
 
 def _sealed(index: dict[str, Any]) -> str:
-    """Returns the checksum of an index, but for that itself."""
+    """Returns the checksum of an index without its own entry."""
     said = {name: value for name, value in index.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -529,21 +511,21 @@ def _check(places: dict[str, Path], index: dict[str, Any], verify: bool) -> None
         raise FileFormatError(f"{damaged[0]} is damaged: its checksum does not match; record the states again")
 
 
-def _write(place: Path, part: Tensor) -> None:
+def _write(path: Path, part: Tensor) -> None:
     kind = torch.empty(0, dtype=part.dtype).numpy().dtype
-    with open(place, "wb") as file:
+    with open(path, "wb") as file:
         header = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": tuple(part.shape)}
         np.lib.format.write_array_header_1_0(file, header)
         for piece in part.split(PIECE):
             file.write(np.ascontiguousarray(piece.detach().cpu().numpy()).data)
 
 
-def _mapped(place: Path) -> Tensor:
+def _mapped(path: Path) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch has no tensors that cannot be written to
-        return torch.from_numpy(np.load(place, mmap_mode="r", allow_pickle=False))
+        return torch.from_numpy(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def _form(place: Path) -> ImplicitForm:
-    with safe_open(place, framework="pt") as file:
+def _form(path: Path) -> ImplicitForm:
+    with safe_open(path, framework="pt") as file:
         return unpack_form(file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118

@@ -46,8 +46,8 @@ class DataFile:
     urls: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        parts = PurePosixPath(self.path)
-        if parts.is_absolute() or ".." in parts.parts or not parts.name:
+        relative = PurePosixPath(self.path)
+        if relative.is_absolute() or ".." in relative.parts or not relative.name:
             raise InputError(f"path must be relative and stay below the data folder; received {self.path!r}")
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise InputError(f"sha256 must be 64 lower-case hexadecimal digits; received {self.sha256!r}")
@@ -99,8 +99,8 @@ def fetch(
     """
     folders = [*_folders(), *also]
     for index, files in enumerate(variants):
-        found = [_find(file, folders) for file in files]
-        paths = [path for path in found if path is not None]
+        local = [_find(file, folders) for file in files]
+        paths = [path for path in local if path is not None]
         if len(paths) == len(files):
             return index, [verify(path, file) for path, file in zip(paths, files, strict=True)]
     if not download:
@@ -162,7 +162,7 @@ class _NoDownloadError(Exception):
 
 
 def _download(file: DataFile) -> Path:
-    """Downloads one file, mirror after mirror; pooch checks it and only then moves it to its place."""
+    """Downloads one file, mirror after mirror; pooch checks it before it moves it into place."""
     if offline():
         raise _NoDownloadError("forbidden here by WELLPOSED_OFFLINE; unset it")
     if not file.urls:
@@ -189,7 +189,7 @@ def _check_scheme(url: str) -> None:
 
 
 def _stream(url: str, output_file: str, pooch: object, size: int | None) -> None:
-    """Is the downloader that pooch calls; it stops a server that sends more than the file can hold."""
+    """Downloads for pooch; stops a server that sends more than the file can hold."""
     # Without the header a server may send a .gz file as an encoded, that is, another file.
     options = {"headers": {"Accept-Encoding": "identity"}, "chunk_size": _CHUNK, "timeout": _TIMEOUT}
     with open(output_file, "wb") as stream:
@@ -210,12 +210,12 @@ class _Limited:
 
 def _three_ways(name: str, file: DataFile, package: str, download: str) -> str:
     folder = data_folder()
-    place = f"$WELLPOSED_DATA/{file.path}" if folder is None else os.fspath(folder / file.path)
+    wanted = f"$WELLPOSED_DATA/{file.path}" if folder is None else os.fspath(folder / file.path)
     setting = "set WELLPOSED_DATA to a folder of yours and" if folder is None else "WELLPOSED_DATA is set:"
     address = f" from {file.urls[0]}" if file.urls else ""
     return (
         f"the data set {name!r} is not here: {file.path} was not found. Three ways to get it:\n"
-        f"  1. by hand: {setting} put the file at {place}{address}\n"
+        f"  1. by hand: {setting} put the file at {wanted}{address}\n"
         f"  2. by download{address}: {download}\n"
         f"  3. without a connection: {package}"
     )

@@ -34,7 +34,7 @@ _OPCODES = frozenset(_PLAIN.split())
 
 
 class NumpyRecord:
-    """Stands for a numpy object of a pickle: it keeps what numpy would have been told, and does nothing.
+    """Stands for a numpy object of a pickle: records the arguments of its construction and does nothing.
 
     Args:
         name: the dotted name in the pickle.
@@ -106,7 +106,7 @@ def _is_five(state: object) -> bool:
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Walks over the pickle without obeying it."""
+    """Scans the opcodes of a pickle without executing them."""
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name not in _OPCODES:
             raise FileFormatError(f"it uses the operation {opcode.name}, which data do not need")
@@ -146,7 +146,7 @@ def read_binary(path: str | os.PathLike[str], batches: Sequence[str], classes: i
 
 
 def read_pickled(path: str | os.PathLike[str], batches: Sequence[str], classes: int, key: str = "labels") -> Pair:
-    """Reads batches of the Python version, without obeying its pickles (see `load_plain`).
+    """Reads batches of the Python version, without executing its pickles (see `load_plain`).
 
     Args:
         path: the tar archive.
@@ -190,16 +190,16 @@ def read_sprites(labels: Path, part: str, start: int, sprites: Sequence[Path]) -
 def _read_batches(
     path: str | os.PathLike[str], batches: Sequence[str], classes: int, decode: Callable[[bytes], Pair]
 ) -> Pair:
-    found = {}
+    decoded = {}
     for member, data in read_members(path, lambda name: PurePosixPath(name).name in batches, _MAX_BYTES):
         try:
-            found[PurePosixPath(member).name] = decode(data)
+            decoded[PurePosixPath(member).name] = decode(data)
         except FileFormatError as error:
             raise FileFormatError(f"{member!r} in {os.fspath(path)!r} is not a CIFAR batch: {error}") from error
-    missing = [name for name in batches if name not in found]
+    missing = [name for name in batches if name not in decoded]
     if missing:
         raise FileFormatError(f"{os.fspath(path)!r} lacks {', '.join(missing)}")
-    pixels, labels = (torch.cat(parts) for parts in zip(*(found[name] for name in batches), strict=True))
+    pixels, labels = (torch.cat(pieces) for pieces in zip(*(decoded[name] for name in batches), strict=True))
     return _checked(pixels.reshape(-1, 3, 32, 32), labels, classes, path)
 
 

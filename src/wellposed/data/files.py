@@ -1,4 +1,4 @@
-"""Every file of every data set: where it lies, what its checksum is and who offers it.
+"""Every file of every data set: its path, its checksum and its mirrors.
 
 A `Variant` is one form in which a data set comes. `read_members` reads chosen members of a tar archive into
 memory; nothing is ever extracted to the disk.
@@ -299,7 +299,7 @@ def read_members(
 
 
 def _drain(archive: tarfile.TarFile, largest: int) -> None:
-    """Reads on to the end, where gzip and xz keep the checksum that tarfile would not look at."""
+    """Reads to the end, so that gzip and xz verify their checksum, which tarfile would skip."""
     while archive.fileobj is not None and (data := archive.fileobj.read(1 << 20)):
         largest -= len(data)
         if largest < 0:

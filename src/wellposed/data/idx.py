@@ -1,4 +1,4 @@
-"""Reads unsigned bytes from IDX files, the format of MNIST, and trusts nothing that their header says."""
+"""Reads unsigned bytes from IDX files, the format of MNIST, without trusting their header."""
 
 import gzip
 import math
@@ -42,13 +42,13 @@ def read_idx(path: str | os.PathLike[str], dimensions: int, max_bytes: int = 1 <
         >>> read_idx(path, dimensions=1)
         tensor([7, 2, 1], dtype=torch.uint8)
     """
-    place = Path(path)
+    file = Path(path)
     try:
-        with gzip.open(place) if place.suffix == ".gz" else place.open("rb") as stream:
-            sizes = _read_header(stream, place, dimensions, max_bytes)
-            data = _read_exactly(stream, place, math.prod(sizes))
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            sizes = _read_header(stream, file, dimensions, max_bytes)
+            data = _read_exactly(stream, file, math.prod(sizes))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise FileFormatError(f"{str(place)!r} is cut off or not a gzip file: {error}") from error
+        raise FileFormatError(f"{str(file)!r} is cut off or not a gzip file: {error}") from error
     return torch.frombuffer(data, dtype=torch.uint8).reshape(sizes)
 
 

@@ -1,4 +1,4 @@
-"""Image classification: MNIST, Fashion-MNIST, CIFAR and two small sets that packages carry with them.
+"""Image classification: MNIST, Fashion-MNIST, CIFAR and two small sets that ship with packages.
 
 `load_images` returns `Images` of one split. `CLASSES` names the classes of the sets, in the order of their labels.
 `read_table` reads images from tables: one image a line, pixels and label as numbers between commas.
@@ -326,8 +326,8 @@ def _part(split: str) -> str:
 
 def _source(name: str, split: str, variant: files.Variant) -> str:
     paths = [file.path for file in variant.files]
-    place = f"{paths[1]} to {paths[-1]}" if variant.form == "sprites" else paths[0]
-    return f"{name} {split}: {place} ({variant.form})"
+    files = f"{paths[1]} to {paths[-1]}" if variant.form == "sprites" else paths[0]
+    return f"{name} {split}: {files} ({variant.form})"
 
 
 def _rows(count: int, split: str) -> slice:

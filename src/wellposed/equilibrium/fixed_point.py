@@ -113,7 +113,7 @@ def fixed_point(
         on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` samples that reach no equilibrium.
         generator: randomness of the stopping rule.
         loop: what carries the steps out, forward and backward; another executor of the same loop.
-        hooks: choose where the solve begins and see what it finds, forward and backward.
+        hooks: see what the solve finds, and choose where the backward one begins.
 
     Example:
         >>> solution = fixed_point(torch.cos, torch.zeros(1, 1, dtype=torch.float64))

@@ -1,5 +1,7 @@
 """The only loop: evaluate, measure, stop, drop finished rows, step."""
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -45,6 +47,8 @@ class _Block:
     value: Tensor  # (K, B, n): what a step reports, with its history for differentiation
     event: Tensor  # (K, B): accepted or not finite
     residual: Tensor  # (K, B)
+    x: Tensor  # (K, B, n): the points, without history
+    finite: bool  # whether all residuals are known to be finite
     last: Step  # the last of them
 
 
@@ -61,6 +65,7 @@ class _Work:
     trace: list[Tensor] = field(default_factory=list)  # residuals since the last look, (K, B) a block
     minima: list[Tensor] = field(default_factory=list)  # least residuals, (B,) a period
     first: Tensor | None = None  # residuals of the first evaluation, where states may decay to zero, (B,)
+    seconds: float = math.inf  # of the fastest evaluation so far
     reach: tuple[Tensor, ...] = ()  # size of the start and largest residual while the state was of its kind, (B,)
 
     def advance(self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool) -> _Block:
@@ -69,7 +74,9 @@ class _Work:
         for k in range(size):
             if self.fx is not None:
                 self.x, self.state = solver.step(self.f, self.x, self.fx, self.state)
+            begin = time.perf_counter()
             self.fx = self.f(self.x)
+            self.seconds = min(self.seconds, time.perf_counter() - begin)
             xs.append(self.x)
             fxs.append(self.fx)
             if not stop.stateless:
@@ -88,19 +95,28 @@ class _Work:
             event = event | ~stacked.residual.isfinite()
         self.trace.append(stacked.residual)
         last = Step(stacked.x[-1], stacked.fx[-1], self.f, stacked.residual[-1], index + size - 1)
-        return _Block(index, _stack(values) if values else x, event, stacked.residual, last)
+        value = _stack(values) if values else x
+        return _Block(index, value, event, stacked.residual, stacked.x, finite, last)
 
-    def runs_off(self, step: Step) -> Tensor:  # (B,)
+    def runs_off(self, block: _Block, masked: bool) -> Tensor | None:  # (K, B)
         """Marks iterates whose residual is small only beside a state that has grown beyond all measure.
 
-        Without it an accelerated solver "finds" the equilibrium of x + 1 near infinity.
+        Without it an accelerated solver "finds" the equilibrium of x + 1 near infinity. None where there are none.
         """
-        size, finite = max_norm(step.x), step.residual.isfinite()
-        start, largest = self.reach or (size, step.residual)
-        ordinary = size <= RUN_OFF * (start + largest)
-        self.reach = start, torch.where(ordinary & finite, torch.maximum(largest, step.residual), largest)
-        resolved = torch.maximum(step.residual, self.f.eps(step.x) * size)
-        return ~ordinary & finite & (resolved > 0.1 * largest)
+        residual, sizes = block.residual, max_norm(block.x)
+        start, largest = self.reach or (sizes[0], residual[0])
+        # The bound of a step grows with the residuals before it: below the first bound all are ordinary.
+        if not masked and not bool((sizes > RUN_OFF * (start + largest)).any()):
+            known = residual if block.finite else residual.nan_to_num(0, posinf=0)
+            self.reach = start, torch.maximum(largest, known.amax(0))
+            return None
+        marks = []
+        for size, now in zip(sizes, residual, strict=True):
+            ordinary, finite = size <= RUN_OFF * (start + largest), now.isfinite()
+            marks.append(~ordinary & finite & (torch.maximum(now, self.f.eps(block.x) * size) > 0.1 * largest))
+            largest = torch.where(ordinary & finite, torch.maximum(largest, now), largest)
+        self.reach = start, largest
+        return torch.stack(marks)
 
     def narrow(self) -> bool:
         """Drops finished rows, if the map can be restricted to the others."""
@@ -211,6 +227,7 @@ class _Board:
                     part = empty.index_copy(1, rows, part)
                 parts.append(part)
         trace = torch.cat(parts).mT
+        trace = trace if self.masked else trace[:, : int(self.steps.max())]
         after = torch.arange(trace.shape[1], device=trace.device) >= self.steps[:, None]
         return trace.masked_fill(after, torch.nan)
 
@@ -234,7 +251,11 @@ def iterate(
         return Iterates(x, board.status, board.steps, lambda: x.new_zeros(0, 0))
     work = _Work(f, x, None, solver.init(x), stop.begin(x), torch.zeros_like(board.rows, dtype=torch.bool))
     index, largest = 0, 1 if masked else min(f.steps_per_check, solver.steps_per_check, _block_size(x.numel()))
+    before = torch.get_rng_state() if _may_be_cheap(f, x, stop) and not masked else None
     while index < max_steps:
+        if before is not None and index == TRIALS:
+            drawn, before = not torch.equal(before, torch.get_rng_state()), None
+            largest = min(PERIOD, solver.steps_per_check) if work.seconds < CHEAP and not drawn else 1
         size = min(largest, max_steps - index, PERIOD - index % PERIOD if index else largest)
         block = work.advance(solver, stop, index, size, masked)
         board.segments[-1][1].append(block.residual)
@@ -252,6 +273,18 @@ def iterate(
     return Iterates(board.value, board.status, board.steps, board.trace)
 
 
+TRIALS = 2  # evaluations of a map of unknown nature that are timed before steps are judged together
+CHEAP = 2e-4  # seconds of an evaluation, of which a look at the results costs about as much
+
+
+def _may_be_cheap(f: Map, x: Tensor, stop: Stopping) -> bool:
+    """Tells whether it is worth timing a map: further evaluations change nothing, and launches take no time apart.
+
+    How long an evaluation takes decides only how many steps are judged together: no value and no count.
+    """
+    return f.fades and stop.stateless and x.device.type == "cpu" and x.numel() < 1 << 16
+
+
 def _block_size(numbers: int) -> int:
     """Returns how many evaluations of a cheap map are worth less than a look at the results."""
     return 12 if numbers < 1 << 14 else 4 if numbers < 1 << 16 else 1
@@ -259,8 +292,9 @@ def _block_size(numbers: int) -> int:
 
 def _settle(board: _Board, work: _Work, block: _Block, certifies: bool, masked: bool) -> int:
     """Writes what has finished in a block; returns how many rows are left."""
-    astray = work.runs_off(block.last) if certifies and work.f.steps_per_check == 1 else None
-    if astray is not None:  # the map is one of unknown nature, and every step is a block of its own
+    watched = certifies and work.f.fades  # the map is one of unknown nature
+    astray = work.runs_off(block, masked) if watched else None
+    if astray is not None:
         block = replace(block, event=block.event & ~astray)
     hit = block.event[0] if len(block.event) == 1 else block.event.any(0)
     if masked or bool(hit.any()):
@@ -268,7 +302,7 @@ def _settle(board: _Board, work: _Work, block: _Block, certifies: bool, masked: 
         work.finished = work.finished | hit
     stuck = work.stagnated(block.last, masked) if certifies else None
     if stuck is not None:
-        stuck = stuck if astray is None else stuck & ~astray
+        stuck = stuck if astray is None else stuck & ~astray[-1]
         board.close(stuck, block, torch.full_like(board.rows, Status.STAGNATED))
         work.finished = work.finished | stuck
     return work.x.shape[0] if masked else work.x.shape[0] - int(work.finished.sum())

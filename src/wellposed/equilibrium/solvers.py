@@ -235,6 +235,8 @@ class Broyden(Solver):
 
     memory: int = 30
 
+    steps_per_check = 4
+
     def __post_init__(self) -> None:
         if self.memory < 1:
             raise InputError(f"memory must be at least 1; received {self.memory}")

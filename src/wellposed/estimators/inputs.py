@@ -1,7 +1,7 @@
-"""What the estimators read and train: tables of features or sequences of them, and the network that takes them.
+"""Inputs of the estimators, tables or sequences, and the network that takes them.
 
-`Network` is an implicit model with an offset, read at the end of a sequence if there is one. `Units` measure
-columns from their mean in units of their spread. `Rows` and `Sequences` check the two kinds of `Inputs`.
+`Network` is an implicit model with an offset, read at the end of a sequence if there is one. `Scaling`
+standardises columns. `TableInputs` and `SequenceInputs` check the two kinds of `Inputs`.
 """
 
 import abc
@@ -17,6 +17,7 @@ from wellposed.errors import InputError, require
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.recurrent import ImplicitRNN
 
+STATE_SHARE = 0.3  # of the usual size of C, where training starts at a linear model
 MAX_STEPS = 2000  # what a cap close to one may need; a solve that is done earlier ends earlier
 
 
@@ -28,7 +29,7 @@ class Network(nn.Module):
         outputs: columns of y.
 
     Example:
-        >>> Network.of_rows(3, 2, 8)(torch.zeros(5, 3)).shape
+        >>> Network.of_tables(3, 2, 8)(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
     """
 
@@ -37,12 +38,15 @@ class Network(nn.Module):
         self.body, self.offset = body, nn.Parameter(torch.zeros(outputs))
 
     @classmethod
-    def of_rows(
+    def of_tables(
         cls, inputs: int, outputs: int, states: int, *, kappa: float = 0.95, activation: str = "relu"
     ) -> "Network":
         """Builds a network for inputs ``(B, p)``."""
         options: dict[str, Any] = {"kappa": kappa, "activation": activation, "max_steps": MAX_STEPS}
-        return cls(ImplicitModel(inputs, outputs, states, bias=True, **options), outputs)
+        body = ImplicitModel(inputs, outputs, states, bias=True, **options)
+        if body.bias is not None:
+            nn.init.uniform_(body.bias, -0.5, 0.5)
+        return cls(body, outputs)
 
     @classmethod
     def of_sequences(
@@ -54,6 +58,19 @@ class Network(nn.Module):
             inputs, states, states, out_features=outputs, readout_bias=False, batch_first=True, **options
         )
         return cls(body, outputs)
+
+    @property
+    def linear(self) -> nn.Parameter | None:
+        """The matrix D of a model of tables; None for sequences."""
+        return self.body.D if isinstance(self.body, ImplicitModel) else None
+
+    @torch.no_grad()
+    def start_linear(self, D: Tensor, offset: Tensor) -> None:
+        """Sets a model of tables to ``y = Du + offset``, with the states small beside it."""
+        if isinstance(self.body, ImplicitModel) and self.body.D is not None:
+            self.body.D.copy_(D)
+            self.offset.copy_(offset)
+            self.body.C.mul_(STATE_SHARE)
 
     @property
     def cell(self) -> ImplicitModel:
@@ -71,14 +88,14 @@ Array = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
-class Units:
-    """What zero and one stand for in every column.
+class Scaling:
+    """Mean and standard deviation of every column.
 
     Example:
-        >>> units = Units.of(np.array([[1.0, 5.0], [3.0, 5.0]]), np.ones(2))
-        >>> units.mean, units.scale  # a constant column keeps its unit
+        >>> scaling = Scaling.of(np.array([[1.0, 5.0], [3.0, 5.0]]), np.ones(2))
+        >>> scaling.mean, scaling.scale  # a constant column keeps its unit
         (array([2., 5.]), array([1., 1.]))
-        >>> units.standardised(np.array([[4.0, 5.0]]))
+        >>> scaling.standardise(np.array([[4.0, 5.0]]))
         array([[2., 0.]])
     """
 
@@ -86,7 +103,7 @@ class Units:
     scale: Array  # (p,)
 
     @classmethod
-    def of(cls, values: Array, weights: Array) -> "Units":  # (N, ..., p), (N,)
+    def of(cls, values: Array, weights: Array) -> "Scaling":  # (N, ..., p), (N,)
         """Measures weighted data, in float64."""
         rows = values.astype(np.float64).reshape(len(values), -1, values.shape[-1])
         rows = rows.transpose(1, 0, 2)  # (T, N, p)
@@ -95,12 +112,12 @@ class Units:
         constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(mean)
         return cls(mean, np.where(constant, 1.0, scale))
 
-    def standardised(self, values: Array) -> Array:
-        """Expresses values in these units, in the dtype that they have."""
+    def standardise(self, values: Array) -> Array:
+        """Subtracts the mean and divides by the standard deviation, in the dtype of the values."""
         return ((values - self.mean) / self.scale).astype(values.dtype)
 
-    def restored(self, values: Array) -> Array:
-        """Expresses standardised values in units of the data again."""
+    def restore(self, values: Array) -> Array:
+        """Undoes `standardise`."""
         return values * self.scale + self.mean
 
 
@@ -113,11 +130,11 @@ class Inputs(abc.ABC):
 
     @abc.abstractmethod
     def read(self, estimator: Any, X: Any) -> Array:
-        """Checks inputs to predict for."""
+        """Checks the inputs of a prediction."""
 
     @abc.abstractmethod
     def read_with(self, estimator: Any, X: Any, y: Any, reset: bool, **target: Any) -> tuple[Array, np.ndarray]:
-        """Checks inputs and targets; `reset`: takes note of the number of features and their names."""
+        """Checks inputs and targets; `reset`: stores the number of features and their names."""
 
     @abc.abstractmethod
     def build(self, inputs: int, outputs: int, states: int, *, kappa: float, activation: str) -> Network:
@@ -128,27 +145,36 @@ class Inputs(abc.ABC):
         """Returns the module whose sensitivity is that of the network."""
 
     def tagged(self, tags: Any) -> Any:
-        """Tells scikit-learn what is read."""
+        """Tells scikit-learn which inputs are taken."""
         return tags
 
 
-class Rows(Inputs):
-    """Tables ``(samples, features)``, as arrays or data frames."""
+class TableInputs(Inputs):
+    """Tables ``(samples, features)``, as arrays, data frames or sparse matrices, which are made dense."""
 
     def read(self, estimator: Any, X: Any) -> Array:
-        return checks.validate_data(estimator, X, dtype=TYPES, reset=False)
+        return _dense(checks.validate_data(estimator, X, dtype=TYPES, reset=False, accept_sparse="csr"))
 
     def read_with(self, estimator: Any, X: Any, y: Any, reset: bool, **target: Any) -> tuple[Array, np.ndarray]:
-        return checks.validate_data(estimator, X, y, dtype=TYPES, reset=reset, **target)
+        X, y = checks.validate_data(estimator, X, y, dtype=TYPES, reset=reset, accept_sparse="csr", **target)
+        return _dense(X), y
 
     def build(self, inputs: int, outputs: int, states: int, *, kappa: float, activation: str) -> Network:
-        return Network.of_rows(inputs, outputs, states, kappa=kappa, activation=activation)
+        return Network.of_tables(inputs, outputs, states, kappa=kappa, activation=activation)
 
     def readout(self, network: Network) -> nn.Module:
         return network.body
 
+    def tagged(self, tags: Any) -> Any:
+        tags.input_tags.sparse = True
+        return tags
 
-class Sequences(Inputs):
+
+def _dense(X: Any) -> Array:
+    return X.toarray() if hasattr(X, "toarray") else X
+
+
+class SequenceInputs(Inputs):
     """Arrays ``(samples, time, features)``; the length may differ between `fit` and `predict`."""
 
     def read(self, estimator: Any, X: Any) -> Array:

@@ -1,6 +1,7 @@
-"""Regression and classification: what is learned, and how outputs become predictions."""
+"""Regression and classification: the loss, and how outputs become predictions."""
 
 import abc
+import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -9,22 +10,27 @@ from torch import Tensor
 
 from wellposed.errors import InputError, require
 from wellposed.estimators.estimator import Estimator, base
-from wellposed.estimators.inputs import Array, Units
+from wellposed.estimators.inputs import Array, Scaling
 
+exceptions = require("sklearn.exceptions", extra="sklearn")
+linear_model = require("sklearn.linear_model", extra="sklearn")
 multiclass = require("sklearn.utils.multiclass", extra="sklearn")
+class_weights = require("sklearn.utils.class_weight", extra="sklearn")
+
+LINEAR_PENALTY = 1 / 300  # on |D|^2, beside the mean loss of the linear model at which training starts
 
 
 class Regressor(base.RegressorMixin, Estimator, abc.ABC):  # type: ignore[name-defined]
     """Predicts numbers, by least squares in standardised units."""
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Takes one epoch over these samples; the first call decides the units, so let it be typical."""
-        return self._continue(X, y, sample_weight)
+        """Takes one epoch over these samples; those of the first call fix the scaling and should be typical."""
+        return self._train_one_epoch(X, y, sample_weight)
 
     def predict(self, X: Any) -> Array:  # (N,), or (N, q) if y had columns
         """Computes the outputs."""
         outputs = self._outputs(X)
-        values = self._target_units.restored(outputs)
+        values = self._target_scaling.restore(outputs)
         return values[:, 0] if self._single else values
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Array, np.ndarray]:
@@ -37,30 +43,34 @@ class Regressor(base.RegressorMixin, Estimator, abc.ABC):  # type: ignore[name-d
     def _define_targets(self, y: np.ndarray, weights: Array) -> int:
         self._single = y.ndim == 1
         columns = y.reshape(len(y), -1)
-        self._target_units = Units.of(columns, weights)
+        self._target_scaling = Scaling.of(columns, weights)
         return columns.shape[1]
 
     def _encode(self, y: np.ndarray) -> Array:
-        return self._target_units.standardised(y.reshape(len(y), -1))
+        return self._target_scaling.standardise(y.reshape(len(y), -1))
 
     def _loss(self, prediction: Tensor, target: Tensor) -> Tensor:
         errors = (prediction - target[:, :-1]).square().mean(1)
         return (errors * target[:, -1]).mean()
+
+    def _linear_model(self, X: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+        model = linear_model.Ridge(LINEAR_PENALTY * weights.sum()).fit(X, targets, sample_weight=weights)
+        return np.reshape(model.coef_, (targets.shape[1], -1)), model.intercept_
 
     def _strata(self, y: np.ndarray) -> None:
         return None
 
     @property
     def _output_scale(self) -> Array:
-        return self._target_units.scale
+        return self._target_scaling.scale
 
     def _target_state(self) -> dict[str, Any]:
-        units = self._target_units
-        return {"single": self._single, "mean": units.mean.tolist(), "scale": units.scale.tolist()}
+        scaling = self._target_scaling
+        return {"single": self._single, "mean": scaling.mean.tolist(), "scale": scaling.scale.tolist()}
 
     def _restore_targets(self, state: dict[str, Any]) -> int:
         self._single = state["single"]
-        self._target_units = Units(np.array(state["mean"]), np.array(state["scale"]))
+        self._target_scaling = Scaling(np.array(state["mean"]), np.array(state["scale"]))
         return len(state["mean"])
 
     def __sklearn_tags__(self) -> Any:
@@ -72,13 +82,50 @@ class Regressor(base.RegressorMixin, Estimator, abc.ABC):  # type: ignore[name-d
 class Classifier(base.ClassifierMixin, Estimator, abc.ABC):  # type: ignore[name-defined]
     """Predicts labels, by cross-entropy: one output for two classes, else one for each."""
 
+    def __init__(
+        self,
+        state_features: int = 32,
+        *,
+        kappa: float = 0.5,
+        activation: str = "relu",
+        weight_decay: float | str = "auto",
+        max_epochs: int = 40,
+        batch_size: int | str = "auto",
+        learning_rate: float = 5e-2,
+        class_weight: dict[Any, float] | str | None = None,
+        early_stopping: bool | str = "auto",
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 20,
+        random_state: Any = None,
+        device: str = "auto",
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            state_features,
+            kappa=kappa,
+            activation=activation,
+            weight_decay=weight_decay,
+            max_epochs=max_epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            random_state=random_state,
+            device=device,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
+
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Takes one epoch over these samples.
 
         Args:
-            classes: all labels that will ever occur; needed at the first call only. It also decides the units, so
-                let its samples be typical of the data.
+            classes: all labels that will ever occur; needed at the first call only. It also fixes the scaling of
+                the features, so its samples should be typical.
         """
+        if self.class_weight == "balanced":
+            raise InputError("partial_fit sees only some samples, so class_weight must be a dict or None there")
         if not hasattr(self, "network_"):
             if classes is None:
                 raise InputError("the first call of partial_fit needs classes=, all labels that will ever occur")
@@ -86,7 +133,7 @@ class Classifier(base.ClassifierMixin, Estimator, abc.ABC):  # type: ignore[name
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise InputError(f"classes must stay {self.classes_.tolist()}; received {np.unique(classes).tolist()}")
         try:
-            return self._continue(X, y, sample_weight)
+            return self._train_one_epoch(X, y, sample_weight)
         finally:
             self.__dict__.pop("_expected", None)
 
@@ -119,6 +166,15 @@ class Classifier(base.ClassifierMixin, Estimator, abc.ABC):  # type: ignore[name
         multiclass.check_classification_targets(y)
         return X, y
 
+    def _class_weights(self, y: np.ndarray) -> Array | float:
+        if (
+            self.class_weight is not None
+            and self.class_weight != "balanced"
+            and not isinstance(self.class_weight, dict)
+        ):
+            raise InputError(f"class_weight must be a dict, 'balanced' or None; received {self.class_weight!r}")
+        return class_weights.compute_sample_weight(self.class_weight, y)
+
     def _define_targets(self, y: np.ndarray, weights: Array) -> int:
         self.classes_ = getattr(self, "_expected", np.unique(y))
         if len(self.classes_) < 2:
@@ -140,6 +196,16 @@ class Classifier(base.ClassifierMixin, Estimator, abc.ABC):  # type: ignore[name
         else:
             losses = F.cross_entropy(prediction, label.long(), reduction="none")
         return (losses * weight).mean()
+
+    def _linear_model(self, X: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
+        if len(np.unique(targets[:, 0])) < len(self.classes_):  # all samples of a class were set aside
+            count = len(self.network_.offset)
+            return np.zeros((count, X.shape[1])), np.zeros(count)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", exceptions.ConvergenceWarning)  # a start need not be exact
+            model = linear_model.LogisticRegression(C=1 / (LINEAR_PENALTY * weights.sum()), max_iter=30)
+            model.fit(X, targets[:, 0], sample_weight=weights)
+        return model.coef_, model.intercept_
 
     def _strata(self, y: np.ndarray) -> np.ndarray:
         return y

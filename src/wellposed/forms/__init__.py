@@ -10,7 +10,7 @@ from wellposed.forms.operators.base import Operator, Product, Sparse, Sum
 from wellposed.forms.operators.block import Block
 from wellposed.forms.operators.plain import Dense, Diagonal, Identity, LowRank, Repeated, Zero
 from wellposed.forms.operators.structured import Convolution, Selection
-from wellposed.forms.rearrange import block_triangular, permute, permute_states, trim
+from wellposed.forms.rearrange import absorb_output_bias, block_triangular, cap_rows, permute, permute_states, trim
 
 __all__ = [
     "Block",
@@ -27,8 +27,10 @@ __all__ = [
     "Sparse",
     "Sum",
     "Zero",
+    "absorb_output_bias",
     "add",
     "block_triangular",
+    "cap_rows",
     "concatenate",
     "feedback",
     "gains",

@@ -2,9 +2,9 @@
 
 Nothing is formed: operators are chained and glued. A composition has no loop besides those of its parts, so it is
 well-posed if and only if each of them is (003, Theorems 2 and 3), and its certificate looks at those loops alone.
-`BlockForm` are the block matrices of a form, which `times`, `plus`, `diagonal`, `above` and `beside` put together;
-`series`, `parallel`, `concatenate` and `add` are made of these. A `product` of forms is Lipschitz where its
-factors are bounded (`product_lipschitz`).
+`BlockForm` are the block matrices of a form, which `matmul`, `add_blocks`, `block_diag`, `vstack` and `hstack` put
+together; `series`, `parallel`, `concatenate` and `add` are made of these. A `product` of forms is Lipschitz where
+its factors are bounded (`product_lipschitz`).
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 from wellposed.activations import Activation, multiply
 from wellposed.conditions.rounding import double, upward
 from wellposed.errors import InputError
-from wellposed.forms.form import ImplicitForm
+from wellposed.forms.form import OPERATORS, ImplicitForm
 from wellposed.forms.operators.base import Operator
 from wellposed.forms.operators.block import Block
 from wellposed.forms.operators.plain import Identity, Zero, as_operator
@@ -40,7 +40,7 @@ class BlockForm:
 
     @classmethod
     def of(cls, form: ImplicitForm) -> "BlockForm":
-        """Reads a form; where D is not cut as B and C are, inputs and outputs are taken whole."""
+        """Reads a form; where D is not partitioned like B and C, inputs and outputs become one block each."""
         A, B, C = form.blocks
         D, cuts = form.D, (C.heights, B.widths)
         if isinstance(D, Block) and (D.heights, D.widths) == cuts:
@@ -54,93 +54,93 @@ class BlockForm:
 
     def form(self, input_shape: tuple[int, ...]) -> ImplicitForm:
         """Builds the form; blocks without states are left out."""
-        kept = [k for k, size in enumerate(self.A.heights) if size] or [0]
+        blocks = [k for k, size in enumerate(self.A.heights) if size] or [0]
         inputs, outputs = range(len(self.B.widths)), range(len(self.C.heights))
         D = self.D if self.D.parts else Zero(self.D.shape, self.A.dtype, self.A.device)
         return ImplicitForm(
-            self.A.chosen(kept, kept),
-            self.B.chosen(kept, inputs),
-            self.C.chosen(outputs, kept),
+            self.A.chosen(blocks, blocks),
+            self.B.chosen(blocks, inputs),
+            self.C.chosen(outputs, blocks),
             D,
             self.bias,
-            tuple(self.activations[k] for k in kept),
+            tuple(self.activations[k] for k in blocks),
             input_shape,
             output_bias=self.output_bias,
-            labels=tuple(self.labels[k] for k in kept) if self.labels else None,
+            labels=tuple(self.labels[k] for k in blocks) if self.labels else None,
         )
 
 
 def one_column(block: Block) -> Block:
-    """Takes the block columns together."""
+    """Merges the block columns into one."""
     if len(block.widths) == 1:
         return block
     rows = {i: {(0, j): part for j, part in row.items()} for i, row in enumerate(block.rows()) if row}
-    parts = {(i, 0): Block((block.heights[i],), block.widths, row) for i, row in rows.items()}
-    return Block(block.heights, (block.shape[1],), dict(parts), block.kind, block.place)
+    blocks = {(i, 0): Block((block.heights[i],), block.widths, row) for i, row in rows.items()}
+    return Block(block.heights, (block.shape[1],), dict(blocks), block.kind, block.place)
 
 
 def one_row(block: Block) -> Block:
-    """Takes the block rows together."""
+    """Merges the block rows into one."""
     if len(block.heights) == 1:
         return block
     columns: dict[int, dict] = {}
     for (i, j), part in block.parts.items():
         columns.setdefault(j, {})[i, 0] = part
-    parts = {(0, j): Block(block.heights, (block.widths[j],), column) for j, column in columns.items()}
-    return Block((block.shape[0],), block.widths, dict(parts), block.kind, block.place)
+    blocks = {(0, j): Block(block.heights, (block.widths[j],), column) for j, column in columns.items()}
+    return Block((block.shape[0],), block.widths, dict(blocks), block.kind, block.place)
 
 
 def identity(sizes: Sequence[int], like: Block) -> Block:
     """Returns the identity with blocks of the given sizes."""
-    parts = {(k, k): Identity(size, like.dtype, like.device) for k, size in enumerate(sizes)}
-    return Block(tuple(sizes), tuple(sizes), dict(parts), like.kind, like.place)
+    blocks = {(k, k): Identity(size, like.dtype, like.device) for k, size in enumerate(sizes)}
+    return Block(tuple(sizes), tuple(sizes), dict(blocks), like.kind, like.place)
 
 
-def times(left: Block, right: Block) -> Block:
-    """Multiplies block by block; where the cuts between them differ, they are taken together.
+def matmul(left: Block, right: Block) -> Block:
+    """Multiplies block by block; partitions that differ are merged.
 
     Example:
         >>> row = Block((1,), (1, 1), {(0, 0): Identity(1)})
-        >>> times(row, row.T).to_dense()
+        >>> matmul(row, row.T).to_dense()
         tensor([[1.]])
     """
     if left.widths != right.heights:
         left, right = one_column(left), one_row(right)
     rows = right.rows()
-    parts: dict[tuple[int, int], Operator] = {}
+    products: dict[tuple[int, int], Operator] = {}
     for (i, k), factor in sorted(left.parts.items(), key=lambda item: item[0]):
         for j, part in rows[k].items():
             term = factor @ part
-            parts[i, j] = parts[i, j] + term if (i, j) in parts else term
-    return Block(left.heights, right.widths, parts, left.kind, left.place)
+            products[i, j] = products[i, j] + term if (i, j) in products else term
+    return Block(left.heights, right.widths, products, left.kind, left.place)
 
 
-def plus(left: Block, right: Block) -> Block:
-    """Adds block by block; cuts that differ are taken together."""
+def add_blocks(left: Block, right: Block) -> Block:
+    """Adds block by block; partitions that differ are merged."""
     if left.heights != right.heights:
         left, right = one_row(left), one_row(right)
     if left.widths != right.widths:
         left, right = one_column(left), one_column(right)
-    parts = dict(left.parts)
+    sums = dict(left.parts)
     for key, part in right.parts.items():
-        parts[key] = parts[key] + part if key in parts else part
-    return Block(left.heights, left.widths, parts, left.kind, left.place)
+        sums[key] = sums[key] + part if key in sums else part
+    return Block(left.heights, left.widths, sums, left.kind, left.place)
 
 
-def diagonal(first: Block, second: Block) -> Block:
-    """Puts two matrices on the diagonal."""
+def block_diag(first: Block, second: Block) -> Block:
+    """Puts two matrices on the diagonal of a larger one."""
     return _placed(first, second, (len(first.heights), len(first.widths)))
 
 
-def above(first: Block, second: Block) -> Block:
-    """Puts a matrix on top of another; cuts of the columns that differ are taken together."""
+def vstack(first: Block, second: Block) -> Block:
+    """Puts a matrix on top of another; column partitions that differ are merged."""
     if first.widths != second.widths:
         first, second = one_column(first), one_column(second)
     return _placed(first, second, (len(first.heights), 0))
 
 
-def beside(first: Block, second: Block) -> Block:
-    """Puts a matrix to the left of another; cuts of the rows that differ are taken together."""
+def hstack(first: Block, second: Block) -> Block:
+    """Puts a matrix to the left of another; row partitions that differ are merged."""
     if first.heights != second.heights:
         first, second = one_row(first), one_row(second)
     return _placed(first, second, (0, len(first.widths)))
@@ -148,10 +148,10 @@ def beside(first: Block, second: Block) -> Block:
 
 def _placed(first: Block, second: Block, corner: tuple[int, int]) -> Block:
     down, across = corner
-    parts = first.parts | {(i + down, j + across): part for (i, j), part in second.parts.items()}
+    blocks = first.parts | {(i + down, j + across): part for (i, j), part in second.parts.items()}
     heights = first.heights + second.heights if down else first.heights
     widths = first.widths + second.widths if across else first.widths
-    return Block(heights, widths, parts, first.kind, first.place)
+    return Block(heights, widths, blocks, first.kind, first.place)
 
 
 def image(block: Block, vector: Tensor | None) -> Tensor | None:
@@ -159,13 +159,13 @@ def image(block: Block, vector: Tensor | None) -> Tensor | None:
     return None if vector is None or not block.parts else block.apply(vector[None])[0]
 
 
-def total(*vectors: Tensor | None) -> Tensor | None:
+def add_vectors(*vectors: Tensor | None) -> Tensor | None:
     """Adds vectors of which some may be missing."""
-    found = [vector for vector in vectors if vector is not None]
-    return torch.stack(found).sum(0) if len(found) > 1 else (found[0] if found else None)
+    given = [vector for vector in vectors if vector is not None]
+    return torch.stack(given).sum(0) if len(given) > 1 else (given[0] if given else None)
 
 
-def joined(first: Tensor | None, second: Tensor | None, sizes: tuple[int, int], like: Block) -> Tensor | None:
+def cat_vectors(first: Tensor | None, second: Tensor | None, sizes: tuple[int, int], like: Block) -> Tensor | None:
     """Concatenates two vectors of which one may be missing."""
     if first is None and second is None:
         return None
@@ -174,11 +174,11 @@ def joined(first: Tensor | None, second: Tensor | None, sizes: tuple[int, int], 
 
 
 def joined_labels(first: BlockForm, second: BlockForm) -> tuple[str, ...]:
-    """Lists all labels; blocks of a form without any are called by their activation."""
+    """Lists all labels; blocks of a form without labels are named after their activation."""
     if not first.labels and not second.labels:
         return ()
-    parts = [part.labels or tuple(phi.name for phi in part.activations) for part in (first, second)]
-    return parts[0] + parts[1]
+    labels = [part.labels or tuple(phi.name for phi in part.activations) for part in (first, second)]
+    return labels[0] + labels[1]
 
 
 Arrange = Callable[[Block, Block], Block]
@@ -219,30 +219,27 @@ def series(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
 
 
 def _after(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
-    same_home(first, second)
+    check_same_device(first, second)
     if first.sizes[2] != second.sizes[1]:
         raise InputError(
             f"in series, the outputs of a form are the inputs of the next; received {first.sizes[2]} outputs "
             f"and {second.sizes[1]} inputs; put a linear form between them"
         )
     f, g = BlockForm.of(first), BlockForm.of(second)
-    upper = beside(g.A, times(g.B, f.C))
-    lower = _below(g.A, f.A)
+    upper = hstack(g.A, matmul(g.B, f.C))
+    lower = hstack(Block(f.A.heights, g.A.widths, {}, g.A.kind, g.A.place), f.A)
     return BlockForm(
-        above(upper, lower),
-        above(times(g.B, f.D), f.B),
-        beside(g.C, times(g.D, f.C)),
-        times(g.D, f.D),
-        joined(total(g.bias, image(g.B, f.output_bias)), f.bias, (second.sizes[0], first.sizes[0]), g.A),
-        total(g.output_bias, image(g.D, f.output_bias)),
+        vstack(upper, lower),
+        vstack(matmul(g.B, f.D), f.B),
+        hstack(g.C, matmul(g.D, f.C)),
+        matmul(g.D, f.D),
+        cat_vectors(
+            add_vectors(g.bias, image(g.B, f.output_bias)), f.bias, (second.sizes[0], first.sizes[0]), g.A
+        ),
+        add_vectors(g.output_bias, image(g.D, f.output_bias)),
         g.activations + f.activations,
         joined_labels(g, f),
     ).form(first.input_shape)
-
-
-def _below(first: Block, second: Block) -> Block:
-    """Returns ``(0, second)`` with as many columns of zeros as `first` has."""
-    return beside(Block(second.heights, first.widths, {}, first.kind, first.place), second)
 
 
 def parallel(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
@@ -259,8 +256,8 @@ def parallel(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
 
 
 def _parallel(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
-    same_home(first, second)
-    return _stacked(first, second, (diagonal,) * 3, (first.sizes[1] + second.sizes[1],))
+    check_same_device(first, second)
+    return _stacked(first, second, (block_diag,) * 3, (first.sizes[1] + second.sizes[1],))
 
 
 def concatenate(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
@@ -275,9 +272,9 @@ def concatenate(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
 
 
 def _concatenate(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
-    same_home(first, second)
-    same_input(first, second)
-    return _stacked(first, second, (above, diagonal, above), first.input_shape)
+    check_same_device(first, second)
+    check_same_inputs(first, second)
+    return _stacked(first, second, (vstack, block_diag, vstack), first.input_shape)
 
 
 def add(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
@@ -294,10 +291,10 @@ def add(first: ImplicitForm, *rest: ImplicitForm) -> ImplicitForm:
 
 
 def _add(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
-    same_home(first, second)
-    same_input(first, second)
-    same_output(first, second)
-    return _stacked(first, second, (above, beside, plus), first.input_shape)
+    check_same_device(first, second)
+    check_same_inputs(first, second)
+    check_same_outputs(first, second)
+    return _stacked(first, second, (vstack, hstack, add_blocks), first.input_shape)
 
 
 def _stacked(
@@ -306,24 +303,24 @@ def _stacked(
     """Joins forms that do not feed one another; `how` arranges B, C and D."""
     f, g = BlockForm.of(first), BlockForm.of(second)
     states, outputs = (first.sizes[0], second.sizes[0]), (first.sizes[2], second.sizes[2])
-    if how[1] is beside:
-        shift = total(f.output_bias, g.output_bias)
+    if how[1] is hstack:
+        shift = add_vectors(f.output_bias, g.output_bias)
     else:
-        shift = joined(f.output_bias, g.output_bias, outputs, f.A)
+        shift = cat_vectors(f.output_bias, g.output_bias, outputs, f.A)
     return BlockForm(
-        diagonal(f.A, g.A),
+        block_diag(f.A, g.A),
         how[0](f.B, g.B),
         how[1](f.C, g.C),
         how[2](f.D, g.D),
-        joined(f.bias, g.bias, states, f.A),
+        cat_vectors(f.bias, g.bias, states, f.A),
         shift,
         f.activations + g.activations,
         joined_labels(f, g),
     ).form(shape)
 
 
-def same_home(first: ImplicitForm, second: ImplicitForm) -> None:
-    """Raises unless both forms have one type of numbers and one device."""
+def check_same_device(first: ImplicitForm, second: ImplicitForm) -> None:
+    """Raises unless both forms have the same dtype and device."""
     if (first.dtype, first.device) != (second.dtype, second.device):
         raise InputError(
             f"forms are composed in one type and on one device; received {first.dtype} on {first.device} and "
@@ -331,16 +328,16 @@ def same_home(first: ImplicitForm, second: ImplicitForm) -> None:
         )
 
 
-def same_input(first: ImplicitForm, second: ImplicitForm) -> None:
-    """Raises unless both forms take as many inputs."""
+def check_same_inputs(first: ImplicitForm, second: ImplicitForm) -> None:
+    """Raises unless both forms have the same number of inputs."""
     if first.sizes[1] != second.sizes[1]:
         raise InputError(
             f"forms of one input need as many entries in it; received {first.sizes[1]} and {second.sizes[1]}"
         )
 
 
-def same_output(first: ImplicitForm, second: ImplicitForm) -> None:
-    """Raises unless both forms have as many outputs."""
+def check_same_outputs(first: ImplicitForm, second: ImplicitForm) -> None:
+    """Raises unless both forms have the same number of outputs."""
     if first.sizes[2] != second.sizes[2]:
         raise InputError(
             f"outputs are combined one by one, so both forms need as many; received {first.sizes[2]} and "
@@ -365,9 +362,9 @@ def product(first: ImplicitForm, second: ImplicitForm, bounds: tuple[float, floa
         >>> product(same, same, bounds=(10.0, 10.0))(torch.tensor([[3.0]]))
         tensor([[9.]])
     """
-    same_home(first, second)
-    same_input(first, second)
-    same_output(first, second)
+    check_same_device(first, second)
+    check_same_inputs(first, second)
+    check_same_outputs(first, second)
     c1, c2 = (output_bound(first), output_bound(second)) if bounds is None else bounds
     if not (0 <= c1 < math.inf and 0 <= c2 < math.inf):
         raise InputError(
@@ -375,19 +372,22 @@ def product(first: ImplicitForm, second: ImplicitForm, bounds: tuple[float, floa
             "bounds=(c1, c2), at which they are clipped, or end the factors with a bounded activation as tanh"
         )
     q, home = first.sizes[2], (first.dtype, first.device)
-    place = torch.arange(2 * q, device=first.device)
+    entry = torch.arange(2 * q, device=first.device)
     inputs = {
-        (0, 0): Selection(torch.where(place % 2 == 0, place // 2, -1), q, first.dtype),
-        (0, 1): Selection(torch.where(place % 2 == 1, place // 2, -1), q, first.dtype),
+        (0, 0): Selection(torch.where(entry % 2 == 0, entry // 2, -1), q, first.dtype),
+        (0, 1): Selection(torch.where(entry % 2 == 1, entry // 2, -1), q, first.dtype),
     }
     pairs = ImplicitForm(
         Block((2 * q,), (2 * q,), {}, *home),
         Block((2 * q,), (q, q), dict(inputs)),
-        Selection(place[::2], 2 * q, first.dtype),
+        Selection(entry[::2], 2 * q, first.dtype),
         activation=[multiply(c1, c2)],
         labels=["product"] if first.labels or second.labels else None,
     )
     return series(concatenate(first, second), pairs)
+
+
+OPERATORS.update({">>": series, "+": add, "*": product})
 
 
 def output_bound(form: ImplicitForm) -> float:

@@ -1,8 +1,8 @@
 """The states of a form, block by block: substitution where nothing loops, a fixed point where it does.
 
-`System` is one loop of a form, ``x = phi(Ax + v)`` with an operator A, its certificate and its solution. `Plan`
-orders the blocks: those that feed one another are a loop (`strong_components`), and a `Stage` comes after all that
-it reads. `Evaluation` computes the states of a batch in that order.
+`LoopEquation` is one loop of a form, ``x = phi(Ax + v)`` with an operator A, its certificate and its solution.
+`EvaluationOrder` sorts the blocks: those that feed one another are a loop (`strong_components`), and a `Stage`
+comes after all that it reads. `Evaluation` computes the states of a batch in that order.
 """
 
 import math
@@ -33,7 +33,7 @@ from wellposed.forms.operators.plain import Dense
 from wellposed.forms.operators.structured import Selection
 
 
-class System:
+class LoopEquation:
     """The equation ``x = phi(Ax + v)`` of some states that feed one another.
 
     Args:
@@ -60,9 +60,9 @@ class System:
             if value < 1:
                 return Certificate.of("inf", value, gain=reciprocal_gap(value))
         if isinstance(self.A, Block) and len(self.parts) > 1 and all("inf" in p.constants for p in self.parts):
-            found = block_certificate(self.A, self.parts)
-            if found.holds:
-                return found
+            certificate = block_certificate(self.A, self.parts)
+            if certificate.holds:
+                return certificate
         if self.feedforward:
             return Certificate.of("triangular", 0.0, note="strictly triangular")
         if self.A.shape[0] > LARGEST_DENSE:
@@ -96,9 +96,9 @@ class System:
             v = v.to(wide)
         step, v = self.iteration(v)
         start = options.pop("x0", None)
-        found = fixed_point(step, torch.zeros_like(v) if start is None else start.to(v), v, **options)
-        assert isinstance(found.value, Tensor)
-        return replace(found, value=found.value.to(dtype), residuals=found.residuals.to(dtype))
+        solution = fixed_point(step, torch.zeros_like(v) if start is None else start.to(v), v, **options)
+        assert isinstance(solution.value, Tensor)
+        return replace(solution, value=solution.value.to(dtype), residuals=solution.residuals.to(dtype))
 
     def bound(self, x: Tensor, v: Tensor, size: Tensor, terms: int) -> Tensor | None:
         """Bounds the distance of x to the solution; None where only norms of blocks are known."""
@@ -110,9 +110,9 @@ class System:
 
 def _row_norm(A: Operator) -> float:
     """Returns ``|A|_inf``, rounded up; formed in float64, which costs less than what float32 would have to add."""
-    place = "cpu" if A.device.type == "mps" else A.device
+    device = "cpu" if A.device.type == "mps" else A.device
     with torch.no_grad():
-        exact = A.to(device=place, dtype=torch.float64)
+        exact = A.to(device=device, dtype=torch.float64)
         return float(upward(abs_upper_bound(exact).row_sums(), sum_length(A)).max())
 
 
@@ -130,7 +130,7 @@ def block_norms(A: Block) -> Tensor:  # (L, L)
     return norms
 
 
-def block_certificate(A: Block, parts: tuple[Activation, ...]) -> Certificate:
+def block_certificate(A: Block, activations: tuple[Activation, ...]) -> Certificate:
     """Checks rho(N(A, gamma)) < 1 with ``N_ij = gamma_i |A_ij|_inf`` (003, Theorem 1), forming nothing.
 
     Example:
@@ -140,21 +140,21 @@ def block_certificate(A: Block, parts: tuple[Activation, ...]) -> Certificate:
         >>> block_certificate(loop, (get_activation("relu"),) * 2).holds
         True
     """
-    gamma = torch.tensor([part.lipschitz("inf") for part in parts], dtype=torch.float64)
+    gamma = torch.tensor([part.lipschitz("inf") for part in activations], dtype=torch.float64)
     norms = block_norms(A)
     gains = torch.where(norms > 0, gamma[:, None] * (norms + ROOM), 0.0)
     if not bool(gains.isfinite().all()):
         return Certificate.of("blocks", torch.inf, note="a map in the loop has no Lipschitz constant")
     weights, value = perron_weights(upward(gains, 1))
-    note = f"Perron-Frobenius eigenvalue of the norms of {len(parts)} blocks"
+    note = f"Perron-Frobenius eigenvalue of the norms of {len(activations)} blocks"
     return Certificate.of("blocks", value, weights=weights, gain=reciprocal_gap(value), note=note)
 
 
 def strong_components(edges: Mapping[int, Sequence[int]]) -> list[tuple[int, ...]]:
-    """Finds the sets of nodes that reach one another, those that a set depends on before it (Tarjan, 1972).
+    """Finds the strongly connected components, each after those it depends on (Tarjan, 1972).
 
     Args:
-        edges: what every node depends on; the sets come in the order of its keys where nothing else decides.
+        edges: what every node depends on; ties are broken by the order of its keys.
 
     Example:
         >>> strong_components({0: [1], 1: [2], 2: [1], 3: []})
@@ -168,15 +168,15 @@ def strong_components(edges: Mapping[int, Sequence[int]]) -> list[tuple[int, ...
 
 @dataclass(frozen=True)
 class Stage:
-    """Some blocks that are computed together; `system` is None where they are one block without a loop."""
+    """Some blocks that are computed together; `loop` is None where they are one block without a loop."""
 
     blocks: tuple[int, ...]
-    system: System | None
+    loop: LoopEquation | None
 
 
 @dataclass(frozen=True)
-class Plan:
-    """In which order the blocks of ``x = phi(Ax + v)`` are computed (003, Theorems 2 and 3).
+class EvaluationOrder:
+    """The order in which the blocks of ``x = phi(Ax + v)`` are computed (003, Theorems 2 and 3).
 
     Args:
         A: block matrix of the states.
@@ -195,44 +195,44 @@ class Plan:
     def stages(self) -> tuple[Stage, ...]:
         """The loops of A, each after everything it depends on."""
         order = strong_components({k: list(row) for k, row in enumerate(self.rows)})
-        return tuple(Stage(blocks, self._system(blocks)) for blocks in order)
+        return tuple(Stage(blocks, self._loop(blocks)) for blocks in order)
 
-    def _system(self, blocks: tuple[int, ...]) -> System | None:
+    def _loop(self, blocks: tuple[int, ...]) -> LoopEquation | None:
         if len(blocks) == 1 and blocks[0] not in self.rows[blocks[0]]:
             return None
-        parts = tuple(self.activations[k] for k in blocks)
+        activations = tuple(self.activations[k] for k in blocks)
         sizes = tuple(self.A.heights[k] for k in blocks)
         inner = self.A.part(blocks[0], blocks[0]) if len(blocks) == 1 else self.A.chosen(blocks, blocks)
-        return System(inner, piecewise(parts, sizes), parts)
+        return LoopEquation(inner, piecewise(activations, sizes), activations)
 
     @cached_property
-    def systems(self) -> tuple[System, ...]:
+    def loops(self) -> tuple[LoopEquation, ...]:
         """The loops."""
-        return tuple(stage.system for stage in self.stages if stage.system is not None)
+        return tuple(stage.loop for stage in self.stages if stage.loop is not None)
 
     @cached_property
     def last_read(self) -> list[list[int]]:
         """The blocks that every stage is the last to read."""
-        found: list[list[int]] = [[] for _ in self.stages]
+        blocks: list[list[int]] = [[] for _ in self.stages]
         for k, number in self.last_use.items():
-            found[number].append(k)
-        return found
+            blocks[number].append(k)
+        return blocks
 
     @cached_property
     def last_use(self) -> dict[int, int]:
         """The last stage that reads a block; its own if none does."""
-        place = {k: number for number, stage in enumerate(self.stages) for k in stage.blocks}
-        found = dict(place)
+        number_of = {k: number for number, stage in enumerate(self.stages) for k in stage.blocks}
+        last = dict(number_of)
         for i, j in self.A.parts:
-            found[j] = max(found[j], place[i])
-        return found
+            last[j] = max(last[j], number_of[i])
+        return last
 
 
 @dataclass
 class Evaluation:
     """The states of one batch while they are computed."""
 
-    plan: Plan
+    order: EvaluationOrder
     offset: Sequence[Tensor]  # (B, n_k) of every block: Bu + b
     options: dict[str, Any] = field(default_factory=dict)
     kept: frozenset[int] | None = None  # blocks that are needed at the end; None keeps all
@@ -241,40 +241,40 @@ class Evaluation:
     total: Tensor | float = 0.0  # (B,) of all entries, so that it is not finite if one of them is not
 
     def run(self) -> "Evaluation":
-        """Computes every block, and forgets those that nobody needs any more."""
-        self.states = [None] * len(self.plan.activations)
-        for number, stage in enumerate(self.plan.stages):
-            if stage.system is None:
+        """Computes every block and frees those that are no longer read."""
+        self.states = [None] * len(self.order.activations)
+        for number, stage in enumerate(self.order.stages):
+            if stage.loop is None:
                 (k,) = stage.blocks
-                row = self.plan.rows[k]
+                row = self.order.rows[k]
                 driven = combine(row, self.states, self.offset[k]) if row else self.offset[k]
-                state = self.plan.activations[k].function(driven)
+                state = self.order.activations[k].function(driven)
                 self.states[k], self.total = state, self.total + state.detach().sum(1)
             else:
-                self._close(stage.system, stage.blocks)
+                self._close(stage.loop, stage.blocks)
             self._forget(number)
         return self
 
     def _driven(self, k: int, inside: tuple[int, ...]) -> Tensor:
         """Adds up what reaches a block from the input and from blocks outside its loop."""
-        row = {j: part for j, part in self.plan.rows[k].items() if j not in inside}
+        row = {j: part for j, part in self.order.rows[k].items() if j not in inside}
         offset = self.offset[k]
         return combine(row, self.states, offset) if row else offset
 
-    def _close(self, system: System, blocks: tuple[int, ...]) -> None:
+    def _close(self, loop: LoopEquation, blocks: tuple[int, ...]) -> None:
         v = torch.cat([self._driven(k, blocks) for k in blocks], dim=1)
         lost = ~v.detach().isfinite().all(1, keepdim=True)  # overflow on the way is no fault of the other samples
         overflow = not under_transform() and bool(lost.any())
         v = v.masked_fill(lost, 0.0) if overflow else v
         options = dict(self.options)
         if (start := options.get("x0")) is not None:
-            pieces = start.split(self.plan.A.heights, dim=1)
+            pieces = start.split(self.order.A.heights, dim=1)
             options["x0"] = torch.cat([pieces[k] for k in blocks], dim=1)
-        solution = system.solve(v, options)
+        solution = loop.solve(v, options)
         if overflow:
             solution = _without(solution, lost)
         assert isinstance(solution.value, Tensor)
-        sizes = [self.plan.A.heights[k] for k in blocks]
+        sizes = [self.order.A.heights[k] for k in blocks]
         for k, piece in zip(blocks, solution.value.split(sizes, dim=1), strict=True):
             self.states[k] = piece
         self.total = self.total + solution.value.detach().sum(1)
@@ -283,7 +283,7 @@ class Evaluation:
     def _forget(self, number: int) -> None:
         if self.kept is None:
             return
-        for k in self.plan.last_read[number]:
+        for k in self.order.last_read[number]:
             if k not in self.kept:
                 self.states[k] = None
 
@@ -304,7 +304,7 @@ class Evaluation:
 
 
 def _without(solution: Solution, lost: Tensor) -> Solution:  # (B, 1)
-    """Takes the value from samples that have none."""
+    """Marks samples that overflowed before the loop: no value, status NONFINITE."""
     assert isinstance(solution.value, Tensor)
     status = solution.status.masked_fill(lost[:, 0], Status.NONFINITE)
     return replace(solution, value=solution.value.masked_fill(lost, torch.nan), status=status)

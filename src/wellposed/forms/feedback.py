@@ -15,17 +15,17 @@ from wellposed.conditions.rounding import EPS, double, reciprocal_gap, upward
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms.compose import (
     BlockForm,
-    above,
-    beside,
+    add_blocks,
+    add_vectors,
+    cat_vectors,
+    check_same_device,
+    hstack,
     identity,
     image,
-    joined,
     joined_labels,
     linear,
-    plus,
-    same_home,
-    times,
-    total,
+    matmul,
+    vstack,
 )
 from wellposed.forms.evaluation import Stage
 from wellposed.forms.form import ImplicitForm
@@ -55,41 +55,41 @@ class Feedthrough:
         size = left.shape[0]
         eye = torch.eye(size, dtype=torch.float64, device=double(torch.empty(0, device=left.device)).device)
         around = _exact(left, eye).apply(_exact(right, eye).apply(eye)).mT
-        found, failed = torch.linalg.inv_ex(eye - around)
-        if bool(failed) or not _is_inverse(found.detach(), around.detach(), left, right):
+        computed, failed = torch.linalg.inv_ex(eye - around)
+        if bool(failed) or not _is_inverse(computed.detach(), around.detach(), left, right):
             names = "D_f D_g" if outer else "D_g D_f"
             raise IllPosedError(
                 f"I - {names} is singular to working precision, so the loop of the feedthroughs has no solution "
                 "or many; change one of them"
             )
-        inverse = Dense(found.to(device=left.device, dtype=left.dtype))
+        inverse = Dense(computed.to(device=left.device, dtype=left.dtype))
         return cls(D, K, Block((size,), (size,), {(0, 0): inverse}), outer)
 
     def M(self, X: Block) -> Block:
         """Returns M X."""
         if self.inverse is None:
             return X
-        return times(self.inverse, X) if self.outer else plus(X, times(self.D, times(self.KM, X)))
+        return matmul(self.inverse, X) if self.outer else add_blocks(X, matmul(self.D, matmul(self.KM, X)))
 
     def N(self, X: Block) -> Block:
         """Returns N X."""
         if self.inverse is None:
             return X
-        return plus(X, times(self.K, times(self.MD, X))) if self.outer else times(self.inverse, X)
+        return add_blocks(X, matmul(self.K, matmul(self.MD, X))) if self.outer else matmul(self.inverse, X)
 
     @property
     def KM(self) -> Block:
         """K M = N K."""
         if self.inverse is None:
             return self.K
-        return times(self.K, self.inverse) if self.outer else times(self.inverse, self.K)
+        return matmul(self.K, self.inverse) if self.outer else matmul(self.inverse, self.K)
 
     @property
     def MD(self) -> Block:
         """M D = D N."""
         if self.inverse is None:
             return self.D
-        return times(self.inverse, self.D) if self.outer else times(self.D, self.inverse)
+        return matmul(self.inverse, self.D) if self.outer else matmul(self.D, self.inverse)
 
 
 def _exact(operator: Operator, like: Tensor) -> Operator:
@@ -97,17 +97,17 @@ def _exact(operator: Operator, like: Tensor) -> Operator:
 
 
 @torch.no_grad()
-def _is_inverse(found: Tensor, around: Tensor, left: Block, right: Block) -> bool:
+def _is_inverse(inverse: Tensor, around: Tensor, left: Block, right: Block) -> bool:
     """Checks |I - R (I - P)|_inf < 1 with outward rounding, which proves I - P invertible."""
-    eye, size = torch.eye(len(found), dtype=found.dtype, device=found.device), len(found)
+    eye, size = torch.eye(len(inverse), dtype=inverse.dtype, device=inverse.device), len(inverse)
     terms = size + left.shape[1] + 4
     spread = (
-        abs_upper_bound_block(left, found.device, False)
-        .apply(abs_upper_bound_block(right, found.device, False).apply(eye))
+        abs_upper_bound_block(left, inverse.device, False)
+        .apply(abs_upper_bound_block(right, inverse.device, False).apply(eye))
         .mT
     )
-    rounding = upward(found.abs() @ (spread + around.abs() + eye), 2 * terms) * (2 * terms * EPS)
-    residual = (eye - found @ (eye - around)).abs() + rounding
+    rounding = upward(inverse.abs() @ (spread + around.abs() + eye), 2 * terms) * (2 * terms * EPS)
+    residual = (eye - inverse @ (eye - around)).abs() + rounding
     return float(upward(residual.sum(1), terms).amax()) < 1
 
 
@@ -136,7 +136,7 @@ def feedback(f: ImplicitForm, g: ImplicitForm | None = None) -> ImplicitForm:
         tensor([[1.]])
     """
     g = _unit(f) if g is None else g
-    same_home(f, g)
+    check_same_device(f, g)
     if (f.sizes[1], f.sizes[2]) != (g.sizes[2], g.sizes[1]):
         raise InputError(
             f"feedback takes the {f.sizes[2]} outputs of f to its {f.sizes[1]} inputs; received a g of "
@@ -185,19 +185,19 @@ def _closed(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:
     inputs = identity(f.B.widths, f.B)
     entering, reaching = solve.N(inputs), solve.N(g.C)  # v from u, v from z
     seen = solve.M(f.C)  # y from x
-    upper = beside(plus(f.A, times(f.B, times(solve.KM, f.C))), times(f.B, reaching))
-    lower = beside(times(g.B, seen), plus(g.A, times(g.B, times(solve.MD, g.C))))
-    column = total(image(f.D, g.output_bias), f.output_bias)
+    upper = hstack(add_blocks(f.A, matmul(f.B, matmul(solve.KM, f.C))), matmul(f.B, reaching))
+    lower = hstack(matmul(g.B, seen), add_blocks(g.A, matmul(g.B, matmul(solve.MD, g.C))))
+    column = add_vectors(image(f.D, g.output_bias), f.output_bias)
     shift = image(solve.M(identity(f.C.heights, f.C)), column)  # y where x, z and u vanish
-    drive = total(g.output_bias, image(g.D, shift))
+    drive = add_vectors(g.output_bias, image(g.D, shift))
     return BlockForm(
-        above(upper, lower),
-        above(times(f.B, entering), times(g.B, solve.MD)),
-        beside(seen, times(solve.MD, g.C)),
+        vstack(upper, lower),
+        vstack(matmul(f.B, entering), matmul(g.B, solve.MD)),
+        hstack(seen, matmul(solve.MD, g.C)),
         solve.MD,
-        joined(
-            total(f.bias, image(f.B, drive)),
-            total(g.bias, image(g.B, shift)),
+        cat_vectors(
+            add_vectors(f.bias, image(f.B, drive)),
+            add_vectors(g.bias, image(g.B, shift)),
             (first.sizes[0], second.sizes[0]),
             f.A,
         ),
@@ -217,20 +217,20 @@ def _prove(closed: ImplicitForm, f: ImplicitForm, g: ImplicitForm) -> str | None
     value, _ = _small_gain(forward, back)
     if not value < 1:
         return f"the small gain condition lambda_PF(S_f S_g) < 1 fails: {value:.6g}"
-    parts = AbsoluteForm.of(f), AbsoluteForm.of(g)
+    absolute = AbsoluteForm.of(f), AbsoluteForm.of(g)
     for formed in (False, True):
         spread = AbsoluteForm.of(closed, formed=formed)
         for slack in SLACKS:
-            proofs = _proofs(closed, spread, _weights(parts, (forward, back), slack), value)
+            proofs = _proofs(closed, spread, _weights(absolute, (forward, back), slack), value)
             if all(proof.holds for proof in proofs):
-                for system, proof in zip(closed.plan.systems, proofs, strict=True):
-                    system.certificate = proof
+                for loop, proof in zip(closed.order.loops, proofs, strict=True):
+                    loop.certificate = proof
                 return None
     return f"the small gain condition holds ({value:.6g} < 1) but too narrowly to be verified on the closed loop"
 
 
 def _weights(
-    parts: tuple[AbsoluteForm, AbsoluteForm], gain: tuple[Tensor, Tensor], slack: float
+    absolute: tuple[AbsoluteForm, AbsoluteForm], gain: tuple[Tensor, Tensor], slack: float
 ) -> list[Tensor] | None:
     """Turns weights of the outputs into weights of all states, blocks of f first; None if the slack is too large.
 
@@ -243,7 +243,7 @@ def _weights(
     eta = torch.linalg.solve_ex(eye - forward @ back, eye.new_ones(size))[0]
     omega = back @ eta + slack * (eta.abs().amax() if size else 0.0)
     try:
-        states = parts[0].states(omega[None], slack) + parts[1].states(eta[None], slack)
+        states = absolute[0].states(omega[None], slack) + absolute[1].states(eta[None], slack)
     except IllPosedError:
         return None
     return [state[0] for state in states if state.numel()] or [states[0][0]]
@@ -255,8 +255,8 @@ def _proofs(
     if weights is None:
         return [Certificate.of("small gain", torch.inf)]
     note = f"lambda_PF(S_f S_g) = {value:.4g}"
-    found = [_proof(spread, stage, weights) for stage in closed.plan.stages if stage.system is not None]
-    return [replace(proof, note=note) for proof in found]
+    proofs = [_proof(spread, stage, weights) for stage in closed.order.stages if stage.loop is not None]
+    return [replace(proof, note=note) for proof in proofs]
 
 
 def _proof(spread: AbsoluteForm, stage: Stage, weights: list[Tensor]) -> Certificate:
@@ -267,7 +267,7 @@ def _proof(spread: AbsoluteForm, stage: Stage, weights: list[Tensor]) -> Certifi
         return Certificate.of("small gain", torch.inf)
     v = v / v.amax()
     reached = upward(inner.apply(v[None]), spread.terms).split(inner.heights, dim=1)
-    activations = [spread.plan.activations[k] for k in stage.blocks]
+    activations = [spread.order.activations[k] for k in stage.blocks]
     moved = torch.cat([lipschitz_image(phi, z) for phi, z in zip(activations, reached, strict=True)], dim=1)[0]
     value = float(upward(moved / v, 2).amax()) + 1e-100
     gap = reciprocal_gap(value)

@@ -31,7 +31,7 @@ from wellposed.errors import (
     not_a_tensor,
     unknown_name,
 )
-from wellposed.forms.evaluation import Evaluation, Plan, block_norms
+from wellposed.forms.evaluation import Evaluation, EvaluationOrder, block_norms
 from wellposed.forms.operators.base import Operator, tensors
 from wellposed.forms.operators.block import Block, combine, partitioned
 from wellposed.forms.operators.plain import Diagonal, Zero, as_operator
@@ -40,7 +40,7 @@ OPTIONS = ("solver", "stop", "max_steps", "gradient", "on_failure", "generator",
 
 
 def check_options(options: dict[str, Any], shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """Raises where an option is unknown or does not fit, also if there is no loop that it could reach.
+    """Raises where an option is unknown or does not fit, even if the form has no loop to use it.
 
     Args:
         options: those of `fixed_point` and the start x0.
@@ -150,6 +150,7 @@ def _power_of_two(power: float) -> float:
 
 
 MODEL_BUILDERS: list[Callable[..., Any]] = []  # filled by wellposed.models
+OPERATORS: dict[str, Callable[..., "ImplicitForm"]] = {}  # of `>>`, `+`, `*`: filled by wellposed.forms.compose
 
 
 class ImplicitForm:
@@ -157,6 +158,8 @@ class ImplicitForm:
 
     Where A is a `Block`, its blocks are the layers of the form, and each may have its own phi. Blocks that do
     not depend on themselves are computed by substitution, in one pass; loops are solved as fixed points.
+
+    Forms compose: ``f >> g`` is `series`, ``f + g`` is `add` and ``f * g`` is `product`.
 
     Args:
         A, B, C, D: operators or tensors, dense or sparse; D None is zero.
@@ -170,6 +173,8 @@ class ImplicitForm:
         >>> form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), torch.ones(1, 2))
         >>> form(torch.tensor([[1.0, -3.0]]))
         tensor([[1.]])
+        >>> (form + form)(torch.tensor([[1.0, -3.0]]))
+        tensor([[2.]])
     """
 
     def __init__(
@@ -260,31 +265,31 @@ class ImplicitForm:
         return A, B, partitioned(self.C, _heights(self.C), self.partition)
 
     @cached_property
-    def plan(self) -> Plan:
+    def order(self) -> EvaluationOrder:
         """The order in which the blocks are computed, with the loops among them."""
-        return Plan(self.blocks[0], self.activations)
+        return EvaluationOrder(self.blocks[0], self.activations)
 
     def __call__(self, u: Tensor) -> Tensor:  # (B, *input_shape) or (B, p) -> (B, q)
         """Evaluates the rule."""
         flat, C = self._flat(u), self.blocks[2]
-        kept = frozenset(j for _, j in C.parts)
-        found = Evaluation(self.plan, self._offset(flat), kept=kept).run()
-        y = self._output(C, found.states, flat)
-        if not under_transform() and not bool((found.total + y.detach().sum(1)).isfinite().all()):
+        read = frozenset(j for _, j in C.parts)
+        evaluation = Evaluation(self.order, self._offset(flat), kept=read).run()
+        y = self._output(C, evaluation.states, flat)
+        if not under_transform() and not bool((evaluation.total + y.detach().sum(1)).isfinite().all()):
             self._check_finite(flat, y)
         return y
 
     def evaluated(self, u: Tensor, make: Callable[..., Evaluation]) -> Tensor:
-        """Evaluates the rule by another `Evaluation`, and looks at no value."""
+        """Evaluates the rule by another `Evaluation`, without reading a value on the host."""
         flat, C = self._flat(u), self.blocks[2]
-        return self._output(C, make(self.plan, self._offset(flat)).run().states, flat)
+        return self._output(C, make(self.order, self._offset(flat)).run().states, flat)
 
     @torch.no_grad()
     def _check_finite(self, flat: Tensor, y: Tensor) -> None:
         """Warns of states or outputs that are not finite; their total may have been too large as well."""
-        found = Evaluation(self.plan, self._offset(flat), {"on_failure": "ignore"}).run().solution()
-        assert isinstance(found.value, Tensor)
-        report_overflow(torch.cat([found.value, y.detach()], dim=1), "warn")
+        solution = Evaluation(self.order, self._offset(flat), {"on_failure": "ignore"}).run().solution()
+        assert isinstance(solution.value, Tensor)
+        report_overflow(torch.cat([solution.value, y.detach()], dim=1), "warn")
 
     def _output(self, C: Block, states: Sequence[Tensor | None], flat: Tensor) -> Tensor:
         start = self.D @ flat
@@ -292,6 +297,15 @@ class ImplicitForm:
             start = start + self.output_bias
         pieces = start.split(C.heights, dim=1)
         return torch.cat([combine(row, states, part) for row, part in zip(C.rows(), pieces, strict=True)], dim=1)
+
+    def __rshift__(self, other: "ImplicitForm") -> "ImplicitForm":
+        return OPERATORS[">>"](self, other) if isinstance(other, ImplicitForm) else NotImplemented
+
+    def __add__(self, other: "ImplicitForm") -> "ImplicitForm":
+        return OPERATORS["+"](self, other) if isinstance(other, ImplicitForm) else NotImplemented
+
+    def __mul__(self, other: "ImplicitForm") -> "ImplicitForm":
+        return OPERATORS["*"](self, other) if isinstance(other, ImplicitForm) else NotImplemented
 
     def equilibrium(self, u: Tensor, **options: Any) -> Solution:
         """Computes the states and tells how they were reached.
@@ -301,13 +315,13 @@ class ImplicitForm:
         flat = self._flat(u)
         offset = self._offset(flat)
         check_options(options, (flat.shape[0], self.sizes[0]), self.dtype)
-        found = Evaluation(self.plan, offset, options).run()
-        solution = found.solution()
+        evaluation = Evaluation(self.order, offset, options).run()
+        solution = evaluation.solution()
         if not under_transform():
             assert isinstance(solution.value, Tensor)
             report_overflow(solution.value.detach(), options.get("on_failure", "warn"))
-        if len(self.plan.stages) == 1 and found.solutions:
-            whole = found.solutions[0]
+        if len(self.order.stages) == 1 and evaluation.solutions:
+            whole = evaluation.solutions[0]
             assert isinstance(whole.value, Tensor)
             x, inputs, v = whole.value.detach(), flat.detach(), torch.cat(list(offset), dim=1).detach()
             return replace(whole, bound=lambda: self._bound(x, inputs, v))
@@ -318,8 +332,8 @@ class ImplicitForm:
 
         A form is well-posed if each of its loops is (003, Theorems 2 and 3), so the big matrix is not formed.
         """
-        loops = self.plan.systems
-        if len(self.plan.stages) == 1 and loops:
+        loops = self.order.loops
+        if len(self.order.stages) == 1 and loops:
             return loops[0].certificate
         if not loops:
             note = f"{len(self.partition)} blocks and no loop: the Perron-Frobenius eigenvalue is 0"
@@ -327,7 +341,7 @@ class ImplicitForm:
         proofs = [loop.certificate for loop in loops]
         worst = max(proofs, key=lambda proof: proof.value)
         kinds = ", ".join(sorted({proof.condition for proof in proofs}))
-        note = f"{len(loops)} of {len(self.plan.stages)} parts have a loop, proven by {kinds}"
+        note = f"{len(loops)} of {len(self.order.stages)} parts have a loop, proven by {kinds}"
         return Certificate.of("components", worst.value, note=note)
 
     def _offset(self, flat: Tensor) -> Sequence[Tensor]:
@@ -346,7 +360,7 @@ class ImplicitForm:
         if self.bias is not None:
             size = size + self.bias.abs()
         n, p, _ = self.sizes
-        return self.plan.systems[0].bound(x, v, size, n + p + 2)
+        return self.order.loops[0].bound(x, v, size, n + p + 2)
 
     def _flat(self, u: Tensor) -> Tensor:
         _, p, _ = self.sizes
@@ -429,8 +443,8 @@ class ImplicitForm:
         """Returns the form on a CUDA device, the current one if None."""
         if not torch.cuda.is_available():
             raise InputError("torch finds no CUDA device here; the form stays where it is: form.cpu()")
-        place = torch.device("cuda", device) if isinstance(device, int) else device
-        return self.to("cuda" if place is None else place)
+        target = torch.device("cuda", device) if isinstance(device, int) else device
+        return self.to("cuda" if target is None else target)
 
     def eval(self) -> "ImplicitForm":
         """Returns the form itself: it has one mode only, that of evaluation."""

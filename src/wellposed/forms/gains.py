@@ -19,7 +19,7 @@ from wellposed.activations import Activation, block_view
 from wellposed.conditions.rounding import EPS, TINY, double, upward, vector_norm
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms.compose import BlockForm
-from wellposed.forms.evaluation import Plan, Stage
+from wellposed.forms.evaluation import EvaluationOrder, Stage
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.base import Operator, Product, Sum, tensors
 from wellposed.forms.operators.block import Block
@@ -52,7 +52,7 @@ class Loop:
     def of(
         cls, abs_upper_bound: Block, exact: Block | None, activations: tuple[Activation, ...], terms: int
     ) -> "Loop":
-        """Reads a loop off what covers ``|A|``.
+        """Builds the inequality of a loop from an upper bound of ``|A|``.
 
         Args:
             exact: A itself where negative self-loops shall lower the bound.
@@ -213,7 +213,7 @@ def gains(form: ImplicitForm, *, self_loops: bool = True, columns: int = 256) ->
 class AbsoluteForm:
     """The absolute values of a form's operators, rounded up, in float64."""
 
-    plan: Plan
+    order: EvaluationOrder
     A: Block
     B: Block
     C: Block
@@ -227,7 +227,7 @@ class AbsoluteForm:
         f = BlockForm.of(form)
         home = torch.empty(0, dtype=form.dtype, device=form.device)
         A, B, C, D = (abs_upper_bound_block(part, double(home).device, formed) for part in (f.A, f.B, f.C, f.D))
-        return cls(form.plan, A, B, C, D, self_loops)
+        return cls(form.order, A, B, C, D, self_loops)
 
     @property
     def device(self) -> torch.device:
@@ -247,12 +247,12 @@ class AbsoluteForm:
     @cached_property
     def loops(self) -> dict[tuple[int, ...], Loop]:
         """The loops by their blocks."""
-        found = {}
-        for blocks in (stage.blocks for stage in self.plan.stages if stage.system is not None):
-            exact = self.plan.A.chosen(blocks, blocks) if self.self_loops else None
-            activations = tuple(self.plan.activations[k] for k in blocks)
-            found[blocks] = Loop.of(self.A.chosen(blocks, blocks), exact, activations, self.terms)
-        return found
+        loops = {}
+        for blocks in (stage.blocks for stage in self.order.stages if stage.loop is not None):
+            exact = self.order.A.chosen(blocks, blocks) if self.self_loops else None
+            activations = tuple(self.order.activations[k] for k in blocks)
+            loops[blocks] = Loop.of(self.A.chosen(blocks, blocks), exact, activations, self.terms)
+        return loops
 
     @cached_property
     def _least(self) -> tuple[float, float]:
@@ -278,30 +278,30 @@ class AbsoluteForm:
         With `slack` every bound is larger than what leads to it by that factor, and positive.
         """
         entering = upward(self.apply(self.B, u), self.terms).split(self.A.heights, dim=1)
-        found: dict[int, Tensor] = {}
-        for stage in self.plan.stages:
-            for k, bound in self._stage(stage, found, list(entering), slack).items():
-                found[k] = bound
-        return [found[k] for k in range(len(found))]
+        states: dict[int, Tensor] = {}
+        for stage in self.order.stages:
+            for k, bound in self._stage(stage, states, list(entering), slack).items():
+                states[k] = bound
+        return [states[k] for k in range(len(states))]
 
     def _stage(
-        self, stage: Stage, found: dict[int, Tensor], entering: list[Tensor], slack: float
+        self, stage: Stage, states: dict[int, Tensor], entering: list[Tensor], slack: float
     ) -> dict[int, Tensor]:
-        drive = {k: self._driven(k, found, entering[k], stage.blocks) for k in stage.blocks}
+        drive = {k: self._driven(k, states, entering[k], stage.blocks) for k in stage.blocks}
         if slack:
             drive = {k: _raised(w, slack) for k, w in drive.items()}
-        if stage.system is None:
-            return {k: lipschitz_image(self.plan.activations[k], w) * (1 + slack) for k, w in drive.items()}
+        if stage.loop is None:
+            return {k: lipschitz_image(self.order.activations[k], w) * (1 + slack) for k, w in drive.items()}
         w = torch.cat([drive[k] for k in stage.blocks], dim=1)
         sizes = [self.A.heights[k] for k in stage.blocks]
         bound = self.loops[stage.blocks].bound(w, slack)
         return dict(zip(stage.blocks, bound.split(sizes, dim=1), strict=True))
 
-    def _driven(self, k: int, found: dict[int, Tensor], entering: Tensor, inside: tuple[int, ...]) -> Tensor:
+    def _driven(self, k: int, states: dict[int, Tensor], entering: Tensor, inside: tuple[int, ...]) -> Tensor:
         total = entering
         for j, part in self.rows[k].items():
             if j not in inside:
-                total = total + self.apply(part, found[j])
+                total = total + self.apply(part, states[j])
         return upward(total, self.terms)
 
     def outputs(self, states: list[Tensor], u: Tensor) -> Tensor:  # (B, q)

@@ -5,6 +5,7 @@ to reorder. `trim` leaves out states that do not matter: those that no input rea
 sees.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -12,9 +13,10 @@ from heapq import heapify, heappop, heappush
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation
+from wellposed.activations import Activation, get_activation
+from wellposed.activations.blockwise import piecewise
 from wellposed.errors import InputError
-from wellposed.forms.compose import BlockForm, total
+from wellposed.forms.compose import BlockForm, add_vectors
 from wellposed.forms.evaluation import Stage, strong_components
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.base import Operator, Sparse
@@ -50,20 +52,20 @@ def regroup(form: ImplicitForm, groups: Sequence[Group]) -> ImplicitForm:
 
 def _rearranged(block: Block, rows: Sequence[Group], columns: Sequence[Group]) -> Block:
     down, across = _members(rows), _members(columns)
-    parts = {}
+    blocks = {}
     for (k, m), part in block.parts.items():
         for i, j in _pairs(part, rows, columns, down.get(k, []), across.get(m, [])):
-            parts[i, j] = restricted(part, rows[i].states, columns[j].states)
+            blocks[i, j] = restricted(part, rows[i].states, columns[j].states)
     heights, widths = _sizes(block.heights, rows), _sizes(block.widths, columns)
-    return Block(heights, widths, parts, block.kind, block.place)
+    return Block(heights, widths, blocks, block.kind, block.place)
 
 
 def _members(groups: Sequence[Group]) -> dict[int, list[int]]:
     """Lists the groups of every block."""
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for number, group in enumerate(groups):
-        found.setdefault(group.block, []).append(number)
-    return found
+        members.setdefault(group.block, []).append(number)
+    return members
 
 
 def _sizes(cut: tuple[int, ...], groups: Sequence[Group]) -> tuple[int, ...]:
@@ -77,9 +79,9 @@ def _pairs(
     if len(down) * len(across) <= 4 or not isinstance(part, Dense | Sparse):
         return [(i, j) for i in down for j in across]
     i, j, values = part.coordinates()
-    kept = values != 0
+    nonzero = values != 0
     to, at = _owner(rows, down, part.shape[0], i), _owner(columns, across, part.shape[1], j)
-    pairs = torch.stack([to[i[kept]], at[j[kept]]], dim=1).unique(dim=0)
+    pairs = torch.stack([to[i[nonzero]], at[j[nonzero]]], dim=1).unique(dim=0)
     return [(a, b) for a, b in pairs.tolist() if a >= 0 and b >= 0]
 
 
@@ -105,7 +107,9 @@ def _labels(labels: tuple[str, ...], groups: Sequence[Group]) -> tuple[str, ...]
         return ()
     members = _members(groups)
     count = {k: len(numbers) for k, numbers in members.items()}
-    last_first = {number: place for numbers in members.values() for place, number in enumerate(numbers[::-1])}
+    last_first = {
+        number: position for numbers in members.values() for position, number in enumerate(numbers[::-1])
+    }
     places = enumerate(group.block for group in groups)
     return tuple(labels[k] if count[k] == 1 else f"{labels[k]}[{last_first[number]}]" for number, k in places)
 
@@ -203,7 +207,7 @@ def block_triangular(form: ImplicitForm) -> ImplicitForm:
     Example:
         >>> A = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.5], [0.0, 0.5, 0.0]])
         >>> layered = block_triangular(ImplicitForm(A, torch.eye(3), torch.eye(3)))
-        >>> layered.partition, [stage.system is not None for stage in layered.plan.stages]
+        >>> layered.partition, [stage.loop is not None for stage in layered.order.stages]
         ((2, 1), [False, True])
     """
     return regroup(form, [group for stage in _last_first(form) for group in reversed(_layers(form, stage))])
@@ -211,7 +215,7 @@ def block_triangular(form: ImplicitForm) -> ImplicitForm:
 
 def _last_first(form: ImplicitForm) -> list[Stage]:
     """Orders the stages so that each comes after all that read it, else as their blocks are ordered."""
-    stages = form.plan.stages
+    stages = form.order.stages
     home = {k: number for number, stage in enumerate(stages) for k in stage.blocks}
     reads = {(home[i], home[j]) for i, j in form.blocks[0].parts if home[i] != home[j]}
     sources: dict[int, list[int]] = {number: [] for number in range(len(stages))}
@@ -221,47 +225,47 @@ def _last_first(form: ImplicitForm) -> list[Stage]:
         readers[source] += 1
     ready = [(min(stage.blocks), number) for number, stage in enumerate(stages) if not readers[number]]
     heapify(ready)
-    found = []
+    ordered = []
     while ready:
         _, number = heappop(ready)
-        found.append(stages[number])
+        ordered.append(stages[number])
         for source in sources[number]:
             readers[source] -= 1
             if not readers[source]:
                 heappush(ready, (min(stages[source].blocks), source))
-    return found
+    return ordered
 
 
 def _layers(form: ImplicitForm, stage: Stage) -> list[Group]:
     """Splits the blocks of a stage, those that others depend on first."""
-    if stage.system is None:
+    if stage.loop is None:
         return [Group(k) for k in stage.blocks]
     numbers = units(form, stage.blocks)
     edges = _unit_edges(form, stage.blocks, numbers)
     depth: dict[int, int] = {}
-    found: dict[tuple[int, int], list[int]] = {}
-    for place, members in enumerate(strong_components(edges)):
+    layers: dict[tuple[int, int], list[int]] = {}
+    for component, members in enumerate(strong_components(edges)):
         inside = set(members)
         level = 1 + max((depth[j] for i in members for j in edges[i] if j not in inside), default=-1)
         depth.update(dict.fromkeys(members, level))
         loop = len(members) > 1 or members[0] in edges[members[0]]
         # loops keep a block of their own; other states of one level do not depend on one another
-        found.setdefault((level, place if loop else -1), []).extend(members)
+        layers.setdefault((level, component if loop else -1), []).extend(members)
     groups = []
-    for _, chosen in sorted(found.items()):
+    for _, chosen in sorted(layers.items()):
         groups += _located(stage.blocks, numbers, torch.tensor(sorted(chosen), device=form.device))
     return groups
 
 
 def units(form: ImplicitForm, blocks: Sequence[int]) -> list[Tensor]:
     """Numbers what must stay together: the states of componentwise maps one by one, else their windows."""
-    found, start = [], 0
+    numbers, start = [], 0
     for k in blocks:
         phi, size = form.activations[k], form.partition[k]
         width = 1 if phi.componentwise else (phi.block or size)
-        found.append(start + torch.arange(size, device=form.device) // max(width, 1))
+        numbers.append(start + torch.arange(size, device=form.device) // max(width, 1))
         start += -(-size // max(width, 1))
-    return found
+    return numbers
 
 
 def _unit_edges(form: ImplicitForm, blocks: tuple[int, ...], numbers: list[Tensor]) -> dict[int, list[int]]:
@@ -269,8 +273,8 @@ def _unit_edges(form: ImplicitForm, blocks: tuple[int, ...], numbers: list[Tenso
     pairs = []
     for (i, j), part in form.blocks[0].chosen(blocks, blocks).parts.items():
         rows, columns, values = part.coordinates()
-        kept = values != 0
-        pairs.append(torch.stack([numbers[i][rows[kept]], numbers[j][columns[kept]]], dim=1))
+        nonzero = values != 0
+        pairs.append(torch.stack([numbers[i][rows[nonzero]], numbers[j][columns[nonzero]]], dim=1))
     edges: dict[int, list[int]] = {unit: [] for unit in range(count)}
     for row, column in torch.cat(pairs).unique(dim=0).tolist():
         edges[row].append(column)
@@ -279,8 +283,8 @@ def _unit_edges(form: ImplicitForm, blocks: tuple[int, ...], numbers: list[Tenso
 
 def _located(blocks: tuple[int, ...], numbers: list[Tensor], chosen: Tensor) -> list[Group]:
     """Finds the states of some units in their blocks."""
-    found = [(k, torch.isin(number, chosen)) for k, number in zip(blocks, numbers, strict=True)]
-    return [Group(k, None if bool(m.all()) else m.nonzero()[:, 0]) for k, m in found if bool(m.any())]
+    groups = [(k, torch.isin(number, chosen)) for k, number in zip(blocks, numbers, strict=True)]
+    return [Group(k, None if bool(m.all()) else m.nonzero()[:, 0]) for k, m in groups if bool(m.any())]
 
 
 def trim(form: ImplicitForm) -> ImplicitForm:
@@ -311,7 +315,7 @@ def _without_constants(form: ImplicitForm, reached: list[Tensor]) -> ImplicitFor
     f = BlockForm.of(form)
     constant = _constants(form, reached)[None]
     shift, offset = (None if not part.parts else part.apply(constant)[0] for part in (f.A, f.C))
-    folded = form.replaced(bias=total(form.bias, shift), output_bias=total(form.output_bias, offset))
+    folded = form.replaced(bias=add_vectors(form.bias, shift), output_bias=add_vectors(form.output_bias, offset))
     return regroup(folded, _groups(reached))
 
 
@@ -319,10 +323,10 @@ def _constants(form: ImplicitForm, reached: list[Tensor]) -> Tensor:  # (n,)
     """Computes the states that no input reaches; the others are zero."""
     still = [~part for part in reached]
     u = torch.zeros(1, form.sizes[1], dtype=form.dtype, device=form.device)
-    found = regroup(form, _groups(still)).equilibrium(u).value
-    assert isinstance(found, Tensor)
+    values = regroup(form, _groups(still)).equilibrium(u).value
+    assert isinstance(values, Tensor)
     empty = torch.zeros(form.sizes[0], dtype=form.dtype, device=form.device)
-    return empty.masked_scatter(torch.cat(still), found[0])
+    return empty.masked_scatter(torch.cat(still), values[0])
 
 
 @torch.no_grad()
@@ -358,9 +362,49 @@ def _together(marks: Tensor, form: ImplicitForm, k: int) -> Tensor:
     return (count.index_add(0, number, marks.to(torch.int64)) > 0)[number]
 
 
-def _groups(kept: list[Tensor]) -> list[Group]:
+def _groups(chosen: list[Tensor]) -> list[Group]:
     """Lists what is kept of every block; one empty block where nothing is."""
-    found = [(k, part) for k, part in enumerate(kept) if bool(part.any())]
-    if not found:
-        return [Group(0, torch.zeros(0, dtype=torch.int64, device=kept[0].device))]
-    return [Group(k, None if bool(part.all()) else part.nonzero()[:, 0]) for k, part in found]
+    groups = [(k, part) for k, part in enumerate(chosen) if bool(part.any())]
+    if not groups:
+        return [Group(0, torch.zeros(0, dtype=torch.int64, device=chosen[0].device))]
+    return [Group(k, None if bool(part.all()) else part.nonzero()[:, 0]) for k, part in groups]
+
+
+def cap_rows(form: ImplicitForm, kappa: float | None = None) -> ImplicitForm:
+    """Rescales a form without loops where the rows of A are not below a cap.
+
+    Args:
+        form: whose outputs stay the same (003, section 2.5).
+        kappa: the cap; 0.95 over the Lipschitz constant of phi if None.
+    """
+    constant = form.activation.lipschitz()
+    if math.isinf(constant):
+        raise InputError(
+            f"{form.activation.name} has no Lipschitz constant, so no cap on A keeps a model well-posed; the form "
+            "itself can be evaluated and saved"
+        )
+    cap = 0.95 / max(1.0, constant) if kappa is None else kappa
+    return form if float(form.A.abs().row_sums().max()) < cap else form.rescale(cap)
+
+
+def absorb_output_bias(form: ImplicitForm) -> ImplicitForm:
+    """Turns an output bias into a state of constant value, which C multiplies by it; A, B and C become dense.
+
+    Example:
+        >>> form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1), output_bias=torch.ones(1))
+        >>> absorb_output_bias(form).sizes, absorb_output_bias(form)(torch.ones(1, 1))
+        ((2, 1, 1), tensor([[2.]]))
+    """
+    if form.output_bias is None or not bool(form.output_bias.any()):
+        return form
+    A, B, C = (block.to_dense() for block in (form.A, form.B, form.C))
+    phi, value = form.activation, torch.ones(1, dtype=A.dtype, device=A.device)
+    single = phi.componentwise and len(set(form.activations)) == 1
+    if single and float(phi(value)) != 0:
+        value = phi(value)
+    else:
+        phi = piecewise((*form.activations, get_activation("identity")), (*form.partition, 1))
+    bias = A.new_zeros(len(A)) if form.bias is None else form.bias
+    A, B = torch.nn.functional.pad(A, (0, 1, 0, 1)), torch.nn.functional.pad(B, (0, 0, 0, 1))
+    C = torch.cat([C, (form.output_bias / value)[:, None]], dim=1)
+    return ImplicitForm(A, B, C, form.D, torch.cat([bias, torch.ones_like(value)]), phi, form.input_shape)

@@ -59,12 +59,12 @@ def unpack_form(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> I
         if header.keys() != {*_HEADER}:
             raise FileFormatError(f"a form has the entries {sorted(_HEADER)}; received {sorted(header)}")
         reader = _Reader(tensors, header["dtype"], len(metadata["form"]))
-        parts: dict[str, Any] = {name: reader.operator(header[name]) for name in "ABCD"}
-        parts |= {name: reader.bias(header[name]) for name in ("bias", "output_bias")}
+        arguments: dict[str, Any] = {name: reader.operator(header[name]) for name in "ABCD"}
+        arguments |= {name: reader.bias(header[name]) for name in ("bias", "output_bias")}
         shape, labels = header["input_shape"], header["labels"]
         if not _list_of(shape, _is_size) or not _list_of(labels, lambda label: isinstance(label, str)):
             raise FileFormatError(f"its inputs have the shape {shape!r} and its blocks the labels {labels!r}")
-        form = ImplicitForm(**parts, activation=_found(header), input_shape=tuple(shape), labels=labels)
+        form = ImplicitForm(**arguments, activation=_found(header), input_shape=tuple(shape), labels=labels)
         _check(form, header, tensors, reader.used)
     except (UnknownNameError, FileFormatError):
         raise
@@ -101,12 +101,12 @@ def strict_json(text: bytes | str, what: str) -> dict[str, Any]:
     """
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in entries:
                 raise FileFormatError(f"{what} says {key!r} twice")
-            found[key] = value
-        return found
+            entries[key] = value
+        return entries
 
     def number(digits: str) -> float:
         if not math.isfinite(value := float(digits)):
@@ -115,15 +115,15 @@ def strict_json(text: bytes | str, what: str) -> dict[str, Any]:
 
     try:
         plain = text.decode() if isinstance(text, bytes) else text
-        found = json.loads(plain, object_pairs_hook=table, parse_constant=number, parse_float=number)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a character that is written as two
+        content = json.loads(plain, object_pairs_hook=table, parse_constant=number, parse_float=number)
+        json.dumps(content, ensure_ascii=False).encode()  # half of a character that is written as two
     except FileFormatError:
         raise
     except (ValueError, TypeError, RecursionError) as error:
         raise FileFormatError(f"{what} is no readable JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise FileFormatError(f"{what} is a {type(found).__name__}, not a table")
-    return found
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{what} is a {type(content).__name__}, not a table")
+    return content
 
 
 def stored_activation(name: Any) -> Activation:
@@ -138,12 +138,12 @@ def stored_activation(name: Any) -> Activation:
     if not isinstance(name, str):
         raise FileFormatError(f"an activation is stored by its name; received {name!r}")
     try:
-        found = get_activation(name)
+        activation = get_activation(name)
     except InputError as error:
         raise FileFormatError(str(error)) from error
-    if found.name != name:
-        raise FileFormatError(f"the activation {name!r} is stored as {found.name!r}")
-    return found
+    if activation.name != name:
+        raise FileFormatError(f"the activation {name!r} is stored as {activation.name!r}")
+    return activation
 
 
 def registered_name(activation: Activation) -> str:
@@ -186,8 +186,8 @@ def _type_name(dtype: torch.dtype) -> str:
 
 def _kinds() -> dict[str, type[Operator]]:
     """Lists the library's own operators by name."""
-    found = [kind for kind in Operator.__subclasses__() if kind.__module__.startswith("wellposed.forms.")]
-    return {kind.__name__: kind for kind in found}
+    kinds = [kind for kind in Operator.__subclasses__() if kind.__module__.startswith("wellposed.forms.")]
+    return {kind.__name__: kind for kind in kinds}
 
 
 class _Store:
@@ -246,8 +246,8 @@ class _Store:
         if key not in self._names or not straight.numel():
             self._names[key] = path
             self.tensors[path] = self._alone(straight).cpu()
-        found: dict[str, Any] = {"tensor": self._names[key]}
-        return found if order == list(range(value.dim())) else {**found, "order": order}
+        entry: dict[str, Any] = {"tensor": self._names[key]}
+        return entry if order == list(range(value.dim())) else {**entry, "order": order}
 
     def _alone(self, value: Tensor) -> Tensor:
         """Copies a piece of memory of which another piece is stored, which safetensors refuses."""
@@ -281,27 +281,29 @@ class _Reader:
             raise FileFormatError(
                 f"{name} has the fields {sorted(wanted)}; received {sorted({*value} - {'operator'})}"
             )
-        found = kinds[name](**{field: self._field(value[field], name, field, wanted[field]) for field in wanted})
-        self._check_size(found)
-        if isinstance(found, Product):
-            pairs = zip(found.factors[:-1], found.factors[1:], strict=True)
+        operator = kinds[name](
+            **{field: self._field(value[field], name, field, wanted[field]) for field in wanted}
+        )
+        self._check_size(operator)
+        if isinstance(operator, Product):
+            pairs = zip(operator.factors[:-1], operator.factors[1:], strict=True)
             if any(one.shape[1] != other.shape[0] for one, other in pairs):
                 raise FileFormatError("the factors of a product do not fit")
-        if isinstance(found, Sum) and len({term.shape for term in found.terms}) > 1:
+        if isinstance(operator, Sum) and len({term.shape for term in operator.terms}) > 1:
             raise FileFormatError("the terms of a sum do not fit")
-        return found
+        return operator
 
-    def _check_size(self, found: Operator) -> None:
+    def _check_size(self, operator: Operator) -> None:
         """Refuses an operator on vectors that are far longer than the file."""
-        largest = max(found.shape)
-        if isinstance(found, Convolution):
-            channels, *image = found.input_shape
-            padded = (size + 2 * more for size, more in zip(image, found.padding, strict=True))
+        largest = max(operator.shape)
+        if isinstance(operator, Convolution):
+            channels, *image = operator.input_shape
+            padded = (size + 2 * more for size, more in zip(image, operator.padding, strict=True))
             largest = max(largest, channels * math.prod(padded))
         if largest > ROWS_PER_BYTE * self.size + ROWS_FREE:
             raise FileFormatError(
-                f"{type(found).__name__} takes or makes {largest} numbers, far more than the {self.size} bytes of "
-                "the form allow"
+                f"{type(operator).__name__} takes or makes {largest} numbers, far more than the {self.size} bytes "
+                "of the form allow"
             )
 
     def bias(self, value: Any) -> Tensor | None:
@@ -312,9 +314,9 @@ class _Reader:
         if wanted is Tensor:
             return self._sparse(value) if kind == "Sparse" else self._tensor(value, whole=name == "index")
         if isinstance(wanted, type) and issubclass(wanted, Operator):
-            found = self.operator(value)
-            if isinstance(found, wanted):
-                return found
+            operator = self.operator(value)
+            if isinstance(operator, wanted):
+                return operator
         elif wanted == tuple[Operator, ...]:
             return tuple(self.operator(part) for part in _tuple(value))
         elif wanted == dict[tuple[int, int], Operator]:
@@ -340,30 +342,30 @@ class _Reader:
     def _parts(self, value: Any) -> dict[tuple[int, ...], Operator]:
         if not isinstance(value, dict) or value.keys() != {"dict"} or not isinstance(value["dict"], list):
             raise FileFormatError(f"the blocks of a matrix are stored as pairs; received {value!r}")
-        found: dict[tuple[int, ...], Operator] = {}
+        blocks: dict[tuple[int, ...], Operator] = {}
         for key, part in value["dict"]:
-            place = _tuple(key)
-            if len(place) != 2 or not all(_is_size(index, 0) for index in place) or place in found:
-                raise FileFormatError(f"a block has a place of its own, row and column; received {place}")
-            found[place] = self.operator(part)
-        return found
+            position = _tuple(key)
+            if len(position) != 2 or not all(_is_size(index, 0) for index in position) or position in blocks:
+                raise FileFormatError(f"a block has a place of its own, row and column; received {position}")
+            blocks[position] = self.operator(part)
+        return blocks
 
     def _tensor(self, value: Any, *, whole: bool, empty: bool = False) -> Tensor:
         """Returns a tensor, in the order in which its operator wants it."""
         if not isinstance(value, dict) or not {"tensor"} <= value.keys() <= {"tensor", "order"}:
             raise FileFormatError(f"a tensor is stored by its name and its order; received {value!r}")
-        found, straight = self.tensors[value["tensor"]], list(range(self.tensors[value["tensor"]].dim()))
-        if found.dtype != (torch.int64 if whole else self.dtype):
-            raise FileFormatError(f"the tensor {value['tensor']!r} is {found.dtype}, and the form {self.dtype}")
-        if not (empty or found.numel()):
-            raise FileFormatError(f"the tensor {value['tensor']!r} is empty: its shape is {tuple(found.shape)}")
+        tensor, straight = self.tensors[value["tensor"]], list(range(self.tensors[value["tensor"]].dim()))
+        if tensor.dtype != (torch.int64 if whole else self.dtype):
+            raise FileFormatError(f"the tensor {value['tensor']!r} is {tensor.dtype}, and the form {self.dtype}")
+        if not (empty or tensor.numel()):
+            raise FileFormatError(f"the tensor {value['tensor']!r} is empty: its shape is {tuple(tensor.shape)}")
         self.used.add(value["tensor"])
         if "order" not in value:
-            return found
+            return tensor
         order = value["order"]
         if not _list_of(order, lambda d: _is_size(d, 0)) or sorted(order) != straight or order == straight:
             raise FileFormatError(f"{order!r} is no other order of {len(straight)} dimensions")
-        return found.permute(_inverse(order))
+        return tensor.permute(_inverse(order))
 
     def _sparse(self, value: Any) -> Tensor:
         if not isinstance(value, dict) or value.keys() != {"sparse", "size"} or len(value["sparse"]) != 2:

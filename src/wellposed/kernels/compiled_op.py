@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.activations import family_of, leaky_relu
-from wellposed.activations.catalogue import BUILT_IN
+from wellposed.activations import Activation, get_activation
+from wellposed.activations.activation import same_map
 from wellposed.equilibrium.affine import AffineSolve, AffineSpec, differentiable_adjoint, fast_adjoint
 from wellposed.equilibrium.gradients import Implicit
 from wellposed.equilibrium.method import (
@@ -27,20 +27,34 @@ from wellposed.equilibrium.method import (
 from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps
 from wellposed.equilibrium.tracing import under_functorch, under_transform
+from wellposed.errors import InputError, UnknownNameError
 from wellposed.kernels.engine import choose
-from wellposed.kernels.spec import kind_of
 
 RULES: dict[str, Any] = {rule.__name__: rule for rule in (Anderson, Picard, Absolute, Relative, Settled, Steps)}
 
 
-def write_spec(spec: AffineSpec) -> str:
-    """Writes a spec of which some engine has a kernel down, as a text that an operator can take."""
-    kind, rule = kind_of(spec.activation), spec.gradient
-    assert kind is not None and isinstance(rule, Implicit)
+def write_spec(spec: AffineSpec) -> str | None:
+    """Writes a spec of which some engine has a kernel down, as a text that an operator can take.
+
+    Returns:
+        None if the name of the activation does not lead back to it.
+    """
+    rule = spec.gradient
+    assert isinstance(rule, Implicit)
+    if not _is_known(spec.activation):
+        return None
     forward = _written(spec.forward.solver), _written(spec.forward.stop), spec.forward.max_steps
     gradient = _written(rule.solver), _written(rule.stop), rule.max_steps
-    name = [family_of(spec.activation), kind[1]]
-    return json.dumps([name, forward, spec.forward.on_failure, gradient, spec.automatic, spec.executor])
+    return json.dumps(
+        [spec.activation.name, forward, spec.forward.on_failure, gradient, spec.automatic, spec.executor]
+    )
+
+
+def _is_known(activation: Activation) -> bool:
+    try:
+        return same_map(get_activation(activation.name), activation)
+    except (InputError, UnknownNameError):
+        return False
 
 
 def _written(rule: Any) -> Any:
@@ -50,12 +64,11 @@ def _written(rule: Any) -> Any:
 @functools.lru_cache(maxsize=256)
 def read_spec(text: str) -> AffineSpec:
     """Returns the spec behind a text."""
-    (name, slope), forward, policy, gradient, automatic, executor = json.loads(text)
-    activation = leaky_relu(slope) if name == "leaky_relu" else BUILT_IN[name]
+    name, forward, policy, gradient, automatic, executor = json.loads(text)
     solver, stop, steps = (_read(part) for part in forward)
     rule = Implicit(*(_read(part) for part in gradient))
     options = SolveOptions(solver, stop, steps, policy)
-    return AffineSpec(activation, options, rule, automatic=automatic, executor=executor)
+    return AffineSpec(get_activation(name), options, rule, automatic=automatic, executor=executor)
 
 
 def _read(written: Any) -> Any:

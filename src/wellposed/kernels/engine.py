@@ -68,5 +68,6 @@ def explain(spec: AffineSpec, factors: Factors, batch: int, more: str = "") -> s
             lines.insert(0, f"{engine.name}: {spec.activation.name}, {dtype}, {size}{more and f', {more}'}")
             return "\n".join(lines)
         lines.append(f"not {engine.name}: {reason}")
-    asked = 'executor="reference" was asked for'
-    return "\n".join([f"reference: {'the plain loop' if lines else asked}", *lines])
+    if spec.executor == "auto":
+        return "\n".join(["reference: the plain loop", *lines])
+    return "\n".join([f'{"none" if lines else "reference"}: executor="{spec.executor}" was asked for', *lines])

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, family_of
+from wellposed.activations import Activation
 from wellposed.equilibrium.affine import AffineSpec, Engine, Factors
 from wellposed.equilibrium.gradients import Implicit
 from wellposed.equilibrium.loop import Iterates
@@ -34,7 +34,7 @@ from wellposed.equilibrium.tracing import under_forward_mode, under_transform
 
 RELU, SLOPED, LINEAR, TANH, SIGMOID = range(5)  # kinds of maps; LINEAR is the adjoint
 TOLERANCE, SETTLED, COUNTED = range(3)  # stopping rules
-KINDS = {"relu": (RELU, 0.0), "identity": (SLOPED, 1.0), "tanh": (TANH, 0.0), "sigmoid": (SIGMOID, 0.0)}
+KINDS = {"relu": RELU, "sloped": SLOPED, "tanh": TANH, "sigmoid": SIGMOID}  # by the names in `Traits.kernel`
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,8 @@ def kind_of(activation: Activation) -> tuple[int, float] | None:
         >>> kind_of(get_activation("relu")), kind_of(get_activation("gelu"))
         ((0, 0.0), None)
     """
-    family = family_of(activation)
-    if family == "leaky_relu":
-        return SLOPED, float(activation.function.keywords["negative_slope"])  # type: ignore[attr-defined]
-    return KINDS.get(family)
+    kernel, slope = activation.traits.kernel or ("", 0.0)
+    return (KINDS[kernel], slope) if kernel in KINDS else None
 
 
 def kernel_spec(

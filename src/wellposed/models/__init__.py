@@ -1,6 +1,6 @@
 """Modules whose forward pass is a fixed point."""
 
-from wellposed.forms.form import ImplicitForm
+from wellposed.forms.form import MODEL_BUILDERS, ImplicitForm
 from wellposed.models.cells import ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell
 from wellposed.models.deq import DEQ
 from wellposed.models.ensemble import Ensemble
@@ -58,3 +58,5 @@ __all__ = [
     "weight_norm",
     "write_certificate",
 ]
+
+MODEL_BUILDERS.append(ImplicitModel.from_form)

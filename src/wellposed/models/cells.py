@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wellposed.activations import Activation, family_of, get_activation
+from wellposed.activations import Activation, get_activation
 from wellposed.equilibrium.maps import State
 from wellposed.equilibrium.tracing import under_forward_mode, under_functorch
 from wellposed.errors import InputError, positive_integer
@@ -64,7 +64,7 @@ class Nonlinearity(nn.Module):
     @property
     def trivial(self) -> bool:
         """Whether it changes nothing."""
-        return family_of(self.activation) == "identity"
+        return self.activation.is_identity
 
     def extra_repr(self) -> str:
         return self.activation.name

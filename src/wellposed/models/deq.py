@@ -286,9 +286,9 @@ class DEQ(nn.Module):
         reject_layers(self.cell)
         batch, start = _inputs(u)[0], self.start(u) if x0 is None else x0
         parameters = [pair for pair in self.cell.named_parameters() if pair[1].is_floating_point()]
+        hooks = None if self.hooks is None else self.hooks()
         if self.weight_check.failed(parameters, self.on_failure):
             return self._none(start, parameters)
-        hooks = None if self.hooks is None else self.hooks()
         hooks = None if x0 is not None or under_transform() else hooks
         if hooks is not None:
             packing = Packing.of(start)

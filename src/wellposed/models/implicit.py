@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.activations import Activation, get_activation
-from wellposed.activations.blockwise import piecewise
-from wellposed.conditions.certificate import AffineBound, Certificate, LowRankBound
-from wellposed.conditions.conditions import Condition, certify, get_condition
-from wellposed.conditions.state_matrix import IterationSystem, StateMatrix, check_matrices, choose_condition
+from wellposed.activations import get_activation
+from wellposed.conditions import Certificate, Condition, certify
+from wellposed.conditions.state_matrix import (
+    IterationSystem,
+    StateBound,
+    StateMatrix,
+    check_matrices,
+    choose_condition,
+)
 from wellposed.equilibrium import (
     GRADIENTS,
     STOPPINGS,
@@ -46,14 +50,11 @@ from wellposed.equilibrium.method import (
     active_logs,
     no_equilibrium,
 )
-from wellposed.equilibrium.solution import Adjoint
 from wellposed.equilibrium.stopping import Settled, bound_error
 from wellposed.equilibrium.tracing import refuse_programs, under_forward_mode, under_transform
 from wellposed.errors import InputError, not_a_tensor, positive_integer
-from wellposed.forms import Dense, ImplicitForm, LowRank, Zero
-from wellposed.forms.form import MODEL_BUILDERS
+from wellposed.forms import Dense, ImplicitForm, LowRank, Zero, absorb_output_bias, cap_rows
 from wellposed.kernels.compiled_op import check_outputs, equilibrium_op, write_spec
-from wellposed.kernels.cpu.engine import installation_why_not, tensor_why_not
 from wellposed.kernels.engine import NUMBA, Compiled, check_executor, choose, compiled_engine, explain
 from wellposed.kernels.layer import run_layer
 from wellposed.kernels.sparse import (
@@ -175,6 +176,8 @@ class ImplicitModel(nn.Module):
         """Computes the outputs."""
         self._check(u)
         if self.weight_check.failed(self.state_weights(), self.on_failure):
+            if self.hooks is not None:
+                self.hooks()  # the model was called, though nothing is solved
             return no_equilibrium(u.new_empty(*u.shape[:-1], self.out_features), self.state_weights())
         y = self._outputs(u if u.dim() == 2 else u.reshape(-1, self.in_features))
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
@@ -195,11 +198,20 @@ class ImplicitModel(nn.Module):
         own, device = self.B, u.device
         if u.dtype != own.dtype or device != own.device or torch.is_autocast_enabled(device.type):
             return None
-        return self._prepared()[1]
+        return self._whole_engine()
+
+    def _whole_engine(self) -> Compiled | None:
+        """Returns the engine with a kernel for the equation of A itself, which is asked for once."""
+        spec = self.spec()
+        if "layer" not in spec.prepared:
+            whole = not self.state.shifted and hasattr(self.state, "raw")
+            spec.prepared["layer"] = compiled_engine(spec, (self._like(),)) if whole else None
+        engine: Compiled | None = spec.prepared["layer"]
+        return engine
 
     def _layer(self, engine: Compiled, u: Tensor) -> Tensor:  # (B, p) -> (B, q)
         """Computes the outputs as one node of the graph."""
-        spec, _, dtype = self._prepared()
+        spec, dtype = self._prepared()
         own, rest = self.B.dtype, (self.B, self.C, self.D, self.bias)
         if dtype != own:
             D, bias = (None if matrix is None else matrix.to(dtype) for matrix in rest[2:])
@@ -227,10 +239,10 @@ class ImplicitModel(nn.Module):
             require_finite("x0", x0)
         if self.weight_check.failed(self.state_weights(), self.on_failure):
             return Solution.none(no_equilibrium(u.new_empty(shape), self.state_weights()))
-        value, status, steps, residuals, adjoint = self._solve(u, x0, trace=True)
+        value, status, steps, residuals, run = self._solve(u, x0, trace=True)
         final, inputs = value.detach(), u.detach()
         bound = lambda: self._bound()(final, self._context(inputs))  # noqa: E731
-        return Solution(value, status, steps, residuals, bound, adjoint)
+        return Solution(value, status, steps, residuals, bound, run.adjoint)
 
     def options(self) -> SolveOptions:
         """Returns how the model solves."""
@@ -246,33 +258,31 @@ class ImplicitModel(nn.Module):
         """Returns how the model solves ``x = phi(Ax + v)``, forward and backward."""
         return self._prepared()[0]
 
-    def spec_of(self, system: IterationSystem, bound: AffineBound | LowRankBound | None = None) -> AffineSpec:
+    def spec_of(self, system: IterationSystem, bound: StateBound | None = None) -> AffineSpec:
         """Returns the same for what A stands for, with an error bound."""
         if bound is None and system.splitting is None and system.damping == 1:
             return self.spec()
         return replace(self.spec(), damping=system.damping, splitting=system.splitting, bound=bound, prepared={})
 
-    def _prepared(self) -> tuple[AffineSpec, Compiled | None, torch.dtype]:
-        """Returns the spec, the engine that computes outputs as one node, if any, and the dtype of solves."""
+    def _prepared(self) -> tuple[AffineSpec, torch.dtype]:
+        """Returns the spec and the dtype of solves, made anew when options have changed."""
         state, like = self.state, self.B
         options = self.solver, self.stop, self.max_steps, self.gradient, self.on_failure, self.executor
         key = (*options, self.activation, state.condition, state.kappa, like.dtype, like.device)
-        prepared: tuple[AffineSpec, Compiled | None, torch.dtype] = self._specs.get((), key, self._prepare)
+        prepared: tuple[AffineSpec, torch.dtype] = self._specs.get((), key, self._prepare)
         return prepared
 
-    def _prepare(self) -> tuple[AffineSpec, Compiled | None, torch.dtype]:
+    def _prepare(self) -> tuple[AffineSpec, torch.dtype]:
         automatic, stop = self.solver is None, STOPPINGS.get(Relative() if self.stop is None else self.stop)
         dtype = bound_error(stop, self.gain, self.B.dtype)[1]
         spec = AffineSpec(
             self.activation, self.options(), self.gradient, automatic=automatic, executor=self.executor
         )
-        whole = not self.state.shifted and hasattr(self.state, "raw")
-        engine = compiled_engine(spec, (self._like(dtype),)) if whole and not under_transform() else None
-        return spec, engine, dtype
+        return spec, dtype
 
-    def _like(self, dtype: torch.dtype) -> Tensor:
+    def _like(self) -> Tensor:
         """Returns an uninitialised A."""
-        return torch.empty(self.state_features, self.state_features, dtype=dtype, device=self.B.device)
+        return self.B.new_empty(self.state_features, self.state_features, dtype=self.compute_dtype)
 
     @property
     def gain(self) -> float:
@@ -285,7 +295,7 @@ class ImplicitModel(nn.Module):
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype of solves: float64 for a float32 model whose gain makes too much of float32's rounding."""
-        return self._prepared()[2]
+        return self._prepared()[1]
 
     def explain(self, u: Tensor) -> str:
         """Says which engine computes ``model(u)``, and why those before it do not, a line an engine.
@@ -311,9 +321,7 @@ class ImplicitModel(nn.Module):
             more = describe(known, self.state.dense(), batch, differentiated=needs, automatic=automatic)
         return explain(spec, tuple(factor.to(dtype) for factor in system.factors), batch, more)
 
-    def _solve(
-        self, u: Tensor, x0: Tensor | None, *, trace: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Adjoint]:
+    def _solve(self, u: Tensor, x0: Tensor | None, *, trace: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Solve]:
         if u.is_cuda:
             require_finite("u", u)
         with torch.autocast(u.device.type, enabled=False):
@@ -322,7 +330,7 @@ class ImplicitModel(nn.Module):
             sparse = self._sparse_matrices(u).A if dtype == self.B.dtype else None
             hooks = None if self.hooks is None else self.hooks()
             run = Solve(self.spec().forward, hooks=None if x0 is not None or under_transform() else hooks)
-            return (*self.solve(self.state.system(), run, v, u, x0, trace=trace, sparse=sparse), run.adjoint)
+            return (*self.solve(self.state.system(), run, v, u, x0, trace=trace, sparse=sparse), run)
 
     def solve(
         self, system: IterationSystem, run: Solve, v: Tensor, u: Tensor, x0: Tensor | None = None, *,
@@ -348,7 +356,7 @@ class ImplicitModel(nn.Module):
         if system.scale is not None:
             v = v * system.scale
         start = torch.zeros_like(v)
-        x0 = run.hooks.start(start) if run.hooks is not None else x0
+        x0 = run.hooks.start(start.to(dtype)) if run.hooks is not None else x0
         start = start if x0 is None else x0.to(v).where((v != 0).any(-1, keepdim=True), 0)
         if isinstance(run.options.stop, ErrorBound):
             bound, context = self._bound(), self._context(u.detach())
@@ -381,7 +389,7 @@ class ImplicitModel(nn.Module):
         spec = self.spec()
         if self.state.shifted or not hasattr(self.state, "raw") or self.executor == "reference":
             return None
-        return None if NUMBA.no_kernel(spec, (self._like(self.compute_dtype),)) else write_spec(spec)
+        return None if NUMBA.no_kernel(spec, (self._like(),)) else write_spec(spec)
 
     def _solve_in_graph(self, u: Tensor, text: str) -> Tensor:
         """Computes the states by one operator, which a compiled graph takes in as it is."""
@@ -392,14 +400,11 @@ class ImplicitModel(nn.Module):
             return states.to(self.B.dtype)
 
     def _may_be_sparse(self) -> bool:
-        """Tells whether sparse products may be taken at all: A is iterated with as it is, and can be read."""
-        if self.state_features < LEAST or self.executor == "reference" or under_transform():
-            return False
-        if self.state.shifted or not hasattr(self.state, "raw"):
+        """Tells whether sparse products may be taken at all: numba has a kernel, and A can be read."""
+        if self.state_features < LEAST or under_transform() or self._whole_engine() is not NUMBA:
             return False
         # Tensors made in inference mode do not tell when they change.
-        hidden = any(tensor is not None and tensor.is_inference() for tensor in self._tensors())
-        return not hidden and not tensor_why_not(self.state.raw) and not installation_why_not()
+        return not any(tensor is not None and tensor.is_inference() for tensor in self._tensors())
 
     def _tensors(self) -> tuple[Tensor | None, ...]:
         return self.state.raw, self.state.log_weights, self.B, self.C, self.D, self.bias
@@ -418,7 +423,7 @@ class ImplicitModel(nn.Module):
             return NOTHING
         return faster(self._known_sparse(), u.shape[:-1].numel())
 
-    def _bound(self) -> AffineBound | LowRankBound:
+    def _bound(self) -> StateBound:
         return self.state.bound(self.state_features + self.in_features + 2)
 
     def _context(self, u: Tensor) -> Tensor:  # (B, 2 n)
@@ -486,7 +491,7 @@ class ImplicitModel(nn.Module):
             **options,
         )
         model = model.to(A)
-        model.state = StateMatrix.of(A, activation, get_condition(proof.condition), proof, kappa)
+        model.state = StateMatrix.of(A, activation, proof, kappa)
         with torch.no_grad():
             for name, value in (("B", B), ("C", C), ("D", D), ("bias", bias)):
                 if value is not None:
@@ -525,23 +530,21 @@ class ImplicitModel(nn.Module):
             raise InputError("the form has no states: a linear map needs no equilibrium; train a torch.nn.Linear")
         if not feedback:
             options["triangular"] = True
-        elif not form.plan.systems or form.certificate().condition == "triangular":
-            form = _capped(form, kappa)
+        elif not form.order.loops or form.certificate().condition == "triangular":
+            form = cap_rows(form, kappa)
+        form = absorb_output_bias(form)
         A, B, C = (block.to_dense() for block in (form.A, form.B, form.C))
-        bias, activation = form.bias, form.activation
-        if form.output_bias is not None and bool(form.output_bias.any()):
-            A, B, C, bias, activation = _with_constant(form, A, B, C)
         D = None if isinstance(form.D, Zero) else form.D.to_dense()
         if kappa is not None:
             options["kappa"] = kappa
-        return cls.from_matrices(A, B, C, D, bias=bias, activation=activation, **options)
+        return cls.from_matrices(A, B, C, D, bias=form.bias, activation=form.activation, **options)
 
-    def form(self) -> ImplicitForm:
-        """Returns the matrices as a form that evaluates itself."""
-        factors = tuple(factor.detach() for factor in self.state.factors())
+    def form(self, *, detach: bool = True) -> ImplicitForm:
+        """Returns the matrices as a form that evaluates itself, with gradients of the parameters if asked for."""
+        given: tuple[Any, ...] = (*self.state.factors(), self.B, self.C, self.D, self.bias)
+        *factors, B, C, D, bias = (v.detach() if detach and v is not None else v for v in given)
         A = Dense(factors[0]) if len(factors) == 1 else LowRank(*factors)
-        D, bias = (None if value is None else value.detach() for value in (self.D, self.bias))
-        return ImplicitForm(A, self.B.detach(), self.C.detach(), D, bias, self.activation)
+        return ImplicitForm(A, B, C, D, bias, self.activation)
 
     def extra_repr(self) -> str:
         return (
@@ -558,40 +561,3 @@ def _spec_text(model: ImplicitModel) -> str | None:
 
 # What torch.compiler.assume_constant_result does, which imports the whole compiler to do so.
 setattr(_spec_text, "_dynamo_marked_constant", True)  # noqa: B010
-
-
-def _capped(form: ImplicitForm, kappa: float | None) -> ImplicitForm:
-    """Rescales where the rows of A are above the cap."""
-    steepest = form.activation.lipschitz()
-    if math.isinf(steepest):
-        raise InputError(
-            f"{form.activation.name} has no Lipschitz constant, so no cap on A keeps a model well-posed; the form "
-            "itself can be evaluated and saved"
-        )
-    cap = 0.95 / max(1.0, steepest) if kappa is None else kappa
-    return form if float(form.A.abs().row_sums().max()) < cap else form.rescale(cap)
-
-
-def _with_constant(
-    form: ImplicitForm, A: Tensor, B: Tensor, C: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Activation]:
-    """Adds a state whose value is a constant, which C multiplies by the output bias."""
-    n = len(A)
-    phi, value = form.activation, torch.ones(1, dtype=A.dtype, device=A.device)
-    single = phi.componentwise and len(set(form.activations)) == 1
-    if single and float(phi(value)) != 0:
-        value = phi(value)
-    else:
-        phi = piecewise((*form.activations, get_activation("identity")), (*form.partition, 1))
-    bias = A.new_zeros(n) if form.bias is None else form.bias
-    assert form.output_bias is not None
-    return (
-        torch.nn.functional.pad(A, (0, 1, 0, 1)),
-        torch.nn.functional.pad(B, (0, 0, 0, 1)),
-        torch.cat([C, (form.output_bias / value)[:, None]], dim=1),
-        torch.cat([bias, torch.ones(1, dtype=A.dtype, device=A.device)]),
-        phi,
-    )
-
-
-MODEL_BUILDERS.append(ImplicitModel.from_form)

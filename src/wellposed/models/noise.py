@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import jvp
 
 from wellposed.activations import Activation, get_activation
+from wellposed.activations.catalogue import of_layer
 from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError
 
@@ -99,7 +100,6 @@ def _box_muller(radius: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
 Kind = Literal["multiplicative", "additive"]
 KINDS = ("multiplicative", "additive")
 PLACES = {"input": INPUT, "state": STATE, "signal": SIGNAL}
-LAYERS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.ELU, nn.LeakyReLU, nn.Softplus)
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,8 @@ def nonlinearities(module: nn.Module) -> list[nn.Module]:
 
 def _is_nonlinearity(layer: nn.Module) -> bool:
     """Tells layers that only apply an activation."""
-    applies = isinstance(layer, LAYERS) or isinstance(getattr(layer, "activation", None), Activation)
+    known = not isinstance(layer, nn.Identity) and any(map(of_layer, type(layer).__mro__))
+    applies = known or isinstance(getattr(layer, "activation", None), Activation)
     return applies and not any(True for _ in layer.children())
 
 

@@ -36,7 +36,7 @@ class WeightNorm(nn.Module):
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         length = _row_norms(weight)
-        if bool((length == 0).any()):
+        if not length.is_meta and bool((length == 0).any()):
             raise InputError(
                 f"weight norm needs a direction for every output; {int((length == 0).sum())} of {length.numel()} "
                 "rows of the weight are zero; initialise them otherwise"

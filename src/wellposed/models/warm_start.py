@@ -147,17 +147,18 @@ class _WarmSolve(SolveHooks):
 
     visit: _Visit
     name: str = ""
+    dtype: torch.dtype = torch.float32  # of the states
     backward: int = 0  # backward solves so far; second derivatives have another equation
 
     def start(self, zeros: Tensor) -> Tensor:
         """Returns the starts of the samples."""
-        visit = self.visit
+        visit, self.dtype = self.visit, zeros.dtype
         self.name, visit.count = f"{visit.name}#{visit.count}", visit.count + 1
         return visit.starts.read(self.name, visit.rows, zeros)
 
     def on_result(self, found: Iterates) -> None:
         """Keeps what the solve found."""
-        self.visit.starts.write(self.name, self.visit.rows, found.value, found.status)
+        self.visit.starts.write(self.name, self.visit.rows, found.value.to(self.dtype), found.status)
 
     def adjoint_start(self, like: Tensor) -> Tensor | None:
         """Returns where the backward solve of the same samples ended."""
@@ -168,7 +169,9 @@ class _WarmSolve(SolveHooks):
     def on_adjoint(self, found: Iterates) -> None:
         """Keeps what the backward solve found."""
         if self.visit.starts.adjoint and self.backward == 1:
-            self.visit.starts.write(f"{self.name}#adjoint", self.visit.rows, found.value, found.status)
+            self.visit.starts.write(
+                f"{self.name}#adjoint", self.visit.rows, found.value.to(self.dtype), found.status
+            )
 
 
 @contextlib.contextmanager

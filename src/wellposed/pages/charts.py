@@ -120,13 +120,13 @@ def _lines(
     x = Scale(min(xs), max(xs), LEFT + 8, RIGHT - 8, log_x)
     ticks = x.ticks() if x_ticks is None else spaced(x_ticks, x)
     share = not y.log
-    parts = [_axes(x, y, ticks, *labels, share=share)]
-    parts += [_band(one, x, y) for one in series if one.low]
+    shapes = [_axes(x, y, ticks, *labels, share=share)]
+    shapes += [_band(one, x, y) for one in series if one.low]
     for one in series:
         edges = [(one.middle, one.dashed)] if one.middle else [(one.low, False), (one.high, True)]
-        parts += [_line(one, values, dashed, x, y) for values, dashed in edges]
-    parts += [_key(one.name, one.style, index, dashed=one.dashed) for index, one in enumerate(series)]
-    return svg(title, parts)
+        shapes += [_line(one, values, dashed, x, y) for values, dashed in edges]
+    shapes += [_key(one.name, one.style, index, dashed=one.dashed) for index, one in enumerate(series)]
+    return svg(title, shapes)
 
 
 def histogram(counts: Mapping[str, Sequence[int]], title: str, x_label: str, y_label: str) -> str:
@@ -137,14 +137,14 @@ def histogram(counts: Mapping[str, Sequence[int]], title: str, x_label: str, y_l
     top = 14 if len(counts) == 1 else 34
     y = Scale(0.0, max(count for one in numbers.values() for count in one.values()), BOTTOM, top)
     width = (x(1) - x(0)) / len(counts) * 0.9
-    parts = [_axes(x, y, [tick for tick in x.ticks() if tick == int(tick)], x_label, y_label)]
+    shapes = [_axes(x, y, [tick for tick in x.ticks() if tick == int(tick)], x_label, y_label)]
     for style, (name, one) in enumerate(numbers.items()):
         for value, count in sorted(one.items()):
             left = x(value) + (style - len(counts) / 2) * width
             box = f'x="{left:.1f}" y="{y(count):.1f}" width="{width:.1f}" height="{BOTTOM - y(count):.1f}"'
-            parts.append(f'<rect class="s{style}" {box}/>')
-        parts.append(_key(name, style, style, "bar") if len(counts) > 1 else "")
-    return svg(title, parts)
+            shapes.append(f'<rect class="s{style}" {box}/>')
+        shapes.append(_key(name, style, style, "bar") if len(counts) > 1 else "")
+    return svg(title, shapes)
 
 
 def bar_chart(values: Mapping[str, float], title: str, shown: Mapping[str, str]) -> str:
@@ -159,14 +159,16 @@ def bar_chart(values: Mapping[str, float], title: str, shown: Mapping[str, str])
         2
     """
     x = Scale(0.0, max(values.values()), 0, 290)
-    parts = []
+    shapes = []
     for row, (name, value) in enumerate(values.items()):
         top = 18 + 46 * row
-        parts.append(_text(2, top, escape(name), "start"))
+        shapes.append(_text(2, top, escape(name), "start"))
         width = max(1.5, x(value))
-        parts.append(f'<rect class="s{row % STYLES}" x="2" y="{top + 6}" width="{width:.1f}" height="16" rx="2"/>')
-        parts.append(_text(width + 10, top + 19, escape(shown[name]), "start"))
-    return svg(title, parts, 46 * len(values) + 8)
+        shapes.append(
+            f'<rect class="s{row % STYLES}" x="2" y="{top + 6}" width="{width:.1f}" height="16" rx="2"/>'
+        )
+        shapes.append(_text(width + 10, top + 19, escape(shown[name]), "start"))
+    return svg(title, shapes, 46 * len(values) + 8)
 
 
 def limit_chart(values: Sequence[float], limit: float, title: str, x_label: str, y_label: str) -> str:
@@ -179,13 +181,13 @@ def limit_chart(values: Sequence[float], limit: float, title: str, x_label: str,
     """
     x = Scale(0, len(values), LEFT, RIGHT)
     y = Scale(0.0, 1.12 * max(limit, *values), BOTTOM, 14)
-    parts = [_axes(x, y, [], x_label, y_label)]
+    shapes = [_axes(x, y, [], x_label, y_label)]
     width = 0.8 * (x(1) - x(0))
     for index, value in enumerate(values):
         box = f'x="{x(index):.1f}" y="{y(value):.1f}" width="{width:.1f}" height="{BOTTOM - y(value):.1f}"'
-        parts.append(f'<rect class="s0" {box}/>')
-    parts.append(f'<path class="line s1 dashed" d="M{LEFT} {y(limit):.1f}H{RIGHT}"/>')
-    return svg(title, parts)
+        shapes.append(f'<rect class="s0" {box}/>')
+    shapes.append(f'<path class="line s1 dashed" d="M{LEFT} {y(limit):.1f}H{RIGHT}"/>')
+    return svg(title, shapes)
 
 
 def dot_chart(values: Mapping[str, Mapping[str, float]], title: str, label: str) -> str:
@@ -204,26 +206,26 @@ def dot_chart(values: Mapping[str, Mapping[str, float]], title: str, label: str)
     bottom = top + 14 + 24 * len(names)
     low, high = (math.floor(math.log10(min(drawn))), math.ceil(math.log10(max(drawn)))) if drawn else (0, 1)
     x = Scale(10.0**low, 10.0 ** max(high, low + 1), left, RIGHT - 8, log=True)
-    parts = []
+    shapes = []
     for row, name in enumerate(names):
         middle = top + 22 + 24 * row
-        parts.append(f'<path class="grid" d="M{left} {middle}H{RIGHT}"/>')
-        parts.append(_text(left - 8, middle + 4, escape(name), "end"))
+        shapes.append(f'<path class="grid" d="M{left} {middle}H{RIGHT}"/>')
+        shapes.append(_text(left - 8, middle + 4, escape(name), "end"))
         for style, group in enumerate(shown):
             value = values[group].get(name, 0.0)
             if value > 0 and math.isfinite(value):
-                place = f'cx="{x(value):.1f}" cy="{middle}"'
-                parts.append(f'<circle class="s{style}" {place} r="4.5"><title>{value:.4g}</title></circle>')
+                position = f'cx="{x(value):.1f}" cy="{middle}"'
+                shapes.append(f'<circle class="s{style}" {position} r="4.5"><title>{value:.4g}</title></circle>')
     for tick in x.ticks():
-        parts.append(
+        shapes.append(
             f'<path class="axis" d="M{x(tick):.1f} {bottom}v5"/>{_text(x(tick), bottom + 18, f"{tick:g}")}'
         )
     for style, group in enumerate(shown):
         start = left - 36 + 84 * style
-        parts.append(f'<circle class="s{style}" cx="{start + 12}" cy="12" r="4.5"/>')
-        parts.append(_text(start + 22, 16, escape(group), "start"))
-    parts.append(_text((left + RIGHT) / 2, bottom + 38, escape(label)))
-    return svg(title, parts, bottom + 46)
+        shapes.append(f'<circle class="s{style}" cx="{start + 12}" cy="12" r="4.5"/>')
+        shapes.append(_text(start + 22, 16, escape(group), "start"))
+    shapes.append(_text((left + RIGHT) / 2, bottom + 38, escape(label)))
+    return svg(title, shapes, bottom + 46)
 
 
 def matrix_chart(A: np.ndarray, B: np.ndarray, sizes: Sequence[int], title: str) -> str:
@@ -242,35 +244,35 @@ def matrix_chart(A: np.ndarray, B: np.ndarray, sizes: Sequence[int], title: str)
     unit = WIDTH / (1.05 * (n + p))
     largest = max(float(np.abs(part).max(initial=0)) for part in (A, B)) or 1.0
     edges = list(accumulate(sizes))[:-1]
-    parts = []
+    shapes = []
     for matrix, start, name in ((A, 0.0, "A"), (B, WIDTH - p * unit, "B")):
         width, height = matrix.shape[1] * unit, n * unit
-        place = f'x="{start:.1f}" y="20" width="{width:.1f}" height="{height:.1f}"'
+        position = f'x="{start:.1f}" y="20" width="{width:.1f}" height="{height:.1f}"'
         address = png_address(signed(pooled(matrix, MOST_PIXELS), largest))
         fill = f'href="{address}" preserveAspectRatio="none" style="image-rendering:pixelated"'
-        parts.append(f'<image {place} {fill}/><rect {place} fill="none" class="axis"/>')
+        shapes.append(f'<image {position} {fill}/><rect {position} fill="none" class="axis"/>')
         size = f"{name}: {n:,} \N{MULTIPLICATION SIGN} {matrix.shape[1]:,}"
-        parts.append(_text(start + width / 2, 13, size))
+        shapes.append(_text(start + width / 2, 13, size))
         for edge in edges:
             lines = f"M{start:.1f} {20 + edge * unit:.1f}h{width:.1f}"
             lines += f"M{start + edge * unit:.1f} 20v{height:.1f}" if name == "A" else ""
-            parts.append(f'<path class="grid" d="{lines}"/>')
-    return svg(title, parts, 22 + n * unit)
+            shapes.append(f'<path class="grid" d="{lines}"/>')
+    return svg(title, shapes, 22 + n * unit)
 
 
 def spaced(values: Sequence[float], x: Scale) -> list[float]:
     """Leaves out labels that would touch their neighbour."""
-    kept: list[float] = []
+    shown: list[float] = []
     for value in sorted(set(values)):
-        if not kept or x(value) - x(kept[-1]) > 34:
-            kept.append(value)
-    return kept
+        if not shown or x(value) - x(shown[-1]) > 34:
+            shown.append(value)
+    return shown
 
 
-def svg(title: str, parts: Sequence[str], height: float = HEIGHT, width: float = WIDTH) -> str:
+def svg(title: str, shapes: Sequence[str], height: float = HEIGHT, width: float = WIDTH) -> str:
     """Writes a drawing with its title."""
     head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">'
-    return "\n".join([head, f"<title>{escape(title)}</title>", *parts, "</svg>"])
+    return "\n".join([head, f"<title>{escape(title)}</title>", *shapes, "</svg>"])
 
 
 def _whole_decades(low: float, high: float) -> tuple[float, float]:
@@ -279,18 +281,18 @@ def _whole_decades(low: float, high: float) -> tuple[float, float]:
 
 
 def _axes(x: Scale, y: Scale, x_ticks: Sequence[float], x_label: str, y_label: str, share: bool = False) -> str:
-    parts = []
+    shapes = []
     for tick in y.ticks():
-        parts.append(f'<path class="grid" d="M{LEFT} {y(tick):.1f}H{RIGHT}"/>')
-        parts.append(_text(LEFT - 6, y(tick) + 4, f"{100 * tick:.0f} %" if share else _tick(tick, y.log), "end"))
+        shapes.append(f'<path class="grid" d="M{LEFT} {y(tick):.1f}H{RIGHT}"/>')
+        shapes.append(_text(LEFT - 6, y(tick) + 4, f"{100 * tick:.0f} %" if share else _tick(tick, y.log), "end"))
     for tick in x_ticks:
-        parts.append(f'<path class="grid" d="M{x(tick):.1f} {BOTTOM}v5"/>')
-        parts.append(_text(x(tick), BOTTOM + 18, _tick(tick, False)))
-    parts.append(f'<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>')
-    parts.append(_text((LEFT + RIGHT) / 2, HEIGHT - 6, escape(x_label)))
+        shapes.append(f'<path class="grid" d="M{x(tick):.1f} {BOTTOM}v5"/>')
+        shapes.append(_text(x(tick), BOTTOM + 18, _tick(tick, False)))
+    shapes.append(f'<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>')
+    shapes.append(_text((LEFT + RIGHT) / 2, HEIGHT - 6, escape(x_label)))
     middle = (BOTTOM + y.end) / 2
-    parts.append(f'<text transform="translate(11 {middle:.0f}) rotate(-90)">{escape(y_label)}</text>')
-    return "\n".join(parts)
+    shapes.append(f'<text transform="translate(11 {middle:.0f}) rotate(-90)">{escape(y_label)}</text>')
+    return "\n".join(shapes)
 
 
 def _tick(value: float, power: bool) -> str:

@@ -83,7 +83,7 @@ def signed(matrix: np.ndarray, scale: float | None = None) -> np.ndarray:
 
 
 def pooled(matrix: np.ndarray, most: int) -> np.ndarray:
-    """Shrinks a matrix to sides of at most so many entries; of every square the largest by size is kept.
+    """Shrinks a matrix to at most so many entries a side; of each square the entry of largest size stays.
 
     Example:
         >>> pooled(np.array([[1.0, -3.0, 0.0], [0.0, 2.0, 0.0]]), 2).tolist()

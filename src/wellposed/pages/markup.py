@@ -1,4 +1,4 @@
-"""The pages: HTML that is escaped unless it says that it is HTML, and the frame that all pages share."""
+"""HTML pages: text is escaped unless it is marked as `Html`; the frame that all pages share."""
 
 import base64
 import re
@@ -21,7 +21,7 @@ Child = str | Iterable[str] | None
 
 
 def element(tag: str, *children: Child, **attributes: str | int | bool | None) -> Html:
-    """Writes an element; plain text is escaped, `Html` is kept.
+    """Writes an element; plain text is escaped, `Html` stays as it is.
 
     Args:
         tag: its name.
@@ -37,19 +37,19 @@ def element(tag: str, *children: Child, **attributes: str | int | bool | None) -
 
 
 def join(*children: Child) -> Html:
-    """Puts texts and elements after one another.
+    """Concatenates texts and elements.
 
     Example:
         >>> join("1 < 2", element("br"), ["a", "b"])
         '1 &lt; 2<br>ab'
     """
-    parts = []
+    pieces = []
     for child in children:
         if isinstance(child, str):
-            parts.append(child if isinstance(child, Html) else escape(child))
+            pieces.append(child if isinstance(child, Html) else escape(child))
         elif child is not None:
-            parts.append(join(*child))
-    return Html("".join(parts))
+            pieces.append(join(*child))
+    return Html("".join(pieces))
 
 
 def _attribute(name: str, value: str | int | bool | None) -> str:
@@ -60,7 +60,7 @@ def _attribute(name: str, value: str | int | bool | None) -> str:
 
 
 def prose(text: str) -> Html:
-    """Writes text with its powers raised.
+    """Writes text with exponents as superscripts.
 
     Example:
         >>> prose("x < R^100")
@@ -151,7 +151,7 @@ def page(
     steps: Iterable[Step] = (),
     small_print: str | None = None,
 ) -> str:
-    """Writes a page: heading, what was found, the given body, and at its end where to go next.
+    """Writes a page: heading, results, the given body, and at its end where to go next.
 
     Args:
         title: the question that the page answers.

@@ -8,7 +8,7 @@ writes bounds as claims of a certificate: boxes of states that an implicit model
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from wellposed.conditions.rounding import convert_outward, plain_convolutions, u
 from wellposed.errors import IllPosedError, InputError, MissingExtraError, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.models.io.certificates import Claim
+from wellposed.registry import Registry
 from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds
 from wellposed.robust.crown import Crown
 from wellposed.robust.intervals import interval_bounds
@@ -29,7 +30,7 @@ from wellposed.robust.sets import Box, Uncertainty
 ORDER = ("interval", "l2", "crown", "optimised", "triangle")  # cheapest first; those that are registered are tried
 
 
-def best_bounds(query: Query, methods: Mapping[str, Callable[[Query], Bounds]]) -> Bounds:
+def best_bounds(query: Query, methods: Registry[Callable[[Query], Bounds]]) -> Bounds:
     """Intersects the bounds of all methods that apply, as long as there is time; their names are joined by +.
 
     The cheapest method always runs to its end, and the others stop tightening when the time is over.
@@ -52,7 +53,7 @@ def best_bounds(query: Query, methods: Mapping[str, Callable[[Query], Bounds]]) 
 
 Method = Callable[[Query], Bounds]
 
-METHODS: dict[str, Method] = {
+_PROVEN: dict[str, Method] = {
     "norm": norm_bounds,
     "box": box_bounds,
     "interval": interval_bounds,
@@ -62,7 +63,8 @@ METHODS: dict[str, Method] = {
     "lp": Relaxation("lp"),
     "triangle": Relaxation("triangle"),
 }
-METHODS["best"] = partial(best_bounds, methods=METHODS)
+METHODS: Registry[Method] = Registry.of("method", Callable, _PROVEN)
+METHODS.register("best", lambda: partial(best_bounds, methods=METHODS))
 
 
 def state_bounds(
@@ -161,11 +163,7 @@ def get_method(method: str | Method) -> Method:
         >>> get_method("box").__name__
         'box_bounds'
     """
-    if callable(method):
-        return method
-    if method not in METHODS:
-        raise unknown_name("method", method, METHODS)
-    return METHODS[method]
+    return METHODS.get(method)
 
 
 def _deadline(budget: float | None) -> float:

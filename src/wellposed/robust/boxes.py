@@ -290,7 +290,7 @@ class Distances:
         exact = query.set.to(torch.float64)
         found: dict[int, Tensor] = {}
         norm = upward(exact.deviation_norm(), exact.center.shape[1])
-        for stage in query.form.plan.stages:
+        for stage in query.form.order.stages:
             entering = torch.stack([_entering(center, k, norm, found, stage.blocks) for k in stage.blocks])
             change = upward(euclidean_norm(entering, 0), len(entering) + 2)
             own = torch.cat([center.residual[k] for k in stage.blocks], dim=1)
@@ -343,7 +343,7 @@ def _gains(center: CenterSolve, stage: Stage) -> tuple[float, float]:
     gamma = max(phi.lipschitz("2") for phi in phis)
     if math.isinf(gamma):
         raise MethodError(f"{phis[0].name!r} has no Lipschitz constant, so the l2 bound does not apply")
-    if stage.system is None:
+    if stage.loop is None:
         return gamma, 1.0
     A, _, _ = center.form.blocks
     loop = A.chosen(stage.blocks, stage.blocks)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, family_of
+from wellposed.activations import Activation
 from wellposed.conditions.rounding import rounding_slack
 from wellposed.errors import InputError
 from wellposed.forms import Operator
@@ -154,14 +154,9 @@ def lines_of(phi: Activation) -> Lines | None:
         >>> lines_of(get_activation("leaky_relu(0.1)")).kinks, lines_of(get_activation("gelu"))
         ((0.0,), None)
     """
-    kind = family_of(phi)
-    kinks = {"identity": (), "relu": (0.0,), "leaky_relu": (0.0,), "relu6": (0.0, 6.0), "hardsigmoid": (-3.0, 3.0)}
-    if kind == "hardtanh":
-        kinks[kind] = tuple(phi.function.keywords[end] for end in ("min", "max"))  # type: ignore[attr-defined]
-    if kind in kinks:
-        return Kinked(phi, kinks[kind])
-    stretches = {"tanh": 1.0, "sigmoid": 0.5}
-    return Sigmoidal(phi, stretches[kind]) if kind in stretches else None
+    if phi.traits.kinks is not None:
+        return Kinked(phi, phi.traits.kinks)
+    return None if phi.traits.stretch is None else Sigmoidal(phi, phi.traits.stretch)
 
 
 Rows = dict[int, Tensor]  # (R, n_k) by block
@@ -282,10 +277,10 @@ class CrownPass:
     def upper(self, rows: Functionals, choice: CHOICE | None = None) -> tuple[Tensor, Tensor]:  # (R,), (R,)
         """Bounds functionals from above; also returns how much of that is allowance for rounding."""
         sum_ = Sum(rows.inputs, rows.constant, 4 * rows.size, rows.lost, dict(rows.states))
-        for stage in reversed(self.operators.plan.stages):
+        for stage in reversed(self.operators.order.stages):
             if not any(k in sum_.open for k in stage.blocks):
                 continue
-            if stage.system is None:
+            if stage.loop is None:
                 self._substitute(sum_, stage.blocks[0], rows.sample, choice)
             else:
                 self._close(sum_, stage, rows.sample, choice)
@@ -308,7 +303,7 @@ class CrownPass:
         lower, upper = self._slopes_at(k, sample, choice)
         lam = torch.where(nu > 0, upper, lower) * nu
         self._intercept(sum_, k, nu, lam, sample)
-        self._pass_on(sum_, k, lam, list(self.operators.plan.rows[k]), sample)
+        self._pass_on(sum_, k, lam, list(self.operators.order.rows[k]), sample)
 
     def _stop(self, sum_: Sum, k: int, nu: Tensor, sample: Tensor) -> None:
         """Bounds the states of a block by their interval, where no lines are known."""
@@ -364,7 +359,7 @@ class CrownPass:
             else:
                 lam = loop.lam(k, nu[k])
                 self._intercept(sum_, k, nu[k], lam, sample)
-                outside = [j for j in self.operators.plan.rows[k] if j not in blocks]
+                outside = [j for j in self.operators.order.rows[k] if j not in blocks]
                 self._pass_on(sum_, k, lam, outside, sample)
 
     def _loop(self, start: dict[int, Tensor], sample: Tensor, choice: CHOICE | None) -> Multipliers:
@@ -480,13 +475,13 @@ class Refinement:
 
     def __call__(self, stage: Stage) -> None:
         """Tightens the blocks of a stage."""
-        for _ in range(self.rounds if stage.system is not None else min(self.rounds, 1)):
+        for _ in range(self.rounds if stage.loop is not None else min(self.rounds, 1)):
             if self.enclosure.query.late:
                 return
             for k in stage.blocks:
-                if self.backward.lines[k] is not None and self.enclosure.operators.plan.rows[k]:
-                    self._block(k, self.slope_steps if stage.system is None else 0)
-            if stage.system is not None:
+                if self.backward.lines[k] is not None and self.enclosure.operators.order.rows[k]:
+                    self._block(k, self.slope_steps if stage.loop is None else 0)
+            if stage.loop is not None:
                 self.enclosure.enclose(stage)
 
     def _block(self, k: int, steps: int) -> None:
@@ -520,11 +515,11 @@ def preactivations(enclosure: IntervalPropagation, k: int, sample: Tensor, unit:
     size = operators.form_size(k)
     rows = torch.zeros(len(unit), size, dtype=operators.form.dtype, device=unit.device)
     rows = rows.scatter(1, unit[:, None], 1.0)
-    states = {j: operators.transposed[k, j].apply(rows) for j in operators.plan.rows[k]}
+    states = {j: operators.transposed[k, j].apply(rows) for j in operators.order.rows[k]}
     inputs = operators.inputs_transposed[k].apply(rows)
     lost = torch.full_like(rows[:, 0], 8 * operators.lost)
     if operators.compound:  # else coefficients are entries of A and B
-        reach = [enclosure.query.set.box().interval, *(enclosure.x(j) for j in operators.plan.rows[k])]
+        reach = [enclosure.query.set.box().interval, *(enclosure.x(j) for j in operators.order.rows[k])]
         lost = lost + (operators.lost * sum_sizes(reach)).detach()[sample]
     return Functionals(states, inputs, enclosure.biases[k][unit], enclosure.size(k)[sample, unit], sample, lost)
 

@@ -17,7 +17,7 @@ from wellposed.errors import IllPosedError, InputError, require
 from wellposed.forms import ImplicitForm
 from wellposed.forms.draw.page import save_figure
 from wellposed.robust.attacks.attack import Attack, Model
-from wellposed.robust.bounds import METHODS, state_bounds
+from wellposed.robust.bounds import get_method, state_bounds
 from wellposed.robust.query import Bounds, MethodError, as_form
 from wellposed.robust.sets import Box, Uncertainty
 
@@ -293,11 +293,10 @@ def bound_projection(
         >>> drawn.axes[0].get_xlabel()
         'state 0'
     """
-    unknown = sorted({*methods} - {*METHODS})
-    if unknown or samples < 2:
-        raise InputError(
-            f"methods are some of {', '.join(METHODS)} and samples at least 2; received {methods} and {samples}"
-        )
+    for name in methods:
+        get_method(name)
+    if samples < 2:
+        raise InputError(f"samples must be at least 2; received {samples}")
     with torch.no_grad():
         form = as_form(model, inputs)
         u = inputs.sample(samples, torch.Generator(inputs.device).manual_seed(0))[:, 0]

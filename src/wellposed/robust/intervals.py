@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wellposed.activations import Activation, family_of
+from wellposed.activations import Activation
 from wellposed.conditions.rounding import rounding_slack, unit_roundoff
 from wellposed.errors import IllPosedError
 from wellposed.forms.evaluation import Stage
@@ -20,8 +20,6 @@ from wellposed.forms.gains import COMPOUND, lipschitz_image
 from wellposed.robust.boxes import CenterSolve, Distances, box_states
 from wellposed.robust.query import Bounds, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval, outward_ends
-
-ORDER_PRESERVING = ("max_pool", "group_sort")  # maps on blocks that increase in every entry
 
 
 def image(phi: Activation, z: Interval) -> Interval:
@@ -35,24 +33,11 @@ def image(phi: Activation, z: Interval) -> Interval:
         >>> image(get_activation("relu"), Interval(torch.tensor([[-1.0]]), torch.tensor([[2.0]])))
         Interval(lower=tensor([[0.]]), upper=tensor([[2.]]))
     """
-    found = Interval(phi.function(z.lower), phi.function(z.upper)) if increasing(phi) else _around(phi, z)
+    found = Interval(phi.function(z.lower), phi.function(z.upper)) if phi.increasing else _around(phi, z)
     if phi.rounding:
         found = found.widened(_rounding(phi, z))
     low, high = outward_ends(*phi.image, found.lower.dtype)
     return Interval(found.lower.clamp(min=low), found.upper.clamp(max=high))
-
-
-def increasing(phi: Activation) -> bool:
-    """Tells whether phi increases in every entry of its argument.
-
-    Example:
-        >>> from wellposed.activations import get_activation
-        >>> increasing(get_activation("tanh")), increasing(get_activation("gelu"))
-        (True, False)
-    """
-    if phi.componentwise:
-        return phi.slope[0] >= 0
-    return family_of(phi) in ORDER_PRESERVING
 
 
 def _around(phi: Activation, z: Interval) -> Interval:
@@ -114,12 +99,12 @@ class IntervalPropagation:
         self._z: list[Interval | None] = [None] * count
         self._x: list[Interval | None] = [None] * count
         self._size: list[Tensor | None] = [None] * count
-        if query.form.plan.systems:
+        if query.form.order.loops:
             self._begin(start(query))
 
     def _begin(self, states: list[Interval]) -> None:
-        for stage in self.operators.plan.stages:
-            if stage.system is not None:
+        for stage in self.operators.order.stages:
+            if stage.loop is not None:
                 for k in stage.blocks:
                     self._x[k] = states[k]
 
@@ -152,7 +137,7 @@ class IntervalPropagation:
 
     def run(self, refine: Callable[[Stage], None] | None = None) -> "IntervalPropagation":
         """Encloses all blocks; `refine` may tighten the pre-activations of a stage before others read them."""
-        for stage in self.operators.plan.stages:
+        for stage in self.operators.order.stages:
             self.enclose(stage)
             if refine is not None:
                 refine(stage)
@@ -160,9 +145,9 @@ class IntervalPropagation:
 
     def enclose(self, stage: Stage) -> None:
         """Encloses the blocks of a stage, or tightens what is known of them."""
-        if stage.system is None:
+        if stage.loop is None:
             (k,) = stage.blocks
-            self.settle(k, self._add(self._drive(k), k, self.operators.plan.rows[k]))
+            self.settle(k, self._add(self._drive(k), k, self.operators.order.rows[k]))
         else:
             self._iterate(stage.blocks)
 
@@ -201,7 +186,7 @@ class IntervalPropagation:
         return PreActivation(center, radius, size)
 
     def _iterate(self, blocks: tuple[int, ...]) -> None:
-        rows = self.operators.plan.rows
+        rows = self.operators.order.rows
         outside = {k: self._add(self._drive(k), k, [j for j in rows[k] if j not in blocks]) for k in blocks}
         inside = {k: [j for j in rows[k] if j in blocks] for k in blocks}
         active = torch.ones(len(self.query.set), 1, dtype=torch.bool, device=self.query.set.device)
@@ -256,7 +241,7 @@ def l2_states(query: Query) -> list[Interval]:
 def image_states(query: Query) -> list[Interval]:
     """Encloses all states by what their activations can return, in well-posed forms."""
     query.form.certificate()
-    found, looping = [], {k for stage in query.form.plan.stages if stage.system for k in stage.blocks}
+    found, looping = [], {k for stage in query.form.order.stages if stage.loop for k in stage.blocks}
     for k, (phi, size) in enumerate(zip(query.form.activations, query.form.partition, strict=True)):
         ends = torch.tensor(
             outward_ends(*phi.image, query.form.dtype), dtype=query.form.dtype, device=query.form.device

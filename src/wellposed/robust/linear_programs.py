@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wellposed.activations import family_of
 from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
-from wellposed.errors import InputError, require
+from wellposed.errors import InputError, require, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
 from wellposed.robust.crown import CrownPass, Refinement
@@ -160,7 +159,6 @@ class LinearProgram:
 
 
 LARGEST = 2**25  # entries of a program's matrix
-AFFINE, RELU = "identity", "relu"
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ class Rows:
     def of(cls, form: ImplicitForm, method: str) -> "Rows":
         """Reads a form; the matrices must be small enough to write down."""
         n, p, _ = form.sizes
-        others = sorted({phi.name for phi in form.activations if family_of(phi) not in (RELU, AFFINE)})
+        others = sorted({phi.name for phi in form.activations if not (phi.is_relu or phi.is_identity)})
         if others:
             raise MethodError(
                 f"{method!r} is a linear program for ReLU; {', '.join(others)} is no polyhedron: use 'crown', "
@@ -200,7 +198,7 @@ class Rows:
             )
         bias = torch.zeros(n, dtype=torch.float64) if form.bias is None else form.bias
         pairs = zip(form.activations, form.partition, strict=True)
-        relu = np.concatenate([np.full(size, family_of(phi) == RELU) for phi, size in pairs])
+        relu = np.concatenate([np.full(size, phi.is_relu) for phi, size in pairs])
         operators = Operators(form)
         A, B = (to_array(part.to_dense()) for part in (form.A, form.B))
         over_states, over_inputs = (
@@ -358,8 +356,10 @@ class Relaxation:
     rounds: int = 3
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.rounds < 0:
-            raise InputError(f"kind is one of {', '.join(KINDS)} and rounds not negative; received {self}")
+        if self.kind not in KINDS:
+            raise unknown_name("kind", self.kind, KINDS)
+        if self.rounds < 0:
+            raise InputError(f"rounds must not be negative; received {self.rounds}")
 
     @torch.no_grad()
     def __call__(self, query: Query) -> Bounds:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from wellposed.conditions.rounding import rounding_slack
 from wellposed.convert import exact_form, to_implicit
 from wellposed.errors import InputError
-from wellposed.forms import Block, Dense, ImplicitForm, LowRank, Operator
+from wellposed.forms import Block, ImplicitForm, Operator
 from wellposed.forms.compose import BlockForm
-from wellposed.forms.evaluation import Plan
+from wellposed.forms.evaluation import EvaluationOrder
 from wellposed.forms.gains import COMPOUND, require_finite_entries
 from wellposed.forms.operators.entries import abs_upper_bound, sum_length, underflow
 from wellposed.models import ImplicitModel
@@ -85,7 +85,7 @@ def to_form(model: ImplicitForm | nn.Module, input_shape: tuple[int, ...] | None
     if isinstance(model, ImplicitForm):
         return model
     if isinstance(model, ImplicitModel):
-        return _live_form(model) if torch.is_grad_enabled() else model.form()
+        return model.form(detach=not torch.is_grad_enabled())
     if not isinstance(model, nn.Module):
         raise InputError(f"expected an ImplicitForm, ImplicitModel or module; received {type(model).__name__}")
     if input_shape is None:
@@ -157,12 +157,6 @@ class Posed(NamedTuple):
         return cls(form, inputs.to(form.dtype), states)
 
 
-def _live_form(model: ImplicitModel) -> ImplicitForm:
-    factors = tuple(model.state.factors())
-    A = Dense(factors[0]) if len(factors) == 1 else LowRank(*factors)
-    return ImplicitForm(A, model.B, model.C, model.D, model.bias, model.activation)
-
-
 def margins(q: int, target: Tensor, like: Tensor) -> Tensor:  # (B,) -> (B, q, q)
     """Builds the rows ``e_i - e_target``.
 
@@ -211,9 +205,9 @@ class Operators:
         return BlockForm.of(self.form)
 
     @property
-    def plan(self) -> Plan:
+    def order(self) -> EvaluationOrder:
         """The order of the blocks."""
-        return self.form.plan
+        return self.form.order
 
     @cached_property
     def inputs(self) -> list[Block]:

@@ -1,11 +1,9 @@
 """The sensitivity matrix: how far every output can move per unit of every input (003, section 4.3).
 
-`sensitivity` and `lipschitz` are proven bounds. `differentiable_form` is a model's form with gradients, for
-training with bounds; from it `norm_penalty`, `norm_gain` and `sensitivity_penalty` are computed, differentiable in
-the parameters (003, sections 4.2 and 4.3).
+`sensitivity` and `lipschitz` are proven bounds. `norm_penalty`, `norm_gain` and `sensitivity_penalty` are
+differentiable in the parameters, for training (003, sections 4.2 and 4.3).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +12,9 @@ from torch import Tensor, nn
 from wellposed.activations import get_activation
 from wellposed.conditions.norms import spectral_norm
 from wellposed.conditions.rounding import EPS, upward
+from wellposed.convert import to_implicit
 from wellposed.errors import IllPosedError, InputError
-from wellposed.forms import Block, Dense, Diagonal, ImplicitForm, Operator, Zero, gains
+from wellposed.forms import Block, Diagonal, ImplicitForm, gains
 from wellposed.forms.evaluation import Stage
 from wellposed.forms.gains import AbsoluteForm, Loop
 from wellposed.models import ImplicitModel
@@ -92,7 +91,7 @@ class _Transposed:
         mu = dict(enumerate(pieces))
         total = spread.apply(spread.D.T, outputs)
         by_input = [_column(self.B, k) for k in range(len(mu))]
-        for stage in reversed(spread.plan.stages):
+        for stage in reversed(spread.order.stages):
             self._close(stage, mu)
             for k in stage.blocks:
                 total = total + spread.apply(by_input[k], mu[k])
@@ -100,7 +99,7 @@ class _Transposed:
                     if j not in stage.blocks:
                         mu[j] = upward(mu[j] + spread.apply(self.A.parts[j, k], mu[k]), self._terms)
                 mu[k] = mu[k][:, :0]
-        return upward(total, self._terms * len(spread.plan.stages))
+        return upward(total, self._terms * len(spread.order.stages))
 
     @property
     def _terms(self) -> int:
@@ -108,7 +107,7 @@ class _Transposed:
 
     def _close(self, stage: Stage, mu: dict[int, Tensor]) -> None:
         """Solves ``mu = c + |A|' Gamma mu`` in a loop."""
-        if stage.system is None:
+        if stage.loop is None:
             return
         inner = self.A.chosen(stage.blocks, stage.blocks)
         identity = get_activation("identity")
@@ -133,59 +132,23 @@ def _column(block: Block, k: int) -> Block:
     return block.chosen(range(len(block.heights)), [k])
 
 
-NAMES: dict[type[nn.Module], Callable[[nn.Module], str]] = {
-    nn.ReLU: lambda _: "relu",
-    nn.Tanh: lambda _: "tanh",
-    nn.Sigmoid: lambda _: "sigmoid",
-    nn.LeakyReLU: lambda layer: f"leaky_relu({layer.negative_slope})",
-}
-IGNORED = (nn.Flatten, nn.Identity)
-
-
-def differentiable_form(model: ImplicitForm | nn.Module) -> ImplicitForm:
+def differentiable_form(
+    model: ImplicitForm | nn.Module, input_shape: tuple[int, ...] | None = None
+) -> ImplicitForm:
     """Reads a model as a form whose matrices are functions of its parameters.
-
-    `to_implicit` copies weights, so nothing could be trained through it. This reads an `ImplicitModel`, or an
-    ``nn.Sequential`` of linear layers with ReLU, leaky ReLU, tanh or sigmoid between them.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> form = differentiable_form(network)
+        >>> form = differentiable_form(network, (4,))
         >>> form, form.B.to_dense().requires_grad
         (ImplicitForm(8 states, 4 inputs, 2 outputs, relu), True)
     """
-    if isinstance(model, ImplicitForm | ImplicitModel):
+    if isinstance(model, ImplicitForm | ImplicitModel) or input_shape is None:
         return to_form(model, None)
-    layers = [part for part in model if not isinstance(part, IGNORED)] if isinstance(model, nn.Sequential) else []
-    linear, between = layers[::2], layers[1::2]
-    fits = len(layers) % 2 and len(layers) > 1 and all(isinstance(part, nn.Linear) for part in linear)
-    if not fits or not all(type(part) in NAMES for part in between):
-        raise MethodError(
-            "gradients of bounds need an ImplicitModel, or an nn.Sequential of Linear layers with ReLU, "
-            f"LeakyReLU, Tanh or Sigmoid between them; received {type(model).__name__}"
-        )
-    return _layered([part for part in linear if isinstance(part, nn.Linear)], between)
+    return to_implicit(model, input_shape, detach=False)
 
 
-def _layered(linear: list[nn.Linear], between: list[nn.Module]) -> ImplicitForm:
-    sizes = tuple(part.out_features for part in linear[:-1])
-    p, q, weight = linear[0].in_features, linear[-1].out_features, linear[0].weight
-    home = weight.dtype, weight.device
-    inner: dict[tuple[int, int], Operator] = {(k, k - 1): Dense(linear[k].weight) for k in range(1, len(sizes))}
-    A = Block(sizes, sizes, inner, *home)
-    B = Block(sizes, (p,), {(0, 0): Dense(weight)}, *home)
-    C = Block((q,), sizes, {(0, len(sizes) - 1): Dense(linear[-1].weight)}, *home)
-    bias = torch.cat([_bias(part) for part in linear[:-1]])
-    phis = [NAMES[type(part)](part) for part in between]
-    D = Zero((q, p), *home)
-    return ImplicitForm(A, B, C, D, bias, phis, output_bias=_bias(linear[-1]))
-
-
-def _bias(part: nn.Linear) -> Tensor:
-    return part.bias if part.bias is not None else part.weight.new_zeros(part.out_features)
-
-
-def norm_penalty(model: ImplicitForm | nn.Module) -> Tensor:  # ()
+def norm_penalty(model: ImplicitForm | nn.Module, input_shape: tuple[int, ...] | None = None) -> Tensor:  # ()
     """Returns ``(|B|^2 + |C|^2) / (2 - 2 |A|) + |D|`` in inf-norms, a Lipschitz constant (003 eq. 4.9).
 
     It is eq. 4.7 under another number, convex in the matrices, and needs ``|A|_inf < 1``; B and A carry the
@@ -196,22 +159,24 @@ def norm_penalty(model: ImplicitForm | nn.Module) -> Tensor:  # ()
         >>> norm_penalty(form), norm_gain(form)
         (tensor(10.), tensor(6.))
     """
-    A, B, C, D = _norms(model)
+    A, B, C, D = _norms(model, input_shape)
     return 0.5 * (B.square() + C.square()) / (1 - A) + D
 
 
-def norm_gain(model: ImplicitForm | nn.Module) -> Tensor:  # ()
+def norm_gain(model: ImplicitForm | nn.Module, input_shape: tuple[int, ...] | None = None) -> Tensor:  # ()
     """Returns ``|B| |C| / (1 - |A|) + |D|`` in inf-norms, which `norm_penalty` bounds (003, section 4.2).
 
     Example:
         >>> norm_gain(ImplicitForm(torch.tensor([[0.5]]), torch.ones(1, 1), torch.ones(1, 1)))
         tensor(2.)
     """
-    A, B, C, D = _norms(model)
+    A, B, C, D = _norms(model, input_shape)
     return B * C / (1 - A) + D
 
 
-def sensitivity_penalty(model: ImplicitForm | nn.Module) -> Tensor:  # ()
+def sensitivity_penalty(
+    model: ImplicitForm | nn.Module, input_shape: tuple[int, ...] | None = None
+) -> Tensor:  # ()
     """Returns ``|S|_inf`` with ``S = |C| (I - |A|)^-1 |B| + |D|``, never above `norm_gain` (003, section 4.3).
 
     The largest row sum is ``max_i (|C| v + |D| 1)_i`` with ``v = (I - |A|)^-1 |B| 1``, one linear system. Not
@@ -222,7 +187,7 @@ def sensitivity_penalty(model: ImplicitForm | nn.Module) -> Tensor:  # ()
         >>> sensitivity_penalty(form)
         tensor(6.)
     """
-    form = differentiable_form(model)
+    form = differentiable_form(model, input_shape)
     gamma = _gammas(form)
     A, B, C, D = (getattr(form, name).to_dense().abs() for name in "ABCD")
     eye = torch.eye(len(A), dtype=A.dtype, device=A.device)
@@ -235,8 +200,8 @@ def sensitivity_penalty(model: ImplicitForm | nn.Module) -> Tensor:  # ()
     return (C @ v + D.sum(1)).max()
 
 
-def _norms(model: ImplicitForm | nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    form = differentiable_form(model)
+def _norms(model: ImplicitForm | nn.Module, input_shape: tuple[int, ...] | None) -> tuple[Tensor, ...]:
+    form = differentiable_form(model, input_shape)
     gamma = _gammas(form)
     A, B, C, D = (getattr(form, name).to_dense().abs().sum(1) for name in "ABCD")
     norms = (gamma * A).max(), (gamma * B).max(), C.max(), D.max()

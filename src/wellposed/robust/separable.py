@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
-from wellposed.errors import InputError
+from wellposed.errors import InputError, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
 from wellposed.robust.linear_programs import (
@@ -229,11 +229,10 @@ def separable_bound(
         >>> separable_bound(form, around, Separable(torch.square, "convex")).round(decimals=3)
         tensor([16.])
     """
-    if relaxation not in SETS or rounds < 1 or not tolerance > 0:
-        raise InputError(
-            f"relaxation is one of {', '.join(SETS)}, rounds at least 1 and tolerance positive; received "
-            f"{relaxation!r}, {rounds}, {tolerance}"
-        )
+    if relaxation not in SETS:
+        raise unknown_name("relaxation", relaxation, SETS)
+    if rounds < 1 or not tolerance > 0:
+        raise InputError(f"rounds is at least 1 and tolerance positive; received {rounds} and {tolerance}")
     form, exact, states = Posed.of(model, inputs)
     query = Query(form, exact, None)
     f = f if states is None else f.of_some(states, form.sizes[0])

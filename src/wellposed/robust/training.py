@@ -112,7 +112,7 @@ class CertifiedLoss:
     While the model is evaluated the radius is the last one of the ramp, so that epochs can be compared.
 
     Args:
-        model: the model that is trained, an `ImplicitModel` or layers that `differentiable_form` reads.
+        model: the model that is trained, an `ImplicitModel` or a network that `to_implicit` converts.
         ramp: the radius, or how it grows.
         method: of the bound; ``"interval"`` is cheap and trains well, ``"crown"`` is tighter.
         share: of the bound.
@@ -136,7 +136,6 @@ class CertifiedLoss:
         lower: float | None = 0.0,
         upper: float | None = 1.0,
     ) -> None:
-        differentiable_form(model)  # raises for models whose bounds have no gradients
         self.watch, self.ramp = Watch(model), as_ramp(ramp)
         self.method, self.share, self.loss = method, in_unit("share", share), loss
         self.range = lower, upper
@@ -148,7 +147,7 @@ class CertifiedLoss:
         if radius == 0 or self.share == 0:
             return clean
         box = Box.around(u.flatten(1), radius, *self.range)
-        worst = worst_case_loss(differentiable_form(model), box, target, method=self.method)
+        worst = worst_case_loss(differentiable_form(model, tuple(u.shape[1:])), box, target, method=self.method)
         return (1 - self.share) * clean + self.share * worst.mean()
 
 

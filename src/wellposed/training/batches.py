@@ -22,10 +22,10 @@ class Batch:
     shared: bool  # by all members of an Ensemble
     size: int  # of the joined batch
     weight: float = 1.0
-    rows: Tensor | None = None  # (B,) or (M, B) places in the data; None where samples have no place
+    rows: Tensor | None = None  # (B,) or (M, B) indices into the data; None where samples have none
 
     def shard(self, rank: int, world: int) -> "Batch":
-        """Takes the rows of one process; one without any computes a row that weighs nothing.
+        """Takes the rows of one process; a process without rows gets one of weight zero.
 
         Example:
             >>> Batch(torch.arange(5), torch.arange(5), True, 5).shard(1, 2).u
@@ -108,16 +108,16 @@ class Batches:
     def _fetch(self, rows: Tensor) -> Batch:
         size = rows.shape[-1]
         if self.per_member:
-            place = torch.arange(self.data[0].shape[0])[:, None] if rows.dim() == 2 else slice(None)
-            u, y = (part[place, rows] for part in self.data)
+            members = torch.arange(self.data[0].shape[0])[:, None] if rows.dim() == 2 else slice(None)
+            u, y = (part[members, rows] for part in self.data)
             return Batch(u, y, False, size, rows=rows)
         if self.tensors:
             u, y = (part[rows] for part in self.data)
         elif rows.dim() == 1:
             u, y = default_collate([self.data[row] for row in rows.tolist()])
         else:
-            parts = [default_collate([self.data[row] for row in member]) for member in rows.tolist()]
-            u, y = (torch.stack(part) for part in zip(*parts, strict=True))
+            batches = [default_collate([self.data[row] for row in member]) for member in rows.tolist()]
+            u, y = (torch.stack(part) for part in zip(*batches, strict=True))
         return Batch(u, y, rows.dim() == 1, size, rows=rows)
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints: all that decides how a training run goes on, in one file.
+"""Checkpoints: everything needed to resume a training run, in one file.
 
 A `Checkpoint` is a nested state in one safetensors file, written atomically and checked when read. A `Snapshot`
-takes and restores the states of the parts of a run.
+takes and restores the state of a run.
 """
 
 import json
@@ -20,15 +20,15 @@ from wellposed.errors import FileFormatError, InputError
 from wellposed.models.io.files import checksum, write_tensors
 from wellposed.training.batches import Batches
 from wellposed.training.history import History
-from wellposed.training.run import Best, Run, require_whole
-from wellposed.training.team import bare
+from wellposed.training.run import EarlyStopping, Run, reject_sharded
+from wellposed.training.team import unwrap
 
 FORMAT = "wellposed-checkpoint-1"
 TRIES = 100  # to read a file that another run replaces
 
 
 class Checkpoint:
-    """A file in which `fit` keeps everything that it needs to go on, epoch by epoch.
+    """A file from which `fit` resumes, rewritten after every epoch.
 
     If the file exists, training goes on from there to the very numbers of a run that was never stopped. For that,
     an iterable of batches must repeat its own order; and several processes with warm starts all go on with those
@@ -58,11 +58,11 @@ class Checkpoint:
     def save(self, state: Any) -> None:
         """Replaces what the file holds; a full disk or a lost process leaves the old state."""
         tensors: dict[str, Tensor] = {}
-        skeleton = json.dumps(_take_apart(state, tensors))
+        skeleton = json.dumps(_split_tensors(state, tensors))
         metadata = {"format": FORMAT, "key": self.key, "skeleton": skeleton, "sha256": checksum(skeleton, tensors)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.path) as place:
-            write_tensors(place, tensors, metadata)
+        with atomic_write(self.path) as temporary:
+            write_tensors(temporary, tensors, metadata)
 
     def load(self) -> Any:
         """Returns the state that was saved last; None if there is no file."""
@@ -77,7 +77,7 @@ class Checkpoint:
         if metadata.get("sha256") != checksum(metadata.get("skeleton", ""), tensors):
             raise self._refuse("its checksum does not match: the file is damaged")
         try:
-            return _put_together(json.loads(metadata["skeleton"]), tensors)
+            return _join_tensors(json.loads(metadata["skeleton"]), tensors)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise self._refuse(f"its content makes no sense ({error})") from error
 
@@ -86,18 +86,18 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """Reads the file, again if another run has replaced it meanwhile, for it is opened by its name twice."""
+        """Reads the file; retries if another run replaces it meanwhile, as it is opened by name twice."""
         for _ in range(TRIES):
-            before, found, damage = self._version(), None, None
+            before, content, damage = self._version(), None, None
             try:
                 with safe_open(self.path, framework="pt") as file:
-                    found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                    content = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             except (SafetensorError, RuntimeError) as error:  # the latter of a file that has become shorter
                 damage = error
             if self._version() != before:
                 continue
-            if found is not None:
-                return found
+            if content is not None:
+                return content
             raise self._refuse(f"it is not a checkpoint or is damaged ({damage})") from damage
         raise self._refuse("other runs replace it all the time")
 
@@ -111,16 +111,16 @@ class Checkpoint:
         )
 
 
-def _take_apart(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Writes a nested state as JSON and moves its tensors aside."""
+def _split_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Splits a nested state into JSON and tensors."""
     if isinstance(value, Tensor):
         name = f"t{len(tensors)}"
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": name}
     if isinstance(value, dict):
-        return {"dict": [[_take_apart(part, tensors) for part in pair] for pair in value.items()]}
+        return {"dict": [[_split_tensors(part, tensors) for part in pair] for pair in value.items()]}
     if isinstance(value, list | tuple):
-        return {type(value).__name__: [_take_apart(part, tensors) for part in value]}
+        return {type(value).__name__: [_split_tensors(part, tensors) for part in value]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise InputError(
@@ -128,33 +128,33 @@ def _take_apart(value: Any, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
+def _join_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
     ((kind, content),) = node.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "value":
         return content
     if kind == "dict":
-        return {_put_together(key, tensors): _put_together(part, tensors) for key, part in content}
-    parts = [_put_together(part, tensors) for part in content]
-    return tuple(parts) if kind == "tuple" else parts
+        return {_join_tensors(key, tensors): _join_tensors(item, tensors) for key, item in content}
+    items = [_join_tensors(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The parts of a run whose state is saved: parameters, optimiser, schedule, data order, random numbers."""
+    """What a checkpoint saves of a run: parameters, optimiser, schedule, data order, random numbers."""
 
     run: Run
     batches: Batches
     schedule: LRScheduler | None
-    best: Best
+    best: EarlyStopping
     history: History
 
     def resume(self, checkpoint: Checkpoint | str | os.PathLike[str] | None) -> Checkpoint | None:
-        """Goes on from the file of the first process, if there is one, and returns where further states go."""
+        """Resumes from the file of the first process, if there is one; returns the checkpoint to write to."""
         if checkpoint is None:
             return None
-        require_whole(bare(self.run.model), checkpoint=True)
+        reject_sharded(unwrap(self.run.model), checkpoint=True)
         file = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         team = self.run.team
         state = team.share(file.load() if team.rank == 0 else None)
@@ -165,7 +165,7 @@ class Snapshot:
     def take(self) -> dict[str, Any]:
         """Returns the state after an epoch."""
         return {
-            "model": bare(self.run.model).state_dict(),
+            "model": unwrap(self.run.model).state_dict(),
             "optimizer": self.run.optimizer.state_dict(),
             "scaler": self.run.scaler.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
@@ -178,9 +178,9 @@ class Snapshot:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes back to a state; the run then ends with the numbers of one that was never stopped."""
+        """Restores a state; the run then ends with the numbers of one that was never stopped."""
         try:
-            bare(self.run.model).load_state_dict(state["model"])
+            unwrap(self.run.model).load_state_dict(state["model"])
             self.run.optimizer.load_state_dict(state["optimizer"])
             self.run.scaler.load_state_dict(state["scaler"])
             if self.schedule is not None:

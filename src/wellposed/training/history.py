@@ -1,4 +1,4 @@
-"""What a training run leaves behind, and how it can end early."""
+"""The history of a training run, and the exception that ends one early."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ class History:
         steps: mean steps to equilibrium of a sample in training; NaN where nothing was solved.
         failed_share: share of training samples without an equilibrium, forward or backward.
         seconds: duration of the epoch, validation included, ``(E,)``.
-        best_epoch: epoch, counted from 0, of the parameters that were kept; None without `patience`.
+        best_epoch: epoch, counted from 0, of the returned parameters; None without `patience`.
 
     Example:
         >>> history = History()
@@ -52,7 +52,7 @@ class History:
         return {name: getattr(self, name) for name in _COLUMNS}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Takes over the columns of a checkpoint."""
+        """Restores the columns from a checkpoint."""
         for name in _COLUMNS:
             setattr(self, name, state[name])
 
@@ -66,7 +66,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def solve_counts(log: SolveLog, shape: torch.Size) -> Tensor:  # (4,) or (4, M)
-    """Sums steps and samples, failures and solves; every member's apart, as their solves are stacked."""
+    """Sums steps, samples, failures and solves, for each member of an Ensemble separately."""
     return torch.stack(
         [
             *_sum([steps for _, steps in log.forward], shape),
@@ -81,7 +81,7 @@ def _by_member(part: Tensor, shape: torch.Size) -> Tensor:
     return part.flatten().expand(*shape, -1) if shared else part.reshape(*shape, -1)
 
 
-def _sum(parts: list[Tensor], shape: torch.Size) -> tuple[Tensor, Tensor]:
-    rows = [_by_member(part, shape).to("cpu", torch.float64) for part in parts]
+def _sum(solves: list[Tensor], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    rows = [_by_member(solve, shape).to("cpu", torch.float64) for solve in solves]
     table = torch.cat(rows, dim=-1) if rows else torch.zeros(*shape, 0, dtype=torch.float64)
     return table.sum(-1), torch.full(shape, float(table.shape[-1]), dtype=torch.float64)

@@ -1,6 +1,6 @@
 """fit(): the training loop.
 
-`reporting` is what a training run tells while it runs: a progress bar, and whoever wants to know of every epoch.
+`reporting` shows a progress bar and calls `on_epoch`.
 `fit` trains a module or an Ensemble.
 """
 
@@ -23,17 +23,17 @@ from wellposed.training.batches import Batches, Data
 from wellposed.training.checkpoint import Checkpoint, Snapshot
 from wellposed.training.history import History, Interrupted, solve_counts
 from wellposed.training.run import (
-    Best,
+    EarlyStopping,
     Loss,
     Run,
+    check_arguments,
     make_optimizer,
     make_schedule,
     make_starts,
-    require_sensible,
     seeds_of,
     shape_of,
 )
-from wellposed.training.team import Team, bare
+from wellposed.training.team import Team, unwrap
 
 OnEpoch = Callable[[History], None]
 
@@ -42,7 +42,7 @@ OnEpoch = Callable[[History], None]
 def reporting(
     epochs: int, progress: bool | str, on_epoch: OnEpoch | None = None, silent: bool = False
 ) -> Iterator[OnEpoch]:
-    """Shows epochs, loss, steps and failures on stderr, if that is a terminal that can, and calls `on_epoch`."""
+    """Shows epochs, loss, steps and failures on stderr if it is a terminal, and calls `on_epoch`."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -65,7 +65,7 @@ def reporting(
 
 
 def summary(history: History) -> str:
-    """Says where the latest epoch stands; of an Ensemble the median member.
+    """Summarises the latest epoch in a line; for an Ensemble, its median member.
 
     Example:
         >>> import torch
@@ -136,47 +136,47 @@ def fit(
         >>> fit(nn.Linear(1, 1), (u, 2 * u), nn.functional.mse_loss, epochs=5, progress=False).train_loss.argmin()
         tensor(4)
     """
-    team, inner = Team.join(model, device), bare(model)
+    team, inner = Team.join(model, device), unwrap(model)
     given = {"epochs": epochs, "batch_size": batch_size, "patience": patience, "clip": clip}
-    require_sensible(inner, given, validation is not None, project, per_member)
-    optimizer = make_optimizer(bare(model.to(team.device)), optimizer)
+    check_arguments(inner, given, validation is not None, project, per_member)
+    optimizer = make_optimizer(unwrap(model.to(team.device)), optimizer)
     scaler = torch.amp.GradScaler(team.device.type, enabled=autocast is torch.float16)
     batches = Batches(data, batch_size, seeds_of(inner, seed), per_member)
     starts = make_starts(inner, warm_start, batches.length)
     run = Run(team.wrap(model), loss, optimizer, team, scaler, clip, project, autocast, starts)
     checks = None if validation is None else Batches(validation, batch_size, (), per_member)
-    best = Best(inner, patience, torch.ones(shape_of(model), dtype=torch.bool))
-    whole = Snapshot(run, batches, make_schedule(optimizer, schedule, epochs), best, History())
+    best = EarlyStopping(inner, patience, torch.ones(shape_of(model), dtype=torch.bool))
+    snapshot = Snapshot(run, batches, make_schedule(optimizer, schedule, epochs), best, History())
     with reporting(epochs, progress, on_epoch, silent=team.rank > 0) as report:
-        return _train(whole, checks, epochs, whole.resume(checkpoint), report)
+        return _train(snapshot, checks, epochs, snapshot.resume(checkpoint), report)
 
 
 def _train(
-    whole: Snapshot,
+    snapshot: Snapshot,
     checks: Batches | None,
     epochs: int,
     file: Checkpoint | None,
     report: OnEpoch,
 ) -> History:
-    run, best, history, was_training = whole.run, whole.best, whole.history, whole.run.model.training
+    run, best, history, was_training = snapshot.run, snapshot.best, snapshot.history, snapshot.run.model.training
     try:
         for epoch in range(len(history), epochs):
             if not best.active.any():
                 break
             began, active = time.perf_counter(), best.active
             with watch() as log:
-                columns = {"train_loss": run.train(whole.batches, epoch, active)}
+                columns = {"train_loss": run.train(snapshot.batches, epoch, active)}
             steps, samples, failures, solves = run.team.sum(solve_counts(log, active.shape))
             columns |= {"steps": steps / samples, "failed_share": failures / solves}
             if checks is not None:
                 columns["validation_loss"] = run.evaluate(checks)
                 best.update(epoch, columns["validation_loss"])
             columns = {name: column.masked_fill(~active, torch.nan) for name, column in columns.items()}
-            if whole.schedule is not None:
-                whole.schedule.step()
+            if snapshot.schedule is not None:
+                snapshot.schedule.step()
             history.append(**columns, seconds=torch.tensor(time.perf_counter() - began))
             if file is not None and run.team.rank == 0:
-                file.save(whole.take())
+                file.save(snapshot.take())
             report(history)
     except KeyboardInterrupt as stop:
         raise Interrupted(history) from stop

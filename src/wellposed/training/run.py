@@ -1,8 +1,8 @@
-"""One pass over the data and one step of it, and what they need.
+"""One epoch and one optimisation step, and what they need.
 
-`Run` takes the steps. `make_optimizer`, `make_schedule`, `make_starts` and `require_sensible` turn the arguments
-of fit() into what the loop needs, or say what is wrong with them. `Best` is early stopping, each member of an
-Ensemble by itself.
+`Run` takes the steps. `make_optimizer`, `make_schedule`, `make_starts` and `check_arguments` turn the arguments
+of fit() into what the loop needs, or say what is wrong with them. `EarlyStopping` decides for each
+member of an Ensemble by itself.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from wellposed.errors import InputError, NonFiniteLossError, unknown_name
 from wellposed.models.ensemble import Ensemble
 from wellposed.models.warm_start import WarmStart
 from wellposed.training.batches import Batch, Batches
-from wellposed.training.team import Team, bare, is_sharded
+from wellposed.training.team import Team, is_sharded, unwrap
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -67,7 +67,7 @@ class Run:
         return total / _nonzero(count)
 
     def _started(self, batch: Batch) -> contextlib.AbstractContextManager[None]:
-        """Lets the samples of a batch begin where they ended, if that is wanted."""
+        """Starts the solves of a batch at the samples' last equilibria, if that is wanted."""
         if self.starts is None or batch.rows is None:
             return contextlib.nullcontext()
         return self.starts.of(batch.rows)
@@ -76,7 +76,7 @@ class Run:
         """Computes the losses of this process and those of the joined batch."""
         u, y = batch.u.to(self.team.device), batch.y.to(self.team.device)
         with torch.autocast(self.team.device.type, self.autocast, enabled=self.autocast is not None):
-            if isinstance(bare(self.model), Ensemble):
+            if isinstance(unwrap(self.model), Ensemble):
                 judge = vmap(self.loss, (0, None if batch.shared else 0), randomness="different")
                 losses = judge(self.model(u, shared=batch.shared), y)
             else:
@@ -90,22 +90,22 @@ class Run:
         self.scaler.scale(loss).backward()
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
-            clip_gradients(bare(self.model), self.clip)
+            clip_gradients(unwrap(self.model), self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.project:
-            bare(self.model).project_()  # type: ignore[operator]
+            unwrap(self.model).project_()  # type: ignore[operator]
 
 
 def shape_of(model: nn.Module) -> torch.Size:
     """Returns the shape of the losses: ``(M,)`` for an Ensemble, ``()`` otherwise."""
-    inner = bare(model)
+    inner = unwrap(model)
     return torch.Size((len(inner),)) if isinstance(inner, Ensemble) else torch.Size()
 
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, limit: float) -> None:
-    """Scales gradients down to the norm `limit`, those of every member of an Ensemble apart."""
+    """Scales gradients down to the norm `limit`, for each member of an Ensemble separately."""
     if not isinstance(model, Ensemble):
         nn.utils.clip_grad_norm_(model.parameters(), limit)
         return
@@ -122,7 +122,7 @@ def _nonzero(count: int) -> int:
     return count
 
 
-WHOLE = ("epochs", "batch_size", "patience")
+INTEGERS = ("epochs", "batch_size", "patience")
 
 
 def make_optimizer(model: nn.Module, wanted: Optimizer | Callable[[Any], Optimizer] | None) -> Optimizer:
@@ -144,7 +144,7 @@ def make_schedule(optimizer: Optimizer, wanted: Any, epochs: int) -> LRScheduler
 
 
 def make_starts(model: nn.Module, wanted: bool | WarmStart, samples: int) -> WarmStart | None:
-    """Returns where the starts of all training samples are kept, if that is wanted.
+    """Returns the store of the starting points of all training samples, if that is wanted.
 
     Args:
         samples: of the data; 0 if they have no fixed places.
@@ -182,8 +182,8 @@ def seeds_of(model: nn.Module, seed: int | Sequence[int] | None) -> tuple[int, .
     return seeds
 
 
-def require_whole(model: nn.Module, **wanted: bool) -> None:
-    """Raises if something is wanted that needs all parameters in one process, and they are divided."""
+def reject_sharded(model: nn.Module, **wanted: bool) -> None:
+    """Raises if something is asked for that needs all parameters in one process, and they are sharded."""
     names = [name for name, given in wanted.items() if given]
     if names and is_sharded(model):
         raise InputError(
@@ -192,7 +192,7 @@ def require_whole(model: nn.Module, **wanted: bool) -> None:
         )
 
 
-def require_sensible(
+def check_arguments(
     model: nn.Module, numbers: dict[str, float | None], validated: bool, project: bool, per_member: bool
 ) -> None:
     """Raises if an argument is out of range or does not fit the model."""
@@ -200,14 +200,14 @@ def require_sensible(
         if value is not None and not value > 0:
             raise InputError(f"{name} must be positive; received {value!r}")
         if (
-            name in WHOLE
+            name in INTEGERS
             and value is not None
             and (isinstance(value, bool) or not hasattr(value, "__index__") or value >= 2**63)
         ):
             raise InputError(f"{name} must be a whole number below 2^63; received {value!r}")
     if numbers["patience"] is not None and not validated:
         raise InputError("patience watches the validation loss; pass validation=(inputs, targets) with it")
-    require_whole(model, project=project, patience=numbers["patience"] is not None)
+    reject_sharded(model, project=project, patience=numbers["patience"] is not None)
     target = model.stacked if isinstance(model, Ensemble) else model
     if project and not hasattr(target, "project_"):
         raise InputError(f"project=True needs a model with project_(); {type(target).__name__} has none")
@@ -216,14 +216,14 @@ def require_sensible(
 
 
 @dataclass
-class Best:
-    """Keeps the best parameters and says who is still waiting for better ones.
+class EarlyStopping:
+    """Stores the best parameters and says which members go on.
 
     A member that stopped keeps what it had then, as if it had been trained alone.
 
     Args:
-        model: whose parameters and buffers are kept.
-        patience: epochs without improvement after which a member stops; None: nobody stops, nothing is kept.
+        model: whose best parameters and buffers are stored.
+        patience: epochs without improvement after which a member stops; None: nobody stops, nothing is stored.
         active: members at work, ``()`` or ``(M,)``.
     """
 
@@ -232,14 +232,14 @@ class Best:
     active: Tensor
     loss: Tensor = field(init=False)
     epoch: Tensor = field(init=False)
-    kept: dict[str, Tensor] = field(init=False, default_factory=dict)
+    best_tensors: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.loss = torch.full(self.active.shape, torch.inf, dtype=torch.float64)
         self.epoch = torch.zeros(self.active.shape, dtype=torch.int64)
 
     def update(self, epoch: int, loss: Tensor) -> None:
-        """Takes note of the validation losses after an epoch."""
+        """Records the validation losses of an epoch."""
         if self.patience is None:
             return
         better = self.active & (loss < self.loss)
@@ -247,25 +247,25 @@ class Best:
         self.epoch = torch.where(better, epoch, self.epoch)
         self.active = self.active & (epoch - self.epoch < self.patience)
         for name, value in self._tensors().items():
-            old = self.kept.get(name, value)
+            old = self.best_tensors.get(name, value)
             mask = better.reshape(better.shape + (1,) * (value.dim() - better.dim())).to(value.device)
-            self.kept[name] = torch.where(mask, value, old).clone()
+            self.best_tensors[name] = torch.where(mask, value, old).clone()
 
     @torch.no_grad()
     def restore(self) -> None:
         """Gives every member its best parameters."""
         for name, value in self._tensors().items():
-            value.copy_(self.kept.get(name, value))
+            value.copy_(self.best_tensors.get(name, value))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint needs."""
-        return {"active": self.active, "loss": self.loss, "epoch": self.epoch, "kept": self.kept}
+        return {"active": self.active, "loss": self.loss, "epoch": self.epoch, "kept": self.best_tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what a checkpoint holds."""
+        """Restores the state from a checkpoint."""
         self.active, self.loss, self.epoch = state["active"], state["loss"], state["epoch"]
         device = {name: value.device for name, value in self._tensors().items()}
-        self.kept = {name: value.to(device[name]) for name, value in state["kept"].items()}
+        self.best_tensors = {name: value.to(device[name]) for name, value in state["kept"].items()}
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}

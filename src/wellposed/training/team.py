@@ -29,10 +29,7 @@ class Team:
     def join(cls, model: nn.Module, device: torch.device | str | None) -> "Team":
         """Finds the device and, where the environment says WORLD_SIZE > 1, joins the process group."""
         first = next(model.parameters(), torch.empty(0))
-        try:
-            wanted = first.device if device is None else torch.device(device)
-        except RuntimeError as error:
-            raise InputError(f"device must be a device of torch, such as 'cuda'; received {device!r}") from error
+        wanted = first.device if device is None else find_device(device)
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls(wanted)
         if wanted == torch.device("cuda"):
@@ -65,8 +62,31 @@ class Team:
         return box[0]
 
 
+def find_device(wanted: torch.device | str) -> torch.device:
+    """Returns a device that exists; ``"auto"``: CUDA if there is one, else the CPU.
+
+    Example:
+        >>> find_device("gpu")
+        Traceback (most recent call last):
+            ...
+        wellposed.errors.InputError: device must be a device of torch, such as 'cpu' or 'cuda'; received 'gpu'
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"device must be a device of torch, such as 'cpu' or 'cuda'; received {wanted!r}"
+        ) from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        present = torch.cuda.device_count() or "no"
+        raise InputError(f"device {str(device)!r} is not there: torch finds {present} CUDA device; use 'cpu'")
+    return device
+
+
 def is_sharded(model: nn.Module) -> bool:
-    """Says whether `torch.distributed.fsdp.fully_shard` has divided a module; asking by name imports nothing.
+    """Says whether `torch.distributed.fsdp.fully_shard` has sharded a module; by class name, to import nothing.
 
     Example:
         >>> is_sharded(nn.Linear(1, 1))
@@ -75,7 +95,7 @@ def is_sharded(model: nn.Module) -> bool:
     return any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__)
 
 
-def bare(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Returns the module inside a DistributedDataParallel."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 

@@ -56,7 +56,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def __call__(self, history: History) -> None:
-        """Writes the latest epoch and sees to it that it is on the disk."""
+        """Writes the latest epoch and flushes it to the disk."""
         epoch = len(history) - 1
         if self._writer is None:  # epochs from here on are written anew if a stopped run had got further
             self._writer = self._library.SummaryWriter(self.folder, purge_step=epoch)
@@ -82,7 +82,7 @@ class TensorBoard:
         self.close()
 
     def _scalars(self, history: History) -> Iterable[tuple[str, float]]:
-        """Names the numbers of an epoch; those that are not there are NaN in the history and left out."""
+        """Yields the numbers of an epoch by name; those that are NaN are left out."""
         for name in COLUMNS:
             latest = getattr(history, name)[-1]
             members = {name: latest} if latest.ndim == 0 else {f"{name}/{k}": v for k, v in enumerate(latest)}

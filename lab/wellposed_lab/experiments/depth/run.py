@@ -21,7 +21,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from wellposed.activations import family_of
 from wellposed.equilibrium.solvers import Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Stopping
 from wellposed.errors import InputError
@@ -70,7 +69,7 @@ def active_states(model: ImplicitModel, u: Tensor) -> Tensor:  # (B, p) -> (B,)
 
 
 def _slopes(model: ImplicitModel, u: Tensor) -> Tensor:  # (B, n)
-    if family_of(model.activation) != "relu":
+    if not model.activation.is_relu:
         raise InputError(f"slopes are known here for 'relu'; received a model with {model.activation.name!r}")
     x = with_rule(model, EXACT).equilibrium(u.to(model.B.dtype)).value
     return (torch.as_tensor(x) > 0).to(model.B.dtype)

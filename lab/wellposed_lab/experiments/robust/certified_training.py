@@ -132,9 +132,9 @@ class CertifiedRun(Run):
         """Returns the loss of the recipe."""
         ramp = Ramp(self.radius, warmup=steps // 6, steps=steps // 2)
         if self.recipe == "norm-penalty":
-            return Penalised(cross_entropy, lambda: norm_penalty(model), self.penalty)
+            return Penalised(cross_entropy, lambda: norm_penalty(model, (64,)), self.penalty)
         if self.recipe == "sensitivity-penalty":
-            return Penalised(cross_entropy, lambda: sensitivity_penalty(model), self.penalty)
+            return Penalised(cross_entropy, lambda: sensitivity_penalty(model, (64,)), self.penalty)
         if self.recipe == "certified-interval":
             return CertifiedLoss(model, ramp, method="interval")
         if self.recipe == "certified-crown":

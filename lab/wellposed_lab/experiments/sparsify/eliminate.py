@@ -8,7 +8,7 @@ import torch
 
 from wellposed.convex import EliminationPath, States, eliminate_features, support_mask
 from wellposed.convex.assemble import fitting_units
-from wellposed.convex.eliminate import Columns
+from wellposed.convex.eliminate import FeatureProblem
 from wellposed_lab.engine.run import Context, Run
 from wellposed_lab.engine.store import Result, Value
 from wellposed_lab.experiments.sparsify.rows import Layers
@@ -103,6 +103,6 @@ class EliminateRun(Run):
         """Counts removed features that some row of the exact solution of P(kappa) uses."""
         mask = support_mask(states, self.support)
         factors = fitting_units(states, self.kappa, mask).factors
-        work = Columns.of(states, self.kappa, 0.0, "row", mask, factors)
+        work = FeatureProblem.of(states, self.kappa, 0.0, "row", mask, factors)
         needed = work.screened(work.features).share > NEEDED
         return int(torch.count_nonzero(needed & work.features & ~path.steps[-1].kept))

@@ -23,9 +23,10 @@ from wellposed.convex import (
     RowFit,
     RowProblem,
     RowUnits,
-    SharedFit,
     SharedReport,
     States,
+    fit_shared,
+    fit_shared_path,
     fit_states,
     row_problem,
     shared_layers,
@@ -308,16 +309,20 @@ class SharedRows(Rows):
         """Caps whole rows, as P(kappa) of 003 is printed, in units in which the network's own rows fit at .99."""
         network = self.network.trained(self.seed)
         names = self.network.layers(network)
-        how = SharedFit(kappa=kappa, bound="row", gathering=self._gathering(POSITIONS * samples))
-        fitted, report = how.fit(network, self._batches(samples), names, own_units(network, names, KAPPA))
+        fitted, report = fit_shared(
+            network, self._batches(samples), layers=names, units=own_units(network, names, KAPPA), kappa=kappa,
+            bound="row", sampler=self._sampler(POSITIONS * samples),
+        )  # fmt: skip
         return Fitted(fitted, report.sparsity, report)
 
     def on_share(self, share: float, sparsity: float | None) -> Fitted:
         """Fits on what the network itself computes."""
         network, total = self.network.trained(self.seed), len(self.network.training(self.seed)[0])
         count = max(8, round(share * total))
-        how = SharedFit(target_sparsity=sparsity, gathering=self._gathering(FEWER * count), sequential=False)
-        fitted, report = how.fit(network, self._batches(count), self.network.layers(network))
+        fitted, report = fit_shared(
+            network, self._batches(count), layers=self.network.layers(network), target_sparsity=sparsity,
+            sampler=self._sampler(FEWER * count), sequential=False,
+        )  # fmt: skip
         return Fitted(fitted, report.sparsity)
 
     def maker(self, method: str, training: int, path: tuple[float, ...]) -> Maker:
@@ -361,16 +366,20 @@ class SharedRows(Rows):
     def _fits(self, path: tuple[float, ...], sequential: bool) -> list[tuple[nn.Module, SharedReport]]:
         """Fits the network at growing sparsity, under the cap where there are units for one."""
         network = self.network.trained(self.seed)
-        units, gathering = self.network.units(network, KAPPA), self._gathering(POSITIONS * self.samples)
-        how = SharedFit(kappa=KAPPA if units else float("inf"), gathering=gathering, sequential=sequential)
-        return list(how.path(network, self._batches(self.samples), path, self.network.layers(network), units))
+        units = self.network.units(network, KAPPA)
+        fits = fit_shared_path(
+            network, self._batches(self.samples), path, layers=self.network.layers(network), units=units,
+            kappa=KAPPA if units else float("inf"), sampler=self._sampler(POSITIONS * self.samples),
+            sequential=sequential,
+        )  # fmt: skip
+        return list(fits)
 
     @cached
     def _recorded(self) -> dict[str, RowData]:
         network = self.network.trained(self.seed)
         known = shared_layers(network)
         layers = {name: known[name] for name in self.network.layers(network)}
-        return self._gathering(FEWER * self.samples).run(network, layers, self._batches(self.samples))
+        return self._sampler(FEWER * self.samples).run(network, layers, self._batches(self.samples))
 
     def _problems(self, units: Mapping[str, RowUnits], share: float, kappa: float) -> list[RowProblem]:
         problems = []
@@ -381,7 +390,7 @@ class SharedRows(Rows):
             problems.append(row_problem(Design.of(M - M.mean(0)), z - z.mean(0), kappa=kappa, capped=M.shape[1]))
         return problems
 
-    def _gathering(self, samples: int) -> PositionSampler:
+    def _sampler(self, samples: int) -> PositionSampler:
         return PositionSampler(samples=samples, seed=self.seed, valid=self.network.valid)
 
     def _batches(self, count: int) -> list[Tensor]:

@@ -28,17 +28,17 @@ from wellposed.cli.terminal import make_folder
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON, not as a table.")
 def demo(out: Path, seed: int, quiet: bool, as_json: bool) -> None:
     """Train a reader of digits and ask it six questions, in under a minute."""
-    place = out / "demo.html"
+    page_file = out / "demo.html"
     make_folder(out)
     result = run_demo(DemoConfig(seed=seed), out, (lambda text: None) if quiet else _tell)
-    numbers = {**record(result), "page": str(place)}
-    for path, text in ((place, page(result)), (out / "demo.json", json.dumps(numbers, indent=1) + "\n")):
+    numbers = {**record(result), "page": str(page_file)}
+    for path, text in ((page_file, page(result)), (out / "demo.json", json.dumps(numbers, indent=1) + "\n")):
         with atomic_write(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     if as_json:
         click.echo(json.dumps(numbers, indent=2))
     else:
-        _show(result, place)
+        _show(result, page_file)
     if not result.certified:
         raise click.ClickException("a certificate of well-posedness does not hold; see above")
 
@@ -62,7 +62,7 @@ def table(result: DemoResult) -> Table:
     return shown
 
 
-def _show(result: DemoResult, place: Path) -> None:
+def _show(result: DemoResult, page_file: Path) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120
@@ -72,4 +72,4 @@ def _show(result: DemoResult, place: Path) -> None:
     for step in steps(result):
         console.print(f"  {step.command}", markup=False, soft_wrap=True)
     console.print(f"\n{result.seconds:.0f} s; models in {', '.join(files(result))}", markup=False, soft_wrap=True)
-    console.print(f"now open {place}", markup=False, soft_wrap=True)
+    console.print(f"now open {page_file}", markup=False, soft_wrap=True)

@@ -35,7 +35,7 @@ NUMBERS = tuple("abcdef")
 
 @dataclass(frozen=True)
 class Answer:
-    """One question: its answer in a sentence, its numbers, and what an honest person adds."""
+    """One question: its answer in a sentence, its numbers, and its caveats."""
 
     question: str
     answer: str
@@ -58,14 +58,14 @@ def _got(result: DemoResult) -> Answer:
 
 
 def _equation(result: DemoResult) -> Answer:
-    found = result.equation
-    same = "exactly its outputs" if found.difference == 0 else f"its outputs up to {found.difference:.1e}"
+    equation = result.equation
+    same = "exactly its outputs" if equation.difference == 0 else f"its outputs up to {equation.difference:.1e}"
     return Answer(
         "Is it one equation?",
         f"Yes: one line of code writes it as x = \N{GREEK SMALL LETTER PHI}(Ax + Bu), y = Cx + Du, and that gives "
         f"{same} on all {len(result.test)} images.",
-        [(f"{found.difference:.1g}", f"largest difference, of outputs up to {found.largest_output:.0f}"),
-         (str(found.form.sizes[0]), "states")],
+        [(f"{equation.difference:.1g}", f"largest difference, of outputs up to {equation.largest_output:.0f}"),
+         (str(equation.form.sizes[0]), "states")],
     )  # fmt: skip
 
 
@@ -86,9 +86,9 @@ def _needed(result: DemoResult) -> Answer:
 
 
 def _reached(result: DemoResult) -> Answer:
-    found, count = result.feedback, len(result.test)
-    steps, failed = found.solution.steps, int(found.solution.failed.sum())
-    gained = result.right(found.said) - result.right(result.network.said)
+    feedback, count = result.feedback, len(result.test)
+    steps, failed = feedback.solution.steps, int(feedback.solution.failed.sum())
+    gained = result.right(feedback.said) - result.right(result.network.said)
     share = result.accuracy(result.network.said)
     chance = max(1, round(math.sqrt(count * share * (1 - share))))
     more = (
@@ -97,8 +97,8 @@ def _reached(result: DemoResult) -> Answer:
         else "as many"
     )
     verdict = (
-        f"Feedback buys no accuracy here: {result.right(found.said)} of {count} right, {more}, where chance moves "
-        f"about \N{PLUS-MINUS SIGN}{chance}."
+        f"Feedback buys no accuracy here: {result.right(feedback.said)} of {count} right, {more}, where chance "
+        f"moves about \N{PLUS-MINUS SIGN}{chance}."
         if gained <= 2 * chance
         else f"On these images feedback gains {plural(gained, 'image')}, where chance moves about "
         f"\N{PLUS-MINUS SIGN}{chance}; one seed proves nothing."
@@ -108,23 +108,23 @@ def _reached(result: DemoResult) -> Answer:
         "Was every equilibrium reached?",
         f"In a model whose states feed back into each other, each of the {count} images has its own equilibrium; "
         f"{reached}, in {int(steps.min())} to {int(steps.max())} steps, with a proven bound on what is missing.",
-        [(str(failed), "failed"), (f"{float(found.bounds.max()):.1e}", "largest error bound of a state"),
-         (f"{int(found.settled.sum())} of {count}", "digits that this error cannot change")],
+        [(str(failed), "failed"), (f"{float(feedback.bounds.max()):.1e}", "largest error bound of a state"),
+         (f"{int(feedback.settled.sum())} of {count}", "digits that this error cannot change")],
         verdict,
     )  # fmt: skip
 
 
 def _checked(result: DemoResult) -> Answer:
-    found = result.checked
-    claims = sum(map(len, found.proven.values()))
+    checked = result.checked
+    claims = sum(map(len, checked.proven.values()))
     return Answer(
         "Who else can check?",
         f"Anyone: a separate program that imports neither torch nor the rest of this library proves "
         f"{plural(claims, 'claim')}"
         " about the two saved models again, in fractions without rounding, and refuses a copy with one changed "
         "bit.",
-        [(f"{found.row_sums[0]:.3f}", "largest row sum of |A|, which has to stay below 1"),
-         (f"{found.seconds:.1f} s", "for both files")],
+        [(f"{checked.row_sums[0]:.3f}", "largest row sum of |A|, which has to stay below 1"),
+         (f"{checked.seconds:.1f} s", "for both files")],
     )  # fmt: skip
 
 
@@ -132,7 +132,10 @@ def _moved(result: DemoResult) -> Answer:
     plain, robust = result.robustness.plain, result.robustness.robust
     index = result.config.radii.index(result.robustness.epsilon)
     one, other = plain.radii[index], robust.radii[index]
-    ends = [_end(name, found.radii) for name, found in (("the plain model", plain), ("the robust one", robust))]
+    ends = [
+        _end(name, robustness.radii)
+        for name, robustness in (("the plain model", plain), ("the robust one", robust))
+    ]
     return Answer(
         "How far can a pixel move?",
         f"If every pixel may change by {one.epsilon:g} of full ink, {percent(one.share('certified'))} of the "
@@ -223,22 +226,22 @@ def _digit(u: Tensor, text: str) -> Html:
 
 def _hero(result: DemoResult) -> Html:
     """Shows how one image's state comes to rest, step by step, and that every start ends there."""
-    found = result.feedback.reaching
-    states = found.iterates.numpy()
+    reaching = result.feedback.reaching
+    states = reaching.iterates.numpy()
     side = math.isqrt(states.shape[1])
     shape = (side, side) if side * side == states.shape[1] else (1, states.shape[1])
     scale, last = float(states.max()), states[-1]
     tiles = [
-        element("div", _digit(result.test.flat()[found.image], "the input"), element("b", "input u"), "a digit")
+        element("div", _digit(result.test.flat()[reaching.image], "the input"), element("b", "input u"), "a digit")
     ]
     for order, step in enumerate(SHOWN):
         away = float(np.abs(states[step] - last).max())
-        said = int(found.said[step])
+        said = int(reaching.said[step])
         picture = image(signed(states[step].reshape(shape), scale), f"the state after {step} steps")
         about = join(f"reads {said}", element("br"), f"{away:.1g} away" if step else "all zero")
         tiles.append(element("div", picture, element("b", f"step {step}"), about, class_="step",
                              style=f"--order: {order}"))  # fmt: skip
-    read = int(found.said[-1])
+    read = int(reaching.said[-1])
     last_tile = element("div", str(read), class_="settled"), element("b", "equilibrium"), f"reads {read}"
     tiles.append(element("div", last_tile, class_="step", style=f"--order: {len(SHOWN)}"))
     caption = (
@@ -249,8 +252,8 @@ def _hero(result: DemoResult) -> Html:
         f"it would read on the way is below each picture; it settles on {read}."
     )
     series = [Series(name, style, list(range(len(values))), values)
-              for style, (name, values) in enumerate(found.distances.items())]  # fmt: skip
-    first = max(values[0] for values in found.distances.values())
+              for style, (name, values) in enumerate(reaching.distances.items())]  # fmt: skip
+    first = max(values[0] for values in reaching.distances.values())
     proven = [first * result.config.kappa**step for step in range(len(series[0].x))]
     series.append(Series("proven at worst", 3, series[0].x, proven, dashed=True))
     chart = line_chart(series, "Distance from the equilibrium against steps, from three starts", "step",
@@ -300,36 +303,38 @@ def _sparse_matrices(result: DemoResult) -> Html:
 
 
 def _equilibria(result: DemoResult) -> Html:
-    found, labels, u = result.feedback, result.test.labels, result.test.flat()
-    counts = found.solution.steps.tolist()
+    feedback, labels, u = result.feedback, result.test.labels, result.test.flat()
+    counts = feedback.solution.steps.tolist()
     drawn = histogram({"steps": counts}, "Histogram of the steps to equilibrium", "steps to equilibrium", "images")
-    slowest = sorted(range(len(counts)), key=lambda row: (-counts[row], -float(found.bounds[row])))[:4]
+    slowest = sorted(range(len(counts)), key=lambda row: (-counts[row], -float(feedback.bounds[row])))[:4]
     tiles = []
     for row in slowest:
-        right = int(found.said[row]) == int(labels[row])
-        said = element("span", f"reads {int(found.said[row])}", class_="good" if right else "wrong")
-        about = f"{counts[row]} steps, error below {float(found.bounds[row]):.0e}"
+        right = int(feedback.said[row]) == int(labels[row])
+        said = element("span", f"reads {int(feedback.said[row])}", class_="good" if right else "wrong")
+        about = f"{counts[row]} steps, error below {float(feedback.bounds[row]):.0e}"
         tiles.append(element("div", _digit(u[row], f"a digit {int(labels[row])}"), said, element("br"), about))
     return element(
         "div",
-        figure(drawn, f"Steps per image, {float(found.solution.steps.double().mean()):.1f} on average."),
+        figure(drawn, f"Steps per image, {float(feedback.solution.steps.double().mean()):.1f} on average."),
         element("h4", "The four slowest images"),
         element("div", tiles, class_="gallery"),
     )
 
 
 def _proof(result: DemoResult) -> Html:
-    found = result.checked
-    drawn = limit_chart(found.row_sums, 1.0, "Row sums of |A| against the limit 1", "states of the feedback model",
-                        "row sum of |A|")  # fmt: skip
-    lines = [f"{name}: {line}" for name, proven in found.proven.items() for line in map(_tabbed, proven)]
-    used = " Training has used up the cap in every row." if found.row_sums[-1] > 0.99 * found.row_sums[0] else ""
+    checked = result.checked
+    heading, x_label = "Row sums of |A| against the limit 1", "states of the feedback model"
+    drawn = limit_chart(checked.row_sums, 1.0, heading, x_label, "row sum of |A|")
+    lines = [f"{name}: {line}" for name, proven in checked.proven.items() for line in map(_tabbed, proven)]
+    used = (
+        " Training has used up the cap in every row." if checked.row_sums[-1] > 0.99 * checked.row_sums[0] else ""
+    )
     caption = (
         "The proof in a picture: with all sums below the dashed line, a step brings states closer together, so "
         "there "
         f"is one equilibrium and no other. The checker adds these sums up as fractions.{used}"
     )
-    said = element("pre", element("code", "\n".join([*lines, f"one bit changed: {found.why_not}"])))
+    said = element("pre", element("code", "\n".join([*lines, f"one bit changed: {checked.why_not}"])))
     return join(element("div", figure(drawn, caption), element("h4", "What the checker says"), said))
 
 
@@ -338,10 +343,10 @@ def _tabbed(line: str) -> str:
 
 
 def _radii(result: DemoResult) -> Html:
-    found = result.robustness
+    robustness = result.robustness
     x = [0.0, *result.config.radii]
     series = []
-    for style, (name, one) in enumerate((("plain", found.plain), (f"robust ({ROBUST})", found.robust))):
+    for style, (name, one) in enumerate((("plain", robustness.plain), (f"robust ({ROBUST})", robustness.robust))):
         clean = one.radii[0].share("clean")
         low, high = ([clean, *(radius.share(kind) for radius in one.radii)] for kind in ("certified", "attacked"))
         series.append(Series(name, style, x, low=low, high=high))
@@ -350,21 +355,21 @@ def _radii(result: DemoResult) -> Html:
     caption = (
         f"Solid: proven (CROWN bounds). Dashed: left by an attack (projected gradients). The truth lies in the "
         f"band. "
-        f"First {len(found.plain.said)} unseen images."
+        f"First {len(robustness.plain.said)} unseen images."
     )
-    parts: list[Html] = [figure(drawn, caption)]
-    if found.images:
-        parts += [element("h4", f"Broken and proven at {found.epsilon:g}"), _broken(result)]
-    parts += [element("h4", "And how fast?"), _speed(result)]
-    return element("div", parts)
+    sections: list[Html] = [figure(drawn, caption)]
+    if robustness.images:
+        sections += [element("h4", f"Broken and proven at {robustness.epsilon:g}"), _broken(result)]
+    sections += [element("h4", "And how fast?"), _speed(result)]
+    return element("div", sections)
 
 
 def _broken(result: DemoResult) -> Html:
-    found, labels, u = result.robustness, result.test.labels, result.test.flat()
+    robustness, labels, u = result.robustness, result.test.labels, result.test.flat()
     tiles = []
-    for row in found.images:
-        label, said = int(labels[row]), int(found.plain.said[row])
-        pictures = _digit(u[row], f"a digit {label}"), _digit(found.plain.attacked[row], "the same, attacked")
+    for row in robustness.images:
+        label, said = int(labels[row]), int(robustness.plain.said[row])
+        pictures = _digit(u[row], f"a digit {label}"), _digit(robustness.plain.attacked[row], "the same, attacked")
         tiles.append(
             element("div", pictures, element("span", f"plain reads {said}", class_="wrong"), element("br"),
                     element("span", f"robust proven {label}", class_="good"))

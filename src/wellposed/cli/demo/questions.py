@@ -307,10 +307,10 @@ def reach(model: ImplicitModel, test: Images) -> Reaching:
     v, through = u @ exact.B.T + exact.bias, u @ exact.D.T
 
     def follow(x: Tensor, v: Tensor, steps: int) -> Tensor:  # (steps + 1, ...)
-        found = [x]
+        iterates = [x]
         for _ in range(steps):
-            found.append(torch.relu(found[-1] @ A.T + v))
-        return torch.stack(found)
+            iterates.append(torch.relu(iterates[-1] @ A.T + v))
+        return torch.stack(iterates)
 
     iterates = follow(torch.zeros_like(v), v, 40)  # (K, N, n)
     said = (iterates @ exact.C.T + through).argmax(2)  # (K, N)
@@ -338,8 +338,8 @@ def check_models(sparse: SparseModel, feedback: Feedback, folder: Path) -> Check
     seconds = time.perf_counter() - began
     content = bytearray((folder / FEEDBACK).read_bytes())
     content[-1] ^= 1
-    with tempfile.TemporaryDirectory() as place:
-        damaged = Path(place) / FEEDBACK
+    with tempfile.TemporaryDirectory() as scratch:
+        damaged = Path(scratch) / FEEDBACK
         with atomic_write(damaged) as temporary:
             temporary.write_bytes(content)
         why_not = " ".join(_ask(damaged, certificate_path(folder / FEEDBACK))[0])
@@ -431,10 +431,10 @@ def _score(result: DemoResult, said: Tensor) -> dict[str, Any]:
 
 
 def _curves(radii: list[Radius]) -> dict[str, Any]:
-    found: dict[str, Any] = {"clean": radii[0].share("clean")}
-    found |= {name: [one.share(name) for one in radii] for name in ("certified", "attacked")}
-    found["nothing_proven_at"] = nothing_proven(radii)
-    return found
+    shares: dict[str, Any] = {"clean": radii[0].share("clean")}
+    shares |= {name: [one.share(name) for one in radii] for name in ("certified", "attacked")}
+    shares["nothing_proven_at"] = nothing_proven(radii)
+    return shares
 
 
 def nothing_proven(radii: Sequence[Radius]) -> float | None:

@@ -1,8 +1,8 @@
 """Activation layers and functions as blocks of states.
 
-Componentwise maps come first, with those that are made of ReLU (`prelu`, `clamped`, `larger`, `smaller`) and
-`glu`. Then `softmax` along any dimension, and the logarithms of sums that go with it (`log_sum_exp`,
-`log_softmax`).
+Those that `wellposed.activations` knows need no rule. Here are those that are made of ReLU (`prelu`, `clamped`,
+`larger`, `smaller`), then `glu`, `softmax` along any dimension, and the logarithms of sums that go with it
+(`log_sum_exp`, `log_softmax`).
 """
 
 import math
@@ -13,37 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.activations import Activation, elu, get_activation, hardtanh, leaky_relu, softplus, softshrink
+from wellposed.activations import elu, get_activation, hardtanh, leaky_relu, softplus
 from wellposed.activations import softmax as softmax_map
 from wellposed.convert.rules.arithmetic import minus, multiplied, network_of, plus
 from wellposed.convert.rules.shape import as_signal, joined
 from wellposed.convert.signal import RULES, Signal, UnsupportedError
-
-_PLAIN: dict[str, tuple[type[nn.Module] | None, tuple[str, ...]]] = {
-    "relu": (nn.ReLU, ("relu",)),
-    "relu6": (nn.ReLU6, ("relu6",)),
-    "selu": (nn.SELU, ("selu",)),
-    "silu": (nn.SiLU, ("silu",)),
-    "softsign": (nn.Softsign, ("softsign",)),
-    "tanh": (nn.Tanh, ("tanh",)),
-    "sigmoid": (nn.Sigmoid, ("sigmoid", "expit")),
-    "hardsigmoid": (nn.Hardsigmoid, ("hardsigmoid",)),
-    "tanhshrink": (nn.Tanhshrink, ("tanhshrink",)),
-    "mish": (nn.Mish, ("mish",)),
-    "hardswish": (nn.Hardswish, ("hardswish",)),
-    "logsigmoid": (nn.LogSigmoid, ("logsigmoid", "log_sigmoid")),
-    "sin": (None, ("sin",)),
-}
-
-
-def _register(name: str, kind: type[nn.Module] | None, functions: tuple[str, ...]) -> None:
-    if kind is not None:
-        RULES.module(kind)(lambda module, signal: signal.activate(name))
-    RULES.named(*functions)(lambda signal, inplace=False: signal.activate(name))
-
-
-for _name, (_kind, _functions) in _PLAIN.items():
-    _register(_name, _kind, _functions)
 
 
 def _layer(kind: type[nn.Module], rule: Callable[..., Signal], *settings: str) -> None:
@@ -52,14 +26,6 @@ def _layer(kind: type[nn.Module], rule: Callable[..., Signal], *settings: str) -
 
 
 RULES.named("cos")(lambda signal: signal.shifted(torch.pi / 2).activate("sin"))
-
-
-@RULES.named("leaky_relu")
-def _leaky_relu(signal: Signal, negative_slope: float = 0.01, inplace: bool = False) -> Signal:
-    return signal.activate(leaky_relu(float(negative_slope)))
-
-
-_layer(nn.LeakyReLU, _leaky_relu, "negative_slope")
 
 
 @RULES.named("rrelu")
@@ -78,37 +44,38 @@ _layer(nn.RReLU, _random_relu, "lower", "upper")
 @RULES.named("prelu", "_prelu_kernel")
 def prelu(signal: Signal, weight: Tensor) -> Signal:
     """Converts ``relu(z) - a relu(-z)``; with one slope for all it is a leaky ReLU."""
-    slopes = weight.detach().flatten()
-    if bool((slopes == slopes[0]).all()):
+    slopes = weight.flatten()
+    trained = torch.is_grad_enabled() and weight.requires_grad
+    if not trained and bool((slopes == slopes[0]).all()):
         return signal.activate(leaky_relu(float(slopes[0])))
-    wide = slopes.view(-1, *(1,) * (len(signal.shape) - 2)) if weight.dim() == 1 else weight.detach()
-    positive, negative = halves(signal)
+    wide = slopes.view(-1, *(1,) * (len(signal.shape) - 2)) if weight.dim() == 1 else weight
+    positive, negative = relu_pair(signal)
     return positive.plus(negative.scaled(-wide))
 
 
 _layer(nn.PReLU, prelu, "weight")
 
 
-def halves(signal: Signal) -> tuple[Signal, Signal]:
+def relu_pair(signal: Signal) -> tuple[Signal, Signal]:
     """Returns ``relu(z)`` and ``relu(-z)`` as one block of states, so that z is computed once.
 
     Example:
         >>> from wellposed.convert.signal import Network
         >>> network = Network((3,), torch.float32, torch.device("cpu"))
-        >>> [half.shape for half in halves(network.input)], network.sources[0].size
+        >>> [half.shape for half in relu_pair(network.input)], network.sources[0].size
         ([(1, 3), (1, 3)], 6)
     """
-    places = signal.gathered().places()
+    places = signal.gathered().indices()
     sign = torch.ones(2, *signal.shape, dtype=signal.dtype, device=signal.device)
     sign[1] = -1
     both = signal.gathered().select(torch.stack([places, places])).scaled(sign).activate("relu")
-    return both.select(both.places()[0]), both.select(both.places()[1])
+    return both.select(both.indices()[0]), both.select(both.indices()[1])
 
 
 @RULES.named("abs", "absolute")
 @RULES.function(abs, operator.abs)
 def _absolute(signal: Signal) -> Signal:
-    positive, negative = halves(signal)
+    positive, negative = relu_pair(signal)
     return positive.plus(negative)
 
 
@@ -124,12 +91,9 @@ def _elu(
 
 def _scaled_elu(signal: Signal, alpha: float, scale: float, input_scale: float) -> Signal:
     """Converts ATen's ``scale (max(z, 0) + alpha min(e^(s z) - 1, 0))``; s acts below zero alone."""
-    positive, negative = halves(signal)
+    positive, negative = relu_pair(signal)
     below = negative.scaled(-input_scale).activate(elu(alpha))
     return positive.plus(below).scaled(scale)
-
-
-RULES.module(nn.ELU)(lambda module, signal: signal.activate(elu(float(module.alpha))))
 
 
 @RULES.named("celu")
@@ -141,29 +105,13 @@ def _celu(signal: Signal, alpha: float = 1.0, inplace: bool = False) -> Signal:
 _layer(nn.CELU, _celu, "alpha")
 
 
-@RULES.named("gelu")
-def _gelu(signal: Signal, approximate: str = "none") -> Signal:
-    return signal.activate("gelu_tanh" if approximate == "tanh" else "gelu")
-
-
-_layer(nn.GELU, _gelu, "approximate")
-
-
-@RULES.named("hardtanh")
-def _hardtanh(signal: Signal, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Signal:
-    return signal.activate(hardtanh(float(min_val), float(max_val)))
-
-
-_layer(nn.Hardtanh, _hardtanh, "min_val", "max_val")
-
-
 @RULES.named("clamp", "clip")
 def clamped(signal: Signal, min: Any = None, max: Any = None) -> Signal:
     """Converts a projection on an interval, given by numbers, tensors or signals."""
     if isinstance(min, int | float) and isinstance(max, int | float):
         return signal.activate(hardtanh(float(min), float(max)))
-    found = signal if min is None else larger(signal, min)
-    return found if max is None else smaller(found, max)
+    above = signal if min is None else larger(signal, min)
+    return above if max is None else smaller(above, max)
 
 
 RULES.named("clamp_min")(lambda signal, min: clamped(signal, min))
@@ -187,25 +135,7 @@ def smaller(a: Any, b: Any) -> Signal:
 
 
 def _once(signal: Signal) -> Signal:
-    return signal.kept() if signal.costly else signal
-
-
-@RULES.named("softplus")
-def _softplus(signal: Signal, beta: float = 1.0, threshold: float = 20.0) -> Signal:
-    if threshold < 20:
-        raise UnsupportedError(f"softplus with threshold={threshold} jumps where it becomes linear; use 20")
-    return signal.activate(softplus(float(beta)))
-
-
-_layer(nn.Softplus, _softplus, "beta", "threshold")
-
-
-@RULES.named("softshrink")
-def _softshrink(signal: Signal, lambd: float = 0.5) -> Signal:
-    return signal.activate(softshrink(float(lambd)))
-
-
-_layer(nn.Softshrink, _softshrink, "lambd")
+    return signal.as_state() if signal.costly else signal
 
 
 @RULES.named("threshold")
@@ -218,20 +148,11 @@ def _threshold(signal: Signal, threshold: float, value: float, inplace: bool = F
 _layer(nn.Threshold, _threshold, "threshold", "value")
 
 
-def _refuse(name: str) -> Callable[..., Activation]:
-    return lambda *args, **kwargs: get_activation(name)
-
-
-RULES.named("hardshrink")(_refuse("hardshrink"))
-RULES.module(nn.Hardshrink)(_refuse("hardshrink"))
-RULES.named("sign", "sgn", "heaviside")(_refuse("sign"))
-
-
 @RULES.named("glu")
 def glu(signal: Signal, dim: int = -1) -> Signal:
     """Converts ``a sigmoid(b)`` of the two halves along a dimension."""
-    whole = signal.kept() if signal.costly else signal
-    a, b = (whole.select(part) for part in whole.places().chunk(2, dim))
+    whole = signal.as_state() if signal.costly else signal
+    a, b = (whole.select(part) for part in whole.indices().chunk(2, dim))
     return multiplied(a, b.activate("sigmoid"))
 
 
@@ -266,13 +187,13 @@ def finite(signal: Signal) -> Signal:
 def _dimension(signal: Signal, dim: int | None) -> int:
     """Reads a dimension, by torch's old rule if it is None."""
     count = len(signal.shape)
-    found = (0 if count in (0, 1, 3) else 1) if dim is None else dim % count
-    if found == 0 and count > 1 and signal.shape[0] == 1:
+    axis = (0 if count in (0, 1, 3) else 1) if dim is None else dim % count
+    if axis == 0 and count > 1 and signal.shape[0] == 1:
         raise UnsupportedError(
             "a softmax over the first dimension, the batch, mixes samples, so it has no implicit form; give the "
             "dimension of the classes"
         )
-    return found
+    return axis
 
 
 @RULES.named("softmax", "_softmax", "_safe_softmax")
@@ -287,9 +208,9 @@ def softmax(signal: Signal, dim: int | None = None, *rest: Any, **others: Any) -
     """
     k = _dimension(signal, dim)
     signal = finite(signal)
-    moved = signal.select(signal.places().movedim(k, -1))
-    found = moved.activate(softmax_map(signal.shape[k]))
-    return found.select(found.places().movedim(-1, k))
+    moved = signal.select(signal.indices().movedim(k, -1))
+    weights = moved.activate(softmax_map(signal.shape[k]))
+    return weights.select(weights.indices().movedim(-1, k))
 
 
 @RULES.named("softmin")
@@ -303,9 +224,9 @@ def log_sum_exp(signal: Signal, dim: Any, keepdim: bool = False) -> Signal:
     if not isinstance(dim, int):
         (dim,) = dim
     k, signal = _dimension(signal, dim), finite(signal)
-    rows = signal.select(signal.places().movedim(k, -1))
+    rows = signal.select(signal.indices().movedim(k, -1))
     while rows.shape[-1] > 1:
-        rows = _halved(rows.kept() if rows.costly else rows)
+        rows = _halved(rows.as_state() if rows.costly else rows)
     shape = rows.shape[:-1]
     return rows.reshape((*shape[:k], 1, *shape[k:]) if keepdim else shape)
 
@@ -313,7 +234,7 @@ def log_sum_exp(signal: Signal, dim: Any, keepdim: bool = False) -> Signal:
 def _halved(rows: Signal) -> Signal:
     """Joins the entries of the last dimension in pairs; an odd one is left as it is."""
     half = rows.shape[-1] // 2
-    first, second, odd = (rows.select(part) for part in rows.places().split([half, half, rows.shape[-1] % 2], -1))
+    first, second, odd = (rows.select(part) for part in rows.indices().split([half, half, rows.shape[-1] % 2], -1))
     pairs = second.plus(first.plus(second.scaled(-1.0)).activate(softplus(1.0)))
     return joined(torch.cat, [pairs, odd], dim=-1) if odd.size else pairs
 
@@ -322,10 +243,10 @@ def _halved(rows: Signal) -> Signal:
 def log_softmax(signal: Signal, dim: int | None = None, *rest: Any, **others: Any) -> Signal:
     """Converts ``z - log(sum(exp(z)))``."""
     signal = finite(signal)
-    whole = signal.kept() if signal.costly else signal
+    whole = signal.as_state() if signal.costly else signal
     k = _dimension(signal, dim)
     total = log_sum_exp(whole, k, keepdim=True)
-    return whole.plus(total.select(total.places().broadcast_to(whole.shape)).scaled(-1.0))
+    return whole.plus(total.select(total.indices().broadcast_to(whole.shape)).scaled(-1.0))
 
 
 @RULES.module(nn.Softmax, nn.Softmin, nn.LogSoftmax)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import matrix_product, multiply
+from wellposed.activations.catalogue import spellings
 from wellposed.convert.rules.shape import as_signal
-from wellposed.convert.signal import INPUT, RULES, Network, Signal, UnsupportedError, everywhere
+from wellposed.convert.signal import INPUT, RULES, Network, Signal, UnsupportedError
 from wellposed.errors import InputError
 from wellposed.forms import Block, Dense, Identity, Operator, Repeated, Selection
 from wellposed.forms.operators.base import tensors
@@ -54,7 +55,7 @@ def multiplied(
     if not a.terms or not b.terms:
         constant, other = (a, b) if not a.terms else (b, a)
         return _scaled(_expanded(other, shape), constant, shape)
-    first, second = a.places().broadcast_to(shape), b.places().broadcast_to(shape) + a.size
+    first, second = a.indices().broadcast_to(shape), b.indices().broadcast_to(shape) + a.size
     pairs = picked([a, b], torch.stack([first, second], dim=-1).reshape(-1))
     c1, c2 = (limit(a), limit(b)) if limits is None else limits
     product = pairs.activate(multiply(*_both(c1, c2)), name)
@@ -71,7 +72,7 @@ def matrix_multiplied(a: Signal, b: Signal, name: str = "") -> Signal:
     Example:
         >>> network = Network((2, 3), torch.float32, torch.device("cpu"))
         >>> x = network.input
-        >>> matrix_multiplied(x, x.select(x.places().mT)).shape, network.activations[-1].name
+        >>> matrix_multiplied(x, x.select(x.indices().mT)).shape, network.activations[-1].name
         ((1, 2, 2), 'matrix_product(2, 3, 2)')
     """
     left, right = _matrices(a, b)
@@ -82,8 +83,8 @@ def matrix_multiplied(a: Signal, b: Signal, name: str = "") -> Signal:
         return _constant_product(left, right, batch).reshape(shape)
     activation = matrix_product(rows, inner, columns, *_both(limit(a), limit(b)))
     count, size = math.prod(batch), activation.block or 0
-    first = left.places().broadcast_to((*batch, rows, inner)).reshape(count, -1)
-    second = right.places().broadcast_to((*batch, inner, columns)).reshape(count, -1) + a.size
+    first = left.indices().broadcast_to((*batch, rows, inner)).reshape(count, -1)
+    second = right.indices().broadcast_to((*batch, inner, columns)).reshape(count, -1) + a.size
     empty = first.new_full((count, size - first.shape[1] - second.shape[1]), -1)
     blocks = picked([a, b], torch.cat([first, second, empty], dim=1).reshape(-1)).activate(activation, name)
     places = torch.arange(count * size, device=a.device).reshape(count, size)[:, : rows * columns]
@@ -143,8 +144,8 @@ def limit(signal: Signal) -> float | None:
         >>> limit(network.input.activate("tanh").shifted(2.0))
         3.0
     """
-    found = bounds(signal)
-    largest = math.inf if found is None else float(torch.maximum(-found[0], found[1]).max())
+    ends = bounds(signal)
+    largest = math.inf if ends is None else float(torch.maximum(-ends[0], ends[1]).max())
     return rounded_up(largest) if math.isfinite(largest) else None
 
 
@@ -209,8 +210,8 @@ def _rows(network: Network, used: Sequence[tuple[Operator, Tensor]]) -> Operator
     places = torch.stack(
         [torch.where(p >= 0, p + start, -1) for (_, p), start in zip(narrow, starts, strict=False)]
     )
-    parts = {(i, 0): part for i, (part, _) in enumerate(narrow)}
-    whole = Block(heights, (narrow[0][0].shape[1],), parts, network.dtype, network.device)
+    blocks = {(i, 0): part for i, (part, _) in enumerate(narrow)}
+    whole = Block(heights, (narrow[0][0].shape[1],), blocks, network.dtype, network.device)
     return Selection(places.amax(0), sum(heights), network.dtype) @ whole
 
 
@@ -236,12 +237,12 @@ def _composed(part: Operator, places: Tensor) -> Tensor | None:
 
 
 def _offset(signals: Sequence[Signal], local: Sequence[Tensor]) -> Tensor | None:
-    found = [
+    offsets = [
         torch.where(places >= 0, signal.offset[places.clamp(min=0)], 0)
         for signal, places in zip(signals, local, strict=True)
         if signal.offset is not None and signal.size
     ]
-    return torch.stack(found).sum(0) if found else None
+    return torch.stack(offsets).sum(0) if offsets else None
 
 
 def _broadcast(a: Signal, b: Signal) -> tuple[int, ...]:
@@ -254,7 +255,7 @@ def _broadcast(a: Signal, b: Signal) -> tuple[int, ...]:
 
 
 def _expanded(signal: Signal, shape: tuple[int, ...]) -> Signal:
-    return signal if signal.shape == shape else signal.select(signal.places().broadcast_to(shape))
+    return signal if signal.shape == shape else signal.select(signal.indices().broadcast_to(shape))
 
 
 def _scaled(signal: Signal, constant: Signal, shape: tuple[int, ...]) -> Signal:
@@ -281,17 +282,17 @@ def _batch(left: Signal, right: Signal) -> tuple[int, ...]:
 def _constant_product(left: Signal, right: Signal, batch: tuple[int, ...]) -> Signal:
     """Multiplies by matrices that depend on nothing, a linear map; transposed where they stand on the left."""
     if right.terms:
-        turned = [side.select(side.places().mT) for side in (right, left)]
-        found = _constant_product(turned[0], turned[1], batch)
-        return found.select(found.places().mT)
+        turned = [side.select(side.indices().mT) for side in (right, left)]
+        transposed = _constant_product(turned[0], turned[1], batch)
+        return transposed.select(transposed.indices().mT)
     (rows, inner), columns, count = left.shape[-2:], right.shape[-1], math.prod(batch)
     zero = torch.zeros(right.size, dtype=left.dtype, device=left.device)
     matrices = (zero if right.offset is None else right.offset).reshape(right.shape)
     each = matrices.broadcast_to((*batch, inner, columns)).reshape(count, inner, columns)
-    parts: dict[tuple[int, int], Operator] = {
+    blocks: dict[tuple[int, int], Operator] = {
         (i, i): Repeated(Dense(matrix.mT.contiguous()), rows) for i, matrix in enumerate(each)
     }
-    operator = Block((rows * columns,) * count, (rows * inner,) * count, parts, left.dtype, left.device)
+    operator = Block((rows * columns,) * count, (rows * inner,) * count, blocks, left.dtype, left.device)
     return _expanded(left, (*batch, rows, inner)).linear(operator, (*batch, rows, columns))
 
 
@@ -314,14 +315,14 @@ def network_of(*values: Any) -> Network:
 
 def expanded(signal: Signal, shape: Sequence[int]) -> Signal:
     """Repeats entries where a shape is broadcast to another."""
-    return signal if signal.shape == tuple(shape) else signal.select(signal.places().broadcast_to(shape))
+    return signal if signal.shape == tuple(shape) else signal.select(signal.indices().broadcast_to(shape))
 
 
 def _shape(value: Value) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, Signal | Tensor) else ()
 
 
-@RULES.function(*everywhere("add"), operator.add, operator.iadd)
+@RULES.function(*spellings("add"), operator.add, operator.iadd)
 def plus(a: Value, b: Value, alpha: float = 1, out: None = None) -> Signal:
     """Adds signals and constants of shapes that broadcast."""
     first, second = (b, a) if not isinstance(a, Signal) else (a, b)
@@ -334,7 +335,7 @@ def plus(a: Value, b: Value, alpha: float = 1, out: None = None) -> Signal:
     return wide.plus(expanded(second, wide.shape))
 
 
-@RULES.function(*everywhere("sub"), *everywhere("subtract"), operator.sub, operator.isub)
+@RULES.function(*spellings("sub"), *spellings("subtract"), operator.sub, operator.isub)
 def minus(a: Value, b: Value, alpha: float = 1) -> Signal:
     """Subtracts."""
     return plus(a, times(b, -alpha))
@@ -345,7 +346,7 @@ def _reversed(a: Value, b: Value, alpha: float = 1) -> Signal:
     return minus(b, a, alpha)
 
 
-@RULES.function(*everywhere("mul"), *everywhere("multiply"), operator.mul, operator.imul)
+@RULES.function(*spellings("mul"), *spellings("multiply"), operator.mul, operator.imul)
 def times(a: Value, b: Value) -> Any:
     """Multiplies entry by entry; two signals become pairs of states."""
     if isinstance(a, Signal) and isinstance(b, Signal):
@@ -358,7 +359,7 @@ def times(a: Value, b: Value) -> Any:
     return wide.scaled(factor)  # type: ignore[arg-type]
 
 
-@RULES.function(*everywhere("div"), *everywhere("divide"), *everywhere("true_divide"), operator.truediv)
+@RULES.function(*spellings("div"), *spellings("divide"), *spellings("true_divide"), operator.truediv)
 @RULES.function(operator.itruediv)
 def divided(a: Value, b: Value, rounding_mode: str | None = None) -> Signal:
     """Divides by a constant."""
@@ -374,25 +375,25 @@ def divided(a: Value, b: Value, rounding_mode: str | None = None) -> Signal:
     return wide.scaled(1 / torch.as_tensor(b, dtype=torch.float64, device=a.device))
 
 
-@RULES.function(*everywhere("neg"), *everywhere("negative"), operator.neg)
+@RULES.function(*spellings("neg"), *spellings("negative"), operator.neg)
 def _negative(signal: Signal) -> Signal:
     return signal.scaled(-1.0)
 
 
-RULES.function(*everywhere("positive"), operator.pos)(lambda signal: signal)
+RULES.function(*spellings("positive"), operator.pos)(lambda signal: signal)
 
 
-@RULES.function(*everywhere("pow"), operator.pow, operator.ipow, "square", torch.square, torch.ops.aten.square)
+@RULES.function(*spellings("pow"), operator.pow, operator.ipow, "square", torch.square, torch.ops.aten.square)
 def power(signal: Any, exponent: Any = 2) -> Signal:
     """Multiplies a signal by itself; whole positive exponents only."""
     if not isinstance(signal, Signal) or isinstance(exponent, Signal | Tensor) or exponent != int(exponent):
         raise UnsupportedError("powers convert for whole exponents that are numbers, such as x ** 2")
     if exponent < 1:
         raise UnsupportedError(f"the power {exponent} has no Lipschitz constant near zero")
-    found = signal
+    result = signal
     for _ in range(int(exponent) - 1):
-        found = multiplied(found, signal)
-    return found
+        result = multiplied(result, signal)
+    return result
 
 
 @RULES.named("lerp")
@@ -430,7 +431,7 @@ def _masked(signal: Signal, mask: Tensor, shape: Sequence[int]) -> Signal:
     if not signal.terms and signal.offset is not None:  # infinite constants times zero would not be zero
         value = signal.offset.reshape(signal.shape).broadcast_to(shape)
         return signal.network.constant(torch.where(mask, value, 0))
-    return signal.select(torch.where(mask, signal.places().broadcast_to(shape), -1))
+    return signal.select(torch.where(mask, signal.indices().broadcast_to(shape), -1))
 
 
 class Positive:
@@ -469,7 +470,7 @@ def _comparison(above: bool, swapped: bool = False) -> Any:
 
 
 for _name, _above in {"gt": True, "ge": True, "lt": False, "le": False, "greater": True, "less": False}.items():
-    RULES.function(*everywhere(_name))(_comparison(_above))
+    RULES.function(*spellings(_name))(_comparison(_above))
     if hasattr(operator, _name):
         RULES.function(getattr(operator, _name))(_comparison(_above))
 
@@ -507,5 +508,5 @@ def weighted(signal: Signal, dim: Any, keepdim: bool, weight: float | None) -> S
     row: Operator = Dense(torch.full((1, size), weight or 1 / size, dtype=signal.dtype, device=signal.device))
     count = signal.size // size
     shape = [1 if k in dims else n for k, n in enumerate(signal.shape) if keepdim or k not in dims]
-    ordered = signal.select(signal.places().permute(*rest, *dims))
+    ordered = signal.select(signal.indices().permute(*rest, *dims))
     return ordered.linear(row if count == 1 else Repeated(row, count), shape)

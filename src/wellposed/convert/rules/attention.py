@@ -29,10 +29,10 @@ def masked(scores: Signal, mask: Any) -> Signal:
     Hidden scores are replaced and not added to, so that their weight is zero whatever they were.
     """
     if isinstance(mask, Signal):
-        return scores.plus(mask.select(mask.places().broadcast_to(scores.shape)))
+        return scores.plus(mask.select(mask.indices().broadcast_to(scores.shape)))
     wide = mask.broadcast_to(scores.shape)
     hidden = ~wide if wide.dtype == torch.bool else wide == -math.inf
-    seen = scores.select(scores.places().masked_fill(hidden, -1)) if bool(hidden.any()) else scores
+    seen = scores.select(scores.indices().masked_fill(hidden, -1)) if bool(hidden.any()) else scores
     added = torch.zeros(wide.shape, dtype=scores.dtype, device=wide.device) if wide.dtype == torch.bool else wide
     return seen.shifted(added.masked_fill(hidden, hidden_score(scores.dtype)))
 
@@ -74,31 +74,28 @@ def attention(
         raise UnsupportedError(f"attention with dropout_p={dropout_p} is random; pass 0.0 in evaluation")
     if enable_gqa:
         raise UnsupportedError("attention with enable_gqa has no implicit form; repeat keys and values instead")
-    mask = _causal(query, key) if is_causal else attn_mask
-    return _attended(query, key, value, mask, scale, name)[0]
-
-
-def _causal(query: Signal, key: Signal) -> Tensor:  # (L, S)
-    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    return _attended(query, key, value, attn_mask, scale, name)[0]
 
 
 def _attended(
     query: Signal, key: Signal, value: Signal, mask: Any, scale: float | None, name: str
 ) -> tuple[Signal, Signal]:
     """Returns the mixed values and the weights."""
-    label = name or query.network.place
-    scores = matrix_multiplied(query, key.select(key.places().mT), f"{label} scores".strip())
+    label = name or query.network.path
+    scores = matrix_multiplied(query, key.select(key.indices().mT), f"{label} scores".strip())
     scores = scores.scaled(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     blind = _unseeing(mask, scores.shape)
     seen = scores if mask is None else masked(scores, mask)
     weights = seen.activate(softmax(seen.shape[-1]), f"{label} weights".strip())
     if blind is not None:
-        weights = weights.select(weights.places().masked_fill(blind[..., None], -1))
+        weights = weights.select(weights.indices().masked_fill(blind[..., None], -1))
     return matrix_multiplied(weights, value, f"{label} values".strip()), weights
 
 
 def multihead(
-    module: nn.MultiheadAttention, query: Signal, key: Signal, value: Signal, mask: Tensor | None, place: str
+    module: nn.MultiheadAttention, query: Signal, key: Signal, value: Signal, mask: Tensor | None, path: str
 ) -> tuple[Signal, Signal]:  # (N, L, E), (N, S, kdim), (N, S, vdim), (N or 1, heads or 1, L, S) of numbers
     """Converts the heads of a layer with the batch first; returns the outputs and the weights of every head."""
     query, key, value = _projected(module, query, key, value)
@@ -110,12 +107,10 @@ def multihead(
     if mask is not None:  # what was appended is seen by all
         mask = F.pad(mask, (0, key.shape[1] - mask.shape[-1]))
         if _unseeing(mask, (key.shape[0], module.num_heads, query.shape[1], key.shape[1])) is not None:
-            raise InputError(
-                f"the mask of {place or 'the attention'} hides all keys from a query; torch gives NaN"
-            )
+            raise InputError(f"the mask of {path or 'the attention'} hides all keys from a query; torch gives NaN")
     query, key, value = (_split(part, module.num_heads) for part in (query, key, value))
-    mixed, weights = _attended(query, key, value, mask, None, place)
-    joined = mixed.select(mixed.places().transpose(1, 2).flatten(2))
+    mixed, weights = _attended(query, key, value, mask, None, path)
+    joined = mixed.select(mixed.indices().transpose(1, 2).flatten(2))
     return linear(joined, module.out_proj.weight, module.out_proj.bias), weights
 
 
@@ -130,11 +125,11 @@ def _projected(module: nn.MultiheadAttention, *signals: Signal) -> list[Signal]:
 
 
 def _appended(signal: Signal, row: Tensor) -> Signal:  # (N, S, E), (1, 1, E) -> (N, S + 1, E)
-    return concatenated([signal, row.detach().expand(signal.shape[0], 1, -1)], 1)
+    return concatenated([signal, row.expand(signal.shape[0], 1, -1)], 1)
 
 
 def _split(signal: Signal, heads: int) -> Signal:  # (N, S, E) -> (N, heads, S, E / heads)
-    return signal.select(signal.places().unflatten(-1, (heads, -1)).transpose(1, 2))
+    return signal.select(signal.indices().unflatten(-1, (heads, -1)).transpose(1, 2))
 
 
 def additive(attn_mask: Any, padding: Any, shape: tuple[int, int, int, int]) -> Tensor | None:
@@ -146,16 +141,16 @@ def additive(attn_mask: Any, padding: Any, shape: tuple[int, int, int, int]) -> 
         shape: N, heads, L and S.
     """
     count, heads, queries, keys = shape
-    found = None
+    total = None
     if attn_mask is not None:
         mask = _constant_mask(attn_mask)
         _require_shape(mask, ((queries, keys), (count * heads, queries, keys)))
-        found = mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (count, heads))
+        total = mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (count, heads))
     if padding is not None:
         mask = _constant_mask(padding)
         _require_shape(mask, ((count, keys),))
-        found = mask[:, None, None] if found is None else found + mask[:, None, None]
-    return found
+        total = mask[:, None, None] if total is None else total + mask[:, None, None]
+    return total
 
 
 def _require_shape(mask: Tensor, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -168,7 +163,7 @@ def _constant_mask(mask: Any) -> Tensor:
     if not isinstance(mask, Tensor):
         raise UnsupportedError("a mask that depends on the input has no implicit form; masks must be constant")
     if mask.dtype != torch.bool:
-        return mask.detach()
+        return mask
     return torch.zeros(mask.shape, dtype=torch.get_default_dtype(), device=mask.device).masked_fill(
         mask, -math.inf
     )
@@ -192,16 +187,16 @@ def _layer(
         )
     if is_causal and attn_mask is None:
         raise InputError("is_causal is only a hint; give the mask too, as torch demands: attn_mask")
-    place = query.network.place
+    path = query.network.path
     layouts = {id(s): Layout.of(s, module.batch_first, "MultiheadAttention") for s in (query, key, value)}
     rows = {which: layout.rows() for which, layout in layouts.items()}
     q, k, v = (rows[id(s)] for s in (query, key, value))
     mask = additive(attn_mask, key_padding_mask, (q.shape[0], module.num_heads, q.shape[1], k.shape[1]))
-    output, weights = multihead(module, q, k, v, mask, place)
-    found = layouts[id(query)].restored(output)
+    output, weights = multihead(module, q, k, v, mask, path)
+    attended = layouts[id(query)].restored(output)
     if not need_weights:
-        return found, None
-    return found, average(weights, 1) if average_attn_weights else weights
+        return attended, None
+    return attended, average(weights, 1) if average_attn_weights else weights
 
 
 @RULES.module(nn.Embedding, nn.EmbeddingBag)
@@ -212,63 +207,63 @@ def _embedding(module: nn.Module, *args: Any, **kwargs: Any) -> None:
     )
 
 
-def _inside(place: str, name: str) -> str:
-    return f"{place}.{name}" if place else name
+def _inside(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
-def _part(module: nn.Module, name: str, place: str, signal: Signal) -> Signal:
+def _part(module: nn.Module, name: str, path: str, signal: Signal) -> Signal:
     """Converts one of a module's own modules."""
-    found = convert_module(getattr(module, name), _inside(place, name), (signal,), {})
-    assert isinstance(found, Signal)
-    return found
+    converted = convert_module(getattr(module, name), _inside(path, name), (signal,), {})
+    assert isinstance(converted, Signal)
+    return converted
 
 
-def _attend(module: nn.Module, name: str, place: str, x: Signal, memory: Signal, masks: tuple[Any, Any]) -> Signal:
+def _attend(module: nn.Module, name: str, path: str, x: Signal, memory: Signal, masks: tuple[Any, Any]) -> Signal:
     """Applies the attention of a layer to the rows of x."""
     attention = getattr(module, name)
     shape = (x.shape[0], attention.num_heads, x.shape[1], memory.shape[1])
-    return multihead(attention, x, memory, memory, additive(*masks, shape), _inside(place, name))[0]
+    return multihead(attention, x, memory, memory, additive(*masks, shape), _inside(path, name))[0]
 
 
-def _feedforward(module: Any, place: str, x: Signal) -> Signal:
-    hidden = _part(module, "linear1", place, x)
-    x.network.place = _inside(place, "activation")
-    return _part(module, "linear2", place, activated(module.activation, hidden, _inside(place, "activation")))
+def _feedforward(module: Any, path: str, x: Signal) -> Signal:
+    hidden = _part(module, "linear1", path, x)
+    x.network.path = _inside(path, "activation")
+    return _part(module, "linear2", path, activated(module.activation, hidden, _inside(path, "activation")))
 
 
-def activated(function: Callable[..., Any], signal: Signal, place: str) -> Signal:
+def activated(function: Callable[..., Any], signal: Signal, path: str) -> Signal:
     """Applies an activation that a layer was given, a function or a module."""
     if isinstance(function, nn.Module):
-        found = convert_module(function, place, (signal,), {})
+        converted = convert_module(function, path, (signal,), {})
     else:
         rule = RULES.of_function(function)
         if rule is None:
             name = getattr(function, "__name__", repr(function))
             raise UnsupportedError(
-                f"the activation {name} at {place!r} has no rule; give one with "
+                f"the activation {name} at {path!r} has no rule; give one with "
                 f"@to_implicit.register_function({name})"
             )
-        found = rule(signal)
-    assert isinstance(found, Signal)
-    return found
+        converted = rule(signal)
+    assert isinstance(converted, Signal)
+    return converted
 
 
 Step = Callable[[Signal], Signal]
 
 
-def _residual(module: Any, place: str, x: Signal, norm: str, step: Step) -> Signal:
+def _residual(module: Any, path: str, x: Signal, norm: str, step: Step) -> Signal:
     """Adds what a step makes of x, which is normalised before or after."""
     if module.norm_first:
-        x.network.place = _inside(place, "sum")
+        x.network.path = _inside(path, "sum")
         x = x.gathered()
-        return x.plus(step(_part(module, norm, place, x)))
-    return _part(module, norm, place, x.plus(step(x)))
+        return x.plus(step(_part(module, norm, path, x)))
+    return _part(module, norm, path, x.plus(step(x)))
 
 
-def encoder_layer(module: nn.TransformerEncoderLayer, x: Signal, masks: tuple[Any, Any], place: str) -> Signal:
+def encoder_layer(module: nn.TransformerEncoderLayer, x: Signal, masks: tuple[Any, Any], path: str) -> Signal:
     """Converts self-attention and the feed-forward part, each with its residual; the batch comes first."""
-    x = _residual(module, place, x, "norm1", lambda z: _attend(module, "self_attn", place, z, z, masks))
-    return _residual(module, place, x, "norm2", lambda z: _feedforward(module, place, z))
+    x = _residual(module, path, x, "norm1", lambda z: _attend(module, "self_attn", path, z, z, masks))
+    return _residual(module, path, x, "norm2", lambda z: _feedforward(module, path, z))
 
 
 def decoder_layer(
@@ -277,22 +272,22 @@ def decoder_layer(
     memory: Signal,
     masks: tuple[Any, Any],
     memory_masks: tuple[Any, Any],
-    place: str,
+    path: str,
 ) -> Signal:
     """Converts self-attention, attention to the memory and the feed-forward part."""
-    x = _residual(module, place, x, "norm1", lambda z: _attend(module, "self_attn", place, z, z, masks))
+    x = _residual(module, path, x, "norm1", lambda z: _attend(module, "self_attn", path, z, z, masks))
     x = _residual(
-        module, place, x, "norm2", lambda z: _attend(module, "multihead_attn", place, z, memory, memory_masks)
+        module, path, x, "norm2", lambda z: _attend(module, "multihead_attn", path, z, memory, memory_masks)
     )
-    return _residual(module, place, x, "norm3", lambda z: _feedforward(module, place, z))
+    return _residual(module, path, x, "norm3", lambda z: _feedforward(module, path, z))
 
 
-def encoder(module: Any, x: Signal, masks: tuple[Any, Any], place: str) -> Signal:
+def encoder(module: Any, x: Signal, masks: tuple[Any, Any], path: str) -> Signal:
     """Converts a stack of layers."""
     for number, layer in enumerate(module.layers):
         _require(layer, nn.TransformerEncoderLayer)
-        x = encoder_layer(layer, x, masks, _inside(place, f"layers.{number}"))
-    return x if module.norm is None else _part(module, "norm", place, x)
+        x = encoder_layer(layer, x, masks, _inside(path, f"layers.{number}"))
+    return x if module.norm is None else _part(module, "norm", path, x)
 
 
 def decoder(
@@ -301,14 +296,14 @@ def decoder(
     memory: Signal,
     masks: tuple[Any, Any],
     memory_masks: tuple[Any, Any],
-    place: str,
+    path: str,
 ) -> Signal:
     """Converts a stack of layers that all read the same memory."""
     memory = memory.gathered()
     for number, layer in enumerate(module.layers):
         _require(layer, nn.TransformerDecoderLayer)
-        x = decoder_layer(layer, x, memory, masks, memory_masks, _inside(place, f"layers.{number}"))
-    return x if module.norm is None else _part(module, "norm", place, x)
+        x = decoder_layer(layer, x, memory, masks, memory_masks, _inside(path, f"layers.{number}"))
+    return x if module.norm is None else _part(module, "norm", path, x)
 
 
 def _require(part: nn.Module, kind: type[nn.Module]) -> None:
@@ -335,18 +330,18 @@ def _require_memory(module: nn.Module, memory: Any) -> Signal:
 def _encoder_layer(
     module: Any, src: Signal, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
 ) -> Signal:
-    place = src.network.place
-    layout = Layout.of(src, _first(module), type(module).__name__, alone=not place)
-    return layout.restored(encoder_layer(module, layout.rows(), (src_mask, src_key_padding_mask), place))
+    path = src.network.path
+    layout = Layout.of(src, _first(module), type(module).__name__, alone=not path)
+    return layout.restored(encoder_layer(module, layout.rows(), (src_mask, src_key_padding_mask), path))
 
 
 @RULES.module(nn.TransformerEncoder)
 def _encoder(
     module: Any, src: Signal, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool | None = None
 ) -> Signal:
-    place = src.network.place
-    layout = Layout.of(src, _first(module.layers[0]), type(module).__name__, alone=not place)
-    return layout.restored(encoder(module, layout.rows(), (mask, src_key_padding_mask), place))
+    path = src.network.path
+    layout = Layout.of(src, _first(module.layers[0]), type(module).__name__, alone=not path)
+    return layout.restored(encoder(module, layout.rows(), (mask, src_key_padding_mask), path))
 
 
 @RULES.module(nn.TransformerDecoderLayer, nn.TransformerDecoder)
@@ -361,14 +356,14 @@ def _decoder(
     tgt_is_causal: bool | None = None,
     memory_is_causal: bool = False,
 ) -> Signal:
-    given, name, place = _require_memory(module, memory), type(module).__name__, tgt.network.place
+    given, name, path = _require_memory(module, memory), type(module).__name__, tgt.network.path
     stack = isinstance(module, nn.TransformerDecoder)
     first = _first(module.layers[0] if stack else module)
     layout, source = Layout.of(tgt, first, name), Layout.of(given, first, name)
     masks, memory_masks = (tgt_mask, tgt_key_padding_mask), (memory_mask, memory_key_padding_mask)
     convert = decoder if stack else decoder_layer
-    found = convert(module, layout.rows(), source.rows(), masks, memory_masks, place)
-    return layout.restored(found)
+    decoded = convert(module, layout.rows(), source.rows(), masks, memory_masks, path)
+    return layout.restored(decoded)
 
 
 @RULES.module(nn.Transformer)
@@ -384,14 +379,14 @@ def _transformer(
     memory_key_padding_mask: Any = None,
     **hints: Any,
 ) -> Signal:
-    target, place, first = _require_memory(module, tgt), src.network.place, module.batch_first
+    target, path, first = _require_memory(module, tgt), src.network.path, module.batch_first
     if not isinstance(module.encoder, nn.TransformerEncoder) or not isinstance(
         module.decoder, nn.TransformerDecoder
     ):
         raise UnsupportedError("a Transformer with an encoder or decoder of one's own needs a rule of its own")
     source, layout = (Layout.of(signal, first, "Transformer") for signal in (src, target))
     masks = (src_mask, src_key_padding_mask), (tgt_mask, tgt_key_padding_mask)
-    memory = encoder(module.encoder, source.rows(), masks[0], _inside(place, "encoder"))
+    memory = encoder(module.encoder, source.rows(), masks[0], _inside(path, "encoder"))
     memory_masks = memory_mask, memory_key_padding_mask
-    found = decoder(module.decoder, layout.rows(), memory, masks[1], memory_masks, _inside(place, "decoder"))
-    return layout.restored(found)
+    decoded = decoder(module.decoder, layout.rows(), memory, masks[1], memory_masks, _inside(path, "decoder"))
+    return layout.restored(decoded)

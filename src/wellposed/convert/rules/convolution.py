@@ -33,14 +33,14 @@ def padded(signal: Signal, pad: Sequence[int], mode: str = "constant", value: fl
     """
     if mode not in MODES:
         raise UnsupportedError(f"padding of mode {mode!r} has no implicit form; use one of {', '.join(MODES)}")
-    places, pad = signal.places(), [int(width) for width in pad]
+    places, pad = signal.indices(), [int(width) for width in pad]
     if mode != "constant":  # which torch does for floating-point numbers only; places are exact in float64
         return signal.select(F.pad(places.double(), pad, mode=mode).long())
-    found = signal.select(F.pad(places, pad, value=-1))
+    moved = signal.select(F.pad(places, pad, value=-1))
     if not value:
-        return found
+        return moved
     inside = F.pad(torch.ones(signal.shape, dtype=signal.dtype, device=signal.device), pad)
-    return found.shifted(float(value) * (1 - inside))
+    return moved.shifted(float(value) * (1 - inside))
 
 
 RULES.function(F.pad, torch.ops.aten.pad)(padded)
@@ -97,7 +97,7 @@ def convolved(
     d = weight.dim() - 2
     step, spread = sizes(stride, d), sizes(dilation, d)
     signal, width = _with_padding(signal, padding, weight.shape[2:], spread)
-    operator = Convolution(weight.detach().clone(), signal.shape[-d - 1 :], step, width, spread, groups)
+    operator = Convolution(weight.clone(), signal.shape[-d - 1 :], step, width, spread, groups)
     return _applied(signal, operator, operator.output_shape, bias)
 
 
@@ -121,12 +121,12 @@ def _applied(signal: Signal, operator: Convolution, output: tuple[int, ...], bia
     lead = signal.shape[: -operator.dimensions - 1]
     count = signal.size // operator.shape[1]
     shape = (*lead, *output)
-    offset = None if bias is None else bias.detach().view(-1, *(1,) * operator.dimensions).expand(shape)
+    offset = None if bias is None else bias.view(-1, *(1,) * operator.dimensions).expand(shape)
     if count > 1:
         return signal.gathered().linear(Repeated(operator, count), shape, offset)
     signal = signal.gathered().apart()
     if len(signal.sources) > 1 and (operator.groups > 1 or operator.transposed):
-        signal = signal.kept()
+        signal = signal.as_state()
     moved = replace(signal, terms={}).linear(operator, shape, offset)
     terms = {k: _narrowed(operator, part) for k, part in signal.terms.items()}
     if not signal.network.can_form(terms):
@@ -137,13 +137,13 @@ def _applied(signal: Signal, operator: Convolution, output: tuple[int, ...], bia
 def _narrowed(operator: Convolution, part: Operator) -> Operator:
     """Multiplies by a convolution, leaving out channels that are zero, as concatenation makes them."""
     first, *rest = factors(part)
-    found: Operator = operator @ part
+    product: Operator = operator @ part
     if not isinstance(first, Selection) or operator.groups > 1 or operator.transposed:
-        return found
+        return product
     index = first.index.view(operator.input_shape[0], -1)
     filled = (index >= 0).any(1)
     if bool(filled.all()) or not bool(filled.any()):
-        return found
+        return product
     weight, shape = operator.weight[:, filled], (int(filled.sum()), *operator.input_shape[1:])
     places, columns = index[filled].reshape(-1), first.columns
     inner: Operator = Selection(places, columns, first.kind)
@@ -153,8 +153,8 @@ def _narrowed(operator: Convolution, part: Operator) -> Operator:
     return narrow @ _product(rest) if rest else narrow
 
 
-def _product(parts: list[Operator]) -> Operator:
-    return parts[0] if len(parts) == 1 else Product(tuple(parts))
+def _product(operators: list[Operator]) -> Operator:
+    return operators[0] if len(operators) == 1 else Product(tuple(operators))
 
 
 def transposed(
@@ -186,7 +186,7 @@ def transposed(
     if any(surplus):
         signal = padded(signal, [count for more in reversed(surplus) for count in (0, more)])
     output = (weight.shape[1] * groups, *after)
-    forward = Convolution(weight.detach().clone(), output, step, width, spread, groups)
+    forward = Convolution(weight.clone(), output, step, width, spread, groups)
     return _applied(signal, forward.T, output, bias)
 
 
@@ -281,7 +281,7 @@ def interpolated(
         )
     options: dict[str, Any] = {"recompute_scale_factor": recompute_scale_factor}
     if mode in _NEAREST:
-        places = signal.places().double()
+        places = signal.indices().double()
         return signal.select(F.interpolate(places, size, scale_factor, mode, **options).long())
     target, factors = _each(size, d), _each(scale_factor, d)
     if mode != "area":
@@ -359,14 +359,14 @@ def maximum_of_windows(signal: Signal, axes: Sequence[Tensor]) -> Signal:
         shape = [1] * (2 * d)
         shape[i], shape[d + i] = axis.shape
         index.append(axis.to(signal.device).view(shape))
-    places = signal.places().reshape(-1, *extent)[tuple(index)]  # (lead, *windows, *widths)
+    places = signal.indices().reshape(-1, *extent)[tuple(index)]  # (lead, *windows, *widths)
     windows = [axis.shape[0] for axis in axes]
     size = math.prod(axis.shape[1] for axis in axes)
     picked = signal.gathered().select(places.reshape(-1, size))
     if size == 1:
         return picked.reshape((*lead, *windows))
     pooled = picked.activate(max_pool(size))
-    return pooled.select(pooled.places()[:, 0].reshape(*lead, *windows))
+    return pooled.select(pooled.indices()[:, 0].reshape(*lead, *windows))
 
 
 def _require_no_indices(wanted: bool) -> None:
@@ -468,7 +468,7 @@ def _adaptive(length: int, count: int) -> Tensor:
     stops = [-((-(i + 1) * length) // count) for i in range(count)]
     widest = max(stop - start for start, stop in zip(starts, stops, strict=True))
     rows = [
-        [min(place, stop - 1) for place in range(start, start + widest)]
+        [min(index, stop - 1) for index in range(start, start + widest)]
         for start, stop in zip(starts, stops, strict=True)
     ]
     return torch.tensor(rows)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed.activations.catalogue import spellings
 from wellposed.convert.rules.arithmetic import expanded, matrix_multiplied, plus, times, total
-from wellposed.convert.signal import RULES, Signal, UnsupportedError, everywhere
+from wellposed.convert.signal import RULES, Signal, UnsupportedError
 from wellposed.forms import Block, Dense, LowRank, Operator, Repeated
 from wellposed.models.cells import DenseCell, Nonlinearity, PlainConvCell
 from wellposed.models.deq import DEQ
@@ -39,8 +40,8 @@ def linear(signal: Signal, weight: Tensor, bias: Tensor | None = None) -> Signal
             f"it takes {weight.shape[1]} features; received {width}, in a sample of shape {sample}"
         )
     count = signal.size // width
-    matrix: Operator = Dense(weight.detach().clone())
-    offset = None if bias is None else bias.detach().repeat(count)
+    matrix: Operator = Dense(weight.clone())
+    offset = None if bias is None else bias.repeat(count)
     return signal.gathered().linear(
         matrix if count == 1 else Repeated(matrix, count), (*lead, weight.shape[0]), offset
     )
@@ -52,10 +53,10 @@ def _linear_layer(module: nn.Linear, signal: Signal) -> Signal:
 
 
 def _turned(signal: Signal) -> Signal:
-    return signal.select(signal.places().mT)
+    return signal.select(signal.indices().mT)
 
 
-@RULES.function(*everywhere("matmul"), operator.matmul, *everywhere("mm"), *everywhere("bmm"), *everywhere("mv"))
+@RULES.function(*spellings("matmul"), operator.matmul, *spellings("mm"), *spellings("bmm"), *spellings("mv"))
 @RULES.named("dot")
 def product(a: Any, b: Any) -> Signal:
     """Converts a matrix product, with a constant on either side or of two signals."""
@@ -63,12 +64,12 @@ def product(a: Any, b: Any) -> Signal:
         return matrix_multiplied(a, b)
     if isinstance(a, Signal):
         if b.dim() == 1:
-            found = linear(a, b[None])
-            return found.reshape(found.shape[:-1])
+            result = linear(a, b[None])
+            return result.reshape(result.shape[:-1])
         return linear(a, b.mT) if b.dim() == 2 else _batched(a, b)
     if a.dim() == 1:
-        found = linear(_turned(b) if len(b.shape) > 1 else b, a[None])
-        return found.reshape(found.shape[:-1])
+        result = linear(_turned(b) if len(b.shape) > 1 else b, a[None])
+        return result.reshape(result.shape[:-1])
     if len(b.shape) == 1:
         return linear(b, a) if a.dim() == 2 else _batched(b.reshape((1, *b.shape)), a.mT)
     return _turned(linear(_turned(b), a)) if a.dim() == 2 else _turned(_batched(_turned(b), a.mT))
@@ -78,11 +79,11 @@ def _batched(signal: Signal, matrices: Tensor) -> Signal:
     """Multiplies a signal ``(..., m, k)`` by constant matrices ``(..., k, n)``, one each."""
     lead = torch.broadcast_shapes(signal.shape[:-2], matrices.shape[:-2])
     count, (m, k), n = math.prod(lead), signal.shape[-2:], matrices.shape[-1]
-    wide = matrices.detach().broadcast_to((*lead, k, n)).reshape(count, k, n)
-    parts: dict[tuple[int, int], Operator] = {
+    wide = matrices.broadcast_to((*lead, k, n)).reshape(count, k, n)
+    blocks: dict[tuple[int, int], Operator] = {
         (i, i): Repeated(Dense(matrix.mT.contiguous()), m) for i, matrix in enumerate(wide)
     }
-    block = Block((m * n,) * count, (m * k,) * count, parts, signal.dtype, signal.device)
+    block = Block((m * n,) * count, (m * k,) * count, blocks, signal.dtype, signal.device)
     return expanded(signal, (*lead, m, k)).gathered().linear(block, (*lead, m, n))
 
 
@@ -115,20 +116,20 @@ def einsum(equation: str, *operands: Any, **kwargs: Any) -> Signal:
     return _pair(inputs, output, given)
 
 
-def _summed(value: Any, names: str, kept: str) -> tuple[Any, str]:
-    """Adds up over letters that nobody else needs."""
-    gone = [k for k, name in enumerate(names) if name not in kept]
-    rest = "".join(name for name in names if name in kept)
+def _summed(value: Any, names: str, wanted: str) -> tuple[Any, str]:
+    """Sums over the indices that are not needed further."""
+    gone = [k for k, name in enumerate(names) if name not in wanted]
+    rest = "".join(name for name in names if name in wanted)
     if not gone:
         return value, rest
     return (total(value, gone) if isinstance(value, Signal) else value.sum(gone)), rest
 
 
-def _ordered(found: tuple[Any, str], names: str) -> Any:
-    """Brings dimensions in an order."""
-    value, own = found
+def _ordered(labelled: tuple[Any, str], names: str) -> Any:
+    """Permutes dimensions into the given order."""
+    value, own = labelled
     order = [own.index(name) for name in names]
-    return value.select(value.places().permute(order)) if isinstance(value, Signal) else value.permute(order)
+    return value.select(value.indices().permute(order)) if isinstance(value, Signal) else value.permute(order)
 
 
 def _pair(inputs: Sequence[str], output: str, given: Sequence[Any]) -> Signal:
@@ -142,9 +143,9 @@ def _pair(inputs: Sequence[str], output: str, given: Sequence[Any]) -> Signal:
     sizes = dict(zip(first, a.shape, strict=True)) | dict(zip(second, b.shape, strict=True))
     left = _merged(_ordered((a, first), both + rows + inner), [both, rows, inner], sizes)
     right = _merged(_ordered((b, second), both + inner + columns), [both, inner, columns], sizes)
-    found = product(left, right) if both else product(_flat(left), _flat(right))
+    result = product(left, right) if both else product(_flat(left), _flat(right))
     names = both + rows + columns
-    return _ordered((found.reshape([sizes[name] for name in names]), names), output)
+    return _ordered((result.reshape([sizes[name] for name in names]), names), output)
 
 
 def _merged(value: Any, groups: Sequence[str], sizes: dict[str, int]) -> Any:
@@ -160,19 +161,23 @@ def implicit_model(module: ImplicitModel, signal: Signal) -> Signal:
     """Converts ``x = phi(Ax + Bu + b)``, ``y = Cx + Du``: one block with A on the diagonal."""
     *lead, p = signal.shape
     count = signal.size // p
-    pieces = [factor.detach().clone() for factor in module.state.factors()]
-    A: Operator = Dense(pieces[0]) if len(pieces) == 1 else LowRank(*pieces)
-    B, C = (_repeated(Dense(matrix.detach().clone()), count) for matrix in (module.B, module.C))
-    bias = None if module.bias is None else module.bias.detach().repeat(count)
+    B, C = (_repeated(Dense(matrix.clone()), count) for matrix in (module.B, module.C))
+    bias = None if module.bias is None else module.bias.repeat(count)
     signal = signal.gathered()
     if module.D is not None and signal.costly:
-        signal = signal.kept()
+        signal = signal.as_state()
     driven = signal.linear(B, (*lead, module.state_features), bias)
-    x = signal.network.loop(driven, _repeated(A, count), module.activation)
+    x = signal.network.loop(driven, _repeated(state_operator(module), count), module.activation)
     y = x.linear(C, (*lead, module.out_features))
     if module.D is None:
         return y
-    return y.plus(signal.linear(_repeated(Dense(module.D.detach().clone()), count), y.shape))
+    return y.plus(signal.linear(_repeated(Dense(module.D.clone()), count), y.shape))
+
+
+def state_operator(module: ImplicitModel) -> Operator:
+    """Copies A of a model."""
+    factors = [factor.clone() for factor in module.state.factors()]
+    return Dense(factors[0]) if len(factors) == 1 else LowRank(*factors)
 
 
 def _repeated(operator: Operator, count: int) -> Operator:

@@ -21,8 +21,8 @@ def affine(signal: Signal, weight: Tensor | None, bias: Tensor | None, dim: int 
     """Multiplies by weights and adds biases, per channel in dimension `dim` or, if None, in the last ones."""
     around = () if dim is None else (1,) * (len(signal.shape) - dim - 1)
     if weight is not None:
-        signal = signal.scaled(weight.detach().reshape(*weight.shape, *around))
-    return signal if bias is None else signal.shifted(bias.detach().reshape(*bias.shape, *around))
+        signal = signal.scaled(weight.reshape(*weight.shape, *around))
+    return signal if bias is None else signal.shifted(bias.reshape(*bias.shape, *around))
 
 
 def batch_norm(
@@ -45,9 +45,9 @@ def batch_norm(
     scale = (running_var.double() + eps).rsqrt()  # float32 would round twice
     if signal.network.exact:
         return affine(affine(affine(signal, None, -running_mean), scale.to(signal.dtype), None), weight, bias)
-    scale = scale if weight is None else scale * weight.detach().double()
+    scale = scale if weight is None else scale * weight.double()
     shift = -running_mean.double() * scale
-    shift = shift if bias is None else shift + bias.detach().double()
+    shift = shift if bias is None else shift + bias.double()
     return affine(signal, scale.to(signal.dtype), shift.to(signal.dtype))
 
 
@@ -81,8 +81,8 @@ def layer_norm(
     *rest: Any,
 ) -> Signal:
     """Converts layer normalisation as the block map `normalise`, then what is affine in it."""
-    found = signal.activate(normalise(math.prod(normalized_shape), float(eps)))
-    return affine(found, weight, bias, None)
+    normal = signal.activate(normalise(math.prod(normalized_shape), float(eps)))
+    return affine(normal, weight, bias, None)
 
 
 @RULES.named("native_layer_norm")
@@ -132,7 +132,7 @@ def rms_norm(
     pairs = joined(torch.cat, [flat, flat.scaled(-1.0)], dim=1)
     margin = torch.finfo(signal.dtype).eps if eps is None else float(eps)
     both = pairs.activate(normalise(2 * size, margin))
-    return affine(both.select(both.places()[:, :size]).reshape(signal.shape), weight, None, None)
+    return affine(both.select(both.indices()[:, :size]).reshape(signal.shape), weight, None, None)
 
 
 @RULES.module(nn.LayerNorm)

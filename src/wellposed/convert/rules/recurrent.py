@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.convert.rules.arithmetic import COARSE, UNIT, limit, multiplied, picked, rounded_up
-from wellposed.convert.rules.linear import linear
+from wellposed.convert.rules.linear import linear, state_operator
 from wellposed.convert.signal import RULES, Network, Signal, UnsupportedError, stacked
 from wellposed.errors import InputError
 from wellposed.forms import Dense, Operator, Repeated
@@ -58,7 +58,7 @@ class Cell(abc.ABC):
 
 def operator(matrix: Tensor | Operator, count: int) -> Operator:
     """Returns the operator of a matrix that is applied to each of N rows."""
-    single = Dense(matrix.detach().clone()) if isinstance(matrix, Tensor) else matrix
+    single = Dense(matrix.clone()) if isinstance(matrix, Tensor) else matrix
     return single if count == 1 else Repeated(single, count)
 
 
@@ -73,7 +73,7 @@ class Affine:
     def __init__(self, weights: Sequence[Tensor], rows: Tensor, biased: bool, count: int) -> None:
         self.width, self.count = len(rows), count
         self.input, self.hidden = (operator(matrix[rows], count) for matrix in weights[:2])
-        self.biases = [bias.detach()[rows].repeat(count) for bias in weights[2:4]] if biased else [None, None]
+        self.biases = [bias[rows].repeat(count) for bias in weights[2:4]] if biased else [None, None]
 
     def of_input(self, u: Signal) -> Signal:
         """Returns ``W u + b``."""
@@ -156,7 +156,7 @@ class LSTMCell(Cell):
         width = self.candidate.width
         gates = self.gates(u, state.h).activate("sigmoid", f"{name} gates")
         candidate = self.candidate(u, state.h).activate("tanh", f"{name} candidate")
-        i, f, o = (gates.select(part) for part in gates.places().split(width, dim=1))
+        i, f, o = (gates.select(part) for part in gates.indices().split(width, dim=1))
         c = self._cell(i, f, candidate, state, f"{name} cell")
         seen = c.activate("tanh", f"{name} tanh(cell)")
         h = multiplied(o, seen, f"{name} output", (1.0, 1.0))
@@ -172,7 +172,7 @@ class LSTMCell(Cell):
             return product if is_zero(state.c) else product.plus(multiplied(f, state.c))
         reach = None if state.reach is None else max(state.reach, 1.0)
         both = multiplied(_stacked_pair(i, f), _stacked_pair(g, state.c), name, (1.0, reach))
-        first, second = both.places()
+        first, second = both.indices()
         return both.select(first).plus(both.select(second))
 
 
@@ -198,7 +198,7 @@ class GRUCell(Cell):
     def step(self, u: Signal, state: State, name: str) -> State:
         width, reach = self.candidate.width, state.reach
         gates = self.gates(u, state.h).activate("sigmoid", f"{name} gates")
-        r, z = (gates.select(part) for part in gates.places().split(width, dim=1))
+        r, z = (gates.select(part) for part in gates.indices().split(width, dim=1))
         old = self.candidate.of_hidden(state.h)
         reset = multiplied(r, old, f"{name} reset", (1.0, self._reached(reach)))
         n = self.candidate.of_input(u).plus(reset).activate("tanh", f"{name} candidate")
@@ -262,25 +262,25 @@ class Layout:
 
     def steps(self) -> list[Signal]:  # T of (N, p)
         """Cuts the input in time steps."""
-        count, times = self.sizes[0], self.signal.places().unbind(1 if self.batch_first else 0)
+        count, times = self.sizes[0], self.signal.indices().unbind(1 if self.batch_first else 0)
         return [picked([self.signal], time.reshape(-1)).reshape((count, time.shape[1])) for time in times]
 
     def joined(self, outputs: Sequence[Sequence[Signal]]) -> Signal:  # D of T of (N, h)
         """Lays the outputs of all directions out as the input was."""
         count, length = self.sizes
         flat = stacked([direction[t] for t in range(length) for direction in outputs])
-        order = flat.places().reshape(length, len(outputs), count, -1)
+        order = flat.indices().reshape(length, len(outputs), count, -1)
         order = order.permute(2, 0, 1, 3) if self.batch_first else order.permute(0, 2, 1, 3)
         return flat.select(order.flatten(2))
 
     def rows(self) -> Signal:  # (N, T, p)
         """Returns the input with the batch first."""
-        places = self.signal.places()
+        places = self.signal.indices()
         return self.signal.select(places if self.batch_first else places.transpose(0, 1))
 
     def restored(self, signal: Signal) -> Signal:  # (N, T, p)
         """Gives outputs with the batch first the layout of the input."""
-        return signal if self.batch_first else signal.select(signal.places().transpose(0, 1))
+        return signal if self.batch_first else signal.select(signal.indices().transpose(0, 1))
 
 
 def run(
@@ -302,8 +302,8 @@ def run(
             number = layer * directions + direction
             label = _label(name, layer if len(cells) > directions else None, direction)
             start = _begin(cells[number], layout, given, number)
-            found, state = _walk(cells[number], steps, start, direction == 1, label)
-            outputs.append(found)
+            one_way, state = _walk(cells[number], steps, start, direction == 1, label)
+            outputs.append(one_way)
             last.append(state)
         steps = outputs[0] if directions == 1 else [_beside(pair) for pair in zip(*outputs, strict=True)]
     return layout.joined(outputs), last
@@ -312,18 +312,18 @@ def run(
 def _walk(
     cell: Cell, steps: Sequence[Signal], state: State, backwards: bool, name: str
 ) -> tuple[list[Signal], State]:
-    found: dict[int, Signal] = {}
+    outputs: dict[int, Signal] = {}
     times = range(len(steps))
     for t in reversed(times) if backwards else times:
         state = cell.step(steps[t], state, f"{name} step {t}")
-        found[t] = state.h
-    return [found[t] for t in times], state
+        outputs[t] = state.h
+    return [outputs[t] for t in times], state
 
 
 def _beside(signals: Sequence[Signal]) -> Signal:  # (N, h) each -> (N, D h)
     """Puts the features of two directions side by side."""
     flat = stacked(signals)
-    order = flat.places().reshape(len(signals), *signals[0].shape).transpose(0, 1)
+    order = flat.indices().reshape(len(signals), *signals[0].shape).transpose(0, 1)
     return flat.select(order.flatten(1))
 
 
@@ -345,7 +345,7 @@ def _begin(cell: Cell, layout: Layout, given: Sequence[Any], number: int) -> Sta
 def _initial(network: Network, count: int, width: int, value: Any, number: int) -> Signal:  # (N, h)
     """Reads one cell's part of a state that a layer was given."""
     if isinstance(value, Signal):
-        return value.select(value.places()[number])
+        return value.select(value.indices()[number])
     if value is None or not bool(value.any()):
         return Signal(network, (count, width), {})
     rows = value[number]
@@ -363,10 +363,10 @@ def _several(hx: Any) -> Sequence[Any]:
 @RULES.module(nn.RNN, nn.LSTM, nn.GRU)
 def _layer(module: nn.RNNBase, signal: Signal, hx: Any = None) -> tuple[Signal, Any]:
     name, network = type(module).__name__, signal.network
-    layout = Layout.of(signal, module.batch_first, name, alone=not network.place)
-    kind, place = module.mode.lower(), network.place or module.mode.partition("_")[0].lower()
+    layout = Layout.of(signal, module.batch_first, name, alone=not network.path)
+    kind, path = module.mode.lower(), network.path or module.mode.partition("_")[0].lower()
     cells = [new_cell(kind, Weights(layout.sizes[0], weights, module.bias)) for weights in module.all_weights]
-    output, last = run(layout, cells, 1 + module.bidirectional, _several(hx), place)
+    output, last = run(layout, cells, 1 + module.bidirectional, _several(hx), path)
     h, *c = _last(last)
     return output, (h, c[0]) if c else h
 
@@ -397,7 +397,7 @@ def _fused(
     layout, each = Layout.of(signal, batch_first, kind), len(params) // (num_layers * directions)
     weights = [params[start : start + each] for start in range(0, len(params), each)]
     cells = [new_cell(kind, Weights(layout.sizes[0], part, has_biases)) for part in weights]
-    output, last = run(layout, cells, directions, _several(hx), network.place or kind)
+    output, last = run(layout, cells, directions, _several(hx), network.path or kind)
     return output, *_last(last)
 
 
@@ -412,7 +412,7 @@ def _cell(
     own = new_cell(kind, Weights(count, weights, b_ih is not None))
     given = [None if value is None else _first(value) for value in _several(hx)]
     layout = Layout(signal.reshape((count, 1, signal.shape[1])), True)
-    state = own.step(signal, _begin(own, layout, given, 0), network.place or kind)
+    state = own.step(signal, _begin(own, layout, given, 0), network.path or kind)
     return state.h if state.c is None else (state.h, state.c)
 
 
@@ -450,16 +450,14 @@ class ImplicitCell(Cell):
     @cached_property
     def operators(self) -> dict[str, Operator | None]:
         """A and C, and B and D cut in what reads the input and what reads the hidden state."""
-        form, count = self.model.form(), self.count
-        hidden = self.model.out_features
-        D = None if self.model.D is None else self.model.D.detach()
-        pieces = {"B": self.model.B.detach(), "D": D}
-        found: dict[str, Operator | None] = {"A": operator(form.A, count), "C": operator(form.C, count)}
-        for name, matrix in pieces.items():
+        hidden, count = self.model.out_features, self.count
+        A = state_operator(self.model)
+        operators: dict[str, Operator | None] = {"A": operator(A, count), "C": operator(self.model.C, count)}
+        for name, matrix in {"B": self.model.B, "D": self.model.D}.items():
             for part, cut in (("s", slice(None, -hidden)), ("h", slice(-hidden, None))):
-                used = matrix is not None and bool(matrix[:, cut].any())
-                found[name + part] = operator(matrix[:, cut], count) if matrix is not None and used else None
-        return found
+                used = matrix is not None and (torch.is_grad_enabled() or bool(matrix[:, cut].any()))
+                operators[name + part] = operator(matrix[:, cut], count) if matrix is not None and used else None
+        return operators
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -497,10 +495,10 @@ def _implicit(module: ImplicitRNN, signal: Signal, h0: Any = None, lengths: Any 
     if lengths is not None:
         raise UnsupportedError("ImplicitRNN with lengths has no implicit form: they differ from sample to sample")
     network = signal.network
-    layout = Layout.of(signal, module.batch_first, "ImplicitRNN", alone=not network.place)
+    layout = Layout.of(signal, module.batch_first, "ImplicitRNN", alone=not network.path)
     count = layout.sizes[0]
     cells = [ImplicitCell(count, module.cell(number)) for number in range(len(module.cells))]
-    output, last = run(layout, cells, module.directions, (h0,), network.place or "rnn")
+    output, last = run(layout, cells, module.directions, (h0,), network.path or "rnn")
     if module.readout is not None:
         output = linear(output, module.readout.weight, module.readout.bias)
     return output, _last(last)[0]

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.convert.signal import RULES, Network, Signal, UnsupportedError, everywhere, stacked
+from wellposed.activations.catalogue import spellings
+from wellposed.convert.signal import RULES, Network, Signal, UnsupportedError, stacked
 
 
 def rearranged(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,11 +22,11 @@ def rearranged(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def rule(signal: Signal, *args: Any, **kwargs: Any) -> Any:
-        found = function(signal.places(), *args, **kwargs)
-        if isinstance(found, Tensor):
-            return signal.select(found)
-        whole = signal.kept() if _heavy(signal) else signal
-        return tuple(whole.select(part) for part in found)
+        index = function(signal.indices(), *args, **kwargs)
+        if isinstance(index, Tensor):
+            return signal.select(index)
+        whole = signal.as_state() if _heavy(signal) else signal
+        return tuple(whole.select(part) for part in index)
 
     return rule
 
@@ -44,7 +45,7 @@ _METHODS = (
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """Calls a method on the places, whatever stands for it in torch or ATen."""
+    """Calls a tensor method on the indices, however torch or ATen spells it."""
 
     def call(places: Tensor, *args: Any, **kwargs: Any) -> Any:
         plain = [torch.empty(value.shape) if isinstance(value, Signal) else value for value in args]
@@ -69,24 +70,24 @@ def _squeezed(signal: Signal, *dims: Any, **names: Any) -> Signal:
     """Leaves the first dimension alone unless it is named: one sample is a batch still."""
     if not dims and not names:
         dims = (tuple(k for k, size in enumerate(signal.shape) if k and size == 1),)
-    return signal.select(signal.places().squeeze(*dims, **names))
+    return signal.select(signal.indices().squeeze(*dims, **names))
 
 
 @RULES.named("slice", "slice_copy")
 def _sliced(signal: Signal, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Signal:
-    return signal.select(torch.ops.aten.slice(signal.places(), dim, start, end, step))
+    return signal.select(torch.ops.aten.slice(signal.indices(), dim, start, end, step))
 
 
 for _name in ("tril", "triu"):
     RULES.named(_name)(
-        lambda signal, diagonal=0, name=_name: signal.select(getattr(signal.places() + 1, name)(diagonal) - 1)
+        lambda signal, diagonal=0, name=_name: signal.select(getattr(signal.indices() + 1, name)(diagonal) - 1)
     )
 
 
 @RULES.function(operator.getitem, "__getitem__")
 def item(signal: Signal, index: Any) -> Signal:
     """Converts ``signal[index]`` with slices, numbers, None, lists and constant masks."""
-    return signal.select(signal.places()[index])
+    return signal.select(signal.indices()[index])
 
 
 @RULES.named("index")
@@ -108,13 +109,13 @@ def joined(function: Callable[..., Tensor], signals: Sequence[Any], **kwargs: An
         (1, 5)
     """
     network = next(part.network for part in signals if isinstance(part, Signal))
-    parts = [as_signal(part, network) for part in signals]
-    starts = [sum(part.size for part in parts[:k]) for k in range(len(parts))]
-    places = function([part.places() + start for part, start in zip(parts, starts, strict=True)], **kwargs)
-    return stacked(parts).select(places)
+    wide = [as_signal(part, network) for part in signals]
+    starts = [sum(part.size for part in wide[:k]) for k in range(len(wide))]
+    places = function([part.indices() + start for part, start in zip(wide, starts, strict=True)], **kwargs)
+    return stacked(wide).select(places)
 
 
-@RULES.function(*everywhere("cat"), torch.concat, torch.concatenate)
+@RULES.function(*spellings("cat"), torch.concat, torch.concatenate)
 def concatenated(tensors: Sequence[Any], dim: int = 0, **names: int) -> Signal:
     """Converts torch.cat."""
     return joined(torch.cat, tensors, dim=names.get("axis", dim))
@@ -146,7 +147,7 @@ for _name in ("slice_scatter", "select_scatter", "diagonal_scatter"):
 def _copied(target: Any, source: Any, *rest: Any) -> Any:
     shape = tuple(target.shape)
     if isinstance(source, Signal):
-        return source.select(source.places().broadcast_to(shape))
+        return source.select(source.indices().broadcast_to(shape))
     return torch.as_tensor(source).broadcast_to(shape)
 
 
@@ -165,7 +166,7 @@ def _pixel_unshuffle(signal: Signal, downscale_factor: int) -> Signal:
 
 @RULES.module(nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
 def _rearranging_layer(module: nn.Module, signal: Signal) -> Signal:
-    return signal.select(module(signal.places()))
+    return signal.select(module(signal.indices()))
 
 
 @RULES.module(
@@ -193,7 +194,7 @@ def _same(signal: Signal, *args: Any, **kwargs: Any) -> Signal:
 
 @RULES.named("to", "type", "type_as", "_to_copy")
 def _converted(signal: Signal, *args: Any, **kwargs: Any) -> Signal:
-    """Lets through what changes neither the type of the numbers nor anything else that counts."""
+    """Passes casts through that leave the dtype as it is; raises for others."""
     wanted = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
     wanted += [value.dtype for value in (*args, *kwargs.values()) if isinstance(value, Tensor | Signal)]
     return _require_type(signal, wanted)
@@ -220,7 +221,7 @@ def attribute(signal: Signal, name: str, *default: Any) -> Any:
     if name in known:
         return known[name]
     if name in ("T", "mT", "H", "mH"):
-        return signal.select(getattr(signal.places(), name))
+        return signal.select(getattr(signal.indices(), name))
     if name == "data":
         return signal
     raise UnsupportedError(f"the attribute {name!r} of a tensor has no meaning during conversion")

@@ -39,16 +39,16 @@ class Automatic(RowSolver):
     tol: float = 1e-9
 
     def solve(self, problem: RowProblem) -> RowSolution:
-        found: RowSolution | None = None
+        best: RowSolution | None = None
         for solver in self.sequence(problem):
-            rest = None if found is None else unfinished(problem, found, self.tol)
+            rest = None if best is None else unfinished(problem, best, self.tol)
             if rest is not None and len(rest) == 0:
                 break
             with suppress(MissingExtraError):  # without numba or Clarabel the others do it
                 again = solver.solve(problem if rest is None else problem.chosen(rest))
-                found = again if found is None or rest is None else merged(found, again, rest)
-        assert found is not None  # the projected gradient is always among them
-        return found
+                best = again if best is None or rest is None else merged(best, again, rest)
+        assert best is not None  # the projected gradient is always among them
+        return best
 
     def sequence(self, problem: RowProblem) -> Sequence[RowSolver]:
         """Lists the solvers in the order in which they are tried."""
@@ -85,5 +85,5 @@ class Uncapped(RowSolver):
 
     def solve(self, problem: RowProblem) -> RowSolution:
         self.accept(problem)
-        found = Homotopy().solve(replace(problem, kappa=math.inf, capped=0, shared={}))
-        return finished(problem, found.weights, found.steps)
+        solution = Homotopy().solve(replace(problem, kappa=math.inf, capped=0, shared={}))
+        return finished(problem, solution.weights, solution.steps)

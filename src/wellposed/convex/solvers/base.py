@@ -112,20 +112,20 @@ def polished(problem: RowProblem, weights: Tensor) -> Tensor:  # (r, d)
 
 
 def _solved(problem: RowProblem, weights: Tensor, width: int) -> Tensor:
-    place = weights.abs().topk(width, dim=1).indices  # (r, k)
-    signs = weights.gather(1, place).sign()
+    columns = weights.abs().topk(width, dim=1).indices  # (r, k)
+    signs = weights.gather(1, columns).sign()
     used = signs != 0
-    gram = problem.gram[place[:, :, None], place[:, None, :]] * (used[:, :, None] & used[:, None, :])
+    gram = problem.gram[columns[:, :, None], columns[:, None, :]] * (used[:, :, None] & used[:, None, :])
     gram.diagonal(dim1=1, dim2=2).masked_fill_(~used, 1.0)
-    capped = signs * (place < problem.capped)
-    right = torch.stack([problem.cross.gather(1, place) * used, signs, capped], dim=2)
-    found, info = torch.linalg.solve_ex(gram, right)
-    base = found[..., 0] - problem.lasso * found[..., 1]
-    rate = (capped * found[..., 2]).sum(1)
+    capped = signs * (columns < problem.capped)
+    right = torch.stack([problem.cross.gather(1, columns) * used, signs, capped], dim=2)
+    solutions, info = torch.linalg.solve_ex(gram, right)
+    base = solutions[..., 0] - problem.lasso * solutions[..., 1]
+    rate = (capped * solutions[..., 2]).sum(1)
     excess = (capped * base).sum(1) - problem.kappa
     mu = torch.where(rate > 0, excess / rate, 0.0).clamp(min=0)
-    entries = base - mu[:, None] * found[..., 2]
+    entries = base - mu[:, None] * solutions[..., 2]
     good = ((info == 0) & entries.isfinite().all(1))[:, None]
     entries = torch.where(good & (entries * signs > 0), entries, 0.0)
-    moved = torch.zeros_like(weights).scatter(1, place, entries)
+    moved = torch.zeros_like(weights).scatter(1, columns, entries)
     return torch.where(good, moved, weights)

@@ -38,36 +38,36 @@ class Clarabel(RowSolver):
 
     def solve(self, problem: RowProblem) -> RowSolution:
         clarabel, sparse = require("clarabel", EXTRA), require("scipy.sparse", EXTRA)
-        found = [_one_row(problem, i, self.tol, clarabel, sparse) for i in range(problem.rows)]
-        weights = torch.from_numpy(np.stack([row for row, _ in found])).to(problem.cross)
-        return finished(problem, weights, torch.tensor([steps for _, steps in found]).to(weights.device))
+        rows = [_one_row(problem, i, self.tol, clarabel, sparse) for i in range(problem.rows)]
+        weights = torch.from_numpy(np.stack([row for row, _ in rows])).to(problem.cross)
+        return finished(problem, weights, torch.tensor([steps for _, steps in rows]).to(weights.device))
 
 
 def _one_row(
     problem: RowProblem, i: int, tol: float, clarabel: ModuleType, sparse: ModuleType
 ) -> tuple[np.ndarray, int]:
     """Solves one row in units in which |z| = 1; returns the weights and the iterations."""
-    kept, weights = _columns(problem, i), np.zeros(problem.columns)
-    if len(kept) == 0 or not bool((problem.cross[i] != 0).any()):
+    columns, weights = _columns(problem, i), np.zeros(problem.columns)
+    if len(columns) == 0 or not bool((problem.cross[i] != 0).any()):
         return weights, 0
     size = math.sqrt(float(problem.power[i])) or 1.0
-    solution = _program(problem, i, kept, size, tol, clarabel, sparse)
-    weights[kept.cpu().numpy()] = np.asarray(solution.x)[: len(kept)] * size
+    solution = _program(problem, i, columns, size, tol, clarabel, sparse)
+    weights[columns.cpu().numpy()] = np.asarray(solution.x)[: len(columns)] * size
     return weights, int(solution.iterations)
 
 
 def _program(
-    problem: RowProblem, i: int, kept: Tensor, size: float, tol: float, clarabel: ModuleType, sparse: ModuleType
+    problem: RowProblem, i: int, columns: Tensor, size: float, tol: float, clarabel: ModuleType, sparse: ModuleType
 ) -> Any:
     """Solves the quadratic program of one row on some columns, with z divided by `size`."""
-    gram = problem.gram[kept][:, kept].cpu().numpy()
-    cross, k = problem.cross[i, kept].cpu().numpy() / size, len(kept)
+    gram = problem.gram[columns][:, columns].cpu().numpy()
+    cross, k = problem.cross[i, columns].cpu().numpy() / size, len(columns)
     P = sparse.block_diag([sparse.csc_matrix(np.triu(gram)), sparse.csc_matrix((k, k))], format="csc")
     linear = np.concatenate([-cross, np.full(k, problem.lasso / size)])
     one = sparse.identity(k, format="csc")
     blocks = [sparse.hstack([one, -one]), sparse.hstack([-one, -one])]
     right = [np.zeros(2 * k)]
-    counted = (kept < problem.capped).cpu().numpy().astype(float)
+    counted = (columns < problem.capped).cpu().numpy().astype(float)
     if problem.capped:
         blocks.append(sparse.csc_matrix(np.concatenate([np.zeros(k), counted])[None]))
         right.append(np.array([problem.kappa / size]))
@@ -94,11 +94,14 @@ def interior_multipliers(problem: RowProblem, tol: float = 1e-8) -> tuple[Tensor
     clarabel, sparse = require("clarabel", EXTRA), require("scipy.sparse", EXTRA)
     upper, lower = torch.full_like(problem.cross, math.nan), torch.full_like(problem.cross, math.nan)
     for i in range(problem.rows):
-        kept, size = _columns(problem, i), math.sqrt(float(problem.power[i])) or 1.0
-        if len(kept):
-            found = _program(problem, i, kept, size, tol, clarabel, sparse)
-            multipliers = torch.tensor(np.asarray(found.z)).to(upper) * size
-            upper[i, kept], lower[i, kept] = multipliers[: len(kept)], multipliers[len(kept) : 2 * len(kept)]
+        columns, size = _columns(problem, i), math.sqrt(float(problem.power[i])) or 1.0
+        if len(columns):
+            solution = _program(problem, i, columns, size, tol, clarabel, sparse)
+            multipliers = torch.tensor(np.asarray(solution.z)).to(upper) * size
+            upper[i, columns], lower[i, columns] = (
+                multipliers[: len(columns)],
+                multipliers[len(columns) : 2 * len(columns)],
+            )
     return upper, lower
 
 
@@ -149,12 +152,12 @@ class Cvxpy(RowSolver):
         cvxpy = require("cvxpy", EXTRA)
         assert problem.design is not None and problem.targets is not None
         M = torch.cat([piece for _, piece in problem.design.pieces()]).cpu().numpy()
-        found = [self._one_row(problem, i, M, cvxpy) for i in range(problem.rows)]
-        weights = torch.from_numpy(np.stack([row for row, _ in found])).to(problem.cross)
+        rows = [self._one_row(problem, i, M, cvxpy) for i in range(problem.rows)]
+        weights = torch.from_numpy(np.stack([row for row, _ in rows])).to(problem.cross)
         solution = finished(problem, weights)
         if self.penalty is None and not self.equality:
             return solution
-        gap = torch.tensor([gap for _, gap in found]).to(weights)
+        gap = torch.tensor([gap for _, gap in rows]).to(weights)
         return RowSolution(solution.weights, gap, problem.scale, solution.steps)
 
     def _one_row(self, problem: RowProblem, i: int, M: np.ndarray, cvxpy: ModuleType) -> tuple[np.ndarray, float]:

@@ -88,12 +88,12 @@ class Homotopy(RowSolver):
         if len(rest) == 0:
             return first
         part = problem.chosen(rest)
-        found = merged(first, self._path(part, part.cross), rest)
-        rest = unfinished(problem, found, max(self.tol, TIED))
+        solution = merged(first, self._path(part, part.cross), rest)
+        rest = unfinished(problem, solution, max(self.tol, TIED))
         if len(rest) == 0:
-            return found
+            return solution
         part = problem.chosen(rest)
-        return merged(found, self._path(part, _perturbed(part)), rest)
+        return merged(solution, self._path(part, _perturbed(part)), rest)
 
     def _path(self, problem: RowProblem, cross: Tensor) -> RowSolution:
         weights, steps = self._follow(replace(problem, cross=cross))
@@ -108,8 +108,8 @@ class Homotopy(RowSolver):
         gram, cross = (np.ascontiguousarray(part.cpu().numpy()) for part in (problem.gram, problem.cross))
         targets = (self.tol * problem.scale).cpu().numpy()
         kappa = float(problem.kappa) if problem.capped else math.inf
-        found = _compiled().follow_all(gram, cross, kappa, float(problem.lasso), targets, allowed, limit)
-        return torch.from_numpy(found[0]).to(problem.cross), torch.from_numpy(found[2])
+        followed = _compiled().follow_all(gram, cross, kappa, float(problem.lasso), targets, allowed, limit)
+        return torch.from_numpy(followed[0]).to(problem.cross), torch.from_numpy(followed[2])
 
 
 def _perturbed(problem: RowProblem) -> Tensor:
@@ -254,24 +254,24 @@ class Schur(RowSolver):
     def _solve(self, problem: RowProblem) -> RowSolution:
         reduction = Reduction.of(problem)
         first = self.inner.solve(reduction.reduced)
-        found = finished(problem, reduction.completed(first.weights), first.steps, exact=self.passes > 0)
+        solution = finished(problem, reduction.completed(first.weights), first.steps, exact=self.passes > 0)
         for _ in range(self.passes):
-            rest = self._unfinished(problem, found)
+            rest = self._unfinished(problem, solution)
             if len(rest) == 0:
                 break
             part = problem if len(rest) == problem.rows else problem.chosen(rest)
-            found = self._kept(found, self._pass(part, found.weights[rest]), rest)
-        return found
+            solution = self._kept(solution, self._pass(part, solution.weights[rest]), rest)
+        return solution
 
-    def _unfinished(self, problem: RowProblem, found: RowSolution) -> Tensor:
+    def _unfinished(self, problem: RowProblem, solution: RowSolution) -> Tensor:
         if self.tol is None:
             return torch.arange(problem.rows, device=problem.cross.device)
-        return torch.nonzero(found.gap > self.tol * problem.scale)[:, 0]
+        return torch.nonzero(solution.gap > self.tol * problem.scale)[:, 0]
 
-    def _kept(self, found: RowSolution, again: RowSolution, rest: Tensor) -> RowSolution:
+    def _kept(self, solution: RowSolution, again: RowSolution, rest: Tensor) -> RowSolution:
         if self.tol is None:  # a pass may seem worse by the Gram matrix alone; all of them count
-            return replace(again, steps=found.steps + again.steps)
-        return merged(found, again, rest)
+            return replace(again, steps=solution.steps + again.steps)
+        return merged(solution, again, rest)
 
     def _pass(self, problem: RowProblem, weights: Tensor) -> RowSolution:
         """Solves once more with gradients from the data."""
@@ -293,9 +293,9 @@ class Schur(RowSolver):
             part = restricted(problem.chosen(rows), columns)
             if part.support is not None and bool(part.support.all()):
                 part = replace(part, support=None)
-            found = self._solve_group(part)
-            weights[rows[:, None], columns] = found.weights
-            steps[rows], gap[rows] = found.steps.to(steps), found.gap
+            solution = self._solve_group(part)
+            weights[rows[:, None], columns] = solution.weights
+            steps[rows], gap[rows] = solution.steps.to(steps), solution.gap
         return RowSolution(weights, gap, problem.scale, steps)
 
     def _solve_group(self, problem: RowProblem) -> RowSolution:

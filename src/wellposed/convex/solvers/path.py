@@ -86,13 +86,13 @@ def append(L: Any, G: Any, active: Any, count: int, j: int) -> bool:
 
 
 @part
-def remove(L: Any, active: Any, signs: Any, count: int, place: int) -> None:
+def remove(L: Any, active: Any, signs: Any, count: int, index: int) -> None:
     """Takes one active column out of the factor, by plane rotations."""
-    for i in range(place, count - 1):
+    for i in range(index, count - 1):
         active[i], signs[i] = active[i + 1], signs[i + 1]
         for q in range(i + 2):
             L[i, q] = L[i + 1, q]
-    for i in range(place, count - 1):
+    for i in range(index, count - 1):
         x, y = L[i, i], L[i, i + 1]
         r = np.sqrt(x * x + y * y)
         cosine, sine = x / r, y / r
@@ -105,7 +105,7 @@ def remove(L: Any, active: Any, signs: Any, count: int, place: int) -> None:
 @part
 def next_to_join(c: Any, v: Any, level: float, status: Any, inside: Any) -> Any:
     """Finds the column whose correlation meets lambda first, and after which fall of lambda."""
-    best, found = np.inf, -1
+    best, index = np.inf, -1
     for q in range(c.shape[0]):
         if inside[q] or status[q] > RETURNED:
             continue
@@ -114,25 +114,25 @@ def next_to_join(c: Any, v: Any, level: float, status: Any, inside: Any) -> Any:
         if rate > NEAR and not (back and c[q] > 0):
             t = max(level - c[q], 0.0) / rate
             if t < best:
-                best, found = t, q
+                best, index = t, q
         rate = 1.0 + v[q]
         if rate > NEAR and not (back and c[q] <= 0):
             t = max(level + c[q], 0.0) / rate
             if t < best:
-                best, found = t, q
-    return best, found
+                best, index = t, q
+    return best, index
 
 
 @part
 def next_to_leave(a: Any, w: Any, signs: Any, active: Any, count: int) -> Any:
     """Finds the active entry that reaches zero first."""
-    best, found = np.inf, -1
+    best, index = np.inf, -1
     for i in range(count):
         if w[i] * signs[i] < 0:
             t = abs(a[active[i]] / w[i])
             if t < best:
-                best, found = t, i
-    return best, found
+                best, index = t, i
+    return best, index
 
 
 @part
@@ -188,11 +188,11 @@ def enter(
 
 @part
 def leave(
-    L: Any, place: int, active: Any, signs: Any, count: int, status: Any, inside: Any, a: Any
+    L: Any, index: int, active: Any, signs: Any, count: int, status: Any, inside: Any, a: Any
 ) -> int:  # fmt: skip
     """Lets an active column go; those that depended on it may join again."""
-    gone = active[place]
-    remove(L, active, signs, count, place)
+    gone = active[index]
+    remove(L, active, signs, count, index)
     for q in range(status.shape[0]):
         if status[q] == DEPENDENT:
             status[q] = FREE

@@ -18,7 +18,7 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed.forms.draw.layering import Layering, columns_of, layered
-from wellposed.forms.draw.page import is_page, save_figure, write_page
+from wellposed.forms.draw.page import SAVED_AS, is_page, save_figure, write_page
 from wellposed.forms.draw.summary import COLOURS, MEANING, BlockEdge, BlockGraph, Role
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.entries import entries
@@ -199,7 +199,7 @@ def _plotly_nodes(graph: Any, diagram: Diagram) -> Any:
         y=[node.y for node in diagram.nodes],
         mode="markers+text",
         marker={"size": 26, "opacity": 0},
-        text=["".join(parts) for parts in lines],
+        text=["".join(texts) for texts in lines],
         textfont={"size": 11, "color": INK},
         customdata=[node.hover or escape(node.title) for node in diagram.nodes],
         hovertemplate="%{customdata}<extra></extra>",
@@ -269,16 +269,16 @@ def _texts(wiring: BlockGraph) -> list[_Text]:
     (states, inputs, outputs), form = wiring.sizes, wiring.form
     names, sources, results = wiring.labels
     shape = " x ".join(map(str, form.input_shape)) if len(inputs) == 1 else ""
-    found = []
+    texts = []
     for name, size in zip(sources, inputs, strict=True):
-        found.append(_Text("input", name, shape or f"{size:,}", f"<b>input {name}</b><br>{size:,} numbers"))
+        texts.append(_Text("input", name, shape or f"{size:,}", f"<b>input {name}</b><br>{size:,} numbers"))
     for name, size, phi in zip(names, states, form.activations, strict=True):
         below = f"{phi.name if len(phi.name) <= 24 else phi.name[:22] + '...'} of {size:,}"
         hover = f"<b>{escape(name)}</b><br>{escape(phi.name)} of {size:,} states"
-        found.append(_Text("state", name if len(name) <= 30 else f"...{name[-27:]}", below, hover))
+        texts.append(_Text("state", name if len(name) <= 30 else f"...{name[-27:]}", below, hover))
     for name, size in zip(results, outputs, strict=True):
-        found.append(_Text("output", name, f"{size:,}", f"<b>output {name}</b><br>{size:,} numbers"))
-    return found
+        texts.append(_Text("output", name, f"{size:,}", f"<b>output {name}</b><br>{size:,} numbers"))
+    return texts
 
 
 @dataclass(frozen=True)
@@ -332,10 +332,10 @@ def _arrows(
             arrows.append(_block_arrow(wiring, link, _back(nodes, start, end, loops)))
         else:
             arriving[end].append((placed.route(start, end)[-2][0], start, link))
-    for end, found in arriving.items():
-        found.sort(key=lambda entry: entry[0])
-        for number, (_, start, link) in enumerate(found):
-            port = (number - (len(found) - 1) / 2) * min(0.16, 0.6 * nodes[end].width / len(found))
+    for end, edges in arriving.items():
+        edges.sort(key=lambda entry: entry[0])
+        for number, (_, start, link) in enumerate(edges):
+            port = (number - (len(edges) - 1) / 2) * min(0.16, 0.6 * nodes[end].width / len(edges))
             arrows.append(
                 _block_arrow(wiring, link, _down(nodes[start], nodes[end], placed.route(start, end), port, sheet))
             )
@@ -387,8 +387,8 @@ def _rounded(before: np.ndarray, corner: np.ndarray, after: np.ndarray, radius: 
     """Replaces a corner by a curve."""
     lengths = [max(float(np.linalg.norm(end - corner)), 1e-9) for end in (before, after)]
     start, end = (
-        corner + (place - corner) * min(radius / length, 0.5)
-        for place, length in zip((before, after), lengths, strict=True)
+        corner + (neighbour - corner) * min(radius / length, 0.5)
+        for neighbour, length in zip((before, after), lengths, strict=True)
     )
     t = np.linspace(0, 1, 8)[:, None]
     curve: np.ndarray = (1 - t) ** 2 * start + 2 * (1 - t) * t * corner + t**2 * end
@@ -434,12 +434,12 @@ def _weights(link: BlockEdge, n: int, p: int) -> list[Weight]:
     """Lists entries as arrows between nodes, which are inputs, states and outputs in this order."""
     down = p + (n if link.name in "CD" else 0)
     across = p if link.name in "AC" else 0
-    found: list[Weight] = []
+    weights: list[Weight] = []
     for piece in entries(link.operator):
         for i, j, value in zip(*(part.tolist() for part in piece), strict=True):
             wrong = (link.feedback == "lower" and j <= i) or (link.feedback == "upper" and j >= i)
-            found.append((across + j, down + i, value, "feedback" if wrong else link.role))
-    return found
+            weights.append((across + j, down + i, value, "feedback" if wrong else link.role))
+    return weights
 
 
 def _in_layers(count: int, p: int, weights: Sequence[Weight]) -> list[tuple[float, float]] | None:
@@ -463,14 +463,14 @@ def _column(count: int, x: float) -> list[tuple[float, float]]:
     return [(x, 0.5 * (k - (count - 1) / 2)) for k in range(count)]
 
 
-def _node(k: int, n: int, p: int, q: int, place: tuple[float, float], weights: Sequence[Weight]) -> Node:
+def _node(k: int, n: int, p: int, q: int, position: tuple[float, float], weights: Sequence[Weight]) -> Node:
     kind: Literal["state", "input", "output"] = "input" if k < p else "state" if k < p + n else "output"
     number, count = {"input": (k, p), "state": (k - p, n), "output": (k - p - n, q)}[kind]
     name = {"input": "u", "state": "x", "output": "y"}[kind] + (f"{number}" if count > 1 else "")
     loop = any(role == "feedback" and k in (start, end) for start, end, _, role in weights)
     read = sum(end == k for _, end, *_ in weights)
     hover = f"<b>{kind} {name}</b><br>reads {read}, read by {sum(start == k for start, *_ in weights)}"
-    return Node(*place, SIZE, SIZE, kind, name, "", hover, loop)
+    return Node(*position, SIZE, SIZE, kind, name, "", hover, loop)
 
 
 def _family(weight: Weight) -> str:
@@ -479,10 +479,10 @@ def _family(weight: Weight) -> str:
 
 def _largest(weights: Sequence[Weight]) -> dict[str, float]:
     """Returns the largest weight of each matrix."""
-    found: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for weight in weights:
-        found[_family(weight)] = max(found.get(_family(weight), 1e-300), abs(weight[2]))
-    return found
+        largest[_family(weight)] = max(largest.get(_family(weight), 1e-300), abs(weight[2]))
+    return largest
 
 
 def _state_arrow(nodes: Sequence[Node], weight: Weight, largest: float, circle: bool) -> Arrow:
@@ -510,8 +510,8 @@ def _cut(curve: np.ndarray, radius: float) -> np.ndarray:
     grid = np.linspace(0, 1, len(curve))
     dense = np.stack([np.interp(fine, grid, curve[:, axis]) for axis in (0, 1)], axis=1)
     far = np.minimum(np.linalg.norm(dense - curve[0], axis=1), np.linalg.norm(dense - curve[-1], axis=1)) >= radius
-    kept = dense[far] if far.sum() > 1 else dense
-    return kept[np.unique(np.linspace(0, len(kept) - 1, 24).round().astype(int))]
+    points = dense[far] if far.sum() > 1 else dense
+    return points[np.unique(np.linspace(0, len(points) - 1, 24).round().astype(int))]
 
 
 def _loop(node: Node, circle: bool) -> np.ndarray:
@@ -532,7 +532,13 @@ STATES = 30  # states, inputs and outputs of one block up to which each is a nod
 PIXELS = 9000  # of a picture's side at most
 
 
-def graph(form: ImplicitForm, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Any:
+def graph(
+    form: ImplicitForm,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str | None = None,
+    model_file: str = SAVED_AS,
+) -> Any:
     """Draws the blocks of a form as nodes and its operators as arrows (003 Figure 5.14).
 
     Layers run from the input at the top to the output, every block below what it reads, deep networks in several
@@ -543,6 +549,7 @@ def graph(form: ImplicitForm, path: str | os.PathLike[str] | None = None, *, tit
         form: any form.
         path: a file ending with .png, .svg or .pdf, or with .html for a page to zoom and hover; None only returns.
         title: the heading.
+        model_file: the file of the form, which a page names in its commands.
 
     Returns:
         The matplotlib figure, or the plotly figure of a page.
@@ -562,7 +569,7 @@ def graph(form: ImplicitForm, path: str | os.PathLike[str] | None = None, *, tit
         figure = interactive(diagram)
         about = "Hover nodes and arrows for details, drag to move, scroll to zoom, double-click to go back."
         keys = {MEANING[role]: COLOURS[role] for role in diagram.roles}
-        write_page(figure, path, heading, about, keys, diagram.tall)
+        write_page(figure, path, heading, about, keys, diagram.tall, model_file=model_file)
         return figure
     figure = still(diagram)
     if path is not None:

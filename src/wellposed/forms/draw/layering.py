@@ -46,10 +46,10 @@ def layered(
         >>> placed.layer, len(placed.route(0, 2))
         ({0: 0, 1: 1, 2: 2}, 3)
     """
-    found = _with_lines(_layers(len(widths), edges, pinned), edges)
-    _reorder(found)
-    _spread(found, widths, gap)
-    return found
+    layering = _with_lines(_layers(len(widths), edges, pinned), edges)
+    _reorder(layering)
+    _spread(layering, widths, gap)
+    return layering
 
 
 def _layers(count: int, edges: Sequence[tuple[int, int]], pinned: Sequence[int]) -> dict[int, int]:
@@ -88,33 +88,33 @@ def _with_lines(layer: dict[int, int], edges: Sequence[tuple[int, int]]) -> Laye
     return Layering(layer, rows, below, above)
 
 
-def _reorder(found: Layering) -> None:
+def _reorder(layering: Layering) -> None:
     """Sorts each layer by the mean place of its neighbours, down and up again, and keeps the best."""
-    best, fewest = [list(row) for row in found.rows], _crossings(found)
+    best, fewest = [list(row) for row in layering.rows], _crossings(layering)
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
-        numbers = range(1, len(found.rows)) if down else range(len(found.rows) - 2, -1, -1)
+        numbers = range(1, len(layering.rows)) if down else range(len(layering.rows) - 2, -1, -1)
         for number in numbers:
-            other = found.rows[number - 1 if down else number + 1]
-            place = {spot: index for index, spot in enumerate(other)}
-            near = found.above if down else found.below
-            own = {spot: float(index) for index, spot in enumerate(found.rows[number])}
-            mean = {spot: _mean([place[k] for k in near[spot]], own[spot]) for spot in own}
-            found.rows[number].sort(key=mean.__getitem__)
-        if (count := _crossings(found)) < fewest:
-            best, fewest = [list(row) for row in found.rows], count
-    found.rows = best
+            other = layering.rows[number - 1 if down else number + 1]
+            rank = {spot: index for index, spot in enumerate(other)}
+            near = layering.above if down else layering.below
+            own = {spot: float(index) for index, spot in enumerate(layering.rows[number])}
+            mean = {spot: _mean([rank[k] for k in near[spot]], own[spot]) for spot in own}
+            layering.rows[number].sort(key=mean.__getitem__)
+        if (count := _crossings(layering)) < fewest:
+            best, fewest = [list(row) for row in layering.rows], count
+    layering.rows = best
 
 
 def _mean(values: Sequence[float], otherwise: float) -> float:
     return sum(values) / len(values) if values else otherwise
 
 
-def _crossings(found: Layering) -> int:
+def _crossings(layering: Layering) -> int:
     total = 0
-    for upper, lower in pairwise(found.rows):
-        place = {spot: index for index, spot in enumerate(lower)}
-        ends = [sorted(place[spot] for spot in found.below[start]) for start in upper]
+    for upper, lower in pairwise(layering.rows):
+        rank = {spot: index for index, spot in enumerate(lower)}
+        ends = [sorted(rank[spot] for spot in layering.below[start]) for start in upper]
         seen: list[int] = []
         for group in ends:
             total += sum(1 for end in group for other in seen if other > end)
@@ -122,23 +122,28 @@ def _crossings(found: Layering) -> int:
     return total
 
 
-def _spread(found: Layering, widths: Sequence[float], gap: float) -> None:
+def _spread(layering: Layering, widths: Sequence[float], gap: float) -> None:
     """Moves every spot towards its neighbours as far as the others in its layer allow."""
     width = {
-        spot: widths[spot[0]] if found.layer[spot[0]] == spot[1] else 0.2 for row in found.rows for spot in row
+        spot: widths[spot[0]] if layering.layer[spot[0]] == spot[1] else 0.2
+        for row in layering.rows
+        for spot in row
     }
-    for row in found.rows:
-        place = 0.0
+    for row in layering.rows:
+        left = 0.0
         for spot in row:
-            found.x[spot] = place + width[spot] / 2
-            place += width[spot] + gap
-        middle = place / 2
-        found.x.update({spot: found.x[spot] - middle for spot in row})
+            layering.x[spot] = left + width[spot] / 2
+            left += width[spot] + gap
+        middle = left / 2
+        layering.x.update({spot: layering.x[spot] - middle for spot in row})
     for sweep in range(4 * SWEEPS):
-        for row in found.rows if sweep % 2 else reversed(found.rows):
-            wanted = [_mean([found.x[k] for k in (*found.above[s], *found.below[s])], found.x[s]) for s in row]
+        for row in layering.rows if sweep % 2 else reversed(layering.rows):
+            wanted = [
+                _mean([layering.x[k] for k in (*layering.above[s], *layering.below[s])], layering.x[s])
+                for s in row
+            ]
             apart = [(width[a] + width[b]) / 2 + gap for a, b in pairwise(row)]
-            found.x.update(zip(row, _at_least_apart(wanted, apart), strict=True))
+            layering.x.update(zip(row, _at_least_apart(wanted, apart), strict=True))
 
 
 def _at_least_apart(wanted: Sequence[float], apart: Sequence[float]) -> list[float]:
@@ -175,9 +180,9 @@ def columns_of(passing: Sequence[int], tallest: int) -> list[int]:
     """
     layers = len(passing) + 1
     wanted = -(-layers // tallest)
-    column, found = 0, [0]
+    column, columns = 0, [0]
     for count in passing:
-        height = len(found) - found.index(column)
+        height = len(columns) - columns.index(column)
         column += count == 1 and height >= layers / wanted - 1 and column < wanted - 1
-        found.append(column)
-    return found if max(found.count(number) for number in found) <= 1.6 * tallest else [0] * layers
+        columns.append(column)
+    return columns if max(columns.count(number) for number in columns) <= 1.6 * tallest else [0] * layers

@@ -1,6 +1,7 @@
 """Interactive pictures as one HTML file that needs no server and no network."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,7 @@ SCRIPT = """const drawn = async () => {
 };
 drawn();
 """
-NEXT = (
-    Step("Have its certificate proven by the independent checker.", "wellposed verify model.safetensors"),
-    Step(
-        "Prove how far inputs can move before the class changes.",
-        "wellposed certify --model model.safetensors --data digits",
-    ),
-)
+SAVED_AS = "model.safetensors"  # of a form that is not known to be in a file
 
 
 def is_page(path: str | os.PathLike[str] | None) -> bool:
@@ -45,7 +40,14 @@ def is_page(path: str | os.PathLike[str] | None) -> bool:
 
 
 def write_page(
-    figure: Any, path: str | os.PathLike[str], title: str, about: str, keys: dict[str, str], tall: int = 420
+    figure: Any,
+    path: str | os.PathLike[str],
+    title: str,
+    about: str,
+    keys: dict[str, str],
+    tall: int = 420,
+    *,
+    model_file: str = SAVED_AS,
 ) -> None:
     """Writes a plotly figure with its library.
 
@@ -55,7 +57,16 @@ def write_page(
         title, about: the heading and the line below it.
         keys: what each colour means.
         tall: pixels that the picture has at least, below which the page scrolls.
+        model_file: the file of the form, for the commands at the end of the page.
     """
+    name = shlex.quote(model_file)
+    commands = (
+        Step("Have its certificate proven by the independent checker.", f"wellposed verify {name}"),
+        Step(
+            "Prove how far inputs can move before the class changes.",
+            f"wellposed certify --model {name} --data digits",
+        ),
+    )
     code = require("plotly.offline", extra="plots").get_plotlyjs()
     legend = [
         element("span", element("span", class_="swatch", style=f"background:{colour}"), text)
@@ -67,7 +78,7 @@ def write_page(
         brand(),
         element("header", element("h1", title), element("p", about, class_="quiet")),
         element("main", element("p", legend, class_="swatches"), picture),
-        element("footer", element("h2", "Where to go next"), next_steps(NEXT)),
+        element("footer", element("h2", "Where to go next"), next_steps(commands)),
         element(
             "script",
             Html(figure.to_json(validate=False).replace("<", "\\u003c")),
@@ -78,12 +89,12 @@ def write_page(
         element("script", Html(INFLATE + SCRIPT)),
     ]
     text = document(title, body, style=STYLE, script=True, wide=True)
-    with atomic_write(path) as place:
-        place.write_text(text, encoding="utf-8")
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> None:
     """Writes a picture of matplotlib, whole or not at all; without an ending in its name it becomes PNG."""
     target = Path(path) if Path(path).suffix else Path(f"{os.fspath(path)}.png")
-    with atomic_write(target) as place:
-        figure.savefig(place, format=target.suffix[1:], **options)
+    with atomic_write(target) as temporary:
+        figure.savefig(temporary, format=target.suffix[1:], **options)

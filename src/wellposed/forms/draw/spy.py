@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from wellposed.errors import require, unknown_name
-from wellposed.forms.draw.page import is_page, save_figure, write_page
+from wellposed.forms.draw.page import SAVED_AS, is_page, save_figure, write_page
 from wellposed.forms.draw.summary import COLOURS, MEANING, BlockEdge, BlockGraph, Role
 from wellposed.forms.form import ImplicitForm
 from wellposed.forms.operators.entries import entries
@@ -103,16 +103,13 @@ def raster(wiring: BlockGraph, pixels: int, scale: Scale) -> Raster:
     for link in wiring.links:
         left, right, top, bottom = picture.box(link)
         forward, feedback = density(link, bottom - top, right - left)
-        for sums, role in ((forward, _forward_role(link)), (feedback, "feedback")):
+        ahead: Role = "weights" if link.role == "feedback" else link.role
+        for sums, role in ((forward, ahead), (feedback, "feedback")):
             if sums.any():
                 seen.add(role)
                 _paint(canvas[top:bottom, left:right], sums, role)
     roles = tuple(role for role in COLOURS if role in seen)
     return Raster((255 * canvas).round().astype(np.uint8), rows, columns, roles)
-
-
-def _forward_role(link: BlockEdge) -> Role:
-    return "weights" if link.role == "feedback" else link.role
 
 
 def _block_axis(states: Sequence[int], others: Sequence[int], pixels: int, scale: Scale) -> Axis:
@@ -165,12 +162,12 @@ def _feeds_back(link: BlockEdge, offset: torch.Tensor) -> torch.Tensor:
     return offset <= 0 if link.feedback == "lower" else offset >= 0
 
 
-def _paint(place: np.ndarray, sums: np.ndarray, role: Role) -> None:
+def _paint(pixels: np.ndarray, sums: np.ndarray, role: Role) -> None:
     """Mixes a colour into a block, more of it where entries are many or large."""
     share = np.sqrt(sums / sums.max())
     strength = np.where(sums > 0, FAINTEST + (1 - FAINTEST) * share, 0.0)[..., None].astype(np.float32)
     colour = np.array([int(COLOURS[role][k : k + 2], 16) / 255 for k in (1, 3, 5)], dtype=np.float32)
-    place += strength * (colour - place)
+    pixels += strength * (colour - pixels)
 
 
 SINGLE = 100  # rows and columns up to which every entry shows its value
@@ -213,11 +210,11 @@ def _sides(wiring: BlockGraph, picture: Raster) -> list[tuple[Axis, tuple[int, .
 
 def _edges(axis: Axis, sizes: tuple[int, ...], small: bool) -> list[float]:
     """Returns where cells begin and end; the gap after the states is a cell that stays empty."""
-    found: set[float] = set()
+    edges: set[float] = set()
     for (start, end), size in zip(axis.edges, sizes, strict=True):
-        parts = max(1, size) if small else 1
-        found |= {start + (end - start) * k / parts for k in range(parts + 1)}
-    return sorted(found)
+        cells = max(1, size) if small else 1
+        edges |= {start + (end - start) * k / cells for k in range(cells + 1)}
+    return sorted(edges)
 
 
 def _plotly_axis(axis: Axis, labels: tuple[str, ...]) -> dict[str, Any]:
@@ -280,6 +277,7 @@ def spy(
     scale: Scale = "auto",
     pixels: int = 1600,
     title: str | None = None,
+    model_file: str = SAVED_AS,
 ) -> Any:
     """Draws where [[A, B], [C, D]] has non-zero entries, in the manner of 003 Figures 2.5 and 5.14.
 
@@ -294,6 +292,7 @@ def spy(
             layers be seen beside large ones, "auto" is linear where all can be seen and else "sqrt".
         pixels: resolution of A.
         title: the heading.
+        model_file: the file of the form, which a page names in its commands.
 
     Returns:
         The matplotlib figure, or the plotly figure of a page.
@@ -314,7 +313,8 @@ def spy(
         figure = interactive(wiring, picture)
         count = sum(link.operator.nonzeros() for link in wiring.links)
         about = f"{count:,} non-zero entries. Hover for details, drag or scroll to zoom, double-click to go back."
-        write_page(figure, path, shown, about, {MEANING[role]: COLOURS[role] for role in picture.roles})
+        keys = {MEANING[role]: COLOURS[role] for role in picture.roles}
+        write_page(figure, path, shown, about, keys, model_file=model_file)
         return figure
     figure = _still(wiring, picture, shown)
     if path is not None:

@@ -153,10 +153,10 @@ class BlockGraph:
         D = partitioned(self.form.D, C.heights, B.widths)
         inner = _present(A)
         sides = _sides(inner, len(A.heights))
-        found = [BlockEdge("A", i, j, part, sides[i, j]) for (i, j), part in inner.items()]
+        edges = [BlockEdge("A", i, j, part, sides[i, j]) for (i, j), part in inner.items()]
         for name, block in (("B", B), ("C", C), ("D", D)):
-            found += [BlockEdge(name, i, j, part) for (i, j), part in _present(block).items()]  # type: ignore[arg-type]
-        return tuple(found)
+            edges += [BlockEdge(name, i, j, part) for (i, j), part in _present(block).items()]  # type: ignore[arg-type]
+        return tuple(edges)
 
     def about(self, link: BlockEdge) -> list[str]:
         """Describes a link in a few lines: what reads what, by which operator, how large."""
@@ -182,19 +182,19 @@ def _present(block: Block) -> dict[tuple[int, int], Operator]:
     return {key: part for key, part in sorted(block.parts.items()) if min(part.shape) and part.nonzeros()}
 
 
-def _sides(parts: dict[tuple[int, int], Operator], count: int) -> dict[tuple[int, int], Side]:
+def _sides(blocks: dict[tuple[int, int], Operator], count: int) -> dict[tuple[int, int], Side]:
     """Says which entries feed back: those of a loop on the wrong side of its diagonal (003, section 5.4).
 
     Last layer first, a feed-forward network has its blocks above the diagonal; a loop with most of its blocks
     below is taken to be written first layer first.
     """
-    reads = {k: [j for i, j in parts if i == k] for k in range(count)}
-    loop = {k: number for number, found in enumerate(strong_components(reads)) for k in found}
-    inside = [(i, j) for i, j in parts if loop[i] == loop[j] and i != j]
+    reads = {k: [j for i, j in blocks if i == k] for k in range(count)}
+    loop = {k: number for number, members in enumerate(strong_components(reads)) for k in members}
+    inside = [(i, j) for i, j in blocks if loop[i] == loop[j] and i != j]
     below = [loop[i] for i, j in inside if i > j]
     above = [loop[i] for i, j in inside if i < j]
     sides: dict[tuple[int, int], Side] = {}
-    for (i, j), part in parts.items():
+    for (i, j), part in blocks.items():
         if i == j:
             sides[i, j] = _own_side(part)
         elif loop[i] != loop[j]:
@@ -250,14 +250,14 @@ def form_facts(form: ImplicitForm) -> dict[str, Any]:
 def _blocks(wiring: BlockGraph, used: dict[str, list[BlockEdge]]) -> list[dict[str, Any]]:
     form, norms = wiring.form, _row_norms(wiring)
     states, inputs, outputs = wiring.labels
-    found = []
+    rows = []
     for k, (label, size) in enumerate(zip(states, form.partition, strict=True)):
         links = [link for name in "AB" for link in used[name] if link.row == k]
         facts = {"block": label, "activation": form.activations[k].name, "states": size, "norm": norms[k]}
-        found.append({**facts, **_reads(links, {"A": states, "B": inputs})})
+        rows.append({**facts, **_reads(links, {"A": states, "B": inputs})})
     for k, (label, size) in enumerate(zip(outputs, wiring.sizes[2], strict=True)):
         links = [link for name in "CD" for link in used[name] if link.row == k]
-        found.append(
+        rows.append(
             {
                 "block": label,
                 "activation": None,
@@ -266,7 +266,7 @@ def _blocks(wiring: BlockGraph, used: dict[str, list[BlockEdge]]) -> list[dict[s
                 **_reads(links, {"C": states, "D": inputs}),
             }
         )
-    return found
+    return rows
 
 
 def _reads(links: list[BlockEdge], labels: dict[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -293,15 +293,15 @@ def _memory(form: ImplicitForm) -> tuple[int, int]:
     for value in (form.A, form.B, form.C, form.D, form.bias, form.output_bias):
         for part in tensors(value):
             seen[part.data_ptr(), part.numel(), part.dtype] = part
-    parts = seen.values()
-    return sum(part.numel() for part in parts), sum(part.numel() * part.element_size() for part in parts)
+    storages = seen.values()
+    return sum(part.numel() for part in storages), sum(part.numel() * part.element_size() for part in storages)
 
 
 def _loops(wiring: BlockGraph) -> list[list[str]]:
     """Names the blocks of every loop."""
     states = wiring.labels[0]
     feeding = {link.row for link in wiring.links if link.feedback != "none"}
-    stages = wiring.form.plan.stages
+    stages = wiring.form.order.stages
     return [[states[k] for k in stage.blocks] for stage in stages if feeding & set(stage.blocks)]
 
 

@@ -61,8 +61,8 @@ class Operator(abc.ABC):
     @property
     def device(self) -> torch.device:
         """Where the entries are."""
-        place: torch.device = self.like.device
-        return place
+        device: torch.device = self.like.device
+        return device
 
     @abc.abstractmethod
     def apply(self, x: Tensor) -> Tensor:  # (B, columns) -> (B, rows)
@@ -101,12 +101,12 @@ class Operator(abc.ABC):
     def __add__(self, other: "Operator") -> "Operator":
         if other.shape != self.shape:
             raise InputError(f"operators of shapes {self.shape} and {other.shape} cannot be added")
-        found = self.plus(other)
-        found = other.plus(self) if found is None else found
+        total = self.try_add(other)
+        total = other.try_add(self) if total is None else total
         rounds = (
-            _EXACT.get() and found is not self and found is not other
+            _EXACT.get() and total is not self and total is not other
         )  # zero plus an operator is that operator
-        return Sum((*_terms(self), *_terms(other))) if found is None or rounds else found
+        return Sum((*_terms(self), *_terms(other))) if total is None or rounds else total
 
     @abc.abstractmethod
     def scaled(self, factor: float) -> "Operator":
@@ -172,7 +172,7 @@ class Operator(abc.ABC):
         """Returns ``left @ self`` as one operator where that is no larger than the two."""
         return None
 
-    def plus(self, other: "Operator") -> "Operator | None":
+    def try_add(self, other: "Operator") -> "Operator | None":
         """Returns ``self + other`` as one operator where that is no larger than the two."""
         return None
 
@@ -223,9 +223,9 @@ def _quiet() -> Iterator[None]:
 
 def _coo(operator: Operator) -> Tensor:
     rows, columns, values = operator.coordinates()
-    kept = (values != 0).nonzero()[:, 0]
-    index = torch.stack([rows[kept], columns[kept]])
-    return torch.sparse_coo_tensor(index, values[kept], operator.shape, check_invariants=False).coalesce()
+    nonzero = (values != 0).nonzero()[:, 0]
+    index = torch.stack([rows[nonzero], columns[nonzero]])
+    return torch.sparse_coo_tensor(index, values[nonzero], operator.shape, check_invariants=False).coalesce()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -283,17 +283,17 @@ def chain(left: Operator, right: Operator) -> Operator:
         raise InputError(f"operators of shapes {left.shape} and {right.shape} cannot be multiplied")
     *outer, inner = _factors(left)
     first, *rest = _factors(right)
-    found = None
+    product = None
     if not _EXACT.get() or _copies(inner, first):
-        found = inner.try_matmul(first)
-        found = first.try_rmatmul(inner) if found is None else found
-    if found is None:
+        product = inner.try_matmul(first)
+        product = first.try_rmatmul(inner) if product is None else product
+    if product is None:
         return Product((*outer, inner, first, *rest))
     for factor in rest:
-        found = chain(found, factor)
+        product = chain(product, factor)
     for factor in reversed(outer):
-        found = chain(factor, found)
-    return found
+        product = chain(factor, product)
+    return product
 
 
 def _copies(left: Operator, right: Operator) -> bool:
@@ -395,8 +395,8 @@ class Sum(Operator):
         return Sum(tuple(term.scaled(factor) for term in self.terms))
 
     def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
-        parts = [term.coordinates() for term in self.terms]
-        rows, columns, values = (torch.cat(part) for part in zip(*parts, strict=True))
+        triples = [term.coordinates() for term in self.terms]
+        rows, columns, values = (torch.cat(part) for part in zip(*triples, strict=True))
         index = torch.stack([rows, columns])
         matrix = torch.sparse_coo_tensor(index, values, self.shape, check_invariants=False).coalesce()
         return *matrix.indices(), matrix.values()

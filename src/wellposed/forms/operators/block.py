@@ -42,9 +42,9 @@ class Block(Operator):
                 raise InputError(f"{len(self.heights)} x {len(self.widths)} blocks have no block {i, j}")
             if part.shape != (expected := (self.heights[i], self.widths[j])):
                 raise InputError(f"block {i, j} must have the shape {expected}; received {part.shape}")
-        kept = {key: part for key, part in self.parts.items() if not isinstance(part, Zero)}
-        object.__setattr__(self, "parts", kept)
-        for part in kept.values():
+        nonzero = {key: part for key, part in self.parts.items() if not isinstance(part, Zero)}
+        object.__setattr__(self, "parts", nonzero)
+        for part in nonzero.values():
             object.__setattr__(self, "kind", part.dtype)
             object.__setattr__(self, "place", part.device)
         object.__setattr__(self, "place", torch.device(self.place))
@@ -59,8 +59,8 @@ class Block(Operator):
 
     def part(self, i: int, j: int) -> Operator:
         """Returns one block."""
-        found = self.parts.get((i, j))
-        return Zero((self.heights[i], self.widths[j]), self.dtype, self.device) if found is None else found
+        block = self.parts.get((i, j))
+        return Zero((self.heights[i], self.widths[j]), self.dtype, self.device) if block is None else block
 
     def rows(self) -> list[dict[int, Operator]]:
         """Lists the non-zero blocks of every block row by their block column."""
@@ -68,10 +68,10 @@ class Block(Operator):
 
     @cached_property
     def _rows(self) -> list[dict[int, Operator]]:
-        found: list[dict[int, Operator]] = [{} for _ in self.heights]
+        rows: list[dict[int, Operator]] = [{} for _ in self.heights]
         for (i, j), part in sorted(self.parts.items(), key=lambda item: item[0]):
-            found[i][j] = part
-        return found
+            rows[i][j] = part
+        return rows
 
     def apply(self, x: Tensor) -> Tensor:
         pieces = x.split(self.widths, dim=1)
@@ -89,8 +89,8 @@ class Block(Operator):
         return Block(self.heights, self.widths, {key: part.abs() for key, part in self.parts.items()}, *self._home)
 
     def scaled(self, factor: float) -> "Block":
-        parts = {key: part.scaled(factor) for key, part in self.parts.items()}
-        return Block(self.heights, self.widths, parts, *self._home)
+        blocks = {key: part.scaled(factor) for key, part in self.parts.items()}
+        return Block(self.heights, self.widths, blocks, *self._home)
 
     @property
     def _home(self) -> tuple[torch.dtype, torch.device | str]:
@@ -99,9 +99,9 @@ class Block(Operator):
     def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
         down, across = _starts(self.heights), _starts(self.widths)
         zero = Zero((0, 0), self.dtype, self.device).coordinates()
-        found = [(i, j, part.coordinates()) for (i, j), part in self.parts.items()]
-        triples = [zero, *((rows + down[i], columns + across[j], v) for i, j, (rows, columns, v) in found)]
-        rows, columns, values = (torch.cat(parts) for parts in zip(*triples, strict=True))
+        blocks = [(i, j, part.coordinates()) for (i, j), part in self.parts.items()]
+        triples = [zero, *((rows + down[i], columns + across[j], v) for i, j, (rows, columns, v) in blocks)]
+        rows, columns, values = (torch.cat(pieces) for pieces in zip(*triples, strict=True))
         return rows, columns, values
 
     def nonzeros(self) -> int:
@@ -121,9 +121,9 @@ class Block(Operator):
     def chosen(self, rows: Sequence[int], columns: Sequence[int]) -> "Block":
         """Keeps some block rows and columns, in the given order."""
         down, across = {i: k for k, i in enumerate(rows)}, {j: k for k, j in enumerate(columns)}
-        parts = {(down[i], across[j]): part for (i, j), part in self.parts.items() if i in down and j in across}
+        blocks = {(down[i], across[j]): part for (i, j), part in self.parts.items() if i in down and j in across}
         heights, widths = tuple(self.heights[i] for i in rows), tuple(self.widths[j] for j in columns)
-        return Block(heights, widths, parts, *self._home)
+        return Block(heights, widths, blocks, *self._home)
 
 
 def combine(row: Mapping[int, Operator], pieces: Sequence[Tensor | None], start: Tensor | None = None) -> Tensor:
@@ -172,10 +172,10 @@ def _cut(operator: Operator, rows: range, columns: range) -> Operator:
         return Dense(operator.matrix[rows.start : rows.stop, columns.start : columns.stop])
     if isinstance(operator, Sparse):
         i, j, values = operator.coordinates()
-        kept = (i >= rows.start) & (i < rows.stop) & (j >= columns.start) & (j < columns.stop)
-        index = torch.stack([i[kept] - rows.start, j[kept] - columns.start])
+        inside = (i >= rows.start) & (i < rows.stop) & (j >= columns.start) & (j < columns.stop)
+        index = torch.stack([i[inside] - rows.start, j[inside] - columns.start])
         size = (len(rows), len(columns))
-        return Sparse(torch.sparse_coo_tensor(index, values[kept], size, check_invariants=False))
+        return Sparse(torch.sparse_coo_tensor(index, values[inside], size, check_invariants=False))
     return _run(rows, operator.shape[0], operator) @ operator @ _run(columns, operator.shape[1], operator).T
 
 

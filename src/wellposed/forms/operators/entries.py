@@ -49,9 +49,9 @@ def _cover_compound(operator: Product | Sum | LowRank, formed: bool) -> Operator
     if not isinstance(operator, Sum) and least_entry(operator) < SMALLEST:
         return _cover_small(operator)
     if isinstance(operator, Product):
-        parts = [abs_upper_bound(factor, formed) for factor in operator.factors]
-        outer, length = parts[0], sum(part.shape[1] for part in parts)
-        for part in parts[1:]:
+        bounds = [abs_upper_bound(factor, formed) for factor in operator.factors]
+        outer, length = bounds[0], sum(part.shape[1] for part in bounds)
+        for part in bounds[1:]:
             outer = chain(outer, part)
     elif isinstance(operator, Sum):
         terms = [abs_upper_bound(term, formed) for term in operator.terms]
@@ -96,8 +96,8 @@ def _raised(value: Any, floor: float) -> Any:
 def abs_upper_bound_block(block: Block, device: torch.device, formed: bool) -> Block:
     """Covers every block of a matrix, in float64 on the given device."""
     exact = {key: part.to(device=device, dtype=torch.float64) for key, part in block.parts.items()}
-    parts = {key: abs_upper_bound(part, formed) for key, part in exact.items()}
-    return Block(block.heights, block.widths, parts, torch.float64, device)
+    bounds = {key: abs_upper_bound(part, formed) for key, part in exact.items()}
+    return Block(block.heights, block.widths, bounds, torch.float64, device)
 
 
 def sum_length(operator: Operator) -> int:
@@ -197,8 +197,12 @@ def entries(operator: Operator) -> Iterator[Entries]:
         [[2.0, 3.0]]
     """
     for rows, columns, values in _pieces(operator):
-        kept = (values != 0).nonzero()[:, 0]
-        yield (rows, columns, values) if len(kept) == len(values) else (rows[kept], columns[kept], values[kept])
+        nonzero = (values != 0).nonzero()[:, 0]
+        yield (
+            (rows, columns, values)
+            if len(nonzero) == len(values)
+            else (rows[nonzero], columns[nonzero], values[nonzero])
+        )
 
 
 def _pieces(operator: Operator) -> Iterator[Entries]:

@@ -66,7 +66,7 @@ class Dense(Operator):
         small = self.matrix.shape[0] * right.matrix.shape[1] <= self.matrix.numel() + right.matrix.numel()
         return Dense(self.matrix @ right.matrix) if small else None
 
-    def plus(self, other: Operator) -> Operator | None:
+    def try_add(self, other: Operator) -> Operator | None:
         return Dense(self.matrix + other.matrix) if isinstance(other, Dense) else None
 
 
@@ -174,7 +174,7 @@ class Zero(Operator):
     def try_rmatmul(self, left: Operator) -> "Zero":
         return Zero((left.shape[0], self.size[1]), self.kind, self.place)
 
-    def plus(self, other: Operator) -> Operator:
+    def try_add(self, other: Operator) -> Operator:
         return other
 
 
@@ -292,7 +292,7 @@ class Diagonal(Operator):
     def try_rmatmul(self, left: Operator) -> Operator | None:
         return Dense(left.matrix * self.values) if isinstance(left, Dense) else None
 
-    def plus(self, other: Operator) -> Operator | None:
+    def try_add(self, other: Operator) -> Operator | None:
         if isinstance(other, Identity):
             return Diagonal(self.values + 1)
         return Diagonal(self.values + other.values) if isinstance(other, Diagonal) else None
@@ -368,6 +368,6 @@ class Repeated(Operator):
     def try_matmul(self, right: Operator) -> Operator | None:
         if not isinstance(right, Repeated) or right.count != self.count:
             return None
-        found = self.inner.try_matmul(right.inner)
-        found = right.inner.try_rmatmul(self.inner) if found is None else found
-        return None if found is None else Repeated(found, self.count)
+        product = self.inner.try_matmul(right.inner)
+        product = right.inner.try_rmatmul(self.inner) if product is None else product
+        return None if product is None else Repeated(product, self.count)

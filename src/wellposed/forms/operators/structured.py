@@ -130,12 +130,12 @@ class Selection(Operator):
 
     def _then(self, index: Tensor, columns: int) -> Operator:
         """Selects from what a selection with that index has picked."""
-        found = index[self.index.clamp(min=0)] if len(index) else self.index
-        found = torch.where(self.index < 0, -1, found)
-        if not bool((found >= 0).any()):
-            return Zero((len(found), columns), self.kind, self.device)
-        picked = Selection(found, columns, self.kind)
-        whole = picked._start == 0 and len(found) == columns
+        index_after = index[self.index.clamp(min=0)] if len(index) else self.index
+        index_after = torch.where(self.index < 0, -1, index_after)
+        if not bool((index_after >= 0).any()):
+            return Zero((len(index_after), columns), self.kind, self.device)
+        picked = Selection(index_after, columns, self.kind)
+        whole = picked._start == 0 and len(index_after) == columns
         return Identity(columns, self.kind, self.device) if whole else picked
 
     def _inverse(self) -> Tensor:
@@ -203,8 +203,8 @@ class Accumulation(Operator):
     def try_matmul(self, right: Operator) -> Operator | None:
         if not isinstance(right, Accumulation):
             return None
-        found = right.selection.try_matmul(self.selection)
-        return None if found is None else found.T
+        product = right.selection.try_matmul(self.selection)
+        return None if product is None else product.T
 
     def try_rmatmul(self, left: Operator) -> Operator | None:
         if isinstance(left, Dense) and self.shape[1] <= left.shape[1]:
@@ -290,15 +290,15 @@ class Convolution(Operator):
     def apply(self, x: Tensor) -> Tensor:
         if not self.transposed:
             image = x.reshape(x.shape[0], *self.input_shape)
-            found = _FORWARD[self.dimensions](
+            result = _FORWARD[self.dimensions](
                 image, self.weight, None, self.stride, self.padding, self.dilation, self.groups
             )
-            return found.flatten(1)
+            return result.flatten(1)
         image = x.reshape(x.shape[0], *self.output_shape)
-        found = _BACKWARD[self.dimensions](
+        result = _BACKWARD[self.dimensions](
             image, self.weight, None, self.stride, self.padding, self._left_over(), self.groups, self.dilation
         )
-        return found.flatten(1)
+        return result.flatten(1)
 
     def _left_over(self) -> list[int]:
         """Counts the rows and columns at the far end that no window reaches."""
@@ -328,8 +328,8 @@ class Convolution(Operator):
         rows = torch.arange(out * windows, device=self.device).view(out, windows, 1, 1).expand_as(columns)
         values = self.weight.reshape(out, 1, -1, kernel).expand(columns.shape)
         inside = (positions >= 0)[None, :, None, :].expand_as(columns)
-        found = rows[inside], columns[inside], values[inside]
-        return (found[1], found[0], found[2]) if self.transposed else found
+        triple = rows[inside], columns[inside], values[inside]
+        return (triple[1], triple[0], triple[2]) if self.transposed else triple
 
     def _windows(self) -> tuple[Tensor, Tensor]:
         """Returns the channels of each group and the flat places that each window reads."""

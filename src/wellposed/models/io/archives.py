@@ -1,4 +1,4 @@
-"""Archives, files of torch and compressed streams, of which every byte is read once and by one reader.
+"""Archives, files of torch and compressed streams; every byte is read once, by one reader.
 
 The same file can be another archive to another program: with a second directory of contents, bytes before or
 behind it, or a name that stands in it twice. So `read_zip` reads the members into memory, within bounds, and
@@ -103,15 +103,15 @@ def read_torch(file: BinaryIO) -> Any:
             if (name.endswith(".pkl") or not packed) and b"bytearray" in data:
                 raise FileFormatError("it makes a bytearray, which would reserve any memory that it names")
         source = write_zip(members) if packed else io.BytesIO(members[""])
-        found = torch.load(source, map_location="cpu", weights_only=True)
+        content = torch.load(source, map_location="cpu", weights_only=True)
     except FileFormatError:
         raise
     except Exception as error:  # torch.load has many ways to stumble over a damaged file
         reason = (str(error).strip().splitlines() or ["it is damaged"])[0]
         raise FileFormatError(f"torch reads no plain tensors there, so it is refused: {reason}") from error
-    for tensor in _tensors(found):
+    for tensor in _tensors(content):
         check_entries(tensor.numel(), size, f"a tensor {tuple(tensor.shape)}")
-    return found
+    return content
 
 
 UNPACKED_PER_BYTE, UNPACKED_FREE = 64, 1 << 26  # tables of numbers become three to ten times as long
@@ -170,7 +170,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Finds the tensors in nested lists, tuples and tables, also in one that holds itself."""
+    """Finds the tensors in nested lists, tuples and dicts, even in one that contains itself."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:

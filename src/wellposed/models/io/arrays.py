@@ -1,4 +1,4 @@
-"""Reads .npy and .npz files of plain numbers, and believes nothing that they declare before it is there."""
+"""Reads .npy and .npz files of plain numbers, and trusts no declared size before the data are there."""
 
 import io
 import math
@@ -65,5 +65,5 @@ def _array(data: bytes) -> NDArray[Any]:
         raise FileFormatError(f"an array declares {kind} {shape} and holds {len(data) - start} bytes")
     if kind.itemsize == 0:  # numpy would make one letter of each empty text, however many there are
         raise FileFormatError(f"an array declares {kind} {shape}, which needs no bytes")
-    found = np.frombuffer(data, kind, offset=start)
-    return found.reshape(shape, order="F" if fortran_order else "C").copy()
+    flat = np.frombuffer(data, kind, offset=start)
+    return flat.reshape(shape, order="F" if fortran_order else "C").copy()

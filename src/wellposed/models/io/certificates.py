@@ -56,8 +56,8 @@ def write_certificate(
 ) -> Path:
     """Writes what is proven of a model beside the file in which it was saved, and has it checked.
 
-    The model must evaluate what the file holds, as those that `evaluated` returns do; `save` and `save_pretrained`
-    see to that with ``certificate=True``.
+    The model must evaluate what the file holds, as those that `with_projected_parameters` returns do; `save` does
+    so with ``certificate=True``.
 
     Args:
         model: as it was saved.
@@ -70,8 +70,8 @@ def write_certificate(
     """
     target = certificate_path(Path(path))
     try:
-        with atomic_write(target) as place:
-            prove_file(model, Path(path), place, claims, config=config)
+        with atomic_write(target) as temporary:
+            prove_file(model, Path(path), temporary, claims, config=config)
     except IllPosedError:
         target.unlink(missing_ok=True)
         raise
@@ -79,29 +79,29 @@ def write_certificate(
 
 
 def prove_file(
-    model: Certified, path: Path, place: Path, claims: Iterable[Claim] = (), *, config: bool = False
+    model: Certified, path: Path, target: Path, claims: Iterable[Claim] = (), *, config: bool = False
 ) -> None:
-    """Writes the certificate of a model file to a place of its own, and has it checked there."""
+    """Writes the certificate of the model file `path` to `target` and has it checked."""
     listed: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
     for number, claim in enumerate([*well_posed(model), *claims]):
         names = {name: f"{number}.{name}" for name in claim.tensors}
         tensors |= {names[name]: double(value).cpu().contiguous() for name, value in claim.tensors.items()}
         listed.append({"kind": claim.kind, "about": claim.about, **_renamed(claim.facts, names)})
-    said: dict[str, Any] = {"sha256": file_digest(path)}
+    content: dict[str, Any] = {"sha256": file_digest(path)}
     if config:
-        said["config_sha256"] = file_digest(path.with_name(CONFIG))
+        content["config_sha256"] = file_digest(path.with_name(CONFIG))
     versions = {"wellposed": sys.modules["wellposed"].__version__, "torch": torch.__version__}
-    said |= {"claims": listed, "versions": {**versions, "python": platform.python_version()}}
-    metadata = {"format": FORMAT, "certificate": json.dumps(said, allow_nan=False)}
+    content |= {"claims": listed, "versions": {**versions, "python": platform.python_version()}}
+    metadata = {"format": FORMAT, "certificate": json.dumps(content, allow_nan=False)}
     tensors, table = pack_tensors(tensors)
     if table:
         metadata["packed"] = json.dumps(table)
-    write_tensors(place, tensors, metadata)
+    write_tensors(target, tensors, metadata)
     try:
-        check(path, place)
+        check(path, target)
     except RefusedError as error:
-        place.unlink()
+        target.unlink()
         raise IllPosedError(f"no certificate was written, for the checker refuses it: {error}") from error
 
 
@@ -121,16 +121,16 @@ def well_posed(model: Certified) -> list[Claim]:
     raise InputError(f"certificates are of implicit models and forms; received {type(model).__name__}")
 
 
-def evaluated(model: Certified) -> Certified:
-    """Returns a copy whose free parameters are the matrices it evaluates, so that a file of it shows them.
+def with_projected_parameters(model: Certified) -> Certified:
+    """Returns a copy whose free parameters are the matrices it evaluates, so that its file holds them.
 
     Outputs stay the same bit for bit. Where the map that keeps A well-posed would change its own result by
     rounding, the cap of the copy is raised by as much.
     """
     if isinstance(model, ImplicitForm):
         return model
-    found = copy.deepcopy(model)
-    for cell in [found] if isinstance(found, ImplicitModel) else [found.cell(k) for k in range(len(found.cells))]:
+    twin = copy.deepcopy(model)
+    for cell in [twin] if isinstance(twin, ImplicitModel) else [twin.cell(k) for k in range(len(twin.cells))]:
         state = cell.state
         if not hasattr(state, "raw"):
             state.project_()
@@ -139,7 +139,7 @@ def evaluated(model: Certified) -> Certified:
             A = state.dense().clone()
         if not torch.equal(A, state.raw):
             cell.state = _fixed(state, A)
-    return found
+    return twin
 
 
 def _fixed(state: StateMatrix, A: Tensor) -> StateMatrix:
@@ -147,9 +147,9 @@ def _fixed(state: StateMatrix, A: Tensor) -> StateMatrix:
     if not proof.holds:
         raise IllPosedError(f"the model is not proven well-posed: {proof}")
     try:
-        return StateMatrix.of(A, state.activation, state.condition, proof, state.kappa)
+        return StateMatrix.of(A, state.activation, proof, state.kappa)
     except IllPosedError:
-        return StateMatrix.of(A, state.activation, state.condition, proof, None)
+        return StateMatrix.of(A, state.activation, proof, None)
 
 
 def _of_state(state: StateMatrix, about: str) -> Claim:
@@ -159,7 +159,7 @@ def _of_state(state: StateMatrix, about: str) -> Claim:
 
 def _of_form(form: ImplicitForm) -> Claim:
     proof = form.certificate()
-    if not form.plan.systems and isinstance(form.A, Block):
+    if not form.order.loops and isinstance(form.A, Block):
         return Claim("well-posed", {"condition": "acyclic", "value": 0.0})
     if len(form.partition) == 1:
         return _claim(form.A.to_dense(), form.activations[0], proof, "")
@@ -186,12 +186,12 @@ def _claim(A: Tensor, activation: Activation, proof: Certificate, about: str) ->
 
 def _of_blocks(A: Tensor, activation: Activation, about: str) -> Claim:
     """Proves a map on blocks in the norm 1 or inf, whose induced norms are sums."""
-    found = []
+    proofs = []
     for norm in ("1", "inf"):
         if norm in activation.constants:
             weights, value = perron_weights(comparison(double(A), activation, norm).matrix)
-            found.append(Certificate.of("block", value, weights=weights, norm=norm))
-    return _stated(min(found, key=lambda proof: proof.value), about)
+            proofs.append(Certificate.of("block", value, weights=weights, norm=norm))
+    return _stated(min(proofs, key=lambda proof: proof.value), about)
 
 
 def _stated(proof: Certificate, about: str) -> Claim:

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from wellposed.atomic import atomic_write
 from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError, positive_integer, require
-from wellposed.forms.evaluation import Evaluation, System
+from wellposed.forms.evaluation import Evaluation, LoopEquation
 from wellposed.forms.form import ImplicitForm
 from wellposed.models.deq import DEQ, halves
 from wellposed.models.implicit import ImplicitModel
@@ -67,12 +67,12 @@ def fixed_steps(model: nn.Module | ImplicitForm, steps: int) -> nn.Module:
         return _FixedForm(model, steps)
     copied = copy.deepcopy(model).eval()
     _settle_weights(copied)
-    found = _replaced(copied, steps)
-    if not any(isinstance(part, FixedStep) for part in found.modules()):
+    plain = _replaced(copied, steps)
+    if not any(isinstance(part, FixedStep) for part in plain.modules()):
         raise InputError(
             f"{type(model).__name__} contains no ImplicitModel, ImplicitRNN or DEQ; export it as it is"
         )
-    return found.requires_grad_(False)
+    return plain.requires_grad_(False)
 
 
 def _choose_steps(model: nn.Module | ImplicitForm, example: Tensor) -> int:
@@ -207,17 +207,17 @@ class _FixedRecurrent(FixedStep):
 
 @dataclass
 class _FixedEvaluation(Evaluation):
-    """Takes a number of steps in every loop, and looks at no value."""
+    """Takes a fixed number of steps in every loop, without reading values."""
 
     steps: int = 1
 
-    def _close(self, system: System, blocks: tuple[int, ...]) -> None:
+    def _close(self, loop: LoopEquation, blocks: tuple[int, ...]) -> None:
         driven = torch.cat([self._driven(k, blocks) for k in blocks], dim=1)
-        step, v = system.iteration(driven)
+        step, v = loop.iteration(driven)
         x = torch.zeros_like(v)
         for _ in range(self.steps):
             x = step(x, v)
-        sizes = [self.plan.A.heights[k] for k in blocks]
+        sizes = [self.order.A.heights[k] for k in blocks]
         for k, piece in zip(blocks, x.split(sizes, dim=1), strict=True):
             self.states[k] = piece
 
@@ -273,8 +273,10 @@ def export_onnx(
         received = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise InputError(f"example must be a batch of at least two inputs, (B, ...); received {received}")
     plain = fixed_steps(model, _choose_steps(model, example) if steps is None else steps).eval()
-    exact, found = _outputs(model, example), _outputs(plain, example)
-    names = ["y", "h_n"][: len(found)] if len(found) < 3 else [f"y{k}" for k in range(len(found))]
+    exact, approximate = _outputs(model, example), _outputs(plain, example)
+    names = (
+        ["y", "h_n"][: len(approximate)] if len(approximate) < 3 else [f"y{k}" for k in range(len(approximate))]
+    )
     shapes = ({0: torch.export.Dim("batch")},) if dynamic_batch else None
     program = _program(plain, example, input_names=["u"], output_names=names, dynamic_shapes=shapes)
     if dynamic_batch and isinstance(program.model.graph.inputs[0].shape[0], int):
@@ -282,9 +284,9 @@ def export_onnx(
             f"torch.onnx has fixed the batch size of {type(model).__name__} at {len(example)}; pass "
             "dynamic_batch=False and an example with as many samples as the file is to take"
         )
-    with atomic_write(path) as place:
-        program.save(os.fspath(place))
-    return _distance(exact, found)
+    with atomic_write(path) as temporary:
+        program.save(os.fspath(temporary))
+    return _distance(exact, approximate)
 
 
 def _drawn(model: nn.Module | ImplicitForm) -> Tensor:
@@ -303,8 +305,8 @@ def _outputs(model: nn.Module | ImplicitForm, example: Tensor) -> tuple[Tensor, 
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
-def _distance(exact: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> float:
-    return max(float((a - b).abs().max()) for a, b in zip(exact, found, strict=True))
+def _distance(exact: tuple[Tensor, ...], approximate: tuple[Tensor, ...]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(exact, approximate, strict=True))
 
 
 def _program(plain: nn.Module, example: Tensor, **names: Any) -> Any:

@@ -1,8 +1,8 @@
 """Tensors in a file, with a checksum of all that they mean.
 
 `write_tensors` writes, `read_tensors` reads and `checksum` seals. `pack_tensors` compresses those with many zeros
-or repetitions. `as_format_error` and `filled` are what every reader does about a file that makes no sense: it says
-so, and builds nothing from it.
+or repetitions. `as_format_error` and `load_checked` are for readers of files that make no sense: they say so and
+build nothing.
 """
 
 import contextlib
@@ -26,26 +26,26 @@ from wellposed.forms.storage import strict_json
 from wellposed.models.io.archives import UNPACKED_FREE, UNPACKED_PER_BYTE
 
 
-def write_tensors(place: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file, with the rights that any new file of the user's has.
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file, with the permissions of any new file of the user.
 
     Raises:
         OSError: the disk is full, or the folder is missing or cannot be written to.
     """
-    place.touch()
-    rights = place.stat().st_mode
+    path.touch()
+    rights = path.stat().st_mode
     try:
-        save_file(tensors, place, metadata=metadata)
-        place.chmod(rights)  # it was written for the owner alone
+        save_file(tensors, path, metadata=metadata)
+        path.chmod(rights)  # it was written for the owner alone
     except SafetensorError as error:
-        raise OSError(f"{place.parent} cannot be written to, or its disk is full: {error}") from error
+        raise OSError(f"{path.parent} cannot be written to, or its disk is full: {error}") from error
 
 
 LARGEST_HEADER = 1 << 26
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads a safetensors file whose header says everything once and nothing else; returns tensors and metadata.
+    """Reads a safetensors file; refuses duplicate or unknown entries in its header. Returns tensors and metadata.
 
     Raises:
         FileFormatError: it is no such file, or it is damaged.
@@ -61,7 +61,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _check_header(path: Path) -> None:
-    """Refuses what safetensors would read over: entries that come twice or mean nothing."""
+    """Refuses what safetensors would ignore: duplicate and unknown entries."""
     with path.open("rb") as file:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -88,7 +88,7 @@ WORTH, LEAST = 0.75, 512  # a packed tensor has at most this part of its bytes, 
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Compresses tensors that become clearly smaller by it; returns what is stored and a table of the packed ones.
+    """Compresses tensors that become clearly smaller; returns what is stored and a table of the packed ones.
 
     A packed tensor is a zlib stream of the first bytes of all its numbers, then of their second bytes, and so on;
     whole numbers are replaced by their differences, whose sign is kept in the lowest bit. The table names type and
@@ -152,7 +152,7 @@ def _largest_unpacked(stored: Iterable[Tensor]) -> int:
 
 
 def _planes(value: Tensor) -> bytes:
-    """Lays the bytes of numbers out, all first ones before all second ones."""
+    """Lays out the bytes of numbers in planes: all first bytes, then all second ones."""
     flat = value.detach().cpu().contiguous().flatten()
     if value.dtype == torch.int64:
         step = np.diff(flat.numpy(), prepend=np.int64(0))
@@ -230,27 +230,32 @@ def as_format_error(what: str) -> Iterator[None]:
         raise FileFormatError(f"{what}: {error!r}") from error
 
 
-def filled(make: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
-    """Builds a module and gives it its tensors, after a look at whether they fit.
+def load_checked(make: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
+    """Builds a module and loads its tensors, after a check that they fit.
 
-    The look is at a module without memory, so that a configuration that claims more than the file holds costs
-    nothing.
+    The check builds the module without memory, so that a configuration that claims more than the file holds costs
+    nothing. Parameters and buffers share one dtype; counters of batch norm are integers.
 
     Example:
-        >>> filled(lambda: nn.Linear(10**9, 10**9), {"weight": torch.ones(1, 1), "bias": torch.ones(1)})
+        >>> load_checked(lambda: nn.Linear(10**9, 10**9), {"weight": torch.ones(1, 1), "bias": torch.ones(1)})
         Traceback (most recent call last):
             ...
         wellposed.errors.FileFormatError: the configuration asks for bias of (1000000000,), the file holds (1,)
     """
     if not tensors:
         raise FileFormatError("there are no tensors")
-    kinds = {str(value.dtype).removeprefix("torch.") for value in tensors.values()}
+    with torch.device("meta"):
+        wanted = make().state_dict()
+    counters = {name for name, value in wanted.items() if value.dtype == torch.int64}
+    numbers = {name: value for name, value in tensors.items() if name not in counters}
+    kinds = {str(value.dtype).removeprefix("torch.") for value in numbers.values()}
     if len(kinds) != 1 or not kinds <= {*FLOATS}:
         raise FileFormatError(
             f"its tensors are {', '.join(sorted(kinds))}; a model has one of {', '.join(FLOATS)}"
         )
-    with torch.device("meta"):
-        expected = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    if any(name in tensors and tensors[name].dtype != torch.int64 for name in counters):
+        raise FileFormatError(f"{', '.join(sorted(counters))} must be integers")
+    expected = {name: tuple(value.shape) for name, value in wanted.items()}
     given = {name: tuple(value.shape) for name, value in tensors.items()}
     for name in sorted({*expected, *given}):
         if expected.get(name) != given.get(name):
@@ -258,7 +263,7 @@ def filled(make: Callable[[], M], tensors: Mapping[str, Tensor]) -> M:
                 f"the configuration asks for {name} of {expected.get(name, 'no shape')}, the file holds "
                 f"{given.get(name, 'none')}"
             )
-    module = make().to(next(iter(tensors.values())).dtype)
+    module = make().to(next(iter(numbers.values())).dtype)
     module.load_state_dict(dict(tensors))
     return module
 

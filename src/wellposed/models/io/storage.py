@@ -1,8 +1,9 @@
-"""Saving and loading models and forms: safetensors with the configuration inside, no pickle.
+"""Saving and loading models and forms: safetensors and JSON, no pickle.
 
-`save` and `load` use one file. `save_pretrained` and `from_pretrained` use a folder in the conventions of the
-Hugging Face hub: weights, configuration and a card. `reference_models` and `load_reference` are small trained
-models that come with the package, each with a card of what it is and what was measured.
+`save` writes one file with the configuration inside, or a folder in the conventions of the Hugging Face hub:
+weights, configuration and a card. `load` reads both, and downloads from the hub; `save_pretrained` and
+`from_pretrained` are the same for folders, under the hub's names. `reference_models` and `load_reference` are
+small trained models that come with the package, each with a card of what it is and what was measured.
 """
 
 import copy
@@ -38,23 +39,32 @@ from wellposed.forms.storage import (
     strict_json,
     unpack_form,
 )
-from wellposed.models.cells import Cell, ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell
+from wellposed.models.cells import (
+    ConvCell,
+    DenseCell,
+    MultiscaleCell,
+    PlainConvCell,
+    RecallCell,
+    TransformerCell,
+)
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
-from wellposed.models.io.certificates import Claim, evaluated, prove_file
+from wellposed.models.io.certificates import Claim, prove_file, with_projected_parameters
 from wellposed.models.io.files import (
     as_format_error,
     check_counts,
     checksum,
-    filled,
+    load_checked,
     pack_tensors,
     read_tensors,
     unpack_tensors,
     write_tensors,
 )
+from wellposed.models.multiscale import MultiscaleDEQ
 from wellposed.models.recurrent import ImplicitRNN
 
-FORMAT = "wellposed-1"
+FORMAT, DEQ_FORMAT = "wellposed-1", "wellposed-deq-1"
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"  # in a folder
 _OWN = (
     "input_size",
     "hidden_size",
@@ -77,82 +87,115 @@ _PARTS: dict[str, type] = {
 
 
 Model = ImplicitModel | ImplicitRNN
+Storable = ImplicitModel | ImplicitRNN | ImplicitForm | DEQ | MultiscaleDEQ
 
 
 def save(
-    model: Model | ImplicitForm,
+    model: Storable,
     path: str | os.PathLike[str],
     *,
     certificate: bool = False,
     claims: Iterable[Claim] = (),
+    card: str = "",
 ) -> None:
-    """Writes a model or a form to one safetensors file, atomically.
+    """Writes a model or a form to one safetensors file, or to a folder; atomically.
 
     A process that is killed leaves the old file or the new one, never beside the certificate of the other.
 
     Args:
-        model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`; a custom activation must be registered where
-            the file is loaded. An activation that differs from block to block is stored part by part.
-        path: the file to write.
+        model: an `ImplicitModel`, `ImplicitRNN`, `ImplicitForm`, `DEQ` or `MultiscaleDEQ`. An activation of your
+            own must be registered where the file is loaded, and a cell of your own given to `load`.
+        path: the file to write; an existing folder, or a text that ends with ``/``, for a folder as
+            `save_pretrained` writes it.
         certificate: writes the proof of well-posedness too, beside the file and with the ending .cert, for
             ``wellposed verify``. The file then holds the matrices that are evaluated, not the free parameters
-            behind them.
-        claims: what else the certificate is to say; see `write_certificate`.
+            behind them. Nothing is proven of a `DEQ`, so it has none.
+        claims: what else the certificate of a file is to say; see `write_certificate`.
+        card: of a folder, Markdown about data, training and limits.
 
     Raises:
         IllPosedError: the certificate is refused; the model is saved without one.
     """
-    if certificate and isinstance(model, Model):
-        model = evaluated(model)
-    if isinstance(model, ImplicitForm):
-        tensors, metadata = pack_form(model)
-    elif isinstance(model, Model):
-        tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-        metadata = {"format": FORMAT, "config": json.dumps(configuration(model))}
-    else:
-        raise InputError(
-            f"save takes an ImplicitModel, ImplicitRNN or ImplicitForm; received {type(model).__name__}. Of other "
-            "modules save the state_dict(): their code is not part of it"
-        )
+    if os.path.isdir(path) or os.fspath(path).endswith(("/", os.sep)):
+        if tuple(claims):
+            raise InputError("a folder has the certificate of well-posedness alone; save claims with a file")
+        return save_pretrained(model, path, card=card, certificate=certificate)
+    if card:
+        raise InputError(f"a card goes into a folder; {os.fspath(path)!r} is a file: end it with '/' for a folder")
+    certified = _certifiable(model) if certificate else None
+    tensors, kind, body = _describe(model if certified is None else certified)
+    metadata = {"format": kind, _body_name(kind): body}
     tensors, table = pack_tensors(tensors)
     if table:
         metadata["packed"] = json.dumps(table)
     metadata["sha256"] = checksum(json.dumps(metadata, sort_keys=True), tensors)
-    if not certificate:
-        with atomic_write(path) as place:
-            write_tensors(place, tensors, metadata)
-        return
+    if certified is None:
+        with atomic_write(path) as temporary:
+            write_tensors(temporary, tensors, metadata)
+        return None
     refusal: WellposedError | None = None
-    with atomic_write_with_proof(path, certificate_path(Path(path))) as (place, proof):
-        write_tensors(place, tensors, metadata)
+    with atomic_write_with_proof(path, certificate_path(Path(path))) as (temporary, proof):
+        write_tensors(temporary, tensors, metadata)
         try:
-            prove_file(model, place, proof, claims)
+            prove_file(certified, temporary, proof, claims)
         except WellposedError as error:
             refusal = error
     if refusal is not None:
         raise refusal
+    return None
 
 
-def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
-    """Reads a model or a form that `save` has written, on the CPU.
+def _certifiable(model: Storable) -> Model | ImplicitForm:
+    """Returns the model as its certificate speaks of it."""
+    if isinstance(model, DEQ | MultiscaleDEQ):
+        raise InputError(f"nothing is proven of a {type(model).__name__}; leave certificate out")
+    return with_projected_parameters(model)
+
+
+def load(path: str | os.PathLike[str], *, revision: str | None = None, cell: nn.Module | None = None) -> Storable:
+    """Reads a model or a form that `save` or `save_pretrained` has written, on the CPU.
+
+    Args:
+        path: a file, a folder, or the name ``owner/model`` of a repository of the hub, which is then downloaded
+            once by `huggingface_hub`.
+        revision: branch, tag or commit of the repository.
+        cell: a module of the same class, for a `DEQ` whose cell is not of this library; it gets the weights.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        FileFormatError: it is not such a file, or it is damaged.
+        FileNotFoundError: there is no such file or folder.
+        FileFormatError: it is not a model, or it is damaged.
+
+    Example:
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/model.safetensors"
+        >>> save(DEQ(DenseCell(3, 8)), path)
+        >>> load(path).cell.state_features
+        8
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no model file at {os.fspath(path)!r}")
+    given = Path(path)
+    if given.is_file():
+        if revision is not None:
+            raise InputError(f"revision={revision!r} is of a repository; {os.fspath(path)!r} is a file here")
+        return _load_file(given, cell)
+    named = isinstance(path, str) and _REPOSITORY.fullmatch(path) and given.suffix != ".safetensors"
+    if not given.is_dir() and (not named or given.parent.is_dir()):
+        raise FileNotFoundError(f"no model at {os.fspath(path)!r}: no file, no folder, no name 'owner/model'")
+    folder = _folder(path, revision)
+    return read_folder(folder, (WEIGHTS, CONFIG), lambda paths: _load_folder(folder, paths, cell))
+
+
+def _load_file(path: Path, cell: nn.Module | None) -> Storable:
     try:
-        tensors, metadata = read_tensors(Path(path))
+        tensors, metadata = read_tensors(path)
     except FileFormatError as error:
         raise FileFormatError(f"{os.fspath(path)!r} cannot be read: {error}") from error
-    if metadata.get("format") not in (FORMAT, FORM_FORMAT):
+    if metadata.get("format") not in (FORMAT, FORM_FORMAT, DEQ_FORMAT):
         raise FileFormatError(
             f"{os.fspath(path)!r} was not written by wellposed.save: its format is {metadata.get('format')!r}, "
-            f"expected {FORMAT!r} or {FORM_FORMAT!r}"
+            f"expected {FORMAT!r}, {FORM_FORMAT!r} or {DEQ_FORMAT!r}"
         )
     sealed = metadata.pop("sha256", None)  # older files have none
-    body = "form" if metadata["format"] == FORM_FORMAT else "config"
+    body = _body_name(metadata["format"])
     if metadata.keys() - {"packed"} != {"format", body}:
         raise FileFormatError(
             f"{os.fspath(path)!r} describes itself by {sorted(metadata)}, expected 'format' and {body!r}"
@@ -165,9 +208,37 @@ def load(path: str | os.PathLike[str]) -> Model | ImplicitForm:
                 tensors = unpack_tensors(tensors, strict_json(metadata["packed"], "its table of packed tensors"))
             if metadata["format"] == FORM_FORMAT:
                 return unpack_form(metadata, tensors)
-            return build(strict_json(metadata["config"], "its configuration"), tensors)
+            return _build(metadata["format"], strict_json(metadata["config"], "its configuration"), tensors, cell)
     except FileFormatError as error:
         raise FileFormatError(f"{os.fspath(path)!r} is damaged: {error}") from error
+
+
+def _body_name(kind: str) -> str:
+    """Returns the entry that describes a model of that format."""
+    return "form" if kind == FORM_FORMAT else "config"
+
+
+def _describe(model: Storable) -> tuple[dict[str, Tensor], str, str]:
+    """Returns the tensors of a model, its format and its description in JSON."""
+    if isinstance(model, ImplicitForm):
+        tensors, metadata = pack_form(model)
+        return tensors, FORM_FORMAT, metadata["form"]
+    if isinstance(model, DEQ | MultiscaleDEQ):
+        kind, config = DEQ_FORMAT, _deq_configuration(model)
+    elif isinstance(model, Model):
+        kind, config = FORMAT, configuration(model)
+    else:
+        raise InputError(
+            "an ImplicitModel, ImplicitRNN, ImplicitForm, DEQ or MultiscaleDEQ can be saved; received "
+            f"{type(model).__name__}. Of other modules save the state_dict(): their code is not part of it"
+        )
+    tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+    return tensors, kind, json.dumps(config)
+
+
+def _build(kind: str, config: dict[str, Any], tensors: dict[str, Tensor], cell: nn.Module | None) -> Storable:
+    check_counts(config, tensors)
+    return build(config, tensors) if kind == FORMAT else _build_deq(config, tensors, cell)
 
 
 def configuration(model: Model) -> dict[str, Any]:
@@ -202,10 +273,10 @@ def _options(model: ImplicitModel) -> dict[str, Any]:
 
 def _named(activation: Activation) -> str | dict[str, list[Any]]:
     """Writes an activation as its name, or as the names and sizes of its parts."""
-    parts = parts_of(activation)
-    if parts is None:
+    pieces = parts_of(activation)
+    if pieces is None:
         return registered_name(activation)
-    return {"parts": [registered_name(part) for part, _ in parts], "sizes": [size for _, size in parts]}
+    return {"parts": [registered_name(piece) for piece, _ in pieces], "sizes": [size for _, size in pieces]}
 
 
 def _activation(named: Any, states: int) -> Activation:
@@ -217,11 +288,11 @@ def _activation(named: Any, states: int) -> Activation:
     whole = isinstance(names, list) and isinstance(sizes, list) and bool(sizes) and all(map(_positive, sizes))
     if not whole or len(names) != len(sizes) or sum(sizes) != states:
         raise FileFormatError(f"the activations {names!r} of the sizes {sizes!r} do not make up {states!r} states")
-    parts = [stored_activation(name) for name in names]
-    for part, size in zip(parts, sizes, strict=True):
-        if part.block and size % part.block:
-            raise FileFormatError(f"{part.name} does not act on {size} states")
-    return piecewise(parts, sizes)
+    pieces = [stored_activation(name) for name in names]
+    for piece, size in zip(pieces, sizes, strict=True):
+        if piece.block and size % piece.block:
+            raise FileFormatError(f"{piece.name} does not act on {size} states")
+    return piecewise(pieces, sizes)
 
 
 def _positive(value: Any) -> bool:
@@ -266,7 +337,7 @@ _OWN_ENTRIES: dict[str, Callable[[Any], bool]] = {  # of `configuration`, for a 
 
 
 def _checked(config: Any, entries: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
-    """Refuses a configuration that leaves something open, or says what has no meaning."""
+    """Refuses a configuration with missing, unknown or invalid entries."""
     if not isinstance(config, dict) or config.keys() != entries.keys():
         given = sorted(config) if isinstance(config, dict) else repr(config)
         raise FileFormatError(f"a configuration has the entries {sorted(entries)}; received {given}")
@@ -302,13 +373,12 @@ def build(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Model:
     recurrent = "kind" in config
     if recurrent and config.pop("kind") != "ImplicitRNN":
         raise FileFormatError("the kind of a model is 'ImplicitRNN', or is not written for an ImplicitModel")
-    check_counts(config, tensors)
     empty: Callable[[dict[str, Any]], Model] = _empty_recurrent if recurrent else _empty
-    return filled(lambda: empty(copy.deepcopy(config)), tensors)
+    return load_checked(lambda: empty(copy.deepcopy(config)), tensors)
 
 
 def _empty(config: dict[str, Any]) -> ImplicitModel:
-    """Builds a model of the right kind, with other values."""
+    """Builds a model of the right shape, with arbitrary values."""
     triangle = _checked(config, _ENTRIES).pop("triangle")
     if (config["condition"] == "triangular") != (triangle is not None):
         raise FileFormatError(f"the condition is {config['condition']!r}, and the triangle {triangle!r}")
@@ -347,17 +417,16 @@ def _empty_recurrent(config: dict[str, Any]) -> ImplicitRNN:
     return model
 
 
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-DEQ_FORMAT = "wellposed-deq-1"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-_CELLS: dict[str, type[Cell]] = {
-    cell.__name__: cell for cell in (ConvCell, DenseCell, PlainConvCell, RecallCell, TransformerCell)
+_CELLS: dict[str, Any] = {
+    cell.__name__: cell
+    for cell in (ConvCell, DenseCell, MultiscaleCell, PlainConvCell, RecallCell, TransformerCell)
 }
-Shared = ImplicitModel | ImplicitRNN | ImplicitForm | DEQ
+_SOLVE_OPTIONS = ("solver", "stop", "max_steps", "gradient", "on_failure", "executor")
 
 
 def save_pretrained(
-    model: Shared, folder: str | os.PathLike[str], *, card: str = "", certificate: bool = False
+    model: Storable, folder: str | os.PathLike[str], *, card: str = "", certificate: bool = False
 ) -> None:
     """Writes ``model.safetensors``, ``config.json`` and the model card ``README.md``.
 
@@ -365,10 +434,10 @@ def save_pretrained(
     process that is killed leaves a folder of which `from_pretrained` reads the old model or the new one.
 
     Args:
-        model: an `ImplicitModel`, `ImplicitRNN` or `ImplicitForm`, or a `DEQ` with a cell of this library.
+        model: as in `save`.
         folder: made if it is not there; files of these names in it are replaced, and ``model.cert`` is deleted.
         card: Markdown about data, training and limits, put into the card.
-        certificate: writes ``model.cert`` too, as `save` does; not for a `DEQ`, of which nothing is proven.
+        certificate: writes ``model.cert`` too, as `save` does.
 
     Example:
         >>> import tempfile
@@ -382,13 +451,12 @@ def save_pretrained(
     _write_folder(model, Path(folder), card, certificate, {})
 
 
-def _write_folder(model: Shared, folder: Path, card: str, certificate: bool, texts: dict[str, str]) -> None:
+def _write_folder(model: Storable, folder: Path, card: str, certificate: bool, texts: dict[str, str]) -> None:
     """Writes a folder with further texts by their names, all at once."""
-    if certificate:
-        if isinstance(model, DEQ):
-            raise InputError("nothing is proven of a DEQ, so it has no certificate; leave certificate out")
-        model = evaluated(model)
-    tensors, config = _described(model)
+    certified = _certifiable(model) if certificate else None
+    tensors, kind, body = _describe(model if certified is None else certified)
+    config: dict[str, Any] = {"library_name": "wellposed", "architectures": [type(model).__name__]}
+    config |= {"format": kind, _body_name(kind): json.loads(body)}
     tensors, table = pack_tensors(tensors)
     if table:
         config["packed"] = table
@@ -396,48 +464,41 @@ def _write_folder(model: Shared, folder: Path, card: str, certificate: bool, tex
     written = {CONFIG: json.dumps(config, indent=2) + "\n", CARD: _card(model, config, card), **texts}
     refusal: WellposedError | None = None
     proof = certificate_path(Path(WEIGHTS))
-    with atomic_write_folder(folder, stale=[proof.name]) as place:
-        write_tensors(place / WEIGHTS, tensors, {"format": "pt"})
+    with atomic_write_folder(folder, stale=[proof.name]) as temporary:
+        write_tensors(temporary / WEIGHTS, tensors, {"format": "pt"})
         for name, text in written.items():
-            (place / name).write_text(text, encoding="utf-8")
-        if certificate and not isinstance(model, DEQ):
+            (temporary / name).write_text(text, encoding="utf-8")
+        if certified is not None:
             try:
-                prove_file(model, place / WEIGHTS, place / proof, config=True)
+                prove_file(certified, temporary / WEIGHTS, temporary / proof, config=True)
             except WellposedError as error:
                 refusal = error
     if refusal is not None:
         raise refusal
 
 
-def from_pretrained(source: str | os.PathLike[str], *, revision: str | None = None) -> Shared:
-    """Reads what `save_pretrained` has written, on the CPU.
-
-    Args:
-        source: a folder, or the name ``owner/model`` of a repository of the hub, which is then downloaded once by
-            `huggingface_hub`.
-        revision: branch, tag or commit of the repository.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or a file is missing in it.
-        FileFormatError: weights and configuration do not make up a model.
-    """
-    folder = _folder(source, revision)
-    return read_folder(folder, (WEIGHTS, CONFIG), lambda places: _read_folder(folder, places))
+def from_pretrained(
+    source: str | os.PathLike[str], *, revision: str | None = None, cell: nn.Module | None = None
+) -> Storable:
+    """Reads a folder or a repository of the hub, as `load` does."""
+    if Path(source).is_file():
+        raise FileNotFoundError(f"no folder at {os.fspath(source)!r}; wellposed.load reads files")
+    return load(source, revision=revision, cell=cell)
 
 
-def _read_folder(folder: Path, places: dict[str, Path]) -> Shared:
-    for name, place in places.items():
-        if not place.is_file():
+def _load_folder(folder: Path, paths: dict[str, Path], cell: nn.Module | None) -> Storable:
+    for name, path in paths.items():
+        if not path.is_file():
             raise FileNotFoundError(f"no {name} in {os.fspath(folder)!r}; save_pretrained writes such folders")
     where = f"{CONFIG} and {WEIGHTS} in {os.fspath(folder)!r} make no model"
     try:
         with as_format_error("the configuration makes no sense"):
-            tensors, metadata = read_tensors(places[WEIGHTS])
+            tensors, metadata = read_tensors(paths[WEIGHTS])
             if metadata not in ({}, {"format": "pt"}):
                 raise FileFormatError(
                     f"{WEIGHTS} describes itself too, by {sorted(metadata)}; wellposed.load reads that file alone"
                 )
-            config = strict_json(places[CONFIG].read_bytes(), CONFIG)
+            config = strict_json(paths[CONFIG].read_bytes(), CONFIG)
             if "sha256" in config and config["sha256"] != _seal(config, tensors):  # older folders have none
                 raise FileFormatError(
                     "their checksum does not match: one is damaged, or of another model. Get both once more; if "
@@ -445,88 +506,84 @@ def _read_folder(folder: Path, places: dict[str, Path]) -> Shared:
                 )
             if "packed" in config:
                 tensors = unpack_tensors(tensors, config.pop("packed"))
-            check_counts(config, tensors)
-            return _built(tensors, config)
+            return _build_described(config, tensors, cell)
     except FileFormatError as error:
         raise FileFormatError(f"{where}: {error}") from error
 
 
-def _folder(source: str | os.PathLike[str], revision: str | None) -> Path:
-    """Finds the folder, if need be by a download."""
-    if Path(source).is_dir():
+def _folder(path: str | os.PathLike[str], revision: str | None) -> Path:
+    """Returns the folder, if need be after a download."""
+    if Path(path).is_dir():
         if revision is not None:
-            raise InputError(f"revision={revision!r} is of a repository; {os.fspath(source)!r} is a folder here")
-        return Path(source)
-    if not isinstance(source, str) or not _REPOSITORY.fullmatch(source):
-        raise FileNotFoundError(f"no folder at {os.fspath(source)!r}; a repository is named 'owner/model'")
+            raise InputError(f"revision={revision!r} is of a repository; {os.fspath(path)!r} is a folder here")
+        return Path(path)
     hub = require("huggingface_hub", extra="share")
-    wanted = [place for name in (WEIGHTS, CONFIG, CARD) for place in (name, f"{NEW}/{name}")]
-    return Path(hub.snapshot_download(source, revision=revision, allow_patterns=wanted))
+    wanted = [name for file in (WEIGHTS, CONFIG, CARD) for name in (file, f"{NEW}/{file}")]
+    return Path(hub.snapshot_download(path, revision=revision, allow_patterns=wanted))
 
 
 def _seal(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """Returns a checksum of the weights and of what decides their meaning; they are two files."""
-    said = {name: config.get(name) for name in ("format", "config", "form")}
-    said |= {"packed": config["packed"]} if "packed" in config else {}
-    return checksum(json.dumps(said, sort_keys=True), tensors)
+    """Returns a checksum over weights and configuration, which are two files."""
+    sealed = {name: config.get(name) for name in ("format", "config", "form")}
+    sealed |= {"packed": config["packed"]} if "packed" in config else {}
+    return checksum(json.dumps(sealed, sort_keys=True), tensors)
 
 
-def _described(model: Shared) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    config: dict[str, Any] = {"library_name": "wellposed", "architectures": [type(model).__name__]}
-    if isinstance(model, ImplicitForm):
-        tensors, metadata = pack_form(model)
-        return tensors, {**config, "format": FORM_FORMAT, "form": json.loads(metadata["form"])}
-    if isinstance(model, DEQ):
-        config |= {"format": DEQ_FORMAT, "config": _deq_configuration(model)}
-    elif isinstance(model, ImplicitModel | ImplicitRNN):
-        config |= {"format": FORMAT, "config": configuration(model)}
-    else:
-        raise InputError(
-            "save_pretrained takes an ImplicitModel, ImplicitRNN, ImplicitForm or DEQ; received "
-            f"{type(model).__name__}"
-        )
-    return {name: value.detach().contiguous() for name, value in model.state_dict().items()}, config
-
-
-def _built(tensors: dict[str, Tensor], config: dict[str, Any]) -> Shared:
+def _build_described(config: dict[str, Any], tensors: dict[str, Tensor], cell: nn.Module | None) -> Storable:
     kind = config["format"]
     if kind not in (FORM_FORMAT, FORMAT, DEQ_FORMAT):
         raise FileFormatError(
             f"the format {kind!r} is not known; known are {FORMAT}, {FORM_FORMAT} and {DEQ_FORMAT}"
         )
-    body = "form" if kind == FORM_FORMAT else "config"
+    body = _body_name(kind)
     if unknown := sorted(config.keys() - {"library_name", "architectures", "format", body, "sha256"}):
         raise FileFormatError(f"the entry {unknown[0]!r} of the configuration means nothing")
-    found: Shared
+    model: Storable
     if kind == FORM_FORMAT:
-        found = unpack_form({"form": json.dumps(config["form"])}, tensors)
-    elif kind == FORMAT:
-        found = build(config["config"], tensors)
+        model = unpack_form({"form": json.dumps(config["form"])}, tensors)
     else:
-        found = _build_deq(config["config"], tensors)
-    named = {"library_name": "wellposed", "architectures": [type(found).__name__]}
+        model = _build(kind, config["config"], tensors, cell)
+    named = {"library_name": "wellposed", "architectures": [type(model).__name__]}
     for name, expected in named.items():
         if config.get(name, expected) != expected:
             raise FileFormatError(f"{name} is {config[name]!r}, expected {expected!r}")
-    return found
+    return model
 
 
-def _deq_configuration(model: DEQ) -> dict[str, Any]:
-    if type(model.cell).__name__ not in _CELLS or not isinstance(model.cell, Cell):
-        raise InputError(
-            f"a DEQ can be shared with a cell of this library ({', '.join(sorted(_CELLS))}); its cell is a "
-            f"{type(model.cell).__name__}, whose code would not be part of the folder"
-        )
-    if any(parametrize.is_parametrized(layer) for layer in model.modules()):
-        raise InputError("weights under a norm cannot be shared as such; call wellposed.models.remove_norms first")
-    parts = {
-        name: encode(getattr(model, name)) for name in ("solver", "stop", "max_steps", "gradient", "on_failure")
-    }
-    shape = model.state_shape
+def _deq_configuration(model: DEQ | MultiscaleDEQ) -> dict[str, Any]:
+    deq = model.deq if isinstance(model, MultiscaleDEQ) else model
+    if deq.noise is not None:
+        raise InputError("noise is not part of a file; set the attribute noise to None and save again")
+    options = {name: encode(getattr(deq, name)) for name in _SOLVE_OPTIONS}
+    if isinstance(model, MultiscaleDEQ):
+        return {"kind": "MultiscaleDEQ", **_multiscale_options(model), **options}
+    name = type(deq.cell).__name__
+    if type(deq.cell) is not _CELLS.get(name):
+        return {"cell": {"type": name, "own": True}, "state_shape": deq.state_shape, **options}
+    if any(parametrize.is_parametrized(layer) for layer in deq.modules()):
+        raise InputError("weights under a norm cannot be saved as such; call wellposed.models.remove_norms first")
     return {
-        "cell": {"type": type(model.cell).__name__, **_cell_options(model.cell)},
-        "state_shape": shape,
-        **parts,
+        "cell": {"type": name, **_cell_options(deq.cell)},
+        "state_shape": deq.state_shape,
+        **options,
+    }
+
+
+def _multiscale_options(model: MultiscaleDEQ) -> dict[str, Any]:
+    """Returns the arguments that make a model of the same kind."""
+    cell: Any = model.deq.cell
+    convolutions: list[Any] = [stage[0] for stage in model.stem]  # type: ignore[index]
+    return {
+        "in_channels": model.in_channels,
+        "classes": model.classes,
+        "channels": list(cell.channels),
+        "head_channels": [stage[0].out_channels for stage in model.head.increase],  # type: ignore[index]
+        "final_channels": model.classifier.in_features,
+        "kernel_size": convolutions[0].kernel_size[0],
+        "groups": cell.groups,
+        "weight_norm": any(parametrize.is_parametrized(layer) for layer in cell.modules()),
+        "dropout": cell.blocks[0].dropout.p,
+        "stem_downsample": len(convolutions) if convolutions[0].stride[0] > 1 else 0,
     }
 
 
@@ -551,6 +608,9 @@ def _cell_options(cell: nn.Module) -> dict[str, Any]:
         options["depth"] = len(cell.layers)
     if isinstance(cell, PlainConvCell | RecallCell):
         options["kernel_size"] = cell.state.kernel_size[0]
+    if isinstance(cell, MultiscaleCell):
+        block: Any = cell.blocks[0]
+        options |= {"kernel_size": block.first.kernel_size[0], "dropout": block.dropout.p}
     if isinstance(cell, ConvCell):
         options |= {"kernel_size": cell.input.kernel_size[0], "dropout": cell.block.dropout.p}
     if isinstance(cell, TransformerCell):
@@ -558,36 +618,56 @@ def _cell_options(cell: nn.Module) -> dict[str, Any]:
     return options
 
 
-def _build_deq(config: dict[str, Any], tensors: dict[str, Tensor]) -> DEQ:
-    cell = dict(config.pop("cell"))
-    name = cell.pop("type")
+def _build_deq(config: dict[str, Any], tensors: dict[str, Tensor], cell: nn.Module | None) -> DEQ | MultiscaleDEQ:
+    options = {name: decode(value) for name, value in config.items() if name not in ("kind", "cell")}
+    if "kind" in config:
+        if config["kind"] != "MultiscaleDEQ":
+            raise unknown_name("kind of model", str(config["kind"]), ["MultiscaleDEQ"])
+        return load_checked(lambda: MultiscaleDEQ(**options), tensors)
+    described = dict(config["cell"])
+    name = described.pop("type")
+    if described.pop("own", False):
+        return _fill_own_cell(name, cell, options, tensors)
     if name not in _CELLS:
         raise unknown_name("cell", name, _CELLS)
-    return filled(
-        lambda: DEQ(_CELLS[name](**cell), **{key: decode(value) for key, value in config.items()}), tensors
-    )
+    return load_checked(lambda: DEQ(_CELLS[name](**described), **options), tensors)
 
 
-def _card(model: Shared, config: dict[str, Any], text: str) -> str:
+def _fill_own_cell(name: str, cell: nn.Module | None, options: dict[str, Any], tensors: dict[str, Tensor]) -> DEQ:
+    """Loads the weights of a cell whose code the caller has."""
+    if cell is None or type(cell).__name__ != name:
+        received = "" if cell is None else f"; received a {type(cell).__name__}"
+        raise FileFormatError(
+            f"it is a DEQ with a cell of the class {name}, whose code is not part of the file: make one and call "
+            f"load(..., cell={name}(...)){received}"
+        )
+    if not tensors:
+        return DEQ(cell, **options)
+    return load_checked(lambda: DEQ(cell, **options), tensors)
+
+
+def _card(model: Storable, config: dict[str, Any], text: str) -> str:
     """Writes the model card; its head is what the hub reads."""
     kind = config["architectures"][0]
     facts = [f"- kind: `{kind}`", *_facts(model)]
     lines = ["---", "library_name: wellposed", "tags:", "- implicit-deep-learning", "- pytorch", "---", ""]
     lines += [f"# {kind}", "", *([text.strip(), ""] if text.strip() else []), *facts, "", "```python"]
-    lines += ["import wellposed as wp", "", 'model = wp.from_pretrained("FOLDER OR owner/model")', "```", ""]
+    lines += ["import wellposed as wp", "", 'model = wp.load("FOLDER OR owner/model")', "```", ""]
     return "\n".join(lines)
 
 
-def _facts(model: Shared) -> list[str]:
+def _facts(model: Storable) -> list[str]:
     if isinstance(model, ImplicitForm):
         states, inputs, outputs = model.sizes
         return [f"- {inputs} inputs, {states} states, {outputs} outputs"]
-    found = [f"- {sum(value.numel() for value in model.parameters()):,} parameters"]
+    size = f"- {sum(value.numel() for value in model.parameters()):,} parameters"
+    if isinstance(model, MultiscaleDEQ):
+        return [size]
     if isinstance(model, DEQ):
-        return [*found, f"- cell: `{type(model.cell).__name__}`"]
+        return [size, f"- cell: `{type(model.cell).__name__}`"]
     cells = [model] if isinstance(model, ImplicitModel) else [model.cell(k) for k in range(len(model.cells))]
     certificates: list[Certificate] = [cell.certificate() for cell in cells]
-    return [*found, *(f"- well-posedness: {certificate}" for certificate in certificates)]
+    return [size, *(f"- well-posedness: {certificate}" for certificate in certificates)]
 
 
 FACTS = "card.json"  # beside the files of save_pretrained
@@ -643,10 +723,10 @@ def reference_models() -> dict[str, ReferenceModel]:
         >>> sorted(reference_models())
         ['addition', 'digits', 'digits-convolutional', 'digits-robust', 'digits-sparse', 'rolling-argmax']
     """
-    return {place.parent.name: _read(place) for place in sorted(HOME.glob(f"*/{FACTS}"))}
+    return {card_file.parent.name: _read(card_file) for card_file in sorted(HOME.glob(f"*/{FACTS}"))}
 
 
-def load_reference(name: str) -> Shared:
+def load_reference(name: str) -> Storable:
     """Loads a trained model that comes with the package, on the CPU; `reference_models` lists them.
 
     Example:
@@ -659,13 +739,13 @@ def load_reference(name: str) -> Shared:
     return from_pretrained(HOME / name)
 
 
-def store_reference(model: Shared, card: ReferenceModel, home: Path = HOME) -> Path:
+def store_reference(model: Storable, card: ReferenceModel, home: Path = HOME) -> Path:
     """Writes a model and its card as `load_reference` reads them; returns their folder."""
     folder = home / card.name
     _write_folder(model, folder, card.text(), False, {FACTS: json.dumps(asdict(card), indent=2) + "\n"})
     return folder
 
 
-def _read(place: Path) -> ReferenceModel:
-    facts: dict[str, Any] = json.loads(place.read_text())
+def _read(card_file: Path) -> ReferenceModel:
+    facts: dict[str, Any] = json.loads(card_file.read_text())
     return ReferenceModel(**facts)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import InputError
+from wellposed.errors import InputError, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.query import check_target
 from wellposed.robust.sets import Ball, Box, SparseBox, Uncertainty, finite_batch, radii
@@ -156,7 +156,7 @@ class Loss:
 
     def __init__(self, name: str) -> None:
         if name not in ("margin", "cross_entropy"):
-            raise InputError(f"an attack raises 'margin' or 'cross_entropy'; received {name!r}")
+            raise unknown_name("loss of an attack", name, ("margin", "cross_entropy"))
         self.name = name
 
     def __call__(self, outputs: Tensor, target: Tensor) -> Tensor:

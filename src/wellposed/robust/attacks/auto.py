@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellposed.errors import InputError, require
+from wellposed.errors import InputError, require, unknown_name
 from wellposed.robust.attacks.attack import Attack, Model, Threat, Victim, under_attack
 
 NORMS = {"inf": "Linf", "2": "L2"}
@@ -97,12 +97,13 @@ class Frame(nn.Module):
 
 
 def _check(version: str, attacks: Sequence[str] | None, steps: int, square_queries: int) -> None:
-    unknown = sorted(set(attacks or ()) - set(ATTACKS))
-    if version not in VERSIONS or unknown or (attacks is not None and not attacks):
-        raise InputError(
-            f"version is one of {', '.join(VERSIONS)} and attacks some of {', '.join(ATTACKS)}; received "
-            f"{version!r} and {attacks}"
-        )
+    if version not in VERSIONS:
+        raise unknown_name("version", version, VERSIONS)
+    for name in attacks or ():
+        if name not in ATTACKS:
+            raise unknown_name("attack", name, ATTACKS)
+    if attacks is not None and not attacks:
+        raise InputError(f"attacks are some of {', '.join(ATTACKS)}; received none")
     if steps < 1 or square_queries < 1:
         raise InputError(f"steps and square_queries are at least 1; received {steps} and {square_queries}")
 

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from wellposed.errors import InputError
+from wellposed.errors import InputError, positive_integer, unknown_name
 from wellposed.robust.attacks.attack import Attack, Loss, Model, Threat, Victim, under_attack
 from wellposed.robust.query import check_target
 from wellposed.robust.sensitivity import sensitivity
@@ -56,11 +56,11 @@ def ranked_attack(
         >>> found.inputs, bool(found.success)
         (tensor([[0.0000, 0.5000]]), True)
     """
-    if ranking not in RANKINGS or values not in VALUES or draws < 1:
-        raise InputError(
-            f"ranking is one of {', '.join(RANKINGS)}, values one of {', '.join(VALUES)}, draws at least 1; "
-            f"received {ranking!r}, {values!r}, {draws}"
-        )
+    if ranking not in RANKINGS:
+        raise unknown_name("ranking", ranking, RANKINGS)
+    if values not in VALUES:
+        raise unknown_name("values", values, VALUES)
+    draws = positive_integer("draws", draws)
     threat = Threat(u, epsilon, "inf", lower, upper, entries(count, u))
     generator = torch.Generator(u.device).manual_seed(seed)
     with under_attack(model, u, target) as victim:
