@@ -18,6 +18,8 @@ from wellposed_lab.engine.claims import (
 from wellposed_lab.engine.judge import DECIDED, JUDGEMENTS, tally, verdicts
 from wellposed_lab.engine.store import Record, Store, Value
 
+from wellposed.errors import InputError
+
 OURS = Measure("test_mse", "implicit", "identity", at=30, size="001")
 RIVAL = replace(OURS, model="mlp")
 CLOSE = (0.98, 0.99, 1.0, 1.01, 1.02)  # five seeds around one
@@ -481,3 +483,25 @@ def test_every_reading_is_judged_and_a_claim_that_depends_on_it_is_undecided():
     assert found.verdict == "reproduced" and len(found.readings) == 2
     (found,) = verdicts(records, [both])
     assert found.verdict == "reproduced" and found.readings[1][1].verdict == "not judged"
+
+
+def test_one_claim_in_two_wordings_is_refused(tmp_path, monkeypatch):
+    entry = """
+[[claim]]
+where = ["00{paper} Table 1"]
+says = "{says}"
+value = 196
+suite = "parameters"
+rule = "number"
+measure = {{ metric = "parameters", model = "implicit", task = "identity" }}
+"""
+    path = tmp_path / "claims.toml"
+    head = '[metrics]\nparameters = "how many"\n[tasks]\nidentity = "the identity"\n'
+    texts = (
+        entry.format(paper=0, says="It has 196 weights."),
+        entry.format(paper=1, says="There are 196 of them."),
+    )
+    path.write_text(head + "".join(texts))
+    monkeypatch.setattr("wellposed_lab.engine.claims.claim_files", lambda: [path])
+    with pytest.raises(InputError, match="one entry with all its places"):
+        load_claims.__wrapped__()
