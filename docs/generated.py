@@ -1,7 +1,8 @@
 """Directives whose content is made when the pages are built: from records, commands and trained models.
 
-`{paper} 001` writes what the records say of a paper, `{papers}` compares the five, `{commands}` writes the help of
-the command line, and `{reference-models}` the cards of the models that come with the package.
+`{paper} 001` writes what the records say of a paper, `{papers}` compares the five, `{result-figure} identity 0`
+draws a figure of a suite, `{commands}` writes the help of the command line, and `{reference-models}` the cards of
+the models that come with the package.
 """
 
 from functools import lru_cache
@@ -13,9 +14,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from wellposed_lab.engine.claims import PAPERS, claim_files
+from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.judge import JUDGEMENTS, verdicts
 from wellposed_lab.engine.store import Record
-from wellposed_lab.report.paper import Album, chapters, committed_records, summary
+from wellposed_lab.report.paper import Album, chapters, committed_records, drawn_figure, summary
 from wellposed_lab.report.tables import badge, bar, count_cells
 
 from wellposed.cli import cli
@@ -78,11 +80,28 @@ class Papers(Generated):
         heads = [element("th", "paper"), *(element("th", badge(name)) for name in JUDGEMENTS)]
         rows = []
         for paper, title in PAPERS.items():
-            own = [verdict for verdict in found if paper in verdict.claim.papers]
+            own = [one for one in found if paper in one.claim.papers and not one.claim.own]
             name = element("td", element("a", f"{paper} {title}", href=f"papers/{paper}.html"), bar(own))
             rows.append(element("tr", name, count_cells(own)))
         table = element("table", element("thead", element("tr", heads)), element("tbody", rows), class_="docutils")
         return [self.raw(element("div", table, class_="table-wrapper claims-counts"))]
+
+
+class ResultFigure(Generated):
+    """A figure of a suite, by its place among them."""
+
+    required_arguments = 2
+
+    def run(self) -> list[nodes.Node]:
+        """Draws the figure from the committed records."""
+        self.rest_on([*sorted(RESULTS.glob("*.jsonl"))])
+        suite, index = get_suite(self.arguments[0]), int(self.arguments[1])
+        up = "../" * self.env.docname.count("/")
+        album = Album(Path(self.env.app.outdir) / PICTURES, f"{up}{PICTURES}")
+        drawn = drawn_figure(suite, suite.figures[index], records(), album)
+        if drawn is None:
+            raise self.error(f"the records of {suite.name} have nothing to draw in figure {index}")
+        return [self.raw(element("div", drawn, class_="claims-pictures"))]
 
 
 class Commands(Generated):
@@ -138,5 +157,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     for name, directive in (("paper", Paper), ("papers", Papers), ("commands", Commands)):
         app.add_directive(name, directive)
     app.add_directive("reference-models", References)
+    app.add_directive("result-figure", ResultFigure)
     app.connect("builder-inited", forget_old_pictures)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

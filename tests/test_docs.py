@@ -73,7 +73,7 @@ LAB_NAMES = {
     "engine.claims": ("load_claims",),
     "engine.experiment": ("all_suites", "get_suite"),
     "engine.judge": ("verdicts",),
-    "engine.runner": ("carry_out",),
+    "engine.runner": ("run_suite",),
     "experiments.sparsify.texts": ("Texts", "Vocabulary", "load_newsgroups"),
     "networks.mlp": ("MLP_ACTIVATIONS", "parameter_count"),
     "networks.published": ("PUBLISHED", "build", "parameter_table"),

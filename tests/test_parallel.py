@@ -13,7 +13,7 @@ import pytest
 import torch
 from wellposed_lab.engine.experiment import Suite
 from wellposed_lab.engine.run import Context, Run, grouped
-from wellposed_lab.engine.runner import Order, _apart, carry_out
+from wellposed_lab.engine.runner import Order, _apart, run_suite
 from wellposed_lab.engine.store import Result, Store, Value
 
 from wellposed.convex import RowFit, fit_states, record_states
@@ -65,7 +65,7 @@ class NotedRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return "draw", "a number", None
 
-    def carry_out(self, runs: Sequence["NotedRun"], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence["NotedRun"], context: Context) -> list[Result]:
         time.sleep(0.05)
         note(Path(self.folder), self.seed, 4, self.deadly)
         draw = float(torch.rand((), generator=torch.Generator().manual_seed(self.seed)))
@@ -167,9 +167,9 @@ def test_rows_by_dask_with_a_killed_worker(dask_client, tmp_path):
 
 
 def test_runs_by_dask_with_a_killed_worker(dask_client, tmp_path):
-    carry_out(suite(tmp_path / "here"), Order("noted", "tiny"), tmp_path / "alone")
+    run_suite(suite(tmp_path / "here"), Order("noted", "tiny"), tmp_path / "alone")
     before = processes(dask_client)
-    state = carry_out(
+    state = run_suite(
         suite(tmp_path / "notes", deadly=True), Order("noted", "tiny"), tmp_path / "out", backend="dask"
     )
     assert (tmp_path / "notes" / "death").exists()
@@ -189,7 +189,7 @@ def test_a_whole_fit_by_dask(dask_client):
 
 def test_work_that_comes_again_from_a_lost_worker_is_not_done_twice(tmp_path):
     runs = suite(tmp_path / "notes")
-    carry_out(runs, Order("noted", "tiny"), tmp_path / "out")
+    run_suite(runs, Order("noted", "tiny"), tmp_path / "out")
     group, context, store = grouped(runs.runs("tiny", None))[0], Context(tmp_path / "out"), Store(tmp_path / "out")
     before = store.path.read_bytes()
     assert "finished before" in _apart(None, group, context, store, os.getpid())
@@ -213,13 +213,13 @@ def test_rows_by_ray_and_only_the_missing_ones_after_a_killed_actor(ray_cluster,
 
 @pytest.mark.slow
 def test_runs_by_ray_and_only_the_missing_ones_after_a_killed_actor(ray_cluster, tmp_path):
-    carry_out(suite(tmp_path / "here"), Order("noted", "tiny"), tmp_path / "alone")
+    run_suite(suite(tmp_path / "here"), Order("noted", "tiny"), tmp_path / "alone")
     order, out, folder = Order("noted", "tiny"), tmp_path / "out", tmp_path / "notes"
     with pytest.raises(WorkerLostError, match="ray"):
-        carry_out(suite(folder, deadly=True), order, out, jobs=2, backend="ray")
+        run_suite(suite(folder, deadly=True), order, out, jobs=2, backend="ray")
     kept, done = numbers(out), len(notes(folder))
     assert 0 < len(kept) < 12
-    carry_out(suite(folder), order, out, jobs=2, backend="ray")
+    run_suite(suite(folder), order, out, jobs=2, backend="ray")
     assert len(notes(folder)) - done == 12 - len(kept)
     assert numbers(out) == numbers(tmp_path / "alone")
 

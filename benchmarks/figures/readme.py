@@ -1,4 +1,4 @@
-"""README.md from its template beside this file, its two charts, and the tables of docs/speed.md, from records.
+"""README.md from its template beside this file, its two charts, and tables of the documentation, from records.
 
 A place «name» of the template is filled with a number of a record: the demo's (results/package/demo.json, a copy
 of what `wellposed demo` writes), the benchmarks', or the verdicts on the lab's records; «output» is what the first
@@ -8,18 +8,18 @@ Run: make readme = python -m benchmarks.figures.readme
 """
 
 import contextlib
+import functools
 import io
 import json
 import os
 import re
 import tempfile
-from collections import Counter
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from wellposed_lab.engine.experiment import all_suites
-from wellposed_lab.engine.judge import verdicts
+from wellposed_lab.engine.judge import JUDGEMENTS, Verdict, tally, verdicts
 from wellposed_lab.report.paper import committed_records
 
 from benchmarks.harness import markdown
@@ -117,18 +117,31 @@ def speed_numbers(speed: dict[str, Any]) -> dict[str, str]:
 
 
 def lab_numbers() -> dict[str, str]:
-    """Counts the suites, the published claims and the verdicts on them."""
-    found = Counter(one.verdict for one in verdicts(tuple(committed_records(ROOT / "lab" / "results"))))
-    counts = {
-        "suites": len(list(all_suites())),
-        "all_claims": found.total(),
-        "judged": found.total() - found["not run"],
-        "reproduced": found["reproduced"],
-        "better": found["better"],
-        "worse": found["worse"],
-        "failing": found["claim does not hold"],
-    }
+    """Counts the suites, the distinct published claims and the verdicts on them."""
+    published = [one for one in judged() if not one.claim.own]
+    counts = {name.replace(" ", "_"): count for name, count in tally(published).items()}
+    counts |= {"suites": len(list(all_suites())), "all_claims": len(published)}
     return {name: str(count) for name, count in counts.items()}
+
+
+@functools.cache
+def judged() -> tuple[Verdict, ...]:
+    """Judges all claims by the committed records."""
+    return tuple(verdicts(committed_records(ROOT / "lab" / "results")))
+
+
+def verdict_table() -> str:
+    """Counts the verdicts under the rules of judging, beside those before there were any."""
+    published, own = ([one for one in judged() if one.claim.own is mine] for mine in (False, True))
+    before = json.loads((ROOT / "lab" / "results" / "verdicts-before.json").read_text(encoding="utf-8"))
+    rows = [
+        ["published, before the rules", *(before["published"].get(name, 0) for name in JUDGEMENTS)],
+        ["published, now", *tally(published).values()],
+        ["of these by fewer than five seeds", *tally(one for one in published if one.marked).values()],
+        ["our own questions, before", *(before["own"].get(name, 0) for name in JUDGEMENTS)],
+        ["our own questions, now", *tally(own).values()],
+    ]
+    return markdown(["distinct claims", *JUDGEMENTS], rows)
 
 
 def numbers() -> dict[str, str]:
@@ -260,6 +273,7 @@ def files() -> dict[Path, str]:
         ROOT / "docs" / "_static" / "demo.svg": demo_chart(read("package/demo.json")),
         ROOT / "docs" / "_static" / "speed.svg": speed_chart(speed),
         ROOT / "docs" / "speed-rivals.inc": speed_table(speed["rows"], rivals),
+        ROOT / "docs" / "verdicts.inc": verdict_table(),
         ROOT / "docs" / "speed-kernels.inc": speed_table(kernels["rows"], ["torchidl", "torchdeq"]),
     }
 

@@ -18,7 +18,7 @@ from wellposed_lab.config import SCALES, Scale
 from wellposed_lab.engine.derived import with_derived
 from wellposed_lab.engine.experiment import all_suites, get_suite
 from wellposed_lab.engine.judge import verdicts
-from wellposed_lab.engine.runner import Order, carry_out, look, orders, require_device
+from wellposed_lab.engine.runner import Order, look, orders, require_device, run_suite
 from wellposed_lab.engine.store import Record, Store, merged
 from wellposed_lab.engine.thresholds import checks_of
 from wellposed_lab.report import write_report
@@ -86,7 +86,12 @@ def list_suites(as_json: bool) -> None:
 
 @click.command()
 @click.argument("suites", nargs=-1, required=True, type=SuiteName(), metavar="SUITE...")
-@click.option("--scale", type=click.Choice(SCALES), default="default", help="tiny: seconds; paper: as published.")
+@click.option(
+    "--scale",
+    type=click.Choice(SCALES),
+    default="default",
+    help="tiny: seconds; paper: as published, or it says what differs.",
+)
 @click.option("--seeds", type=click.IntRange(min=1), help="How many; the suite's own number if left out.")
 @click.option("--search", is_flag=True, help="Search settings by 5-fold cross-validation first.")
 @click.option("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
@@ -114,7 +119,7 @@ def run(
         raise click.BadParameter("no CUDA device is available here", param_hint="--device")
     wanted = [Order(name, scale, seeds, search, device) for name in suites]
     with cluster(backend, address):
-        _carry_out(wanted, out, jobs, backend, quiet, as_json)
+        _run(wanted, out, jobs, backend, quiet, as_json)
 
 
 @click.command()
@@ -130,7 +135,7 @@ def resume(jobs: int, backend: str, address: str | None, out: Path, quiet: bool,
     if not found:
         raise click.ClickException(f"nothing was begun in {out}; start with: wellposed run SUITE{_at(out)}")
     with cluster(backend, address):
-        _carry_out(found, out, jobs, backend, quiet, as_json)
+        _run(found, out, jobs, backend, quiet, as_json)
 
 
 @click.command()
@@ -169,7 +174,7 @@ def _damage(out: Path) -> list[str]:
     return store.damaged
 
 
-def _carry_out(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: bool, as_json: bool) -> None:
+def _run(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: bool, as_json: bool) -> None:
     for order in wanted:
         require_device(get_suite(order.suite), order)
     make_folder(out)
@@ -178,9 +183,9 @@ def _carry_out(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: b
     try:
         for order in wanted:
             suite = get_suite(order.suite)
-            states.append(carry_out(suite, order, out, jobs=jobs, backend=backend, tell=tell, progress=not quiet))
+            states.append(run_suite(suite, order, out, jobs=jobs, backend=backend, tell=tell, progress=not quiet))
     except KeyboardInterrupt:
-        click.echo(f"{look(suite, order, out).kept}: wellposed resume{_at(out)}", err=True)
+        click.echo(f"{look(suite, order, out).after_interruption}: wellposed resume{_at(out)}", err=True)
         raise
     if as_json:
         click.echo(json.dumps(status_facts(states), indent=2))
@@ -223,7 +228,7 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
     make_folder(out)
     place = write_report(records, out / "report.html")
     drawn = _draw_figures(records, out / "figures") if figures else []
-    judged = [verdict for verdict in verdicts(records) if verdict.verdict != "not run"]
+    judged = [verdict for verdict in verdicts(records) if verdict.verdict != "not judged"]
     reached = checks_of(all_suites().values(), with_derived(records))
     if as_json:
         pages = {"page": str(place), "figures": [str(path) for path in drawn]}

@@ -16,7 +16,7 @@ from silent import be_silent
 from torch import nn
 from wellposed_lab.config import Choice, Training
 from wellposed_lab.engine.experiment import Suite
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.store import Record, Store, Value
 from wellposed_lab.engine.training import training_runs
 from wellposed_lab.report.page import write_report
@@ -79,7 +79,7 @@ def sparsify(folder: Path, tell: Tell) -> str:
 
 def experiment(folder: Path, tell: Tell) -> str:
     """Runs a small suite; the numbers of its records are the result."""
-    carry_out(SUITE, Order("small", "tiny"), folder, tell=tell)
+    run_suite(SUITE, Order("small", "tiny"), folder, tell=tell)
     records = sorted(Store(folder).records(), key=lambda record: record.id)
     parts = [json.dumps([record.id, [str(value) for value in record.values]]) for record in records]
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]

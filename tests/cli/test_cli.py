@@ -208,7 +208,7 @@ def test_a_failed_run_fails_the_command(tmp_path, monkeypatch):
     def broken(*arguments):
         raise InputError("no such thing")
 
-    monkeypatch.setattr(CountRun, "carry_out", broken)
+    monkeypatch.setattr(CountRun, "execute", broken)
     result = invoke("run", "parameters", "--scale", "tiny", "--out", str(tmp_path), "--quiet")
     assert result.exit_code == 1 and "some runs failed" in result.stderr
     assert "complete, with failures" in result.stdout

@@ -15,8 +15,10 @@ from wellposed_lab.engine.claims import (
     is_sentence,
     load_claims,
 )
-from wellposed_lab.engine.judge import JUDGEMENTS, verdicts
+from wellposed_lab.engine.judge import DECIDED, JUDGEMENTS, tally, verdicts
 from wellposed_lab.engine.store import Record, Store, Value
+
+from wellposed.errors import InputError
 
 OURS = Measure("test_mse", "implicit", "identity", at=30, size="001")
 RIVAL = replace(OURS, model="mlp")
@@ -74,7 +76,7 @@ def order(ours, rival, better="lower", factor=1.0, **fields):
 def test_every_claim_is_judged_in_order_and_nothing_is_run_without_records(tmp_path):
     found = verdicts([])
     assert [one.claim for one in found] == list(load_claims())
-    assert all(one.verdict == "not run" and one.record_id is None and one.ours is None for one in found)
+    assert all(one.verdict == "not judged" and one.record_id is None and one.ours is None for one in found)
     assert all(is_sentence(one.why) for one in found)
     store = Store(tmp_path)
     store.append(*seeds(CLOSE))
@@ -103,20 +105,20 @@ def test_a_number_is_judged_by_its_interval(middle, better, verdict):
     assert "5 seeds" in found.why and "published is 1" in found.why and "95 % interval" in found.why
 
 
-def test_an_interval_that_reaches_the_tolerance_reproduces():
+def test_an_interval_that_reaches_the_tolerance_decides_nothing():
     found = number(seeds([1.05, 1.1, 1.2, 1.3, 1.4]))
-    assert found.ours == pytest.approx(1.21) and found.verdict == "reproduced"
-    assert "reaches the tolerance" in found.why
+    assert found.ours == pytest.approx(1.21) and found.verdict == "undecided"
+    assert "the mean is beyond the tolerance and the seeds reach it" in found.why
     assert number(seeds([1.11, 1.12, 1.2, 1.3, 1.4])).verdict == "worse"
     assert number(seeds([0.89, 0.88, 0.8, 0.7, 0.6])).verdict == "better"
 
 
-def test_two_seeds_call_nothing_better_or_worse():
+def test_two_seeds_decide_no_number():
     for value in (0.1, 10.0):
         found = number(seeds([value, value]))
-        assert found.verdict == "not run" and found.interval is None and found.ours == value
+        assert found.verdict == "undecided" and found.interval is None and found.ours == value
         assert "too few" in found.why and found.record_id is not None
-    assert number(seeds([1.0, 1.05])).verdict == "reproduced"
+    assert number(seeds([1.0, 1.05])).verdict == "undecided"
     assert number(seeds([0.1, 0.1, 0.1])).verdict == "better"
 
 
@@ -140,7 +142,7 @@ def test_divergence_makes_a_number_worse_and_other_failures_are_left_out():
     found = number([record(seed=s, error=DIVERGED) for s in range(5)])
     assert found.verdict == "worse"
     found = number([record(seed=s, error=MISSING) for s in range(5)])
-    assert found.verdict == "not run" and "plum" in found.why and found.record_id is not None
+    assert found.verdict == "not judged" and "plum" in found.why and found.record_id is not None
 
 
 def test_not_a_number_is_worse():
@@ -153,13 +155,13 @@ def test_not_a_number_is_worse():
     [
         (10.0, "lower", 1.0, "reproduced", "more than 1"),
         (10.0, "lower", 5.0, "reproduced", "more than 5"),
-        (10.0, "lower", 50.0, "claim does not hold", "the factor is not"),
-        (0.1, "lower", 1.0, "claim does not hold", "opposite"),
-        (1.0, "lower", 1.0, "claim does not hold", "no difference"),
+        (10.0, "lower", 50.0, "worse", "the effect is smaller"),
+        (0.1, "lower", 1.0, "refuted", "opposite"),
+        (1.0, "lower", 1.0, "undecided", "no difference"),
         (0.1, "higher", 1.0, "reproduced", "more than 1"),
-        (10.0, "higher", 1.0, "claim does not hold", "opposite"),
+        (10.0, "higher", 1.0, "refuted", "opposite"),
         (0.7, "lower", 0.5, "reproduced", "more than 0.5"),
-        (0.3, "lower", 0.5, "claim does not hold", "opposite"),
+        (0.3, "lower", 0.5, "refuted", "opposite"),
     ],
 )
 def test_orders(rival, better, factor, verdict, words):
@@ -173,15 +175,15 @@ def test_orders(rival, better, factor, verdict, words):
 
 def test_an_interval_around_the_factor_is_undecided():
     found = order([1.0] * 5, [0.5, 2.0, 3.0, 0.8, 2.0])
-    assert found.verdict == "claim does not hold" and "includes no difference: undecided" in found.why
+    assert found.verdict == "undecided" and "the seeds include no difference" in found.why
     found = order([1.0] * 5, [4.0, 6.0, 4.5, 5.5, 5.0], factor=5.0)
-    assert found.verdict == "claim does not hold" and "includes less: undecided" in found.why
+    assert found.verdict == "undecided" and "the seeds include less" in found.why
 
 
 def test_orders_are_paired_by_seed():
     ours, rival = [1.0, 10.0, 100.0, 1e3, 1e4], [2.0, 20.0, 200.0, 2e3, 2e4]
     assert order(ours, rival).verdict == "reproduced"
-    assert order(ours, rival[::-1]).verdict == "claim does not hold"
+    assert order(ours, rival[::-1]).verdict == "undecided"
     shuffled = [*reversed(seeds(ours)), *seeds(rival, "mlp")]
     assert judge(Beats(OURS, RIVAL, "lower"), shuffled).verdict == "reproduced"
     apart = [*seeds(ours), *(replace(one, seed=one.seed + 10) for one in seeds(rival, "mlp"))]
@@ -190,18 +192,18 @@ def test_orders_are_paired_by_seed():
 
 def test_ties_do_not_count_and_are_called_so():
     found = order([1.0] * 5, [1.0] * 5)
-    assert found.verdict == "claim does not hold" and "there is no difference" in found.why
+    assert found.verdict == "refuted" and "there is no difference" in found.why
 
 
 def test_orders_of_values_that_are_not_positive():
     found = order([-1.0, -2.0, 0.0], [1.0, 1.0, 1.5])
     assert found.verdict == "reproduced" and found.kind == "difference" and "minus that of" in found.why
-    assert order([0.0, 0.0, 0.0], [0.0, 1.0, -1.0]).verdict == "claim does not hold"
+    assert order([0.0, 0.0, 0.0], [0.0, 1.0, -1.0]).verdict == "undecided"
 
 
 def test_two_seeds_decide_no_order():
     found = order([1.0, 1.0], [9.0, 9.0])
-    assert found.verdict == "not run" and found.ours == pytest.approx(9) and "fewer than 3 seeds" in found.why
+    assert found.verdict == "undecided" and found.ours == pytest.approx(9) and "fewer than 3 seeds" in found.why
 
 
 def test_a_rival_that_diverged_wins_nothing_for_the_claim():
@@ -213,13 +215,13 @@ def test_a_rival_that_diverged_wins_nothing_for_the_claim():
     assert found.verdict == "reproduced" and found.seeds == 3
     assert "mlp (001) diverged and is left out in 2 of 5 seeds" in found.why
     found = against(*[DIVERGED] * 5)
-    assert found.verdict == "not run" and "failed in all 5 seeds" in found.why and DIVERGED[:-1] in found.why
+    assert found.verdict == "not judged" and "failed in all 5 seeds" in found.why and DIVERGED[:-1] in found.why
 
 
 def test_a_winner_that_diverged_loses():
     records = [*seeds([1.0] * 4), record(seed=4, error=DIVERGED), *seeds([9.0] * 5, "mlp")]
     found = judge(Beats(OURS, RIVAL, "lower"), records)
-    assert found.verdict == "claim does not hold" and found.ours is None
+    assert found.verdict == "refuted" and found.ours is None
     assert "implicit (001) diverged in 1 of 5 seeds" in found.why
 
 
@@ -234,18 +236,18 @@ def test_limits_hold_in_every_seed(rule):
     values = [1.0 - sign * gap for gap in (0.0, 0.1, 0.2, 0.3, 0.4)]
     assert judge(rule, seeds(values), 1.0).verdict == "reproduced"
     found = judge(rule, seeds([*values[:4], 1 + sign * 1e-3]), 1.0)
-    assert found.verdict == "claim does not hold" and "4 of 5 seeds keep to it: undecided" in found.why
+    assert found.verdict == "undecided" and "4 of 5 seeds keep to it" in found.why
     found = judge(rule, seeds([1 + sign * 0.1] * 5), 1.0)
-    assert found.verdict == "claim does not hold" and "no seed keeps to it." in found.why
+    assert found.verdict == "refuted" and "no seed keeps to it." in found.why
     found = judge(rule, [*seeds(values[:4]), record(seed=4, error=DIVERGED)], 1.0)
-    assert found.verdict == "claim does not hold" and "diverged in 1 of 5" in found.why
+    assert found.verdict == "undecided" and "diverged in 1 of 5" in found.why
     found = judge(rule, seeds(values[:2]), 1.0)
-    assert found.verdict == "not run" and "too few" in found.why
+    assert found.verdict == "undecided" and "too few" in found.why
 
 
 def test_what_is_no_target_gives_its_reason():
     found = judge(NotATarget("The base of the growth is not stated."), seeds(CLOSE))
-    assert (found.verdict, found.why) == ("not run", "The base of the growth is not stated.")
+    assert (found.verdict, found.why) == ("not judged", "The base of the growth is not stated.")
 
 
 def test_paper_scale_counts_before_default_and_tiny_never():
@@ -254,17 +256,28 @@ def test_paper_scale_counts_before_default_and_tiny_never():
     assert (found.ours, found.scale) == (3.0, "paper")
     assert number([*default, *tiny]).ours == 2.0
     found = number(tiny)
-    assert (found.verdict, found.why) == ("not run", "Only a tiny run exists, which is for tests.")
+    assert (found.verdict, found.why) == ("not judged", "Only a tiny run exists, which is for tests.")
     failed = [replace(one, values=(), error=DIVERGED) for one in paper]
     assert number([*failed, *default]).ours == 2.0
 
 
-def test_seeds_enough_to_decide_count_before_a_larger_scale():
-    sides = [*seeds([1.0] * 3), *seeds([9.0] * 3, "mlp")]
-    few = [*seeds([9.0] * 2, scale="paper"), *seeds([1.0] * 2, "mlp", scale="paper")]
-    found = judge(Beats(OURS, RIVAL, "lower"), [*sides, *few])
-    assert (found.verdict, found.scale) == ("reproduced", "default")
-    assert judge(Beats(OURS, RIVAL, "lower"), few).scale == "paper"
+def test_a_smaller_scale_never_overrules_a_larger_one():
+    rule = Beats(OURS, RIVAL, "lower")
+    default = [*seeds([1.0] * 3), *seeds([9.0] * 3, "mlp")]
+
+    def paper(ours, rival, count):
+        return [*seeds([ours] * count, scale="paper"), *seeds([rival] * count, "mlp", scale="paper")]
+
+    found = judge(rule, [*default, *paper(9.0, 1.0, 2)])
+    assert (found.verdict, found.scale, found.seeds) == ("undecided", "paper", 2)
+    assert "scale default says reproduced, which 2 seeds at scale paper do not decide" in found.why
+    found = judge(rule, [*default, *paper(1.0, 9.0, 2)])
+    assert (found.verdict, found.scale, found.seeds) == ("reproduced", "default", 3)
+    assert "2 seeds at scale paper agree" in found.why
+    assert judge(rule, [*default, *paper(9.0, 1.0, 3)]).verdict == "refuted"
+    assert judge(rule, paper(1.0, 9.0, 2)).scale == "paper"
+    found = number([*seeds([1.0] * 3), *seeds([2.0] * 2, scale="paper")])
+    assert (found.verdict, found.ours) == ("undecided", 2.0)
 
 
 def test_both_sides_of_an_order_are_of_one_scale():
@@ -273,7 +286,7 @@ def test_both_sides_of_an_order_are_of_one_scale():
     found = judge(Beats(OURS, RIVAL, "lower"), [*default, *paper])
     assert found.verdict == "reproduced" and found.scale == "default"
     found = judge(Beats(OURS, RIVAL, "lower"), [*paper, *seeds([9.0] * 5, "mlp")])
-    assert found.verdict == "not run" and "same scale" in found.why
+    assert found.verdict == "not judged" and "same scale" in found.why
 
 
 def test_sizes_match_where_either_leaves_them_open():
@@ -307,9 +320,9 @@ def test_of_several_settings_the_most_seeds_count_and_not_the_best():
 
 def test_searches_other_points_and_other_tasks_do_not_count():
     assert number(seeds(CLOSE, kind="search")).why == "There is no run of implicit (001) on identity."
-    assert number(seeds(CLOSE, task="addition")).verdict == "not run"
+    assert number(seeds(CLOSE, task="addition")).verdict == "not judged"
     assert number(seeds(CLOSE, at=45.0)).why == "The runs of implicit on identity do not have test_mse at 30."
-    assert number(seeds(CLOSE, metric="mape")).verdict == "not run"
+    assert number(seeds(CLOSE, metric="mape")).verdict == "not judged"
     assert number(seeds(CLOSE, at=30)).verdict == "reproduced"
 
 
@@ -332,7 +345,163 @@ def test_every_why_is_one_sentence_and_every_verdict_known():
         for seed in range(5)
     ]
     found = [one for one in verdicts(records) if one.claim.suite == "identity"]
-    assert sum(one.verdict != "not run" for one in found) > 12
+    assert sum(one.verdict != "not judged" for one in found) > 12
     assert {one.verdict for one in found} < set(JUDGEMENTS)
     for one in found:
         assert is_sentence(one.why) and ". " not in one.why.replace("vs. ", ""), one.why
+
+
+NOISY = {"suite": "noise-mnist", "task": "mnist", "size": None}
+
+
+def noisy(model, values, clean, *, metric="accuracy", at=0.0):
+    """Records of noise-mnist with an accuracy without noise, one a seed."""
+    return [
+        replace(one, values=(Value(metric, value, at), Value("accuracy", base)))
+        for one, value, base in zip(seeds(values, model, **NOISY), values, clean, strict=True)
+    ]
+
+
+def test_what_is_not_decided_is_not_held_against_a_claim():
+    assert order([1.0] * 5, [0.5, 2.0, 3.0, 0.8, 2.0]).verdict == "undecided"
+    assert judge(AtMost(OURS, 1.0), seeds([0.9, 0.9, 1.1]), 1.0).verdict == "undecided"
+    assert "undecided" in JUDGEMENTS and "undecided" not in DECIDED
+
+
+def test_no_order_is_won_against_a_side_that_did_not_learn():
+    ours = noisy("deq-386", [0.7] * 3, [0.97] * 3)
+    rule = Beats(Measure("accuracy", "deq-386", "mnist", 0), Measure("accuracy", "ffw-9", "mnist", 0), "higher")
+    assert judge(rule, [*ours, *noisy("ffw-9", [0.5] * 3, [0.97] * 3)]).verdict == "reproduced"
+    found = judge(rule, [*ours, *noisy("ffw-9", [0.1135] * 3, [0.1135] * 3)])
+    assert found.verdict == "undecided" and found.ours is None
+    assert "ffw-9 did not learn (accuracy at least 0.93 is asked for)" in found.why
+    four = [
+        *noisy("deq-386", [0.7] * 4, [0.97] * 4),
+        *noisy("ffw-9", [0.5, 0.5, 0.5, 0.1], [0.97, 0.97, 0.97, 0.1]),
+    ]
+    found = judge(rule, four)
+    assert (found.verdict, found.seeds) == ("reproduced", 3) and "left out in 1 of 4 seeds" in found.why
+
+
+def test_a_lead_over_a_network_that_did_not_learn_is_none():
+    rule = AtMost(Measure("sensitivity_ratio", "deq-467", "mnist"), 1.0)
+    both = [
+        replace(one, values=(Value("accuracy", clean), Value("sensitivity", sensitivity)))
+        for model, clean, sensitivity in (("deq-467", 0.97, 1.0), ("ffw-13", 0.11, 9.0))
+        for one in seeds([1.0] * 3, model, **NOISY)
+    ]
+    found = judge(rule, both, 1.0)
+    assert found.verdict == "undecided" and "the FFW of its size did not learn" in found.why
+    better = [replace(one, values=(Value("accuracy", 0.97), *one.values[1:])) for one in both]
+    assert judge(rule, better, 1.0).verdict == "reproduced"
+
+
+def test_no_order_is_judged_where_both_sides_say_nothing():
+    fields = {"suite": "prefix-sums", "task": "prefix-sums", "size": None, "metric": "accuracy", "at": 512}
+    rule = Beats(
+        Measure("accuracy", "ffw", "prefix-sums", 512),
+        Measure("accuracy", "ffw-noise-0db", "prefix-sums", 512),
+        "higher",
+    )
+    chance = seeds([0.50] * 5, "ffw-noise-0db", **fields)
+    found = judge(rule, [*seeds([0.52] * 5, "ffw", **fields), *chance])
+    assert found.verdict == "undecided" and "both are at chance" in found.why
+    assert judge(rule, [*seeds([0.9] * 5, "ffw", **fields), *chance]).verdict == "reproduced"
+
+
+def test_a_limit_of_a_plateau_may_be_another_metric_of_the_record():
+    where = {"suite": "mazes", "task": "mazes", "size": None}
+    rule = Beats(Measure("accuracy", "deq", "mazes", 59), Measure("accuracy", "ffw", "mazes", 59), "higher")
+
+    def mazes(model, accuracy):
+        values = (Value("accuracy", accuracy, 59), Value("without_path", 0.87, 59))
+        return [replace(one, values=values) for one in seeds([1.0] * 5, model, **where)]
+
+    assert judge(rule, [*mazes("deq", 0.86), *mazes("ffw", 0.7)]).verdict == "undecided"
+    assert judge(rule, [*mazes("deq", 0.9), *mazes("ffw", 0.7)]).verdict == "reproduced"
+
+
+def test_an_order_needs_half_of_the_printed_effect():
+    printed = [claim(Number(OURS, "lower"), 1.0), claim(Number(RIVAL, "lower"), 3.0)]
+
+    def against(effect, claims=()):
+        records = [*seeds([1.0] * 5), *seeds([effect] * 5, "mlp")]
+        return verdicts(records, [claim(Beats(OURS, RIVAL, "lower")), *claims])[0]
+
+    assert against(1.4).verdict == "reproduced"
+    found = against(1.4, printed)
+    assert found.verdict == "worse" and "more than 2: the order is right, the effect is smaller" in found.why
+    assert against(2.1, printed).verdict == "reproduced"
+    found = against(1.0005)
+    assert found.verdict == "undecided" and "smaller than any plot shows" in found.why
+
+
+def test_a_difference_of_the_other_sign_is_refuted_and_never_better():
+    found = number(seeds([-13.0, -13.5, -14.0]), 9.2, better="lower")
+    assert found.verdict == "refuted" and "of the other sign" in found.why
+    assert number(seeds([-1.0, -1.5, 0.5]), 9.2, better="lower").verdict == "undecided"
+    assert number(seeds([1.0, 1.5, 0.5]), 9.2, better="lower").verdict == "better"
+
+
+def test_below_five_seeds_an_interval_is_a_range_and_a_verdict_is_marked():
+    three, five = (order([1.0] * count, [5.0, 6.0, 7.0, 5.0, 6.0][:count]) for count in (3, 5))
+    assert three.verdict == five.verdict == "reproduced" and three.marked and not five.marked
+    assert "(range of 3 seeds 5 to 7)" in three.why and "95 %" not in three.why
+    assert "5 seeds, 95 % interval" in five.why and not order([1.0] * 2, [9.0] * 2).marked
+    rule = Number(Measure("parameters", "implicit", "identity", size="001"), tolerance=0.0)
+    assert not judge(rule, seeds([1.0]), 196).marked
+
+
+def test_a_claim_counts_once_and_questions_of_ours_apart():
+    claims = load_claims()
+    rules = [(one.rule, one.value, one.suite, one.own) for one in claims if not isinstance(one.rule, NotATarget)]
+    assert len(set(rules)) == len(rules)
+    own = [one for one in claims if one.own]
+    assert 20 < len(own) < 40 and {one.suite for one in own} == {
+        "volatility",
+        "sparsify-fashion",
+        "sparsify-cifar",
+        "sequence-length",
+        "prefix-sums",
+    }
+    assert sum(tally(verdicts([], claims)).values()) == len(claims)
+
+
+def test_every_reading_is_judged_and_a_claim_that_depends_on_it_is_undecided():
+    rule, other = Beats(OURS, RIVAL, "lower"), Beats(OURS, replace(RIVAL, model="lstm"), "lower")
+    both = replace(claim(rule), reading="plain", readings=(("injected", other),))
+    records = [*seeds([1.0] * 5), *seeds([9.0] * 5, "mlp")]
+    (found,) = verdicts([*records, *seeds([0.1] * 5, "lstm")], [both])
+    assert found.verdict == "undecided" and found.why.startswith(
+        "It depends on the reading: plain, reproduced (9)"
+    )
+    assert [(name, one.verdict) for name, one in found.readings] == [
+        ("plain", "reproduced"),
+        ("injected", "refuted"),
+    ]
+    (found,) = verdicts([*records, *seeds([7.0] * 5, "lstm")], [both])
+    assert found.verdict == "reproduced" and len(found.readings) == 2
+    (found,) = verdicts(records, [both])
+    assert found.verdict == "reproduced" and found.readings[1][1].verdict == "not judged"
+
+
+def test_one_claim_in_two_wordings_is_refused(tmp_path, monkeypatch):
+    entry = """
+[[claim]]
+where = ["00{paper} Table 1"]
+says = "{says}"
+value = 196
+suite = "parameters"
+rule = "number"
+measure = {{ metric = "parameters", model = "implicit", task = "identity" }}
+"""
+    path = tmp_path / "claims.toml"
+    head = '[metrics]\nparameters = "how many"\n[tasks]\nidentity = "the identity"\n'
+    texts = (
+        entry.format(paper=0, says="It has 196 weights."),
+        entry.format(paper=1, says="There are 196 of them."),
+    )
+    path.write_text(head + "".join(texts))
+    monkeypatch.setattr("wellposed_lab.engine.claims.claim_files", lambda: [path])
+    with pytest.raises(InputError, match="one entry with all its places"):
+        load_claims.__wrapped__()

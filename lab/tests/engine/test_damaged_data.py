@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
 def first_run(suite):
     """Carries out the first run of a suite at its default scale, which has to read data."""
     run = get_suite(suite).runs("default", 1)[0]
-    return run.carry_out([run], Context())
+    return run.execute([run], Context())
 
 
 @pytest.mark.parametrize(

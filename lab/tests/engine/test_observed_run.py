@@ -24,7 +24,7 @@ RUN = ObservedRun(**FIELDS, observed=30.0)
 
 
 def carried_out(run, seeds=None):
-    return run.carry_out([run.with_seed(seed) for seed in seeds or (run.seed,)], Context())
+    return run.execute([run.with_seed(seed) for seed in seeds or (run.seed,)], Context())
 
 
 def test_the_last_look_is_the_final_test_and_earlier_ones_differ():
@@ -46,7 +46,7 @@ def test_seeds_trained_together_are_those_trained_alone():
 def test_training_is_the_usual_one_cut_in_epochs():
     once = Training(epochs=1, batch_size=20, learning_rate=0.02)
     (observed,) = carried_out(dataclasses.replace(RUN, training=once))
-    (plain,) = TrainingRun(**{**FIELDS, "training": once}).carry_out([TrainingRun(**FIELDS)], Context())
+    (plain,) = TrainingRun(**{**FIELDS, "training": once}).execute([TrainingRun(**FIELDS)], Context())
     assert observed.series["train_loss"] == plain.series["train_loss"]
 
 

@@ -4,7 +4,7 @@ import pytest
 from wellposed_lab.cache import CACHE, Cache, cached
 from wellposed_lab.engine import runner
 from wellposed_lab.engine.experiment import get_suite
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 
 
 @pytest.fixture
@@ -56,5 +56,5 @@ def test_the_runner_clears_it_between_suites(made, tmp_path, monkeypatch):
     CACHE.get("old", lambda: 1)
     monkeypatch.setattr(runner, "_record", lambda *args: made.append("old" in CACHE._results))
     monkeypatch.setattr(runner.Store, "append", lambda self, *records: None)
-    carry_out(get_suite("noise-solvers"), Order("noise-solvers", "tiny"), tmp_path)
+    run_suite(get_suite("noise-solvers"), Order("noise-solvers", "tiny"), tmp_path)
     assert made and not any(made) and CACHE.suite == "noise-solvers"

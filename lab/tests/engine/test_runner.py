@@ -14,10 +14,10 @@ from typing import ClassVar
 import pytest
 from wellposed_lab.config import Choice, Training
 from wellposed_lab.engine import runner
-from wellposed_lab.engine.claims import Number, load_claims
+from wellposed_lab.engine.claims import Number, is_sentence, load_claims
 from wellposed_lab.engine.experiment import Suite, all_suites, get_suite
 from wellposed_lab.engine.run import Context, Run, grouped
-from wellposed_lab.engine.runner import CHECKPOINTS, Order, carry_out, look, orders
+from wellposed_lab.engine.runner import CHECKPOINTS, Order, look, orders, run_suite
 from wellposed_lab.engine.search import candidates, chosen, search_runs
 from wellposed_lab.engine.store import Result, Store, Value
 from wellposed_lab.engine.training import TrainingRun, training_runs
@@ -60,7 +60,7 @@ def test_every_suite_runs_at_tiny_scale(name, tmp_path):
     first = {run.labels[:2]: run for run in suite.plan("tiny") if isinstance(run, TrainingRun)}
     cheap = [run for run in first.values() if not run.labels[1].startswith("transformer")]
     quick = dataclasses.replace(suite, plan=lambda scale: cheap)
-    state = carry_out(quick, Order(name, "tiny", seeds=1), tmp_path)
+    state = run_suite(quick, Order(name, "tiny", seeds=1), tmp_path)
     assert state.finished == state.planned == len(cheap) and state.failed == 0
     for record in Store(tmp_path).records():
         run = first[record.task, record.model]
@@ -74,7 +74,7 @@ def test_every_suite_runs_at_tiny_scale(name, tmp_path):
 
 
 def test_published_parameter_counts_are_those_of_our_networks(tmp_path):
-    carry_out(get_suite("parameters"), Order("parameters", "tiny"), tmp_path)
+    run_suite(get_suite("parameters"), Order("parameters", "tiny"), tmp_path)
     counts = {(r.task, r.model, r.size): r.value("parameters") for r in Store(tmp_path).records()}
     assert len(counts) > 60
     wrong = []
@@ -111,22 +111,22 @@ def test_seeds_of_a_model_run_together_and_every_setting_counts_in_the_id():
 
 def test_finished_runs_are_skipped(tmp_path):
     lines = []
-    carry_out(SUITE, Order("small", "tiny"), tmp_path, tell=lines.append)
+    run_suite(SUITE, Order("small", "tiny"), tmp_path, tell=lines.append)
     before = Store(tmp_path).path.read_bytes()
-    state = carry_out(SUITE, Order("small", "tiny"), tmp_path, tell=lines.append)
+    state = run_suite(SUITE, Order("small", "tiny"), tmp_path, tell=lines.append)
     assert Store(tmp_path).path.read_bytes() == before and "6 finished before" in lines[-1]
     assert (state.planned, state.finished, state.failed, state.at_work) == (6, 6, 0, 0)
-    more = carry_out(SUITE, Order("small", "tiny", seeds=3), tmp_path)
+    more = run_suite(SUITE, Order("small", "tiny", seeds=3), tmp_path)
     assert more.finished == 9 and Store(tmp_path).path.read_bytes().startswith(before)
     assert not list((tmp_path / CHECKPOINTS).iterdir())
 
 
 def test_parallel_runs_give_the_same_numbers(tmp_path):
-    carry_out(SUITE, Order("small", "tiny"), tmp_path / "one")
-    carry_out(SUITE, Order("small", "tiny"), tmp_path / "two", jobs=2)
+    run_suite(SUITE, Order("small", "tiny"), tmp_path / "one")
+    run_suite(SUITE, Order("small", "tiny"), tmp_path / "two", jobs=2)
     assert numbers(Store(tmp_path / "one")) == numbers(Store(tmp_path / "two"))
     with pytest.raises(InputError, match="jobs must be at least 1"):
-        carry_out(SUITE, Order("small", "tiny"), tmp_path, jobs=0)
+        run_suite(SUITE, Order("small", "tiny"), tmp_path, jobs=0)
 
 
 CHILD = """
@@ -141,7 +141,7 @@ def slow(self, state):
     print("saved", flush=True)
     time.sleep(float(sys.argv[3]))
 checkpoint.Checkpoint.save = slow
-t.carry_out(t.SUITE, t.Order("small", "tiny"), Path(sys.argv[2]))
+t.run_suite(t.SUITE, t.Order("small", "tiny"), Path(sys.argv[2]))
 """
 
 
@@ -154,7 +154,7 @@ def _child(folder, pause):
 
 @pytest.mark.parametrize("saves", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_a_killed_run_resumes_to_the_same_numbers(saves, tmp_path):
-    carry_out(SUITE, Order("small", "tiny"), tmp_path / "whole")
+    run_suite(SUITE, Order("small", "tiny"), tmp_path / "whole")
     child = _child(tmp_path / "killed", 0.3)
     for _ in range(saves):
         assert child.stdout.readline() == "saved\n"
@@ -164,7 +164,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(saves, tmp_path):
     state = look(SUITE, Order("small", "tiny"), tmp_path / "killed")
     assert state.finished < state.planned and state.at_work == 1
     assert orders(tmp_path / "killed") == [Order("small", "tiny")]
-    carry_out(SUITE, Order("small", "tiny"), tmp_path / "killed")
+    run_suite(SUITE, Order("small", "tiny"), tmp_path / "killed")
     assert numbers(Store(tmp_path / "killed")) == numbers(Store(tmp_path / "whole"))
 
 
@@ -208,9 +208,9 @@ def test_a_damaged_checkpoint_stops_the_run_with_a_remedy(tmp_path):
     (file,) = (path for path in (tmp_path / CHECKPOINTS).iterdir() if path.suffix == ".ckpt")
     file.write_bytes(file.read_bytes()[:-30])
     with pytest.raises(FileFormatError, match=r"cannot be used.*Delete it"):
-        carry_out(SUITE, Order("small", "tiny"), tmp_path)
+        run_suite(SUITE, Order("small", "tiny"), tmp_path)
     file.unlink()
-    assert carry_out(SUITE, Order("small", "tiny"), tmp_path).finished == 6
+    assert run_suite(SUITE, Order("small", "tiny"), tmp_path).finished == 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,10 +222,10 @@ class Fragile(Run):
         return "task", "fragile", None
 
     @property
-    def together(self):
+    def batch_seeds(self):
         return True
 
-    def carry_out(self, runs: Sequence["Fragile"], context):
+    def execute(self, runs: Sequence["Fragile"], context):
         if any(run.seed == 1 for run in runs):
             raise NonFiniteLossError("the loss is nan")
         return [Result((Value("test_mse", float(run.seed)),)) for run in runs]
@@ -234,7 +234,7 @@ class Fragile(Run):
 def test_a_seed_that_fails_does_not_take_the_others_along(tmp_path):
     suite = dataclasses.replace(SUITE, plan=lambda scale: [Fragile(suite="small", seed=0, scale=scale)])
     lines = []
-    state = carry_out(suite, Order("small", "tiny", seeds=3), tmp_path, tell=lines.append)
+    state = run_suite(suite, Order("small", "tiny", seeds=3), tmp_path, tell=lines.append)
     assert (state.finished, state.failed) == (2, 1) and "1 failed: NonFiniteLossError" in lines[-1]
     errors = {record.seed: record.error for record in Store(tmp_path).records()}
     assert errors == {0: None, 1: "NonFiniteLossError: the loss is nan", 2: None}
@@ -252,7 +252,7 @@ def test_orders_are_kept_and_read(tmp_path):
 
 def test_search_chooses_by_cross_validation(tmp_path):
     order = Order("small", "tiny", seeds=1, search=True)
-    state = carry_out(SUITE, order, tmp_path)
+    state = run_suite(SUITE, order, tmp_path)
     assert state.planned == state.finished == 2 * 2 * 5 + 3  # two models, two rates, five folds; then the runs
     store = Store(tmp_path)
     folds = [record for record in store.records() if record.kind == "search"]
@@ -288,15 +288,15 @@ def test_folds_share_no_sample_and_cover_all():
 def test_a_run_is_the_same_alone_and_after_another(tmp_path):
     runs = [run for run in SUITE.runs("tiny", 1) if isinstance(run, TrainingRun)]
     context = runner.Context()
-    alone = [run.carry_out([run], context)[0].values for run in runs]
-    backwards = [run.carry_out([run], context)[0].values for run in reversed(runs)]
+    alone = [run.execute([run], context)[0].values for run in runs]
+    backwards = [run.execute([run], context)[0].values for run in reversed(runs)]
     assert alone == backwards[::-1]
 
 
 def test_a_device_that_no_run_can_use_is_refused_before_work(tmp_path):
     order = Order("noise-solvers", "tiny", device="cuda")
     with pytest.raises(InputError, match=r"can use the device 'cuda', only cpu; use: wellposed run noise-solvers"):
-        carry_out(get_suite("noise-solvers"), order, tmp_path)
+        run_suite(get_suite("noise-solvers"), order, tmp_path)
     assert not [*tmp_path.iterdir()]
 
 
@@ -305,9 +305,9 @@ class _Moved(TrainingRun):
 
     seen: ClassVar[list[str]] = []
 
-    def carry_out(self, runs, context):
+    def execute(self, runs, context):
         self.seen.append(f"{self.model.name} {context.device}")
-        return super().carry_out(runs, dataclasses.replace(context, device="cpu"))
+        return super().execute(runs, dataclasses.replace(context, device="cpu"))
 
 
 def test_the_device_that_was_used_is_recorded(tmp_path, monkeypatch):
@@ -316,10 +316,33 @@ def test_the_device_that_was_used_is_recorded(tmp_path, monkeypatch):
     moved = [_Moved(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
              for run in plan("tiny")]  # fmt: skip
     suite = dataclasses.replace(SUITE, plan=lambda scale: moved)
-    carry_out(suite, Order("small", "tiny", seeds=1, device="cuda:0"), tmp_path)
+    lines = []
+    run_suite(suite, Order("small", "tiny", seeds=1, device="cuda:0"), tmp_path, tell=lines.append)
+    assert [line for line in lines if "on cpu, for it cannot use cuda:0" in line] == lines[-1:]
     assert _Moved.seen == ["implicit cuda:0", "mlp cuda:0", "linear cpu"]
     used = {record.model: record.environment["device"] for record in Store(tmp_path).records()}
     assert used == {"implicit": "cuda:0", "mlp": "cuda:0", "linear": "cpu"}
+
+
+def test_a_suite_says_what_its_scale_paper_differs_in(tmp_path):
+    lines = []
+    tiny = dataclasses.replace(SUITE, plan=lambda scale: plan("tiny"), seeds={"tiny": 1, "paper": 1})
+    suite = dataclasses.replace(tiny, differs="The batches are larger.")
+    run_suite(suite, Order("small", "paper"), tmp_path / "one", tell=lines.append)
+    assert lines[0] == "small: the scale paper is not quite as published: The batches are larger."
+    for order, said in ((Order("small", "tiny"), suite), (Order("small", "paper"), tiny)):
+        lines.clear()
+        run_suite(said, order, tmp_path / "two", tell=lines.append)
+        assert not any("as published" in line for line in lines)
+    told = {name: suite.differs for name, suite in all_suites().items() if suite.differs}
+    assert {"noise-mnist", "adversarial", "earthquake", "attack-cifar", "sparsify-cifar"} <= told.keys()
+    assert all(is_sentence(text) for text in told.values())
+
+
+def test_widths_of_equal_weights(tmp_path):
+    run_suite(get_suite("parameters"), Order("parameters", "tiny"), tmp_path)
+    (widths,) = [record for record in Store(tmp_path).records() if record.model == "deq"]
+    assert [widths.value("state_width", layers) for layers in (1, 3, 9, 13)] == [128, 223, 386, 464]
 
 
 @dataclass(frozen=True)
@@ -344,12 +367,12 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_what_is_called_resumable_has_a_checkpoint(kind):
     context = Watched()
-    KINDS[kind].carry_out([KINDS[kind]], context)
+    KINDS[kind].execute([KINDS[kind]], context)
     assert bool(context.asked) == kind.resumable
 
 
 def test_an_interruption_says_what_it_leaves():
     assert SUITE.resumable() and not get_suite("depth").resumable() and not get_suite("bounds").resumable()
     progress = runner.Progress(Order("small"), 3, 1, 0, at_work=0)
-    assert progress.kept == "finished runs are kept"
-    assert "last epoch" in dataclasses.replace(progress, at_work=1).kept
+    assert progress.after_interruption == "finished runs are kept"
+    assert "last epoch" in dataclasses.replace(progress, at_work=1).after_interruption

@@ -13,7 +13,14 @@ from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.engine.thresholds import check
 from wellposed_lab.experiments.noise.cifar import CifarNoiseRun, disturbed, photographs, prepare, shrunk
-from wellposed_lab.experiments.noise.findings import crossover, draw_depths, draw_sensitivity, noise_findings
+from wellposed_lab.experiments.noise.findings import (
+    _ranks,
+    crossover,
+    draw_depths,
+    draw_sensitivity,
+    noise_findings,
+    rank_correlation,
+)
 from wellposed_lab.networks.twins import ConvNet
 
 from wellposed.data.images import Images
@@ -169,3 +176,33 @@ def test_some_sprites_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(part.labels, torch.cat([labels[1000:2000], labels[3000:4000]]))
     assert torch.equal(held.labels, labels[42_000:43_000]) and held.pixels.shape == (1000, 3, 32, 32)
     assert part.source == "cifar10 fit: 2 of 40 sprites"
+
+
+def test_radii_order_the_models_that_learnt():
+    def record(model, seed, radius, noisy, clean=0.97):
+        values = {"jacobian_radius": radius, "weight_radius": -radius, "sensitivity": 1.0}
+        known = [Value(name, value) for name, value in values.items()]
+        return Record(
+            id=f"{model}-{seed}",
+            suite="noise-mnist",
+            scale="paper",
+            task="mnist",
+            model=model,
+            size=None,
+            seed=seed,
+            role="ours",
+            kind="run",
+            config={},
+            series={},
+            facts={},
+            environment={},
+            started="",
+            seconds=1.0,
+            values=(*known, Value("accuracy", clean), Value("accuracy", noisy, 0.0)),
+        )
+
+    learnt = [record("deq-128", seed, float(seed), seed / 10) for seed in range(7)]
+    (sentence,) = _ranks([*learnt, record("deq-128", 9, 99.0, 0.0, clean=0.2)])
+    assert "Over the 7 recorded DEQs" in sentence
+    assert "+1.00 with the jacobian radius, -1.00 with the weight radius" in sentence
+    assert rank_correlation([(1, 1), (2, 2), (2, 3)]) == pytest.approx(0.8660254)

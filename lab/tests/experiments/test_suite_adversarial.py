@@ -33,7 +33,7 @@ def test_tiny_runs_measure_what_the_claims_ask_for() -> None:
     wanted = {measure.metric for claim in claims for measure in claim.rule.measures}
     found = set()
     for run in runs:
-        (result,) = run.carry_out([run], Context())
+        (result,) = run.execute([run], Context())
         assert all(math.isfinite(value.value) for value in result.values)
         found |= {value.metric for value in result.values}
         assert any("reduced" in note for note in result.facts["notes"])
@@ -55,6 +55,8 @@ def test_the_default_plan_has_all_models_of_the_claims_and_points_of_the_thresho
         "autoattack_accuracy": budget.auto_epsilons,
         "autoattack_rand_accuracy": budget.auto_epsilons[-1:],
         "adaptive_accuracy": ("construction", "steps-eot", "square", "worst"),
+        "speckle_accuracy": budget.levels,
+        "salt_and_pepper_accuracy": budget.levels,
     }
     assert all(measure.at in points[measure.metric] for measure in measures)
 
@@ -120,7 +122,7 @@ def test_the_worst_attack_is_chosen_image_by_image() -> None:
     halves = torch.arange(30)[:, None, None, None] < 15
     evaluation.found = {"one": torch.where(halves, -u, u), "other": torch.where(halves, u, -u)}
     both = survival(network, -u, target)
-    assert evaluation.kept(u) == 1.0 and float(both.mean()) < 0.9
+    assert evaluation.share_correct(u) == 1.0 and float(both.mean()) < 0.9
     assert evaluation._worst() == pytest.approx(float(both.mean()))
 
 
@@ -133,7 +135,7 @@ def test_the_worst_attack_is_never_weaker_than_any_for_all_images() -> None:
     evaluation = Evaluation(network, u, target, Budget(answers=2), 0)
     evaluation.found = {str(scale): scale * u for scale in (1.0, 0.9, 1.1, -1.0)}
     lowest = min(float(evaluation.survival(points, 3_000_000).mean()) for points in evaluation.found.values())
-    assert evaluation._worst() <= lowest < evaluation.kept(u)
+    assert evaluation._worst() <= lowest < evaluation.share_correct(u)
 
 
 def test_findings_say_whether_robustness_survives() -> None:

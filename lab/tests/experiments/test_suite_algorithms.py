@@ -152,7 +152,7 @@ def test_tiny_runs_and_default_plans_measure_what_the_rows_ask_for(name: str) ->
     assert len({run.labels for run in runs}) == len(runs)
     metrics = set()
     for run in runs:
-        (result,) = run.carry_out([run], Context())
+        (result,) = run.execute([run], Context())
         assert result.values and all(math.isfinite(value.value) for value in result.values)
         metrics |= {value.metric for value in result.values}
     planned = suite.runs("default", 1)
@@ -167,12 +167,12 @@ def test_training_learns_and_is_determined_by_the_seed() -> None:
     run = prefix_run(
         task=task, training=Training(epochs=6, batch_size=32, learning_rate=2e-2, clip=1.0), probed=()
     )
-    (first,), (again,) = (run.carry_out([run], Context()) for _ in range(2))
+    (first,), (again,) = (run.execute([run], Context()) for _ in range(2))
     assert first == again
     losses = first.series["train_loss"]
     assert losses[-1] < losses[0] - 0.02
     noisy = prefix_run(task=task, training=run.training, noise=0.0, probed=())
-    values = {value.metric for value in noisy.carry_out([noisy], Context())[0].values}
+    values = {value.metric for value in noisy.execute([noisy], Context())[0].values}
     assert noisy.labels[1] == "deq-noise-0db" and "noisy_accuracy" not in values and "steps" not in values
 
 
@@ -182,7 +182,7 @@ def test_networks_side_by_side_learn_as_each_would_alone() -> None:
         task=PrefixSums(length=6, samples=32, test_samples=4, points=(6,)), training=training, probed=()
     )
     pair = [run, run.with_seed(1)]
-    assert run.together and len(run.carry_out(pair, Context())) == 2
+    assert run.batch_seeds and len(run.execute(pair, Context())) == 2
     both, losses = run._trained(pair, Context())
     (alone,), own = run._trained([run], Context())
     for name, weight in alone.state_dict().items():
@@ -257,3 +257,12 @@ def test_pictures_of_mazes() -> None:
     pytest.importorskip("matplotlib")
     drawn = draw_answers([record("mazes", "deq", [], kept)])
     assert drawn is not None and drawn[:4] == b"\x89PNG"
+
+
+def test_the_carry_run_tells_every_bit_and_both_ends():
+    (run,) = [one for one in get_suite("prefix-sums").plan("tiny") if one.labels[0] == "prefix-sums-carry"]
+    (result,) = run.execute([run], Context())
+    values = {(value.metric, value.at): value.value for value in result.values}
+    bits = [values["bit_accuracy", float(bit)] for bit in range(1, 9)]
+    assert values["early_accuracy", 10.0] == bits[0] and values["late_accuracy", 10.0] == bits[-1]
+    assert {at for metric, at in values if metric == "early_accuracy"} == {None, 20.0, 10.0, 0.0}

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.store import Record, Store, Value
 from wellposed_lab.experiments.beyond.suite import DEPTH, MODELS, PROBE, SUITE, TASKS, TRAINED
 
@@ -19,7 +19,7 @@ def records(tmp_path_factory):
     runs = [run for run in SUITE.plan("tiny") if run.labels[1] in TRIED[run.labels[0]]]
     quick = dataclasses.replace(SUITE, plan=lambda scale: runs)
     out = tmp_path_factory.mktemp("beyond")
-    state = carry_out(quick, Order("beyond", "tiny"), out)
+    state = run_suite(quick, Order("beyond", "tiny"), out)
     assert state.finished == state.planned == len(runs) and state.failed == 0
     return {(record.task, record.model): record for record in Store(out).records()}
 
@@ -54,7 +54,7 @@ def test_certified_cells_rest_and_do_not_depend_on_the_start(records):
 
 def test_the_same_run_gives_the_same_numbers(records, tmp_path):
     run = next(run for run in SUITE.plan("tiny") if run.labels[:2] == ("shortest-path", "equilibrium"))
-    carry_out(dataclasses.replace(SUITE, plan=lambda scale: [run]), Order("beyond", "tiny"), tmp_path)
+    run_suite(dataclasses.replace(SUITE, plan=lambda scale: [run]), Order("beyond", "tiny"), tmp_path)
     (again,) = Store(tmp_path).records()
     before = records["shortest-path", "equilibrium"]
     assert (again.id, again.values, again.series) == (before.id, before.values, before.series)

@@ -8,7 +8,7 @@ import torch
 from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.judge import verdicts
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.store import Record, Store, Value
 from wellposed_lab.experiments.earthquake.eliminate import StationDense
 from wellposed_lab.experiments.earthquake.map import draw_map
@@ -32,7 +32,7 @@ def records(tmp_path_factory):
     patch.setenv("WELLPOSED_CACHE", str(folder / "cache"))
     patch.setitem(sys.modules, "obspy", None)
     for name in SUITES:
-        progress = carry_out(get_suite(name), Order(name, "tiny"), folder)
+        progress = run_suite(get_suite(name), Order(name, "tiny"), folder)
         assert progress.failed == 0 and progress.finished == progress.planned
     patch.undo()
     return list(Store(folder).records())
@@ -63,7 +63,7 @@ def test_every_claim_can_be_judged(records, name):
 def test_published_counts_are_met(records):
     claims = [claim for claim in load_claims() if claim.suite == "earthquake" and claim.unit == "samples"]
     counts = verdicts(as_default(records), claims)
-    assert len(counts) == 4 and {verdict.verdict for verdict in counts} == {"reproduced"}
+    assert len(counts) == 3 and {verdict.verdict for verdict in counts} == {"reproduced"}
 
 
 def test_differences_have_the_right_sign():
@@ -151,7 +151,7 @@ def test_real_picks_are_compared_where_they_are(monkeypatch):
     run = EarthquakeData(
         suite="earthquake", seed=0, scale="tiny", task=Earthquakes(samples=60, earth="homogeneous")
     )
-    found = {value.metric for value in run.carry_out([run], None)[0].values}
+    found = {value.metric for value in run.execute([run], None)[0].values}
     assert found == {"features", "samples", "train_samples", "test_samples"}
     assert PICKED == "isc-picks"
 

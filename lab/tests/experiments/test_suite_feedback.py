@@ -8,7 +8,7 @@ import torch
 from wellposed_lab.engine.claims import NotATarget, load_claims
 from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.judge import verdicts
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.store import Record, Store, Value
 from wellposed_lab.experiments.mathematics.feedback import (
     CAP,
@@ -66,10 +66,10 @@ def test_every_claim_is_judged(tmp_path):
     claims = [one for one in load_claims() if one.suite == "feedback" and not isinstance(one.rule, NotATarget)]
     judged = {measure.model for claim in claims for measure in claim.rule.measures}
     wanted = [run for run in plan("tiny") if run.labels[1] in judged]
-    carry_out(dataclasses.replace(SUITE, plan=lambda scale: wanted), Order("feedback", "tiny", seeds=3), tmp_path)
+    run_suite(dataclasses.replace(SUITE, plan=lambda scale: wanted), Order("feedback", "tiny", seeds=3), tmp_path)
     records = [dataclasses.replace(one, scale="default") for one in Store(tmp_path).records()]
     found = verdicts(records, claims)
-    assert len(found) > 12 and [one.claim.says for one in found if one.verdict == "not run"] == []
+    assert len(found) > 12 and [one.claim.says for one in found if one.verdict == "not judged"] == []
 
 
 def test_the_same_training_for_all_and_enough_seeds():

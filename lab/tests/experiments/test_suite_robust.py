@@ -10,7 +10,7 @@ from PIL import Image
 from wellposed_lab.cache import CACHE
 from wellposed_lab.engine.claims import NotATarget, load_claims
 from wellposed_lab.engine.experiment import get_suite
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.store import Store, Value
 from wellposed_lab.experiments.attack.plan import PRINTED
 from wellposed_lab.experiments.attack.run import AttackRun, surrogate, white_attack
@@ -27,7 +27,7 @@ from wellposed.robust.attacks import fgsm
 
 
 def carried_out(name, folder):
-    state = carry_out(get_suite(name), Order(name, "tiny"), folder)
+    state = run_suite(get_suite(name), Order(name, "tiny"), folder)
     assert state.failed == 0 and state.finished == state.planned > 10
     return {(record.task, record.model): record for record in Store(folder).records()}
 
@@ -269,4 +269,4 @@ def test_missing_images_are_said_so(monkeypatch):
     monkeypatch.setattr("wellposed_lab.networks.trained.load_images", missing)
     run = get_suite("attack-cifar").plan("default")[0]
     with pytest.raises(MissingDataError, match="cifar10 is not here"):
-        run.carry_out([run], None)
+        run.execute([run], None)

@@ -9,7 +9,7 @@ from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.judge import verdicts
 from wellposed_lab.engine.run import Context
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.search import candidates, search_runs
 from wellposed_lab.engine.store import Store
 from wellposed_lab.engine.training import TrainingRun
@@ -27,7 +27,7 @@ NAMES = ("rolling-average", "rolling-argmax", "spiky")
 def records(tmp_path_factory):
     out = tmp_path_factory.mktemp("sequences")
     for name in NAMES:
-        state = carry_out(get_suite(name), Order(name, "tiny", seeds=1), out)
+        state = run_suite(get_suite(name), Order(name, "tiny", seeds=1), out)
         assert state.finished == state.planned and state.failed == 0
     return Store(out).records()
 
@@ -46,7 +46,7 @@ def test_every_claim_finds_its_numbers(records):
     claims = [claim for claim in load_claims() if claim.suite in NAMES]
     found = verdicts(earnest, claims)
     assert len(found) > 45
-    assert not [(one.claim.says, one.why) for one in found if one.verdict == "not run"]
+    assert not [(one.claim.says, one.why) for one in found if one.verdict == "not judged"]
 
 
 def test_published_sizes_are_built(records):
@@ -89,7 +89,7 @@ def test_controls_that_learn_nothing(records):
     run = TrainingRun(
         suite="x", seed=0, scale="default", task=task, model=Choice("copy-last-label"), training=Training(1)
     )
-    (result,) = run.carry_out([run], Context())
+    (result,) = run.execute([run], Context())
     accuracies = [value.value for value in result.values if value.metric == "accuracy"]
     assert len(accuracies) == 2 and all(abs(value - 0.9) < 0.01 for value in accuracies)
     assert not run.trained and result.series == {}
@@ -120,7 +120,7 @@ def test_the_picture_of_the_spikes(records):
     assert styles(own)["data"].dash == "solid" and styles(own)["linear"].dash == "dot"
     assert "One seed" in figure_html(figure, own, "key")
     other = dataclasses.replace(next(run for run in suite.plan("tiny") if run.labels[1] == "linear"), seed=1)
-    assert "prediction" not in other.carry_out([other], Context())[0].series
+    assert "prediction" not in other.execute([other], Context())[0].series
 
 
 def test_training_is_watched_where_the_paper_does(records):
@@ -158,3 +158,13 @@ def test_shapes_of_every_model():
         assert build(task.name, (10, y.shape[1]), Choice(model, size))(u[:7]).shape == y[:7].shape
     with pytest.raises(InputError, match="state_features"):
         implicit_rnn("identity", (10, 10), Choice("implicit-rnn"))
+
+
+def test_numbers_of_longer_sequences_stand_at_their_length(tmp_path):
+    run_suite(get_suite("sequence-length"), Order("sequence-length", "tiny"), tmp_path)
+    records = Store(tmp_path).records()
+    assert {record.task for record in records} == {"rolling-average-length"} and len(records) == 6
+    for record in records:
+        length = record.config["task"]["length"]
+        assert record.value("length_mse", length) == record.value("test_mse") > 0
+        assert record.value("shifted_mse", length) == record.value("test_mse", 5.0)

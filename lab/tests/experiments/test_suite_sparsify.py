@@ -1,12 +1,14 @@
 """The suites of convex training at tiny scale: all runs finish, names fit the claims, controls are computed."""
 
+import numpy as np
 import pytest
 import torch
 from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import get_suite
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.store import Record, Store
 from wellposed_lab.experiments.sparsify.measures import frontier, iterations, sufficient, warm_starts
+from wellposed_lab.experiments.sparsify.row_solvers import RateRun, rate_plan
 from wellposed_lab.experiments.sparsify.rows import DenseRows, Layers
 from wellposed_lab.networks.trained import Dense
 
@@ -23,7 +25,7 @@ def states():
 
 @pytest.mark.parametrize("name", ["sparsify-digits", "eliminate-fashion"])
 def test_suite_runs_at_tiny_scale(name, tmp_path):
-    progress = carry_out(get_suite(name), Order(name, "tiny"), tmp_path)
+    progress = run_suite(get_suite(name), Order(name, "tiny"), tmp_path)
     assert progress.failed == 0 and progress.finished == progress.planned > 5
     records = list(Store(tmp_path).records())
     assert all(record.task.startswith("digits") for record in records)
@@ -52,7 +54,7 @@ def test_missing_images_are_said_so(tmp_path, monkeypatch):
     monkeypatch.setattr("wellposed_lab.networks.trained.load_images", _missing)
     run = get_suite("sparsify-fashion").plan("default")[0]
     with pytest.raises(MissingDataError, match="not here"):
-        type(run)(**{**vars(run), "network": Dense("fashion-mnist", epochs=7)}).carry_out([run], None)
+        type(run)(**{**vars(run), "network": Dense("fashion-mnist", epochs=7)}).execute([run], None)
 
 
 def _missing(name, split):
@@ -115,3 +117,23 @@ def test_controls_say_where_the_fit_is_not_ahead():
     text = " ".join(get_suite("sparsify-fashion").findings(records))
     assert "ahead in the median at a sparsity of 90 % and not at 50 %" in text
     assert "MLA" in text
+
+
+def test_proximal_gradient_steps_solve_what_they_say():
+    problem = RateRun(suite="bisection-rates", seed=3, scale="tiny").problem()
+    level = float(np.abs(problem.cross).max()) / 3
+    a, steps = problem.solve(level, np.zeros(40), 1e-18)
+    slope = problem.cross - problem.gram @ a
+    assert steps > 5 and (a != 0).any() and (a == 0).any()
+    assert np.allclose(slope[a != 0], level * np.sign(a[a != 0]), atol=1e-6) and np.abs(slope).max() < level + 1e-6
+
+
+def test_rates_and_lemmas_of_the_bisection():
+    warm, cold, apart = (run.execute([run], None)[0] for run in rate_plan("default"))
+    values = {value.metric: value.value for value in apart.values}
+    assert values["lemma_4"] > 5, "sqrt(n) is not enough where all entries are alike"
+    known = [{(value.metric, value.at): value.value for value in result.values} for result in (warm, cold)]
+    for one in known:
+        assert one["lemma_3", None] < 1 and one["complexity", 1e-10] < 1
+    assert known[0]["steps", 1e-8] < known[1]["steps", 1e-8] / 2
+    assert known[0]["steps", 1e-4] < known[0]["steps", 1e-8]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import get_suite
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.store import Record, Store
 from wellposed_lab.experiments.sparsify.measures import frontier
 from wellposed_lab.experiments.sparsify.rows import own_units, prune_shared
@@ -124,7 +124,7 @@ def test_training_afterwards_keeps_the_zeros(model, monkeypatch):
 
 @pytest.mark.parametrize(("name", "task"), [("sparsify-cifar", "digits"), ("sparsify-newsgroups", "topics")])
 def test_suite_runs_at_tiny_scale(name, task, tmp_path):
-    progress = carry_out(get_suite(name), Order(name, "tiny"), tmp_path)
+    progress = run_suite(get_suite(name), Order(name, "tiny"), tmp_path)
     assert progress.failed == 0 and progress.finished == progress.planned > 6
     records = list(Store(tmp_path).records())
     assert all(record.task.startswith(task) for record in records)

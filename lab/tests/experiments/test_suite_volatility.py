@@ -10,7 +10,7 @@ from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.judge import verdicts
 from wellposed_lab.engine.run import Context
-from wellposed_lab.engine.runner import Order, carry_out
+from wellposed_lab.engine.runner import Order, run_suite
 from wellposed_lab.engine.statistics import number
 from wellposed_lab.engine.store import Store
 from wellposed_lab.experiments.volatility.findings import draw_history, findings
@@ -39,7 +39,7 @@ SIZES = {
 def records(tmp_path_factory):
     pytest.importorskip("arch")
     out = tmp_path_factory.mktemp("volatility")
-    state = carry_out(SUITE, Order("volatility", "tiny", seeds=1), out)
+    state = run_suite(SUITE, Order("volatility", "tiny", seeds=1), out)
     assert state.finished == state.planned == len(MODELS) + 1 and state.failed == 0
     return Store(out).records()
 
@@ -101,10 +101,10 @@ def test_every_claim_finds_its_numbers_where_the_data_are_supplied(records):
     claims = [claim for claim in load_claims() if claim.suite == "volatility"]
     assert len(claims) == 10 + 4 * 3 + 2 + 1
     found = verdicts([*earnest, *daily], claims)
-    assert not [(one.claim.says, one.why) for one in found if one.verdict == "not run"]
+    assert not [(one.claim.says, one.why) for one in found if one.verdict == "not judged"]
     unknown = verdicts([one for one in earnest if one.task != "volatility"], claims)
     published = [one for one in unknown if one.claim.rule.measures[0].task == "volatility"]
-    assert len(published) == 16 and {one.verdict for one in published} == {"not run"}
+    assert len(published) == 16 and {one.verdict for one in published} == {"not judged"}
 
 
 def test_the_page_shows_figures_picture_and_data(records):
@@ -188,13 +188,13 @@ def test_the_plan_takes_what_the_data_folder_holds(tmp_path, monkeypatch):
     runs = plan("default")
     assert {run.labels[0] for run in runs} == {"volatility"} and all(run.task.digest for run in runs)
     assert {run.task.stride for run in plan("paper")} == {1}
-    result = carry_out(SUITE, Order("volatility", "default", seeds=1), tmp_path / "out")
+    result = run_suite(SUITE, Order("volatility", "default", seeds=1), tmp_path / "out")
     assert result.failed == len(runs)
     errors = {record.error for record in Store(tmp_path / "out").records()}
     assert all("70 minutes in a row" in error or "InputError" in error for error in errors)
 
 
 def test_the_history_of_a_task_is_its_data(monkeypatch):
-    result = HistoryRun(suite="x", seed=0, scale="tiny", task=SMALL).carry_out([], Context())[0]
+    result = HistoryRun(suite="x", seed=0, scale="tiny", task=SMALL).execute([], Context())[0]
     assert len(result.series["prediction"]) == len(SMALL.test(0)[1])
     assert CSI500.name in {task for figure in SUITE.figures for task in figure.tasks}

@@ -185,3 +185,16 @@ def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"wellposed\[plots\]"):
         draw(SHIFT, RECORDS, tmp_path / "none.png")
+
+
+def test_the_legend_of_one_panel_stands_below_it(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("matplotlib.figure.Figure.legend", lambda self, *args, **options: asked.append(options))
+    draw(replace(SHIFT, tasks=("identity",)), RECORDS, tmp_path / "figure.png")
+    assert [options["loc"] for options in asked] == ["outside lower center"]
+
+
+def test_settings_elsewhere_on_the_axis_are_drawn_together():
+    short, long = (seeds(((at, 1.0),), ((at, 2.0),), config={"length": at}) for at in (10.0, 200.0))
+    (curve,) = curves(replace(SHIFT, tasks=("identity",)), [*short, *long])["identity"]
+    assert curve.x == (10.0, 200.0) and curve.middle == (1.5, 1.5)

@@ -15,7 +15,7 @@ from html.parser import HTMLParser
 import pytest
 from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import Figure, all_suites
-from wellposed_lab.engine.judge import JUDGEMENTS, verdicts
+from wellposed_lab.engine.judge import DECIDED, JUDGEMENTS, tally, verdicts
 from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.experiments.mathematics import arithmetic, identity
 from wellposed_lab.report import write_report
@@ -172,10 +172,11 @@ def test_the_summary_counts_every_suite(text):
     cells = re.findall(r"<td[^>]*>(?:<a[^>]*>)?([^<]*)", row)
     expected = [str(judged["identity", name] or "·") for name in JUDGEMENTS]
     assert cells == expected
-    assert summary.count("<tr") == len({claim.suite for claim in load_claims()}) + 2
-    total = re.findall(r"<td[^>]*>([^<]*)", summary[summary.index('class="total"') :])[:5]
-    overall = Counter(verdict.verdict for verdict in verdicts(RUNS))
-    assert total == [str(overall[name] or "·") for name in JUDGEMENTS]
+    assert summary.count("<tr") == len({claim.suite for claim in load_claims()}) + 3
+    totals = re.findall(r"<td[^>]*>([^<]*)", summary[summary.index('class="total"') :])[:12]
+    for own, shown in ((False, totals[:6]), (True, totals[6:])):
+        overall = tally(verdict for verdict in verdicts(RUNS) if verdict.claim.own is own)
+        assert shown == [str(count or "·") for count in overall.values()]
 
 
 def test_a_suite_says_everything(text, found):
@@ -195,7 +196,7 @@ def test_a_suite_says_everything(text, found):
 def test_suites_without_runs_are_collapsed(text):
     left = text[text.index('id="not-run"') :]
     left = left[: left.index("</section>")]
-    judged = {one.claim.suite for one in verdicts(RUNS) if one.verdict != "not run"}
+    judged = {one.claim.suite for one in verdicts(RUNS) if one.verdict != "not judged"}
     expected = {claim.suite for claim in load_claims()} - {run.suite for run in RUNS} - judged
     titles = [name.replace("-", " ").capitalize() for name in all_suites() if name in expected]
     assert len(titles) > 20 and re.findall(r'<details class="suite-claims"><summary>([^<]+)<', left) == titles
@@ -216,9 +217,12 @@ def test_the_file_holds_the_page_packed(place, text):
 
 def test_what_was_learnt_stands_at_the_top_and_the_contents_are_folded(text):
     head = text[: text.index('id="summary"')]
-    judged = [one.verdict for one in verdicts(RUNS) if one.verdict != "not run"]
-    held = sum(name in ("reproduced", "better") for name in judged)
-    assert f"What was learnt: {held} of {len(judged)} judged claims hold" in head
+    decided = [one.verdict for one in verdicts(RUNS) if one.verdict in DECIDED]
+    held = sum(name in ("reproduced", "better") for name in decided)
+    assert f"What was learnt: {held} of {len(decided)} decided claims hold" in head
+    published = [one for one in verdicts(RUNS) if not one.claim.own]
+    assert f"Of {len(published)} distinct published claims by {len(RUNS)} runs: " in head
+    assert f"{tally(published)['undecided']} undecided" in head
     assert "<details><summary>Contents: " in head and "Where to go next" in text
 
 
@@ -332,7 +336,7 @@ addEventListener("load", async () => {
   document.querySelector("#filter [type=reset]").click();
   await pause(50);
   facts.reset = shown().length;
-  document.querySelector("[data-filter='claim does not hold']").click();
+  document.querySelector("[data-filter='refuted']").click();
   await pause(50);
   facts.linked = [...new Set(shown().map((row) => row.dataset.verdict))];
   document.querySelector("#filter [type=reset]").click();
@@ -448,7 +452,7 @@ def test_the_filter_filters(seen):
     assert 0 < len(facts["searched"]) < len(facts["filtered"])
     assert all("mlp" in words and "shift" in words for words in facts["searched"])
     assert facts["address"] == "#filter:verdict=reproduced&paper=001&text=MLP+shift"
-    assert facts["reset"] == len(load_claims()) and facts["linked"] == ["claim does not hold"]
+    assert facts["reset"] == len(load_claims()) and facts["linked"] == ["refuted"]
 
 
 def test_tables_are_sorted(seen):

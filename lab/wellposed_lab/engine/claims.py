@@ -29,6 +29,10 @@ in it. ``value`` is in the unit of the measure, shares are fractions of one; ``u
   name is that model with the rest of the measure.
 - ``"at most"`` and ``"at least"``: ``measure`` with ``value`` as the limit.
 - ``"not a target"``: only the ``reason``.
+
+Where a text leaves open what was done, ``reading`` names the choice that the claim makes, and ``readings`` has a
+table for every other one: its name as ``reading``, and those of ``measure`` and ``rival`` that change. ``own =
+true`` marks a question of ours that no paper asks, for instance on data that stand in for those of a paper.
 """
 
 import functools
@@ -44,7 +48,7 @@ from typing import Any, Literal, final
 from wellposed.errors import InputError, unknown_name
 
 Better = Literal["lower", "higher"]
-Outcome = Literal["reproduced", "better", "worse"]
+Outcome = Literal["reproduced", "better", "worse", "refuted"]
 
 SIZES = ("000", "001", "002")
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
@@ -126,9 +130,11 @@ class Number(Rule):
         return (self.measure,)
 
     def outcome(self, published: float, ours: float) -> Outcome:
-        """Says where our mean lies; NaN is worse."""
+        """Says where our mean lies; NaN is worse, and a number of the other sign is refuted."""
         if abs(ours - published) <= self.tolerance * abs(published):
             return "reproduced"
+        if ours * published < 0:
+            return "refuted"
         if self.better == "lower":
             return "better" if ours < published else "worse"
         return "better" if self.better == "higher" and ours > published else "worse"
@@ -285,7 +291,7 @@ RULES = {  # what a rule needs, and what it may have
     "not a target": (("reason",), ("value",)),
 }
 GLOSSARIES = ("metrics", "models", "tasks")
-NEEDED, OPTIONAL = ("where", "says", "suite", "rule"), ("unit", "note")
+NEEDED, OPTIONAL = ("where", "says", "suite", "rule"), ("unit", "note", "own", "reading", "readings")
 
 
 @dataclass(frozen=True)
@@ -300,6 +306,9 @@ class PublishedClaim:
         rule: how it is compared.
         unit: of the value.
         note: what is known to be wrong or ambiguous about it.
+        own: whether it is a question of ours, which no paper asks.
+        reading: which choice the rule makes where the text leaves one open.
+        readings: the other choices, each with its rule.
 
     Example:
         >>> rule = Number(Measure("parameters", "implicit", "identity"), tolerance=0.0)
@@ -316,14 +325,19 @@ class PublishedClaim:
     rule: Rule
     unit: str = ""
     note: str = ""
+    own: bool = False
+    reading: str = ""
+    readings: tuple[tuple[str, Rule], ...] = ()
 
     def __post_init__(self) -> None:
+        if bool(self.reading) != bool(self.readings):
+            raise InputError(f"a reading is named beside others; received {self.reading!r} and {self.readings}")
         if not self.where or len(set(self.where)) < len(self.where):
             raise InputError(f"where must name at least one place, and each once; received {self.where}")
-        for paper, place in self.where:
+        for paper, section in self.where:
             if paper not in PAPERS:
                 raise InputError(f"paper must be one of {', '.join(PAPERS)}; received {paper!r}")
-            if not place.strip():
+            if not section.strip():
                 raise InputError(f"where must say at which place of paper {paper} the claim stands; received ''")
         if not self.suite:
             raise InputError("suite must be the name of the suite that measures the claim; received ''")
@@ -344,7 +358,7 @@ class PublishedClaim:
 
     def places(self, paper: str) -> tuple[str, ...]:
         """Returns the places in one paper; none if it does not make the claim."""
-        return tuple(place for one, place in self.where if one == paper)
+        return tuple(section for one, section in self.where if one == paper)
 
 
 def claim_files() -> list[Path]:
@@ -364,7 +378,10 @@ def load_claims() -> tuple[PublishedClaim, ...]:
     claims = tuple(claim for path in claim_files() for claim in read_claims(path))
     seen: dict[PublishedClaim, PublishedClaim] = {}
     for claim in claims:
-        first = seen.setdefault(replace(claim, where=(("000", "anywhere"),)), claim)
+        same = isinstance(claim.rule, NotATarget)  # what has no measure is told apart by its words
+        words = claim.says if same else "The same is claimed."
+        plain = replace(claim, where=(("000", "anywhere"),), says=words, note="", unit="")
+        first = seen.setdefault(plain, claim)
         if first is not claim:
             raise InputError(
                 f"a claim has one entry with all its places; received two for {claim.says!r}, at {first.where} "
@@ -404,7 +421,8 @@ def read_claims(path: Path) -> tuple[PublishedClaim, ...]:
         for index, entry in enumerate(entries, 1):
             name = f"{path.parent.name}/{path.name}, claim {index} ({entry.get('says', 'without says')!r})"
             claims.append(_claim(entry))
-            for measure in claims[-1].rule.measures:
+            rules = (claims[-1].rule, *(rule for _, rule in claims[-1].readings))
+            for measure in (measure for rule in rules for measure in rule.measures):
                 _require_explained("metrics", measure.metric, glossaries)
                 _require_explained("tasks", measure.task, glossaries)
     except ValueError as error:
@@ -431,18 +449,29 @@ def _claim(entry: Mapping[str, Any]) -> PublishedClaim:
         raise InputError(f"rule must be one of {', '.join(map(repr, RULES))}; received {rule!r}")
     needed, optional = RULES[rule]
     _require_keys(entry, (*NEEDED, *needed), (*OPTIONAL, *optional))
-    for name in ("says", "suite", "unit", "note", "reason"):
+    for name in ("says", "suite", "unit", "note", "reason", "reading"):
         if not isinstance(entry.get(name, ""), str):
             raise InputError(f"{name} must be a text; received {entry[name]!r}")
     value = entry.get("value")
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise InputError(f"value must be a number; received {value!r}")
     where = entry["where"]
-    if not isinstance(where, list) or not all(isinstance(place, str) for place in where):
+    if not isinstance(where, list) or not all(isinstance(section, str) for section in where):
         raise InputError(f'where must be a list such as ["000 section 4", "002 Table 1"]; received {where!r}')
-    pairs = tuple((paper, place) for paper, _, place in (text.partition(" ") for text in where))
-    texts = {name: entry[name] for name in OPTIONAL if name in entry}
-    return PublishedClaim(pairs, entry["says"], value, entry["suite"], _rule(entry), **texts)
+    pairs = tuple((paper, section) for paper, _, section in (text.partition(" ") for text in where))
+    if not isinstance(entry.get("own", False), bool):
+        raise InputError(f"own must be true or false; received {entry['own']!r}")
+    texts = {name: entry[name] for name in OPTIONAL if name in entry and name != "readings"}
+    readings = tuple(_reading(entry, table) for table in entry.get("readings", ()))
+    return PublishedClaim(pairs, entry["says"], value, entry["suite"], _rule(entry), **texts, readings=readings)
+
+
+def _reading(entry: Mapping[str, Any], table: Mapping[str, Any]) -> tuple[str, Rule]:
+    """Reads another choice; a measure or rival that it leaves out is that of the claim."""
+    _require_keys(table, ("reading",), ("measure", "rival"))
+    changed = {key: {**entry[key], **table[key]} for key in ("measure",) if key in table}
+    rival = {"rival": table["rival"]} if "rival" in table else {}
+    return table["reading"], _rule({**entry, **changed, **rival})
 
 
 def _rule(entry: Mapping[str, Any]) -> Rule:

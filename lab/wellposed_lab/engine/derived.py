@@ -15,8 +15,8 @@ def with_derived(records: Iterable[Record]) -> list[Record]:
     """
     known = list(records)
     for suite in all_suites().values():
-        own = [place for place, record in enumerate(known) if record.suite == suite.name]
+        own = [index for index, record in enumerate(known) if record.suite == suite.name]
         if suite.derived is not None and own:
-            for place, record in zip(own, suite.derived([known[place] for place in own]), strict=True):
-                known[place] = record
+            for index, record in zip(own, suite.derived([known[index] for index in own]), strict=True):
+                known[index] = record
     return known

@@ -15,7 +15,7 @@ from wellposed.errors import InputError, unknown_name
 from wellposed_lab.config import SCALES, Scale
 from wellposed_lab.engine.run import Run
 from wellposed_lab.engine.store import Record
-from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.engine.thresholds import Floor, Plateau, Threshold
 from wellposed_lab.tasks.task import Point
 
 Plan = Callable[[Scale], Sequence[Run]]  # one run for every model and task, at seed 0
@@ -109,6 +109,9 @@ class Suite:
         grid: settings tried by a search, by field: of the training, or an option of the model.
         thresholds: what every seed has to reach.
         derived: adds numbers that are made from several of its records, such as the lead over a rival.
+        floors: what a model reaches that has learnt its task.
+        plateaus: where a metric says nothing.
+        differs: in which points the scale "paper" is not as published, in a sentence; empty if in none.
     """
 
     name: str
@@ -124,6 +127,9 @@ class Suite:
     grid: tuple[tuple[str, tuple[object, ...]], ...] = ()
     thresholds: tuple[Threshold, ...] = ()
     derived: Callable[[Sequence[Record]], Sequence[Record]] | None = None
+    floors: tuple[Floor, ...] = ()
+    plateaus: tuple[Plateau, ...] = ()
+    differs: str = ""
 
     def runs(self, scale: Scale = "default", seeds: int | None = None) -> list[Run]:
         """Returns all runs of a scale, seed by seed."""
@@ -153,9 +159,9 @@ def all_suites() -> dict[str, Suite]:
     """
     package = import_module("wellposed_lab.experiments")
     folders = [
-        import_module(f"{package.__name__}.{found.name}").SUITES for found in iter_modules(package.__path__)
+        import_module(f"{package.__name__}.{module.name}").SUITES for module in iter_modules(package.__path__)
     ]
-    folders.sort(key=lambda folder: min((place for suite in folder for place in suite.papers), default="999"))
+    folders.sort(key=lambda folder: min((section for suite in folder for section in suite.papers), default="999"))
     return {suite.name: suite for folder in folders for suite in folder}
 
 

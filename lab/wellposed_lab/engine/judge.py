@@ -1,15 +1,24 @@
 """Judges every published claim by the records, with the same rules for every model.
 
-A number is judged by its mean over the seeds, an order seed by seed, a limit in every seed. Runs at scale "paper"
-count before those at "default", runs of the claim's own suite before others; tiny runs are for tests and judge
-nothing. A seed in which training diverged counts against the model that a claim is about (as NaN, which no rule
-accepts) and is left out on the rival's side, so that no claim is won by a rival that was never trained.
+1. What the records do not decide is "undecided", and is not held against a claim.
+2. No order is judged in a seed in which a side did not learn (`Floor`),
+3. nor where both sides are at chance or saturated (`Plateau`).
+4. A smaller scale never overrules a larger one: where they disagree the claim is undecided. Tiny runs are never
+   judged.
+5. A number is reproduced if its mean lies within the tolerance, an order if it has at least half of the printed
+   effect, 1 % where none is printed. A difference of the other sign is refuted.
+6. Below five seeds the interval is called the range of the seeds, and the verdict is marked.
+7. A claim counts once, however many papers make it; our own questions are counted apart.
+8. Where a text leaves a choice open every reading is judged, and the claim is undecided if they differ.
+
+A seed in which training diverged counts against the model that a claim is about (as NaN, which no rule accepts)
+and is left out on the rival's side, so that no claim is won by a rival that was never trained.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from wellposed.errors import InputError
@@ -25,12 +34,24 @@ from wellposed_lab.engine.claims import (
     load_claims,
 )
 from wellposed_lab.engine.derived import with_derived
-from wellposed_lab.engine.statistics import MIN_SEEDS, Advantage, Interval, advantage, interval, mean, number
+from wellposed_lab.engine.experiment import all_suites
+from wellposed_lab.engine.statistics import (
+    ENOUGH_SEEDS,
+    MIN_SEEDS,
+    Advantage,
+    Interval,
+    advantage,
+    interval,
+    mean,
+    number,
+)
 from wellposed_lab.engine.store import Record, Store, settings
 
-Judgement = Literal["reproduced", "better", "worse", "claim does not hold", "not run"]
-JUDGEMENTS: tuple[Judgement, ...] = ("reproduced", "better", "worse", "claim does not hold", "not run")
+Judgement = Literal["reproduced", "better", "worse", "refuted", "undecided", "not judged"]
+JUDGEMENTS: tuple[Judgement, ...] = ("reproduced", "better", "worse", "refuted", "undecided", "not judged")
+DECIDED: tuple[Judgement, ...] = JUDGEMENTS[:4]
 DIVERGED = "NonFiniteLossError"
+LEAST_EFFECT = 1.01  # of an order of which no paper prints the effect: less is in no plot
 
 
 @dataclass(frozen=True)
@@ -43,11 +64,12 @@ class Verdict:
         ours: our number: the mean over the seeds, for an order the ratio (or difference) to the rival.
         verdict: one of `JUDGEMENTS`.
         why: one sentence.
-        interval: of `ours`, 95 % over the seeds; None where there are too few.
+        interval: of `ours`, 95 % over the seeds, below five seeds their range; None where there are too few.
         scale: of the runs.
         record_ids: all records that it rests on.
         seeds: how many were compared.
         kind: what `ours` is.
+        readings: where the text leaves a choice open, the verdict on every reading with its name.
     """
 
     claim: PublishedClaim
@@ -60,6 +82,23 @@ class Verdict:
     record_ids: tuple[str, ...] = ()
     seeds: int = 0
     kind: Literal["mean", "ratio", "difference"] = "mean"
+    readings: tuple[tuple[str, "Verdict"], ...] = ()
+
+    @property
+    def marked(self) -> bool:
+        """Whether it is decided by fewer than five seeds; a count needs one."""
+        return self.verdict in DECIDED and self.seeds < ENOUGH_SEEDS and not _is_count(self.claim.rule)
+
+
+def tally(verdicts: Iterable[Verdict]) -> dict[Judgement, int]:
+    """Counts verdicts of each kind, in the order of `JUDGEMENTS`.
+
+    Example:
+        >>> tally([])["reproduced"]
+        0
+    """
+    counts = Counter(verdict.verdict for verdict in verdicts)
+    return {name: counts[name] for name in JUDGEMENTS}
 
 
 @dataclass
@@ -71,7 +110,7 @@ class Sample:
     suite: str
     size: str | None
     values: dict[int, float] = field(default_factory=dict)
-    ids: dict[int, str] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     started: str = ""
 
@@ -90,17 +129,39 @@ class Sample:
         """The seeds in which training diverged."""
         return sorted(seed for seed, error in self.errors.items() if error.startswith(DIVERGED))
 
+    def not_learnt(self, order: bool) -> dict[int, str]:
+        """The seeds in which the task was not learnt, in words; but for orders only those of a rival in a lead."""
+        suite = all_suites().get(self.suite)
+        floors = [floor for floor in (suite.floors if suite else ()) if order or floor.judging]
+        return {
+            seed: f"{floor.side or self.name} did not learn ({floor.text} is asked for)"
+            for seed, record in self.records.items()
+            for floor in floors
+            if floor.missed(record, self.measure.metric)
+        }
+
+    def plateaus(self) -> dict[int, str]:
+        """The seeds in which the value says nothing, with the reason."""
+        suite = all_suites().get(self.suite)
+        return {
+            seed: plateau.why
+            for seed, record in self.records.items()
+            for plateau in (suite.plateaus if suite else ())
+            if plateau.holds(record, self.measure)
+        }
+
 
 Index = dict[tuple[str, str], list[Record]]
+Printed = dict[Measure, float]
 
 
 def verdicts(store: Store | Iterable[Record], claims: Sequence[PublishedClaim] | None = None) -> list[Verdict]:
-    """Judges claims by records, one verdict a claim.
+    """Judges claims by records, one verdict a claim, by the rules at the top of this module.
 
     A number is "better" or "worse" only if its whole interval over the seeds lies beyond the tolerance, an order
-    "reproduced" only if the whole interval of the paired ratio lies beyond its factor, a limit only if every seed
-    keeps to it; all of these need three seeds, an exact count needs one. A claim that is no target is "not run",
-    and its reason is the why.
+    "reproduced" only if the whole interval of the paired ratio does, and "worse" if it is right but too small; a
+    limit is "reproduced" if every seed keeps to it. All of these need three seeds, an exact count needs one. A
+    claim that is no target is "not judged", and its reason is the why.
 
     Args:
         store: the records, or where they are.
@@ -108,88 +169,140 @@ def verdicts(store: Store | Iterable[Record], claims: Sequence[PublishedClaim] |
 
     Example:
         >>> {verdict.verdict for verdict in verdicts([])}
-        {'not run'}
+        {'not judged'}
     """
     index: Index = defaultdict(list)
     for record in with_derived(store.records() if isinstance(store, Store) else store):
         if record.kind == "run":
             index[record.task, record.model].append(record)
-    return [_judge(claim, index) for claim in (load_claims() if claims is None else claims)]
+    wanted = load_claims() if claims is None else claims
+    printed: Printed = {
+        claim.rule.measure: float(claim.value or 0.0)
+        for claim in (*load_claims(), *wanted)
+        if isinstance(claim.rule, Number)
+    }
+    return [_judge_readings(claim, index, printed) for claim in wanted]
 
 
-def _judge(claim: PublishedClaim, index: Index) -> Verdict:
+def _judge_readings(claim: PublishedClaim, index: Index, printed: Printed) -> Verdict:
+    """Judges a claim under every reading; one that depends on the reading is undecided."""
+    first = _judge(claim, index, printed)
+    if not claim.readings:
+        return first
+    others = [(name, _judge(replace(claim, rule=rule), index, printed)) for name, rule in claim.readings]
+    readings = ((claim.reading, first), *others)
+    outcomes = {one.verdict for _, one in readings if one.verdict != "not judged"}
+    if len(outcomes) < 2:
+        return replace(first, readings=readings)
+    said = "; ".join(f"{name}, {one.verdict} ({number(one.ours)})" for name, one in readings)
+    why = f"It depends on the reading: {said}."
+    return replace(first, verdict="undecided", why=why, readings=readings)
+
+
+def _judge(claim: PublishedClaim, index: Index, printed: Printed) -> Verdict:
     if isinstance(claim.rule, NotATarget):
-        return _not_run(claim, claim.rule.reason)
-    found = [_samples(measure, index) for measure in claim.rule.measures]
-    chosen = _choose(claim, found)
-    if chosen is None:
-        return _not_run(claim, _missing(claim, found, index))
+        return _not_judged(claim, claim.rule.reason)
+    candidates = [_samples(measure, index) for measure in claim.rule.measures]
+    choices = _choices(claim, candidates)
+    if not choices:
+        return _not_judged(claim, _missing(claim, candidates, index))
+    return _across_scales(claim, [_judge_sides(claim, chosen, printed) for chosen in choices], printed)
+
+
+def _judge_sides(claim: PublishedClaim, chosen: Sequence[Sample], printed: Printed) -> Verdict:
     failed = [sample for sample in chosen if not sample.values and not sample.diverged]
     if failed:
-        return _not_run(claim, _failure(failed[0]), chosen)
+        return _not_judged(claim, _failure(failed[0]), chosen)
     if isinstance(claim.rule, Number):
         return _judge_number(claim, claim.rule, chosen[0])
     if isinstance(claim.rule, Beats):
-        return _judge_order(claim, claim.rule, *chosen)
+        return _judge_order(claim, claim.rule, printed, *chosen)
     if isinstance(claim.rule, AtMost | AtLeast):
         return _judge_limit(claim, claim.rule, chosen[0])
     raise InputError(f"a claim is judged by a rule of wellposed_lab.engine.claims; received {claim.rule!r}")
 
 
+def _across_scales(claim: PublishedClaim, judged: Sequence[Verdict], printed: Printed) -> Verdict:
+    """Takes the verdict of the largest scale, or of a smaller one with more seeds if the larger says the same."""
+    first = judged[0]
+    least = 1 if _is_count(claim.rule) else MIN_SEEDS
+    others = [one for one in judged[1:] if one.verdict in DECIDED]
+    if first.verdict in DECIDED or first.seeds >= least or not others:
+        return first
+    count = f"{first.seeds} {_plural('seed', first.seeds)} at scale {first.scale}"
+    if _leaning(claim, first, printed) == _leaning(claim, others[0], printed):
+        return replace(others[0], why=f"{others[0].why.rstrip('.')}; {count} {_verb('agree', first.seeds)}.")
+    other = f"scale {others[0].scale} says {others[0].verdict}, which {count} do not decide"
+    return replace(first, verdict="undecided", why=f"{first.why.rstrip('.')}; {other}.")
+
+
+def _leaning(claim: PublishedClaim, verdict: Verdict, printed: Printed) -> str | bool | None:
+    """Says what a mean alone would decide, however few its seeds."""
+    if verdict.ours is None:
+        return None
+    if isinstance(claim.rule, Number):
+        return claim.rule.outcome(float(claim.value or 0.0), verdict.ours)
+    if isinstance(claim.rule, Beats):
+        return verdict.ours > _needed(claim.rule, verdict.kind == "ratio", printed)[0]
+    return isinstance(claim.rule, AtMost | AtLeast) and claim.rule.holds(verdict.ours)
+
+
 def _samples(measure: Measure, index: Index) -> list[Sample]:
     """Groups the runs of a measure's model by everything but the seed."""
-    found: dict[str, Sample] = {}
+    by_settings: dict[str, Sample] = {}
     for record in index.get((measure.task, measure.model), ()):
         value = record.value(measure.metric, measure.at)
         if not _fits(record.size, measure.size) or (value is None and record.error is None):
             continue
-        sample = found.setdefault(settings(record), Sample(measure, record.scale, record.suite, record.size))
-        sample.ids[record.seed] = record.id
+        sample = by_settings.setdefault(settings(record), Sample(measure, record.scale, record.suite, record.size))
+        sample.records[record.seed] = record
         sample.started = max(sample.started, record.started)
         if record.error is not None:
             sample.errors[record.seed] = record.error
         elif value is not None:
             sample.values[record.seed] = value
-    return list(found.values())
+    return list(by_settings.values())
 
 
 def _fits(ours: str | None, wanted: str | None) -> bool:
     return ours is None or wanted is None or ours == wanted
 
 
-def _choose(claim: PublishedClaim, found: list[list[Sample]]) -> list[Sample] | None:
-    """Picks one configuration for each measure: of one scale, and of one suite if there is one with all.
+def _choices(claim: PublishedClaim, candidates: list[list[Sample]]) -> list[list[Sample]]:
+    """Picks one configuration for each measure at every scale, the largest first.
 
-    Scales with enough seeds to decide go before larger ones with fewer.
+    Both sides are of one scale, and of one suite if there is one with both. Runs that failed are taken where there
+    are no others.
     """
-    for seeds in (MIN_SEEDS, 1, 0):
-        usable = [[one for one in samples if one.values or not seeds] for samples in found]
-        for scale in JUDGED_SCALES:
-            here = [[one for one in samples if one.scale == scale] for samples in usable]
-            if all(any(len(one.values) >= seeds for one in samples) for samples in here):
-                return _within_suite(claim.suite, here)
-    return None
+    for usable in ([[one for one in samples if one.values] for samples in candidates], candidates):
+        by_scale = [
+            [[one for one in samples if one.scale == scale] for samples in usable] for scale in JUDGED_SCALES
+        ]
+        choices = [_within_suite(claim.suite, here) for here in by_scale if all(here)]
+        if choices:
+            return choices
+    return []
 
 
-def _within_suite(first: str, found: list[list[Sample]]) -> list[Sample]:
-    others = sorted({one.suite for samples in found for one in samples} - {first})
+def _within_suite(first: str, candidates: list[list[Sample]]) -> list[Sample]:
+    others = sorted({one.suite for samples in candidates for one in samples} - {first})
     for suite in (first, *others):
-        here = [[one for one in samples if one.suite == suite] for samples in found]
+        here = [[one for one in samples if one.suite == suite] for samples in candidates]
         if all(here):
             return [max(samples, key=lambda one: one.rank) for samples in here]
-    return [max(samples, key=lambda one: (one.suite == first, *one.rank)) for samples in found]
+    return [max(samples, key=lambda one: (one.suite == first, *one.rank)) for samples in candidates]
 
 
-def _missing(claim: PublishedClaim, found: list[list[Sample]], index: Index) -> str:
+def _missing(claim: PublishedClaim, candidates: list[list[Sample]], index: Index) -> str:
     """Says what a claim would need."""
-    for measure, samples in zip(claim.rule.measures, found, strict=True):
+    for measure, samples in zip(claim.rule.measures, candidates, strict=True):
         known = [r for r in index.get((measure.task, measure.model), ()) if _fits(r.size, measure.size)]
         if not known:
             return f"There is no run of {_model(measure.model, measure.size)} on {measure.task}."
         if not samples:
-            place = "" if measure.at is None else f" {_place(measure)}"
-            return f"The runs of {measure.model} on {measure.task} do not have {measure.metric}{place}."
-    if all(one.scale not in JUDGED_SCALES for samples in found for one in samples):
+            point = "" if measure.at is None else f" {_place(measure)}"
+            return f"The runs of {measure.model} on {measure.task} do not have {measure.metric}{point}."
+    if all(one.scale not in JUDGED_SCALES for samples in candidates for one in samples):
         return "Only a tiny run exists, which is for tests."
     return "Its two sides were not run at the same scale."
 
@@ -197,25 +310,31 @@ def _missing(claim: PublishedClaim, found: list[list[Sample]], index: Index) -> 
 def _judge_number(claim: PublishedClaim, rule: Number, sample: Sample) -> Verdict:
     published = float(claim.value or 0.0)
     against = f"published is {number(published)}{_trouble(sample)}."
-    if rule.better is None and rule.tolerance == 0 and sample.values:
+    if _is_count(rule) and sample.values:
         return _count(claim, published, against, sample)
     values = _with_divergence(sample)
     ours, ends = mean(values), interval(values) if len(values) >= MIN_SEEDS else None
     outcome, text = rule.outcome(published, ours), f"Ours is {number(ours)}{_seeds(len(values), ends)}"
     if ends is None:
-        if outcome == "reproduced":
-            return _verdict(claim, outcome, f"{text}; {against}", [sample], ours)
-        why = f"{text}, too few to call it {outcome}; {against}"
-        return _verdict(claim, "not run", why, [sample], ours)
+        return _verdict(claim, "undecided", f"{text}, too few to decide; {against}", [sample], ours)
+    if outcome == "reproduced":
+        return _verdict(claim, outcome, f"{text}; {against}", [sample], ours, ends)
     if math.isfinite(ours) and _overlap(ends, published, rule.tolerance):
-        note = "" if outcome == "reproduced" else ", and the interval reaches the tolerance"
-        return _verdict(claim, "reproduced", f"{text}{note}; {against}", [sample], ours, ends)
+        why = f"{text}: the mean is beyond the tolerance and the seeds reach it; {against}"
+        return _verdict(claim, "undecided", why, [sample], ours, ends)
+    if outcome == "refuted":
+        judged: Judgement = "undecided" if ends[0] < 0 < ends[1] else "refuted"
+        return _verdict(claim, judged, f"{text}, of the other sign; {against}", [sample], ours, ends)
     beyond = "" if math.isnan(ours) else f", beyond the tolerance of {100 * rule.tolerance:g} %"
     return _verdict(claim, outcome, f"{text}{beyond}; {against}", [sample], ours, ends)
 
 
+def _is_count(rule: object) -> bool:
+    """Whether a number has no spread and does not depend on how training ends."""
+    return isinstance(rule, Number) and rule.better is None and rule.tolerance == 0
+
+
 def _count(claim: PublishedClaim, published: float, against: str, sample: Sample) -> Verdict:
-    """Judges a number that has no spread and does not depend on how training ends."""
     values = list(sample.values.values())
     judged: Judgement = "reproduced" if all(value == published for value in values) else "worse"
     return _verdict(claim, judged, f"Ours is {number(mean(values))}; {against}", [sample], mean(values))
@@ -226,78 +345,126 @@ def _overlap(ends: Interval, published: float, tolerance: float) -> bool:
     return ends[0] <= published + margin and ends[1] >= published - margin
 
 
-def _judge_order(claim: PublishedClaim, rule: Beats, ours: Sample, rival: Sample) -> Verdict:
+def _judge_order(claim: PublishedClaim, rule: Beats, printed: Printed, ours: Sample, rival: Sample) -> Verdict:
     sides = [ours, rival]
     if not rival.values:
-        return _not_run(claim, _failure(rival), sides)
+        return _not_judged(claim, _failure(rival), sides)
     values = {**ours.values, **dict.fromkeys(ours.diverged, math.nan)}
-    seeds = sorted(values.keys() & rival.values.keys())
-    if not seeds:
-        return _not_run(claim, "Its two sides have no seed in common.", sides)
-    found = advantage([values[s] for s in seeds], [rival.values[s] for s in seeds], rule.better, rule.factor)
-    text = _order_text(rule, found, ours, rival, len(seeds))
-    if math.isnan(found.mean):
-        judged: Judgement = "claim does not hold" if len(seeds) >= MIN_SEEDS else "not run"
+    common = sorted(values.keys() & rival.values.keys())
+    if not common:
+        return _not_judged(claim, "Its two sides have no seed in common.", sides)
+    without = _uninformative(ours, rival)
+    seeds = [seed for seed in common if seed not in without]
+    if len(seeds) < min(MIN_SEEDS, len(common)):
+        what = _order_subject(rule, ours, rival, "over")
+        reasons = "; ".join(dict.fromkeys(without[seed] for seed in common if seed in without))
+        why = f"{what} decides nothing in {len(common) - len(seeds)} of {len(common)} seeds: {reasons}."
+        return _verdict(claim, "undecided", why, sides, None, None, len(common))
+    lead = advantage([values[s] for s in seeds], [rival.values[s] for s in seeds], rule.better, rule.factor)
+    text = _order_text(rule, lead, ours, rival, len(seeds)) + _left_out(common, without)
+    if math.isnan(lead.mean):
+        judged: Judgement = "refuted" if len(seeds) >= MIN_SEEDS else "undecided"
         return _verdict(claim, judged, f"{text}.", sides, None, None, len(seeds))
-    if found.interval is None:
+    if lead.interval is None:
         why = f"{text}; fewer than {MIN_SEEDS} seeds do not decide an order."
-        return _verdict(claim, "not run", why, sides, found.mean, None, len(seeds), found.kind)
-    judged = "reproduced" if found.interval[0] > found.threshold else "claim does not hold"
-    why = f"{text}; {_order_reason(found)}."
-    return _verdict(claim, judged, why, sides, found.mean, found.interval, len(seeds), found.kind)
+        return _verdict(claim, "undecided", why, sides, lead.mean, None, len(seeds), lead.kind)
+    judged, reason = _order_outcome(lead, *_needed(rule, lead.kind == "ratio", printed))
+    return _verdict(claim, judged, f"{text}; {reason}.", sides, lead.mean, lead.interval, len(seeds), lead.kind)
 
 
-def _order_text(rule: Beats, found: Advantage, ours: Sample, rival: Sample, seeds: int) -> str:
+def _uninformative(ours: Sample, rival: Sample) -> dict[int, str]:
+    """Returns the seeds in which a side did not learn, or both sides say nothing, with the reason."""
+    reasons: dict[int, str] = {}
+    for sample in (ours, rival):
+        for seed, reason in sample.not_learnt(order=True).items():
+            reasons.setdefault(seed, reason)
+    here, there = ours.plateaus(), rival.plateaus()
+    return reasons | {seed: why for seed, why in here.items() if seed in there}
+
+
+def _left_out(common: Sequence[int], without: dict[int, str]) -> str:
+    reasons = Counter(without[seed] for seed in common if seed in without)
+    return "".join(f"; left out in {count} of {len(common)} seeds, {why}" for why, count in reasons.items())
+
+
+def _needed(rule: Beats, ratio: bool, printed: Printed) -> tuple[float, bool]:
+    """Returns what a lead has to exceed, and whether a paper prints it: its factor, or half of its effect."""
+    if rule.factor != 1:
+        return (rule.factor if ratio else 0.0), True
+    sides = [printed.get(measure) for measure in (rule.measure, rule.rival)]
+    small, large = sides if rule.better == "lower" else reversed(sides)
+    if small is not None and large is not None and large > small:
+        if not ratio:
+            return (large - small) / 2, True
+        if small > 0:
+            return 1 + (large / small - 1) / 2, True
+    return (LEAST_EFFECT if ratio else 0.0), False
+
+
+def _order_outcome(lead: Advantage, needed: float, printed: bool) -> tuple[Judgement, str]:
+    """Judges by how the interval lies to no difference and to what is needed, and says so."""
+    low, high = lead.interval or (math.nan, math.nan)
+    asked = f"the claim asks for more than {number(needed)}"
+    if low > needed:
+        return "reproduced", asked
+    if low == high == lead.none:
+        return "refuted", f"{asked}, and there is no difference"
+    if high < lead.none and high <= needed:
+        return "refuted", f"{asked}, and the opposite holds"
+    if high <= needed and low > lead.none:
+        if printed:
+            return "worse", f"{asked}: the order is right, the effect is smaller"
+        return "undecided", f"{asked}: the order is right, and smaller than any plot shows"
+    if high <= needed and printed:
+        return "refuted", f"{asked}: it is less"
+    includes = "no difference" if low <= lead.none <= high else "less"
+    return "undecided", f"{asked}, and the seeds include {includes}"
+
+
+def _order_text(rule: Beats, lead: Advantage, ours: Sample, rival: Sample, seeds: int) -> str:
     """Says which side has how much more, and what is to know of the runs."""
-    names = [ours.name, rival.name]
-    if ours.measure.at != rival.measure.at:
-        names = [f"{sample.name} {_place(sample.measure)}" for sample in (ours, rival)]
-    place = f" {_place(rule.measure)}" if rule.measure.at == rule.rival.at is not None else ""
-    large, small = reversed(names) if rule.better == "lower" else names
     trouble = _trouble(ours) + _trouble(rival, left_out=True)
     if ours.suite != rival.suite:
         trouble += f"; the runs are of two suites, {ours.suite} and {rival.suite}"
-    if math.isnan(found.mean):
-        return f"The {rule.measure.metric}{place} of {large} over that of {small} is not a number{trouble}"
-    amount = f"{number(found.mean)}{_seeds(seeds, found.interval)}"
-    times = f"{number(rule.factor)} times " if found.kind == "difference" and rule.factor != 1 else ""
-    joint = "over" if found.kind == "ratio" else f"minus {times}".rstrip()
-    return f"The {rule.measure.metric}{place} of {large} {joint} that of {small} is {amount}{trouble}"
+    if math.isnan(lead.mean):
+        return f"{_order_subject(rule, ours, rival, 'over')} is not a number{trouble}"
+    times = f"{number(rule.factor)} times " if lead.kind == "difference" and rule.factor != 1 else ""
+    joint = "over" if lead.kind == "ratio" else f"minus {times}".rstrip()
+    amount = f"{number(lead.mean)}{_seeds(seeds, lead.interval)}"
+    return f"{_order_subject(rule, ours, rival, joint)} is {amount}{trouble}"
 
 
-def _order_reason(found: Advantage) -> str:
-    """Says how the interval lies to what the claim asks for."""
-    low, high = found.interval or (math.nan, math.nan)
-    claimed = f"the claim asks for more than {number(found.threshold)}"
-    if low > found.threshold:
-        return claimed
-    if low == high == found.none:
-        return f"{claimed}, and there is no difference"
-    if high < found.none and high <= found.threshold:
-        return f"{claimed}, and the opposite holds"
-    if high <= found.threshold:
-        return f"{claimed}: " + ("the order is right, the factor is not" if low > found.none else "it is less")
-    includes = "no difference" if low <= found.none <= high else "less"
-    return f"{claimed}, and the interval includes {includes}: undecided"
+def _order_subject(rule: Beats, ours: Sample, rival: Sample, joint: str) -> str:
+    names = [ours.name, rival.name]
+    if ours.measure.at != rival.measure.at:
+        names = [f"{sample.name} {_place(sample.measure)}" for sample in (ours, rival)]
+    point = f" {_place(rule.measure)}" if rule.measure.at == rule.rival.at is not None else ""
+    large, small = reversed(names) if rule.better == "lower" else names
+    return f"The {rule.measure.metric}{point} of {large} {joint} that of {small}"
 
 
 def _judge_limit(claim: PublishedClaim, rule: AtMost | AtLeast, sample: Sample) -> Verdict:
-    values = _with_divergence(sample)
-    ours, ends = mean(values), interval(values) if len(values) >= MIN_SEEDS else None
-    kept = sum(rule.holds(value) for value in values)
+    without = sample.not_learnt(order=False)
+    values = [value for seed, value in sample.values.items() if seed not in without]
+    values += [math.nan for _ in sample.diverged]
     bound = f"at {'most' if isinstance(rule, AtMost) else 'least'} {number(rule.limit)}"
-    text = f"Ours is {number(ours)}{_seeds(len(values), ends)}"
+    aside = _left_out(sorted(sample.values), without)
+    if not values:
+        why = f"Published is {bound}, and nothing is left to judge{aside}."
+        return _verdict(claim, "undecided", why, [sample], None, None, len(sample.values))
+    ours, ends = mean(values), interval(values) if len(values) >= MIN_SEEDS else None
+    holding = sum(rule.holds(value) for value in values)
+    text, count = f"Ours is {number(ours)}{_seeds(len(values), ends)}", len(values)
     if ends is None:
-        why = f"{text}, too few to judge a limit; published is {bound}{_trouble(sample)}."
-        return _verdict(claim, "not run", why, [sample], ours)
-    if kept == len(values):
-        why = f"{text}; published is {bound}, and every seed keeps to it."
-        return _verdict(claim, "reproduced", why, [sample], ours, ends)
-    how = f"{kept} of {len(values)} seeds keep to it" if kept else "no seed keeps to it"
-    if kept or sample.diverged:
-        how += ": undecided"
-    why = f"{text}; published is {bound}, and {how}{_trouble(sample)}."
-    return _verdict(claim, "claim does not hold", why, [sample], ours, ends)
+        why = f"{text}, too few to judge a limit; published is {bound}{_trouble(sample)}{aside}."
+        return _verdict(claim, "undecided", why, [sample], ours, None, count)
+    if holding == len(values):
+        why = f"{text}; published is {bound}, and every seed keeps to it{aside}."
+        return _verdict(claim, "reproduced", why, [sample], ours, ends, count)
+    how = f"{holding} of {len(values)} seeds keep to it" if holding else "no seed keeps to it"
+    judged: Judgement = "undecided" if holding or sample.diverged else "refuted"
+    why = f"{text}; published is {bound}, and {how}{_trouble(sample)}{aside}."
+    return _verdict(claim, judged, why, [sample], ours, ends, count)
 
 
 def _with_divergence(sample: Sample) -> list[float]:
@@ -314,17 +481,17 @@ def _verdict(
     seeds: int | None = None,
     kind: Literal["mean", "ratio", "difference"] = "mean",
 ) -> Verdict:
-    ids = tuple(dict.fromkeys(sample.ids[seed] for sample in samples for seed in sorted(sample.ids)))
+    ids = tuple(dict.fromkeys(sample.records[seed].id for sample in samples for seed in sorted(sample.records)))
     known = ours if ours is not None and not math.isnan(ours) else None
     shown = ends if ends is not None and not math.isnan(ends[0]) else None
     count = len(samples[0].values) + len(samples[0].diverged) if seeds is None else seeds
     return Verdict(claim, ids[0], known, judged, why, shown, samples[0].scale, ids, count, kind)
 
 
-def _not_run(claim: PublishedClaim, why: str, samples: Sequence[Sample] = ()) -> Verdict:
+def _not_judged(claim: PublishedClaim, why: str, samples: Sequence[Sample] = ()) -> Verdict:
     if not samples:
-        return Verdict(claim, None, None, "not run", why)
-    return _verdict(claim, "not run", why, samples, None)
+        return Verdict(claim, None, None, "not judged", why)
+    return _verdict(claim, "not judged", why, samples, None)
 
 
 def _failure(sample: Sample) -> str:
@@ -338,14 +505,14 @@ def _failure(sample: Sample) -> str:
 
 def _trouble(sample: Sample, left_out: bool = False) -> str:
     """Says in how many seeds training failed."""
-    parts = []
-    total, diverged = len(sample.ids), len(sample.diverged)
+    sentences = []
+    total, diverged = len(sample.records), len(sample.diverged)
     if diverged:
         what = "diverged and is left out" if left_out else "diverged"
-        parts.append(f"; training of {sample.name} {what} in {diverged} of {total} seeds")
+        sentences.append(f"; training of {sample.name} {what} in {diverged} of {total} seeds")
     if others := len(sample.errors) - diverged:
-        parts.append(f"; {sample.name} failed and is left out in {others} of {total} seeds")
-    return "".join(parts)
+        sentences.append(f"; {sample.name} failed and is left out in {others} of {total} seeds")
+    return "".join(sentences)
 
 
 def _seeds(count: int, ends: Interval | None) -> str:
@@ -354,7 +521,13 @@ def _seeds(count: int, ends: Interval | None) -> str:
         return f" ({seeds})"
     if ends[0] == ends[1]:
         return f" ({seeds}, all alike)"
+    if count < ENOUGH_SEEDS:
+        return f" (range of {seeds} {number(ends[0])} to {number(ends[1])})"
     return f" ({seeds}, 95 % interval {number(ends[0])} to {number(ends[1])})"
+
+
+def _verb(word: str, count: int) -> str:
+    return f"{word}s" if count == 1 else word
 
 
 def _plural(word: str, count: int) -> str:

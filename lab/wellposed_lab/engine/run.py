@@ -67,12 +67,12 @@ class Run(abc.ABC):
         return wanted if device_kind(wanted) in self.devices else "cpu"
 
     @property
-    def together(self) -> bool:
+    def batch_seeds(self) -> bool:
         """Whether runs of one family are carried out as one."""
         return False
 
     @abc.abstractmethod
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         """Does the work of `runs`, which are of the same family as this one."""
 
     @property
@@ -132,5 +132,5 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """Puts runs that can be carried out together into groups, in the order of their first."""
     families: dict[str, list[Run]] = {}
     for run in runs:
-        families.setdefault(run.family if run.together else run.id, []).append(run)
+        families.setdefault(run.family if run.batch_seeds else run.id, []).append(run)
     return [Group(tuple(members)) for members in families.values()]

@@ -1,7 +1,7 @@
 """Plans, skips what is finished, runs and records.
 
 `environment` says where a run was carried out. An `Order` is what a user asked for, `planned` its runs, and
-`carry_out` does those that are not finished yet.
+`run_suite` does those that are not finished yet.
 """
 
 import datetime
@@ -115,28 +115,28 @@ class Order:
 
     def save(self, out: Path) -> None:
         """Keeps the order in the results folder."""
-        place = out / PLANS / f"{self.suite}-{self.scale}.json"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(place) as temporary:
+        path = out / PLANS / f"{self.suite}-{self.scale}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
             said = {**asdict(self), "sha256": _seal(asdict(self))}
             temporary.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 def orders(out: Path) -> list[Order]:
     """Reads the orders of a results folder."""
-    found = []
-    for place in sorted((out / PLANS).glob("*.json")):
+    read = []
+    for path in sorted((out / PLANS).glob("*.json")):
         try:
-            said = dict(json.loads(place.read_text(encoding="utf-8")))
+            said = dict(json.loads(path.read_text(encoding="utf-8")))
             sealed = said.pop("sha256", None)  # older ones, and those written by hand, have none
             if sealed not in (None, _seal(said)):
                 raise ValueError("its checksum does not match")
             order = Order(**said)
             _check_order(order)
-            found.append(order)
+            read.append(order)
         except (TypeError, ValueError, RecursionError) as error:
-            raise FileFormatError(f"{place} is not an order of ours ({error}); delete it") from error
-    return found
+            raise FileFormatError(f"{path} is not an order of ours ({error}); delete it") from error
+    return read
 
 
 def _seal(said: dict[str, Any]) -> str:
@@ -163,7 +163,7 @@ class Progress:
     at_work: int  # groups with a checkpoint
 
     @property
-    def kept(self) -> str:
+    def after_interruption(self) -> str:
         """What an interruption leaves, in words."""
         return "finished runs are kept" + (" and the current one up to its last epoch" if self.at_work else "")
 
@@ -194,7 +194,7 @@ def look(suite: Suite, order: Order, out: Path) -> Progress:
     return Progress(order, len(runs), len(known) - failed, failed, at_work)
 
 
-def carry_out(
+def run_suite(
     suite: Suite,
     order: Order,
     out: Path,
@@ -221,6 +221,8 @@ def carry_out(
     order.save(out)
     store, context = Store(out.absolute()), Context(out.absolute() / CHECKPOINTS, order.device)
     context = replace(context, progress=progress and workers.alone)
+    if order.scale == "paper" and suite.differs:
+        tell(f"{suite.name}: the scale paper is not quite as published: {suite.differs}")
     for kind in ("search", "run") if order.search else ("run",):
         finished = store.finished()
         runs = [run for run in planned(suite, order, store) if run.kind == kind]
@@ -269,11 +271,12 @@ def _apart(common: None, group: Group, context: Context, store: Store, parent: i
 def _work(group: Group, context: Context, store: Store) -> str:
     """Carries out a group and records it; one that fails is tried seed by seed."""
     began, started = time.perf_counter(), now()
-    context = replace(context, device=group.runs[0].device_for(context.device))
+    wanted, device = context.device, group.runs[0].device_for(context.device)
+    context = replace(context, device=device)
     CACHE.serve(group.runs[0].suite)
     try:
         with one_thread():
-            results: list[Result | str] = list(group.runs[0].carry_out(group.runs, context))
+            results: list[Result | str] = list(group.runs[0].execute(group.runs, context))
     except WellposedError as error:
         if isinstance(error, FileFormatError):
             raise
@@ -288,7 +291,8 @@ def _work(group: Group, context: Context, store: Store) -> str:
         file.remove()
     failures = [result for result in results if isinstance(result, str)]
     ending = f"; {len(failures)} failed: {failures[0]}" if failures else ""
-    return f"{group.label}: {seconds * len(group.runs):.1f} s{ending}"
+    elsewhere = f" on {device}, for it cannot use {wanted}" if device != wanted else ""
+    return f"{group.label}: {seconds * len(group.runs):.1f} s{elsewhere}{ending}"
 
 
 def _one_by_one(group: Group, context: Context) -> list[Result | str]:
@@ -296,7 +300,7 @@ def _one_by_one(group: Group, context: Context) -> list[Result | str]:
     for run in group.runs:
         try:
             with one_thread():
-                results += run.carry_out((run,), context)
+                results += run.execute((run,), context)
         except WellposedError as error:
             results.append(f"{type(error).__name__}: {error}")
         finally:

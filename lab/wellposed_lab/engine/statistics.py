@@ -15,6 +15,7 @@ from wellposed_lab.engine.claims import Better
 
 CONFIDENCE = 0.95
 MIN_SEEDS = 3  # below it a difference is not judged
+ENOUGH_SEEDS = 5  # below it a verdict is marked, and its interval is the range of the seeds
 ENUMERATED = 7  # up to here every resample is counted: 1,716 of them
 RESAMPLES = 10_000  # above it so many are drawn, always the same
 
@@ -130,8 +131,8 @@ def advantage(ours: Sequence[float], rival: Sequence[float], better: Better, fac
     ``rival - factor * ours``, or ``ours - factor * rival`` if higher is better.
 
     Example:
-        >>> found = advantage([1.0, 2.0, 1.0], [10.0, 20.0, 10.0], "lower", factor=5)
-        >>> found.kind, round(found.mean, 6), found.threshold
+        >>> lead = advantage([1.0, 2.0, 1.0], [10.0, 20.0, 10.0], "lower", factor=5)
+        >>> lead.kind, round(lead.mean, 6), lead.threshold
         ('ratio', 10.0, 5)
         >>> advantage([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], "lower").interval
         (1.0, 1.0)
@@ -141,8 +142,8 @@ def advantage(ours: Sequence[float], rival: Sequence[float], better: Better, fac
     large, small = (rival, ours) if better == "lower" else (ours, rival)
     if all(value > 0 for value in (*ours, *rival)):
         logs = [_log(a) - _log(b) for a, b in zip(large, small, strict=True)]
-        found = interval(logs) if len(logs) >= MIN_SEEDS else None
-        ends = None if found is None else (_exp(found[0]), _exp(found[1]))
+        log_ends = interval(logs) if len(logs) >= MIN_SEEDS else None
+        ends = None if log_ends is None else (_exp(log_ends[0]), _exp(log_ends[1]))
         return Advantage("ratio", _exp(mean(logs)), ends, factor)
     gaps = [a - factor * b for a, b in zip(large, small, strict=True)]
     return Advantage("difference", mean(gaps), interval(gaps) if len(gaps) >= MIN_SEEDS else None, 0.0)

@@ -162,8 +162,8 @@ class Store:
     def records(self) -> list[Record]:
         """Reads all records, each run once."""
         self.damaged.clear()
-        found = {record.id: record for record in self._read()}
-        return list(found.values())
+        latest = {record.id: record for record in self._read()}
+        return list(latest.values())
 
     def finished(self) -> dict[str, Record]:
         """Returns the runs that ended well, by the hash of their configuration."""

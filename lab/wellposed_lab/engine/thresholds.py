@@ -1,4 +1,8 @@
-"""What every seed of a suite has to reach, and whether it did."""
+"""What every seed of a suite has to reach, and whether it did.
+
+A `Threshold` is a limit on our own numbers. A `Floor` says what a model reaches that has learnt anything, a
+`Plateau` where a metric says nothing; by these two the judge leaves out what decides no order.
+"""
 
 import statistics
 from collections import defaultdict
@@ -79,13 +83,87 @@ class Threshold:
 
     def holds(self, value: float) -> bool:
         """Whether a value keeps to the limit; what is not a number does not."""
-        return value <= self.limit if self.kind == "at most" else value >= self.limit
+        return _keeps(value, self.kind, self.limit)
 
     def combine(self, values: Sequence[float]) -> float:
         """Makes the judged number of one seed from those of `measures`."""
         if self.across:
             return max(values) - min(values)
         return values[0] if self.rival is None else _ratio(values[0], values[1])
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What a model reaches that has learnt its task; no order is judged in a seed in which a side does not.
+
+    Args:
+        metric: of the same record.
+        kind, limit: what it has to be.
+        task: to which it applies; all if empty.
+        judging: metrics to whose claims it applies; all if empty.
+        side: who it is that has not learnt; the model of the record if empty.
+        at: where the metric is taken; None is in distribution.
+
+    Example:
+        >>> Floor("accuracy", "at least", 0.93).text
+        'accuracy at least 0.93'
+    """
+
+    metric: str
+    kind: Literal["at most", "at least"]
+    limit: float
+    task: str = ""
+    judging: tuple[str, ...] = ()
+    side: str = ""
+    at: Point = None
+
+    @property
+    def text(self) -> str:
+        """What is asked, in a line."""
+        return f"{self.metric.replace('_', ' ')} {self.kind} {self.limit:g}"
+
+    def missed(self, record: Record, metric: str) -> bool:
+        """Whether a record, of which a metric is judged, stays behind; unknown counts as reached."""
+        if self.task not in ("", record.task) or (self.judging and metric not in self.judging):
+            return False
+        value = record.value(self.metric, self.at)
+        return value is not None and not _keeps(value, self.kind, self.limit)
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Where a metric says nothing, at chance or saturated: no order is judged in a seed with both sides there.
+
+    Args:
+        why: what is there, e.g. ``"both are at chance"``.
+        metric: of the claim.
+        kind, limit: which values; a limit that is a name is another metric of the record at the same point.
+        task: to which it applies; all if empty.
+        at: the point; None for all.
+    """
+
+    why: str
+    metric: str
+    kind: Literal["at most", "at least"]
+    limit: float | str
+    task: str = ""
+    at: Point = None
+
+    def holds(self, record: Record, measure: Measure) -> bool:
+        """Whether the value of a measure in a record lies there."""
+        if (
+            self.task not in ("", record.task)
+            or self.metric != measure.metric
+            or self.at not in (None, measure.at)
+        ):
+            return False
+        value = record.value(measure.metric, measure.at)
+        limit = record.value(self.limit, measure.at) if isinstance(self.limit, str) else self.limit
+        return value is not None and limit is not None and _keeps(value, self.kind, limit)
+
+
+def _keeps(value: float, kind: str, limit: float) -> bool:
+    return value <= limit if kind == "at most" else value >= limit
 
 
 @dataclass(frozen=True)
@@ -144,11 +222,11 @@ def check(thresholds: Iterable[Threshold], records: Sequence[Record]) -> list[Ch
 
 def checks_of(suites: Iterable["HasThresholds"], records: Sequence[Record]) -> list[tuple[str, Check]]:
     """Judges the thresholds of all suites, and returns those that have something to judge by with their suite."""
-    found = []
+    checks = []
     for suite in suites:
         own = [record for record in records if record.suite == suite.name]
-        found += [(suite.name, one) for one in check(suite.thresholds, own) if one.state != "not run"]
-    return found
+        checks += [(suite.name, one) for one in check(suite.thresholds, own) if one.state != "not run"]
+    return checks
 
 
 def _check(threshold: Threshold, records: Sequence[Record]) -> Check:

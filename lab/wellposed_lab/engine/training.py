@@ -54,8 +54,8 @@ class TrainingRun(Run):
         return self.task.name, self.model.name, self.model.size
 
     @property
-    def together(self) -> bool:
-        return entry(self.model.name).together
+    def batch_seeds(self) -> bool:
+        return entry(self.model.name).batch_seeds
 
     @property
     def trained(self) -> bool:
@@ -65,14 +65,14 @@ class TrainingRun(Run):
     def device_for(self, wanted: str) -> str:
         return super().device_for(wanted) if self.trained else "cpu"
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         seeds = [run.seed for run in runs]
         data = [self.data(seed) for seed in seeds]
         with _random_numbers(seeds[0]):
             if not self.trained:
                 return [self._closed_form(data[0], seeds[0])]
             model: nn.Module = Ensemble.of(lambda: self.make_model(data[0][0]), seeds)
-            if len(seeds) == 1 or not self.together:
+            if len(seeds) == 1 or not self.batch_seeds:
                 model = model.member(0)  # type: ignore[operator]
             history = self.fit_model(model, data, runs, context)
         models = [model.member(k) for k in range(len(seeds))] if isinstance(model, Ensemble) else [model]

@@ -11,12 +11,12 @@ from wellposed.errors import InputError
 from wellposed_lab.networks.resnet import BasicBlock, ResNet
 
 
-def folded(network: nn.Module) -> nn.Module:
+def fold_batch_norm(network: nn.Module) -> nn.Module:
     """Returns a copy in which the residual network inside is a `FilterNetwork` that computes the same.
 
     Example:
         >>> network, u = ResNet(8).eval(), torch.rand(2, 3, 16, 16)
-        >>> torch.allclose(folded(network)(u), network(u), atol=1e-4)
+        >>> torch.allclose(fold_batch_norm(network)(u), network(u), atol=1e-4)
         True
     """
     if isinstance(network, ResNet):
@@ -68,7 +68,7 @@ def raw_sizes(network: nn.Module) -> dict[str, Tensor]:
             part.running_var = torch.ones_like(part.weight) - part.eps
             nn.init.ones_(part.weight)
     sizes = {}
-    plain = folded(twin)
+    plain = fold_batch_norm(twin)
     for name, layer in zip(layer_names(plain), inner(plain)[1].layers, strict=True):
         assert isinstance(layer, Filters)
         sizes[name] = row_weights(layer).abs()

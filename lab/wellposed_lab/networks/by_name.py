@@ -112,7 +112,7 @@ class Entry:
     """
 
     make: Callable[[str, Shape, Choice], nn.Module]
-    together: bool = True
+    batch_seeds: bool = True
     closed_form: bool = False
 
 
@@ -131,7 +131,7 @@ def entry(name: str) -> Entry:
     if name in ZOO:
         return ZOO[name]
     if name in PUBLISHED_NAMES:
-        return Entry(_published, together=PUBLISHED_NAMES[name])
+        return Entry(_published, batch_seeds=PUBLISHED_NAMES[name])
     if name in ACTIVATED:
         return Entry(_activated)
     raise unknown_name("model", name, [*ZOO, *PUBLISHED_NAMES, *ACTIVATED])
@@ -187,18 +187,18 @@ ZOO: dict[str, Entry] = {
     ),
     "implicit-no-feedback": Entry(_no_feedback),
     "implicit-triangular": Entry(
-        lambda task, shape, choice: _implicit(task, shape, choice, triangular=True, kappa=None), together=False
+        lambda task, shape, choice: _implicit(task, shape, choice, triangular=True, kappa=None), batch_seeds=False
     ),
     "implicit-triangular-capped": Entry(
-        lambda task, shape, choice: _implicit(task, shape, choice, triangular=True), together=False
+        lambda task, shape, choice: _implicit(task, shape, choice, triangular=True), batch_seeds=False
     ),
     "implicit-absolute": Entry(_implicit),  # with the rule of 001 among its options,
     "implicit-absolute-half": Entry(_implicit),  # and with a cap of one half
     "eikonet": Entry(lambda task, shape, choice: EikoNet(*shape)),
     "eikonet-skip": Entry(lambda task, shape, choice: EikoNet(*shape, skip=True)),
     "logistic": Entry(logistic),
-    **{name: Entry(make, together=False) for name, make in RECURRENT_MODELS.items()},
-    **{name: Entry(make, together=False, closed_form=True) for name, make in CLOSED_FORM.items()},
+    **{name: Entry(make, batch_seeds=False) for name, make in RECURRENT_MODELS.items()},
+    **{name: Entry(make, batch_seeds=False, closed_form=True) for name, make in CLOSED_FORM.items()},
 }
 
 ACTIVATED = {

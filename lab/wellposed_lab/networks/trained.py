@@ -30,7 +30,7 @@ from wellposed.models.io.files import write_tensors
 from wellposed.training import fit
 from wellposed_lab.cache import CACHE, cached
 from wellposed_lab.config import identity
-from wellposed_lab.networks.batch_norm import folded, layer_names, layer_units, raw_sizes
+from wellposed_lab.networks.batch_norm import fold_batch_norm, layer_names, layer_units, raw_sizes
 from wellposed_lab.networks.resnet import ResNet, trained_resnet20
 
 Pair = tuple[Tensor, Tensor]  # inputs and targets
@@ -314,7 +314,7 @@ class FoldedResNet(ImageNetwork):
         return seed if self.data == "digits" else 0
 
     def make(self, seed: int) -> nn.Module:
-        return folded(_unfolded(self, seed))
+        return fold_batch_norm(_unfolded(self, seed))
 
     def layers(self, network: nn.Module) -> list[str]:
         return layer_names(network)

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import Suite
-from wellposed_lab.engine.judge import Judgement, Verdict
+from wellposed_lab.engine.judge import JUDGEMENTS, Verdict
 from wellposed_lab.engine.runner import Progress
 from wellposed_lab.engine.statistics import number
 from wellposed_lab.engine.thresholds import Check
@@ -19,7 +19,9 @@ def suite_table(suites: Sequence[Suite]) -> Table:
     for suite in suites:
         claims = sum(claim.suite == suite.name for claim in load_claims())
         places = ", ".join(suite.papers)
-        shown.add_row(suite.name, str(len(suite.runs())), str(claims), f"{suite.claim}\n[dim]{places}[/dim]")
+        scale = f"\n[dim]at scale paper: {suite.differs}[/dim]" if suite.differs else ""
+        text = f"{suite.claim}\n[dim]{places}[/dim]{scale}"
+        shown.add_row(suite.name, str(len(suite.runs())), str(claims), text)
     return shown
 
 
@@ -33,6 +35,7 @@ def suite_facts(suites: Sequence[Suite]) -> list[dict[str, object]]:
             "papers": list(suite.papers),
             "runs": len(suite.runs()),
             "claims": sum(claim.suite == suite.name for claim in load_claims()),
+            "paper_scale_differs": suite.differs,
         }
         for suite in suites
     ]
@@ -77,7 +80,7 @@ def status_facts(states: Sequence[Progress]) -> list[dict[str, object]]:
 
 def verdict_table(judged: Sequence[Verdict]) -> Table:
     """Counts the verdicts of every suite that was run."""
-    kinds: tuple[Judgement, ...] = ("reproduced", "better", "worse", "claim does not hold")
+    kinds = JUDGEMENTS[:-1]
     shown = _table("suite", *kinds)
     for suite in dict.fromkeys(verdict.claim.suite for verdict in judged):
         own = [verdict.verdict for verdict in judged if verdict.claim.suite == suite]
@@ -96,6 +99,9 @@ def verdict_facts(judged: Sequence[Verdict]) -> list[dict[str, object]]:
             "ours": verdict.ours,
             "verdict": verdict.verdict,
             "why": verdict.why,
+            "own": verdict.claim.own,
+            "seeds": verdict.seeds,
+            "readings": {name: one.verdict for name, one in verdict.readings},
             "records": list(verdict.record_ids),
         }
         for verdict in judged

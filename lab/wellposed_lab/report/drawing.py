@@ -40,8 +40,8 @@ def figure_html(figure: Figure, records: Sequence[Record], key: str) -> Html | N
     if not drawn:
         return None
     chosen, lines = styles(records), is_line(drawn)
-    hidden = {name for found in drawn.values() for name in (far_below(found) if "y" in figure.log else ())}
-    panels = [_panel(figure, task, found, chosen, hidden, lines) for task, found in drawn.items()]
+    hidden = {name for family in drawn.values() for name in (far_below(family) if "y" in figure.log else ())}
+    panels = [_panel(figure, task, family, chosen, hidden, lines) for task, family in drawn.items()]
     return element(
         "figure",
         element("h4", figure.title, id=f"{key}-title"),
@@ -70,16 +70,16 @@ def _caption(figure: Figure, drawn: dict[str, list[Curve]], hidden: set[str], li
 
 
 def _panel(
-    figure: Figure, task: str, found: list[Curve], chosen: dict[str, Style], hidden: set[str], lines: bool
+    figure: Figure, task: str, family: list[Curve], chosen: dict[str, Style], hidden: set[str], lines: bool
 ) -> Html:
     graph = require("plotly.graph_objects", extra="plots")
-    shown = [curve for curve in found if curve.name not in hidden]
-    traces = _lines(graph, figure, found, chosen, hidden) if lines else _dots(graph, shown)
+    shown = [curve for curve in family if curve.name not in hidden]
+    traces = _lines(graph, figure, family, chosen, hidden) if lines else _dots(graph, shown)
     layout = (_line_layout if lines else _dot_layout)(figure, shown)
     drawing = graph.Figure(traces, {"template": "none", **CLOSED, **layout})
     data = json.dumps(json.loads(drawing.to_json(validate=False)), separators=(",", ":"))
-    ends = "; ".join(f"{curve.name} {number(curve.middle[-1])}" for curve in found)
-    where = f"Median at {number(found[0].x[-1])}" if isinstance(found[0].x[-1], float) else "Median"
+    ends = "; ".join(f"{curve.name} {number(curve.middle[-1])}" for curve in family)
+    where = f"Median at {number(family[0].x[-1])}" if isinstance(family[0].x[-1], float) else "Median"
     label = f"{figure.title} on {task}: {figure.metric} over {figure.axis}. {where}: {ends}."
     source = Html(data.replace("<", "\\u003c"))
     return element(
@@ -92,12 +92,12 @@ def _panel(
 
 
 def _lines(
-    graph: Any, figure: Figure, found: list[Curve], chosen: dict[str, Style], hidden: set[str]
+    graph: Any, figure: Figure, family: list[Curve], chosen: dict[str, Style], hidden: set[str]
 ) -> list[Any]:
     """Draws bands below lines and ours above the others."""
     log = "y" in figure.log
-    bands = [curve for curve in found if len(found) <= CROWD or curve.role == "ours"]
-    order = sorted(found, key=lambda curve: curve.role == "ours")
+    bands = [curve for curve in family if len(family) <= CROWD or curve.role == "ours"]
+    order = sorted(family, key=lambda curve: curve.role == "ours")
     traces = [_band(graph, curve, chosen[curve.name], curve.name not in hidden, log) for curve in bands]
     return traces + [
         _line(graph, figure, curve, chosen[curve.name], curve.name not in hidden, log) for curve in order
@@ -124,12 +124,12 @@ def _line(graph: Any, figure: Figure, curve: Curve, style: Style, visible: bool,
     rows = _thinned(list(zip(curve.x, curve.middle, curve.low, curve.high, strict=True)))
     markers = figure.over == "points"
     seeds = f"{curve.seeds} seed{'' if curve.seeds == 1 else 's'}"
-    place = "epoch %{x}" if figure.over == "epoch" else "at %{x}"
+    position = "epoch %{x}" if figure.over == "epoch" else "at %{x}"
     return graph.Scatter(
         x=[row[0] for row in rows],
         y=[_short(row[1]) if _drawable(row[1], log) else None for row in rows],
         customdata=[f"{number(row[1])} ({number(row[2])} to {number(row[3])}, {seeds})" for row in rows],
-        hovertemplate=f"<b>{escape(curve.name)}</b><br>{place}: %{{customdata}}<extra></extra>",
+        hovertemplate=f"<b>{escape(curve.name)}</b><br>{position}: %{{customdata}}<extra></extra>",
         mode="lines+markers" if markers else "lines",
         line={"width": style.width, "dash": style.dash},
         marker={"symbol": MARKERS[style.marker], "size": 8 if curve.role == "ours" else 6},
@@ -138,10 +138,10 @@ def _line(graph: Any, figure: Figure, curve: Curve, style: Style, visible: bool,
     )
 
 
-def _dots(graph: Any, found: list[Curve]) -> list[Any]:
+def _dots(graph: Any, family: list[Curve]) -> list[Any]:
     """Draws every model as a dot with whiskers, the lowest on top."""
     traces = []
-    for curve in sorted(found, key=lambda one: -one.middle[0]):
+    for curve in sorted(family, key=lambda one: -one.middle[0]):
         low, middle, high, name = curve.low[0], curve.middle[0], curve.high[0], escape(curve.name)
         symbol = "circle-open" if curve.role == "control" else "circle"
         trace = graph.Scatter(
@@ -157,32 +157,32 @@ def _dots(graph: Any, found: list[Curve]) -> list[Any]:
     return traces
 
 
-def _line_layout(figure: Figure, found: list[Curve]) -> dict[str, Any]:
+def _line_layout(figure: Figure, family: list[Curve]) -> dict[str, Any]:
     along: dict[str, Any] = {"title": {"text": escape(figure.axis)}, "zeroline": False}
     along["type"] = "log" if "x" in figure.log else "linear"
-    points = sorted({x for curve in found for x in curve.x if isinstance(x, float)})
+    points = sorted({x for curve in family for x in curve.x if isinstance(x, float)})
     if figure.over == "points" and 1 < len(points) <= 8:
         along |= {"tickvals": points, "ticktext": [number(x) for x in points]}
     up: dict[str, Any] = {"title": {"text": escape(figure.label), "standoff": 6}, "zeroline": False}
     up |= {"exponentformat": "power", "automargin": True}
     if "y" in figure.log:
-        up |= {"type": "log", "dtick": _decades(found)}
+        up |= {"type": "log", "dtick": _decades(family)}
     margin = {"l": 40, "r": 10, "t": 8, "b": 52}
     return {"height": 340, "margin": margin, "xaxis": along, "yaxis": up, "hovermode": "closest"}
 
 
-def _dot_layout(figure: Figure, found: list[Curve]) -> dict[str, Any]:
+def _dot_layout(figure: Figure, family: list[Curve]) -> dict[str, Any]:
     along: dict[str, Any] = {"title": {"text": figure.label}, "zeroline": False, "exponentformat": "power"}
     if "y" in figure.log:
-        along |= {"type": "log", "dtick": _decades(found)}
+        along |= {"type": "log", "dtick": _decades(family)}
     margin = {"l": 8, "r": 10, "t": 8, "b": 46}
     up = {"automargin": True, "zeroline": False}
-    return {"height": 70 + 20 * len(found), "margin": margin, "xaxis": along, "yaxis": up, "hovermode": "closest"}
+    return {"height": 70 + 20 * len(family), "margin": margin, "xaxis": along, "yaxis": up, "hovermode": "closest"}
 
 
-def _decades(found: list[Curve]) -> int | str:
+def _decades(family: list[Curve]) -> int | str:
     """Returns how many powers of ten lie between ticks; within two of them ticks are at 1, 2 and 5."""
-    ends = [value for curve in found for value in (*curve.low, *curve.high) if 0 < value < math.inf]
+    ends = [value for curve in family for value in (*curve.low, *curve.high) if 0 < value < math.inf]
     span = math.log10(max(ends)) - math.log10(min(ends)) if ends else 1.0
     return "D2" if span < 2 else 1 + int(span // 7)
 
@@ -203,7 +203,7 @@ def _thinned(rows: list[Any]) -> list[Any]:
 
 
 def _legend(drawn: dict[str, list[Curve]], chosen: dict[str, Style], hidden: set[str]) -> Html:
-    roles = {curve.name: curve.role for found in drawn.values() for curve in found}
+    roles = {curve.name: curve.role for family in drawn.values() for curve in family}
     groups = []
     for role, title in GROUPS.items():
         names = [name for name in chosen if roles.get(name) == role]
@@ -223,11 +223,11 @@ def _key(name: str, style: Style, shown: bool) -> Html:
 
 def _numbers(figure: Figure, drawn: dict[str, list[Curve]]) -> Html:
     tables = []
-    for task, found in drawn.items():
-        places = _columns(found)
+    for task, family in drawn.items():
+        places = _columns(family)
         titles = [f"epoch {number(x)}" if figure.over == "epoch" else _label(x) for x in places]
         head = element("tr", [element("th", title, scope="col") for title in ("model", *titles)])
-        rows = [element("tr", element("th", curve.name, scope="row"), _cells(curve, places)) for curve in found]
+        rows = [element("tr", element("th", curve.name, scope="row"), _cells(curve, places)) for curve in family]
         caption = element("caption", f"{figure.metric} on {task}: median, and lowest to highest")
         inner = element("table", caption, element("thead", head), element("tbody", rows), class_="numbers")
         tables.append(
@@ -236,8 +236,8 @@ def _numbers(figure: Figure, drawn: dict[str, list[Curve]]) -> Html:
     return Html("".join(tables))
 
 
-def _columns(found: list[Curve]) -> list[Any]:
-    places = sorted({x for curve in found for x in curve.x}, key=lambda x: (isinstance(x, str), x))
+def _columns(family: list[Curve]) -> list[Any]:
+    places = sorted({x for curve in family for x in curve.x}, key=lambda x: (isinstance(x, str), x))
     if len(places) <= 10:
         return places
     return [places[round(share * (len(places) - 1))] for share in (0, 0.1, 0.25, 0.5, 1)]

@@ -65,14 +65,17 @@ def label(model: str, size: str | None) -> str:
 
 
 def best_scale(records: Iterable[Record]) -> str | None:
-    """Returns the largest scale among records.
+    """Returns the scale at which most models were run on most tasks, of several the largest; tiny only alone.
 
     Example:
         >>> best_scale([]) is None
         True
     """
-    found = {record.scale for record in records}
-    return next((scale for scale in reversed(SCALES) if scale in found), None)
+    kinds: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for record in records:
+        kinds[record.scale].add((record.task, record.model))
+    known = [scale for scale in SCALES if scale in kinds]
+    return max(known, key=lambda scale: (scale != SCALES[0], len(kinds[scale]), known.index(scale)), default=None)
 
 
 def curves(figure: Figure, records: Sequence[Record]) -> dict[str, list[Curve]]:
@@ -85,28 +88,36 @@ def curves(figure: Figure, records: Sequence[Record]) -> dict[str, list[Curve]]:
     usable = [r for r in records if r.kind == "run" and r.error is None and r.scale == scale]
     if figure.models:
         usable = [record for record in usable if record.model in figure.models]
-    found = {}
+    by_task = {}
     for task in figure.tasks:
         models = defaultdict(list)
         for record in usable:
             if record.task == task and _column(figure, record):
                 models[record.model, record.size].append(record)
-        drawn = [_curve(figure, _one_setting(group)) for group in models.values()]
-        found[task] = sorted((one for one in drawn if one.x), key=lambda one: list(LOOKS).index(one.role))
-    return {task: drawn for task, drawn in found.items() if drawn}
+        drawn = [_curve(figure, _one_setting(figure, group)) for group in models.values()]
+        by_task[task] = sorted((one for one in drawn if one.x), key=lambda one: list(LOOKS).index(one.role))
+    return {task: drawn for task, drawn in by_task.items() if drawn}
 
 
-def _one_setting(records: list[Record]) -> list[Record]:
+def _one_setting(figure: Figure, records: list[Record]) -> list[Record]:
+    """Returns the records of one setting, and of others that stand elsewhere on the axis."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[settings(record)].append(record)
-    return max(groups.values(), key=lambda group: (len(group), max(record.started for record in group)))
+    first = sorted(groups.values(), key=lambda group: (len(group), max(record.started for record in group)))
+    taken: list[Record] = []
+    known: set[float | str | None] = set()
+    for group in reversed(first):
+        own = {at for record in group for at in _column(figure, record)}
+        if not own & known:
+            taken, known = [*taken, *group], known | own
+    return taken
 
 
 def _column(figure: Figure, record: Record) -> dict[float | str | None, float]:
     """Returns the numbers of one seed by their place on the axis."""
     if figure.over != "points":
-        return {float(place): value for place, value in enumerate(record.series.get(figure.metric, ()), start=1)}
+        return {float(epoch): value for epoch, value in enumerate(record.series.get(figure.metric, ()), start=1)}
     drawn = [entry for entry in record.values if entry.metric == figure.metric]
     return {entry.at: entry.value for entry in drawn if not figure.only or entry.at in figure.only}
 
@@ -160,17 +171,17 @@ def styles(records: Iterable[Record]) -> dict[str, Style]:
     return chosen
 
 
-def far_below(found: Sequence[Curve]) -> list[str]:
+def far_below(family: Sequence[Curve]) -> list[str]:
     """Names the controls that would stretch a logarithmic axis to rounding level: exact fits, for example.
 
     They lie everywhere by a factor of 1000 and more below all other models.
     """
     lowest: dict[float | str, float] = {}
-    for curve in found:
+    for curve in family:
         for at, value in zip(curve.x, curve.low, strict=True):
             if curve.role != "control" and value > 0:
                 lowest[at] = min(value, lowest.get(at, math.inf))
-    return [curve.name for curve in found if curve.role == "control" and _is_below(curve, lowest)]
+    return [curve.name for curve in family if curve.role == "control" and _is_below(curve, lowest)]
 
 
 def _is_below(curve: Curve, lowest: dict[float | str, float]) -> bool:
@@ -199,8 +210,8 @@ def draw(figure: Figure, records: Sequence[Record], path: str | os.PathLike[str]
     panel = 2.5 if lines else 0.16 * max(map(len, drawn.values())) + 0.8
     page = canvas.Figure(figsize=(6, panel * rows + legend + 0.5), layout="constrained")
     axes = page.subplots(rows, columns, squeeze=False).flatten()
-    for place, (task, found) in zip(axes, drawn.items(), strict=False):
-        _draw_panel(place, figure, task, found, chosen, lines)
+    for axis, (task, family) in zip(axes, drawn.items(), strict=False):
+        _draw_panel(axis, figure, task, family, chosen, lines)
     if spare:
         axes[-1].set_axis_off()
     if lines:
@@ -210,31 +221,31 @@ def draw(figure: Figure, records: Sequence[Record], path: str | os.PathLike[str]
 
 
 def _draw_panel(
-    place: Any, figure: Figure, task: str, found: list[Curve], chosen: dict[str, Style], lines: bool
+    panel: Any, figure: Figure, task: str, family: list[Curve], chosen: dict[str, Style], lines: bool
 ) -> None:
-    hidden = far_below(found) if "y" in figure.log else []
-    shown = [curve for curve in found if curve.name not in hidden]
-    (_draw_lines if lines else _draw_dots)(place, figure, shown, chosen)
-    place.set_title(task, fontsize=9)
+    hidden = far_below(family) if "y" in figure.log else []
+    shown = [curve for curve in family if curve.name not in hidden]
+    (_draw_lines if lines else _draw_dots)(panel, figure, shown, chosen)
+    panel.set_title(task, fontsize=9)
     below = f"\nfar below: {', '.join(hidden)}" if hidden else ""
-    place.set_xlabel((figure.axis if lines else figure.label) + below, fontsize=8)
+    panel.set_xlabel((figure.axis if lines else figure.label) + below, fontsize=8)
     if lines:
-        place.set_ylabel(figure.label, fontsize=8)
-    place.tick_params(which="both", labelsize=7.5)
-    place.grid(True, color="#e3e6ea", linewidth=0.6)
-    place.set_axisbelow(True)
-    place.spines[["top", "right"]].set_visible(False)
+        panel.set_ylabel(figure.label, fontsize=8)
+    panel.tick_params(which="both", labelsize=7.5)
+    panel.grid(True, color="#e3e6ea", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_lines(place: Any, figure: Figure, found: list[Curve], chosen: dict[str, Style]) -> None:
-    for curve in reversed(found):
+def _draw_lines(panel: Any, figure: Figure, family: list[Curve], chosen: dict[str, Style]) -> None:
+    for curve in reversed(family):
         style, x = chosen[curve.name], list(curve.x)
         colour = PALETTE[style.colour]
         above = 4 if curve.role == "ours" else 2
         low, middle, high = (_visible(edge, curve, figure) for edge in (curve.low, curve.middle, curve.high))
-        if len(found) <= CROWD or curve.role == "ours":
-            place.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0, zorder=above - 1)
-        place.plot(
+        if len(family) <= CROWD or curve.role == "ours":
+            panel.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0, zorder=above - 1)
+        panel.plot(
             x,
             middle,
             color=colour,
@@ -245,30 +256,30 @@ def _draw_lines(place: Any, figure: Figure, found: list[Curve], chosen: dict[str
             label=curve.name,
             zorder=above,
         )
-    place.set_xscale("log" if "x" in figure.log else "linear")
-    place.set_yscale("log" if "y" in figure.log else "linear")
+    panel.set_xscale("log" if "x" in figure.log else "linear")
+    panel.set_yscale("log" if "y" in figure.log else "linear")
 
 
-def _draw_dots(place: Any, figure: Figure, found: list[Curve], chosen: dict[str, Style]) -> None:
-    ranked = sorted(found, key=lambda curve: curve.middle[0], reverse=True)
+def _draw_dots(panel: Any, figure: Figure, family: list[Curve], chosen: dict[str, Style]) -> None:
+    ranked = sorted(family, key=lambda curve: curve.middle[0], reverse=True)
     for index, curve in enumerate(ranked):
         colour = PALETTE[chosen[curve.name].colour if curve.role == "ours" else -1]
         filled = "white" if curve.role == "control" else colour
-        place.plot([curve.low[0], curve.high[0]], [index, index], color=colour, linewidth=1.2)
-        place.plot([curve.middle[0]], [index], "o", color=colour, markersize=4, markerfacecolor=filled)
-    place.set_yticks(range(len(ranked)), [curve.name for curve in ranked])
-    place.set_xscale("log" if "y" in figure.log else "linear")
+        panel.plot([curve.low[0], curve.high[0]], [index, index], color=colour, linewidth=1.2)
+        panel.plot([curve.middle[0]], [index], "o", color=colour, markersize=4, markerfacecolor=filled)
+    panel.set_yticks(range(len(ranked)), [curve.name for curve in ranked])
+    panel.set_xscale("log" if "y" in figure.log else "linear")
 
 
-def _legend(place: Any, axes: Sequence[Any], drawn: dict[str, list[Curve]], names: Sequence[str]) -> None:
+def _legend(holder: Any, axes: Sequence[Any], drawn: dict[str, list[Curve]], names: Sequence[str]) -> None:
     handles: dict[str, Any] = {}
     for panel in axes:
         handles |= {name: handle for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
-    order, inside = [name for name in names if name in handles], hasattr(place, "get_xlim")
+    order, inside = [name for name in names if name in handles], hasattr(holder, "get_xlim")
     seeds = sorted({curve.seeds for found in drawn.values() for curve in found})
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     bands = "bands" if max(map(len, drawn.values())) <= CROWD else "band of ours"
-    place.legend(
+    holder.legend(
         [handles[name] for name in order],
         order,
         title=f"median of {count} seeds; {bands}: lowest to highest",

@@ -34,10 +34,10 @@ def ratio_sentence(
         >>> ratio_sentence([], "identity", 205, "implicit-bias", "implicit", "adding a bias")
         []
     """
-    changed, kept = (median_of(records, task, name, metric, at) for name in (model, reference))
-    if changed is None or kept is None or not kept > 0 or not changed > 0:
+    changed_error, reference_error = (median_of(records, task, name, metric, at) for name in (model, reference))
+    if changed_error is None or reference_error is None or not reference_error > 0 or not changed_error > 0:
         return []
-    factor = changed / kept
+    factor = changed_error / reference_error
     where = "" if at is None else f" at {at:g}"
     verb = "multiplies" if factor >= 1 else "divides"
     size = factor if factor >= 1 else 1 / factor

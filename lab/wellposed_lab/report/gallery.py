@@ -20,13 +20,14 @@ LETTERS = re.compile(r"[A-Za-z0-9+/]+={0,2}")  # of base64
 
 def gallery_html(gallery: Gallery, records: Sequence[Record]) -> Html | None:
     """Writes clean and attacked images with their difference; None where no record has pictures."""
-    found = next(filter(None, (_carried(gallery, task, records) for task in gallery.tasks)), None)
-    if found is None:
+    carried = next(filter(None, (_carried(gallery, task, records) for task in gallery.tasks)), None)
+    if carried is None:
         return None
-    samples = found["samples"]
-    lines = [element("tr", element("th", _head(row, found), scope="row"), _cells(row, samples)) for row in ROWS]
+    samples = carried["samples"]
+    lines = [element("tr", element("th", _head(row, carried), scope="row"), _cells(row, samples)) for row in ROWS]
     where = element("span", f" ({gallery.paper})", class_="quiet") if gallery.paper else ""
-    text = f"{gallery.note} Attack: {str(found['attack']).replace('_', ' ')}, at {float(found['at']):.3g}.".strip()
+    attack = str(carried["attack"]).replace("_", " ")
+    text = f"{gallery.note} Attack: {attack}, at {float(carried['at']):.3g}.".strip()
     return element(
         "figure",
         element("h4", gallery.title, where),
@@ -40,15 +41,15 @@ def gallery_html(gallery: Gallery, records: Sequence[Record]) -> Html | None:
 def _carried(gallery: Gallery, task: str, records: Sequence[Record]) -> Mapping[str, Any] | None:
     for record in records:
         if (record.task, record.model) == (task, gallery.model) and record.facts.get(KEY):
-            kept: Mapping[str, Any] = record.facts[KEY]
-            return kept
+            carried: Mapping[str, Any] = record.facts[KEY]
+            return carried
     return None
 
 
-def _head(row: str, found: Mapping[str, Any]) -> Html:
+def _head(row: str, carried: Mapping[str, Any]) -> Html:
     if row != "difference":
         return join(row)
-    return join(row, element("br"), element("small", f"±{float(found['scale']):.3g}"))
+    return join(row, element("br"), element("small", f"±{float(carried['scale']):.3g}"))
 
 
 def _cells(row: str, samples: Sequence[Mapping[str, str]]) -> list[Html]:

@@ -4,7 +4,6 @@ import importlib.resources
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from wellposed.pages.markup import (
 from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites
 from wellposed_lab.engine.experiment import Suite, all_suites
-from wellposed_lab.engine.judge import JUDGEMENTS, Verdict, verdicts
+from wellposed_lab.engine.judge import DECIDED, JUDGEMENTS, Verdict, tally, verdicts
 from wellposed_lab.engine.store import Record
 from wellposed_lab.networks.published import ParameterRow, parameter_table
 from wellposed_lab.report.drawing import library
@@ -33,17 +32,23 @@ from wellposed_lab.report.tables import badge, bar, count_cells, verdict_table
 
 TITLE = "What the papers claim and what we measured"
 RULES = (
-    "A number is compared by its mean over the seeds: reproduced if its interval reaches the tolerance around the "
-    "published value, better or worse if the whole interval lies beyond. A count has to be the same.",
-    "An order is judged seed by seed: reproduced if the whole interval of the ratio is beyond the claimed factor; "
-    "otherwise the claim does not hold here, and the why says whether the opposite was found or nothing decided.",
-    "A limit is reproduced if every seed keeps to it.",
-    "Intervals are 95 % bootstrap intervals over the seeds, widened for small samples; they cannot leave the "
-    "range of the seeds, so with 3 seeds they cover 75 % at most. Fewer than 3 seeds make no number better or "
-    "worse and decide no order and no limit.",
+    "A number is reproduced if its mean over the seeds lies within the tolerance around the published value, "
+    "better or worse if the whole interval lies beyond, refuted if it has the other sign. A count has to be the "
+    "same.",
+    "An order is judged seed by seed: reproduced if the whole interval of the ratio is beyond half of the "
+    "printed effect (1 % where none is printed), worse if the order is right and the effect smaller, refuted if "
+    "the opposite was found or there is no difference.",
+    "A limit is reproduced if every seed keeps to it, refuted if none does.",
+    "What the records do not decide is undecided. No order is judged in seeds in which a side did not learn its "
+    "task, nor where both sides are at chance or saturated.",
+    "Where a text leaves a choice open every reading is judged and shown; if they differ the claim is undecided.",
+    "Intervals are 95 % bootstrap intervals over the seeds, widened for small samples. Below 5 seeds it is the "
+    "range of the seeds, and the verdict is marked; fewer than 3 seeds decide nothing but counts.",
     "A run that diverged counts against the model that a claim praises and is left out on the rival's side.",
-    "Runs at scale paper count before those at scale default if they have 3 seeds; tiny runs are never judged. A "
-    "printed number that cannot be a target is listed as not run, with the reason.",
+    "A smaller scale never overrules a larger one; where they disagree the claim is undecided. Tiny runs are "
+    "never judged. A printed number that cannot be a target is listed as not judged, with the reason.",
+    "A claim counts once, however many papers make it. Questions of our own, on data that stand in for those of "
+    "a paper, are marked and counted apart.",
 )
 NEXT = (
     Step("See which suites there are and what they reproduce.", "wellposed list"),
@@ -64,32 +69,32 @@ def write_report(
 
     Example:
         >>> import tempfile
-        >>> place = write_report([], f"{tempfile.mkdtemp()}/report.html")
-        >>> "nothing has been run" in place.read_text(encoding="utf-8")
+        >>> target = write_report([], f"{tempfile.mkdtemp()}/report.html")
+        >>> "nothing has been run" in target.read_text(encoding="utf-8")
         True
     """
     text = packed(page(list(records), all_suites() if suites is None else suites))
-    place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(place) as temporary:
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    return place
+    return target
 
 
 def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
     """Writes the whole page."""
-    parts = _parts(records, suites)
-    run = [part for part in parts if part.was_run]
-    left = [part for part in parts if not part.was_run]
-    judged = [verdict for part in parts for verdict in part.verdicts]
+    sections = _parts(records, suites)
+    run = [part for part in sections if part.was_run]
+    left = [part for part in sections if not part.was_run]
+    judged = [verdict for part in sections for verdict in part.verdicts]
     body = [
         element("a", "Skip to the results", href="#results", class_="skip"),
         brand(),
-        _header(records, judged, parts),
+        _header(records, judged, sections),
         _contents(run, left),
         element(
             "main",
-            _summary(parts, judged),
+            _summary(sections, judged),
             _filter(),
             [section(part) for part in run],
             _not_run(left),
@@ -106,14 +111,14 @@ def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
 def _parts(records: Sequence[Record], suites: Mapping[str, Suite]) -> list[Part]:
     """Sorts everything by suite, in the order of the registry, with suites that are not in it at the end."""
     require_known_suites(load_claims(), all_suites())
-    found = verdicts(records)
+    judged = verdicts(records)
     networks = parameter_table()
-    parts = []
+    sections = []
     for name in dict.fromkeys([*all_suites(), *suites, *(record.suite for record in records)]):
         own = [record for record in records if record.suite == name]
-        claims = [verdict for verdict in found if verdict.claim.suite == name]
-        parts.append(Part(name, suites.get(name), own, claims, _networks(name, own, networks)))
-    return parts
+        claims = [verdict for verdict in judged if verdict.claim.suite == name]
+        sections.append(Part(name, suites.get(name), own, claims, _networks(name, own, networks)))
+    return sections
 
 
 def _networks(name: str, records: Sequence[Record], networks: Sequence[ParameterRow]) -> list[ParameterRow]:
@@ -121,30 +126,34 @@ def _networks(name: str, records: Sequence[Record], networks: Sequence[Parameter
     return [row for row in networks if row.task in tasks or name == "parameters"]
 
 
-def _header(records: Sequence[Record], judged: Sequence[Verdict], parts: Sequence[Part]) -> Html:
-    counts = Counter(verdict.verdict for verdict in judged)
-    done = len(judged) - counts["not run"]
-    found = ", ".join(f"{counts[name]} {name}" for name in JUDGEMENTS[:-1])
+def _header(records: Sequence[Record], judged: Sequence[Verdict], sections: Sequence[Part]) -> Html:
+    published = [verdict for verdict in judged if not verdict.claim.own]
+    counts = tally(published)
+    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+    marked = sum(verdict.marked for verdict in published)
     finding = (
-        f"{done} of {plural(len(judged), 'published claim')} are judged by {plural(len(records), 'run')}: {found}."
+        f"Of {plural(len(published), 'distinct published claim')} by {plural(len(records), 'run')}: {listed}. "
+        f"{marked} of the decided ones rest on fewer than 5 seeds and are marked; {len(judged) - len(published)} "
+        "questions of our own are counted apart."
     )
     if not any(record.scale in JUDGED_SCALES for record in records):
-        finding = f"None of {plural(len(judged), 'published claim')} is judged yet: " + (
+        finding = f"None of {plural(len(published), 'published claim')} is judged yet: " + (
             "all runs are tiny ones, which are for tests." if records else "nothing has been run."
         )
     return element(
         "header",
         element("h1", TITLE),
         element("p", _when(records), class_="quiet"),
-        element("div", element("p", finding), bar(judged), element("p", _learnt(parts)), class_="finding"),
+        element("div", element("p", finding), bar(judged), element("p", _learnt(sections)), class_="finding"),
     )
 
 
-def _learnt(parts: Sequence[Part]) -> str:
+def _learnt(sections: Sequence[Part]) -> str:
     """Says in a paragraph what was learnt: how much holds, where all of it does, and where most of it does not."""
     shares: dict[str, tuple[int, int]] = {}
-    for part in parts:
-        known = [verdict.verdict for verdict in part.verdicts if verdict.verdict != "not run"]
+    for part in sections:
+        published = [verdict.verdict for verdict in part.verdicts if not verdict.claim.own]
+        known = [name for name in published if name in DECIDED]
         if known:
             shares[part.title] = sum(name in ("reproduced", "better") for name in known), len(known)
     if not shares:
@@ -154,7 +163,7 @@ def _learnt(parts: Sequence[Part]) -> str:
     worst = sorted(shares, key=lambda name: shares[name][0] - shares[name][1])[:3]
     failing = [f"{name} ({shares[name][1] - shares[name][0]} of {shares[name][1]})" for name in worst
                if shares[name][0] < shares[name][1]]  # fmt: skip
-    parts_ = [f"What was learnt: {held} of {count} judged claims hold ({100 * held / count:.0f} %)."]
+    parts_ = [f"What was learnt: {held} of {count} decided claims hold ({100 * held / count:.0f} %)."]
     parts_ += [f"All of them do in {_listed(whole)}."] if whole else []
     parts_ += [f"Most of those that do not are in {_listed(failing)}; each section says why."] if failing else []
     return " ".join(parts_)
@@ -183,22 +192,28 @@ def _contents(run: Sequence[Part], left: Sequence[Part]) -> Html:
     return element("nav", element("details", summary, element("ol", items)), aria_label="Contents")
 
 
-def _summary(parts: Sequence[Part], judged: Sequence[Verdict]) -> Html:
+def _summary(sections: Sequence[Part], judged: Sequence[Verdict]) -> Html:
     heads = [
         element("th", "suite", scope="col"),
         *(element("th", badge(name), scope="col") for name in JUDGEMENTS),
     ]
     rows = []
-    for part in parts:
+    for part in sections:
         if part.verdicts or part.records:
             target = part.anchor if part.was_run else None
             name = element("a", part.title, href=f"#{target}") if target else part.title
             title = element("th", name, bar(part.verdicts) if target else None, scope="row")
             cells = count_cells(part.verdicts, target)
             rows.append(element("tr", title, cells, class_=None if target else "left"))
-    total = element("tr", element("th", "all", scope="row"), count_cells(judged), class_="total")
+    totals = [
+        element("tr", element("th", name, scope="row"), count_cells(counted), class_="total")
+        for name, counted in (
+            ("published", [one for one in judged if not one.claim.own]),
+            ("our own questions", [one for one in judged if one.claim.own]),
+        )
+    ]
     inner = element(
-        "table", element("thead", element("tr", heads)), element("tbody", rows, total), class_="summary"
+        "table", element("thead", element("tr", heads)), element("tbody", rows, totals), class_="summary"
     )
     rules = element("ul", [element("li", rule) for rule in RULES])
     return element(
@@ -228,17 +243,17 @@ def _filter() -> Html:
     return element("form", fields, id="filter", role="search", aria_label="Filter the claims", hidden=True)
 
 
-def _not_run(parts: Sequence[Part]) -> Html:
-    if not any(part.verdicts for part in parts):
+def _not_run(sections: Sequence[Part]) -> Html:
+    if not any(part.verdicts for part in sections):
         return Html("")
     blocks = []
-    for part in parts:
+    for part in sections:
         if claims := part.verdicts:
             count = element("span", f" ({plural(len(claims), 'claim')})", class_="count", data_all=len(claims))
             summary = element("summary", part.title, count)
             table = verdict_table(claims, f"Not run: {part.name}")
             blocks.append(element("details", summary, table, class_="suite-claims"))
-    names = ", ".join(part.name for part in parts if part.verdicts)
+    names = ", ".join(part.name for part in sections if part.verdicts)
     intro = f"These claims belong to suites that have not been run: {names}."
     heading = element("h2", "Not run yet", id="not-run-title")
     return element("section", heading, element("p", intro), blocks, id="not-run", aria_labelledby="not-run-title")
@@ -274,9 +289,9 @@ def packed(text: str) -> str:
     """
     contents: list[str] = []
 
-    def moved(found: re.Match[str]) -> str:
-        contents.append(found["content"])
-        return f'{found["open"]} data-packed="{len(contents) - 1}">{found["summary"] or ""}{found["close"]}'
+    def moved(match: re.Match[str]) -> str:
+        contents.append(match["content"])
+        return f'{match["open"]} data-packed="{len(contents) - 1}">{match["summary"] or ""}{match["close"]}'
 
     shorter = FOLDED.sub(moved, text)
     holder = compressed(json.dumps(contents), "packed")

@@ -1,6 +1,5 @@
 """One paper: every claim with ours beside it, and the pictures that restate its own; for the documentation."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,13 +8,13 @@ from pathlib import Path
 from wellposed.atomic import atomic_write
 from wellposed.errors import unknown_name
 from wellposed.pages.markup import Child, Html, element, join, plural, prose
-from wellposed_lab.engine.claims import PAPERS, NotATarget, load_claims, require_known_suites
+from wellposed_lab.engine.claims import PAPERS, load_claims, require_known_suites
 from wellposed_lab.engine.experiment import Figure, Picture, Suite, all_suites
-from wellposed_lab.engine.judge import JUDGEMENTS, Verdict, verdicts
+from wellposed_lab.engine.judge import Verdict, tally, verdicts
 from wellposed_lab.engine.store import Record, Store, merged
 from wellposed_lab.report.figures import best_scale, curves, draw
 from wellposed_lab.report.gallery import LEGEND, gallery_html
-from wellposed_lab.report.tables import badge, bar, ours_of, published_of
+from wellposed_lab.report.tables import badge, bar, marks, ours_of, published_of
 
 HEADS = ("where", "claim", "published", "ours", "verdict")
 
@@ -34,13 +33,13 @@ class Album:
 
     def show(self, name: str, draw: Callable[[Path], None], title: str, text: str) -> Html | None:
         """Writes a figure with its caption; None where there is nothing to draw."""
-        place = self.folder / f"{name}.png"
-        if not place.is_file():
+        path = self.folder / f"{name}.png"
+        if not path.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
-            draw(place)
-        if not place.is_file():
+            draw(path)
+        if not path.is_file():
             return None
-        source = f"{self.link}/{place.name}"
+        source = f"{self.link}/{path.name}"
         image = element("a", element("img", src=source, alt=title, loading="lazy"), href=source)
         return element("figure", image, element("figcaption", prose(text)))
 
@@ -69,14 +68,15 @@ def summary(paper: str, records: Iterable[Record]) -> Html:
     """Counts the verdicts on a paper's claims, in words and as a bar.
 
     Example:
-        >>> "claims of this paper" in summary("000", [])
+        >>> "distinct claims of this paper" in summary("000", [])
         True
     """
     found = _verdicts(paper, list(records))
-    counts = Counter(verdict.verdict for verdict in found)
-    named = [element("li", f"{counts[name]} ", badge(name)) for name in JUDGEMENTS if counts[name]]
-    text = f"{plural(len(found), 'claim')} of this paper have a rule that judges them:"
-    return element("div", element("p", text), bar(found), element("ul", named), class_="claims-summary")
+    judged, own = ([one for one in found if one.claim.own is mine] for mine in (False, True))
+    named = [element("li", f"{count} ", badge(name)) for name, count in tally(judged).items() if count]
+    text = f"{plural(len(judged), 'distinct claim')} of this paper, by the rules that judge them"
+    text += f" (and {plural(len(own), 'question')} of our own, not counted):" if own else ":"
+    return element("div", element("p", text), bar(judged), element("ul", named), class_="claims-summary")
 
 
 def chapters(paper: str, records: Sequence[Record], album: Album | None = None) -> list[Chapter]:
@@ -91,10 +91,10 @@ def chapters(paper: str, records: Sequence[Record], album: Album | None = None) 
         >>> [chapter.suite for chapter in chapters("004", [])][:2]
         ['parameters', 'prefix-sums']
     """
-    found = _verdicts(paper, records)
+    judged = _verdicts(paper, records)
     written = []
     for name, suite in all_suites().items():
-        claims = [verdict for verdict in found if verdict.claim.suite == name]
+        claims = [verdict for verdict in judged if verdict.claim.suite == name]
         if claims:
             own = [record for record in records if record.suite == name and record.kind == "run"]
             own = [record for record in own if record.scale == best_scale(own)]
@@ -115,14 +115,14 @@ def _body(
 ) -> Html:
     said = element("p", prose(suite.claim))
     sentences = suite.findings(records) if records else []
-    controls = [
+    findings = [
         element("h4", "What the controls show"),
         element("ul", [element("li", prose(s)) for s in sentences]),
     ]
     again = element("p", "Run it: ", element("code", f"wellposed run {suite.name}"), class_="again")
     shown = _pictures(paper, suite, records, album) if records and album else Html("")
     table = _table(paper, claims, f"Claims of {paper} on {suite.name}")
-    return join(said, shown, table, *(controls if sentences else ()), again)
+    return join(said, shown, table, *(findings if sentences else ()), again)
 
 
 def _table(paper: str, claims: Sequence[Verdict], label: str) -> Html:
@@ -135,13 +135,12 @@ def _table(paper: str, claims: Sequence[Verdict], label: str) -> Html:
 def _row(paper: str, verdict: Verdict) -> Html:
     claim = verdict.claim
     small = [text for text in (claim.note, verdict.why) if text]
-    no_target = element("small", "no target") if isinstance(claim.rule, NotATarget) else None
     cells: tuple[Child, ...] = (
         "; ".join(claim.places(paper)),
         [prose(claim.says), *(element("small", prose(text)) for text in small)],
         published_of(verdict) or "-",
         ours_of(verdict),
-        [badge(verdict.verdict), no_target or ""],
+        [badge(verdict.verdict), *marks(verdict)],
     )
     filled = [element("td", cell, data_label=head) for head, cell in zip(HEADS, cells, strict=True)]
     return element("tr", filled, class_=verdict.verdict.replace(" ", "-"))
@@ -150,18 +149,21 @@ def _row(paper: str, verdict: Verdict) -> Html:
 def _pictures(paper: str, suite: Suite, records: Sequence[Record], album: Album) -> Html:
     """Draws the figures that restate some of this paper, or else the first, and shows what records carry."""
     own = [figure for figure in suite.figures if paper in figure.paper] or [*suite.figures[:1]]
-    found = [_drawn(suite, figure, records, album) for figure in own]
+    figures = [drawn_figure(suite, figure, records, album) for figure in own]
     for index, one in enumerate(suite.pictures):
         if paper in one.paper:
             name = f"{suite.name}-picture-{index}"
-            found.append(album.show(name, partial(_write, one, records), one.title, f"{one.title}. {one.note}"))
+            figures.append(album.show(name, partial(_write, one, records), one.title, f"{one.title}. {one.note}"))
     galleries = [gallery_html(one, records) for one in suite.galleries if paper in one.paper]
-    shown = [one for one in (*found, *galleries) if one is not None]
+    shown = [one for one in (*figures, *galleries) if one is not None]
     legend = element("p", LEGEND, class_="quiet") if any(galleries) else None
     return join(element("div", shown, class_="claims-pictures"), legend) if shown else Html("")
 
 
-def _drawn(suite: Suite, figure: Figure, records: Sequence[Record], album: Album) -> Html | None:
+def drawn_figure(suite: Suite, figure: Figure, records: Sequence[Record], album: Album) -> Html | None:
+    """Draws a figure of a suite from its records at their best scale; None where there is nothing to draw."""
+    own = [record for record in records if record.suite == suite.name and record.kind == "run"]
+    records = [record for record in own if record.scale == best_scale(own)]
     if not curves(figure, records):
         return None
     text = f"{figure.title}: {figure.label}, the median of the seeds with its range."
@@ -170,8 +172,8 @@ def _drawn(suite: Suite, figure: Figure, records: Sequence[Record], album: Album
     )
 
 
-def _write(picture: Picture, records: Sequence[Record], place: Path) -> None:
+def _write(picture: Picture, records: Sequence[Record], path: Path) -> None:
     png = picture.draw(records)
     if png is not None:
-        with atomic_write(place) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_bytes(png)

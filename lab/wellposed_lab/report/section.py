@@ -56,7 +56,7 @@ class Part:
     @property
     def was_run(self) -> bool:
         """Whether there is anything to show."""
-        return bool(self.records) or any(verdict.verdict != "not run" for verdict in self.verdicts)
+        return bool(self.records) or any(verdict.verdict != "not judged" for verdict in self.verdicts)
 
 
 def section(part: Part) -> Html:
@@ -78,7 +78,7 @@ def section(part: Part) -> Html:
         verdict_table(part.verdicts, f"Claims: {part.title}") if part.verdicts else None,
         _thresholds(part),
         _again(part),
-        _controls(part, runs),
+        _findings(part, runs),
         _details(part, runs),
         _environment(shown),
         _failures(part.records),
@@ -97,11 +97,11 @@ def _claim(part: Part) -> Html:
 
 def _extent(records: Sequence[Record]) -> str:
     """Says how much was run."""
-    parts = []
+    extents = []
     for scale, count in Counter(record.scale for record in records).most_common():
         seeds = len({record.seed for record in records if record.scale == scale and record.kind == "run"})
-        parts.append(f"{plural(count, 'run')} at scale {scale} with {plural(seeds, 'seed')}")
-    return f"{'; '.join(parts)}; {duration(sum(record.seconds for record in records))} of computing."
+        extents.append(f"{plural(count, 'run')} at scale {scale} with {plural(seeds, 'seed')}")
+    return f"{'; '.join(extents)}; {duration(sum(record.seconds for record in records))} of computing."
 
 
 def duration(seconds: float) -> str:
@@ -119,21 +119,21 @@ def duration(seconds: float) -> str:
 def _figures(part: Part, records: Sequence[Record]) -> Html:
     figures = part.suite.figures if part.suite else ()
     drawn = [figure_html(figure, records, f"{part.anchor}-{index}") for index, figure in enumerate(figures)]
-    found = [one for one in drawn if one is not None]
-    return join(element("h3", "Figures"), element("div", found, class_="figures")) if found else Html("")
+    shown = [one for one in drawn if one is not None]
+    return join(element("h3", "Figures"), element("div", shown, class_="figures")) if shown else Html("")
 
 
 def _galleries(part: Part, records: Sequence[Record]) -> Html:
     drawn = [gallery_html(gallery, records) for gallery in (part.suite.galleries if part.suite else ())]
-    found = [one for one in drawn if one is not None]
-    if not found:
+    shown = [one for one in drawn if one is not None]
+    if not shown:
         return Html("")
     legend = element("p", LEGEND, class_="quiet")
-    return join(element("h3", "Pictures"), legend, element("div", found, class_="figures"))
+    return join(element("h3", "Pictures"), legend, element("div", shown, class_="figures"))
 
 
 def _pictures(part: Part, records: Sequence[Record]) -> Html:
-    found = []
+    figures = []
     for picture in part.suite.pictures if part.suite else ():
         drawn = picture.draw(records) if records else None
         if drawn is not None:
@@ -141,8 +141,8 @@ def _pictures(part: Part, records: Sequence[Record]) -> Html:
             where = element("span", f" (as {picture.paper})", class_="quiet") if picture.paper else ""
             image = element("img", src=source, alt=picture.note or picture.title, loading="lazy", class_="picture")
             note = element("figcaption", prose(picture.note), class_="quiet")
-            found.append(element("figure", element("h4", picture.title, where), image, note, class_="wide"))
-    return element("div", found, class_="figures") if found else Html("")
+            figures.append(element("figure", element("h4", picture.title, where), image, note, class_="wide"))
+    return element("div", figures, class_="figures") if figures else Html("")
 
 
 def _small(picture: bytes) -> bytes:
@@ -165,18 +165,18 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
 
 def _thresholds(part: Part) -> Html:
     """Shows what every seed has to reach; not for tiny runs, which are not judged."""
-    found = check(part.suite.thresholds, with_derived(part.records)) if part.suite and part.records else []
-    if not found:
+    checks = check(part.suite.thresholds, with_derived(part.records)) if part.suite and part.records else []
+    if not checks:
         return Html("")
     return join(
         element("h3", "Thresholds"),
-        element("p", _met(found), class_="quiet"),
-        threshold_table(found, f"Thresholds: {part.title}"),
+        element("p", _met(checks), class_="quiet"),
+        threshold_table(checks, f"Thresholds: {part.title}"),
     )
 
 
-def _met(found: Sequence[Check]) -> str:
-    counts = Counter(one.state for one in found)
+def _met(checks: Sequence[Check]) -> str:
+    counts = Counter(one.state for one in checks)
     listed = ", ".join(f"{counts[state]} {state}" for state in ("met", "not met", "not run") if counts[state])
     return f"What the numbers of every seed have to reach here, whatever the papers say: {listed}."
 
@@ -185,12 +185,16 @@ def _again(part: Part) -> Html:
     if not part.records:
         return Html("")
     lines = [*(order.command for order in orders(part)), "wellposed report"]
-    return join(element("h3", "Run it again"), element("pre", element("code", "\n".join(lines))))
+    differs = part.suite.differs if part.suite else ""
+    note = (
+        element("p", f"The scale paper is not quite as published: {differs}", class_="quiet") if differs else None
+    )
+    return join(element("h3", "Run it again"), element("pre", element("code", "\n".join(lines))), note)
 
 
 def orders(part: Part) -> list[Order]:
     """Returns what to ask for to get the same records, a scale at a time."""
-    found = []
+    wanted = []
     for scale in ("tiny", "default", "paper"):
         records = [record for record in part.records if record.scale == scale]
         if records:
@@ -199,11 +203,11 @@ def orders(part: Part) -> list[Order]:
             search = any(record.kind == "search" for record in records)
             processors = all("CPU" in str(record.environment.get("device", "CPU")) for record in records)
             seeds = None if count in (0, usual) else count
-            found.append(Order(part.name, scale, seeds, search, "cpu" if processors else "cuda"))
-    return found
+            wanted.append(Order(part.name, scale, seeds, search, "cpu" if processors else "cuda"))
+    return wanted
 
 
-def _controls(part: Part, records: Sequence[Record]) -> Html:
+def _findings(part: Part, records: Sequence[Record]) -> Html:
     sentences = part.suite.findings(records) if part.suite and records else []
     if not sentences:
         return Html("")
@@ -213,17 +217,17 @@ def _controls(part: Part, records: Sequence[Record]) -> Html:
 
 
 def _details(part: Part, runs: Sequence[Record]) -> Html:
-    parts = []
+    tables = []
     if part.parameters:
         differ = sum(row.matches is False for row in part.parameters)
         title = f"Parameters, ours and published ({plural(len(part.parameters), 'network')}, {differ} differ)"
         inner = parameter_table(part.parameters, f"Parameters: {part.title}")
-        parts.append(element("details", element("summary", title), inner, class_="folded"))
+        tables.append(element("details", element("summary", title), inner, class_="folded"))
     if runs:
         title = f"Runs and settings ({plural(len(runs), 'run')})"
         inner = run_table(runs, f"Runs: {part.title}")
-        parts.append(element("details", element("summary", title), inner, class_="folded"))
-    return join(parts)
+        tables.append(element("details", element("summary", title), inner, class_="folded"))
+    return join(tables)
 
 
 def environments(records: Sequence[Record]) -> list[str]:

@@ -13,8 +13,9 @@ from wellposed_lab.engine.store import Record
 from wellposed_lab.engine.thresholds import Check
 from wellposed_lab.networks.published import ParameterRow
 
-SIGNS = {"reproduced": "✓", "better": "▲", "worse": "▼", "claim does not hold": "✗", "not run": "○"}
-STATES = {"met": "reproduced", "not met": "claim-does-not-hold", "not run": "not-run"}  # classes of their badges
+SIGNS = {"reproduced": "✓", "better": "▲", "worse": "▼", "refuted": "✗", "undecided": "?",
+         "not judged": "○"}  # fmt: skip
+STATES = {"met": "reproduced", "not met": "refuted", "not run": "not-judged"}  # classes of their badges
 HIDDEN_SETTINGS = ("suite", "seed", "scale", "role", "kind", "type", "name", "size", "fold", "folds")
 
 
@@ -55,17 +56,27 @@ def verdict_table(verdicts: Sequence[Verdict], label: str) -> Html:
 def _verdict_row(verdict: Verdict) -> Html:
     claim = verdict.claim
     note = element("small", prose(claim.note)) if claim.note else None
-    no_target = element("small", "no target") if isinstance(claim.rule, NotATarget) else None
     cells: list[tuple[Child, Any]] = [
         (_where(claim), None),
         ([prose(claim.says), note or ""], None),
         (ours_of(verdict), "" if verdict.ours is None else verdict.ours),
         (published_of(verdict), "" if claim.value is None else claim.value),
-        ([badge(verdict.verdict), no_target or ""], JUDGEMENTS.index(verdict.verdict)),
+        ([badge(verdict.verdict), *marks(verdict)], JUDGEMENTS.index(verdict.verdict)),
         (prose(verdict.why), None),
     ]
     filled = [element("td", content, data_sort=_sort_key(key)) for content, key in cells]
     return element("tr", filled, data_verdict=verdict.verdict, data_papers=" ".join(claim.papers))
+
+
+def marks(verdict: Verdict) -> list[Html]:
+    """Writes what is to know of a verdict at a glance: few seeds, no target, our own question, readings."""
+    known = [
+        (verdict.marked, f"{verdict.seeds} seeds only"),
+        (isinstance(verdict.claim.rule, NotATarget), "no target"),
+        (verdict.claim.own, "our own question"),
+        *((True, f"{name}: {one.verdict}") for name, one in verdict.readings),
+    ]
+    return [element("small", text) for holds, text in known if holds]
 
 
 def _where(claim: PublishedClaim) -> list[Html]:
@@ -131,12 +142,12 @@ def count_cells(verdicts: Sequence[Verdict], target: str | None = None) -> list[
 def bar(verdicts: Sequence[Verdict]) -> Html:
     """Draws the shares of the verdicts as a bar."""
     counts = Counter(verdict.verdict for verdict in verdicts)
-    parts = [
+    segments = [
         element("span", class_=verdict.replace(" ", "-"), style=f"flex:{counts[verdict]}")
         for verdict in JUDGEMENTS
         if counts[verdict]
     ]
-    return element("div", parts, class_="bar", aria_hidden="true")
+    return element("div", segments, class_="bar", aria_hidden="true")
 
 
 def parameter_table(rows: Sequence[ParameterRow], label: str) -> Html:
@@ -171,14 +182,14 @@ def run_table(records: Sequence[Record], label: str) -> Html:
 
 def _settings(config: Any) -> str:
     """Writes a configuration in a line, without what the other columns say."""
-    parts = []
+    words = []
     for name, value in config.items():
         if name in HIDDEN_SETTINGS or value is None or value == []:
             continue
         if isinstance(value, dict):
-            parts.append(_settings(value))
+            words.append(_settings(value))
         elif name == "options":
-            parts += [f"{option} {setting}" for option, setting in value]
+            words += [f"{option} {setting}" for option, setting in value]
         else:
-            parts.append(f"{name} {value if isinstance(value, str) else json.dumps(value)}")
-    return ", ".join(part for part in parts if part)
+            words.append(f"{name} {value if isinstance(value, str) else json.dumps(value)}")
+    return ", ".join(part for part in words if part)

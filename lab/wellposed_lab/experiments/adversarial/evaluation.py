@@ -68,7 +68,7 @@ class Evaluation:
 
     def values(self) -> list[Value]:
         """Returns everything that is measured."""
-        clean = self.kept(self.u)
+        clean = self.share_correct(self.u)
         return [
             Value("accuracy", clean),
             *self.plain(clean),
@@ -77,7 +77,7 @@ class Evaluation:
             *self.adaptive(),
         ]
 
-    def kept(self, points: Tensor) -> float:
+    def share_correct(self, points: Tensor) -> float:
         """Returns the accuracy at points, by new answers of the model."""
         return float(self.survival(points, FRESH).mean())
 
@@ -93,9 +93,9 @@ class Evaluation:
         for metric in ("pgd_accuracy", "epsilon_accuracy"):
             yield Value(metric, clean, 0.0)
         for steps in self.budget.pgd_steps:
-            yield Value("pgd_accuracy", self.kept(self.signed(steps, RADIUS)), float(steps))
+            yield Value("pgd_accuracy", self.share_correct(self.signed(steps, RADIUS)), float(steps))
         for radius in self.budget.epsilons:
-            yield Value("epsilon_accuracy", self.kept(self.signed(10, radius)), radius)
+            yield Value("epsilon_accuracy", self.share_correct(self.signed(10, radius)), radius)
 
     def signed(self, steps: int, radius: float) -> Tensor:
         """Attacks by plain steps along signs."""
@@ -109,7 +109,9 @@ class Evaluation:
             yield Value(f"{name}_accuracy", clean, 0.0)
             for level in self.budget.levels:
                 generator = torch.Generator(self.u.device).manual_seed(self.seed)
-                yield Value(f"{name}_accuracy", self.kept(disturb(self.u, level, generator=generator)), level)
+                yield Value(
+                    f"{name}_accuracy", self.share_correct(disturb(self.u, level, generator=generator)), level
+                )
 
     def auto(self) -> Iterator[Value]:
         """Runs AutoAttack along the model's own gradient, and its version for random models."""
@@ -141,7 +143,7 @@ class Evaluation:
         self.found["square"] = self._auto(RADIUS, len(self.u), attacks=["square"])
         for at, points in self.found.items():
             if not at.startswith("auto"):  # which has fewer images, and values of its own
-                yield Value("adaptive_accuracy", self.kept(points), at)
+                yield Value("adaptive_accuracy", self.share_correct(points), at)
         yield Value("adaptive_accuracy", self._worst(), "worst")
 
     def _climbed(self, gradient: Gradient | None, u: Tensor, target: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class AdversarialRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return self.data, self.model.name, None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run.measured(context.device) for run in runs]
 
     def measured(self, device: str) -> Result:
@@ -74,7 +74,7 @@ class AdversarialRun(Run):
             twin = self.evaluation(self.model.twin, device)
             own = {value.at: value.value for value in values if value.metric == "pgd_accuracy"}
             for steps in self.budget.pgd_steps:
-                rival = twin.kept(twin.signed(steps, RADIUS))
+                rival = twin.share_correct(twin.signed(steps, RADIUS))
                 values.append(Value("pgd_gain", own[float(steps)] - rival, float(steps)))
         weights = sum(parameter.numel() for parameter in evaluation.model.parameters())
         notes = {"notes": sorted(set(evaluation.notes))} if evaluation.notes else {}

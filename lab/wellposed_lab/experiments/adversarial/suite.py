@@ -7,7 +7,7 @@ from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.store import Record
-from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.engine.thresholds import Floor, Threshold
 from wellposed_lab.experiments.adversarial.evaluation import Budget
 from wellposed_lab.experiments.adversarial.findings import DATA, sentences
 from wellposed_lab.experiments.adversarial.models import Defended, Shape
@@ -134,4 +134,7 @@ SUITE = Suite(
     ),
     findings=findings,
     thresholds=_thresholds(),
+    floors=(Floor("accuracy", "at least", 0.93),),
+    differs="The networks see 24,000 images twice in batches of 128, published are 64 epochs in batches of 32; "
+    "plain steps take the place of Broyden's method, and AutoAttack has 200 images and 20 steps.",
 )

@@ -6,6 +6,7 @@ from wellposed_lab.config import Scale, Training
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.store import Record
+from wellposed_lab.engine.thresholds import Floor, Plateau
 from wellposed_lab.experiments.algorithms.findings import independence_sentence
 from wellposed_lab.experiments.algorithms.models import Design, Growth, Kind
 from wellposed_lab.experiments.algorithms.run import AlgorithmRun
@@ -78,4 +79,8 @@ SUITE = Suite(
                log="y", quantity="mean squared error at scale 1"),
     ),
     findings=findings,
+    floors=(Floor("relative_mse", "at most", 0.95, at=1.0),),  # one is that of the answer zero
+    plateaus=(  # the entries of a sum have a mean square of 2/3 of the squared scale
+        Plateau("both are where zero would be", "test_mse", "at least", 0.95 * 2 / 3 * 500**2, at=500),
+    ),
 )  # fmt: skip

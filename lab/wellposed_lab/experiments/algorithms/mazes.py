@@ -6,6 +6,7 @@ from wellposed_lab.config import Scale, Training
 from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.store import Record
+from wellposed_lab.engine.thresholds import Plateau
 from wellposed_lab.experiments.algorithms.findings import accuracy_sentences, independence_sentence
 from wellposed_lab.experiments.algorithms.models import Design, Growth, Kind
 from wellposed_lab.experiments.algorithms.picture import draw_answers
@@ -109,4 +110,6 @@ SUITE = Suite(
         Picture("Mazes and answers", draw_answers, "One maze of every size, the first seed."),
     ),
     findings=findings,
+    plateaus=(Plateau("both are below what marking nothing has", "accuracy", "at most", "without_path"),),
+    differs="3,000 updates: their published number is not known.",
 )  # fmt: skip

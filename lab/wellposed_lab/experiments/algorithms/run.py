@@ -143,10 +143,10 @@ class AlgorithmRun(Run):
         return self.task.name, self.design.name + ("" if self.noise is None else f"-noise-{self.noise:g}db"), None
 
     @property
-    def together(self) -> bool:
+    def batch_seeds(self) -> bool:
         return self.design.form == "plain"  # else a single network already fills a processor
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         with torch.random.fork_rng(devices):
             torch.manual_seed(self.seed)

@@ -328,7 +328,7 @@ class AttackRun(Run):
             config["victim"] = {"type": "AttackedDense", "dense": config["victim"]}
         return config
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run.measured() for run in runs]
 
     def measured(self) -> Result:

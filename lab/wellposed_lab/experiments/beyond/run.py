@@ -57,7 +57,7 @@ class BeyondRun(Run):
     def device_for(self, wanted: str) -> str:
         return "cpu" if self.model.name == "linear" else super().device_for(wanted)  # which has a closed form
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run._alone(context) for run in runs]
 
     def _alone(self, context: Context) -> Result:

@@ -152,7 +152,7 @@ class DepthRun(ObservedRun):
     devices: ClassVar[tuple[str, ...]] = ("cpu",)  # steps are counted there
 
     @property
-    def together(self) -> bool:
+    def batch_seeds(self) -> bool:
         return False  # one model after the other takes the compiled kernels, which are faster than a stack
 
     def measure(

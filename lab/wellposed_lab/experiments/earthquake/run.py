@@ -32,7 +32,7 @@ class LocationRun(TrainingRun):
     """Trains a model on an earthquake task, and tries it on real picks where the data folder has them."""
 
     @property
-    def together(self) -> bool:
+    def batch_seeds(self) -> bool:
         return False  # one seed at a time has compiled kernels
 
     def data(self, seed: int) -> tuple[Pair, Pair]:
@@ -80,7 +80,7 @@ class EarthquakeData(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return self.task.name, "data", None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run._result() for run in runs]
 
     def _result(self) -> Result:

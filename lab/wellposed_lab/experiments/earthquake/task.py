@@ -181,6 +181,11 @@ class _Meshed(Located):
         index = torch.arange(cells)
         longitude = _within(PACIFIC, (index % self.side + shift[0]) / self.side)
         latitude = _within(LATITUDES, (index // self.side + shift[1]) / self.side)
+        return self._recorded(longitude, latitude, generator)
+
+    def _recorded(self, longitude: Tensor, latitude: Tensor, generator: torch.Generator) -> Pair:
+        """Returns the samples of epicentres, each with stations of its own and all depths."""
+        cells = len(longitude)
         near = _uniform(cells * self.stations, ((NEAREST, FARTHEST),), generator).view(cells, -1)
         bearing = _uniform(cells * self.stations, ((0.0, 360.0),), generator).view(cells, -1)
         depth = torch.linspace(*DEPTHS, self.depths, dtype=torch.float64).repeat(cells)
@@ -207,6 +212,35 @@ class RandomSplit(_Meshed):
 
     name: ClassVar[str] = "earthquake-random-split"
     split: ClassVar[Literal["random", "epicentre"]] = "random"
+
+
+@dataclass(frozen=True)
+class MeshBands(RandomSplit):
+    """Is trained on the mesh of 002 and tested on bands beyond it, by 20,016 samples each at the published size.
+
+    Those are 80 % of 36 epicentres at 695 depths, one for every latitude of the mesh, on either side in turn.
+
+    Example:
+        >>> task = MeshBands(side=6, depths=10, earth="homogeneous")
+        >>> [len(task.test(0, at)[0]) for at in (None, 9.0)]
+        [36, 48]
+    """
+
+    points: tuple[Point, ...] = (None, *(float(k) for k in range(1, 10)))
+    name: ClassVar[str] = "earthquake-mesh"
+
+    def test(self, seed: int, at: Point = None) -> Pair:
+        if at is None:
+            return super().test(seed)
+        k = self.require_point(at)
+        generator = self.generator(seed, "test", k)
+        shift = torch.rand(2, self.side, generator=generator, dtype=torch.float64)
+        row = torch.arange(self.side)
+        low = torch.tensor([ends[0] for ends in bands(k)], dtype=torch.float64)[row % 2]
+        latitude = _within(LATITUDES, (row + shift[1]) / self.side)
+        u, y = self._recorded(low + 10 * shift[0], latitude, generator)
+        chosen = torch.randperm(len(u), generator=generator)[: round(TRAINED * len(u))]
+        return u[chosen], y[chosen]
 
 
 @dataclass(frozen=True)

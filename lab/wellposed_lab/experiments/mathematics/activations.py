@@ -7,7 +7,7 @@ from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.store import Record
-from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.engine.thresholds import Floor, Threshold
 from wellposed_lab.engine.training import ObservedRun, TrainingRun, training_runs
 from wellposed_lab.networks.by_name import ACTIVATED
 from wellposed_lab.report.findings import median_of, ratio_sentence
@@ -117,4 +117,10 @@ SUITE = Suite(
         for name in ("hard-addition", "hard-subtraction")
         for measure in (Measure("test_mse", "implicit", name),)
     ),
+    floors=(
+        Floor("validation_mse", "at most", 8.2, "identity"),  # the mean has 8.25
+        Floor("validation_mse", "at most", 4.5, "hard-addition"),  # 4.51 or more, by the seed
+        Floor("validation_mse", "at most", 0.78, "hard-subtraction"),  # 0.782
+    ),
+    differs="Batches of 128 are ours: their size is not published.",
 )

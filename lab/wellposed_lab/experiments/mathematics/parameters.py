@@ -1,5 +1,6 @@
 """The published numbers of parameters (000 section 3, 001 Table 4, 002 Table 1), counted."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ def _implicit(inputs: int, outputs: int, states: int) -> Callable[[], nn.Module]
     return partial(ImplicitModel, inputs, outputs, states)
 
 
+LAYER = 128  # width of the feed-forward layers of 004
 EARLY: dict[tuple[str, str], Callable[[], nn.Module]] = {
     ("identity", "implicit"): _implicit(10, 10, 4),
     ("rolling-average", "implicit"): _implicit(10, 10, 200),
@@ -65,14 +67,40 @@ class CountRun(Run):
     def labels(self) -> Key:
         return self.task, self.model.name, self.model.size
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         model = BUILDERS[self.labels]()
         return [Result((Value("parameters", float(parameter_count(model))),))]
 
 
-def plan(scale: Scale) -> list[CountRun]:
-    """Returns every network of the tables."""
-    return [
+@dataclass(frozen=True, kw_only=True)
+class WidthRun(Run):
+    """Computes how wide an equilibrium model is with as many weights as layers of 128 (004 section 4.1).
+
+    One layer is the cell itself. The weights of more fill a square, biases of the layers included.
+
+    Args:
+        layers: of the feed-forward networks.
+    """
+
+    layers: tuple[int, ...] = (1, 3, 5, 7, 9, 11, 13)
+
+    @property
+    def labels(self) -> Key:
+        return "mnist", "deq", None
+
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
+        widths = {count: LAYER if count == 1 else _side(count * (LAYER**2 + LAYER)) for count in self.layers}
+        return [Result(tuple(Value("state_width", float(width), float(count)) for count, width in widths.items()))]
+
+
+def _side(weights: int) -> int:
+    """Returns the side of the smallest square that holds so many."""
+    return math.isqrt(weights - 1) + 1
+
+
+def plan(scale: Scale) -> list[Run]:
+    """Returns every network of the tables, and the widths of 004."""
+    counted: list[Run] = [
         CountRun(
             suite="parameters",
             seed=0,
@@ -83,6 +111,7 @@ def plan(scale: Scale) -> list[CountRun]:
         )
         for task, model, size in BUILDERS
     ]
+    return [*counted, WidthRun(suite="parameters", seed=0, scale=scale)]
 
 
 def findings(records: Sequence[Record]) -> list[str]:
@@ -99,7 +128,7 @@ SUITE = Suite(
     name="parameters",
     title="Numbers of parameters",
     claim="The networks that the papers compare have the sizes that they print.",
-    papers=("000 section 3", "001 Table 4", "002 Table 1"),
+    papers=("000 section 3", "001 Table 4", "002 Table 1", "004 section 4.1"),
     plan=plan,
     seeds={"tiny": 1, "default": 1, "paper": 1},
     findings=findings,

@@ -17,9 +17,11 @@ Key = tuple[str, str, int, str]
 def with_noise_differences(records: Iterable[Record]) -> list[Record]:
     """Adds to records of noise-mnist what compares them with others of the same seed.
 
-    ``accuracy_gain`` is the lead of a DEQ over the FFW of its size that was trained alike, ``xavier_gain`` over
-    the one with Xavier's start, ``sensitivity_ratio`` its sensitivity over that of the FFW, and ``training_gain``
-    the lead of a model trained with noise over the one without.
+    ``accuracy_gain`` is the lead of a DEQ over the FFW of its size that was trained alike, ``averaged_gain`` the
+    same if it is read out at the mean of its last iterates, ``xavier_gain`` that over the FFW with Xavier's start,
+    ``sensitivity_ratio`` its sensitivity over that of the FFW, and ``training_gain`` the lead of a model trained
+    with noise over the one without. ``twin_accuracy`` is that of the FFW without noise. An FFW has one read-out,
+    so its ``averaged_accuracy`` is its accuracy.
 
     Example:
         >>> with_noise_differences([])
@@ -39,22 +41,28 @@ def _key(record: Record, model: str) -> Key:
 
 
 def _extended(record: Record, known: dict[Key, Record]) -> Record:
-    added = []
+    added: list[Value] = []
     match = EQUILIBRIUM.fullmatch(record.model)
     if match and int(match[1]) in LAYERS:
         network = f"ffw-{LAYERS[int(match[1])]}"
         twin = known.get(_key(record, network + match[2]))
         added += _leads(record, twin, "accuracy_gain") + _ratio(record, twin)
+        added += _leads(record, twin, "averaged_gain", "averaged_accuracy")
+        clean = None if twin is None else twin.value("accuracy")
+        added += [] if clean is None else [Value("twin_accuracy", clean)]
         added += _leads(record, known.get(_key(record, f"{network}-xavier{match[2]}")), "xavier_gain")
     if TRAINED.search(record.model):
         added += _leads(record, known.get(_key(record, TRAINED.sub("", record.model))), "training_gain")
+    if record.model.startswith("ffw"):
+        own = [value for value in record.values if value.metric == "accuracy"]
+        added += [dataclasses.replace(value, metric="averaged_accuracy") for value in own]
     return dataclasses.replace(record, values=(*record.values, *added)) if added else record
 
 
-def _leads(record: Record, rival: Record | None, name: str) -> list[Value]:
+def _leads(record: Record, rival: Record | None, name: str, metric: str = "accuracy") -> list[Value]:
     if rival is None:
         return []
-    own = [value for value in record.values if value.metric == "accuracy"]
+    own = [value for value in record.values if value.metric == metric]
     pairs = [(value, rival.value("accuracy", value.at)) for value in own]
     return [Value(name, value.value - other, value.at) for value, other in pairs if other is not None]
 

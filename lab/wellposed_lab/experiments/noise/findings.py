@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from wellposed.errors import require
 from wellposed_lab.config import JUDGED_SCALES
-from wellposed_lab.engine.store import Record
+from wellposed_lab.engine.store import Record, settings
 from wellposed_lab.experiments.noise.differences import with_noise_differences
 from wellposed_lab.experiments.noise.models import TOTALS, WIDTHS
 from wellposed_lab.report.figures import PALETTE
 from wellposed_lab.report.findings import median_of
 
 DATA = "mnist"
+LEARNT = 0.93  # accuracy without noise
 TRAINED = {"": "no noise", "-noise-10db": "10 dB", "-noise-0db": "0 dB"}
 CHANGES = {
     "": "as it is",
@@ -38,16 +41,20 @@ def noise_findings(records: Sequence[Record]) -> list[str]:
     """
     known = with_noise_differences(of_one_scale(records))
     compared = [*_crossovers(known), *_averaged(known), *_penalised(known), *_deep(known), *_sized(known)]
-    return [*_schedule(known), *compared, *_clean(known), *_ratios(known)]
+    return [*_schedule(known), *compared, *_clean(known), *_ratios(known), *_ranks(known)]
 
 
 def of_one_scale(records: Sequence[Record]) -> list[Record]:
-    """Returns the records of the largest scale that there is, which judge; medians must not mix scales."""
-    for scale in JUDGED_SCALES:
-        found = [record for record in records if record.scale == scale]
-        if found:
-            return found
-    return list(records)
+    """Returns the records of the largest scale that there is, of several schedules of a model the latest.
+
+    These are what is judged; medians must not mix scales and schedules.
+    """
+    scales = [[record for record in records if record.scale == scale] for scale in JUDGED_SCALES]
+    found = next((own for own in scales if own), list(records))
+    latest: dict[str, Record] = {}
+    for record in sorted(found, key=lambda record: record.started):
+        latest[record.model] = record
+    return [record for record in found if settings(record) == settings(latest[record.model])]
 
 
 def _median(
@@ -97,6 +104,42 @@ def crossover(leads: dict[int, float]) -> str:
     if changes:
         return f"the lead changes hands between {', and between '.join(changes)} layers"
     return "the DEQ leads at every depth" if leads[depths[0]] > 0 else "the FFW leads at every depth"
+
+
+def _ranks(records: Sequence[Record]) -> list[str]:
+    """Says how far radii and sensitivity order the recorded models by their accuracy under noise (004 eq. 12)."""
+    sentences = []
+    for kind in ("deq", "ffw"):
+        own = [
+            r for r in records
+            if r.task == DATA and r.model.startswith(kind) and (r.value("accuracy") or 0.0) >= LEARNT
+        ]  # fmt: skip
+        told = []
+        for metric in ("jacobian_radius", "weight_radius", "sensitivity"):
+            pairs = [(r.value(metric), r.value("accuracy", 0.0)) for r in own]
+            known = [(x, y) for x, y in pairs if x is not None and y is not None]
+            if len(known) > 5:
+                told.append(f"{rank_correlation(known):+.2f} with the {metric.replace('_', ' ')}")
+        if told:
+            count = len([r for r in own if r.value("jacobian_radius") is not None])
+            sentences.append(
+                f"Over the {count} recorded {kind.upper()}s that were trained without noise and learnt, the rank "
+                f"correlation of the accuracy at 0 dB is {', '.join(told)}."
+            )
+    return sentences
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Computes Spearman's rank correlation; ties have the mean of their ranks.
+
+    Example:
+        >>> rank_correlation([(1, 10), (2, 30), (3, 20)])
+        0.5
+    """
+    columns = np.array(pairs, dtype=float).T
+    below = (columns[:, None, :] < columns[:, :, None]).sum(2)
+    ties = (columns[:, None, :] == columns[:, :, None]).sum(2)
+    return float(np.corrcoef(below + (ties - 1) / 2)[0, 1])
 
 
 def _penalised(records: Sequence[Record]) -> list[str]:

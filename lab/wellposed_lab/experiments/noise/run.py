@@ -64,7 +64,7 @@ class NoiseRun(Run):
         return self.data, f"{self.pair.name}{trained}{extra}", None
 
     @property
-    def together(self) -> bool:
+    def batch_seeds(self) -> bool:
         return True
 
     @property
@@ -85,7 +85,7 @@ class NoiseRun(Run):
     def _schedule(self) -> NoiseSchedule:
         return NoiseSchedule(self.images, self.epochs, self.batch_size, self.learning_rate, self.jacobian)
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         u, labels = (part.to(context.device) for part in pair_of(self.data, "train"))
         members = list(dict.fromkeys(run.member for run in runs))
         classes = len(images(self.data, "train").classes)

@@ -23,7 +23,7 @@ from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Context, Role, Run
 from wellposed_lab.engine.store import Record, Result, Value
-from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.engine.thresholds import Plateau, Threshold
 from wellposed_lab.experiments.noise.ensemble import Member, make_stack
 from wellposed_lab.experiments.noise.models import WINDOW, Equilibrium, Pair
 from wellposed_lab.experiments.noise.run import pair_of
@@ -104,7 +104,7 @@ class SolverTraceRun(Run):
         loose = "" if self.tolerance == 0.05 else f"-{self.tolerance:g}"
         return "random-tanh", f"{self.solver}{ending}{loose}", None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [Result(tuple(value for at in run.points for value in run.measured(at))) for run in runs]
 
     def measured(self, decibels: float) -> list[Value]:
@@ -193,7 +193,7 @@ class StopRun(Run):
         return self.data, f"deq-128-{self.rule}", None
 
     @property
-    def together(self) -> bool:
+    def batch_seeds(self) -> bool:
         return True
 
     @property
@@ -201,7 +201,7 @@ class StopRun(Run):
         """The same for runs that look at the same trained model."""
         return identity((self.suite, self.scale, self.seed, self.data, self.images, self.epochs, self.batch_size))
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         u, labels = pair_of(self.data, "train")
         stack = make_stack([Member(Pair("deq", 1), None, self.seed)], u.shape[1], int(labels.max()) + 1, "cpu")
         train(stack, u, labels, NoiseSchedule(self.images, self.epochs, self.batch_size, 1e-3))
@@ -306,4 +306,5 @@ SUITE = Suite(
         Threshold("At 20 dB the relative rule takes plain unrolling at least 15 steps.",
                   Measure("steps", "unrolling-relative", TASK, 20), "at least", 15.0),
     ),
+    plateaus=(Plateau("neither rule fires", "steps", "at least", 60),),
 )  # fmt: skip

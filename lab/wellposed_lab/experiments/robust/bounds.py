@@ -58,7 +58,7 @@ class BoundsRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return TASKS[self.network], self.method, None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run._alone() for run in runs]
 
     def _alone(self) -> Result:

@@ -78,7 +78,7 @@ class CertifiedRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return "digits-loops" if self.loops else "digits-layers", self.recipe, None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run._alone() for run in runs]
 
     def _alone(self) -> Result:

@@ -8,7 +8,7 @@ from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.store import Record
-from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.engine.thresholds import Floor, Threshold
 from wellposed_lab.engine.training import ObservedRun, TrainingRun, training_runs
 from wellposed_lab.report.findings import median_of
 from wellposed_lab.tasks.sequences import RollingArgmax
@@ -135,4 +135,5 @@ SUITE = Suite(
     findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)), ("batch_size", (100, 500))),
     thresholds=_thresholds(),
+    floors=(Floor("validation_accuracy", "at least", 0.2),),  # chance is 0.1
 )

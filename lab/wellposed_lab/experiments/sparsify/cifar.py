@@ -122,4 +122,5 @@ SUITE = Suite(
     ),
     findings=findings,
     thresholds=thresholds(),
+    differs="CIFAR-10 and a ResNet-20 stand in for CIFAR-100 and a network that is not described.",
 )  # fmt: skip

@@ -50,7 +50,7 @@ class EliminateRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return self.network.data, self.model, None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run._result() for run in runs]
 
     def _result(self) -> Result:

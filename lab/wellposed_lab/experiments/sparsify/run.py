@@ -59,7 +59,7 @@ class SparsifyingRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return self.network.data + ENDINGS.get(self.part, ""), self.model, None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run.measured() for run in runs]
 
     def measured(self) -> Result:

@@ -33,8 +33,8 @@ class VolatilityRun(TrainingRun):
     task: Volatility
 
     @property
-    def together(self) -> bool:
-        return own(self.model.name) is None and super().together
+    def batch_seeds(self) -> bool:
+        return own(self.model.name) is None and super().batch_seeds
 
     @property
     def trained(self) -> bool:
@@ -67,7 +67,7 @@ class HistoryRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return self.task.name, "data", None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         bars = self.task.bars(self.seed)
         days, values = daily_variance(bars, self.task.horizon)
         cut = np.datetime64(self.task.span()[1], "D")
@@ -94,7 +94,7 @@ class DailyRun(Run):
     def labels(self) -> tuple[str, str, str | None]:
         return self.name, "data", None
 
-    def carry_out(self, runs: Sequence[Self], context: Context) -> list[Result]:
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         days, prices = amc_daily()
         kept = days >= np.datetime64("2015-02-01")
         values = range_variance(*prices[kept].T)
