@@ -133,7 +133,8 @@ def rotating(x, u):
     """A map with slow samples, fast ones, one that runs off and one that leaves the numbers."""
     rate = torch.linspace(-0.9, 0.98, x.shape[1], dtype=x.dtype)
     shift = u * torch.ones_like(x)
-    grown = torch.where(u > 5, x + 1, rate * torch.tanh(x.roll(1, 1)) + shift)
+    mixed = torch.tanh(x @ torch.linspace(-1, 1, 25, dtype=x.dtype).reshape(5, 5)) / 2
+    grown = torch.where(u > 5, x + 1, rate * torch.tanh(x.roll(1, 1)) + mixed * rate / 9 + shift)
     return torch.where(u > 7, x * 1e200 + 1e200, grown)
 
 
