@@ -24,7 +24,7 @@ from wellposed.robust import (
     output_bounds,
     state_bounds,
 )
-from wellposed.robust.linear_programs import Rows, enclosed, side_by_side
+from wellposed.robust.linear_programs import ReluConstraints, enclosed, side_by_side
 from wellposed.robust.sets import Interval
 
 
@@ -170,7 +170,7 @@ def test_rounding_of_products_is_paid_for():
     left, right = torch.cat([left, left[:, :1]], dim=1), torch.cat([right, 1e-9 - right[:, :1]], dim=1)
     form = ImplicitForm(LowRank(left, right), Dense(torch.eye(5, dtype=F64)), torch.eye(5, dtype=F64))
     x = torch.rand(5, dtype=F64)
-    matrix, lower, upper = Rows.of(form, "triangle").equations(Interval(x, x), Interval(x, x))
+    matrix, lower, upper = ReluConstraints.of(form, "triangle").equations(Interval(x, x), Interval(x, x))
     for i in range(5):
         formed = sum(Fraction(matrix[i, j]) * Fraction(float(x[j % 5])) for j in range(10))
         products = [

@@ -83,8 +83,8 @@ def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Te
     through = lipschitz_image(phi, error)
     width = 0 if phi.componentwise else (phi.block or z.shape[1])
     own = (phi.rounding + width) * EPS * (phi.function(torch.zeros_like(z)).abs() + lipschitz_image(phi, size))
-    found = upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
-    return torch.where(found.isnan(), math.inf, found)
+    residual_bound = upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
+    return torch.where(residual_bound.isnan(), math.inf, residual_bound)
 
 
 LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes
@@ -118,8 +118,8 @@ def box_bounds(query: Query) -> Bounds:
     y = y if center.form.output_bias is None else y + center.form.output_bias
     value = (rows * y[query.sample]).sum(1)
     radius = upward(moved + rest, sum(query.form.sizes)) + slack * (rows.abs() * y.abs()[query.sample]).sum(1)
-    found = Interval.around(value.view(query.shape), radius.view(query.shape), query.form.dtype)
-    return Bounds(found.lower, found.upper, "box", rest.view(query.shape).to(query.form.dtype))
+    interval = Interval.around(value.view(query.shape), radius.view(query.shape), query.form.dtype)
+    return Bounds(interval.lower, interval.upper, "box", rest.view(query.shape).to(query.form.dtype))
 
 
 @torch.no_grad()
@@ -179,10 +179,10 @@ def state_gains(center: CenterSolve) -> Tensor:  # (n, p)
 def with_residual(spread: AbsoluteForm) -> AbsoluteForm:
     """Adds an input for every state, through which a residual enters."""
     B, heights = spread.B, spread.A.heights
-    parts: dict[tuple[int, int], Operator] = dict(spread.B.parts)
+    operators: dict[tuple[int, int], Operator] = dict(spread.B.parts)
     for k, size in enumerate(heights):
-        parts[k, len(B.widths) + k] = Identity(size, torch.float64, spread.device)
-    return replace(spread, B=Block(heights, (*B.widths, *heights), parts, torch.float64, spread.device))
+        operators[k, len(B.widths) + k] = Identity(size, torch.float64, spread.device)
+    return replace(spread, B=Block(heights, (*B.widths, *heights), operators, torch.float64, spread.device))
 
 
 def residual_load(center: CenterSolve) -> Tensor:  # (B, n)
@@ -232,8 +232,8 @@ def _drive(query: Query, center: CenterSolve, B: Operator) -> Tensor:  # (B, n)
         return upward(center.spread.apply(B, center.radius), center.spread.terms)
     rows, exact = B.to_dense(), query.set.to(torch.float64)
     sample = torch.zeros(n, dtype=torch.int64, device=rows.device)
-    found = [exact.weighted_rows(rows, sample + index) for index in range(len(exact))]
-    return upward(torch.stack(found), p + center.spread.terms) + _lost(center)
+    drives = [exact.weighted_rows(rows, sample + index) for index in range(len(exact))]
+    return upward(torch.stack(drives), p + center.spread.terms) + _lost(center)
 
 
 LARGEST_SVD = 2**24  # entries up to which the largest singular value is computed
@@ -273,8 +273,8 @@ def l2_bounds(query: Query) -> Bounds:
     lost = _lost(center) * (2 + states.sum(1) + magnitude.sum(1))
     slack = unit * ((sizes[0] * states).sum(1) + (sizes[1] * magnitude).sum(1) + upper.abs() + lower.abs())
     slack = upward(slack + lost + 2 * unit * (offset.abs() if isinstance(offset, Tensor) else 0.0), 4)
-    found = Interval.around((lower + upper) / 2, upward((upper - lower) / 2 + 2 * slack, 4), query.form.dtype)
-    return shaped(query, found.lower, found.upper, "l2", slack.to(query.form.dtype))
+    interval = Interval.around((lower + upper) / 2, upward((upper - lower) / 2 + 2 * slack, 4), query.form.dtype)
+    return shaped(query, interval.lower, interval.upper, "l2", slack.to(query.form.dtype))
 
 
 @dataclass(frozen=True)
@@ -288,17 +288,17 @@ class Distances:
     def of(cls, query: Query, center: CenterSolve) -> "Distances":
         """Goes through the blocks in the order in which they are computed."""
         exact = query.set.to(torch.float64)
-        found: dict[int, Tensor] = {}
+        distances: dict[int, Tensor] = {}
         norm = upward(exact.deviation_norm(), exact.center.shape[1])
         for stage in query.form.plan.stages:
-            entering = torch.stack([_entering(center, k, norm, found, stage.blocks) for k in stage.blocks])
+            entering = torch.stack([_entering(center, k, norm, distances, stage.blocks) for k in stage.blocks])
             change = upward(euclidean_norm(entering, 0), len(entering) + 2)
             own = torch.cat([center.residual[k] for k in stage.blocks], dim=1)
             own = upward(euclidean_norm(own), own.shape[1])
             gain, error = _gains(center, stage)
             for k in stage.blocks:
-                found[k] = upward(gain * change + error * own, 4) + 4 * TINY
-        return cls(center, torch.stack([found[k] for k in range(len(found))], dim=1))
+                distances[k] = upward(gain * change + error * own, 4) + 4 * TINY
+        return cls(center, torch.stack([distances[k] for k in range(len(distances))], dim=1))
 
     def spread(self) -> list[Tensor]:
         """Repeats the distance of a block for each of its states."""
@@ -307,14 +307,14 @@ class Distances:
 
     def states(self, dtype: torch.dtype) -> list[Interval]:
         """Encloses every state, in the ball and in what its activation can return."""
-        found = []
+        intervals = []
         for phi, x, radius in zip(self.center.form.activations, self.center.states, self.spread(), strict=True):
-            found.append(Interval.around(x, radius, dtype).cut(*phi.image))
-        return found
+            intervals.append(Interval.around(x, radius, dtype).cut(*phi.image))
+        return intervals
 
 
 def _entering(
-    center: CenterSolve, k: int, norm: Tensor, found: dict[int, Tensor], inside: tuple[int, ...]
+    center: CenterSolve, k: int, norm: Tensor, distances: dict[int, Tensor], inside: tuple[int, ...]
 ) -> Tensor:
     """Bounds the Euclidean norm of what inputs and earlier blocks change in the pre-activations of block k."""
     A, B, _ = center.form.blocks
@@ -323,8 +323,8 @@ def _entering(
     total = torch.minimum(operator_norm(_row(B, k)) * norm, upward(by_entries, center.spread.terms))
     for j, part in A.rows()[k].items():
         if j not in inside:
-            total = total + operator_norm(part) * found[j]
-    return upward(total, len(found) + 4) + (len(found) + 4) * TINY
+            total = total + operator_norm(part) * distances[j]
+    return upward(total, len(distances) + 4) + (len(distances) + 4) * TINY
 
 
 def _row(B: Block, k: int) -> Operator:

@@ -46,8 +46,8 @@ class Radius:
 
     def share(self, name: str) -> float:
         """Returns the share of samples of which one of the three holds."""
-        found: Tensor = getattr(self, name)
-        return float(found.double().mean())
+        holds: Tensor = getattr(self, name)
+        return float(holds.double().mean())
 
     def facts(self) -> dict[str, Any]:
         """Returns everything as plain numbers."""
@@ -130,8 +130,8 @@ def examine_radii(
     Example:
         >>> form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), torch.eye(2))
         >>> u, target = torch.tensor([[0.9, 0.1], [0.6, 0.5], [0.1, 0.9]]), torch.tensor([0, 0, 0])
-        >>> found = examine_radii(form, form, u, target, [0.02, 0.1])
-        >>> found.proven.tolist(), [one.share("attacked") for one in found.radii]
+        >>> examination = examine_radii(form, form, u, target, [0.02, 0.1])
+        >>> examination.proven.tolist(), [one.share("attacked") for one in examination.radii]
         ([0.1, 0.02, -1.0], [0.666..., 0.333...])
     """
     network = isinstance(model, nn.Module) and not isinstance(model, ImplicitModel)

@@ -65,10 +65,10 @@ class Lines(abc.ABC):
 
     def intercept(self, nu: Tensor, lam: Tensor, z: Interval) -> Tensor:
         """Returns ``max_z (nu phi(z) - lam z)`` over the interval."""
-        found = torch.maximum(self._gap(nu, lam, z.lower), self._gap(nu, lam, z.upper))
+        largest = torch.maximum(self._gap(nu, lam, z.lower), self._gap(nu, lam, z.upper))
         for point in self.touching(nu, lam, z):
-            found = torch.maximum(found, self._gap(nu, lam, point))
-        return found
+            largest = torch.maximum(largest, self._gap(nu, lam, point))
+        return largest
 
     def _gap(self, nu: Tensor, lam: Tensor, point: Tensor) -> Tensor:
         return nu * self.phi.function(point) - lam * point
@@ -164,7 +164,7 @@ def lines_of(phi: Activation) -> Lines | None:
     return Sigmoidal(phi, stretches[kind]) if kind in stretches else None
 
 
-Rows = dict[int, Tensor]  # (R, n_k) by block
+Coefficients = dict[int, Tensor]  # (R, n_k) by block
 LATE = 3  # steps after which the iteration is extrapolated
 
 
@@ -178,7 +178,7 @@ class Multipliers:
         links: for every block, the blocks that read it with the transposed operators.
     """
 
-    start: Rows
+    start: Coefficients
     slopes: dict[int, tuple[Tensor, Tensor]]
     links: dict[int, list[tuple[int, Operator]]]
 
@@ -187,17 +187,17 @@ class Multipliers:
         lower, upper = self.slopes[k]
         return torch.where(nu > 0, upper, lower) * nu
 
-    def image(self, nu: Rows) -> Rows:
+    def image(self, nu: Coefficients) -> Coefficients:
         """Returns ``c + A' lam(nu)``."""
         lam = {k: self.lam(k, part) for k, part in nu.items() if k in self.slopes}
-        found = {}
+        image = {}
         for j, part in self.start.items():
             for i, operator in self.links[j]:
                 part = part + operator.apply(lam[i])
-            found[j] = part
-        return found
+            image[j] = part
+        return image
 
-    def settled(self, max_steps: int, tolerance: float) -> tuple[Rows, Rows]:
+    def settled(self, max_steps: int, tolerance: float) -> tuple[Coefficients, Coefficients]:
         """Iterates until no row changes by more than a tolerance, and returns nu with its image.
 
         After a few steps the secant of the last two residuals is taken (Anderson, memory one), unless gradients
@@ -220,13 +220,15 @@ class Multipliers:
         return nu, following
 
 
-def _extrapolated(following: Rows, residual: Rows, last: Rows, before: Rows) -> Rows:
+def _extrapolated(
+    following: Coefficients, residual: Coefficients, last: Coefficients, before: Coefficients
+) -> Coefficients:
     """Goes along the last step to where the residual would be least, in rows whose residual has not grown."""
     share = torch.where(_size(residual) > _size(before), 0.0, _secant(residual, before))[:, None]
     return {k: part - share * (part - last[k]) for k, part in following.items()}
 
 
-def _secant(residual: Rows, before: Rows) -> Tensor:  # (R,)
+def _secant(residual: Coefficients, before: Coefficients) -> Tensor:  # (R,)
     """Returns the share of the last step that makes the residual least, none where that is no better."""
     change = {k: residual[k] - before[k] for k in residual}
     along = torch.stack([(residual[k] * change[k]).sum(1) for k in residual]).sum(0)
@@ -235,17 +237,17 @@ def _secant(residual: Rows, before: Rows) -> Tensor:  # (R,)
     return torch.where(share.isfinite(), share.clamp(-20.0, 0.9), 0.0)
 
 
-def _size(rows: Rows) -> Tensor:  # (R,)
+def _size(rows: Coefficients) -> Tensor:  # (R,)
     """Returns the largest absolute value of every row."""
     return torch.stack([part.detach().abs().amax(1) for part in rows.values()]).amax(0)
 
 
 MAX_STEPS, TOLERANCE = 60, 1e-6  # of the iteration in a loop
-CHOICE = dict[int, tuple[Tensor, Tensor]]  # lower and upper slopes of every row, by block
+SlopeChoice = dict[int, tuple[Tensor, Tensor]]  # lower and upper slopes of every row, by block
 
 
 @dataclass
-class Sum:
+class LinearBound:
     """The parts of an upper bound while they are added up, and the sizes that its rounding depends on."""
 
     inputs: Tensor  # (R, p)
@@ -279,95 +281,95 @@ class CrownPass:
             self._slopes[k] = z, lines.slopes(z)
         return self._slopes[k][1]
 
-    def upper(self, rows: Functionals, choice: CHOICE | None = None) -> tuple[Tensor, Tensor]:  # (R,), (R,)
+    def upper(self, rows: Functionals, choice: SlopeChoice | None = None) -> tuple[Tensor, Tensor]:  # (R,), (R,)
         """Bounds functionals from above; also returns how much of that is allowance for rounding."""
-        sum_ = Sum(rows.inputs, rows.constant, 4 * rows.size, rows.lost, dict(rows.states))
+        bound = LinearBound(rows.inputs, rows.constant, 4 * rows.size, rows.lost, dict(rows.states))
         for stage in reversed(self.operators.plan.stages):
-            if not any(k in sum_.open for k in stage.blocks):
+            if not any(k in bound.open for k in stage.blocks):
                 continue
             if stage.system is None:
-                self._substitute(sum_, stage.blocks[0], rows.sample, choice)
+                self._substitute(bound, stage.blocks[0], rows.sample, choice)
             else:
-                self._close(sum_, stage, rows.sample, choice)
+                self._close(bound, stage, rows.sample, choice)
         p, n = rows.inputs.shape[1], self.enclosure.query.form.sizes[0]
-        slack = rounding_slack(sum_.size, self.operators.terms + p + n + 64) + 2 * sum_.lost + 8 * n * self.tiny
-        value = sum_.value + self.enclosure.query.set.support_rows(sum_.inputs, rows.sample) + slack
+        slack = rounding_slack(bound.size, self.operators.terms + p + n + 64) + 2 * bound.lost + 8 * n * self.tiny
+        value = bound.value + self.enclosure.query.set.support_rows(bound.inputs, rows.sample) + slack
         return proven_upper(value), slack
 
-    def _slopes_at(self, k: int, sample: Tensor, choice: CHOICE | None) -> tuple[Tensor, Tensor]:
+    def _slopes_at(self, k: int, sample: Tensor, choice: SlopeChoice | None) -> tuple[Tensor, Tensor]:
         if choice is not None and k in choice:
             return choice[k]
         slopes = self.slopes(k)
         return slopes.lower[sample], slopes.upper[sample]
 
-    def _substitute(self, sum_: Sum, k: int, sample: Tensor, choice: CHOICE | None) -> None:
-        nu = sum_.open.pop(k)
+    def _substitute(self, bound: LinearBound, k: int, sample: Tensor, choice: SlopeChoice | None) -> None:
+        nu = bound.open.pop(k)
         if self.lines[k] is None:
-            self._stop(sum_, k, nu, sample)
+            self._stop(bound, k, nu, sample)
             return
         lower, upper = self._slopes_at(k, sample, choice)
         lam = torch.where(nu > 0, upper, lower) * nu
-        self._intercept(sum_, k, nu, lam, sample)
-        self._pass_on(sum_, k, lam, list(self.operators.plan.rows[k]), sample)
+        self._intercept(bound, k, nu, lam, sample)
+        self._pass_on(bound, k, lam, list(self.operators.plan.rows[k]), sample)
 
-    def _stop(self, sum_: Sum, k: int, nu: Tensor, sample: Tensor) -> None:
+    def _stop(self, bound: LinearBound, k: int, nu: Tensor, sample: Tensor) -> None:
         """Bounds the states of a block by their interval, where no lines are known."""
         x = self.enclosure.x(k).at(sample)
-        sum_.value = sum_.value + x.largest(nu)
-        sum_.size = sum_.size + 2 * (nu.detach().abs() * x.magnitude.detach()).sum(1)
+        bound.value = bound.value + x.largest(nu)
+        bound.size = bound.size + 2 * (nu.detach().abs() * x.magnitude.detach()).sum(1)
 
-    def _intercept(self, sum_: Sum, k: int, nu: Tensor, lam: Tensor, sample: Tensor) -> None:
+    def _intercept(self, bound: LinearBound, k: int, nu: Tensor, lam: Tensor, sample: Tensor) -> None:
         lines, z = self.lines[k], self.enclosure.z(k).at(sample)
         assert lines is not None
-        sum_.value = sum_.value + lines.intercept(nu, lam, z).sum(1) + lam @ self.enclosure.biases[k]
+        bound.value = bound.value + lines.intercept(nu, lam, z).sum(1) + lam @ self.enclosure.biases[k]
         with torch.no_grad():
             reach, states = self.enclosure.size(k)[sample], self.enclosure.x(k).at(sample).magnitude
             own = z.magnitude + states + self._origin(k)
-            sum_.size = sum_.size + (6 * lam.abs() * reach + 2 * (nu.abs() + lam.abs()) * own).sum(1)
-            sum_.lost = sum_.lost + self.operators.lost * own.sum(1)
+            bound.size = bound.size + (6 * lam.abs() * reach + 2 * (nu.abs() + lam.abs()) * own).sum(1)
+            bound.lost = bound.lost + self.operators.lost * own.sum(1)
 
     def _origin(self, k: int) -> float:
         """Returns |phi(0)|, to which the rounding of phi is relative."""
         phi = self.enclosure.activations[k]
         return float(phi.function(torch.zeros(1, dtype=torch.float64)).abs()) if phi.rounding else 0.0
 
-    def _pass_on(self, sum_: Sum, k: int, lam: Tensor, blocks: list[int], sample: Tensor) -> None:
+    def _pass_on(self, bound: LinearBound, k: int, lam: Tensor, blocks: list[int], sample: Tensor) -> None:
         """Replaces ``lam' z`` of a block by inputs and by the states of other blocks.
 
         A new coefficient may have lost something by underflow, which counts as much as what it multiplies.
         """
         if self.operators.inputs[k].parts:
-            sum_.inputs = sum_.inputs + self.operators.inputs_transposed[k].apply(lam)
-            self._pay(sum_, self.enclosure.query.set.box().interval, sample)
+            bound.inputs = bound.inputs + self.operators.inputs_transposed[k].apply(lam)
+            self._pay(bound, self.enclosure.query.set.box().interval, sample)
         for j in blocks:
-            sum_.add(j, self.operators.transposed[k, j].apply(lam))
-            self._pay(sum_, self.enclosure.x(j), sample)
+            bound.add(j, self.operators.transposed[k, j].apply(lam))
+            self._pay(bound, self.enclosure.x(j), sample)
 
-    def _pay(self, sum_: Sum, multiplied: Interval, sample: Tensor) -> None:
+    def _pay(self, bound: LinearBound, multiplied: Interval, sample: Tensor) -> None:
         with torch.no_grad():
-            sum_.lost = sum_.lost + self.operators.lost * multiplied.magnitude.sum(1)[sample]
+            bound.lost = bound.lost + self.operators.lost * multiplied.magnitude.sum(1)[sample]
 
-    def _close(self, sum_: Sum, stage: Stage, sample: Tensor, choice: CHOICE | None) -> None:
+    def _close(self, bound: LinearBound, stage: Stage, sample: Tensor, choice: SlopeChoice | None) -> None:
         """Iterates ``nu <- c + A' lam(nu)`` in a loop and bounds what is left over by the states' interval."""
         blocks = stage.blocks
-        zero = {k: sum_.value.new_zeros(len(sample), self.operators.form_size(k)) for k in blocks}
-        start = {k: sum_.open.pop(k, zero[k]) for k in blocks}
+        zero = {k: bound.value.new_zeros(len(sample), self.operators.form_size(k)) for k in blocks}
+        start = {k: bound.open.pop(k, zero[k]) for k in blocks}
         loop = self._loop(start, sample, choice)
         nu, image = loop.settled(MAX_STEPS, TOLERANCE)
         for k in blocks:
             x = self.enclosure.x(k).at(sample)
-            sum_.value = sum_.value + x.largest(image[k] - nu[k])
-            self._pay(sum_, self.enclosure.x(k), sample)
-            sum_.size = sum_.size + 2 * (start[k].detach().abs() * x.magnitude.detach()).sum(1)
+            bound.value = bound.value + x.largest(image[k] - nu[k])
+            self._pay(bound, self.enclosure.x(k), sample)
+            bound.size = bound.size + 2 * (start[k].detach().abs() * x.magnitude.detach()).sum(1)
             if self.lines[k] is None:
-                self._stop(sum_, k, nu[k], sample)
+                self._stop(bound, k, nu[k], sample)
             else:
                 lam = loop.lam(k, nu[k])
-                self._intercept(sum_, k, nu[k], lam, sample)
+                self._intercept(bound, k, nu[k], lam, sample)
                 outside = [j for j in self.operators.plan.rows[k] if j not in blocks]
-                self._pass_on(sum_, k, lam, outside, sample)
+                self._pass_on(bound, k, lam, outside, sample)
 
-    def _loop(self, start: dict[int, Tensor], sample: Tensor, choice: CHOICE | None) -> Multipliers:
+    def _loop(self, start: dict[int, Tensor], sample: Tensor, choice: SlopeChoice | None) -> Multipliers:
         slopes = {k: self._slopes_at(k, sample, choice) for k in start if self.lines[k] is not None}
         links = {
             j: [(i, self.operators.transposed[i, j]) for i in self.columns.get(j, []) if i in slopes]
@@ -389,7 +391,7 @@ def tightest(backward: CrownPass, rows: Functionals, steps: int) -> tuple[Tensor
 
 
 @torch.enable_grad()
-def optimised(backward: CrownPass, rows: Functionals, steps: int) -> CHOICE:
+def optimised(backward: CrownPass, rows: Functionals, steps: int) -> SlopeChoice:
     """Finds slopes that make upper bounds smaller, by projected Adam; any slopes give sound bounds.
 
     Free are the slopes below a convex and above a concave piece; the best ones found are returned for each row.
@@ -407,8 +409,8 @@ def optimised(backward: CrownPass, rows: Functionals, steps: int) -> CHOICE:
         value, _ = backward.upper(rows, choice)
         better = (value.detach() < least)[:, None]
         least = torch.minimum(least, value.detach())
-        for k, found in choice.items():
-            best[k] = _joined([part.detach() for part in found], best[k], (better, better))
+        for k, pair in choice.items():
+            best[k] = _joined([part.detach() for part in pair], best[k], (better, better))
         if backward.enclosure.query.late or not _step(optimiser, value, moving, backward):
             break
     return best
@@ -418,8 +420,8 @@ def _step(optimiser: torch.optim.Optimizer, value: Tensor, moving: dict, backwar
     if not value.requires_grad:
         return False
     parameters = [part for pair in moving.values() for part in pair]
-    found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
-    for part, gradient in zip(parameters, found, strict=True):
+    gradients = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+    for part, gradient in zip(parameters, gradients, strict=True):
         part.grad = torch.zeros_like(part) if gradient is None else gradient
     optimiser.step()
     for group in optimiser.param_groups:
@@ -432,7 +434,7 @@ def _step(optimiser: torch.optim.Optimizer, value: Tensor, moving: dict, backwar
     return True
 
 
-def _start(backward: CrownPass, sample: Tensor) -> tuple[CHOICE, CHOICE]:
+def _start(backward: CrownPass, sample: Tensor) -> tuple[SlopeChoice, SlopeChoice]:
     base, masks = {}, {}
     for k, lines in enumerate(backward.lines):
         if lines is not None and backward.enclosure.known(k):
@@ -544,8 +546,8 @@ class Crown:
         >>> from wellposed.forms import ImplicitForm
         >>> from wellposed.robust import Box, output_bounds
         >>> form = ImplicitForm(torch.tensor([[0.5]]), torch.ones(1, 1), torch.ones(1, 1))
-        >>> found = output_bounds(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), Crown(rounds=1))
-        >>> found.lower.round(decimals=3), found.upper.round(decimals=3)
+        >>> bounds = output_bounds(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), Crown(rounds=1))
+        >>> bounds.lower.round(decimals=3), bounds.upper.round(decimals=3)
         (tensor([[2.]]), tensor([[4.]]))
     """
 
@@ -575,9 +577,9 @@ class Crown:
     def _upper(self, backward: CrownPass, rows: Functionals) -> tuple[Tensor, Tensor]:
         size = row_chunk(backward.enclosure)
         starts = range(0, len(rows), size)
-        parts = [rows.part(slice(start, start + size)) for start in starts]
-        found = [tightest(backward, part, self.slope_steps) for part in parts]
-        return torch.cat([value for value, _ in found]), torch.cat([slack for _, slack in found])
+        chunks = [rows.part(slice(start, start + size)) for start in starts]
+        bounds = [tightest(backward, part, self.slope_steps) for part in chunks]
+        return torch.cat([value for value, _ in bounds]), torch.cat([slack for _, slack in bounds])
 
 
 def _name(enclosure: IntervalPropagation, backward: CrownPass, steps: int) -> str:

@@ -35,11 +35,11 @@ def image(phi: Activation, z: Interval) -> Interval:
         >>> image(get_activation("relu"), Interval(torch.tensor([[-1.0]]), torch.tensor([[2.0]])))
         Interval(lower=tensor([[0.]]), upper=tensor([[2.]]))
     """
-    found = Interval(phi.function(z.lower), phi.function(z.upper)) if increasing(phi) else _around(phi, z)
+    values = Interval(phi.function(z.lower), phi.function(z.upper)) if increasing(phi) else _around(phi, z)
     if phi.rounding:
-        found = found.widened(_rounding(phi, z))
-    low, high = outward_ends(*phi.image, found.lower.dtype)
-    return Interval(found.lower.clamp(min=low), found.upper.clamp(max=high))
+        values = values.widened(_rounding(phi, z))
+    low, high = outward_ends(*phi.image, values.lower.dtype)
+    return Interval(values.lower.clamp(min=low), values.upper.clamp(max=high))
 
 
 def increasing(phi: Activation) -> bool:
@@ -129,21 +129,21 @@ class IntervalPropagation:
 
     def z(self, k: int) -> Interval:
         """The pre-activations of a block."""
-        found = self._z[k]
-        assert found is not None
-        return found
+        z = self._z[k]
+        assert z is not None
+        return z
 
     def x(self, k: int) -> Interval:
         """The states of a block."""
-        found = self._x[k]
-        assert found is not None
-        return found
+        x = self._x[k]
+        assert x is not None
+        return x
 
     def size(self, k: int) -> Tensor:
         """Bounds ``|A||x| + |B||u| + |b|`` of a block."""
-        found = self._size[k]
-        assert found is not None
-        return found
+        size = self._size[k]
+        assert size is not None
+        return size
 
     @property
     def states(self) -> list[Interval]:
@@ -192,11 +192,11 @@ class IntervalPropagation:
     def _add(self, reach: PreActivation, k: int, blocks: Iterable[int]) -> PreActivation:
         center, radius, size = reach
         for j in blocks:
-            x, place = self.x(j), (k, j)
-            center = self.operators.blocks.A.parts[place].apply_add(center, x.center)
-            radius = radius + self.operators.absolute[place].apply(x.radius)
-            size = size + self.operators.size[place].apply(x.magnitude)
-            if isinstance(self.operators.blocks.A.parts[place], COMPOUND):  # its entries were formed
+            x, key = self.x(j), (k, j)
+            center = self.operators.blocks.A.parts[key].apply_add(center, x.center)
+            radius = radius + self.operators.absolute[key].apply(x.radius)
+            size = size + self.operators.size[key].apply(x.magnitude)
+            if isinstance(self.operators.blocks.A.parts[key], COMPOUND):  # its entries were formed
                 radius = radius + self.operators.lost * x.magnitude.sum(1, keepdim=True)
         return PreActivation(center, radius, size)
 
@@ -256,22 +256,22 @@ def l2_states(query: Query) -> list[Interval]:
 def image_states(query: Query) -> list[Interval]:
     """Encloses all states by what their activations can return, in well-posed forms."""
     query.form.certificate()
-    found, looping = [], {k for stage in query.form.plan.stages if stage.system for k in stage.blocks}
+    intervals, looping = [], {k for stage in query.form.plan.stages if stage.system for k in stage.blocks}
     for k, (phi, size) in enumerate(zip(query.form.activations, query.form.partition, strict=True)):
         ends = torch.tensor(
             outward_ends(*phi.image, query.form.dtype), dtype=query.form.dtype, device=query.form.device
         )
         if k in looping and not bool(ends.isfinite().all()):
             raise MethodError(f"{phi.name!r} can return any value")
-        found.append(Interval(*(end.expand(len(query.set), size) for end in ends)))
-    return found
+        intervals.append(Interval(*(end.expand(len(query.set), size) for end in ends)))
+    return intervals
 
 
 def loop_states(query: Query) -> list[Interval]:
     """Encloses the states of loops by the box and, where a certificate allows, by the Euclidean norm."""
-    found = starting_states(query)
+    states = starting_states(query)
     try:
         other = l2_states(query)
     except (IllPosedError, MethodError):
-        return found
-    return [one.within(two) for one, two in zip(found, other, strict=True)]
+        return states
+    return [one.within(two) for one, two in zip(states, other, strict=True)]
