@@ -24,7 +24,7 @@ from wellposed.robust import (
     output_bounds,
     state_bounds,
 )
-from wellposed.robust.linear_programs import ReluConstraints, enclosed, side_by_side
+from wellposed.robust.linear_programs import ReluConstraints, side_by_side, tightest_intervals
 from wellposed.robust.sets import Interval
 
 
@@ -71,7 +71,7 @@ def test_triangle_equals_scipy(make):
     box = Box.around(torch.rand(3, 4, dtype=F64), 0.1)
     q = form.sizes[2]
     unit = torch.eye(q, dtype=F64).expand(3, -1, -1)
-    enclosure = enclosed(Query(form, box, unit), 3)
+    enclosure = tightest_intervals(Query(form, box, unit), 3)
     x, z = side_by_side(enclosure.states), side_by_side([enclosure.z(k) for k in range(len(enclosure.states))])
     assert ((z.lower < 0) & (z.upper > 0)).any()
     found = output_bounds(form, box, "triangle")

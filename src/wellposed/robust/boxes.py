@@ -52,7 +52,7 @@ class CenterSolve:
         form = query.form.to(torch.float64)
         exact = query.set.to(torch.float64)
         u, radius = exact.center.detach(), upward(exact.deviation().detach(), 4)
-        x = form.equilibrium(u, on_failure="ignore").value
+        x = form.equilibrium(u, on_failure="ignore", max_steps=CENTER_STEPS).value
         assert isinstance(x, Tensor)
         if not bool(x.isfinite().all()):
             raise IllPosedError(
@@ -87,6 +87,7 @@ def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Te
     return torch.where(residual_bound.isnan(), math.inf, residual_bound)
 
 
+CENTER_STEPS = 2000  # of the solve at the center, whose error every bound pays for
 LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes
 
 

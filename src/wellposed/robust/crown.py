@@ -19,21 +19,25 @@ intervals, refined by linear bounds, and linear bounds of what was asked for.
 """
 
 import abc
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from wellposed.activations import Activation, family_of
+from wellposed.conditions.certificate import ErrorBounder
 from wellposed.conditions.rounding import rounding_slack
-from wellposed.errors import InputError
+from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import Operator
 from wellposed.forms.evaluation import Stage
-from wellposed.robust.intervals import IntervalPropagation, loop_states
-from wellposed.robust.query import Bounds, Functionals, Query, of_states, shaped, sum_sizes
-from wellposed.robust.sets import Interval, proven_upper
+from wellposed.robust.boxes import CenterSolve, box_states
+from wellposed.robust.intervals import IntervalPropagation, PreActivation, image, loop_states, unbounded_states
+from wellposed.robust.query import Bounds, Functionals, MethodError, Query, of_states, shaped, sum_sizes
+from wellposed.robust.sets import Ball, Box, Interval, SparseBox, proven_upper
 
 
 class Slopes(NamedTuple):
@@ -166,6 +170,9 @@ def lines_of(phi: Activation) -> Lines | None:
 
 Coefficients = dict[int, Tensor]  # (R, n_k) by block
 LATE = 3  # steps after which the iteration is extrapolated
+NEWTON_STEPS = 12
+LARGEST_SOLVE = 256  # states of a loop up to which every row has its own linear system for gradients
+LARGEST_INVERSE = 1024  # states of a loop up to which its affine states are eliminated
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,51 @@ class Multipliers:
             image[j] = part
         return image
 
+    def eliminated(self, A: Tensor, sample: Tensor, max_steps: int, tolerance: float) -> Coefficients:
+        """Solves ``nu = c + A' lam(nu)`` with the states eliminated whose two slopes agree.
+
+        With the mean slopes d of a sample, ``nu (I - d A) = c + (lam(nu) - d nu) A`` (rows are functionals), and
+        the last term vanishes but for states with two slopes. One inverse a sample leaves an equation of these
+        alone, which is iterated; rows that it does not settle are solved by Newton's method. Where that fails too
+        a residual is left, as after `settled`. Not differentiated.
+
+        Args:
+            A: (n, n), the matrix of the loop, blocks in the order of `start`.
+            sample: (R,), the sample of every row; the slopes of a sample's rows are alike.
+        """
+        group = _Groups.of(sample)
+        c = group.padded(torch.cat([part.detach() for part in self.start.values()], dim=1))
+        zero = {k: torch.zeros_like(part) for k, part in self.start.items()}
+        sides = [[self.slopes[k][i] if k in self.slopes else zero[k] for k in zero] for i in (0, 1)]
+        lower, upper = (group.padded(torch.cat([part.detach() for part in side], dim=1)) for side in sides)
+        middle = ((lower + upper) / 2)[:, :1]  # (S, 1, n)
+        identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
+        inverse = torch.linalg.inv_ex(identity - middle.mT * A)[0]
+        gain = A @ inverse  # (S, n, n)
+        base, above, below = c @ inverse, upper - middle, lower - middle
+        two = ((above != 0) | (below != 0)).any(1)
+        count = int(two.sum(1).max()) if len(two) else 0
+        if count:
+            states = two.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count]  # (S, m)
+            columns = states[:, None].expand(-1, base.shape[1], -1)
+            rows = gain.gather(1, states[:, :, None].expand(-1, -1, gain.shape[2]))
+            inner = rows.gather(2, states[:, None].expand(-1, count, -1))
+            own, above, below = (part.gather(2, columns) for part in (base, above, below))
+            size = tolerance * c.abs().amax(2)
+            base = base + _by_two_slopes(own, inner, above, below, size, max_steps) @ rows
+        nu = group.rows(base).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return dict(zip(self.start, nu.split([part.shape[1] for part in self.start.values()], dim=1), strict=True))
+
+    def with_gradient(self, A: Tensor, nu: Coefficients) -> Coefficients:
+        """Solves once more, by a linear system for every row with the slopes that the signs of nu choose."""
+        chosen = []
+        for k, part in nu.items():
+            lower, upper = self.slopes.get(k, (torch.zeros_like(part),) * 2)
+            chosen.append(torch.where(part > 0, upper, lower))
+        system = torch.eye(len(A), dtype=A.dtype, device=A.device) - torch.cat(chosen, dim=1)[:, :, None] * A
+        solved = torch.linalg.solve_ex(system.mT, torch.cat(list(self.start.values()), dim=1))[0]
+        return dict(zip(nu, solved.split([part.shape[1] for part in nu.values()], dim=1), strict=True))
+
     def settled(self, max_steps: int, tolerance: float) -> tuple[Coefficients, Coefficients]:
         """Iterates until no row changes by more than a tolerance, and returns nu with its image.
 
@@ -218,6 +270,58 @@ class Multipliers:
             nu = {k: torch.where(active[:, None], proposal[k], nu[k]) for k in nu}
             following = self.image(nu)
         return nu, following
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Rows arranged by their samples, (R, n) as (S, most, n)."""
+
+    group: Tensor  # (R,), which of the samples present
+    slot: Tensor  # (R,)
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, sample: Tensor) -> "_Groups":
+        _, group, counts = torch.unique(sample, return_inverse=True, return_counts=True)
+        order = group.argsort(stable=True)
+        first = counts.cumsum(0) - counts
+        slot = torch.empty_like(group)
+        slot[order] = torch.arange(len(sample), device=sample.device) - first[group[order]]
+        return cls(group, slot, (len(counts), int(counts.max()) if len(counts) else 0))
+
+    def padded(self, rows: Tensor) -> Tensor:
+        return rows.new_zeros(*self.shape, rows.shape[1]).index_put((self.group, self.slot), rows)
+
+    def rows(self, padded: Tensor) -> Tensor:
+        return padded[self.group, self.slot]
+
+
+def _by_two_slopes(
+    base: Tensor, gain: Tensor, above: Tensor, below: Tensor, size: Tensor, max_steps: int
+) -> Tensor:  # (S, R, m), (S, m, m), (S, R, m), (S, R, m), (S, R) -> (S, R, m)
+    """Solves ``nu = base + s nu gain``, s being `above` where nu > 0 and `below` elsewhere; returns s nu."""
+    nu = base
+    for _ in range(max_steps):
+        change = torch.where(nu > 0, above, below) * nu
+        following = base + change @ gain
+        if not bool(((following - nu).abs().amax(2) > size).any()):
+            return change
+        nu = following
+    left = ((following - nu).abs().amax(2) > size) | ~nu.isfinite().all(2)
+    group, row = left.nonzero(as_tuple=True)
+    some, matrix = base[group, row], gain[group]
+    up, down = above[group, row], below[group, row]
+    identity = torch.eye(matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
+    value, sign = some, torch.ones_like(some, dtype=torch.bool)
+    for _ in range(NEWTON_STEPS):
+        before, sign = sign, value > 0
+        slope = torch.where(sign, up, down)
+        value = torch.linalg.solve_ex((identity - slope[:, :, None] * matrix).mT, some)[0]
+        if bool((before == sign).all()):
+            break
+    change = torch.where(nu > 0, above, below) * nu
+    change[group, row] = torch.where(value > 0, up, down) * value
+    return change
 
 
 def _extrapolated(
@@ -271,6 +375,7 @@ class CrownPass:
         for i, j in self.operators.blocks.A.parts:
             self.columns.setdefault(j, []).append(i)
         self._slopes: dict[int, tuple[Interval, Slopes]] = {}
+        self._matrices: dict[tuple[int, ...], Tensor] = {}
         self.tiny = torch.finfo(self.operators.form.dtype).tiny
 
     def slopes(self, k: int) -> Slopes:
@@ -355,7 +460,7 @@ class CrownPass:
         zero = {k: bound.value.new_zeros(len(sample), self.operators.form_size(k)) for k in blocks}
         start = {k: bound.open.pop(k, zero[k]) for k in blocks}
         loop = self._loop(start, sample, choice)
-        nu, image = loop.settled(MAX_STEPS, TOLERANCE)
+        nu, image = self._multipliers(loop, stage, sample)
         for k in blocks:
             x = self.enclosure.x(k).at(sample)
             bound.value = bound.value + x.largest(image[k] - nu[k])
@@ -368,6 +473,25 @@ class CrownPass:
                 self._intercept(bound, k, nu[k], lam, sample)
                 outside = [j for j in self.operators.plan.rows[k] if j not in blocks]
                 self._pass_on(bound, k, lam, outside, sample)
+
+    def _multipliers(self, loop: Multipliers, stage: Stage, sample: Tensor) -> tuple[Coefficients, Coefficients]:
+        assert stage.system is not None
+        slopes = [side for pair in loop.slopes.values() for side in pair]
+        moving = torch.is_grad_enabled() and any(part.requires_grad for part in (*loop.start.values(), *slopes))
+        states = stage.system.A.shape[0]
+        if states > (LARGEST_SOLVE if moving else LARGEST_INVERSE):
+            return loop.settled(MAX_STEPS, TOLERANCE)
+        with torch.no_grad():
+            nu = loop.eliminated(self._dense(stage).detach(), sample, MAX_STEPS, TOLERANCE)
+        nu = loop.with_gradient(self._dense(stage), nu) if moving else nu
+        return nu, loop.image(nu)
+
+    def _dense(self, stage: Stage) -> Tensor:
+        """The matrix of a loop."""
+        if stage.blocks not in self._matrices:
+            assert stage.system is not None
+            self._matrices[stage.blocks] = stage.system.A.to_dense()
+        return self._matrices[stage.blocks]
 
     def _loop(self, start: dict[int, Tensor], sample: Tensor, choice: SlopeChoice | None) -> Multipliers:
         slopes = {k: self._slopes_at(k, sample, choice) for k in start if self.lines[k] is not None}
@@ -495,19 +619,26 @@ class Refinement:
         lines, z = self.backward.lines[k], self.enclosure.z(k)
         assert lines is not None
         chosen = torch.ones_like(z.lower, dtype=torch.bool) if self.everything else lines.unstable(z)
-        sample, unit = chosen.nonzero(as_tuple=True)
-        size, low, high = row_chunk(self.enclosure), z.lower, z.upper
-        for some, units in zip(*(index.split(size) for index in (sample, unit)), strict=True):
-            if len(some) == 0 or self.enclosure.query.late:
-                break
-            lower, upper = self._both(preactivations(self.enclosure, k, some, units), steps)
-            low, high = low.index_put((some, units), lower), high.index_put((some, units), upper)
-        self.enclosure.tighten(k, Interval(low, high))  # at the end, or a sample would depend on others
+        bounds = bounded_units(self.backward, k, chosen, z, steps)
+        self.enclosure.tighten(k, bounds)  # at the end, or a sample would depend on others
 
-    def _both(self, rows: Functionals, steps: int) -> tuple[Tensor, Tensor]:
-        lower, _ = tightest(self.backward, rows.negated, steps)
-        upper, _ = tightest(self.backward, rows, steps)
-        return -lower, upper
+
+def bounded_units(backward: CrownPass, k: int, chosen: Tensor, z: Interval, steps: int = 0) -> Interval:
+    """Bounds some pre-activations of a block; the others stay as they are.
+
+    Args:
+        chosen: (B, n_k), which ones.
+        z: what is returned of the others, and of those for which there is no time.
+    """
+    sample, unit = chosen.nonzero(as_tuple=True)
+    size, low, high = (row_chunk(backward.enclosure) + 1) // 2, z.lower, z.upper
+    for some, units in zip(*(index.split(size) for index in (sample, unit)), strict=True):
+        if len(some) == 0 or backward.enclosure.query.late:
+            break
+        rows = preactivations(backward.enclosure, k, some, units)
+        upper, lower = tightest(backward, rows.both_signs, steps)[0].chunk(2)
+        low, high = low.index_put((some, units), -lower), high.index_put((some, units), upper)
+    return Interval(low, high)
 
 
 def row_chunk(enclosure: IntervalPropagation) -> int:
@@ -529,6 +660,221 @@ def preactivations(enclosure: IntervalPropagation, k: int, sample: Tensor, unit:
         reach = [enclosure.query.set.box().interval, *(enclosure.x(j) for j in operators.plan.rows[k])]
         lost = lost + (operators.lost * sum_sizes(reach)).detach()[sample]
     return Functionals(states, inputs, enclosure.biases[k][unit], enclosure.size(k)[sample, unit], sample, lost)
+
+
+GROWTH = 0.05  # of its width, by which a box that does not hold its image is made larger than the hull of both
+ROUNDS = 12  # after which a box that does not hold its image is given up
+WIDEST = 64.0  # times its first width, beyond which it is given up, too
+GAIN = 1.2  # times the first width that what is known must at least have, else it is good enough
+
+
+@dataclass
+class Continuation:
+    """Encloses the states of a loop in boxes that are guessed first and proven afterwards.
+
+    Theorem. Let every input u of a connected set U have exactly one equilibrium, with pre-activations z(u) that
+    depend on u continuously, and let S be a closed box that holds z(u0) for one u0 of U. If for every u of U
+    with z(u) in S the point z(u) lies in the interior of S, then S holds z(u) for all u of U.
+
+    Proof. Let V be the inputs of U with z(u) in S. V is closed in U, for S is closed and z continuous. It is open
+    in U: around u in V, z(u) lies in the interior of S, so nearby inputs have their z in S, too. It holds u0.
+    A connected set has no other part that is open, closed and not empty than itself, so V = U.
+
+    A certificate of well-posedness gives the only equilibrium and its continuity, whatever norm it is in, and the
+    error bound of the equilibrium at the center of the set puts z(u0) in S. Lines that hold on S bound z(u) by a
+    box S' for every u with z(u) in S; if S' lies in the interior of S, rounding included, S is proven, and so is
+    S'. Where S comes from does not matter: here the image of the point z(u0), which is the first-order range of
+    z, made larger until it holds its own image.
+
+    Args:
+        backward: what bounds pre-activations.
+    """
+
+    backward: CrownPass
+
+    @property
+    def enclosure(self) -> IntervalPropagation:
+        """What is tightened."""
+        return self.backward.enclosure
+
+    def why_not(self, stage: Stage) -> str:
+        """Says why the theorem does not apply to a loop; nothing where it does."""
+        query = self.enclosure.query
+        if not isinstance(query.set, Box | SparseBox | Ball):
+            return (
+                f"continuation needs a Box, SparseBox or Ball, which hold their center; {type(query.set).__name__}"
+            )
+        for phi in self.enclosure.activations:
+            if not any(math.isfinite(gamma) for gamma in phi.constants.values()):
+                return f"equilibria may jump: {phi.name!r} has no Lipschitz constant"
+        assert stage.system is not None
+        try:
+            stage.system.certificate  # noqa: B018
+        except IllPosedError as error:
+            return str(error)
+        return ""
+
+    @torch.no_grad()
+    def __call__(self, stage: Stage) -> bool:
+        """Tightens the blocks of a loop for samples whose box is proven; tells whether there are any."""
+        enclosure, blocks, rows = self.enclosure, stage.blocks, self.enclosure.operators.plan.rows
+        known = {k: (enclosure.z(k), enclosure.x(k), enclosure.size(k)) for k in blocks}
+        others = {k: [j for j in rows[k] if j not in blocks] for k in blocks}
+        outside = {k: enclosure.add(enclosure.drive(k), k, others[k]) for k in blocks}
+        centers = enclosure.query.once("center_preactivations", center_preactivations)
+        box, proven = {k: centers[k] for k in blocks}, {k: known[k][0] for k in blocks}
+        active, first, success = self._open(proven), None, False
+        for _ in range(ROUNDS):
+            if not bool(active.any()) or enclosure.query.late:
+                break
+            image = self._image(box, known, outside, active)
+            inside = active & torch.stack([_within(image[k], box[k]) for k in blocks]).all(0)
+            success = success or bool(inside.any())
+            for k in blocks:
+                proven[k] = image[k].within(box[k]).where(inside[:, None], proven[k])
+            box = {k: _grown(box[k], image[k]) for k in blocks}
+            width = torch.cat([box[k].width for k in blocks], dim=1)
+            if first is None:
+                first = width.amax(1)
+                old = torch.cat([known[k][0].width for k in blocks], dim=1)
+                active = active & ~(old.sum(1) < GAIN * width.sum(1))
+            active = active & ~inside & (width.amax(1) <= WIDEST * first)
+        for k in blocks:
+            enclosure.replace(k, *known[k])
+            enclosure.tighten(k, proven[k])
+        return success
+
+    def _open(self, z: dict[int, Interval]) -> Tensor:  # (B,)
+        """Tells in which samples some state is not affine on its interval."""
+        lines = self.backward.lines
+        marks = []
+        for k, one in z.items():
+            of_block = lines[k]
+            marks.append(
+                torch.ones_like(one.lower, dtype=torch.bool) if of_block is None else of_block.unstable(one)
+            )
+        return torch.cat(marks, dim=1).any(1)
+
+    def _image(
+        self,
+        box: dict[int, Interval],
+        known: dict[int, tuple[Interval, Interval, Tensor]],
+        outside: dict[int, PreActivation],
+        active: Tensor,
+    ) -> dict[int, Interval]:
+        """Bounds the pre-activations of all equilibria that lie in the box."""
+        enclosure, rows = self.enclosure, self.enclosure.operators.plan.rows
+        for k, guess in box.items():
+            z, x, size = known[k]
+            smaller = guess.within(z)
+            enclosure.replace(k, smaller, image(enclosure.activations[k], smaller).within(x), size)
+        for k in box:
+            size = enclosure.add(outside[k], k, [j for j in rows[k] if j in box]).size + enclosure.operators.lost
+            enclosure.replace(k, enclosure.z(k), enclosure.x(k), size)
+        bounds = {}
+        for k, guess in box.items():
+            z = known[k][0]
+            chosen = active[:, None] & ~((z.lower > guess.lower) & (z.upper < guess.upper))
+            bounds[k] = bounded_units(self.backward, k, chosen, z).within(z)
+        return bounds
+
+
+def _within(inner: Interval, outer: Interval) -> Tensor:  # (B,)
+    """Tells in which samples an interval lies in the interior of another."""
+    return ((inner.lower > outer.lower) & (inner.upper < outer.upper)).all(1)
+
+
+def _grown(box: Interval, image: Interval) -> Interval:
+    """Returns the hull of a box and its image, made a little larger."""
+    unit = torch.finfo(image.lower.dtype).eps
+    room = GROWTH * image.width + 8 * unit * image.magnitude
+    lower, upper = torch.minimum(box.lower, image.lower - room), torch.maximum(box.upper, image.upper + room)
+    return Interval(lower, upper)
+
+
+def center_preactivations(query: Query) -> list[Interval]:
+    """Encloses the pre-activations of the equilibrium at the center of the set."""
+    center = query.once("center", CenterSolve.of)
+    point = Query(center.form, Box(center.u, center.u), None)
+    point.cache["center"] = replace(center, radius=torch.zeros_like(center.radius))
+    try:
+        enclosure = IntervalPropagation(point, box_states).run()
+    except (IllPosedError, MethodError):
+        enclosure = _center_by_certificates(point, center)
+    intervals = [enclosure.z(k) for k in range(len(center.states))]
+    return [Interval.around(z.center, z.radius, query.form.dtype) for z in intervals]
+
+
+def _center_by_certificates(point: Query, center: CenterSolve) -> IntervalPropagation:
+    """Puts a box around computed states, by the residual and the error constant of every loop's certificate."""
+    enclosure = IntervalPropagation(point, lambda _: [Interval(x, x) for x in center.states])
+    for stage in enclosure.operators.plan.stages:
+        if stage.system is not None:
+            residuals = []
+            for k in stage.blocks:
+                reach = enclosure.add(enclosure.drive(k), k, enclosure.operators.plan.rows[k])
+                z = reach.interval(enclosure.operators.terms, enclosure.operators.lost)
+                values, x = image(enclosure.activations[k], z), center.states[k]
+                residuals.append(torch.maximum(values.upper - x, x - values.lower))
+            bounder = ErrorBounder(stage.system.certificate, stage.system.A.to_dense(), stage.system.activation)
+            residual = torch.cat(residuals, dim=1)
+            error = 2 * bounder(residual, torch.zeros_like(residual))[:, None]  # twice: A may round when formed
+            for k in stage.blocks:
+                x = center.states[k]
+                enclosure.replace(k, None, Interval.around(x, error.expand_as(x), torch.float64), None)
+        enclosure.enclose(stage)
+    return enclosure
+
+
+def enclosed(query: Query, rounds: int, everything: bool, slope_steps: int = 0) -> list[CrownPass]:
+    """Encloses all pre-activations and states by intervals that CROWN refined.
+
+    There are two passes, of which each may prove what the other does not, where loops contract in a weighted inf
+    norm: they start from what that proves in the first, and from boxes of `Continuation` in the second.
+
+    Args:
+        everything: whether to refine also what is affine on its interval.
+    """
+    states, contracting, reason = unbounded_states(query), not query.form.plan.systems, ""
+    if query.form.plan.systems:
+        try:
+            states, contracting = loop_states(query)
+        except (IllPosedError, MethodError) as error:
+            reason = str(error)
+    backward = CrownPass(IntervalPropagation(query, lambda _: states))
+    refine = Refinement(backward, rounds, everything, slope_steps)
+    if not contracting:
+        _continue(refine, reason)
+        return [backward]
+    backward.enclosure.run(refine)
+    other = replace(refine, backward=CrownPass(backward.enclosure.copy()))
+    return [backward, other.backward] if query.form.plan.systems and _continue(other, reason) else [backward]
+
+
+def _continue(refine: Refinement, reason: str) -> bool:
+    """Encloses all blocks, loops by continuation where it applies; tells whether that tightened anything.
+
+    Blocks that have been enclosed already are enclosed anew only after a loop has been tightened.
+
+    Args:
+        reason: why nothing is known of loops but what continuation proves; empty where something is.
+    """
+    enclosure, continuation, tightened = refine.enclosure, Continuation(refine.backward), False
+    for stage in enclosure.operators.plan.stages:
+        fresh = not all(enclosure.known(k) for k in stage.blocks)
+        if stage.system is not None:
+            why_not = continuation.why_not(stage)
+            if why_not and reason:
+                raise IllPosedError(f"{reason}; {why_not}")
+            if reason:
+                enclosure.forget(stage.blocks)
+            elif fresh:
+                enclosure.enclose(stage)
+            tightened = (not why_not and continuation(stage)) or tightened
+        if fresh or tightened:
+            enclosure.enclose(stage)
+            refine(stage)
+    return tightened
 
 
 @dataclass(frozen=True)
@@ -560,26 +906,30 @@ class Crown:
 
     def __call__(self, query: Query) -> Bounds:
         """Answers a query."""
-        enclosure = IntervalPropagation(query, loop_states)
-        backward = CrownPass(enclosure)
-        enclosure.run(Refinement(backward, self.rounds, query.combination is None, self.slope_steps))
-        by_states = of_states(query, enclosure.states, "crown")
-        name = _name(enclosure, backward, self.slope_steps)
+        everything = query.combination is None
+        answers = [self._answer(one) for one in enclosed(query, self.rounds, everything, self.slope_steps)]
+        return reduce(Bounds.within, answers).named(answers[0].method)
+
+    def _answer(self, backward: CrownPass) -> Bounds:
+        enclosure = backward.enclosure
+        query, name = enclosure.query, _name(enclosure, backward, self.slope_steps)
+        by_states = of_states(query, enclosure.states, name)
         if query.combination is None:
-            return by_states.named(name)
+            return by_states
         rows = Functionals.of_outputs(
             enclosure.operators, query.combination.flatten(0, 1), enclosure.states, query.set, query.sample
         )
-        upper, slack = self._upper(backward, rows)
-        lower, _ = self._upper(backward, rows.negated)
+        upper, lower, slack = self._ends(backward, rows)
         return shaped(query, -lower, upper, name, slack).within(by_states).named(name)
 
-    def _upper(self, backward: CrownPass, rows: Functionals) -> tuple[Tensor, Tensor]:
-        size = row_chunk(backward.enclosure)
-        starts = range(0, len(rows), size)
-        chunks = [rows.part(slice(start, start + size)) for start in starts]
-        bounds = [tightest(backward, part, self.slope_steps) for part in chunks]
-        return torch.cat([value for value, _ in bounds]), torch.cat([slack for _, slack in bounds])
+    def _ends(self, backward: CrownPass, rows: Functionals) -> tuple[Tensor, Tensor, Tensor]:
+        """Bounds functionals and their negatives from above; also returns the rounding's share."""
+        size = (row_chunk(backward.enclosure) + 1) // 2
+        chunks = [rows.part(slice(start, start + size)).both_signs for start in range(0, len(rows), size)]
+        bounds = [tightest(backward, chunk, self.slope_steps) for chunk in chunks]
+        ends = [value.chunk(2) for value, _ in bounds]
+        upper, lower = (torch.cat([pair[i] for pair in ends]) for i in (0, 1))
+        return upper, lower, torch.cat([slack.chunk(2)[0] for _, slack in bounds])
 
 
 def _name(enclosure: IntervalPropagation, backward: CrownPass, steps: int) -> str:

@@ -7,6 +7,7 @@ method.
 
 import math
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -150,6 +151,12 @@ class IntervalPropagation:
         """The states of all blocks."""
         return [self.x(k) for k in range(len(self._x))]
 
+    def copy(self) -> "IntervalPropagation":
+        """Returns another one with the same intervals, which may be tightened by itself."""
+        other = copy(self)
+        other._z, other._x, other._size = list(self._z), list(self._x), list(self._size)
+        return other
+
     def run(self, refine: Callable[[Stage], None] | None = None) -> "IntervalPropagation":
         """Encloses all blocks; `refine` may tighten the pre-activations of a stage before others read them."""
         for stage in self.operators.plan.stages:
@@ -162,7 +169,7 @@ class IntervalPropagation:
         """Encloses the blocks of a stage, or tightens what is known of them."""
         if stage.system is None:
             (k,) = stage.blocks
-            self.settle(k, self._add(self._drive(k), k, self.operators.plan.rows[k]))
+            self.settle(k, self.add(self.drive(k), k, self.operators.plan.rows[k]))
         else:
             self._iterate(stage.blocks)
 
@@ -171,12 +178,22 @@ class IntervalPropagation:
         self._size[k] = reach.size + self.operators.lost
         self.tighten(k, reach.interval(self.operators.terms, self.operators.lost))
 
+    def replace(self, k: int, z: Interval | None, x: Interval, size: Tensor | None) -> None:
+        """Puts other intervals in the place of what is known of a block; whoever does so must prove them."""
+        self._z[k], self._x[k], self._size[k] = z, x, size
+
+    def forget(self, blocks: tuple[int, ...]) -> None:
+        """Takes the pre-activations of some blocks for any numbers."""
+        for k in blocks:
+            all_ = torch.full_like(self.x(k).lower, torch.inf)
+            self.replace(k, Interval(-all_, all_), self.x(k), all_)
+
     def tighten(self, k: int, z: Interval) -> None:
         """Intersects the pre-activations of a block with what else is known to hold them."""
         self._z[k] = z.proven().within(self._z[k]).proven()
         self._x[k] = image(self.activations[k], self.z(k)).within(self._x[k]).proven()
 
-    def _drive(self, k: int) -> PreActivation:
+    def drive(self, k: int) -> PreActivation:
         """Encloses ``Bu + b`` of a block, by the support function of the set where the box is no better."""
         row, box, bias = self.operators.inputs[k], self.query.set.box().interval, self.biases[k]
         absolute, outer = (self.operators.abs_upper_bound(row, formed) for formed in (True, False))
@@ -189,7 +206,8 @@ class IntervalPropagation:
         exact = inputs.image(row.to_dense())
         return PreActivation(exact.center + bias, exact.radius, size)
 
-    def _add(self, reach: PreActivation, k: int, blocks: Iterable[int]) -> PreActivation:
+    def add(self, reach: PreActivation, k: int, blocks: Iterable[int]) -> PreActivation:
+        """Adds what the states of some blocks contribute to the pre-activations of block k."""
         center, radius, size = reach
         for j in blocks:
             x, key = self.x(j), (k, j)
@@ -202,20 +220,20 @@ class IntervalPropagation:
 
     def _iterate(self, blocks: tuple[int, ...]) -> None:
         rows = self.operators.plan.rows
-        outside = {k: self._add(self._drive(k), k, [j for j in rows[k] if j not in blocks]) for k in blocks}
+        outside = {k: self.add(self.drive(k), k, [j for j in rows[k] if j not in blocks]) for k in blocks}
         inside = {k: [j for j in rows[k] if j in blocks] for k in blocks}
         active = torch.ones(len(self.query.set), 1, dtype=torch.bool, device=self.query.set.device)
         for sweep in range(1, MAX_SWEEPS + 1):
             before = {k: self.x(k) for k in blocks}
             for k in blocks:
-                z = self._add(outside[k], k, inside[k]).interval(self.operators.terms, self.operators.lost)
+                z = self.add(outside[k], k, inside[k]).interval(self.operators.terms, self.operators.lost)
                 self._x[k] = image(self.activations[k], z).within(before[k]).where(active, before[k])
             active = active & _moved([before[k] for k in blocks], [self.x(k) for k in blocks])
             looks = active.device.type == "cpu" or sweep % LOOK == 0
             if self.query.late or (looks and not bool(active.any())):
                 break
         for k in blocks:
-            self.settle(k, self._add(outside[k], k, inside[k]))
+            self.settle(k, self.add(outside[k], k, inside[k]))
 
 
 @torch.no_grad()
@@ -267,11 +285,27 @@ def image_states(query: Query) -> list[Interval]:
     return intervals
 
 
-def loop_states(query: Query) -> list[Interval]:
-    """Encloses the states of loops by the box and, where a certificate allows, by the Euclidean norm."""
-    states = starting_states(query)
+def loop_states(query: Query) -> tuple[list[Interval], bool]:
+    """Encloses the states of loops by the box and, where a certificate allows, by the Euclidean norm.
+
+    Also tells whether there is a box, as for contractions in a weighted inf norm.
+    """
+    try:
+        states, contracting = box_states(query), True
+    except (IllPosedError, MethodError):
+        states, contracting = starting_states(query), False
     try:
         other = l2_states(query)
     except (IllPosedError, MethodError):
-        return states
-    return [one.within(two) for one, two in zip(states, other, strict=True)]
+        return states, contracting
+    return [one.within(two) for one, two in zip(states, other, strict=True)], contracting
+
+
+def unbounded_states(query: Query) -> list[Interval]:
+    """Returns what activations can return, and all numbers where they can return any."""
+    like = query.set.center.detach()
+    ends = [outward_ends(*phi.image, query.form.dtype) for phi in query.form.activations]
+    shapes = [(len(query.set), size) for size in query.form.partition]
+    return [
+        Interval(*(like.new_full(shape, end) for end in pair)) for pair, shape in zip(ends, shapes, strict=True)
+    ]

@@ -22,8 +22,8 @@ from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
 from wellposed.errors import InputError, require
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
-from wellposed.robust.crown import CrownPass, Refinement
-from wellposed.robust.intervals import IntervalPropagation, loop_states
+from wellposed.robust.crown import enclosed
+from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.query import Bounds, Functionals, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval, SparseBox, Uncertainty
 
@@ -391,7 +391,7 @@ class Relaxation:
             states = box_states(wide)
             x = side_by_side(states)
             return states, (printed_set(rows, of_sample(x, i), wide.set, i) for i in range(len(wide.set)))
-        enclosure = enclosed(wide, self.rounds)
+        enclosure = tightest_intervals(wide, self.rounds)
         states = enclosure.states
         x = side_by_side(states)
         z = side_by_side([enclosure.z(k) for k in range(len(states))])
@@ -445,10 +445,13 @@ class Objectives:
         return total if total > -np.inf else np.inf
 
 
-def enclosed(wide: Query, rounds: int) -> IntervalPropagation:
-    """Encloses all pre-activations and states by intervals that CROWN refined."""
-    enclosure = IntervalPropagation(wide, loop_states)
-    return enclosure.run(Refinement(CrownPass(enclosure), rounds, wide.combination is None))
+def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
+    """Encloses all pre-activations and states by what the passes of CROWN prove together."""
+    first, *others = (backward.enclosure for backward in enclosed(wide, rounds, wide.combination is None))
+    for other in others:
+        for k in range(len(first.activations)):
+            first.tighten(k, other.z(k))
+    return first
 
 
 def in_float64(query: Query) -> Query:

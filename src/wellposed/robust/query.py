@@ -317,6 +317,14 @@ class Functionals:
         states = {k: -part for k, part in self.states.items()}
         return Functionals(states, -self.inputs, -self.constant, self.size, self.sample, self.lost)
 
+    @property
+    def both_signs(self) -> "Functionals":
+        """The functions, and after them the same times -1."""
+        pairs = zip(*(vars(one).items() for one in (self, self.negated)), strict=True)
+        joined = {name: torch.cat([a, b]) for (name, a), (_, b) in pairs if name != "states"}
+        states = {k: torch.cat([part, -part]) for k, part in self.states.items()}
+        return Functionals(states=states, **joined)
+
     def __len__(self) -> int:
         return len(self.constant)
 

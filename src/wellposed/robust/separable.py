@@ -20,10 +20,10 @@ from wellposed.robust.linear_programs import (
     Array,
     LinearProgram,
     ReluConstraints,
-    enclosed,
     in_float64,
     of_sample,
     side_by_side,
+    tightest_intervals,
     to_array,
 )
 from wellposed.robust.query import Posed, Query
@@ -253,7 +253,7 @@ def separable_bound(
 def _intervals(wide: Query, relaxation: str) -> tuple[Interval, Interval]:
     """Returns intervals of the states and of the pre-activations, with no lower end where the theorem has none."""
     if relaxation == "triangle":
-        enclosure = enclosed(wide, 3)
+        enclosure = tightest_intervals(wide, 3)
         states = enclosure.states
         return side_by_side(states), side_by_side([enclosure.z(k) for k in range(len(states))])
     x = side_by_side(box_states(wide))
