@@ -300,26 +300,25 @@ def _by_two_slopes(
     base: Tensor, gain: Tensor, above: Tensor, below: Tensor, size: Tensor, max_steps: int
 ) -> Tensor:  # (S, R, m), (S, m, m), (S, R, m), (S, R, m), (S, R) -> (S, R, m)
     """Solves ``nu = base + s nu gain``, s being `above` where nu > 0 and `below` elsewhere; returns s nu."""
-    nu = base
+    nu, left = base, torch.ones_like(size, dtype=torch.bool)
     for _ in range(max_steps):
-        change = torch.where(nu > 0, above, below) * nu
-        following = base + change @ gain
-        if not bool(((following - nu).abs().amax(2) > size).any()):
-            return change
-        nu = following
-    left = ((following - nu).abs().amax(2) > size) | ~nu.isfinite().all(2)
+        following = base + (torch.where(nu > 0, above, below) * nu) @ gain
+        left = left & ~((following - nu).abs().amax(2) <= size)
+        if not bool(left.any()):
+            break
+        nu = torch.where(left[:, :, None], following, nu)  # a settled row does not depend on the others
+    change = torch.where(nu > 0, above, below) * nu
     group, row = left.nonzero(as_tuple=True)
     some, matrix = base[group, row], gain[group]
     up, down = above[group, row], below[group, row]
     identity = torch.eye(matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
-    value, sign = some, torch.ones_like(some, dtype=torch.bool)
-    for _ in range(NEWTON_STEPS):
-        before, sign = sign, value > 0
-        slope = torch.where(sign, up, down)
-        value = torch.linalg.solve_ex((identity - slope[:, :, None] * matrix).mT, some)[0]
-        if bool((before == sign).all()):
+    value = nu[group, row]
+    for _ in range(min(max_steps, NEWTON_STEPS) if len(row) else 0):
+        positive = value > 0
+        system = identity - torch.where(positive, up, down)[:, :, None] * matrix
+        value = torch.linalg.solve_ex(system.mT, some)[0]
+        if bool((positive == (value > 0)).all()):
             break
-    change = torch.where(nu > 0, above, below) * nu
     change[group, row] = torch.where(value > 0, up, down) * value
     return change
 
