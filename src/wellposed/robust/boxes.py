@@ -8,6 +8,7 @@ Euclidean norm, from the monotone or the spectral certificate of every loop.
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from wellposed.activations import Activation
 from wellposed.conditions.conditions import Monotone
 from wellposed.conditions.norms import largest_eigenvalue, largest_singular_value, spectral_norm
 from wellposed.conditions.rounding import EPS, TINY, euclidean_norm, reciprocal_gap, upward
+from wellposed.equilibrium.solution import Status
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Identity, ImplicitForm, Operator
 from wellposed.forms.evaluation import Stage
@@ -52,8 +54,7 @@ class CenterSolve:
         form = query.form.to(torch.float64)
         exact = query.set.to(torch.float64)
         u, radius = exact.center.detach(), upward(exact.deviation().detach(), 4)
-        x = form.equilibrium(u, on_failure="ignore", max_steps=CENTER_STEPS).value
-        assert isinstance(x, Tensor)
+        x = _solved(form, u)
         if not bool(x.isfinite().all()):
             raise IllPosedError(
                 "the equilibrium at the center of the set is not finite; check the inputs and form.certificate()"
@@ -66,6 +67,25 @@ class CenterSolve:
     def whole(self) -> Tensor:  # (B, n)
         """The states of all blocks side by side."""
         return torch.cat(self.states, dim=1)
+
+
+def _solved(form: ImplicitForm, u: Tensor) -> Tensor:  # (B, p) -> (B, n)
+    """Solves for the states as the form does, and what that leaves open by Newton's method and again, in turns."""
+    solution = form.equilibrium(u, on_failure="ignore")
+    assert isinstance(solution.value, Tensor)
+    x, status, residual = solution.value.clone(), solution.status.clone(), solution.residual.clone()
+    for turn in range(TURNS if sum(system.A.shape[0] for system in form.plan.systems) <= LARGEST_NEWTON else 0):
+        (left,) = ((status >= Status.MAX_STEPS) & x.isfinite().all(1)).nonzero(as_tuple=True)
+        if not len(left):
+            break
+        options: dict[str, Any] = {} if turn % 2 else {"solver": "newton", "max_steps": 12}
+        again = form.equilibrium(u[left], x0=x[left], on_failure="ignore", **options)
+        assert isinstance(again.value, Tensor)
+        better = again.residual < residual[left]
+        where = left[better]
+        x[where], status[where] = again.value[better], again.status[better]
+        residual[where] = again.residual[better]
+    return x
 
 
 def _residual(form: ImplicitForm, spread: AbsoluteForm, x: Tensor, u: Tensor) -> list[Tensor]:
@@ -87,7 +107,7 @@ def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Te
     return torch.where(residual_bound.isnan(), math.inf, residual_bound)
 
 
-CENTER_STEPS = 2000  # of the solve at the center, whose error every bound pays for
+TURNS, LARGEST_NEWTON = 8, 2048  # of the solve at the center, and states up to which Newton's method is tried
 LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes
 
 

@@ -700,9 +700,7 @@ class Continuation:
         """Says why the theorem does not apply to a loop; nothing where it does."""
         query = self.enclosure.query
         if not isinstance(query.set, Box | SparseBox | Ball):
-            return (
-                f"continuation needs a Box, SparseBox or Ball, which hold their center; {type(query.set).__name__}"
-            )
+            return f"continuation starts from the center, which a {type(query.set).__name__} need not hold"
         for phi in self.enclosure.activations:
             if not any(math.isfinite(gamma) for gamma in phi.constants.values()):
                 return f"equilibria may jump: {phi.name!r} has no Lipschitz constant"
