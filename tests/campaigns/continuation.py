@@ -235,10 +235,10 @@ def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int =
     u = torch.rand(BATCH, case.B.shape[1], dtype=dtype)
     inputs = set_of(number, torch.full_like(u, 0.5) if number % 5 == 4 else u, eps)
     tally.trials[f"{case.kind}, {str(dtype)[6:]}"] += 1
-    answers: list[bool] = []
+    answers: list[torch.Tensor] = []
     call = crown.Continuation.__call__
 
-    def spied(self: crown.Continuation, stage: Any) -> bool:
+    def spied(self: crown.Continuation, stage: Any) -> torch.Tensor:
         answers.append(call(self, stage))
         return answers[-1]
 
@@ -248,7 +248,9 @@ def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int =
     except (IllPosedError, MethodError) as error:
         tally.trials[f"refused: {type(error).__name__}"] += 1
         return
-    tally.trials["proven by continuation" if any(answers) else "not by continuation"] += 1
+    tally.trials[
+        "proven by continuation" if any(bool(one.any()) for one in answers) else "not by continuation"
+    ] += 1
     points = points_of(case, inputs, count)
     C = case.form.C.to_dense().double().numpy()
     for b in range(BATCH):

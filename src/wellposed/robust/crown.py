@@ -11,11 +11,13 @@ Between lines, ``nu' x <= lam' z + g`` with lam = s(nu) nu and these intercepts 
 
 for **any** nu. Without a loop nu = c + A' lam by substitution and the last term vanishes; in a loop the iteration
 ``nu <- c + A' lam(nu)`` (`Multipliers`, many rows at once) ends somewhere and the last term is bounded by the
-interval of the states, so that every iterate is sound.
+interval of the states, so that every iterate is sound. Up to some size the states that are affine on their interval
+are eliminated first, which leaves little to iterate.
 
 `CrownPass` carries functionals back to the inputs, and `optimised` improves the free slopes, for every bound its
-own. `Refinement` tightens pre-activations, unit by unit, before other blocks read them. `Crown` is the method:
-intervals, refined by linear bounds, and linear bounds of what was asked for.
+own. `Refinement` tightens pre-activations, unit by unit, before other blocks read them. `Continuation` finds
+intervals of loops for lines to hold on, whatever certificate they have. `Crown` is the method: intervals, refined by
+linear bounds, and linear bounds of what was asked for.
 """
 
 import abc
@@ -712,21 +714,22 @@ class Continuation:
         return ""
 
     @torch.no_grad()
-    def __call__(self, stage: Stage) -> bool:
-        """Tightens the blocks of a loop for samples whose box is proven; tells whether there are any."""
+    def __call__(self, stage: Stage) -> Tensor:  # (B,)
+        """Tightens the blocks of a loop, already enclosed, for samples whose box is proven; tells which."""
         enclosure, blocks, rows = self.enclosure, stage.blocks, self.enclosure.operators.plan.rows
         known = {k: (enclosure.z(k), enclosure.x(k), enclosure.size(k)) for k in blocks}
         others = {k: [j for j in rows[k] if j not in blocks] for k in blocks}
         outside = {k: enclosure.add(enclosure.drive(k), k, others[k]) for k in blocks}
         centers = enclosure.query.once("center_preactivations", center_preactivations)
         box, proven = {k: centers[k] for k in blocks}, {k: known[k][0] for k in blocks}
-        active, first, success = self._open(proven), None, False
+        active, first = self._open(proven), None
+        success = torch.zeros_like(active)
         for _ in range(ROUNDS):
             if not bool(active.any()) or enclosure.query.late:
                 break
             image = self._image(box, known, outside, active)
             inside = active & torch.stack([_within(image[k], box[k]) for k in blocks]).all(0)
-            success = success or bool(inside.any())
+            success = success | inside
             for k in blocks:
                 proven[k] = image[k].within(box[k]).where(inside[:, None], proven[k])
             box = {k: _grown(box[k], image[k]) for k in blocks}
@@ -867,7 +870,7 @@ def _continue(refine: Refinement, reason: str) -> bool:
                 enclosure.forget(stage.blocks)
             elif fresh:
                 enclosure.enclose(stage)
-            tightened = (not why_not and continuation(stage)) or tightened
+            tightened = (not why_not and bool(continuation(stage).any())) or tightened
         if fresh or tightened:
             enclosure.enclose(stage)
             refine(stage)
