@@ -5,8 +5,8 @@ trained on 20,000 images of MNIST for 4 epochs by Adam, without any robust train
 of the test set are then attacked (PGD, 40 steps) and certified in the box of radius eps, clipped to [0, 1], in
 float64 on one processor. All columns are percent of the same images: "clean" and "pgd" what keeps its class,
 "norms" what CROWN proves if loops are enclosed by norms alone, "crown" what it proves with boxes of continuation,
-"slopes" the same with eight rounds of refinement and slopes optimised; "boxes" are the samples that have such a box
-(others are affine, or known well enough, or not proven). Milliseconds are per image.
+"slopes" the same with eight rounds of refinement and slopes optimised; "boxes" are the samples that have such a
+box (others are affine, or known well enough, or not proven). Milliseconds are per image.
 
 Run: python -m benchmarks.robust.loops [--quick] [--images 100] [--models monotone-87,inf-40]
 Models that are not run keep what the file says of them.

@@ -11,13 +11,13 @@ Between lines, ``nu' x <= lam' z + g`` with lam = s(nu) nu and these intercepts 
 
 for **any** nu. Without a loop nu = c + A' lam by substitution and the last term vanishes; in a loop the iteration
 ``nu <- c + A' lam(nu)`` (`Multipliers`, many rows at once) ends somewhere and the last term is bounded by the
-interval of the states, so that every iterate is sound. Up to some size the states that are affine on their interval
-are eliminated first, which leaves little to iterate.
+interval of the states, so that every iterate is sound. States that are affine on their interval are eliminated
+first, up to some size, which leaves little to iterate.
 
 `CrownPass` carries functionals back to the inputs, and `optimised` improves the free slopes, for every bound its
 own. `Refinement` tightens pre-activations, unit by unit, before other blocks read them. `Continuation` finds
-intervals of loops for lines to hold on, whatever certificate they have. `Crown` is the method: intervals, refined by
-linear bounds, and linear bounds of what was asked for.
+intervals of loops for lines to hold on, whatever certificate they have. `Crown` is the method: intervals, refined
+by linear bounds, and linear bounds of what was asked for.
 """
 
 import abc
@@ -37,7 +37,7 @@ from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import Operator
 from wellposed.forms.evaluation import Stage
 from wellposed.robust.boxes import CenterSolve, box_states
-from wellposed.robust.intervals import IntervalPropagation, PreActivation, image, loop_states, unbounded_states
+from wellposed.robust.intervals import IntervalPropagation, image, loop_states, unbounded_states
 from wellposed.robust.query import Bounds, Functionals, MethodError, Query, of_states, shaped, sum_sizes
 from wellposed.robust.sets import Ball, Box, Interval, SparseBox, proven_upper
 
@@ -669,6 +669,9 @@ WIDEST = 64.0  # times its first width, beyond which it is given up, too
 GAIN = 1.2  # times the first width that what is known must at least have, else it is good enough
 
 
+Known = tuple[Interval, Interval, Tensor]  # pre-activations, states and the size of terms of a block
+
+
 @dataclass
 class Continuation:
     """Encloses the states of a loop in boxes that are guessed first and proven afterwards.
@@ -716,10 +719,8 @@ class Continuation:
     @torch.no_grad()
     def __call__(self, stage: Stage) -> Tensor:  # (B,)
         """Tightens the blocks of a loop, already enclosed, for samples whose box is proven; tells which."""
-        enclosure, blocks, rows = self.enclosure, stage.blocks, self.enclosure.operators.plan.rows
+        enclosure, blocks = self.enclosure, stage.blocks
         known = {k: (enclosure.z(k), enclosure.x(k), enclosure.size(k)) for k in blocks}
-        others = {k: [j for j in rows[k] if j not in blocks] for k in blocks}
-        outside = {k: enclosure.add(enclosure.drive(k), k, others[k]) for k in blocks}
         centers = enclosure.query.once("center_preactivations", center_preactivations)
         box, proven = {k: centers[k] for k in blocks}, {k: known[k][0] for k in blocks}
         active, first = self._open(proven), None
@@ -727,7 +728,7 @@ class Continuation:
         for _ in range(ROUNDS):
             if not bool(active.any()) or enclosure.query.late:
                 break
-            image = self._image(box, known, outside, active)
+            image = self._image(box, known, active)
             inside = active & torch.stack([_within(image[k], box[k]) for k in blocks]).all(0)
             success = success | inside
             for k in blocks:
@@ -755,22 +756,11 @@ class Continuation:
             )
         return torch.cat(marks, dim=1).any(1)
 
-    def _image(
-        self,
-        box: dict[int, Interval],
-        known: dict[int, tuple[Interval, Interval, Tensor]],
-        outside: dict[int, PreActivation],
-        active: Tensor,
-    ) -> dict[int, Interval]:
+    def _image(self, box: dict[int, Interval], known: dict[int, Known], active: Tensor) -> dict[int, Interval]:
         """Bounds the pre-activations of all equilibria that lie in the box."""
-        enclosure, rows = self.enclosure, self.enclosure.operators.plan.rows
-        for k, guess in box.items():
-            z, x, size = known[k]
-            smaller = guess.within(z)
-            enclosure.replace(k, smaller, image(enclosure.activations[k], smaller).within(x), size)
         for k in box:
-            size = enclosure.add(outside[k], k, [j for j in rows[k] if j in box]).size + enclosure.operators.lost
-            enclosure.replace(k, enclosure.z(k), enclosure.x(k), size)
+            self.enclosure.replace(k, *known[k])
+        self.enclosure.assume(box)
         bounds = {}
         for k, guess in box.items():
             z = known[k][0]

@@ -115,6 +115,7 @@ class IntervalPropagation:
         self._z: list[Interval | None] = [None] * count
         self._x: list[Interval | None] = [None] * count
         self._size: list[Tensor | None] = [None] * count
+        self._drives: dict[int, PreActivation] = {}
         if query.form.plan.systems:
             self._begin(start(query))
 
@@ -182,6 +183,15 @@ class IntervalPropagation:
         """Puts other intervals in the place of what is known of a block; whoever does so must prove them."""
         self._z[k], self._x[k], self._size[k] = z, x, size
 
+    def assume(self, boxes: dict[int, Interval]) -> None:
+        """Takes the pre-activations of some blocks to lie in boxes and within what is known of them."""
+        for k, box in boxes.items():
+            z = box.within(self.z(k))
+            self.replace(k, z, image(self.activations[k], z).within(self.x(k)), self.size(k))
+        for k in boxes:
+            size = self.add(self.drive(k), k, self.operators.plan.rows[k]).size + self.operators.lost
+            self.replace(k, self.z(k), self.x(k), size)
+
     def forget(self, blocks: tuple[int, ...]) -> None:
         """Takes the pre-activations of some blocks for any numbers."""
         for k in blocks:
@@ -195,6 +205,11 @@ class IntervalPropagation:
 
     def drive(self, k: int) -> PreActivation:
         """Encloses ``Bu + b`` of a block, by the support function of the set where the box is no better."""
+        if k not in self._drives:
+            self._drives[k] = self._new_drive(k)
+        return self._drives[k]
+
+    def _new_drive(self, k: int) -> PreActivation:
         row, box, bias = self.operators.inputs[k], self.query.set.box().interval, self.biases[k]
         absolute, outer = (self.operators.abs_upper_bound(row, formed) for formed in (True, False))
         size = outer.apply(box.magnitude) + bias.abs()
