@@ -249,7 +249,7 @@ def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int =
         tally.trials[f"refused: {type(error).__name__}"] += 1
         return
     tally.trials[
-        "proven by continuation" if any(bool(one.any()) for one in answers) else "not by continuation"
+        "proven by continuation" if any(bool((one > 1).any()) for one in answers) else "not by continuation"
     ] += 1
     points = points_of(case, inputs, count)
     C = case.form.C.to_dense().double().numpy()

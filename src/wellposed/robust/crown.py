@@ -593,12 +593,14 @@ class Refinement:
         everything: whether also those that are, for bounds of the states themselves.
         rounds: how often the units of a loop are refined; other blocks need one round.
         slope_steps: how many steps the slopes are optimised for, for every unit outside of loops.
+        samples: (B,), which samples are refined; all if None.
     """
 
     backward: CrownPass
     rounds: int
     everything: bool = False
     slope_steps: int = 0
+    samples: Tensor | None = None
 
     @property
     def enclosure(self) -> IntervalPropagation:
@@ -620,6 +622,8 @@ class Refinement:
         lines, z = self.backward.lines[k], self.enclosure.z(k)
         assert lines is not None
         chosen = torch.ones_like(z.lower, dtype=torch.bool) if self.everything else lines.unstable(z)
+        if self.samples is not None:
+            chosen = chosen & self.samples[:, None]
         bounds = bounded_units(self.backward, k, chosen, z, steps)
         self.enclosure.tighten(k, bounds)  # at the end, or a sample would depend on others
 
@@ -666,6 +670,7 @@ def preactivations(enclosure: IntervalPropagation, k: int, sample: Tensor, unit:
 GROWTH = 0.05  # of its width, by which a box that does not hold its image is made larger than the hull of both
 ROUNDS = 12  # after which a box that does not hold its image is given up
 WIDEST = 64.0  # times its first width, beyond which it is given up, too
+FAR = 16.0  # times narrower than what was known, and lines on the latter have nothing to add
 GAIN = 1.2  # times the first width that what is known must at least have, else it is good enough
 
 
@@ -718,13 +723,16 @@ class Continuation:
 
     @torch.no_grad()
     def __call__(self, stage: Stage) -> Tensor:  # (B,)
-        """Tightens the blocks of a loop, already enclosed, for samples whose box is proven; tells which."""
+        """Tightens the blocks of a loop for samples whose box is proven.
+
+        Returns how many times narrower they are then; 1 for samples whose box is not.
+        """
         enclosure, blocks = self.enclosure, stage.blocks
         known = {k: (enclosure.z(k), enclosure.x(k), enclosure.size(k)) for k in blocks}
         centers = enclosure.query.once("center_preactivations", center_preactivations)
         box, proven = {k: centers[k] for k in blocks}, {k: known[k][0] for k in blocks}
         active, first = self._open(proven), None
-        success = torch.zeros_like(active)
+        success, old = torch.zeros_like(active), torch.cat([known[k][0].width for k in blocks], dim=1).sum(1)
         for _ in range(ROUNDS):
             if not bool(active.any()) or enclosure.query.late:
                 break
@@ -737,13 +745,13 @@ class Continuation:
             width = torch.cat([box[k].width for k in blocks], dim=1)
             if first is None:
                 first = width.amax(1)
-                old = torch.cat([known[k][0].width for k in blocks], dim=1)
-                active = active & ~(old.sum(1) < GAIN * width.sum(1))
+                active = active & ~(old < GAIN * width.sum(1))
             active = active & ~inside & (width.amax(1) <= WIDEST * first)
         for k in blocks:
             enclosure.replace(k, *known[k])
             enclosure.tighten(k, proven[k])
-        return success
+        new = torch.cat([proven[k].width for k in blocks], dim=1).sum(1)
+        return torch.where(success, (old / new).clamp(min=1 + GROWTH), 1.0)
 
     def _open(self, z: dict[int, Interval]) -> Tensor:  # (B,)
         """Tells in which samples some state is not affine on its interval."""
@@ -819,8 +827,9 @@ def _center_by_certificates(point: Query, center: CenterSolve) -> IntervalPropag
 def enclosed(query: Query, rounds: int, everything: bool, slope_steps: int = 0) -> list[CrownPass]:
     """Encloses all pre-activations and states by intervals that CROWN refined.
 
-    There are two passes, of which each may prove what the other does not, where loops contract in a weighted inf
-    norm: they start from what that proves in the first, and from boxes of `Continuation` in the second.
+    With loops there may be two passes, of which each may prove what the other does not: one starts from what norms
+    prove of the loops, one from boxes of `Continuation`. The former is left out for samples whose boxes are far
+    narrower, unless the loops contract in a weighted inf norm, which proves much at little cost.
 
     Args:
         everything: whether to refine also what is affine on its interval.
@@ -833,23 +842,31 @@ def enclosed(query: Query, rounds: int, everything: bool, slope_steps: int = 0) 
             reason = str(error)
     backward = CrownPass(IntervalPropagation(query, lambda _: states))
     refine = Refinement(backward, rounds, everything, slope_steps)
-    if not contracting:
-        _continue(refine, reason)
+    if contracting:
+        backward.enclosure.run(refine)
+        other = CrownPass(backward.enclosure.copy())
+        tightened = query.form.plan.systems and bool((_continue(replace(refine, backward=other), "") > 1).any())
+        return [backward, other] if tightened else [backward]
+    narrower = _continue(refine, reason)
+    near = (narrower > 1) & (narrower < FAR)
+    if reason or not bool(near.any()):
         return [backward]
-    backward.enclosure.run(refine)
-    other = replace(refine, backward=CrownPass(backward.enclosure.copy()))
-    return [backward, other.backward] if query.form.plan.systems and _continue(other, reason) else [backward]
+    other = CrownPass(IntervalPropagation(query, lambda _: states))
+    other.enclosure.run(replace(refine, backward=other, samples=near))
+    return [backward, other]
 
 
-def _continue(refine: Refinement, reason: str) -> bool:
-    """Encloses all blocks, loops by continuation where it applies; tells whether that tightened anything.
+def _continue(refine: Refinement, reason: str) -> Tensor:  # (B,)
+    """Encloses all blocks, loops by continuation where it applies; returns how much narrower that made a loop.
 
     Blocks that have been enclosed already are enclosed anew only after a loop has been tightened.
 
     Args:
         reason: why nothing is known of loops but what continuation proves; empty where something is.
     """
-    enclosure, continuation, tightened = refine.enclosure, Continuation(refine.backward), False
+    enclosure, continuation = refine.enclosure, Continuation(refine.backward)
+    like = enclosure.query.set.center.detach()
+    narrower = like.new_ones(len(like))
     for stage in enclosure.operators.plan.stages:
         fresh = not all(enclosure.known(k) for k in stage.blocks)
         if stage.system is not None:
@@ -860,11 +877,12 @@ def _continue(refine: Refinement, reason: str) -> bool:
                 enclosure.forget(stage.blocks)
             elif fresh:
                 enclosure.enclose(stage)
-            tightened = (not why_not and bool(continuation(stage).any())) or tightened
-        if fresh or tightened:
+            if not why_not:
+                narrower = torch.maximum(narrower, continuation(stage))
+        if fresh or bool((narrower > 1).any()):
             enclosure.enclose(stage)
             refine(stage)
-    return tightened
+    return narrower
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,17 @@ class LinearProgram:
         if solution.value_valid:
             value, point = solver.getInfo().objective_function_value, np.asarray(solution.col_value)
         duals = self.allowed(duals)
-        unaided = self.bound(objective, np.zeros_like(duals))
-        return Optimum(min(self.bound(objective, duals), unaided), value, point, duals)
+        bounds = [self.bound(objective, tried) for tried in (duals, np.zeros_like(duals), *self._rays(objective))]
+        return Optimum(min(bounds), value, point, duals)
+
+    def _rays(self, objective: Array) -> list[Array]:
+        """Returns multipliers that bound an infeasible program by ever smaller numbers; none if it is feasible."""
+        _, has_ray, ray = self._solver.getDualRay()
+        if not has_ray:
+            return []
+        direction = np.nan_to_num(np.asarray(ray, dtype=np.float64))
+        size = (1 + np.abs(objective).max(initial=0.0)) / max(np.abs(direction).max(initial=0.0), UNIT)
+        return [self.allowed(scale * size * direction) for scale in (1e2, -1e2, 1e4, -1e4, 1e6, -1e6)]
 
     def allowed(self, duals: Array) -> Array:
         """Sets multipliers to zero that would ask for an infinite side of a row."""
