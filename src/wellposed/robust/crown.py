@@ -174,6 +174,7 @@ Coefficients = dict[int, Tensor]  # (R, n_k) by block
 LATE = 3  # steps after which the iteration is extrapolated
 NEWTON_STEPS = 12
 LARGEST_SOLVE = 256  # states of a loop up to which every row has its own linear system for gradients
+LARGEST_BATCH = 2**24  # entries of matrices and of rows that are eliminated at once
 LARGEST_INVERSE = 1024  # states of a loop up to which its affine states are eliminated
 
 
@@ -219,6 +220,9 @@ class Multipliers:
             sample: (R,), the sample of every row; the slopes of a sample's rows are alike.
         """
         group = _Groups.of(sample)
+        most = max(1, LARGEST_BATCH // (len(A) * (len(A) + group.shape[1])))
+        if group.shape[0] > most:
+            return self._eliminated_in_parts(A, sample, group.group // most, max_steps, tolerance)
         c = group.padded(torch.cat([part.detach() for part in self.start.values()], dim=1))
         zero = {k: torch.zeros_like(part) for k, part in self.start.items()}
         sides = [[self.slopes[k][i] if k in self.slopes else zero[k] for k in zero] for i in (0, 1)]
@@ -240,6 +244,18 @@ class Multipliers:
             base = base + _by_two_slopes(own, inner, above, below, size, max_steps) @ rows
         nu = group.rows(base).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         return dict(zip(self.start, nu.split([part.shape[1] for part in self.start.values()], dim=1), strict=True))
+
+    def _eliminated_in_parts(
+        self, A: Tensor, sample: Tensor, part: Tensor, max_steps: int, tolerance: float
+    ) -> Coefficients:
+        nu = {k: torch.zeros_like(rows) for k, rows in self.start.items()}
+        for number in range(int(part.max()) + 1):
+            (rows,) = (part == number).nonzero(as_tuple=True)
+            slopes = {k: (lower[rows], upper[rows]) for k, (lower, upper) in self.slopes.items()}
+            some = Multipliers({k: whole[rows] for k, whole in self.start.items()}, slopes, self.links)
+            for k, solved in some.eliminated(A, sample[rows], max_steps, tolerance).items():
+                nu[k][rows] = solved
+        return nu
 
     def with_gradient(self, A: Tensor, nu: Coefficients) -> Coefficients:
         """Solves once more, by a linear system for every row with the slopes that the signs of nu choose."""
