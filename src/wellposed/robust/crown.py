@@ -894,7 +894,11 @@ def _continue(refine: Refinement, reason: str) -> Tensor:  # (B,)
             elif fresh:
                 enclosure.enclose(stage)
             if not why_not:
-                narrower = torch.maximum(narrower, continuation(stage))
+                try:
+                    narrower = torch.maximum(narrower, continuation(stage))
+                except (IllPosedError, MethodError) as error:  # nothing bounds the error at the center
+                    if reason:
+                        raise IllPosedError(f"{reason}; {error}") from error
         if fresh or bool((narrower > 1).any()):
             enclosure.enclose(stage)
             refine(stage)
