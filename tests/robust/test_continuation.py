@@ -5,6 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.campaigns.continuation import Tally, trial
 from tests.robust.robust_cases import F64, exact_maximum, looped
@@ -12,6 +13,7 @@ from wellposed.errors import IllPosedError
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
 from wellposed.robust import Ball, Box, ConvexSet, Crown, SparseBox, certified, crown, output_bounds, state_bounds
+from wellposed.robust.boxes import CenterSolve
 from wellposed.robust.sets import Interval
 
 NUMBERS = (0, 1, 2, 3, 4, 6, 9, 10, 17, 18)  # every certificate, set and position in a form; quickly solved
@@ -169,3 +171,26 @@ def test_classes_are_certified_where_norms_certify_none():
     with without():
         before = certified(form, box, target)
     assert int(certified(form, box, target).sum()) > int(before.sum())
+
+
+def test_loops_inside_networks_that_plain_steps_do_not_solve():
+    """The center is solved by splitting, and layers before and after the loop are bounded with it."""
+    torch.manual_seed(0)
+    loop = ImplicitModel(12, 8, 20, condition="monotone", bias=True, on_failure="ignore")
+    with torch.no_grad():
+        loop.state.raw.copy_(1.5 * torch.randn(20, 20))
+    network = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), loop, nn.ReLU(), nn.Linear(8, 3)).eval()
+    box = Box.around(torch.rand(3, 6), 0.02)
+    with torch.no_grad():
+        bounds, y = output_bounds(network, box), network(box.sample(200).flatten(0, 1)).view(200, 3, 3)
+    assert bounds.contains(y, 1e-4).all()
+    assert bounds.width.mean() < 2 * (y.amax(0) - y.amin(0)).mean()
+
+
+def test_hard_loops_are_solved_at_the_center():
+    form = rotating(20, turn=4.0, margin=0.05)
+    box = Box.around(torch.rand(4, 3, dtype=F64), 0.01)
+    center = CenterSolve.of(crown.Query(form, box, None))
+    assert float(torch.cat(center.residual).max()) < 1e-10
+    unsolved = form.equilibrium(box.center, on_failure="ignore")
+    assert not unsolved.converged.all()

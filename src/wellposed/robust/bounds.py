@@ -19,7 +19,7 @@ from wellposed.conditions.rounding import convert_outward, plain_convolutions, u
 from wellposed.errors import IllPosedError, InputError, MissingExtraError, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.models.io.certificates import Claim
-from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds
+from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds, solve_states
 from wellposed.robust.crown import Crown
 from wellposed.robust.intervals import interval_bounds
 from wellposed.robust.linear_programs import Relaxation
@@ -273,8 +273,7 @@ def _given(form: ImplicitForm, inputs: Uncertainty, target: Tensor) -> Tensor:  
         return torch.zeros_like(target, dtype=torch.bool)
     finite = inputs.center.isfinite().all(1)
     u = torch.where(finite[:, None], inputs.center, 0.0)
-    x = form.equilibrium(u, on_failure="ignore").value
-    assert isinstance(x, Tensor)
+    x = solve_states(form, u)
     y = form.C.apply(x) + form.D.apply(u)
     y = y if form.output_bias is None else y + form.output_bias
     return finite & y.isfinite().all(1) & (y.argmax(1) == target)

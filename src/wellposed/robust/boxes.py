@@ -8,7 +8,6 @@ Euclidean norm, from the monotone or the spectral certificate of every loop.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from wellposed.conditions.rounding import EPS, TINY, euclidean_norm, reciprocal_
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Identity, ImplicitForm, Operator
-from wellposed.forms.evaluation import Stage
+from wellposed.forms.evaluation import Stage, System
 from wellposed.forms.gains import AbsoluteForm, lipschitz_image
 from wellposed.forms.operators.entries import LARGEST_DENSE, abs_upper_bound, sum_length, underflow
 from wellposed.robust.query import Bounds, MethodError, Query, of_states, shaped
@@ -54,7 +53,7 @@ class CenterSolve:
         form = query.form.to(torch.float64)
         exact = query.set.to(torch.float64)
         u, radius = exact.center.detach(), upward(exact.deviation().detach(), 4)
-        x = _solved(form, u)
+        x = solve_states(form, u)
         if not bool(x.isfinite().all()):
             raise IllPosedError(
                 "the equilibrium at the center of the set is not finite; check the inputs and form.certificate()"
@@ -69,23 +68,63 @@ class CenterSolve:
         return torch.cat(self.states, dim=1)
 
 
-def _solved(form: ImplicitForm, u: Tensor) -> Tensor:  # (B, p) -> (B, n)
-    """Solves for the states as the form does, and what that leaves open by Newton's method and again, in turns."""
+def solve_states(form: ImplicitForm, u: Tensor) -> Tensor:  # (B, p) -> (B, n)
+    """Solves for the states as the form does, and loops that this leaves open by splitting and Newton's method."""
     solution = form.equilibrium(u, on_failure="ignore")
     assert isinstance(solution.value, Tensor)
-    x, status, residual = solution.value.clone(), solution.status.clone(), solution.residual.clone()
-    for turn in range(TURNS if sum(system.A.shape[0] for system in form.plan.systems) <= LARGEST_NEWTON else 0):
-        (left,) = ((status >= Status.MAX_STEPS) & x.isfinite().all(1)).nonzero(as_tuple=True)
-        if not len(left):
-            break
-        options: dict[str, Any] = {} if turn % 2 else {"solver": "newton", "max_steps": 12}
-        again = form.equilibrium(u[left], x0=x[left], on_failure="ignore", **options)
-        assert isinstance(again.value, Tensor)
-        better = again.residual < residual[left]
-        where = left[better]
-        x[where], status[where] = again.value[better], again.status[better]
-        residual[where] = again.residual[better]
+    x = solution.value.clone()
+    (left,) = ((solution.status >= Status.MAX_STEPS) & x.isfinite().all(1)).nonzero(as_tuple=True)
+    if len(left):
+        states = list(x[left].split(form.partition, dim=1))
+        bias = torch.zeros_like(x[0]) if form.bias is None else form.bias
+        offsets = (form.blocks[1].apply(u[left]) + bias).split(form.partition, dim=1)
+        for stage in form.plan.stages:
+            rows = {k: form.plan.rows[k] for k in stage.blocks}
+            drives = [
+                sum((part.apply(states[j]) for j, part in rows[k].items() if j not in stage.blocks), offsets[k])
+                for k in stage.blocks
+            ]
+            sizes = [form.partition[k] for k in stage.blocks]
+            v, now = torch.cat(drives, dim=1), torch.cat([states[k] for k in stage.blocks], dim=1)
+            if stage.system is None:
+                now = form.activations[stage.blocks[0]].function(v)
+            else:
+                now = solve_loop(stage.system, v, now)
+            for k, part in zip(stage.blocks, now.split(sizes, dim=1), strict=True):
+                states[k] = part
+        x[left] = torch.cat(states, dim=1)
     return x
+
+
+def solve_loop(system: System, v: Tensor, start: Tensor) -> Tensor:  # (B, n)
+    """Solves ``x = phi(Ax + v)`` by Newton's method, from what is known and from where operator splitting leads.
+
+    Returns the states with the smallest residual on the way. Splitting (Douglas and Rachford) converges for
+    monotone loops with projections such as ReLU, however far A rotates.
+    """
+    phi, n = system.activation, v.shape[1]
+    if not phi.componentwise or n > LARGEST_NEWTON:
+        return start
+    A, identity = system.A.to_dense(), torch.eye(n, dtype=v.dtype, device=v.device)
+    starts = [start]
+    if not Monotone().why_not(phi):
+        resolvent, y = torch.linalg.inv_ex(2 * identity - A)[0].mT, torch.zeros_like(v)
+        for _ in range(SPLITTING_STEPS):
+            inner = (y + v) @ resolvent
+            y = y + phi.function(2 * inner - y) - inner
+        starts.append((y + v) @ resolvent)
+    best, least = start, torch.full_like(v[:, 0], math.inf)
+    for x in starts:
+        for _ in range(NEWTON_STEPS):
+            z = x @ A.mT + v
+            residual = x - phi.function(z)
+            size = residual.abs().amax(1).nan_to_num(nan=math.inf)
+            better = size < least
+            best, least = torch.where(better[:, None], x, best), torch.minimum(size, least)
+            if not bool((least > EPS * (1 + best.abs().amax(1))).any()):
+                return best
+            x = x - torch.linalg.solve_ex(identity - phi.slope_at(z)[:, :, None] * A, residual)[0]
+    return best
 
 
 def _residual(form: ImplicitForm, spread: AbsoluteForm, x: Tensor, u: Tensor) -> list[Tensor]:
@@ -107,7 +146,7 @@ def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Te
     return torch.where(residual_bound.isnan(), math.inf, residual_bound)
 
 
-TURNS, LARGEST_NEWTON = 8, 2048  # of the solve at the center, and states up to which Newton's method is tried
+SPLITTING_STEPS, NEWTON_STEPS, LARGEST_NEWTON = 400, 30, 1024  # of loops at the center that are hard to solve
 LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes
 
 

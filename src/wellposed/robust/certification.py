@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from wellposed.activations import family_of
-from wellposed.equilibrium.solution import Status
 from wellposed.errors import IllPosedError, InputError, MissingExtraError, WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
 from wellposed.robust.attacks import Attack, pgd
 from wellposed.robust.attacks.attack import margin
 from wellposed.robust.bounds import METHODS, certified, output_bounds
+from wellposed.robust.boxes import solve_states
 from wellposed.robust.crown import CrownPass, bounded_units
 from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.linear_programs import (
@@ -406,14 +406,15 @@ class _Search:
         """Keeps an input of the box that was solved and is worse than those before, by more than rounding."""
         box, form = self.query.set.box(), self.query.form
         u = u.clamp(box.lower, box.upper)
-        solution = form.equilibrium(u, on_failure="ignore", max_steps=2000)
-        x = solution.value
-        assert isinstance(x, Tensor)
+        x = solve_states(form, u)
+        z = form.A.apply(x) + form.B.apply(u) + (0.0 if form.bias is None else form.bias)
+        phis = zip(form.activations, z.split(form.partition, dim=1), strict=True)
+        residual = (x - torch.cat([phi.function(part) for phi, part in phis], dim=1)).abs().amax(1)
         y = form.C.apply(x) + form.D.apply(u) + (0.0 if form.output_bias is None else form.output_bias)
         lead = y.clone()
         lead[:, self.target] = -math.inf
         value = lead.amax(1) - y[:, self.target] - SOLVED * (1 + y.abs().amax(1))
-        value = torch.where(solution.status < Status.MAX_STEPS, value, -math.inf)
+        value = torch.where(residual < 1e-4 * SOLVED * (1 + x.abs().amax(1)), value, -math.inf)
         worst = int(value.argmax())
         if float(value[worst]) > self.best:
             self.best, self.input = float(value[worst]), u[worst : worst + 1]
