@@ -11,7 +11,7 @@ some seconds of what the attack leaves and "slopes" does not prove. Milliseconds
 image that it was asked about.
 
 Run: python -m benchmarks.robust.loops [--quick] [--images 100] [--models monotone-87,inf-40]
-Models that are not run keep what the file says of them.
+Models and radii that are not run keep what the file says of them.
 """
 
 from typing import Any
@@ -106,6 +106,7 @@ def main() -> None:
     parser = make_parser(__doc__, __file__, quick="ten images of one model at one radius", table="print the table")
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--seconds", type=float, default=5.0, help="for branch and bound of one image")
     options = parser.parse_args()
     if options.table:
@@ -118,10 +119,11 @@ def main() -> None:
     u, labels = test.flat().double()[:count], test.labels[:count]
     chosen, lines = options.models.split(","), []
     if not options.quick and (options.out or options.result).exists():
-        lines = [line for line in load(options)["lines"] if line["model"] not in chosen]
+        asked = {(name, epsilon) for name in chosen for epsilon in options.epsilons}
+        lines = [line for line in load(options)["lines"] if (line["model"], line["epsilon"]) not in asked]
     for name in chosen[: 1 if options.quick else None]:
         form = trained(name)
-        for epsilon in EPSILONS[: 1 if options.quick else None]:
+        for epsilon in options.epsilons[: 1 if options.quick else None]:
             lines.append({"model": name, **row(form, u, labels, epsilon, options.seconds)})
             print(lines[-1], flush=True)
             save(options, images=count, seconds=options.seconds, lines=lines)

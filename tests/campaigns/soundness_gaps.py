@@ -100,7 +100,7 @@ def stated(data: Case, problem: RowProblem) -> dict[str, tuple[Tensor, Tensor]]:
     found = {}
     solvers = {name: ROW_SOLVERS.get(name) for name in ROW_SOLVERS.factories} | HURRIED
     for name, solver in solvers.items():
-        if solver.refusal(problem) is None:
+        if solver.why_not(problem) is None:
             try:
                 answer = solver.solve(problem)
             except (InputError, MissingExtraError):
