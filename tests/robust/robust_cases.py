@@ -5,7 +5,10 @@ from functools import lru_cache, partial
 from itertools import combinations, pairwise, product
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import Bounds as Ends
+from scipy.optimize import LinearConstraint, milp
 from torch import Tensor, nn
 
 from wellposed.convert import to_implicit
@@ -101,6 +104,35 @@ def exact(form: ImplicitForm, u: Tensor) -> tuple[Tensor, Tensor]:
     x = wide.equilibrium(u.to(F64), max_steps=2000).value
     y = wide.C.apply(x) + wide.D.apply(u.to(F64))
     return x, y if wide.output_bias is None else y + wide.output_bias
+
+
+def exact_maximum(form: ImplicitForm, box: Box, states: Any, inputs: Any, large: float = 100.0) -> float:
+    """The largest ``states' x + inputs' u`` of a ReLU form over a box, by a mixed-integer program.
+
+    It knows no bound of a state but a large number. Once the pattern of positive states is found the program is
+    solved again for that pattern, without the tolerance of integers.
+    """
+    A, B = form.A.to_dense().numpy(), form.B.to_dense().numpy()
+    (n, p), b = B.shape, np.zeros(len(B)) if form.bias is None else form.bias.numpy()
+    relu = np.concatenate(
+        [np.full(size, phi.name == "relu") for phi, size in zip(form.activations, form.partition, strict=True)]
+    )
+    eye, none = np.eye(n), np.zeros((n, n))
+    above = np.hstack([eye - A, -B, none])  # x - z >= 0
+    below = np.hstack([eye - A, -B, large * eye])  # x - z <= large (1 - d)
+    small = np.hstack([eye, np.zeros((n, p)), -large * eye])  # x <= large d
+    rules = [LinearConstraint(above, b, np.inf), LinearConstraint(below, -np.inf, b + large)]
+    rules.append(LinearConstraint(small, -np.inf, 0))
+    least = np.where(relu, 0.0, 1.0)  # of d: an affine state has x = z
+    low = np.concatenate([np.where(relu, 0.0, -large), box.lower[0].numpy(), least])
+    high = np.concatenate([np.full(n, large), box.upper[0].numpy(), np.ones(n)])
+    cost = -np.concatenate([states, inputs, np.zeros(n)])
+    whole = np.concatenate([np.zeros(n + p), np.ones(n)])
+    pattern = milp(cost, constraints=rules, bounds=Ends(low, high), integrality=whole).x[n + p :].round()
+    low[n + p :], high[n + p :] = pattern, pattern
+    found = milp(cost, constraints=rules, bounds=Ends(low, high))
+    assert found.success
+    return float(-found.fun)
 
 
 def climb(form: ImplicitForm, inputs: Uncertainty, direction: Tensor, steps: int = 3) -> Tensor:

@@ -59,3 +59,28 @@ def test_no_step_and_gradients():
     nu = moving.settled(100, 1e-10)[0][0]
     assert nu.requires_grad
     torch.testing.assert_close(nu.detach(), found.settled(100, 1e-10)[0][0], rtol=1e-6, atol=1e-6)
+
+
+def test_elimination_solves_the_equation_of_loops_that_do_not_contract(monkeypatch):
+    """Also in several parts, and beside rows that need Newton's method."""
+    S = torch.randn(9, 9, dtype=F64)
+    A = 0.5 * torch.eye(9, dtype=F64) + 2 * (S - S.mT)
+    lower, upper = torch.rand(4, 9, dtype=F64).round(), torch.rand(4, 9, dtype=F64)
+    upper[:, :3], lower[:, :3] = 1.0, 1.0  # affine states
+    sample = torch.tensor([0, 1, 1, 2, 0, 3, 1])
+    start = torch.randn(7, 9, dtype=F64)
+    found = Multipliers({0: start}, {0: (lower[sample], upper[sample])}, {0: [(0, Dense(A.mT))]})
+    nu = found.eliminated(A, sample, 60, 1e-12)
+    torch.testing.assert_close(found.image(nu)[0], nu[0], rtol=1e-9, atol=1e-9)
+    monkeypatch.setattr(crown, "LARGEST_BATCH", 9 * 20)
+    torch.testing.assert_close(found.eliminated(A, sample, 60, 1e-12)[0], nu[0], rtol=1e-9, atol=1e-9)
+
+
+def test_elimination_has_the_gradients_of_the_linear_system():
+    found, A = loop()
+    A = A.clone().requires_grad_()
+    nu = found.eliminated(A.detach(), torch.zeros(6, dtype=torch.int64), 60, 1e-12)
+    (slope,) = torch.autograd.grad(found.with_gradient(A, nu)[0].sum(), A)
+    change = 1e-6 * torch.randn_like(A)
+    moved = [found.with_gradient((A + sign * change).detach(), nu)[0].sum() for sign in (1, -1)]
+    torch.testing.assert_close((slope * change).sum(), (moved[0] - moved[1]).detach() / 2, rtol=1e-5, atol=1e-12)

@@ -24,7 +24,7 @@ from wellposed.robust import (
     output_bounds,
     state_bounds,
 )
-from wellposed.robust.linear_programs import Rows, enclosed, side_by_side
+from wellposed.robust.linear_programs import ReluConstraints, side_by_side, tightest_intervals
 from wellposed.robust.sets import Interval
 
 
@@ -71,7 +71,7 @@ def test_triangle_equals_scipy(make):
     box = Box.around(torch.rand(3, 4, dtype=F64), 0.1)
     q = form.sizes[2]
     unit = torch.eye(q, dtype=F64).expand(3, -1, -1)
-    enclosure = enclosed(Query(form, box, unit), 3)
+    enclosure = tightest_intervals(Query(form, box, unit), 3)
     x, z = side_by_side(enclosure.states), side_by_side([enclosure.z(k) for k in range(len(enclosure.states))])
     assert ((z.lower < 0) & (z.upper > 0)).any()
     found = output_bounds(form, box, "triangle")
@@ -170,7 +170,7 @@ def test_rounding_of_products_is_paid_for():
     left, right = torch.cat([left, left[:, :1]], dim=1), torch.cat([right, 1e-9 - right[:, :1]], dim=1)
     form = ImplicitForm(LowRank(left, right), Dense(torch.eye(5, dtype=F64)), torch.eye(5, dtype=F64))
     x = torch.rand(5, dtype=F64)
-    matrix, lower, upper = Rows.of(form, "triangle").equations(Interval(x, x), Interval(x, x))
+    matrix, lower, upper = ReluConstraints.of(form, "triangle").equations(Interval(x, x), Interval(x, x))
     for i in range(5):
         formed = sum(Fraction(matrix[i, j]) * Fraction(float(x[j % 5])) for j in range(10))
         products = [

@@ -191,10 +191,10 @@ def test_programs_say_nothing(capfd):
 def test_programs_are_refused_by_the_size_of_their_matrix(monkeypatch):
     form = ImplicitForm(torch.zeros(2, 2, dtype=F64), torch.ones(2, 3, dtype=F64), torch.ones(1, 2, dtype=F64))
     monkeypatch.setattr(linear_programs, "LARGEST", 28)  # 4 x (4 + 3)
-    assert linear_programs.Rows.of(form, "lp").terms > 0
+    assert linear_programs.ReluConstraints.of(form, "lp").terms > 0
     monkeypatch.setattr(linear_programs, "LARGEST", 27)
     with pytest.raises(MethodError, match="4 x 7 entries"):
-        linear_programs.Rows.of(form, "lp")
+        linear_programs.ReluConstraints.of(form, "lp")
 
 
 @pytest.mark.parametrize(("width", "aspect"), [(4, 1.0), (5, "auto")])

@@ -20,7 +20,7 @@ from wellposed.errors import IllPosedError, InputError, MissingExtraError, unkno
 from wellposed.forms import ImplicitForm
 from wellposed.models.io.certificates import Claim
 from wellposed.registry import Registry
-from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds
+from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds, solve_states
 from wellposed.robust.crown import Crown
 from wellposed.robust.intervals import interval_bounds
 from wellposed.robust.linear_programs import Relaxation
@@ -35,20 +35,20 @@ def best_bounds(query: Query, methods: Registry[Callable[[Query], Bounds]]) -> B
 
     The cheapest method always runs to its end, and the others stop tightening when the time is over.
     """
-    found: Bounds | None = None
+    best: Bounds | None = None
     reasons = []
     for name in ORDER:
-        if name not in methods or (found is not None and query.late):
+        if name not in methods or (best is not None and query.late):
             continue
         try:
             bounds = methods[name](query).stated()
         except (InputError, IllPosedError, MissingExtraError) as error:
             reasons.append(f"{name}: {error}")
             continue
-        found = bounds if found is None else found.within(bounds)
-    if found is None:
+        best = bounds if best is None else best.within(bounds)
+    if best is None:
         raise IllPosedError("no method bounds this form:\n" + "\n".join(reasons))
-    return found.named(f"best ({found.method})")
+    return best.named(f"best ({best.method})")
 
 
 Method = Callable[[Query], Bounds]
@@ -109,8 +109,8 @@ def output_bounds(
     Example:
         >>> from wellposed.robust import Box
         >>> form = ImplicitForm(torch.zeros(2, 2), torch.eye(2), torch.ones(1, 2))
-        >>> found = output_bounds(form, Box(-torch.ones(1, 2), torch.ones(1, 2)))
-        >>> found.upper.round(decimals=3), found.method
+        >>> bounds = output_bounds(form, Box(-torch.ones(1, 2), torch.ones(1, 2)))
+        >>> bounds.upper.round(decimals=3), bounds.method
         (tensor([[2.]]), 'crown')
     """
     form, exact, _ = Posed.of(model, inputs)
@@ -271,8 +271,7 @@ def _given(form: ImplicitForm, inputs: Uncertainty, target: Tensor) -> Tensor:  
         return torch.zeros_like(target, dtype=torch.bool)
     finite = inputs.center.isfinite().all(1)
     u = torch.where(finite[:, None], inputs.center, 0.0)
-    x = form.equilibrium(u, on_failure="ignore").value
-    assert isinstance(x, Tensor)
+    x = solve_states(form, u)
     y = form.C.apply(x) + form.D.apply(u)
     y = y if form.output_bias is None else y + form.output_bias
     return finite & y.isfinite().all(1) & (y.argmax(1) == target)
@@ -330,13 +329,13 @@ def enclosures(model: ImplicitForm | nn.Module, inputs: Box) -> list[Claim]:
     with torch.no_grad():
         form, box = as_form(model, inputs).to(torch.float64), inputs.to(torch.float64)
         A, C, D = (part.to_dense() for part in (form.A, form.C, form.D))
-        found = state_bounds(form, box, "interval")
-        if not bool(found.width.isfinite().all()):
+        states = state_bounds(form, box, "interval")
+        if not bool(states.width.isfinite().all()):
             raise IllPosedError("the bounds of the states overflow, so no box holds them; scale the inputs")
-        size = torch.maximum(found.lower.abs(), found.upper.abs())
+        size = torch.maximum(states.lower.abs(), states.upper.abs())
         size = size.amax(1, keepdim=True) if form.sizes[0] else size
         room = ROOM * (1 + size) * _weights(form, A)
-        lower, upper = found.lower - room, found.upper + room
+        lower, upper = states.lower - room, states.upper + room
         low, high = _reach(C, lower, upper), _reach(D, box.lower, box.upper)
         shift = 0.0 if form.output_bias is None else form.output_bias
         spare = ROOM * (1 + low[2] + high[2])

@@ -16,9 +16,10 @@ from wellposed.activations import Activation
 from wellposed.conditions.conditions import Monotone
 from wellposed.conditions.norms import largest_eigenvalue, largest_singular_value, spectral_norm
 from wellposed.conditions.rounding import EPS, TINY, euclidean_norm, reciprocal_gap, upward
+from wellposed.equilibrium.solution import Status
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Identity, ImplicitForm, Operator
-from wellposed.forms.evaluation import Stage
+from wellposed.forms.evaluation import LoopEquation, Stage
 from wellposed.forms.gains import AbsoluteForm, lipschitz_image
 from wellposed.forms.operators.entries import LARGEST_DENSE, abs_upper_bound, sum_length, underflow
 from wellposed.robust.query import Bounds, MethodError, Query, of_states, shaped
@@ -52,8 +53,7 @@ class CenterSolve:
         form = query.form.to(torch.float64)
         exact = query.set.to(torch.float64)
         u, radius = exact.center.detach(), upward(exact.deviation().detach(), 4)
-        x = form.equilibrium(u, on_failure="ignore").value
-        assert isinstance(x, Tensor)
+        x = solve_states(form, u)
         if not bool(x.isfinite().all()):
             raise IllPosedError(
                 "the equilibrium at the center of the set is not finite; check the inputs and form.certificate()"
@@ -66,6 +66,65 @@ class CenterSolve:
     def whole(self) -> Tensor:  # (B, n)
         """The states of all blocks side by side."""
         return torch.cat(self.states, dim=1)
+
+
+def solve_states(form: ImplicitForm, u: Tensor) -> Tensor:  # (B, p) -> (B, n)
+    """Solves for the states as the form does, and loops that this leaves open by splitting and Newton's method."""
+    solution = form.equilibrium(u, on_failure="ignore")
+    assert isinstance(solution.value, Tensor)
+    x = solution.value.clone()
+    (left,) = ((solution.status >= Status.MAX_STEPS) & x.isfinite().all(1)).nonzero(as_tuple=True)
+    if len(left):
+        states = list(x[left].split(form.partition, dim=1))
+        bias = torch.zeros_like(x[0]) if form.bias is None else form.bias
+        offsets = (form.blocks[1].apply(u[left]) + bias).split(form.partition, dim=1)
+        for stage in form.order.stages:
+            rows = {k: form.order.rows[k] for k in stage.blocks}
+            drives = [
+                sum((part.apply(states[j]) for j, part in rows[k].items() if j not in stage.blocks), offsets[k])
+                for k in stage.blocks
+            ]
+            sizes = [form.partition[k] for k in stage.blocks]
+            v, now = torch.cat(drives, dim=1), torch.cat([states[k] for k in stage.blocks], dim=1)
+            if stage.loop is None:
+                now = form.activations[stage.blocks[0]].function(v)
+            else:
+                now = solve_loop(stage.loop, v, now)
+            for k, part in zip(stage.blocks, now.split(sizes, dim=1), strict=True):
+                states[k] = part
+        x[left] = torch.cat(states, dim=1)
+    return x
+
+
+def solve_loop(system: LoopEquation, v: Tensor, start: Tensor) -> Tensor:  # (B, n)
+    """Solves ``x = phi(Ax + v)`` by Newton's method, from what is known and from where operator splitting leads.
+
+    Returns the states with the smallest residual on the way. Splitting (Douglas and Rachford) converges for
+    monotone loops with projections such as ReLU, however far A rotates.
+    """
+    phi, n = system.activation, v.shape[1]
+    if not phi.componentwise or n > LARGEST_NEWTON:
+        return start
+    A, identity = system.A.to_dense(), torch.eye(n, dtype=v.dtype, device=v.device)
+    starts = [start]
+    if not Monotone().why_not(phi):
+        resolvent, y = torch.linalg.inv_ex(2 * identity - A)[0].mT, torch.zeros_like(v)
+        for _ in range(SPLITTING_STEPS):
+            inner = (y + v) @ resolvent
+            y = y + phi.function(2 * inner - y) - inner
+        starts.append((y + v) @ resolvent)
+    best, least = start, torch.full_like(v[:, 0], math.inf)
+    for x in starts:
+        for _ in range(NEWTON_STEPS):
+            z = x @ A.mT + v
+            residual = x - phi.function(z)
+            size = residual.abs().amax(1).nan_to_num(nan=math.inf)
+            better = size < least
+            best, least = torch.where(better[:, None], x, best), torch.minimum(size, least)
+            if not bool((least > EPS * (1 + best.abs().amax(1))).any()):
+                return best
+            x = x - torch.linalg.solve_ex(identity - phi.slope_at(z)[:, :, None] * A, residual)[0]
+    return best
 
 
 def _residual(form: ImplicitForm, spread: AbsoluteForm, x: Tensor, u: Tensor) -> list[Tensor]:
@@ -83,10 +142,11 @@ def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Te
     through = lipschitz_image(phi, error)
     width = 0 if phi.componentwise else (phi.block or z.shape[1])
     own = (phi.rounding + width) * EPS * (phi.function(torch.zeros_like(z)).abs() + lipschitz_image(phi, size))
-    found = upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
-    return torch.where(found.isnan(), math.inf, found)
+    residual_bound = upward((x - phi.function(z)).abs() + EPS * x.abs() + through + own, 4) + 4 * TINY
+    return torch.where(residual_bound.isnan(), math.inf, residual_bound)
 
 
+SPLITTING_STEPS, NEWTON_STEPS, LARGEST_NEWTON = 400, 30, 1024  # of loops at the center that are hard to solve
 LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes
 
 
@@ -118,8 +178,8 @@ def box_bounds(query: Query) -> Bounds:
     y = y if center.form.output_bias is None else y + center.form.output_bias
     value = (rows * y[query.sample]).sum(1)
     radius = upward(moved + rest, sum(query.form.sizes)) + slack * (rows.abs() * y.abs()[query.sample]).sum(1)
-    found = Interval.around(value.view(query.shape), radius.view(query.shape), query.form.dtype)
-    return Bounds(found.lower, found.upper, "box", rest.view(query.shape).to(query.form.dtype))
+    interval = Interval.around(value.view(query.shape), radius.view(query.shape), query.form.dtype)
+    return Bounds(interval.lower, interval.upper, "box", rest.view(query.shape).to(query.form.dtype))
 
 
 @torch.no_grad()
@@ -179,10 +239,10 @@ def state_gains(center: CenterSolve) -> Tensor:  # (n, p)
 def with_residual(spread: AbsoluteForm) -> AbsoluteForm:
     """Adds an input for every state, through which a residual enters."""
     B, heights = spread.B, spread.A.heights
-    parts: dict[tuple[int, int], Operator] = dict(spread.B.parts)
+    operators: dict[tuple[int, int], Operator] = dict(spread.B.parts)
     for k, size in enumerate(heights):
-        parts[k, len(B.widths) + k] = Identity(size, torch.float64, spread.device)
-    return replace(spread, B=Block(heights, (*B.widths, *heights), parts, torch.float64, spread.device))
+        operators[k, len(B.widths) + k] = Identity(size, torch.float64, spread.device)
+    return replace(spread, B=Block(heights, (*B.widths, *heights), operators, torch.float64, spread.device))
 
 
 def residual_load(center: CenterSolve) -> Tensor:  # (B, n)
@@ -232,8 +292,8 @@ def _drive(query: Query, center: CenterSolve, B: Operator) -> Tensor:  # (B, n)
         return upward(center.spread.apply(B, center.radius), center.spread.terms)
     rows, exact = B.to_dense(), query.set.to(torch.float64)
     sample = torch.zeros(n, dtype=torch.int64, device=rows.device)
-    found = [exact.weighted_rows(rows, sample + index) for index in range(len(exact))]
-    return upward(torch.stack(found), p + center.spread.terms) + _lost(center)
+    drives = [exact.weighted_rows(rows, sample + index) for index in range(len(exact))]
+    return upward(torch.stack(drives), p + center.spread.terms) + _lost(center)
 
 
 LARGEST_SVD = 2**24  # entries up to which the largest singular value is computed
@@ -273,8 +333,8 @@ def l2_bounds(query: Query) -> Bounds:
     lost = _lost(center) * (2 + states.sum(1) + magnitude.sum(1))
     slack = unit * ((sizes[0] * states).sum(1) + (sizes[1] * magnitude).sum(1) + upper.abs() + lower.abs())
     slack = upward(slack + lost + 2 * unit * (offset.abs() if isinstance(offset, Tensor) else 0.0), 4)
-    found = Interval.around((lower + upper) / 2, upward((upper - lower) / 2 + 2 * slack, 4), query.form.dtype)
-    return shaped(query, found.lower, found.upper, "l2", slack.to(query.form.dtype))
+    interval = Interval.around((lower + upper) / 2, upward((upper - lower) / 2 + 2 * slack, 4), query.form.dtype)
+    return shaped(query, interval.lower, interval.upper, "l2", slack.to(query.form.dtype))
 
 
 @dataclass(frozen=True)
@@ -288,17 +348,17 @@ class Distances:
     def of(cls, query: Query, center: CenterSolve) -> "Distances":
         """Goes through the blocks in the order in which they are computed."""
         exact = query.set.to(torch.float64)
-        found: dict[int, Tensor] = {}
+        distances: dict[int, Tensor] = {}
         norm = upward(exact.deviation_norm(), exact.center.shape[1])
         for stage in query.form.order.stages:
-            entering = torch.stack([_entering(center, k, norm, found, stage.blocks) for k in stage.blocks])
+            entering = torch.stack([_entering(center, k, norm, distances, stage.blocks) for k in stage.blocks])
             change = upward(euclidean_norm(entering, 0), len(entering) + 2)
             own = torch.cat([center.residual[k] for k in stage.blocks], dim=1)
             own = upward(euclidean_norm(own), own.shape[1])
             gain, error = _gains(center, stage)
             for k in stage.blocks:
-                found[k] = upward(gain * change + error * own, 4) + 4 * TINY
-        return cls(center, torch.stack([found[k] for k in range(len(found))], dim=1))
+                distances[k] = upward(gain * change + error * own, 4) + 4 * TINY
+        return cls(center, torch.stack([distances[k] for k in range(len(distances))], dim=1))
 
     def spread(self) -> list[Tensor]:
         """Repeats the distance of a block for each of its states."""
@@ -307,14 +367,14 @@ class Distances:
 
     def states(self, dtype: torch.dtype) -> list[Interval]:
         """Encloses every state, in the ball and in what its activation can return."""
-        found = []
+        intervals = []
         for phi, x, radius in zip(self.center.form.activations, self.center.states, self.spread(), strict=True):
-            found.append(Interval.around(x, radius, dtype).cut(*phi.image))
-        return found
+            intervals.append(Interval.around(x, radius, dtype).cut(*phi.image))
+        return intervals
 
 
 def _entering(
-    center: CenterSolve, k: int, norm: Tensor, found: dict[int, Tensor], inside: tuple[int, ...]
+    center: CenterSolve, k: int, norm: Tensor, distances: dict[int, Tensor], inside: tuple[int, ...]
 ) -> Tensor:
     """Bounds the Euclidean norm of what inputs and earlier blocks change in the pre-activations of block k."""
     A, B, _ = center.form.blocks
@@ -323,8 +383,8 @@ def _entering(
     total = torch.minimum(operator_norm(_row(B, k)) * norm, upward(by_entries, center.spread.terms))
     for j, part in A.rows()[k].items():
         if j not in inside:
-            total = total + operator_norm(part) * found[j]
-    return upward(total, len(found) + 4) + (len(found) + 4) * TINY
+            total = total + operator_norm(part) * distances[j]
+    return upward(total, len(distances) + 4) + (len(distances) + 4) * TINY
 
 
 def _row(B: Block, k: int) -> Operator:

@@ -191,9 +191,9 @@ def caveat(S: Tensor) -> str:
         >>> caveat(torch.eye(2)).partition(":")[0]
         'Rows of S have a mean correlation of -1.0000'
     """
-    found = row_correlation(S)
-    start = f"Rows of S have a mean correlation of {found:.4f}"
-    if found > 0.9:
+    correlation = row_correlation(S)
+    start = f"Rows of S have a mean correlation of {correlation:.4f}"
+    if correlation > 0.9:
         return (
             f"{start}: they are nearly one picture, and say which inputs matter, not which class they speak for."
         )
@@ -301,13 +301,13 @@ def bound_projection(
         form = as_form(model, inputs)
         u = inputs.sample(samples, torch.Generator(inputs.device).manual_seed(0))[:, 0]
         points = _states(form, u).double().cpu()
-        found, missing = _boxes(form, inputs, methods)
+        bounds, missing = _boxes(form, inputs, methods)
     pair = _moving(points) if states is None else states
     if len(set(pair)) != 2 or not all(0 <= k < form.sizes[0] for k in pair):
         raise InputError(f"states are two of 0 to {form.sizes[0] - 1}; received {pair}")
     edge = _reached(form, inputs, u, pair) if isinstance(inputs, Box) else points[:0, :2]
     figure = _figure(6.4, 5.2)
-    _draw_boxes(figure.add_subplot(), found, (points[:, list(pair)], edge), pair)
+    _draw_boxes(figure.add_subplot(), bounds, (points[:, list(pair)], edge), pair)
     figure.axes[0].set_title(title or "Bounds of two states", fontsize=10, color=INK)
     further = f"; crosses: {len(edge)} found by gradients" if len(edge) else ""
     left_out = f" Not applicable: {', '.join(missing)}." if missing else ""
@@ -343,15 +343,15 @@ def _reached(form: ImplicitForm, box: Box, u: Tensor, pair: tuple[int, int], ste
 def _boxes(
     form: ImplicitForm, inputs: Uncertainty, methods: Sequence[str]
 ) -> tuple[dict[str, Bounds], dict[str, str]]:
-    found, missing = {}, {}
+    bounds, missing = {}, {}
     for method in methods:
         try:
-            found[method] = state_bounds(form, inputs, method)
+            bounds[method] = state_bounds(form, inputs, method)
         except (MethodError, IllPosedError) as error:
             missing[method] = str(error)
-    if not found:
+    if not bounds:
         raise MethodError("no method applies: " + "; ".join(missing.values()))
-    return found, missing
+    return bounds, missing
 
 
 def _moving(points: Tensor) -> tuple[int, int]:
@@ -362,14 +362,14 @@ def _moving(points: Tensor) -> tuple[int, int]:
 
 
 def _draw_boxes(
-    axes: Any, found: Mapping[str, Bounds], points: tuple[Tensor, Tensor], pair: tuple[int, int]
+    axes: Any, bounds: Mapping[str, Bounds], points: tuple[Tensor, Tensor], pair: tuple[int, int]
 ) -> None:
     patches = require("matplotlib.patches", extra="plots")
     axes.plot(*points[0].T.numpy(), ".", color="#9aa3ad", markersize=2, zorder=1)
     axes.plot(*points[1].T.numpy(), "x", color=INK, markersize=4, zorder=1)
     dashes = ("-", "--", "-.", ":")
-    for index, (name, bounds) in enumerate(found.items()):
-        low, high = (side[0, list(pair)].double().cpu() for side in (bounds.lower, bounds.upper))
+    for index, (name, box) in enumerate(bounds.items()):
+        low, high = (side[0, list(pair)].double().cpu() for side in (box.lower, box.upper))
         size = (high - low).tolist()
         axes.add_patch(patches.Rectangle(low.tolist(), *size, fill=False, linewidth=1.6, zorder=2 + index,
                        edgecolor=PALETTE[index % len(PALETTE)], linestyle=dashes[index % len(dashes)],

@@ -7,6 +7,7 @@ method.
 
 import math
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -33,11 +34,11 @@ def image(phi: Activation, z: Interval) -> Interval:
         >>> image(get_activation("relu"), Interval(torch.tensor([[-1.0]]), torch.tensor([[2.0]])))
         Interval(lower=tensor([[0.]]), upper=tensor([[2.]]))
     """
-    found = Interval(phi.function(z.lower), phi.function(z.upper)) if phi.increasing else _around(phi, z)
+    values = Interval(phi.function(z.lower), phi.function(z.upper)) if phi.increasing else _around(phi, z)
     if phi.rounding:
-        found = found.widened(_rounding(phi, z))
-    low, high = outward_ends(*phi.image, found.lower.dtype)
-    return Interval(found.lower.clamp(min=low), found.upper.clamp(max=high))
+        values = values.widened(_rounding(phi, z))
+    low, high = outward_ends(*phi.image, values.lower.dtype)
+    return Interval(values.lower.clamp(min=low), values.upper.clamp(max=high))
 
 
 def _around(phi: Activation, z: Interval) -> Interval:
@@ -99,6 +100,7 @@ class IntervalPropagation:
         self._z: list[Interval | None] = [None] * count
         self._x: list[Interval | None] = [None] * count
         self._size: list[Tensor | None] = [None] * count
+        self._drives: dict[int, PreActivation] = {}
         if query.form.order.loops:
             self._begin(start(query))
 
@@ -114,26 +116,32 @@ class IntervalPropagation:
 
     def z(self, k: int) -> Interval:
         """The pre-activations of a block."""
-        found = self._z[k]
-        assert found is not None
-        return found
+        z = self._z[k]
+        assert z is not None
+        return z
 
     def x(self, k: int) -> Interval:
         """The states of a block."""
-        found = self._x[k]
-        assert found is not None
-        return found
+        x = self._x[k]
+        assert x is not None
+        return x
 
     def size(self, k: int) -> Tensor:
         """Bounds ``|A||x| + |B||u| + |b|`` of a block."""
-        found = self._size[k]
-        assert found is not None
-        return found
+        size = self._size[k]
+        assert size is not None
+        return size
 
     @property
     def states(self) -> list[Interval]:
         """The states of all blocks."""
         return [self.x(k) for k in range(len(self._x))]
+
+    def copy(self) -> "IntervalPropagation":
+        """Returns another one with the same intervals, which may be tightened by itself."""
+        other = copy(self)
+        other._z, other._x, other._size = list(self._z), list(self._x), list(self._size)
+        return other
 
     def run(self, refine: Callable[[Stage], None] | None = None) -> "IntervalPropagation":
         """Encloses all blocks; `refine` may tighten the pre-activations of a stage before others read them."""
@@ -147,7 +155,7 @@ class IntervalPropagation:
         """Encloses the blocks of a stage, or tightens what is known of them."""
         if stage.loop is None:
             (k,) = stage.blocks
-            self.settle(k, self._add(self._drive(k), k, self.operators.order.rows[k]))
+            self.settle(k, self.add(self.drive(k), k, self.operators.order.rows[k]))
         else:
             self._iterate(stage.blocks)
 
@@ -156,13 +164,37 @@ class IntervalPropagation:
         self._size[k] = reach.size + self.operators.lost
         self.tighten(k, reach.interval(self.operators.terms, self.operators.lost))
 
+    def replace(self, k: int, z: Interval | None, x: Interval, size: Tensor | None) -> None:
+        """Puts other intervals in the place of what is known of a block; whoever does so must prove them."""
+        self._z[k], self._x[k], self._size[k] = z, x, size
+
+    def assume(self, boxes: dict[int, Interval]) -> None:
+        """Takes the pre-activations of some blocks to lie in boxes and within what is known of them."""
+        for k, box in boxes.items():
+            z = box.within(self.z(k))
+            self.replace(k, z, image(self.activations[k], z).within(self.x(k)), self.size(k))
+        for k in boxes:
+            size = self.add(self.drive(k), k, self.operators.order.rows[k]).size + self.operators.lost
+            self.replace(k, self.z(k), self.x(k), size)
+
+    def forget(self, blocks: tuple[int, ...]) -> None:
+        """Takes the pre-activations of some blocks for any numbers."""
+        for k in blocks:
+            all_ = torch.full_like(self.x(k).lower, torch.inf)
+            self.replace(k, Interval(-all_, all_), self.x(k), all_)
+
     def tighten(self, k: int, z: Interval) -> None:
         """Intersects the pre-activations of a block with what else is known to hold them."""
         self._z[k] = z.proven().within(self._z[k]).proven()
         self._x[k] = image(self.activations[k], self.z(k)).within(self._x[k]).proven()
 
-    def _drive(self, k: int) -> PreActivation:
+    def drive(self, k: int) -> PreActivation:
         """Encloses ``Bu + b`` of a block, by the support function of the set where the box is no better."""
+        if k not in self._drives:
+            self._drives[k] = self._new_drive(k)
+        return self._drives[k]
+
+    def _new_drive(self, k: int) -> PreActivation:
         row, box, bias = self.operators.inputs[k], self.query.set.box().interval, self.biases[k]
         absolute, outer = (self.operators.abs_upper_bound(row, formed) for formed in (True, False))
         size = outer.apply(box.magnitude) + bias.abs()
@@ -174,33 +206,34 @@ class IntervalPropagation:
         exact = inputs.image(row.to_dense())
         return PreActivation(exact.center + bias, exact.radius, size)
 
-    def _add(self, reach: PreActivation, k: int, blocks: Iterable[int]) -> PreActivation:
+    def add(self, reach: PreActivation, k: int, blocks: Iterable[int]) -> PreActivation:
+        """Adds what the states of some blocks contribute to the pre-activations of block k."""
         center, radius, size = reach
         for j in blocks:
-            x, place = self.x(j), (k, j)
-            center = self.operators.blocks.A.parts[place].apply_add(center, x.center)
-            radius = radius + self.operators.absolute[place].apply(x.radius)
-            size = size + self.operators.size[place].apply(x.magnitude)
-            if isinstance(self.operators.blocks.A.parts[place], COMPOUND):  # its entries were formed
+            x, key = self.x(j), (k, j)
+            center = self.operators.blocks.A.parts[key].apply_add(center, x.center)
+            radius = radius + self.operators.absolute[key].apply(x.radius)
+            size = size + self.operators.size[key].apply(x.magnitude)
+            if isinstance(self.operators.blocks.A.parts[key], COMPOUND):  # its entries were formed
                 radius = radius + self.operators.lost * x.magnitude.sum(1, keepdim=True)
         return PreActivation(center, radius, size)
 
     def _iterate(self, blocks: tuple[int, ...]) -> None:
         rows = self.operators.order.rows
-        outside = {k: self._add(self._drive(k), k, [j for j in rows[k] if j not in blocks]) for k in blocks}
+        outside = {k: self.add(self.drive(k), k, [j for j in rows[k] if j not in blocks]) for k in blocks}
         inside = {k: [j for j in rows[k] if j in blocks] for k in blocks}
         active = torch.ones(len(self.query.set), 1, dtype=torch.bool, device=self.query.set.device)
         for sweep in range(1, MAX_SWEEPS + 1):
             before = {k: self.x(k) for k in blocks}
             for k in blocks:
-                z = self._add(outside[k], k, inside[k]).interval(self.operators.terms, self.operators.lost)
+                z = self.add(outside[k], k, inside[k]).interval(self.operators.terms, self.operators.lost)
                 self._x[k] = image(self.activations[k], z).within(before[k]).where(active, before[k])
             active = active & _moved([before[k] for k in blocks], [self.x(k) for k in blocks])
             looks = active.device.type == "cpu" or sweep % LOOK == 0
             if self.query.late or (looks and not bool(active.any())):
                 break
         for k in blocks:
-            self.settle(k, self._add(outside[k], k, inside[k]))
+            self.settle(k, self.add(outside[k], k, inside[k]))
 
 
 @torch.no_grad()
@@ -241,22 +274,38 @@ def l2_states(query: Query) -> list[Interval]:
 def image_states(query: Query) -> list[Interval]:
     """Encloses all states by what their activations can return, in well-posed forms."""
     query.form.certificate()
-    found, looping = [], {k for stage in query.form.order.stages if stage.loop for k in stage.blocks}
+    intervals, looping = [], {k for stage in query.form.order.stages if stage.loop for k in stage.blocks}
     for k, (phi, size) in enumerate(zip(query.form.activations, query.form.partition, strict=True)):
         ends = torch.tensor(
             outward_ends(*phi.image, query.form.dtype), dtype=query.form.dtype, device=query.form.device
         )
         if k in looping and not bool(ends.isfinite().all()):
             raise MethodError(f"{phi.name!r} can return any value")
-        found.append(Interval(*(end.expand(len(query.set), size) for end in ends)))
-    return found
+        intervals.append(Interval(*(end.expand(len(query.set), size) for end in ends)))
+    return intervals
 
 
-def loop_states(query: Query) -> list[Interval]:
-    """Encloses the states of loops by the box and, where a certificate allows, by the Euclidean norm."""
-    found = starting_states(query)
+def loop_states(query: Query) -> tuple[list[Interval], bool]:
+    """Encloses the states of loops by the box and, where a certificate allows, by the Euclidean norm.
+
+    Also tells whether there is a box, as for contractions in a weighted inf norm.
+    """
+    try:
+        states, contracting = box_states(query), True
+    except (IllPosedError, MethodError):
+        states, contracting = starting_states(query), False
     try:
         other = l2_states(query)
     except (IllPosedError, MethodError):
-        return found
-    return [one.within(two) for one, two in zip(found, other, strict=True)]
+        return states, contracting
+    return [one.within(two) for one, two in zip(states, other, strict=True)], contracting
+
+
+def unbounded_states(query: Query) -> list[Interval]:
+    """Returns what activations can return, and all numbers where they can return any."""
+    like = query.set.center.detach()
+    ends = [outward_ends(*phi.image, query.form.dtype) for phi in query.form.activations]
+    shapes = [(len(query.set), size) for size in query.form.partition]
+    return [
+        Interval(*(like.new_full(shape, end) for end in pair)) for pair, shape in zip(ends, shapes, strict=True)
+    ]

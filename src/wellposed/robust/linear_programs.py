@@ -21,8 +21,8 @@ from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
 from wellposed.errors import InputError, require, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
-from wellposed.robust.crown import CrownPass, Refinement
-from wellposed.robust.intervals import IntervalPropagation, loop_states
+from wellposed.robust.crown import enclosed
+from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.query import Bounds, Functionals, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval, SparseBox, Uncertainty
 
@@ -122,15 +122,24 @@ class LinearProgram:
         solver.setOptionValue("time_limit", np.inf if seconds is None else solver.getRunTime() + max(seconds, 0.0))
         solver.changeColsCost(columns, np.arange(columns, dtype=np.int32), objective)
         solver.run()
-        found = solver.getSolution()
+        solution = solver.getSolution()
         duals, value, point = np.zeros(len(self.row_lower)), np.nan, np.zeros(columns)
-        if found.dual_valid:
-            duals = np.nan_to_num(np.asarray(found.row_dual, dtype=np.float64), posinf=0.0, neginf=0.0)
-        if found.value_valid:
-            value, point = solver.getInfo().objective_function_value, np.asarray(found.col_value)
+        if solution.dual_valid:
+            duals = np.nan_to_num(np.asarray(solution.row_dual, dtype=np.float64), posinf=0.0, neginf=0.0)
+        if solution.value_valid:
+            value, point = solver.getInfo().objective_function_value, np.asarray(solution.col_value)
         duals = self.allowed(duals)
-        unaided = self.bound(objective, np.zeros_like(duals))
-        return Optimum(min(self.bound(objective, duals), unaided), value, point, duals)
+        bounds = [self.bound(objective, tried) for tried in (duals, np.zeros_like(duals), *self._rays(objective))]
+        return Optimum(min(bounds), value, point, duals)
+
+    def _rays(self, objective: Array) -> list[Array]:
+        """Returns multipliers that bound an infeasible program by ever smaller numbers; none if it is feasible."""
+        _, has_ray, ray = self._solver.getDualRay()
+        if not has_ray:
+            return []
+        direction = np.nan_to_num(np.asarray(ray, dtype=np.float64))
+        size = (1 + np.abs(objective).max(initial=0.0)) / max(np.abs(direction).max(initial=0.0), UNIT)
+        return [self.allowed(scale * size * direction) for scale in (1e2, -1e2, 1e4, -1e4, 1e6, -1e6)]
 
     def allowed(self, duals: Array) -> Array:
         """Sets multipliers to zero that would ask for an infinite side of a row."""
@@ -162,7 +171,7 @@ LARGEST = 2**25  # entries of a program's matrix
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReluConstraints:
     """The equations ``x - Ax - Bu - w = b`` in float64, with w = z_- the part that ReLU cuts off.
 
     Args:
@@ -182,7 +191,7 @@ class Rows:
     underflow: float
 
     @classmethod
-    def of(cls, form: ImplicitForm, method: str) -> "Rows":
+    def of(cls, form: ImplicitForm, method: str) -> "ReluConstraints":
         """Reads a form; the matrices must be small enough to write down."""
         n, p, _ = form.sizes
         others = sorted({phi.name for phi in form.activations if not (phi.is_relu or phi.is_identity)})
@@ -238,7 +247,7 @@ class RelaxedSet:
         return point[self.n : self.n + self.p]
 
 
-def printed_set(rows: Rows, x: Interval, inputs: Uncertainty, index: int) -> RelaxedSet:
+def printed_set(rows: ReluConstraints, x: Interval, inputs: Uncertainty, index: int) -> RelaxedSet:
     """Builds the polyhedron of 003, section 4.3: ``x >= Ax + Bu + b``, ``x >= 0`` and ``|x - x0| <= sigma_x``.
 
     Args:
@@ -251,7 +260,7 @@ def printed_set(rows: Rows, x: Interval, inputs: Uncertainty, index: int) -> Rel
     return _joined(matrix, (lower, upper), states, _no_variables(), inputs, index)
 
 
-def triangle_set(rows: Rows, x: Interval, z: Interval, inputs: Uncertainty, index: int) -> RelaxedSet:
+def triangle_set(rows: ReluConstraints, x: Interval, z: Interval, inputs: Uncertainty, index: int) -> RelaxedSet:
     """Builds the hull of every ReLU on its interval: ``x - w = z``, ``x, w >= 0``, ``x / h + w / |l| <= 1``.
 
     The last line is the triangle ``x <= h (z - l) / (h - l)``; a state that is always on has w = 0, which makes
@@ -284,7 +293,7 @@ def _joined(matrix: Array, sides: Ends, states: Ends, more: Ends, inputs: Uncert
     """Adds the bounds of the inputs, and for few changed entries their count."""
     box = inputs.box()
     u = to_array(box.lower[index]), to_array(box.upper[index])
-    ends = [np.concatenate(parts) for parts in zip(states, u, more, strict=True)]
+    ends = [np.concatenate(pieces) for pieces in zip(states, u, more, strict=True)]
     n, p = len(states[0]), len(u[0])
     if isinstance(inputs, SparseBox):
         matrix, sides, ends = _counted(matrix, sides, ends, (n, p), (inputs, index))
@@ -292,11 +301,11 @@ def _joined(matrix: Array, sides: Ends, states: Ends, more: Ends, inputs: Uncert
 
 
 def _counted(
-    matrix: Array, sides: Ends, ends: list[Array], sizes: tuple[int, int], place: tuple[SparseBox, int]
+    matrix: Array, sides: Ends, ends: list[Array], sizes: tuple[int, int], counted: tuple[SparseBox, int]
 ) -> tuple[Array, Ends, list[Array]]:
     """Writes ``u = u0 + up a - down c`` with shares ``a, c`` in [0, 1] that add up to k at most."""
     n, p = sizes
-    inputs, index = place
+    inputs, index = counted
     center, box = to_array(inputs.center[index]), inputs.box()
     up = np.nextafter(to_array(box.upper[index]) - center, np.inf)
     down = np.nextafter(center - to_array(box.lower[index]), np.inf)
@@ -365,7 +374,7 @@ class Relaxation:
     def __call__(self, query: Query) -> Bounds:
         """Answers a query."""
         wide = in_float64(query)
-        rows = Rows.of(wide.form, self.kind)
+        rows = ReluConstraints.of(wide.form, self.kind)
         states, sets = self.sets(wide, rows)
         known = of_states(wide, states, self.kind)
         lower, upper = known.lower.clone(), known.upper.clone()
@@ -374,14 +383,14 @@ class Relaxation:
             for sign, row in product((1, -1), range(query.shape[1])):  # like objectives follow each other
                 if query.late:
                     break
-                found = sign * asked.maximum(polyhedron, index, row, sign, query)
+                value = sign * asked.maximum(polyhedron, index, row, sign, query)
                 if sign > 0:
-                    upper[index, row] = min(found, float(upper[index, row]))
+                    upper[index, row] = min(value, float(upper[index, row]))
                 else:
-                    lower[index, row] = max(found, float(lower[index, row]))
+                    lower[index, row] = max(value, float(lower[index, row]))
         return _converted(query, lower, upper, self._name(query), asked.slack.view(query.shape))
 
-    def sets(self, wide: Query, rows: Rows) -> tuple[list[Interval], Iterator[RelaxedSet]]:
+    def sets(self, wide: Query, rows: ReluConstraints) -> tuple[list[Interval], Iterator[RelaxedSet]]:
         """Returns intervals of all states, and a polyhedron for every sample.
 
         Args:
@@ -391,7 +400,7 @@ class Relaxation:
             states = box_states(wide)
             x = side_by_side(states)
             return states, (printed_set(rows, of_sample(x, i), wide.set, i) for i in range(len(wide.set)))
-        enclosure = enclosed(wide, self.rounds)
+        enclosure = tightest_intervals(wide, self.rounds)
         states = enclosure.states
         x = side_by_side(states)
         z = side_by_side([enclosure.z(k) for k in range(len(states))])
@@ -424,31 +433,34 @@ class Objectives:
             return cls(units, zero.new_zeros(len(zero), p), zero, zero, count)
         operators = Operators(wide.form)
         rows = wide.combination.flatten(0, 1)
-        found = Functionals.of_outputs(operators, rows, states, wide.set, wide.sample)
-        empty = [found.constant.new_zeros(len(rows), size) for size in wide.form.partition]
-        pieces = torch.cat([found.states.get(k, part) for k, part in enumerate(empty)], dim=1)
-        slack = rounding_slack(4 * found.size, operators.terms + 8) + 2 * found.lost
-        return cls(pieces, found.inputs, found.constant, slack, count)
+        functionals = Functionals.of_outputs(operators, rows, states, wide.set, wide.sample)
+        empty = [functionals.constant.new_zeros(len(rows), size) for size in wide.form.partition]
+        pieces = torch.cat([functionals.states.get(k, part) for k, part in enumerate(empty)], dim=1)
+        slack = rounding_slack(4 * functionals.size, operators.terms + 8) + 2 * functionals.lost
+        return cls(pieces, functionals.inputs, functionals.constant, slack, count)
 
     def objective(self, index: int, row: int) -> tuple[Array, Array]:
         """Returns the coefficients of the states and of the inputs."""
-        place = index * self.count + row
-        return to_array(self.states[place]), to_array(self.inputs[place])
+        flat = index * self.count + row
+        return to_array(self.states[flat]), to_array(self.inputs[flat])
 
     def maximum(self, polyhedron: RelaxedSet, index: int, row: int, sign: int, query: Query) -> float:
         """Bounds a functional, or its negative, from above."""
         states, inputs = self.objective(index, row)
         left = query.deadline - monotonic()
-        found = polyhedron.program.maximum(polyhedron.objective(sign * states, sign * inputs), left)
-        place = index * self.count + row
-        total = found.bound + sign * float(self.constant[place]) + float(self.slack[place])
+        optimum = polyhedron.program.maximum(polyhedron.objective(sign * states, sign * inputs), left)
+        flat = index * self.count + row
+        total = optimum.bound + sign * float(self.constant[flat]) + float(self.slack[flat])
         return total if total > -np.inf else np.inf
 
 
-def enclosed(wide: Query, rounds: int) -> IntervalPropagation:
-    """Encloses all pre-activations and states by intervals that CROWN refined."""
-    enclosure = IntervalPropagation(wide, loop_states)
-    return enclosure.run(Refinement(CrownPass(enclosure), rounds, wide.combination is None))
+def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
+    """Encloses all pre-activations and states by what the passes of CROWN prove together."""
+    first, *others = (backward.enclosure for backward in enclosed(wide, rounds, wide.combination is None))
+    for other in others:
+        for k in range(len(first.activations)):
+            first.tighten(k, other.z(k))
+    return first
 
 
 def in_float64(query: Query) -> Query:
@@ -458,9 +470,9 @@ def in_float64(query: Query) -> Query:
     return Query(form, inputs, combination, query.deadline)
 
 
-def side_by_side(parts: list[Interval]) -> Interval:
+def side_by_side(intervals: list[Interval]) -> Interval:
     """Joins the intervals of all blocks."""
-    return Interval(torch.cat([x.lower for x in parts], dim=1), torch.cat([x.upper for x in parts], dim=1))
+    return Interval(torch.cat([x.lower for x in intervals], dim=1), torch.cat([x.upper for x in intervals], dim=1))
 
 
 def _converted(query: Query, lower: Tensor, upper: Tensor, method: str, slack: Tensor) -> Bounds:

@@ -53,8 +53,8 @@ class Query:
         """Returns what `make` returned when it was first asked for under that name."""
         if name not in self.cache:
             self.cache[name] = make(self)
-        found: T = self.cache[name]
-        return found
+        value: T = self.cache[name]
+        return value
 
     @property
     def late(self) -> bool:
@@ -265,15 +265,18 @@ class Operators:
         It is multiplied by whatever the sum is multiplied by, such as a coefficient by the size of a state.
         """
         tiny = torch.finfo(self.form.dtype).tiny
-        parts = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
-        return 2 * sum(max(underflow(part, tiny), underflow(part.T, tiny)) for part in parts) + 16 * tiny
+        operators = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
+        return (
+            2 * sum(max(underflow(operator, tiny), underflow(operator.T, tiny)) for operator in operators)
+            + 16 * tiny
+        )
 
     @cached_property
     def terms(self) -> int:
         """The length of the longest sum in any product with these operators or their transposes."""
-        parts = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
-        down = max(sum_length(part) for part in parts)
-        across = max(sum_length(part.T) for part in parts)
+        operators = (self.blocks.A, self.blocks.B, self.blocks.C, self.blocks.D)
+        down = max(sum_length(operator) for operator in operators)
+        across = max(sum_length(operator.T) for operator in operators)
         return 2 * max(down, across) + len(self.form.partition) + 16
 
 
@@ -308,6 +311,14 @@ class Functionals:
         states = {k: -part for k, part in self.states.items()}
         return Functionals(states, -self.inputs, -self.constant, self.size, self.sample, self.lost)
 
+    @property
+    def both_signs(self) -> "Functionals":
+        """The functions, and after them the same times -1."""
+        pairs = zip(*(vars(one).items() for one in (self, self.negated)), strict=True)
+        joined = {name: torch.cat([a, b]) for (name, a), (_, b) in pairs if name != "states"}
+        states = {k: torch.cat([part, -part]) for k, part in self.states.items()}
+        return Functionals(states=states, **joined)
+
     def __len__(self) -> int:
         return len(self.constant)
 
@@ -328,10 +339,10 @@ class Functionals:
             states: intervals of all states, for the size of the terms.
         """
         blocks, pieces = operators.blocks, combination.split(operators.blocks.C.heights, dim=1)
-        found: dict[int, Tensor] = {}
+        coefficients: dict[int, Tensor] = {}
         for (i, j), part in blocks.C.parts.items():
             image = part.T.apply(pieces[i])
-            found[j] = found[j] + image if j in found else image
+            coefficients[j] = coefficients[j] + image if j in coefficients else image
         offset = operators.form.output_bias
         constant = combination.new_zeros(len(combination)) if offset is None else combination @ offset
         size = output_size(operators, states, inputs)
@@ -339,7 +350,7 @@ class Functionals:
         copied = not operators.compound and bool(((combination == 0) | (combination.abs() == 1)).all())
         reached = 0.0 if copied else sum_sizes([*states, inputs.box().interval])[sample]  # coefficients of C alone
         lost = operators.lost * (8 + torch.zeros_like(total) + reached)
-        return cls(found, blocks.D.T.apply(combination), constant, total, sample, lost.detach())
+        return cls(coefficients, blocks.D.T.apply(combination), constant, total, sample, lost.detach())
 
     def largest(self, states: list[Interval], inputs: Uncertainty, terms: int) -> tuple[Tensor, Tensor]:
         """Returns the largest value for states in intervals, and how much of it is allowance for rounding."""
@@ -374,8 +385,8 @@ class Bounds:
         slack: (B, k), how much each bound was moved outward for rounding where it was evaluated.
 
     Example:
-        >>> found = Bounds(torch.tensor([[0.0]]), torch.tensor([[2.0]]), "box", torch.zeros(1, 1))
-        >>> found.width, bool(found.contains(torch.tensor([[1.5]])))
+        >>> bounds = Bounds(torch.tensor([[0.0]]), torch.tensor([[2.0]]), "box", torch.zeros(1, 1))
+        >>> bounds.width, bool(bounds.contains(torch.tensor([[1.5]])))
         (tensor([[2.]]), True)
     """
 

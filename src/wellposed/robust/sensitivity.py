@@ -113,19 +113,19 @@ class _Transposed:
         identity = get_activation("identity")
         loop = Loop.of(inner, None, (identity,) * len(stage.blocks), self._terms)
         sizes = [self.spread.A.heights[k] for k in stage.blocks]
-        found = loop.bound(torch.cat([mu[k] for k in stage.blocks], dim=1))
-        mu.update(zip(stage.blocks, found.split(sizes, dim=1), strict=True))
+        solved = loop.bound(torch.cat([mu[k] for k in stage.blocks], dim=1))
+        mu.update(zip(stage.blocks, solved.split(sizes, dim=1), strict=True))
 
 
 def _scaled(block: Block, gammas: tuple[float, ...]) -> Block:
     """Multiplies every block row by the constant of its activation, rounded up."""
-    parts = {}
+    scaled = {}
     for (i, j), part in block.parts.items():
         factor = gammas[i]
         size = block.heights[i]
         scale = Diagonal(torch.full((size,), factor * (1 + 8 * EPS), dtype=torch.float64, device=block.device))
-        parts[i, j] = part if factor == 1 else scale @ part
-    return Block(block.heights, block.widths, parts, torch.float64, block.device)
+        scaled[i, j] = part if factor == 1 else scale @ part
+    return Block(block.heights, block.widths, scaled, torch.float64, block.device)
 
 
 def _column(block: Block, k: int) -> Block:

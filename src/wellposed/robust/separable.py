@@ -19,11 +19,11 @@ from wellposed.robust.boxes import box_states
 from wellposed.robust.linear_programs import (
     Array,
     LinearProgram,
-    Rows,
-    enclosed,
+    ReluConstraints,
     in_float64,
     of_sample,
     side_by_side,
+    tightest_intervals,
     to_array,
 )
 from wellposed.robust.query import Posed, Query
@@ -69,13 +69,13 @@ class Separable:
 
     def at(self, x: Tensor) -> Tensor:
         """Evaluates every f_i."""
-        found = self.function(x)
-        if found.shape != x.shape or not bool(found.isfinite().all()):
+        values = self.function(x)
+        if values.shape != x.shape or not bool(values.isfinite().all()):
             raise InputError(
                 f"a separable function takes {tuple(x.shape)} states to as many finite values; it returned the "
-                f"shape {tuple(found.shape)}"
+                f"shape {tuple(values.shape)}"
             )
-        return found
+        return values
 
     def peak(self, slope: Tensor, x: Interval) -> tuple[Tensor, Tensor]:
         """Finds the maxima of ``f_i(x) + slope_i x`` on intervals: points, and numbers that are no smaller."""
@@ -93,8 +93,8 @@ class Separable:
     def _derivative(self, x: Tensor) -> Tensor:
         with torch.enable_grad():
             point = x.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self.at(point).sum(), point)
-        return found
+            (slope,) = torch.autograd.grad(self.at(point).sum(), point)
+        return slope
 
 
 class Master(NamedTuple):
@@ -112,7 +112,7 @@ class Columns:
     """
 
     def __init__(
-        self, rows: Rows, inputs: Uncertainty, index: int, f: Separable, x: Interval, z: Interval
+        self, rows: ReluConstraints, inputs: Uncertainty, index: int, f: Separable, x: Interval, z: Interval
     ) -> None:
         self.rows, self.inputs, self.index, self.f = rows, inputs, index, f
         relu = torch.as_tensor(rows.relu)
@@ -128,7 +128,7 @@ class Columns:
         bounded = cut[z.lower[cut].isfinite()]
         starts += [(bounded, torch.zeros(len(bounded), dtype=low.dtype), z.lower[bounded])]
         self.rays = to_array(cut[z.lower[cut].isinf()]).astype(int)
-        self.unit, self.x, self.z = (torch.cat(parts) for parts in zip(*starts, strict=True))
+        self.unit, self.x, self.z = (torch.cat(columns) for columns in zip(*starts, strict=True))
         self.inputs_seen = inputs.center[index][None]
 
     def add(self, x: Tensor, z: Tensor, drive: Tensor) -> None:
@@ -169,8 +169,8 @@ class Columns:
         side = np.concatenate(sides)
         values = _values(self.f, unit, self.x, n)
         objective = np.concatenate([values, np.zeros(drop.shape[1] + inputs.shape[1])])
-        found = LinearProgram(np.concatenate(pieces), side, side, starts, ends).maximum(objective)
-        return Master(found.value, found.duals[:n])
+        optimum = LinearProgram(np.concatenate(pieces), side, side, starts, ends).maximum(objective)
+        return Master(optimum.value, optimum.duals[:n])
 
     def _inputs(self) -> tuple[Array, Array, Array, bool]:
         """Returns the columns of the inputs with their bounds, and whether they are weights."""
@@ -239,20 +239,20 @@ def separable_bound(
     if not form.sizes[0]:
         return inputs.center.new_zeros(len(inputs))  # a sum of nothing
     wide = in_float64(query)
-    rows = Rows.of(wide.form, "separable_bound")
+    rows = ReluConstraints.of(wide.form, "separable_bound")
     x, z = _intervals(wide, relaxation)
-    found = [
+    values = [
         _Dual(rows, wide.set, index, f, of_sample(x, index), of_sample(z, index)).least(rounds, tolerance)
         for index in range(len(inputs))
     ]
-    value, lost = convert_outward(torch.tensor(found, dtype=torch.float64), inputs.dtype)
+    value, lost = convert_outward(torch.tensor(values, dtype=torch.float64), inputs.dtype)
     return proven_upper(value + lost).to(query.form.device)
 
 
 def _intervals(wide: Query, relaxation: str) -> tuple[Interval, Interval]:
     """Returns intervals of the states and of the pre-activations, with no lower end where the theorem has none."""
     if relaxation == "triangle":
-        enclosure = enclosed(wide, 3)
+        enclosure = tightest_intervals(wide, 3)
         states = enclosure.states
         return side_by_side(states), side_by_side([enclosure.z(k) for k in range(len(states))])
     x = side_by_side(box_states(wide))
@@ -271,7 +271,7 @@ class Peaks(NamedTuple):
 class _Dual:
     """The dual problem of one sample."""
 
-    rows: Rows
+    rows: ReluConstraints
     set: Uncertainty
     index: int
     f: Separable

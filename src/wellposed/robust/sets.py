@@ -480,23 +480,23 @@ class ConvexSet(Uncertainty):
 
     def support(self, functionals: Tensor) -> Tensor:
         rows = functionals.expand(len(self), -1, -1)
-        found = self._function(rows)
-        if tuple(found.shape) != tuple(rows.shape[:2]) or not bool(found.isfinite().all()):
+        maxima = self._function(rows)
+        if tuple(maxima.shape) != tuple(rows.shape[:2]) or not bool(maxima.isfinite().all()):
             raise InputError(
                 f"the support function must return finite values of the shape {tuple(rows.shape[:2])}; "
-                f"it returned the shape {tuple(found.shape)}"
+                f"it returned the shape {tuple(maxima.shape)}"
             )
-        return found
+        return maxima
 
     def support_rows(self, functionals: Tensor, sample: Tensor) -> Tensor:
         counts = torch.bincount(sample, minlength=len(self))
         order = sample.argsort(stable=True)
         first = counts.cumsum(0) - counts
-        place = torch.arange(len(sample), device=sample.device) - first[sample[order]]
+        slot = torch.arange(len(sample), device=sample.device) - first[sample[order]]
         filled = functionals.new_zeros(len(self), int(counts.max()), functionals.shape[1])
-        filled = filled.index_put((sample[order], place), functionals[order])
-        found = self.support(filled)[sample[order], place]
-        return torch.zeros_like(found).index_put((order,), found)
+        filled = filled.index_put((sample[order], slot), functionals[order])
+        maxima = self.support(filled)[sample[order], slot]
+        return torch.zeros_like(maxima).index_put((order,), maxima)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Draws extreme points, where random functionals are largest: the gradients of the support function."""

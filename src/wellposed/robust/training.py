@@ -189,8 +189,8 @@ class AdversarialLoss:
             return clean
         self.watch.looking = False
         try:
-            found = self.attack(model, u, target, radius)
-            attacked = self.loss(model(found if isinstance(found, Tensor) else found.inputs), target)
+            result = self.attack(model, u, target, radius)
+            attacked = self.loss(model(result if isinstance(result, Tensor) else result.inputs), target)
         finally:
             self.watch.looking = True
         return (1 - self.share) * clean + self.share * attacked
@@ -205,15 +205,15 @@ def augment_with_attacks(u: Tensor, target: Tensor, *attacks: Attack) -> tuple[T
     """Adds attacked inputs with the classes they should have had, for another training (003, section 4.4).
 
     Example:
-        >>> found = Attack(torch.ones(2, 3), torch.tensor([True, False]), torch.zeros(2, 2), torch.ones(2), "")
-        >>> inputs, classes = augment_with_attacks(torch.zeros(2, 3), torch.tensor([1, 0]), found)
+        >>> attack = Attack(torch.ones(2, 3), torch.tensor([True, False]), torch.zeros(2, 2), torch.ones(2), "")
+        >>> inputs, classes = augment_with_attacks(torch.zeros(2, 3), torch.tensor([1, 0]), attack)
         >>> inputs.shape, classes
         (torch.Size([3, 3]), tensor([1, 0, 1]))
     """
-    if any(found.inputs.shape != u.shape for found in attacks):
+    if any(attack.inputs.shape != u.shape for attack in attacks):
         raise InputError(f"attacks must be on these inputs {tuple(u.shape)}; give those of u")
-    inputs = [u, *(found.inputs[found.success] for found in attacks)]
-    classes = [target, *(target[found.success] for found in attacks)]
+    inputs = [u, *(attack.inputs[attack.success] for attack in attacks)]
+    classes = [target, *(target[attack.success] for attack in attacks)]
     return torch.cat(inputs), torch.cat(classes)
 
 
@@ -260,8 +260,8 @@ class SignSteps:
     Example:
         >>> attack = SignSteps(3, 0.1)
         >>> model, u = nn.Linear(2, 2), torch.full((4, 2), 0.5)
-        >>> found = attack(model, u, torch.zeros(4, dtype=torch.int64), 0.2)
-        >>> bool(((found - u).abs() <= 0.2 + 1e-6).all())
+        >>> attacked = attack(model, u, torch.zeros(4, dtype=torch.int64), 0.2)
+        >>> bool(((attacked - u).abs() <= 0.2 + 1e-6).all())
         True
     """
 

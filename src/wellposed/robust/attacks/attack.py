@@ -34,8 +34,8 @@ class Attack:
 
     Example:
         >>> success = torch.tensor([True, False])
-        >>> found = Attack(torch.zeros(2, 3), success, torch.zeros(2, 2), torch.ones(2), "none")
-        >>> found.accuracy
+        >>> attack = Attack(torch.zeros(2, 3), success, torch.zeros(2, 2), torch.ones(2), "none")
+        >>> attack.accuracy
         0.5
     """
 
@@ -91,18 +91,18 @@ class Victim:
             return _mean(self._run(points, rows) for _ in range(self.draws))
 
     def _run(self, points: Tensor, rows: Tensor | None) -> Tensor:
-        found = self.model(points)
-        if found.dim() != 2 or len(found) != len(points) or found.shape[1] < 2:
+        outputs = self.model(points)
+        if outputs.dim() != 2 or len(outputs) != len(points) or outputs.shape[1] < 2:
             raise InputError(
                 "an attack needs a model with one output a class, (batch, classes); it returned "
-                f"{tuple(found.shape)}"
+                f"{tuple(outputs.shape)}"
             )
-        if not bool(found.isfinite().all()):
+        if not bool(outputs.isfinite().all()):
             raise InputError(
                 "the model returned NaN or infinite outputs, so nothing can be ranked; check the model"
             )
         self.queries[slice(None) if rows is None else rows] += 1
-        return found
+        return outputs
 
     def gradient(self, points: Tensor, raised: Raised, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns the outputs at points and the gradient of a function of them, both means over the draws."""
@@ -112,18 +112,18 @@ class Victim:
         for _ in range(self.draws):
             with torch.enable_grad():
                 moving = points.detach().requires_grad_()
-                found = self._run(moving, rows)
-                slopes += torch.autograd.grad(raised(found, target).sum(), moving)
-            answers.append(found.detach())
+                logits = self._run(moving, rows)
+                slopes += torch.autograd.grad(raised(logits, target).sum(), moving)
+            answers.append(logits.detach())
         return _mean(answers), _mean(slopes)
 
     def consider(self, points: Tensor, outputs: Tensor, rows: Tensor | None = None) -> None:
         """Keeps points with a larger margin of another class than all before."""
         every = torch.arange(len(self.u), device=self.u.device) if rows is None else rows
-        found = margin(outputs, self.target[every])
-        better = found > self.best[every]
+        margins = margin(outputs, self.target[every])
+        better = margins > self.best[every]
         chosen = every[better]
-        self.best[chosen], self.best_inputs[chosen] = found[better], points[better].detach()
+        self.best[chosen], self.best_inputs[chosen] = margins[better], points[better].detach()
         self.best_outputs[chosen] = outputs[better]
 
     def try_(self, points: Tensor, rows: Tensor | None = None) -> None:
@@ -141,8 +141,8 @@ class Victim:
         return Attack(self.best_inputs, success, self.best_outputs, self.queries, name, notes)
 
 
-def _mean(parts: Iterable[Tensor]) -> Tensor:
-    first, *others = parts
+def _mean(outputs: Iterable[Tensor]) -> Tensor:
+    first, *others = outputs
     return torch.stack([first, *others]).mean(0) if others else first
 
 
@@ -281,9 +281,9 @@ class Threat:
     def _fewest(self, points: Tensor) -> Tensor:
         """Keeps the largest changes."""
         change = (points - self.u).abs().flatten(1)
-        kept = torch.zeros_like(change, dtype=torch.bool)
-        kept.scatter_(1, change.topk(self.count or 0, dim=1).indices, True)
-        return torch.where(kept.view_as(self.u), points, self.u)
+        largest = torch.zeros_like(change, dtype=torch.bool)
+        largest.scatter_(1, change.topk(self.count or 0, dim=1).indices, True)
+        return torch.where(largest.view_as(self.u), points, self.u)
 
     def steepest(self, gradient: Tensor) -> Tensor:
         """Returns the direction of length one in which a linear function rises fastest."""
@@ -302,8 +302,8 @@ class Threat:
         if self.count is None:
             return points
         gain = (gradient * (points - self.u)).flatten(1)
-        kept = torch.zeros_like(gain, dtype=torch.bool).scatter_(1, gain.topk(self.count, dim=1).indices, True)
-        return torch.where(kept.view_as(points), points, self.u)
+        largest = torch.zeros_like(gain, dtype=torch.bool).scatter_(1, gain.topk(self.count, dim=1).indices, True)
+        return torch.where(largest.view_as(points), points, self.u)
 
     def random(self, generator: torch.Generator | None = None) -> Tensor:
         """Draws a point of the set for every sample."""

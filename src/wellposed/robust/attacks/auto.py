@@ -57,8 +57,8 @@ def autoattack(
         evaluation, notes = _evaluation(frame, threat, (version, attacks), seed)
         notes += _reduced(evaluation, steps, square_queries)
         with _quiet(evaluation) as heard, torch.random.fork_rng(devices=_devices(u)):
-            found, _ = evaluation.run_standard_evaluation(frame.put(u), target, batch_size=batch_size)
-        victim.try_(threat.project(frame.take(found)))
+            images, _ = evaluation.run_standard_evaluation(frame.put(u), target, batch_size=batch_size)
+        victim.try_(threat.project(frame.take(images)))
     return victim.attack(f"autoattack {'custom' if attacks else version}", (*notes, *heard))
 
 
@@ -92,8 +92,8 @@ class Frame(nn.Module):
         """Runs the model; all samples count as asked, though some attacks go on with few."""
         (victim,) = self.victim
         victim.queries += 1
-        found: Tensor = victim.model(self.take(images))
-        return found.float()
+        outputs: Tensor = victim.model(self.take(images))
+        return outputs.float()
 
 
 def _check(version: str, attacks: Sequence[str] | None, steps: int, square_queries: int) -> None:

@@ -180,11 +180,11 @@ def adaptive_attack(
         torch.Size([5, 4])
     """
     with through(model, gradient or Unrolled()):
-        found = pgd(model, u, target, epsilon, draws=draws, **options)
+        attack = pgd(model, u, target, epsilon, draws=draws, **options)
     with under_attack(model, u, target, draws) as victim:
-        victim.try_(found.inputs)
-        victim.queries += found.queries
-    return victim.attack("adaptive", found.notes)
+        victim.try_(attack.inputs)
+        victim.queries += attack.queries
+    return victim.attack("adaptive", attack.notes)
 
 
 @contextmanager
@@ -201,14 +201,14 @@ def through(model: Model, gradient: Gradient) -> Iterator[None]:
         Implicit(solver=None, stop=None, max_steps=None)
     """
     inner = list(model.modules()) if isinstance(model, nn.Module) else []
-    parts = [part for part in inner if isinstance(getattr(part, "gradient", None), Gradient)]
-    before = [part.gradient for part in parts]
+    modules = [part for part in inner if isinstance(getattr(part, "gradient", None), Gradient)]
+    before = [part.gradient for part in modules]
     try:
-        for part in parts:
+        for part in modules:
             part.gradient = gradient  # type: ignore[assignment]
         yield
     finally:
-        for part, own in zip(parts, before, strict=True):
+        for part, own in zip(modules, before, strict=True):
             part.gradient = own
 
 
@@ -254,14 +254,14 @@ def transfer_attack(
     """
     threat = Threat(u, epsilon, norm, lower, upper)
     with under_attack(model, u, target) as victim:
-        found = attack(surrogate, u, target, epsilon, norm=norm, lower=lower, upper=upper)
-        if found.outputs.shape[1] != victim.classes:
+        result = attack(surrogate, u, target, epsilon, norm=norm, lower=lower, upper=upper)
+        if result.outputs.shape[1] != victim.classes:
             raise InputError(
-                f"the surrogate has {found.outputs.shape[1]} classes and the model {victim.classes}; "
+                f"the surrogate has {result.outputs.shape[1]} classes and the model {victim.classes}; "
                 "give them as many"
             )
-        victim.try_(threat.project(found.inputs))
-    return victim.attack(f"transfer of {found.name}", found.notes)
+        victim.try_(threat.project(result.inputs))
+    return victim.attack(f"transfer of {result.name}", result.notes)
 
 
 def train_surrogate(
@@ -310,8 +310,8 @@ def train_surrogate(
 
 def _answers(model: Model, points: Tensor) -> tuple[Tensor, int]:
     with torch.no_grad(), evaluating(model):
-        found = model(points)
-    return found.argmax(1), found.shape[1]
+        outputs = model(points)
+    return outputs.argmax(1), outputs.shape[1]
 
 
 def _network(u: Tensor, classes: int, seed: int) -> nn.Module:

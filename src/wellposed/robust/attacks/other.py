@@ -13,7 +13,7 @@ from torch import Tensor
 from wellposed.errors import InputError, unknown_name
 from wellposed.robust.attacks.attack import Attack, Model, Threat, Victim, under_attack
 from wellposed.robust.attacks.sparse import entries
-from wellposed.robust.linear_programs import Objectives, Relaxation, RelaxedSet, Rows, in_float64
+from wellposed.robust.linear_programs import Objectives, Relaxation, RelaxedSet, ReluConstraints, in_float64
 from wellposed.robust.query import Query, as_form, margins
 
 
@@ -126,7 +126,7 @@ def lp_attack(
             form = as_form(model, threat.set())
         rows = margins(form.sizes[2], target, u)
         wide = in_float64(Query(form, threat.set(), rows))
-        states, sets = kind.sets(wide, Rows.of(wide.form, f"lp_attack with {kind.kind!r}"))
+        states, sets = kind.sets(wide, ReluConstraints.of(wide.form, f"lp_attack with {kind.kind!r}"))
         asked = Objectives.of(wide, states)
         order = _order(victim, goals)
         proposed = torch.stack([_points(s, asked, i, order[i]) for i, s in enumerate(sets)]).to(u)  # (B, G, p)
@@ -138,13 +138,13 @@ def lp_attack(
 def _order(victim: Victim, goals: int | None) -> Tensor:  # (B, G)
     """Sorts the other classes by their outputs."""
     own = torch.zeros_like(victim.best_outputs, dtype=torch.bool).scatter(1, victim.target[:, None], True)
-    found = victim.best_outputs.masked_fill(own, -torch.inf).argsort(dim=1, descending=True)
-    return found[:, : min(goals or victim.classes, victim.classes - 1)]
+    order = victim.best_outputs.masked_fill(own, -torch.inf).argsort(dim=1, descending=True)
+    return order[:, : min(goals or victim.classes, victim.classes - 1)]
 
 
 def _points(polyhedron: RelaxedSet, asked: Objectives, index: int, classes: Tensor) -> Tensor:  # (G, p)
-    found = []
+    points = []
     for goal in classes.tolist():
         objective = polyhedron.objective(*asked.objective(index, goal))
-        found.append(polyhedron.input(polyhedron.program.maximum(objective).point))
-    return torch.as_tensor(np.stack(found))
+        points.append(polyhedron.input(polyhedron.program.maximum(objective).point))
+    return torch.as_tensor(np.stack(points))

@@ -52,8 +52,8 @@ def ranked_attack(
     Example:
         >>> from wellposed.forms import ImplicitForm
         >>> form = ImplicitForm(torch.zeros(2, 2), torch.tensor([[5.0, 0.1], [0.1, 1.0]]), torch.eye(2))
-        >>> found = ranked_attack(form, torch.full((1, 2), 0.5), torch.tensor([0]), 0.5, 1, values="gradient")
-        >>> found.inputs, bool(found.success)
+        >>> attack = ranked_attack(form, torch.full((1, 2), 0.5), torch.tensor([0]), 0.5, 1, values="gradient")
+        >>> attack.inputs, bool(attack.success)
         (tensor([[0.0000, 0.5000]]), True)
     """
     if ranking not in RANKINGS:
@@ -197,9 +197,9 @@ def _step(
     salient = torch.where(telling, -rise * others, 0.0)
     usable = torch.where(lead > 0, up, down)
     spare = torch.where(usable, lead.abs(), 0.0)
-    found = (salient > 0).any(1, keepdim=True)
-    direction = torch.where(found, rise, lead)
-    score, place = torch.where(found, salient, spare).max(1, keepdim=True)
-    value = torch.where(direction > 0, ends[1], ends[0]).gather(1, place)
-    value = torch.where(score > 0, value, flat.gather(1, place))
-    return flat.scatter(1, place, value).view_as(points), free.scatter(1, place, False)
+    salient_left = (salient > 0).any(1, keepdim=True)
+    direction = torch.where(salient_left, rise, lead)
+    score, entry = torch.where(salient_left, salient, spare).max(1, keepdim=True)
+    value = torch.where(direction > 0, ends[1], ends[0]).gather(1, entry)
+    value = torch.where(score > 0, value, flat.gather(1, entry))
+    return flat.scatter(1, entry, value).view_as(points), free.scatter(1, entry, False)

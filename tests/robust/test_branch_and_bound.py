@@ -1,0 +1,83 @@
+"""Branch and bound against mixed-integer programs that share no code with it."""
+
+import math
+
+import pytest
+import torch
+
+from tests.robust.robust_cases import F64, exact_maximum, looped, mlp
+from tests.robust.test_continuation import rotating
+from wellposed.convert import to_implicit
+from wellposed.errors import InputError
+from wellposed.forms import ImplicitForm
+from wellposed.robust import Ball, Box, MethodError, certified
+from wellposed.robust.certification import branch_and_bound
+
+MAKERS = {
+    "loop": lambda: looped(6),
+    "monotone": lambda: rotating(5, turn=0.3, bias=0.3),
+    "layers": lambda: to_implicit(mlp((3, 5, 4, 2)), (3,)),
+}
+
+
+def largest_lead(form: ImplicitForm, box: Box, target: int) -> float:
+    """The exact lead of the best other class."""
+    C, D = form.C.to_dense().numpy(), form.D.to_dense().numpy()
+    c = [0.0] * len(C) if form.output_bias is None else form.output_bias.tolist()
+    rows = [row for row in range(len(C)) if row != target]
+    return max(
+        exact_maximum(form, box, C[row] - C[target], D[row] - D[target]) + c[row] - c[target] for row in rows
+    )
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("seed", range(2))
+def test_every_sample_is_decided_as_the_exact_program_decides_it(kind, seed):
+    torch.manual_seed(seed)
+    form = MAKERS[kind]()
+    u = torch.rand(3, form.sizes[1], dtype=F64)
+    box, target = Box.around(u, 0.2), form(u).argmax(1)
+    verdicts = branch_and_bound(form, box, target, 20.0)
+    for index, verdict in enumerate(verdicts):
+        one = Box(box.lower[index : index + 1], box.upper[index : index + 1])
+        lead = largest_lead(form, one, int(target[index]))
+        if abs(lead) > 1e-5:
+            assert verdict.status == ("proven" if lead < 0 else "counter-example")
+            assert verdict.gap >= lead - 1e-6 if verdict.status == "proven" else verdict.gap <= lead + 1e-6
+        if verdict.input is not None:
+            assert ((verdict.input >= one.lower) & (verdict.input <= one.upper)).all()
+            assert int(form(verdict.input).argmax()) != int(target[index])
+    proven = certified(form, box, target)
+    assert all(verdict.status == "proven" for verdict, held in zip(verdicts, proven, strict=True) if held)
+
+
+def test_it_proves_what_linear_bounds_leave_open():
+    torch.manual_seed(0)
+    form = rotating(8, turn=1.0, bias=0.0)
+    u = torch.rand(4, 3, dtype=F64)[2:3]
+    box, target = Box.around(u, 0.15), form(u).argmax(1)
+    (verdict,) = branch_and_bound(form, box, target, 30.0)
+    assert not certified(form, box, target).any() and verdict.status == "proven" and verdict.nodes > 1
+
+
+def test_time_that_is_over_leaves_a_gap():
+    torch.manual_seed(1)
+    form = looped(20, kappa=0.9)
+    u = torch.rand(1, 4, dtype=F64)
+    box, target = Box.around(u, 0.02), form(u).argmax(1)
+    (verdict,) = branch_and_bound(form, Box.around(u, 0.5, None, None), 1 - target.clamp(max=1), 1e-9)
+    assert verdict.status in ("counter-example", "undecided") and verdict.gap > -math.inf
+    assert branch_and_bound(form, box, target, 20.0)[0].status == "proven"
+
+
+def test_bad_input_is_refused():
+    form = looped(4)
+    box, target = Box.around(torch.rand(1, 4, dtype=F64), 0.1), torch.tensor([0])
+    with pytest.raises(InputError, match="positive number of seconds; received 0"):
+        branch_and_bound(form, box, target, 0)
+    with pytest.raises(InputError, match="splits boxes; received a Ball"):
+        branch_and_bound(form, Ball(torch.rand(1, 4, dtype=F64), 0.1), target)
+    with pytest.raises(MethodError, match="tanh"):
+        branch_and_bound(looped(4, "tanh"), box, target)
+    with pytest.raises(InputError, match="classes are 0 to 2"):
+        branch_and_bound(form, box, torch.tensor([5]))
