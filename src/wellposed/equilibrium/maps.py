@@ -8,6 +8,7 @@ import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,6 +55,11 @@ class Packing:
                 )
         return cls(tuple(tuple(p.shape[1:]) for p in parts), single, parts[0].shape[0], parts[0].dtype)
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether a state is packed as it is: one tensor of rows."""
+        return self.single and len(self.shapes[0]) == 1
+
     def pack(self, state: State) -> Tensor:  # (B, n)
         """Flattens a state."""
         parts = (state,) if isinstance(state, Tensor) else state
@@ -62,6 +68,8 @@ class Packing:
 
     def unpack(self, x: Tensor) -> State:
         """Restores the shapes of a packed state."""
+        if self.plain:
+            return x
         if self.single:
             return x.reshape(x.shape[0], *self.shapes[0])
         pieces = x.split([math.prod(shape) for shape in self.shapes], dim=1)
@@ -75,8 +83,11 @@ class Packing:
 
     def pack_result(self, result: State, batch: int | None = None) -> Tensor:
         """Flattens what a map returned, after checking that it has the form of the state."""
-        parts = (result,) if isinstance(result, Tensor) else result
         rows = self.batch if batch is None else batch
+        fits = self.plain and isinstance(result, Tensor) and result.shape == (rows, *self.shapes[0])
+        if fits and isinstance(result, Tensor) and result.dtype == self.dtype:
+            return result
+        parts = (result,) if isinstance(result, Tensor) else result
         expected = [(rows, *shape) for shape in self.shapes]
         if not isinstance(parts, tuple | list) or not all(isinstance(part, Tensor) for part in parts):
             raise MapError(f"f must return a tensor or a tuple of tensors; received {type(result).__name__}")
