@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.robust.robust_cases import F64, exact_maximum, looped, mlp
-from tests.robust.test_continuation import rotating
+from tests.robust.test_continuation_enclosures import rotating
 from wellposed.convert import to_implicit
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm

@@ -287,7 +287,7 @@ def test_method_without_lines_says_so_and_products_are_refused():
 
 
 def test_a_registered_method_is_found(monkeypatch):
-    monkeypatch.setitem(METHODS, "triangle", METHODS["box"])
+    monkeypatch.setitem(METHODS.factories, "triangle", METHODS.factories["box"])
     form, box = looped(5), Box.around(torch.rand(2, 4, dtype=F64), 0.1)
     assert output_bounds(form, box, "triangle").method == "box"
     assert "optimised + box" in output_bounds(form, box, "best").method

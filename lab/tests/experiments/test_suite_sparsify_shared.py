@@ -13,7 +13,7 @@ from wellposed_lab.engine.store import Record, Store
 from wellposed_lab.experiments.sparsify.measures import frontier
 from wellposed_lab.experiments.sparsify.rows import own_units, prune_shared
 from wellposed_lab.experiments.sparsify.texts import Newsgroups, topic_texts
-from wellposed_lab.networks.batch_norm import folded, inner, layer_names, layer_units, raw_sizes
+from wellposed_lab.networks.batch_norm import fold_batch_norm, inner, layer_names, layer_units, raw_sizes
 from wellposed_lab.networks.resnet import ResNet
 from wellposed_lab.networks.trained import FoldedResNet
 
@@ -42,19 +42,19 @@ def test_folded_network_equals_the_residual_one(shortcut):
     u, kept = torch.rand(3, 3, 8, 8, dtype=torch.float64), copy.deepcopy(network.state_dict())
     outer = nn.Sequential(nn.Identity(), nn.Sequential(network))
     with torch.no_grad():
-        assert torch.allclose(folded(network)(u), network(u), rtol=1e-9)
-        assert torch.allclose(folded(outer)(u), network(u), rtol=1e-9)
+        assert torch.allclose(fold_batch_norm(network)(u), network(u), rtol=1e-9)
+        assert torch.allclose(fold_batch_norm(outer)(u), network(u), rtol=1e-9)
     assert all(torch.equal(kept[name], value) for name, value in network.state_dict().items())
-    assert layer_names(folded(outer))[0] == "1.0.layers.0"
+    assert layer_names(fold_batch_norm(outer))[0] == "1.0.layers.0"
     with pytest.raises(InputError, match="holds no ResNet"):
-        folded(nn.Linear(1, 1))
+        fold_batch_norm(nn.Linear(1, 1))
     with pytest.raises(InputError, match="folded"):
         inner(network)
 
 
 def test_units_make_the_unrolled_matrix_contract():
     torch.manual_seed(0)
-    network = folded(lively(ResNet(8)))
+    network = fold_batch_norm(lively(ResNet(8)))
     part, kappa = inner(network)[1], 0.9
     units = layer_units(network, kappa)
     assert len(units) == 7 and units["layers.0"].states == (False,) and len(units["layers.2"].shifts) == 2
@@ -69,7 +69,7 @@ def test_units_make_the_unrolled_matrix_contract():
 
 def test_magnitude_pruning_counts_what_is_not_zero():
     torch.manual_seed(0)
-    network = folded(ResNet(8))
+    network = fold_batch_norm(ResNet(8))
     names = layer_names(network)
     own = sum(int((row_weights(layer) != 0).sum()) for layer in shared_layers(network).values()) - 640
     for layerwise in (False, True):
@@ -85,8 +85,8 @@ def test_magnitude_pruning_compares_the_weights_that_were_trained():
     """Pruning the residual network itself and folding it then gives the same."""
     torch.manual_seed(0)
     network = lively(ResNet(8))
-    names, sizes = layer_names(folded(network)), raw_sizes(network)
-    pruned, _ = prune_shared(folded(network), names, 0.5, sizes=sizes)
+    names, sizes = layer_names(fold_batch_norm(network)), raw_sizes(network)
+    pruned, _ = prune_shared(fold_batch_norm(network), names, 0.5, sizes=sizes)
     filters = [part.weight for part in network.modules() if isinstance(part, nn.Conv2d)]
     shortcuts = 16 + 16 + 32
     count = round(0.5 * (sum(weight.numel() for weight in filters) + shortcuts)) - shortcuts

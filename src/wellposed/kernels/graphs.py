@@ -412,8 +412,9 @@ class GraphLoop:
         >>> from wellposed.equilibrium.gradients import LinearMap
         >>> loop, x = GraphLoop(), torch.zeros(1, 1)
         >>> _ = loop(LinearMap(lambda x: 0.5 * x, x + 1, 1e-7), x, Picard(), Relative(), 100)
-        >>> loop.explain("auto")
-        'forward reference: the state is on the cpu, and graphs are for CUDA devices'
+        >>> print(loop.explain("auto", x))
+        reference: the plain loop
+        not graph: the state is on the cpu, and graphs are for CUDA devices
     """
 
     def __init__(self, chunk: int = CHUNK, keep: int = 6) -> None:

@@ -218,10 +218,13 @@ class Multipliers:
         most = max(1, LARGEST_BATCH // (len(A) * (len(A) + group.shape[1])))
         if group.shape[0] > most:
             return self._eliminated_in_parts(A, sample, group.group // most, max_steps, tolerance)
-        c = group.padded(torch.cat([part.detach() for part in self.start.values()], dim=1))
+        dtype, wide = A.dtype, torch.promote_types(A.dtype, torch.float32)  # no half precision has an inverse
+        A, c = A.to(wide), group.padded(torch.cat([part.detach() for part in self.start.values()], dim=1)).to(wide)
         zero = {k: torch.zeros_like(part) for k, part in self.start.items()}
         sides = [[self.slopes[k][i] if k in self.slopes else zero[k] for k in zero] for i in (0, 1)]
-        lower, upper = (group.padded(torch.cat([part.detach() for part in side], dim=1)) for side in sides)
+        lower, upper = (
+            group.padded(torch.cat([part.detach() for part in side], dim=1)).to(wide) for side in sides
+        )
         middle = ((lower + upper) / 2)[:, :1]  # (S, 1, n)
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         inverse = torch.linalg.inv_ex(identity - middle.mT * A)[0]
@@ -237,7 +240,7 @@ class Multipliers:
             own, above, below = (part.gather(2, columns) for part in (base, above, below))
             size = tolerance * c.abs().amax(2)
             base = base + _by_two_slopes(own, inner, above, below, size, max_steps) @ rows
-        nu = group.rows(base).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        nu = group.rows(base).to(dtype).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         return dict(zip(self.start, nu.split([part.shape[1] for part in self.start.values()], dim=1), strict=True))
 
     def _eliminated_in_parts(
@@ -258,8 +261,10 @@ class Multipliers:
         for k, part in nu.items():
             lower, upper = self.slopes.get(k, (torch.zeros_like(part),) * 2)
             chosen.append(torch.where(part > 0, upper, lower))
+        dtype, wide = A.dtype, torch.promote_types(A.dtype, torch.float32)
         system = torch.eye(len(A), dtype=A.dtype, device=A.device) - torch.cat(chosen, dim=1)[:, :, None] * A
-        solved = torch.linalg.solve_ex(system.mT, torch.cat(list(self.start.values()), dim=1))[0]
+        rows = torch.cat(list(self.start.values()), dim=1)
+        solved = torch.linalg.solve_ex(system.mT.to(wide), rows.to(wide))[0].to(dtype)
         return dict(zip(nu, solved.split([part.shape[1] for part in nu.values()], dim=1), strict=True))
 
     def settled(self, max_steps: int, tolerance: float) -> tuple[Coefficients, Coefficients]:
