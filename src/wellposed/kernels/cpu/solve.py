@@ -9,8 +9,8 @@ d, then single rows. `at` has the offsets of v, d, the single rows, the solution
 the minima. `lanes` says which sample a lane works on, since which step, and at which step it must be checked.
 
 A step evaluates the map (`evaluate`), takes new samples (`refill`) and writes finished ones
-(`write_finished`). `jump` and `advance` are the extrapolation of `equilibrium.solvers.Anderson` for all lanes. Where
-A has no cycles, states follow from each other in one pass (`substitute`).
+(`write_finished`). `jump` and `advance` are the extrapolation of `equilibrium.solvers.Anderson` for all lanes.
+Where A has no cycles, states follow from each other in one pass (`substitute`).
 """
 
 import math
@@ -53,8 +53,8 @@ DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 #   points of a cycle         v         d         single rows                    solution        minima
 #   slots[0], slots[1], ...   at.v      at.d      at.single                      at.solution     at.minima
 # Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm one step before and the one
-# that a jump must beat; the first residual and the least of this period; cycles to come without a jump, failures in
-# a row; flags: has jumped, jump failed, must be checked; rate, residual expected soon; least squares problem.
+# that a jump must beat; the first residual and the least of this period; cycles to come without a jump, failures
+# in a row; flags: has jumped, jump failed, must be checked; rate, residual expected soon; least squares problem.
 RESIDUAL, SIZE, L1, PREVIOUS, TARGET, FIRST, LEAST, REST, FAILURES, JUMPED, FAILED, EVENT, RATE, SLOW, PROBLEM = (
     range(15)
 )
