@@ -345,8 +345,8 @@ def solve_group(
     begin(work, at, rows_of.alive, lanes, width, count)
     zero = count - count  # not a constant, for which numba would compile everything once more
     now, phase, origin, left = zero, zero, zero, count
-    # Before every step the iterates are at slots[origin], and `left` lanes are alive; the points of the others, and
-    # their images, are at rows_of.point and rows_of.image.
+    # Before every step the iterates are at slots[origin] and `left` lanes are alive; the points of the others and
+    # their images are at rows_of.point and rows_of.image.
     residual, earliest = at.single + RESIDUAL * width, at.single + FIRST * width
     while True:
         target = 1 - origin if plain else 1 if phase > memory else origin + 1
