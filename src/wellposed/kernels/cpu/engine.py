@@ -325,8 +325,8 @@ def run_solve(
 ) -> Iterates:
     """Solves as above; without a trace, residuals are computed by a second solve when asked for."""
     value, status, steps, residuals = run_kernel(A, v, d, x0, spec, trace=trace)
-    trace_again = lambda: run_kernel(A, v, d, x0, spec, trace=True)[3]  # noqa: E731
-    return Iterates(value, status, steps, (lambda: residuals) if trace else trace_again)
+    retrace = lambda: run_kernel(A, v, d, x0, spec, trace=True)[3]  # noqa: E731
+    return Iterates(value, status, steps, (lambda: residuals) if trace else retrace)
 
 
 def multiply_sparse(u: Tensor, W: SparseRows, bias: Tensor | None) -> Tensor:  # (B, columns) -> (B, rows)
@@ -532,7 +532,7 @@ class Numba:
         status, steps = _run_times(_loops().forward, spec, cell, kernel, (*arrays, spec.warm_start))
         states = known[:n].mT
 
-        def trace_again(turn: int) -> Tensor:
+        def retrace(turn: int) -> Tensor:
             rows = spec.rows(spec.times[turn])
             v = F.linear(known[n:, rows].mT, cell.B, cell.bias)
             start = torch.zeros_like(v)
@@ -542,7 +542,7 @@ class Numba:
             return run_kernel(cell.A, v, None, start, kernel, trace=True)[3]
 
         iterates = Iterates(states, status, steps, data.new_zeros)
-        spec.report_times(range(len(spec.sizes)), "equilibrium", iterates, options, trace_again)
+        spec.report_times(range(len(spec.sizes)), "equilibrium", iterates, options, retrace)
         residual = (images - known[:n]).abs().amax(0) if spec.trace else data.new_empty(0)
         hidden = H.mT.contiguous()
         last = hidden[spec.last_rows()].clone()
@@ -566,7 +566,7 @@ class Numba:
         arrays = *_arrays(*cell.whole()), *_grids(images), *_arrays(outside), *_grids(adjoint), *_arrays(first)
         status, steps = _run_times(_loops().backward, spec, cell, kernel, (*arrays, *kind, *_arrays(system)))
 
-        def trace_again(turn: int) -> Tensor:
+        def retrace(turn: int) -> Tensor:
             rows = spec.rows(spec.times[turn])
             g = adjoint[n:, rows].mT @ cell.C + (outside[:, rows].mT if len(outside) else 0)
             d, scale = slopes(*kind, images[:, rows].mT), row_scale(g)
@@ -574,7 +574,7 @@ class Numba:
 
         turns = range(len(spec.sizes) - 1, -1, -1)
         iterates = Iterates(adjoint[:n].mT, status, steps, adjoint.new_zeros)
-        spec.report_times(turns, "adjoint solve", iterates, options, trace_again)
+        spec.report_times(turns, "adjoint solve", iterates, options, retrace)
         return adjoint, first, _done
 
 
