@@ -13,7 +13,7 @@ import pytest
 import works
 import writers
 
-from wellposed.kernels.cpu.cache import keeping
+from wellposed.kernels.cpu.cache import njit_cached
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,7 +114,7 @@ def test_numba_without_a_place_for_its_cache(monkeypatch):
         return plain(**options)
 
     monkeypatch.setattr(numba, "njit", refuse)
-    compiled = keeping(nogil=True)(lambda x: x + 1)
+    compiled = njit_cached(nogil=True)(lambda x: x + 1)
     monkeypatch.undo()  # numba decorates functions of its own when it first compiles
     assert compiled(2) == 3
 
