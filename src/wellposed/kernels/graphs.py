@@ -183,7 +183,7 @@ class Program:
 
 
 def _masked_copy(rows: Tensor, value: Tensor, target: Tensor) -> None:
-    """Writes some rows, in elements of 16 bytes if possible: the time of a masked kernel goes by elements."""
+    """Writes some rows, in elements of 16 bytes if possible: a masked kernel takes time by the element."""
     numbers = 16 // value.element_size()
     if value.is_contiguous() and value.shape[1] % numbers == 0 and value.data_ptr() % 16 == 0:
         value, target = value.view(torch.complex128), target.view(torch.complex128)

@@ -21,7 +21,7 @@ from wellposed.errors import require
 
 LEAST = 64  # states below which only the dense kernel is considered
 ALONE = 0.45  # of the entries of A, for one sample
-COMPACT, NEAR, SPREAD = 512, 0.4, 0.33  # for more: up to so many states their points lie in the fastest memory
+COMPACT, NEAR, SPREAD = 512, 0.4, 0.33  # for more: up to so many states their points fit in the fastest memory
 # B, C and D multiply a sample once: a sparse product copies numbers to lanes and back, and costs a call.
 ONCE, ONCE_ALONE, CROSSING, START = 0.28, 0.15, 50.0, 1e5
 

@@ -51,7 +51,7 @@ from wellposed.kernels.spec import (
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 RESIDENT = {2: 128, 4: 128, 8: 32}  # states up to which A stays on the chip, by the bytes of a number
 STATES = 1024  # beyond it one product of a library fills the device
-MEMORY = 6  # of Anderson's method; its least squares problem lies in registers
+MEMORY = 6  # of Anderson's method; its least squares problem is in registers
 SEQUENCE_STATES = 128  # states and hidden states of a block that stays on the chip
 
 
@@ -522,7 +522,7 @@ def call(
         numbers: integers and floats.
         constants: by name, in the order of the parameters.
         options: of the compiler.
-        flag: a tensor that may lie in the memory of the host.
+        flag: a tensor that may be in host memory.
     """
     pointers = [tensor.data_ptr() for tensor in tensors]
     first = () if flag is None else (flag,)

@@ -32,7 +32,7 @@ class Shape:
         block: rows of a program.
         tile, depth: of A, where it is streamed; zero where it is resident.
         chunk: states of a point that a jump reads together.
-        warps, stages: of a program, and how many tiles are under way.
+        warps, stages: of a program, and how many tiles are loaded ahead.
     """
 
     block: int

@@ -35,7 +35,7 @@ def root(load, valid, target):
 
 @triton.jit
 def shrink(W, P, LEVELS, n, eps, RADIUS: tl.constexpr, WIDTH: tl.constexpr):
-    """Projects one row; its level is the largest entry that vanishes, negative for a row that stays as it is."""
+    """Projects one row; its level is the largest entry that vanishes, negative for a row that does not change."""
     line, states = tl.program_id(0), tl.arange(0, WIDTH)
     w = tl.load(W + line * n + states, mask=states < n, other=0.0)
     size = tl.sum(tl.abs(w).to(tl.float64), 0)

@@ -348,7 +348,7 @@ def extrapolate(
     points, slot, rows, running, rest, l1, previous, n, eps,
     worth, patience, ridge, MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Extrapolates to slot 0 where that may pay off; returns who jumped, the residual to beat, and sizes."""
+    """Extrapolates to slot 0 where that may pay off; returns which rows jumped, the residual to beat, and sizes."""
     rate = tl.minimum(l1 / previous, 1.0)
     target = l1 * tl.exp2(worth * tl.log2(rate))
     slow = l1 * tl.exp2(patience * tl.log2(rate))
@@ -363,7 +363,7 @@ def extrapolate(
 
 @triton.jit
 def judge_jump(jumped, l1, target, rest, failures):
-    """Judges a jump by its residual; returns who failed, cycles to come without a jump, and failures in a row."""
+    """Judges a jump by its residual; returns failed rows, cycles to come without a jump, and failures in a row."""
     failed = jumped & ((l1 <= target) == 0)
     failures = tl.where(jumped, tl.where(failed, failures + 1, 0), failures)
     rest = tl.where(failed, (1 << tl.minimum(tl.maximum(failures - 1, 0), 3)) - 1, rest)
