@@ -348,7 +348,7 @@ def extrapolate(
     points, slot, rows, running, rest, l1, previous, n, eps,
     worth, patience, ridge, MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Extrapolates to slot 0 where that may pay off; returns which rows jumped, the residual to beat, and sizes."""
+    """Extrapolates to slot 0 where that may pay off; returns rows that jumped, the residual to beat, and sizes."""
     rate = tl.minimum(l1 / previous, 1.0)
     target = l1 * tl.exp2(worth * tl.log2(rate))
     slow = l1 * tl.exp2(patience * tl.log2(rate))
