@@ -13,7 +13,7 @@ from wellposed.equilibrium.solvers import Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Steps, default_tolerance
 from wellposed.errors import InputError
 from wellposed.kernels.cpu import newton
-from wellposed.kernels.cpu.newton import Reference, Systems, choose_references, solve_active_set
+from wellposed.kernels.cpu.newton import NewtonSystems, Reference, choose_references, solve_active_set
 
 ACTIVATIONS = {
     "relu": get_activation("relu"),
@@ -145,8 +145,8 @@ def test_a_bad_factorisation_is_replaced_by_a_pivoted_one(monkeypatch):
     right = solve_active_set(A, v, ACTIVATIONS["relu"], warm=0)
     g = inputs(20, 12, torch.float64)
     right_gradient = right.adjoint(g).value
-    monkeypatch.setattr(Systems, "solve", lambda self, r, keep=True: torch.full_like(r, torch.nan))
-    monkeypatch.setattr(Systems, "solve_transposed", lambda self, r: torch.full_like(r, torch.nan))
+    monkeypatch.setattr(NewtonSystems, "solve", lambda self, r, keep=True: torch.full_like(r, torch.nan))
+    monkeypatch.setattr(NewtonSystems, "solve_transposed", lambda self, r: torch.full_like(r, torch.nan))
     found = solve_active_set(A, v, ACTIVATIONS["relu"], warm=0)
     assert torch.equal(found.steps, right.steps)
     assert torch.allclose(found.value, right.value)
@@ -192,11 +192,11 @@ def test_systems_in_chunks_and_without_room_to_keep_them(monkeypatch):
     A, v = matrix("random", 24, 0.99, torch.float64), inputs(100, 24, torch.float64)
     slope = (v > 0).double()
     reference = Reference.at(A, slope[0])
-    whole = Systems(reference, slope - slope[0])
+    whole = NewtonSystems(reference, slope - slope[0])
     expected = whole.solve(v)
     monkeypatch.setattr(newton, "CHUNK", 2000)
-    monkeypatch.setattr(newton, "KEPT", 0)
-    parts = Systems(reference, slope - slope[0])
+    monkeypatch.setattr(newton, "CACHED", 0)
+    parts = NewtonSystems(reference, slope - slope[0])
     assert torch.equal(parts.solve(v), expected)
     assert len(parts._lists[3]) > 3 and parts.numbers == 0 < whole.numbers
     dense = torch.eye(24).double() - slope[:, :, None] * A

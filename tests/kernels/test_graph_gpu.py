@@ -75,7 +75,7 @@ def test_values_and_gradients_agree(name, solver):
     assert found.converged.all()
     text = model.explain(draw())
     assert "forward graph" in text and "backward graph" in text and "captured" in text
-    assert len(model._graphs.plans) == 2
+    assert len(model._graphs.captured) == 2
 
 
 def test_optimiser_steps_need_no_capture_and_moved_weights_do():
@@ -86,13 +86,13 @@ def test_optimiser_steps_need_no_capture_and_moved_weights_do():
         optimiser.zero_grad(set_to_none=True)
         model(draw()).square().mean().backward()
         optimiser.step()
-    assert len(model._graphs.plans) == 2
+    assert len(model._graphs.captured) == 2
     agree(model, reference, draw())
     cell.state.weight = nn.Parameter(0.5 * cell.state.weight.detach())
     with torch.no_grad():
         for _ in range(3):
             agree(model, reference, draw())
-    assert len(model._graphs.plans) == 3
+    assert len(model._graphs.captured) == 3
 
 
 def test_settings_of_the_cell_are_part_of_the_kind():
@@ -118,7 +118,7 @@ def test_shapes_make_kinds_and_only_some_are_kept():
         for size in (4, 6, 8, 4):
             for _ in range(3):
                 agree(model, reference, torch.randn(3, 3, size, size, device="cuda"))
-    assert len(model._graphs.plans) == 2
+    assert len(model._graphs.captured) == 2
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_what_cannot_be_captured_is_solved_plainly_and_explained(cell, reason):
     u = torch.randn(9, 3, device="cuda")
     for _ in range(3):
         model(u).sum().backward()
-    assert reason in model.explain(u) and not model._graphs.plans
+    assert reason in model.explain(u) and not model._graphs.captured
     model.executor = "graph"
     with pytest.raises(InputError, match=reason):
         model(u)
@@ -254,28 +254,28 @@ def test_autocast(precision):
         agree(model, reference, u, tolerance=0.05, within=3)
 
 
-def test_nothing_waits_for_the_device_but_the_looks():
+def test_nothing_waits_for_the_device_but_reads_of_the_record():
     cell, draw = CELLS["residual"]()
     model, u = pair_of_models(cell)[0], draw()
     with torch.no_grad():
         for _ in range(3):
             found = model.equilibrium(u)
-    (plan,) = model._graphs.plans.values()
-    looks = []
-    plan._look, look = lambda: looks.append(1) or look(), plan._look
-    inputs = plan.buffers[:]
+    (captured,) = model._graphs.captured.values()
+    reads = []
+    captured._synchronise, read = lambda: reads.append(1) or read(), captured._synchronise
+    inputs = captured.buffers[:]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        torch._foreach_copy_(plan.buffers, inputs)
-        for graph in plan.graphs:
+        torch._foreach_copy_(captured.buffers, inputs)
+        for graph in captured.graphs:
             graph.replay()
-        look()
-        plan.program.result(int(plan.seen[1]), int(plan.seen[2]))
+        read()
+        captured.program.result(int(captured.host_record[1]), int(captured.host_record[2]))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     with torch.no_grad():
         model(u)
-    assert len(looks) <= 2 < int(found.steps.max())
+    assert len(reads) <= 2 < int(found.steps.max())
 
 
 def test_graphs_go_with_the_model_and_not_with_a_copy():
@@ -283,9 +283,9 @@ def test_graphs_go_with_the_model_and_not_with_a_copy():
     model, u = pair_of_models(cell)[0], draw()
     for _ in range(3):
         model(u).sum().backward()
-    assert len(model._graphs.plans) == 2
+    assert len(model._graphs.captured) == 2
     twin = copy.deepcopy(model)
-    assert not twin._graphs.plans and torch.allclose(twin(u), model(u), atol=1e-4)
+    assert not twin._graphs.captured and torch.allclose(twin(u), model(u), atol=1e-4)
     del twin
     gc.collect()
     torch.cuda.synchronize()

@@ -28,7 +28,7 @@ from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import FunctionMap, Packing
 from wellposed.equilibrium.stopping import Settled
 from wellposed.errors import InputError
-from wellposed.kernels.graphs import GraphLoop, Program, given, rebuilt, run_program
+from wellposed.kernels.graphs import GraphLoop, Program, rebuild, run_program, solve_inputs
 from wellposed.models import VariationalDropout, spectral_norm
 from wellposed.models.deq import CellFunction, weights_computed_once
 
@@ -165,16 +165,16 @@ def test_a_rebuilt_equation_reads_its_buffers_forward_and_backward():
     backward = LinearMap(vector_jacobian(fx, point), torch.randn(7, 5).double(), 1e-16, (f, point))
     for equation in (f, backward):
         solver, stop = Anderson(), Relative()
-        with function.reading(), torch.no_grad():
+        with function.using_weights(), torch.no_grad():
             expected = iterate(equation, x, solver, stop, 100)
-        buffers = [torch.zeros_like(part) for part in given(equation, x, ())]
-        static, start, memo, held = rebuilt(equation, buffers, 0)
-        for buffer, part in zip(buffers, given(equation, x, ()), strict=True):
+        buffers = [torch.zeros_like(part) for part in solve_inputs(equation, x, ())]
+        static, start, memo, held = rebuild(equation, buffers, 0)
+        for buffer, part in zip(buffers, solve_inputs(equation, x, ()), strict=True):
             buffer.copy_(part)
         program = Program(static, start, memo, solver, stop, 100)
         cell.train()
         before = copy.deepcopy(cell.state_dict())
-        with held.reading():
+        with held.using_weights():
             found = run_program(program)
         agree(found, expected)
         assert found.converged if hasattr(found, "converged") else (found.status == Status.CONVERGED).all()
@@ -185,9 +185,9 @@ def test_weights_are_read_from_elsewhere_only_in_the_block():
     cell = spectral_norm(Cell(width=5)).eval()
     twin = copy.deepcopy(cell)  # shares the class of its parametrised layer
     ones = torch.ones(5, 5)
-    function = function_of(cell, None).holding(tuple(ones for _ in function_of(cell, None).weights))
+    function = function_of(cell, None).with_weights(tuple(ones for _ in function_of(cell, None).weights))
     own, other = cell.state.weight.clone(), twin.state.weight.clone()
-    with function.reading():
+    with function.using_weights():
         assert cell.state.weight is ones and twin.state.weight.equal(other)
     assert cell.state.weight.equal(own)
 
@@ -228,16 +228,16 @@ def test_what_makes_another_kind_of_equation():
 
 
 def test_what_cannot_be_captured_is_named():
-    def problem(cell):
+    def why_not(cell):
         masks = tuple(layer for layer in cell.modules() if isinstance(layer, VariationalDropout))
-        return CellFunction(cell, cell, True, masks, (), ()).problem()
+        return CellFunction(cell, cell, True, masks, (), ()).why_not()
 
-    assert problem(Cell()) == "" and problem(Cell(VariationalDropout(0.2)).eval()) == ""
-    assert "VariationalDropout" in problem(Cell(VariationalDropout(0.2)))
+    assert why_not(Cell()) == "" and why_not(Cell(VariationalDropout(0.2)).eval()) == ""
+    assert "VariationalDropout" in why_not(Cell(VariationalDropout(0.2)))
     hooked = Cell()
     hooked.state.register_forward_hook(lambda *_: None)
-    assert "hook at 'state'" in problem(hooked)
-    assert "equilibrium of its own" in problem(Cell(DEQ(Cell(), state_shape=4)))
+    assert "hook at 'state'" in why_not(hooked)
+    assert "equilibrium of its own" in why_not(Cell(DEQ(Cell(), state_shape=4)))
 
 
 def test_executors_of_a_model():
@@ -256,6 +256,6 @@ def test_executors_of_a_model():
 
 def test_a_loop_is_copied_without_its_graphs():
     loop = GraphLoop(chunk=3, keep=2)
-    loop.plans["kind"] = object()
+    loop.captured["kind"] = object()
     for twin in (copy.deepcopy(loop), pickle.loads(pickle.dumps(loop))):
-        assert (twin.chunk, twin.keep, len(twin.plans)) == (3, 2, 0)
+        assert (twin.chunk, twin.keep, len(twin.captured)) == (3, 2, 0)

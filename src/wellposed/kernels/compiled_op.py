@@ -1,7 +1,7 @@
-"""The equilibrium as operators of torch, for everything that looks at graphs: torch.compile, autocast, profilers.
+"""The equilibrium as operators of torch, for everything that reads graphs: torch.compile, autocast, profilers.
 
-In eager mode models call the kernels through their own autograd function instead: a custom operator passes twice
-through the dispatcher and through Python for every call, which costs as much as a small solve.
+In eager mode models call the kernels through their own autograd function instead: every call of a custom operator
+passes twice through the dispatcher and through Python, which costs as much as a small solve.
 """
 
 import functools
@@ -34,7 +34,7 @@ RULES: dict[str, Any] = {rule.__name__: rule for rule in (Anderson, Picard, Abso
 
 
 def write_spec(spec: AffineSpec) -> str | None:
-    """Writes a spec of which some engine has a kernel down, as a text that an operator can take.
+    """Writes a spec for which some engine has a kernel as text, which an operator can take.
 
     Returns:
         None if the name of the activation does not lead back to it.
@@ -65,8 +65,8 @@ def _written(rule: Any) -> Any:
 def read_spec(text: str) -> AffineSpec:
     """Returns the spec behind a text."""
     name, forward, policy, gradient, automatic, executor = json.loads(text)
-    solver, stop, steps = (_read(part) for part in forward)
-    rule = Implicit(*(_read(part) for part in gradient))
+    solver, stop, steps = (_read(field) for field in forward)
+    rule = Implicit(*(_read(field) for field in gradient))
     options = SolveOptions(solver, stop, steps, policy)
     return AffineSpec(get_activation(name), options, rule, automatic=automatic, executor=executor)
 
@@ -84,9 +84,9 @@ def _run(text: str, A: Tensor) -> AffineSolve:
 def equilibrium_op(v: Tensor, x0: Tensor, A: Tensor, spec: str) -> tuple[Tensor, Tensor, Tensor]:
     """Solves ``x = phi(Ax + v)``; returns states, statuses and steps."""
     run = _run(spec, A)
-    found = run.engine.solve(run.spec, (A,), v.contiguous(), x0)
-    run.solve.note(found)
-    return found.value.contiguous().clone(), found.status, found.steps
+    iterates = run.engine.solve(run.spec, (A,), v.contiguous(), x0)
+    run.solve.note(iterates)
+    return iterates.value.contiguous().clone(), iterates.status, iterates.steps
 
 
 @equilibrium_op.register_fake
@@ -132,11 +132,11 @@ def _second_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def check_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: WarnOnce | None = None) -> Tensor:
-    """Returns outputs and tells of those that are not finite, wherever values can be read in the end.
+    """Returns outputs and reports those that are not finite, wherever values can be read eventually.
 
     Args:
         y: the outputs.
-        x: the states, None where they are not at hand.
+        x: the states, None if not available.
         on_failure: what happens then.
         once: shared by reports of which only the first is made.
     """
@@ -154,10 +154,10 @@ def check_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: Warn
 
 @torch.library.custom_op("wellposed::checked_outputs", mutates_args=())
 def checked_outputs(y: Tensor, x: Tensor, on_failure: str) -> Tensor:
-    """Returns outputs and tells of those that are not finite; a graph cannot look at values itself.
+    """Returns outputs and reports those that are not finite; a graph cannot read values itself.
 
     Args:
-        x: the states, empty where they are not at hand.
+        x: the states, empty if not available.
     """
     report_outputs(y, x if x.numel() else None, on_failure)  # type: ignore[arg-type]
     return y.clone()

@@ -1,7 +1,7 @@
 """The engines that solve ``x = phi(Ax + v)``, and which of them solves an equation.
 
 `Triton` is for CUDA devices, `Numba` for the CPU, and `Reference`, the plain loop, for everything. Each says in
-`why_not` what it cannot do; `choose` takes the first that can, and `explain` is the same with the reasons kept.
+`why_not` what it cannot do; `choose` takes the first that can, and `explain` does the same and lists the reasons.
 """
 
 from wellposed.equilibrium.affine import REFERENCE, AffineSpec, Engine, Factors
@@ -55,7 +55,7 @@ def explain(spec: AffineSpec, factors: Factors, batch: int, more: str = "") -> s
     Args:
         spec, factors: the equation, of whose matrices only shape, dtype and device count.
         batch: the number of samples.
-        more: what else is known of the engine with a kernel.
+        more: appended to the line of the engine with a kernel.
     """
     A, lines = factors[0], list[str]()
     for engine in COMPILED:

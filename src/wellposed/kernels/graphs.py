@@ -1,9 +1,8 @@
 """Repeated solves on a CUDA device: steps captured as CUDA graphs and replayed in place of the loop.
 
-`Program` is the loop with masks in place of decisions, in chunks of a few steps: what a CUDA graph can hold.
-`Plan` is one equation of fixed shapes as CUDA graphs: buffers to copy into, and a graph for every chunk of steps.
-`GraphLoop` takes the place of the loop and captures an equation that comes again; `equation_problem` says why one
-cannot be captured.
+`Program` is the loop with masks instead of branches, in chunks of a few steps: what a CUDA graph can hold.
+`CapturedSolve` is one equation of fixed shapes as CUDA graphs: buffers to copy into, and a graph for every chunk.
+`GraphLoop` replaces the loop and captures an equation that comes again; `why_not` says why one cannot be captured.
 """
 
 import contextlib
@@ -30,15 +29,15 @@ from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Step, St
 from wellposed.equilibrium.tracing import no_host_reads, under_transform
 from wellposed.errors import InputError
 
-CHUNK = 4  # steps between two looks at the results
+CHUNK = 4  # steps between two reads of the results
 
 
 class Program:
-    """Does what `iterate` does and looks at no value: every sample is computed until all are finished.
+    """Does what `iterate` does but reads no value on the host: every sample is computed until all are finished.
 
     Steps are taken in chunks whose lengths are known beforehand, and judged at the end of a chunk. A sample's
-    result is that of the first step that its rule accepts, kept in buffers of fixed address; what its row does
-    later is not looked at. The number of a step is part of the program: a chunk is for its own steps only.
+    result is that of the first step that its rule accepts, stored in buffers of fixed address; later values of its
+    row are ignored. The number of a step is part of the program: a chunk is for its own steps only.
 
     Args:
         f: the map.
@@ -64,7 +63,7 @@ class Program:
         self.state: tuple[Tensor, ...] = ()
         self.first: Tensor | None = None  # as in the loop
         self.reach: tuple[Tensor, Tensor] | None = None  # as in the loop, the first times RUN_OFF
-        self.lean = isinstance(stop, Absolute | Settled) or (isinstance(stop, Relative) and stop.norm == "inf")
+        self.by_norms = isinstance(stop, Absolute | Settled) or (isinstance(stop, Relative) and stop.norm == "inf")
         self.value = torch.empty_like(x)
         self.status = torch.zeros(x.shape[0], dtype=torch.int8, device=x.device)
         self.steps = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)  # 0: not finished
@@ -78,7 +77,7 @@ class Program:
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Takes the steps of the next chunk and settles which samples they have finished."""
+        """Takes the steps of the next chunk and records the samples that finished in it."""
         begin = self.index
         end = min(begin + self.chunk, self.max_steps, begin - begin % PERIOD + PERIOD)
         with no_host_reads():
@@ -87,11 +86,11 @@ class Program:
                 self.steps.zero_()
                 self.state = self.solver.init(self.x)
             taken, values, verdicts, sizes = [], [], [], []
-            for index in range(begin, end):
-                step, parts = self._take(index)
+            for index in range(begin, end):  # all of them, whichever samples are finished
+                step, norms = self._take(index)
                 taken.append(step)
-                sizes += parts
-                if not self.lean:
+                sizes += norms
+                if not self.by_norms:
                     step = replace(step, residual=step.residual.amax(-1))
                     verdict, self.memo = self.stop.check(step, self.memo)
                     verdicts.append(verdict)
@@ -99,12 +98,12 @@ class Program:
             self.index = end
             residuals, before, after = torch.stack(sizes).amax(-1).unflatten(0, (-1, 3)).unbind(1)  # (K, B) each
             self.trace[begin:end] = residuals
-            if self.lean:  # rows of one number have the norms that the rule asks for
+            if self.by_norms:  # rows of one number have the norms that the rule asks for
                 stacked = Step(before[..., None], after[..., None], self.f, residuals, begin, self.first)
                 event = self.stop.check(stacked, ())[0]
             else:
                 event = torch.stack(verdicts)
-            self._settle(begin, taken[-1], event, residuals, before, values)
+            self._record_finished(begin, taken[-1], event, residuals, before, values)
             torch.stack([*self.steps.aminmax(), self.status.amax().long()], out=self.record)
 
     def _take(self, index: int) -> tuple[Step, list[Tensor]]:
@@ -120,10 +119,10 @@ class Program:
             self.first = residual.amax(-1)
         return Step(self.x, self.fx, self.f, residual, index, self.first), [residual, before, self.size]
 
-    def _settle(
+    def _record_finished(
         self, begin: int, last: Step, event: Tensor, residuals: Tensor, sizes: Tensor, values: list[Tensor]
     ) -> None:
-        """Writes the results of samples that a chunk has finished."""
+        """Writes the results of samples that finished in a chunk; those of earlier chunks stay as they are."""
         finite = residuals < torch.inf
         event, astray = event | ~finite, None
         if self.stop.certifies:
@@ -132,7 +131,7 @@ class Program:
         event = event & (self.steps == 0)
         first = event & (event.cumsum(0) == 1)  # (K, B)
         for chosen, value in zip(first, values, strict=True):
-            _put(chosen, value, self.value)
+            _masked_copy(chosen, value, self.value)
         accepted = Status.CONVERGED if self.stop.certifies else Status.STEPS_DONE
         status = (first * (int(Status.NONFINITE) - finite * int(Status.NONFINITE - accepted))).sum(0)
         numbers = torch.arange(begin + 1, self.index + 1, device=first.device)[:, None]
@@ -146,7 +145,7 @@ class Program:
 
     def _close(self, rows: Tensor, status: Tensor, value: Tensor) -> None:
         """Ends samples that no stopping rule has accepted, at the last step of a chunk."""
-        _put(rows, value, self.value)
+        _masked_copy(rows, value, self.value)
         self.status += (rows * status).to(torch.int8)
         self.steps += rows * self.index
 
@@ -183,8 +182,8 @@ class Program:
         return Iterates(self.value.clone(), self.status.clone(), steps, lambda: trace, worst)
 
 
-def _put(rows: Tensor, value: Tensor, target: Tensor) -> None:
-    """Writes some rows; where it can, in elements of 16 bytes, as kernels with a mask count elements."""
+def _masked_copy(rows: Tensor, value: Tensor, target: Tensor) -> None:
+    """Writes some rows, in elements of 16 bytes if possible: a masked kernel takes time by the element."""
     numbers = 16 // value.element_size()
     if value.is_contiguous() and value.shape[1] % numbers == 0 and value.data_ptr() % 16 == 0:
         value, target = value.view(torch.complex128), target.view(torch.complex128)
@@ -192,7 +191,7 @@ def _put(rows: Tensor, value: Tensor, target: Tensor) -> None:
 
 
 def run_program(program: Program) -> Iterates:
-    """Carries a program out as it is, a look at the results after every chunk.
+    """Runs a program without a capture and reads its record after every chunk.
 
     Example:
         >>> from wellposed.equilibrium.gradients import LinearMap
@@ -210,26 +209,26 @@ def run_program(program: Program) -> Iterates:
 
 @runtime_checkable
 class Capturable(Protocol):
-    """A function of state and inputs of which a captured program may be replayed."""
+    """A function of state and inputs whose evaluations may be captured and replayed."""
 
     def __call__(self, x: State, *inputs: Tensor) -> State:
         """Evaluates the function."""
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        """Tensors that are new in every solve; all others are read where they lie."""
+        """Tensors that are new in every solve; all others are read at their fixed addresses."""
 
-    def problem(self) -> str:
-        """Says why a replay would not do what the function does; nothing if it would."""
+    def why_not(self) -> str:
+        """Says why a replay would not do what the function does; empty if it would."""
 
     def fingerprint(self) -> Hashable:
         """Returns what must be the same for a replay: addresses and settings."""
 
-    def holding(self, weights: tuple[Tensor, ...]) -> Self:
+    def with_weights(self, weights: tuple[Tensor, ...]) -> Self:
         """Returns the function with other weights."""
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Has evaluations in the block read `weights`."""
+    def using_weights(self) -> AbstractContextManager[None]:
+        """Makes evaluations inside the block read `weights`."""
 
 
 class Linearisation(Map):
@@ -256,80 +255,80 @@ def origin(f: Map) -> Map:
 
 
 def source(f: Map) -> tuple[FunctionMap, Capturable]:
-    """Returns the map behind an equation and its function; of those that `equation_problem` lets pass."""
+    """Returns the map behind an equation and its function; for equations that pass `why_not`."""
     primal = cast(FunctionMap, origin(f))
     return primal, cast(Capturable, primal.function)
 
 
-def given(f: Map, x: Tensor, memo: tuple[Tensor, ...]) -> list[Tensor]:
+def solve_inputs(f: Map, x: Tensor, memo: tuple[Tensor, ...]) -> list[Tensor]:
     """Lists the tensors that are new in every solve."""
     primal, function = source(f)
     point = (f.offset, f.origin[1]) if isinstance(f, LinearMap) and f.origin else ()
-    parts = [x, *point, *memo, *primal.inputs, *function.weights]
-    return [part.detach() for part in parts]
+    tensors = [x, *point, *memo, *primal.inputs, *function.weights]
+    return [tensor.detach() for tensor in tensors]
 
 
-def rebuilt(f: Map, buffers: list[Tensor], memo: int) -> tuple[Map, Tensor, tuple[Tensor, ...], Capturable]:
-    """Returns the map, the start, the memo and the function that read buffers in the order of `given`."""
+def rebuild(f: Map, buffers: list[Tensor], memo: int) -> tuple[Map, Tensor, tuple[Tensor, ...], Capturable]:
+    """Returns the map, the start, the memo and the function that read buffers in the order of `solve_inputs`."""
     (primal, capturable), rest = source(f), list(buffers)
     take = lambda count: tuple(rest.pop(0) for _ in range(count))  # noqa: E731
     (x,), point = take(1), take(2 if f is not primal else 0)
-    held, inputs = take(memo), take(len(primal.inputs))
-    function = capturable.holding(tuple(rest))
+    memo_buffers, inputs = take(memo), take(len(primal.inputs))
+    function = capturable.with_weights(tuple(rest))
     static: Map = FunctionMap(function, inputs, primal.packing, primal.precision)
     if point:
         static = Linearisation(static, point[1], point[0], f.eps(x))
-    return static, x, held, function
+    return static, x, memo_buffers, function
 
 
-class Plan:
+class CapturedSolve:
     """Solves one kind of equation by replays; a chunk is captured when it is first needed.
 
-    All graphs share their memory: they are captured and replayed in the same order. How many chunks the latest
-    solve needed tells when to look at results: before the last but one of them there is nothing to see.
+    All graphs share one memory pool: they are captured and replayed in the same order. The number of chunks of the
+    latest solve says when to read results first: one chunk before it ended, since reading synchronises.
     """
 
     def __init__(self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, chunk: int) -> None:
         memo = stop.begin(x)
-        self.buffers = [torch.empty_like(part) for part in given(f, x, memo)]
-        torch._foreach_copy_(self.buffers, given(f, x, memo))
-        static, start, held, self.function = rebuilt(f, self.buffers, len(memo))
-        self.program = Program(static, start, held, solver, stop, max_steps, chunk)
+        self.buffers = [torch.empty_like(tensor) for tensor in solve_inputs(f, x, memo)]
+        torch._foreach_copy_(self.buffers, solve_inputs(f, x, memo))
+        static, start, memo_buffers, self.function = rebuild(f, self.buffers, len(memo))
+        self.program = Program(static, start, memo_buffers, solver, stop, max_steps, chunk)
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self.stream, self.pool = torch.cuda.Stream(x.device), torch.cuda.graph_pool_handle()
-        self.seen = torch.zeros(3, dtype=torch.int64, pin_memory=True)
+        self.host_record = torch.zeros(3, dtype=torch.int64, pin_memory=True)
         self.event, self.expected, self.steps = torch.cuda.Event(), 1, 0
-        rehearsal = rebuilt(f, self.buffers, len(memo))
-        self._prepare(Program(*rehearsal[:3], solver, stop, max_steps, chunk))
+        warm_up = rebuild(f, self.buffers, len(memo))
+        self._warm_up(Program(*warm_up[:3], solver, stop, max_steps, chunk))
 
-    def _prepare(self, rehearsal: Program) -> None:
-        """Takes a few steps on the stream of the capture: libraries allocate at their first use."""
+    def _warm_up(self, program: Program) -> None:
+        """Takes a few steps on the capture stream: libraries allocate at their first use."""
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), self.function.reading(), _fresh_casts():
-            rehearsal.advance()
+        with torch.cuda.stream(self.stream), self.function.using_weights(), _fresh_casts():
+            program.advance()
         torch.cuda.current_stream().wait_stream(self.stream)
         self.stream.synchronize()
 
     def solve(self, f: Map, x: Tensor, stop: Stopping) -> Iterates:
         """Solves an equation that differs from that of the capture in values only."""
-        torch._foreach_copy_(self.buffers, given(f, x, stop.begin(x)))
-        least, most, worst, place = 0, 0, 0, 0
-        while least == 0:
-            if place == len(self.graphs):
+        torch._foreach_copy_(self.buffers, solve_inputs(f, x, stop.begin(x)))
+        least, most, worst, chunk = 0, 0, 0, 0
+        while least == 0:  # `chunk` graphs have been replayed; the record was not read, or a sample is running
+            if chunk == len(self.graphs):
                 self.graphs.append(self._capture())
-            self.graphs[place].replay()
-            place += 1
-            if place >= self.expected or (self.program.ends and place == len(self.graphs)):
-                least, most, worst = self._look()
-        self.expected, self.steps = max(1, place - 1), most
+            self.graphs[chunk].replay()
+            chunk += 1
+            if chunk >= self.expected or (self.program.ends and chunk == len(self.graphs)):
+                least, most, worst = self._synchronise()
+        self.expected, self.steps = max(1, chunk - 1), most
         return self.program.result(most, worst)
 
-    def _look(self) -> list[int]:
-        """Waits for the results so far; the least number of steps is 0 where a sample is not finished."""
-        self.seen.copy_(self.program.record, non_blocking=True)
+    def _synchronise(self) -> list[int]:
+        """Waits for the record of the latest chunk; its least number of steps is 0 while a sample is running."""
+        self.host_record.copy_(self.program.record, non_blocking=True)
         self.event.record()
         self.event.synchronize()
-        return self.seen.tolist()
+        return self.host_record.tolist()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -337,7 +336,7 @@ class Plan:
         with torch.cuda.stream(self.stream), _no_collection(), _fresh_casts():
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
-                with self.function.reading():
+                with self.function.using_weights():
                     self.program.advance()
                 graph.capture_end()
             except BaseException:
@@ -348,7 +347,7 @@ class Plan:
         return graph
 
     def _recover(self) -> None:
-        """Captures something that cannot fail: a capture that did leaves random generators waiting for its end."""
+        """Captures something that cannot fail: after a failed capture random generators still wait for its end."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.program.record.device)
         with torch.cuda.stream(stream), contextlib.suppress(RuntimeError):
             graph.capture_begin(capture_error_mode="thread_local")
@@ -370,7 +369,7 @@ def _no_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fresh_casts() -> Iterator[None]:
-    """Has autocast convert weights anew: a graph must not read a conversion that was made outside of it."""
+    """Makes autocast convert weights again: a graph must not read a conversion made outside it."""
     enabled = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
@@ -381,8 +380,8 @@ def _fresh_casts() -> Iterator[None]:
 
 
 GRAPH_EXECUTORS = ("auto", "graph", "reference")
-SIGHTINGS = 256  # kinds of equations that are remembered
-PATIENCE = 8  # solves of a kind that has lost its graphs before it is captured again
+REMEMBERED = 256  # kinds of equations whose solves are counted
+RECAPTURE_AFTER = 8  # solves of a kind whose graphs were dropped, before it is captured again
 
 
 def check_graph_executor(executor: str) -> None:
@@ -396,16 +395,16 @@ def check_graph_executor(executor: str) -> None:
 
 
 class GraphLoop:
-    """Solves like `iterate`, by CUDA graphs where an equation comes again with the same shapes and settings.
+    """Solves like `iterate`, by CUDA graphs when an equation comes again with the same shapes and settings.
 
-    The first solve of a kind takes its steps one by one and watches whether anything waits for the device or
-    draws random numbers; the second captures chunks of steps, later ones replay them. Weights are read where they
-    lie, so an optimiser may change them in place; a weight that has moved makes another kind. Whatever cannot be
-    captured is iterated as ever, and `explain` says why.
+    The first solve of a kind runs without a capture and checks whether anything synchronises with the device or
+    draws random numbers; the second captures chunks of steps, later ones replay them. Weights are read at their
+    addresses, so an optimiser may change them in place; a weight that has moved makes another kind. What cannot be
+    captured runs in the plain loop, and `explain` says why.
 
     Args:
-        chunk: steps between two looks at the results.
-        keep: kinds of equations whose graphs are kept, the latest used.
+        chunk: steps between two reads of the results.
+        keep: how many kinds of equations have graphs, the most recently used.
 
     Example:
         >>> from wellposed.equilibrium import Picard, Relative
@@ -419,40 +418,40 @@ class GraphLoop:
 
     def __init__(self, chunk: int = CHUNK, keep: int = 6) -> None:
         self.chunk, self.keep = chunk, keep
-        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
-        self.refused: OrderedDict[Hashable, str] = OrderedDict()
-        self.sightings: OrderedDict[Hashable, int] = OrderedDict()
+        self.captured: OrderedDict[Hashable, CapturedSolve] = OrderedDict()
+        self.reasons: OrderedDict[Hashable, str] = OrderedDict()
+        self.solve_counts: OrderedDict[Hashable, int] = OrderedDict()
         self.latest: dict[str, str] = {}
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.chunk, self.keep)  # graphs cannot be copied; a copy begins without them
 
-    def asked(self, executor: str) -> Loop:
-        """Returns what runs a solve for the name of an executor."""
+    def loop_for(self, executor: str) -> Loop:
+        """Returns the loop that runs a solve for the name of an executor."""
         return iterate if executor == "reference" else functools.partial(self, strict=executor == "graph")
 
     def explain(self, executor: str, like: Tensor) -> str:
-        """Says how solves on the device of `like` are carried out and why, as far as the latest ones tell."""
+        """Says how the latest solves on the device of `like` were run, and why."""
         if executor == "reference":
             return 'reference: executor="reference" was asked for'
         if not like.is_cuda:
             where = f"the state is on the {like.device.type}, and graphs are for CUDA devices"
             return f"reference: the plain loop\nnot graph: {where}"
-        told = "; ".join(f"{kind} {text}" for kind, text in self.latest.items())
-        return told or "reference: the first solve of its kind, taken without a capture"
+        solves = "; ".join(f"{kind} {text}" for kind, text in self.latest.items())
+        return solves or "reference: the first solve of its kind, taken without a capture"
 
     def __call__(
         self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, *, strict: bool = False
     ) -> Iterates:
         kind = "forward" if origin(f) is f else "backward"
-        found, text = None, equation_problem(f, x, solver)
+        iterates, text = None, why_not(f, x, solver)
         if not text:
             with self._lock:
-                found, text = self._attempt(f, x, solver, stop, max_steps)
-        self.latest[kind] = f"reference: {text}" if found is None else f"graph: {text}"
-        if found is not None:
-            return found
+                iterates, text = self._attempt(f, x, solver, stop, max_steps)
+        self.latest[kind] = f"reference: {text}" if iterates is None else f"graph: {text}"
+        if iterates is not None:
+            return iterates
         if strict:
             raise InputError(f'executor="graph" cannot compute this {kind} solve: {text}; use executor="auto"')
         return iterate(f, x, solver, stop, max_steps)
@@ -460,62 +459,62 @@ class GraphLoop:
     def _attempt(
         self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int
     ) -> tuple[Iterates | None, str]:
-        """Returns what a replay or a rehearsal found, None where neither is possible, and a text about it."""
+        """Returns the result of a replay or a trial run, None if neither is possible, and a text about it."""
         try:
             same = source(f)[1].fingerprint(), solver  # forward and backward: what one does, the other does
-            kind = same, _circumstances(f, x, stop, max_steps)
+            kind = same, _solve_key(f, x, stop, max_steps)
             hash(kind)
         except (TypeError, AttributeError, RuntimeError) as error:
             return None, f"the equation cannot be recognised when it comes again: {error}"
-        if same in self.refused:
-            return None, self.refused[same]
+        if same in self.reasons:
+            return None, self.reasons[same]
         try:
-            if kind in self.plans or self._sight(kind) > 0:
+            if kind in self.captured or self._count(kind) > 0:
                 return self._replay(kind, f, x, solver, stop, max_steps)
-            found, text = self._rehearse(f, x, solver, stop, max_steps)
+            iterates, text = self._trial_run(f, x, solver, stop, max_steps)
         except Exception as error:  # whatever is wrong with the map itself, the plain loop will say
-            self.plans.pop(kind, None)
-            found, text = None, f"{type(error).__name__}: {error}".splitlines()[0]
-        return found, text if found is not None else self._refuse(same, text)
+            self.captured.pop(kind, None)
+            iterates, text = None, f"{type(error).__name__}: {error}".splitlines()[0]
+        return iterates, text if iterates is not None else self._remember_reason(same, text)
 
-    def _sight(self, kind: Hashable) -> int:
+    def _count(self, kind: Hashable) -> int:
         """Counts solves of a kind before this one."""
-        count = self.sightings.pop(kind, 0)
-        self.sightings[kind] = count + 1
-        while len(self.sightings) > SIGHTINGS:
-            self.sightings.popitem(last=False)
+        count = self.solve_counts.pop(kind, 0)
+        self.solve_counts[kind] = count + 1
+        while len(self.solve_counts) > REMEMBERED:
+            self.solve_counts.popitem(last=False)
         return count
 
-    def _refuse(self, kind: Hashable, text: str) -> str:
-        self.refused[kind] = text
-        while len(self.refused) > SIGHTINGS:
-            self.refused.popitem(last=False)
+    def _remember_reason(self, kind: Hashable, text: str) -> str:
+        self.reasons[kind] = text
+        while len(self.reasons) > REMEMBERED:
+            self.reasons.popitem(last=False)
         return text
 
     def _replay(
         self, kind: Hashable, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int
     ) -> tuple[Iterates, str]:
-        if kind not in self.plans:
-            while len(self.plans) >= self.keep:
-                lost, _ = self.plans.popitem(last=False)
-                self.sightings[lost] = -PATIENCE
-            self.plans[kind] = Plan(f, x, solver, stop, max_steps, self.chunk)
-        plan = self.plans[kind]
-        self.plans.move_to_end(kind)
-        found = plan.solve(f, x, stop)
-        return found, f"{plan.steps} steps in chunks of {self.chunk}, {len(plan.graphs)} chunks captured"
+        if kind not in self.captured:
+            while len(self.captured) >= self.keep:
+                evicted, _ = self.captured.popitem(last=False)
+                self.solve_counts[evicted] = -RECAPTURE_AFTER
+            self.captured[kind] = CapturedSolve(f, x, solver, stop, max_steps, self.chunk)
+        entry = self.captured[kind]
+        self.captured.move_to_end(kind)
+        iterates = entry.solve(f, x, stop)
+        return iterates, f"{entry.steps} steps in chunks of {self.chunk}, {len(entry.graphs)} chunks captured"
 
-    def _rehearse(
+    def _trial_run(
         self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int
     ) -> tuple[Iterates | None, str]:
-        """Carries the program out without a capture and watches what the map does."""
+        """Runs the program without a capture and checks that the map can be captured."""
         memo = stop.begin(x)
-        static, start, held, function = rebuilt(f, given(f, x, memo), len(memo))
-        program = Program(static, start, held, solver, stop, max_steps, self.chunk)
+        static, start, memo_buffers, function = rebuild(f, solve_inputs(f, x, memo), len(memo))
+        program = Program(static, start, memo_buffers, solver, stop, max_steps, self.chunk)
         least, most, worst = 0, 0, 0
         while least == 0:
             before = _random_state(x.device)
-            with function.reading(), _waiting_forbidden():
+            with function.using_weights(), _forbid_synchronisation():
                 program.advance()
             if before != _random_state(x.device):
                 return None, "the map draws random numbers, which makes every step another map"
@@ -523,8 +522,8 @@ class GraphLoop:
         return program.result(most, worst), "the first solve of its kind, taken without a capture"
 
 
-def equation_problem(f: Map, x: Tensor, solver: Solver) -> str:
-    """Says why an equation cannot be captured whatever its values; nothing if it may be."""
+def why_not(f: Map, x: Tensor, solver: Solver) -> str:
+    """Says why an equation cannot be captured, whatever its values; empty if it may be."""
     if not x.is_cuda:
         return f"the state is on the {x.device.type}, and graphs are for CUDA devices"
     if torch.is_grad_enabled():
@@ -538,14 +537,14 @@ def equation_problem(f: Map, x: Tensor, solver: Solver) -> str:
     primal = origin(f)
     if not isinstance(primal, FunctionMap) or not isinstance(primal.function, Capturable):
         return "the map is not the cell of a DEQ"
-    return primal.function.problem()
+    return primal.function.why_not()
 
 
-def _circumstances(f: Map, x: Tensor, stop: Stopping, max_steps: int) -> Hashable:
+def _solve_key(f: Map, x: Tensor, stop: Stopping, max_steps: int) -> Hashable:
     """Returns what two equations of one map must share to be solved by the same graphs."""
     primal, _ = source(f)
-    inputs = tuple((part.shape, part.stride(), part.dtype) for part in primal.inputs)
-    place = x.device, torch.cuda.current_stream(x.device).cuda_stream
+    inputs = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in primal.inputs)
+    stream = x.device, torch.cuda.current_stream(x.device).cuda_stream
     precision = (
         primal.precision,
         torch.backends.cuda.matmul.fp32_precision,
@@ -553,12 +552,12 @@ def _circumstances(f: Map, x: Tensor, stop: Stopping, max_steps: int) -> Hashabl
         torch.are_deterministic_algorithms_enabled(),
         torch.is_inference_mode_enabled(),
     )
-    return primal is f, primal.packing, inputs, place, precision, stop, max_steps
+    return primal is f, primal.packing, inputs, stream, precision, stop, max_steps
 
 
 @contextlib.contextmanager
-def _waiting_forbidden() -> Iterator[None]:
-    """Makes everything raise that would wait for the device."""
+def _forbid_synchronisation() -> Iterator[None]:
+    """Makes everything raise that would synchronise with the device."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode")

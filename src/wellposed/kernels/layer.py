@@ -2,7 +2,7 @@
 
 What torch does around a solve (a node for every product, a report for every solve) costs more than it takes to
 solve a hundred samples of twenty states. Here the forward and the backward pass are one function each, for every
-engine. Whatever is not a first derivative goes the general way, through `affine_equilibrium`.
+engine. Everything but first derivatives takes the general path, through `affine_equilibrium`.
 
 On a device the forward pass is five launches, the backward pass about eight, whatever the number of steps; the
 row-wise projection of A is part of the node.
@@ -101,14 +101,14 @@ def _backward(
     """Returns the gradients by u, W, B, C, D and the bias, as far as they are needed."""
     (u, W, B, C, D, _), (x, A, levels, *saved) = tensors, known
     du, dW, dB, dC, dD, db = needs
-    mm, across = torch.mm, g.t()  # without the detours of `@`, which take as long as a launch
+    mm, gT = torch.mm, g.t()  # `@` has overhead as long as a launch
     solve = engine.begin_adjoint(spec, A, x, saved, mm(g, C)) if du or dW or dB or db else None
-    by_C, by_D = mm(across, x) if dC else None, mm(across, u) if dD else None
+    by_C, by_D = mm(gT, x) if dC else None, mm(gT, u) if dD else None
     if solve is None:
         return [None, None, None, by_C, by_D, None]
     y = solve.value
-    turned = y.t()
-    by_W, by_B, by_bias = mm(turned, x) if dW else None, mm(turned, u) if dB else None, y.sum(0) if db else None
+    yT = y.t()
+    by_W, by_B, by_bias = mm(yT, x) if dW else None, mm(yT, u) if dB else None, y.sum(0) if db else None
     if by_W is not None and radius is not None:
         by_W = engine.project_rows_backward(W, levels, by_W)
     by_u = None if not du else mm(y, B) if D is None else torch.addmm(mm(g, D), y, B)
@@ -126,8 +126,8 @@ def _differentiable(
     x = affine_equilibrium(run, v, torch.zeros_like(v), v.detach(), A)[0]
     y = F.linear(x, C) if D is None else F.linear(x, C) + F.linear(u, D)
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
-    found = iter(torch.autograd.grad(y, wanted, g, create_graph=True, allow_unused=True))
-    return [next(found) if need else None for need in needs]
+    gradients = iter(torch.autograd.grad(y, wanted, g, create_graph=True, allow_unused=True))
+    return [next(gradients) if need else None for need in needs]
 
 
 class _ProjectedRows(torch.autograd.Function):

@@ -4,8 +4,8 @@ With the hidden state h before an element s,
 
     ``x = phi(Ax + B (s, h) + b)``,  ``h' = Cx + D (s, h)``.
 
-What inputs contribute is one product for all times before the loop, gradients of matrices are one product each for
-all times after it; between them nothing returns to Python. `run_sequences` makes the loops of an engine
+Inputs enter by one product for all times before the loop, gradients of matrices are one product each for all times
+after it; in between nothing returns to Python. `run_sequences` makes the loops of an engine
 differentiable.
 """
 
@@ -22,10 +22,10 @@ from wellposed.kernels.spec import CellMatrices, SequenceResult, SequenceSpec
 
 
 def run_sequences(spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatrices) -> SequenceResult:
-    """Goes through sequences in the layout of a packed sequence, differentiably any number of times.
+    """Runs the model over packed sequences, differentiable any number of times.
 
     Args:
-        spec: which way and how; `sequence_why_not` of its engine must have nothing to say against it.
+        spec: direction and options; `sequence_why_not` of its engine must be empty.
         data: ``(N, p)`` inputs, time after time.
         h0: ``(B, h)`` hidden states before the first elements.
         cell: the matrices.
@@ -44,7 +44,7 @@ def _forward(
 
 
 def _threads(spec: SequenceSpec, cell: CellMatrices, elements: int) -> AbstractContextManager[None]:
-    """Has small products, counted over all times, run on one thread."""
+    """Runs small products, counted over all times, on one thread."""
     return spec.engine.threads(elements * (len(cell.A) + cell.B.shape[1]) * (len(cell.A) + len(cell.C)))
 
 
@@ -53,10 +53,10 @@ class _Sequence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, spec: SequenceSpec, data: Tensor, h0: Tensor, *matrices: Any) -> Any:
-        found, known, images = _forward(spec, data, h0, CellMatrices(*matrices), keep=True)
+        result, known, images = _forward(spec, data, h0, CellMatrices(*matrices), keep=True)
         ctx.spec = spec
-        ctx.save_for_backward(found.hidden, found.states, known, images, data, h0, *matrices)
-        outputs = tuple(getattr(found, field.name) for field in fields(found))
+        ctx.save_for_backward(result.hidden, result.states, known, images, data, h0, *matrices)
+        outputs = tuple(getattr(result, field.name) for field in fields(result))
         ctx.mark_non_differentiable(*outputs[3:])
         ctx.set_materialize_grads(False)
         return outputs
@@ -75,10 +75,10 @@ class _Sequence(torch.autograd.Function):
                 y, total, first = _differentiable_backward(
                     spec, states, F.linear(u, cell.B, cell.bias), total, outer, cell
                 )
-                known, found, check = torch.cat([states, u], 1).mT, torch.cat([y, total], 1).mT, None
+                known, adjoint, check = torch.cat([states, u], 1).mT, torch.cat([y, total], 1).mT, None
             else:
-                found, first, check = spec.engine.sequence_backward(spec, images, known, gradients[:3], cell)
-            collected = _collect(found, first, known, cell, ctx.needs_input_grad[1:])
+                adjoint, first, check = spec.engine.sequence_backward(spec, images, known, gradients[:3], cell)
+            collected = _collect(adjoint, first, known, cell, ctx.needs_input_grad[1:])
         if check is not None:
             check()
         return None, *collected
@@ -86,18 +86,21 @@ class _Sequence(torch.autograd.Function):
 
 def _previous(spec: SequenceSpec, hidden: Tensor, h0: Tensor) -> Tensor:  # (N, h)
     """Returns the hidden states before all elements."""
-    found: dict[int, Tensor] = {}
+    before: dict[int, Tensor] = {}
     h = h0[:0]
     for t in spec.times:
-        found[t] = torch.cat([h[: spec.sizes[t]], h0[h.shape[0] : spec.sizes[t]]])
+        before[t] = torch.cat([h[: spec.sizes[t]], h0[h.shape[0] : spec.sizes[t]]])
         h = hidden[spec.rows(t)]
-    return torch.cat([found[t] for t in sorted(found)])
+    return torch.cat([before[t] for t in sorted(before)])
 
 
 def _differentiable_backward(
     spec: SequenceSpec, states: Tensor, v: Tensor, gradient: Tensor, outer: Tensor, cell: CellMatrices
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Does what `sequence_backward` does, so that the result can be differentiated."""
+    """Does what `sequence_backward` does, with a result that can be differentiated.
+
+    At each turn, in reverse order, `carry` is the gradient of the hidden states that the next time has read.
+    """
     recurrent, readout, feedthrough = cell.hidden()
     carry = states.new_zeros(0, readout.shape[0])
     first = states.new_zeros(spec.sizes[0], readout.shape[0])
@@ -111,32 +114,32 @@ def _differentiable_backward(
         g = total @ readout + outer[rows]
         y = ys[t] = differentiable_adjoint(run, states[rows], v[rows], g, (cell.A,))
         back = y @ recurrent + (total @ feedthrough if cell.D is not None else 0)
-        known = min(spec.sizes[order[turn - 1]], spec.sizes[t]) if turn else 0
-        carry, born = back[:known], back[known:]
-        first = first + F.pad(born, (0, 0, known, spec.sizes[0] - spec.sizes[t]))
+        continuing = min(spec.sizes[order[turn - 1]], spec.sizes[t]) if turn else 0
+        carry, beginning = back[:continuing], back[continuing:]
+        first = first + F.pad(beginning, (0, 0, continuing, spec.sizes[0] - spec.sizes[t]))
     return torch.cat([ys[t] for t in sorted(ys)]), torch.cat([totals[t] for t in sorted(totals)]), first
 
 
 def _collect(
-    found: Tensor, first: Tensor, known: Tensor, cell: CellMatrices, needed: tuple[bool, ...]
+    adjoint: Tensor, first: Tensor, known: Tensor, cell: CellMatrices, needed: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """Returns the gradients of inputs, first hidden states, A, B, C, D and bias, as far as they are needed.
 
     Args:
-        found: ``(n + h, N)`` y and the total gradients of the hidden states.
+        adjoint: ``(n + h, N)`` y and the total gradients of the hidden states.
         first: ``(B, h)`` gradients of the first hidden states.
         known: ``(n + p + h, N)`` states, inputs and hidden states before, perhaps with ones below.
         cell: the matrices.
         needed: which gradients are wanted.
     """
     n, p = len(cell.A), cell.inputs
-    y, rows = found[:n], n + cell.B.shape[1]
+    y, rows = adjoint[:n], n + cell.B.shape[1]
     ones = len(known) > rows
-    product = found @ known.mT if any(needed[2 : 7 if ones else 6]) else found[:0]  # all matrices at once
+    product = adjoint @ known.mT if any(needed[2 : 7 if ones else 6]) else adjoint[:0]  # all matrices at once
 
     def inputs() -> Tensor:
         back = y.mT @ cell.B[:, :p]
-        return back if cell.D is None else back + found[n:].mT @ cell.D[:, :p]
+        return back if cell.D is None else back + adjoint[n:].mT @ cell.D[:, :p]
 
     rules = (
         inputs,

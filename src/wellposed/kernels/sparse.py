@@ -1,10 +1,10 @@
-"""Sparse matrices at inference: their layout, when they pay, and how long they are kept.
+"""Sparse matrices at inference: their layout, when they pay off, and how long they are cached.
 
-A matrix is kept as compressed rows (`SparseRows`), ``itemsize + 4`` bytes for every entry (rows are padded to
+A matrix is stored as compressed rows (`SparseRows`), ``itemsize + 4`` bytes for every entry (rows are padded to
 four) and 8 for every row: a fifth of the dense matrix at 90 % sparsity in float32. The share of entries up to
 which the sparse product is taken (`largest_share`) was measured (`benchmarks.kernels.sparse_inference`): one
 thread, float32, 128 to 2048 states. `faster` tells which matrices of a model are sparse enough for a batch; a
-`Cache` keeps them until a parameter changes.
+`Cache` holds them until a parameter changes.
 """
 
 import functools
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from wellposed.errors import require
 
-LEAST = 64  # states below which the dense kernel is not looked past
+LEAST = 64  # states below which only the dense kernel is considered
 ALONE = 0.45  # of the entries of A, for one sample
-COMPACT, NEAR, SPREAD = 512, 0.4, 0.33  # for more: up to so many states their points lie in the fastest memory
-# B, C and D meet a sample once: a sparse product brings every number to lanes or back, or must at least be called.
+COMPACT, NEAR, SPREAD = 512, 0.4, 0.33  # for more: up to so many states their points fit in the fastest memory
+# B, C and D multiply a sample once: a sparse product copies numbers to lanes and back, and costs a call.
 ONCE, ONCE_ALONE, CROSSING, START = 0.28, 0.15, 50.0, 1e5
 
 
@@ -56,7 +56,7 @@ class SparseRows:
 
     @property
     def nbytes(self) -> int:
-        """Memory that is taken."""
+        """Bytes of memory."""
         return sum(array.nbytes for array in self.arrays)
 
     @property
@@ -94,10 +94,10 @@ def largest_share(states: int, batch: int) -> float:
 
 
 def compress(A: Tensor, *, square: bool = False) -> SparseRows:
-    """Lays a matrix out as sparse rows.
+    """Converts a matrix to sparse rows.
 
     Args:
-        A: any matrix on the processor.
+        A: any matrix on the CPU.
         square: whether to look for an order of substitution, in which every state depends on earlier ones.
 
     Example:
@@ -128,7 +128,7 @@ def _runs(layout: ModuleType, columns: Any, starts: Any) -> tuple[int, Any]:
 
 
 def sparse_or_none(A: Tensor, *, square: bool = False) -> SparseRows | None:
-    """Lays a matrix out if that can pay for some batch."""
+    """Converts a matrix if that can pay off for some batch."""
     if A.numel() == 0 or int(A.count_nonzero()) > ALONE * A.numel():
         return None
     return compress(A, square=square)
@@ -143,8 +143,8 @@ class SparseModel(NamedTuple):
     D: SparseRows | None
 
 
-def _mark(tensor: Tensor) -> tuple[Any, ...]:
-    """Returns what changes when a tensor does."""
+def _change_key(tensor: Tensor) -> tuple[Any, ...]:
+    """Returns a key that changes when the tensor does."""
     flat = tensor.detach().reshape(-1)
     whole = flat.element_size() == 8 or (flat.numel() % 2 == 0 and flat.storage_offset() % 2 == 0)
     bits = int(flat.view(torch.int64 if whole else torch.int32).sum())
@@ -152,12 +152,12 @@ def _mark(tensor: Tensor) -> tuple[Any, ...]:
 
 
 class Cache:
-    """Keeps what was made from tensors until one of them changes.
+    """Caches what was computed from tensors until one of them changes.
 
-    Changes are known by where the numbers of a tensor lie, by the version that torch counts and by a sum over all
-    bits, since fused optimisers and writes to ``tensor.data`` do not count. The sum reads every tensor once, which
-    is noticed for one sample of a large model. An entry keeps the memory of its tensors, so that no other tensor
-    can come to lie there, and is replaced as a whole: threads may make it twice, but never see half of it. Copies
+    Changes are recognised by the address of a tensor, by the version that torch counts and by a sum over all bits,
+    since fused optimisers and writes to ``tensor.data`` do not count. The sum reads every tensor once, which shows
+    for one sample of a large model. An entry keeps its tensors alive, so that no other tensor can get their
+    address, and is replaced as a whole: threads may compute it twice, but never see half of it. Copies
     of a cache are empty.
     """
 
@@ -165,8 +165,8 @@ class Cache:
         self._entry: tuple[Any, Any] | None = None
 
     def get(self, tensors: tuple[Tensor | None, ...], settings: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """Returns what `make` returned when tensors and settings were those of now."""
-        key = settings, *[None if t is None else _mark(t) for t in tensors]
+        """Returns the cached result of `make` for these tensors and settings."""
+        key = settings, *[None if t is None else _change_key(t) for t in tensors]
         entry = self._entry
         if entry is None or entry[0] != key:
             alive = [None if t is None else t.detach() for t in tensors]
@@ -190,7 +190,7 @@ NOTHING = SparseModel(None, None, None, None)
 def sparse_matrices(
     cache: Cache, parameters: Matrices, settings: tuple[Any, ...], matrices: Callable[[], Matrices]
 ) -> SparseModel:
-    """Returns all matrices that are sparse enough for some batch, made anew when parameters have changed.
+    """Returns all matrices that are sparse enough for some batch, computed again when parameters have changed.
 
     Args:
         cache: of the model.
@@ -198,8 +198,8 @@ def sparse_matrices(
         settings: all else they depend on.
         matrices: computes A, B, C and D.
     """
-    found: SparseModel = cache.get(parameters, settings, lambda: _compressed(matrices))
-    return found
+    compressed: SparseModel = cache.get(parameters, settings, lambda: _compressed(matrices))
+    return compressed
 
 
 @torch.no_grad()
@@ -211,11 +211,11 @@ def _compressed(matrices: Callable[[], Matrices]) -> SparseModel:
 
 
 def faster(known: SparseModel, batch: int) -> SparseModel:
-    """Leaves out what is faster dense; `NOTHING` if all of it is."""
+    """Leaves out the matrices that are faster dense; `NOTHING` if all are."""
     A = known.A if known.A is not None and known.A.pays(batch) else None
-    others = (part if part is not None and part.pays_once(batch) else None for part in (known.B, known.C, known.D))
+    others = (W if W is not None and W.pays_once(batch) else None for W in (known.B, known.C, known.D))
     chosen = A, *others
-    return SparseModel(*chosen) if any(part is not None for part in chosen) else NOTHING
+    return SparseModel(*chosen) if any(matrix is not None for matrix in chosen) else NOTHING
 
 
 def describe(known: SparseModel, A: Tensor, batch: int, *, differentiated: bool, automatic: bool) -> str:
@@ -226,17 +226,17 @@ def describe(known: SparseModel, A: Tensor, batch: int, *, differentiated: bool,
         A: the dense matrix.
         batch: samples.
         differentiated: whether gradients are needed, which sparse products do not have.
-        automatic: whether nobody has asked for a solver.
+        automatic: whether the solver was left to the library.
     """
     n = len(A)
     limit, stored = largest_share(n, batch), int(A.count_nonzero()) if known.A is None else known.A.stored
-    found, share = faster(known, batch), f"{stored / n**2:.1%} of its entries"
-    if found is NOTHING:
-        return f"dense A ({share}; sparse up to {limit:.0%} at batch {batch})"
+    chosen, density = faster(known, batch), f"{stored / n**2:.1%} of its entries"
+    if chosen is NOTHING:
+        return f"dense A ({density}; sparse up to {limit:.0%} at batch {batch})"
     if differentiated:
-        return f"dense A ({share}; sparse products are for inference, under torch.no_grad())"
-    names = " and ".join(name for name in "ABCD" if getattr(found, name) is not None)
-    if found.A is None:
-        return f"sparse {names}, dense A ({share}; sparse up to {limit:.0%} at batch {batch})"
-    levels = f", substitution in {found.A.levels} levels" if automatic and len(found.A.arrays[3]) > 0 else ""
-    return f"sparse {names} (A: {share}; sparse up to {limit:.0%} at batch {batch}){levels}"
+        return f"dense A ({density}; sparse products are for inference, under torch.no_grad())"
+    names = " and ".join(name for name in "ABCD" if getattr(chosen, name) is not None)
+    if chosen.A is None:
+        return f"sparse {names}, dense A ({density}; sparse up to {limit:.0%} at batch {batch})"
+    levels = f", substitution in {chosen.A.levels} levels" if automatic and len(chosen.A.arrays[3]) > 0 else ""
+    return f"sparse {names} (A: {density}; sparse up to {limit:.0%} at batch {batch}){levels}"

@@ -1,8 +1,7 @@
-"""What the compiled kernels are told: a solve as plain numbers, and sequences.
+"""The parameters of compiled kernels: a solve as plain numbers, and sequences.
 
-A `KernelSpec` holds one solve in the way compiled kernels take it; `unsupported` says what no kernel can do. A
-`SequenceSpec` says how sequences are gone through, `CellMatrices` are the matrices of a cell, and a
-`SequenceResult` is what was found.
+A `KernelSpec` describes one solve in numbers; `unsupported` says what no kernel can do. A `SequenceSpec` describes
+a run over sequences, `CellMatrices` are the matrices of a cell, and a `SequenceResult` holds the result.
 """
 
 import functools
@@ -39,7 +38,7 @@ KINDS = {"relu": RELU, "sloped": SLOPED, "tanh": TANH, "sigmoid": SIGMOID}  # by
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What a kernel must know besides matrices and vectors.
+    """The parameters of a kernel besides matrices and vectors.
 
     Attributes:
         kind, slope: the activation; the slope is that of leaky ReLU below zero.
@@ -76,7 +75,7 @@ def kind_of(activation: Activation) -> tuple[int, float] | None:
 def kernel_spec(
     kind: tuple[int, float], options: SolveOptions, dtype: torch.dtype, max_steps: int | None = None
 ) -> KernelSpec:
-    """Writes a solve down in numbers; its solver and stopping rule must have kernels.
+    """Describes a solve in numbers; its solver and stopping rule must have kernels.
 
     Args:
         kind: the activation and its slope, or LINEAR and anything.
@@ -104,7 +103,7 @@ def kernel_spec(
 
 
 def unsupported(spec: AffineSpec, factors: Factors) -> str:
-    """Says what no kernel can do with an equation, whatever the device; nothing if nothing."""
+    """Says why no kernel can solve an equation, whatever the device; empty if one may."""
     A = factors[0]
     if not isinstance(spec.gradient, Implicit):
         return f"gradient {type(spec.gradient).__name__} has no kernel"
@@ -139,12 +138,12 @@ def _options_unsupported(options: SolveOptions) -> str:
 
 
 def transform_why_not() -> str:
-    """Says that no kernel runs where values cannot be read; nothing elsewhere."""
+    """Says that no kernel runs where values cannot be read; empty elsewhere."""
     return "values cannot be read under vmap, torch.func and torch.compile" if under_transform() else ""
 
 
 def finished(residuals: Tensor, steps: Tensor) -> Tensor:  # (B, K), from (max_steps, B)
-    """Returns the trace, NaN after a sample has finished."""
+    """Returns the trace, with NaN after a sample has finished."""
     if residuals.numel() == 0:
         return residuals[:0].mT
     trace = residuals[: int(steps.max())].mT
@@ -181,23 +180,23 @@ class CellMatrices:
         return self.B.shape[1] - self.C.shape[0]
 
     def hidden(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what takes hidden states to v, states to hidden states and hidden states to the next ones."""
+        """Returns the matrices from hidden states to v, states to hidden states, and hidden states to the next."""
         p = self.inputs
         return self.B[:, p:], self.C, self.C[:0] if self.D is None else self.D[:, p:]
 
     def whole(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns A, B, C and D, which has no rows if there is none."""
+        """Returns A, B, C and D, where a missing D has no rows."""
         return self.A, self.B, self.C, self.B[:0] if self.D is None else self.D
 
 
 @dataclass(frozen=True)
 class SequenceSpec:
-    """How sequences are gone through.
+    """A run over sequences.
 
     Attributes:
         affine: how the equation of an element is solved, forward and backward.
         engine: what solves it.
-        solve: who is told.
+        solve: logs and label for reports.
         sizes: sequences at each time, longest first.
         backwards: whether the last element comes first.
         warm_start: whether a solve starts from the state before, else from zero.
@@ -244,29 +243,29 @@ class SequenceSpec:
         return total
 
     def report_times(
-        self, turns: range, solve: str, found: Iterates, options: SolveOptions, residuals: Callable[[int], Tensor]
+        self, turns: range, solve: str, result: Iterates, options: SolveOptions, residuals: Callable[[int], Tensor]
     ) -> None:
         """Logs the solves of all times and reports the first that failed.
 
         Args:
             turns: positions in `times`, in the order in which they were solved.
             solve: "equilibrium" or "adjoint solve".
-            found: how the elements ended.
+            result: of all elements.
             options: of the solves.
             residuals: computes the trace of a turn.
         """
         logs = [log.forward if solve == "equilibrium" else log.adjoint for log in self.solve.logs]
-        bad = options.on_failure != "ignore" and int(found.status.max()) >= Status.MAX_STEPS
+        bad = options.on_failure != "ignore" and int(result.status.max()) >= Status.MAX_STEPS
         if not logs and not bad:
             return
         for turn in turns:
             t = self.times[turn]
             rows = self.rows(t)
-            status, steps = found.status[rows], found.steps[rows]
+            status, steps = result.status[rows], result.steps[rows]
             for log in logs:
                 log.append((status, steps))
             if bad:
-                element = Iterates(found.value[rows], status, steps, functools.partial(residuals, turn))
+                element = Iterates(result.value[rows], status, steps, functools.partial(residuals, turn))
                 name = f"{solve} at time step {t}{self.solve.label}"
                 limit, once = options.max_steps, self.solve.once
                 report(element, options.on_failure, solve=name, max_steps=limit, once=once)
@@ -274,14 +273,14 @@ class SequenceSpec:
 
 @dataclass(frozen=True)
 class SequenceResult:
-    """What was found in sequences, element by element."""
+    """The result of a run over sequences, element by element."""
 
     hidden: Tensor  # (N, h)
     last: Tensor  # (B, h): the last hidden states
     states: Tensor  # (N, n)
     status: Tensor  # (N,)
     steps: Tensor  # (N,)
-    residual: Tensor  # (N,), or nothing where it is not wanted
+    residual: Tensor  # (N,), empty unless wanted
 
     def to(self, dtype: torch.dtype) -> "SequenceResult":
         """Converts hidden states, states and residuals."""
@@ -293,18 +292,18 @@ class SequenceEngine(Engine, Protocol):
     """Solves whole sequences in one call each way."""
 
     def threads(self, work: int) -> AbstractContextManager[None]:
-        """Runs products of so many multiplications on as many threads as they are worth."""
+        """Limits the threads of products by their number of multiplications."""
 
     def sequence_why_not(self, spec: AffineSpec, factors: Factors, hidden: int, batch: int) -> str:
-        """Says why sequences must be taken time by time; nothing if they need not."""
+        """Says why sequences must be solved time by time; empty if there is a kernel."""
 
     def sequence_forward(
         self, spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatrices, *, keep: bool
     ) -> tuple[SequenceResult, Tensor, Tensor]:
-        """Goes through the sequences.
+        """Solves from the first time to the last.
 
         Returns:
-            what was found, ``(n + p + h, N)`` states, inputs and hidden states before (and ones, where there is a
+            the result, ``(n + p + h, N)`` states, inputs and hidden states before (and ones, where there is a
             bias and the engine wants them), and ``(n, N)`` images phi(Ax + v); the last two may be empty unless
             they are to `keep` for the backward pass.
         """
@@ -326,7 +325,7 @@ class SequenceEngine(Engine, Protocol):
 
 
 def common_why_not(spec: AffineSpec, factors: Factors, batch: int) -> str:
-    """Says what no kernel can do with sequences; nothing if nothing."""
+    """Says why no kernel can run over sequences; empty if one may."""
     if batch == 0:
         return "the batch is empty"
     if under_forward_mode():

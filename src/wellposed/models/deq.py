@@ -64,12 +64,12 @@ class CellFunction:
             arguments = arguments[:-1]
         return self.step(x, arguments[0] if self.single else arguments)
 
-    def holding(self, weights: tuple[Tensor, ...]) -> "CellFunction":
+    def with_weights(self, weights: tuple[Tensor, ...]) -> "CellFunction":
         """Returns the function with other weights."""
         return CellFunction(self.cell, self.step, self.single, self.masks, self.places, weights)
 
-    def problem(self) -> str:
-        """Says why a captured step would not do what the cell does; nothing if it would."""
+    def why_not(self) -> str:
+        """Says why a captured step would not do what the cell does; empty if it would."""
         for layer in self.masks:
             if layer.training and layer.p > 0:
                 return "VariationalDropout draws a mask for every solve"
@@ -94,8 +94,8 @@ class CellFunction:
         )
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Has the cell read `weights` for its computed weights, in the block."""
+    def using_weights(self) -> Iterator[None]:
+        """Makes the cell read `weights` for its computed weights inside the block."""
         held = zip(self.places, self.weights, strict=True)
         table = {(id(layer), name): weight for (layer, name), weight in held}
         kinds = {(type(layer), name) for layer, name in self.places}  # a parametrised layer has a class of its own
@@ -317,7 +317,7 @@ class DEQ(nn.Module):
             name: getattr(self, name) for name in ("solver", "stop", "max_steps", "gradient")
         }
         try:
-            loop = self._graphs.asked(self.executor)
+            loop = self._graphs.loop_for(self.executor)
             return fixed_point(f, start, *inputs, on_failure=self.on_failure, loop=loop, hooks=hooks, **options)
         except (RuntimeError, AttributeError, TypeError) as error:
             if self._shape_is_known() or isinstance(error, torch.OutOfMemoryError | ConvergenceError):

@@ -1,4 +1,4 @@
-"""The cache of compiled functions that numba keeps on the disk.
+"""The cache of compiled functions that numba keeps on disk.
 
 `njit_cached` compiles with a cache where numba finds a folder for one; `source_key` tells numba when that cache is
 out of date.
@@ -36,8 +36,8 @@ def njit_cached(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 def source_key() -> int:
     """Returns a number that changes with all that is compiled in: the files of the kernels and shared constants.
 
-    numba looks for changes only in the file of the function that it has cached, not in those of what it calls, and
-    takes constants of other modules as they were.
+    numba checks only the file of the cached function for changes, not those of what it calls, and compiles
+    constants of other modules in.
     """
     folder = Path(__file__).parent
     files = [*sorted(folder.glob("*.py")), folder.parent / "spec.py"]

@@ -80,14 +80,14 @@ def _loops() -> ModuleType:
 
 @functools.cache
 def installation_why_not() -> str:
-    """Says what is missing to run the kernels at all; nothing if they can run."""
+    """Says what is missing to run the kernels at all; empty if they can run."""
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed; pip install 'wellposed[fast]'"
     return ""
 
 
 def tensor_why_not(x: Tensor) -> str:
-    """Says why tensors of this device and dtype have no kernel; nothing if they have one.
+    """Says why tensors of this device and dtype have no kernel; empty if they have one.
 
     Example:
         >>> tensor_why_not(torch.zeros(2, 3, dtype=torch.float16))
@@ -102,8 +102,8 @@ def handover_after(states: int) -> int:
     """Returns after how many steps a sample that is still not finished goes to Newton's method.
 
     About the steps that Newton's forward pass costs at a usual batch, so that a sample takes at most about twice
-    as long as it would have with the better of the two, whatever its rate (the ski-rental argument). It looks at
-    nothing but the number of states: a sample's way does not depend on its batch companions.
+    as long as it would have with the better of the two, whatever its rate (the ski-rental argument). It depends on
+    the number of states alone: how a sample is solved does not depend on its batch companions.
 
     Measured in float32 on one thread, ReLU, contractions 0.99 and 0.999: forward and backward Newton's method
     costs 1500 to 2700 plain steps at n = 20 and batch 128, 280 to 1100 at (64, 512), 130 to 740 at (190, 500),
@@ -116,9 +116,9 @@ def handover_after(states: int) -> int:
     return 75 + 12000 // states
 
 
-LARGEST = 512  # states up to which factorising was measured to be worth its while
+LARGEST = 512  # states up to which factorising was measured to pay off
 RESERVE = 48  # evaluations that are left to Newton's method; it seldom needs ten
-FEWEST = 2 * RESERVE  # a lower limit on steps is somebody's wish to see few steps
+FEWEST = 2 * RESERVE  # whoever sets a lower limit on steps wants to see few steps
 
 
 def handover_step(states: int, options: SolveOptions) -> int:
@@ -179,28 +179,28 @@ def _adjoint_limit(spec: AffineSpec, states: int) -> int:
 
 
 def newton_handover(
-    f: AffineMap | TransposedMap, found: Iterates, stop: Stopping, limit: int, max_steps: int
+    f: AffineMap | TransposedMap, iterates: Iterates, stop: Stopping, limit: int, max_steps: int
 ) -> Iterates:
-    """Solves by Newton's method what is not finished after `limit` steps; the rest stays as it is.
+    """Solves the samples that are not finished after `limit` steps by Newton's method.
 
     Newton's method counts its evaluations as steps and leaves no residuals but the last.
     """
-    status = found.status
+    status = iterates.status
     rest = ((status == Status.MAX_STEPS) | (status == Status.DIVERGED)).nonzero()[:, 0]
     if not len(rest):
-        return found
-    A, x, left = f.factors[0].detach(), found.value[rest], max(max_steps - limit, 1)
+        return iterates
+    A, x, remaining = f.factors[0].detach(), iterates.value[rest], max(max_steps - limit, 1)
     with torch.no_grad():
         if isinstance(f, AffineMap):
             start = f.v.detach()[rest]
-            answer = _newton().solve_active_set(A, start, f.activation, x, stop, left, warm=0)
+            answer = _newton().solve_active_set(A, start, f.activation, x, stop, remaining, warm=0)
         else:
             system = TransposedMap(f.factors, f.slope[rest], f.offset[rest], 1.0)
-            answer = _newton().finish_adjoint(A.mT, system, x, stop, left)
-    steps = found.steps.index_add(0, rest, answer.steps)
-    value = found.value.index_copy(0, rest, answer.value)
+            answer = _newton().finish_adjoint(A.mT, system, x, stop, remaining)
+    steps = iterates.steps.index_add(0, rest, answer.steps)
+    value = iterates.value.index_copy(0, rest, answer.value)
     final = status.index_copy(0, rest, answer.status)
-    return Iterates(value, final, steps, lambda: _extend(found.residuals, rest, answer.residual, steps))
+    return Iterates(value, final, steps, lambda: _extend(iterates.residuals, rest, answer.residual, steps))
 
 
 def _extend(before: Tensor, rest: Tensor, last: Tensor, steps: Tensor) -> Tensor:  # (B, K)
@@ -212,7 +212,7 @@ def _extend(before: Tensor, rest: Tensor, last: Tensor, steps: Tensor) -> Tensor
 
 
 class Rows(NamedTuple):
-    """Where the rows of a group begin behind the points of its solver."""
+    """Offsets of the rows of a group behind the points of its solver."""
 
     v: int
     d: int
@@ -222,7 +222,7 @@ class Rows(NamedTuple):
 
 
 class SequenceRows(NamedTuple):
-    """Where the rows of `kernels.cpu.sequence` begin, behind those of a solve."""
+    """Offsets of the rows of `kernels.cpu.sequence`, behind those of a solve."""
 
     point: int
     image: int
@@ -232,7 +232,7 @@ class SequenceRows(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Where everything lies in the buffer of a group, in numbers from its beginning."""
+    """Offsets into the buffer of a group, in numbers."""
 
     slots: tuple[int, ...]
     at: Rows
@@ -310,12 +310,12 @@ def run_kernel(
     outputs = value.numpy(), status, steps, residuals
     counts, numbers = pack_spec(spec, v.dtype)
 
-    def share(begin: int, end: int) -> None:
+    def solve_range(begin: int, end: int) -> None:
         work = torch.empty(space.size, dtype=v.dtype).numpy()  # torch aligns it to vectors
         lanes = np.empty(3 * space.width, np.int64)
         cpu.solve(packed, *inputs, *outputs, work, lanes, space.slots, space.at, counts, numbers, begin, end)
 
-    share_out(share, batch, space.width, batch * entries)
+    run_threads(solve_range, batch, space.width, batch * entries)
     reports = torch.from_numpy(status), torch.from_numpy(steps), torch.from_numpy(residuals)
     return value, *reports[:2], finished(reports[2], reports[1]) if trace else reports[2].mT
 
@@ -325,8 +325,8 @@ def run_solve(
 ) -> Iterates:
     """Solves as above; without a trace, residuals are computed by a second solve when asked for."""
     value, status, steps, residuals = run_kernel(A, v, d, x0, spec, trace=trace)
-    again = lambda: run_kernel(A, v, d, x0, spec, trace=True)[3]  # noqa: E731
-    return Iterates(value, status, steps, (lambda: residuals) if trace else again)
+    retrace = lambda: run_kernel(A, v, d, x0, spec, trace=True)[3]  # noqa: E731
+    return Iterates(value, status, steps, (lambda: residuals) if trace else retrace)
 
 
 def multiply_sparse(u: Tensor, W: SparseRows, bias: Tensor | None) -> Tensor:  # (B, columns) -> (B, rows)
@@ -337,16 +337,16 @@ def multiply_sparse(u: Tensor, W: SparseRows, bias: Tensor | None) -> Tensor:  #
     added = y.new_empty(0) if bias is None else bias.detach().contiguous()
     arrays = [tensor.numpy() for tensor in (u.detach().contiguous(), added, y)]
 
-    def share(begin: int, end: int) -> None:
+    def multiply_range(begin: int, end: int) -> None:
         work = torch.empty(sum(W.shape) * width, dtype=u.dtype).numpy()
-        cpu.spread(W.arrays, *arrays, work, width, begin, end)
+        cpu.multiply_batch(W.arrays, *arrays, work, width, begin, end)
 
-    share_out(share, batch, width, batch * W.stored)
+    run_threads(multiply_range, batch, width, batch * W.stored)
     return y
 
 
 def pack_matrix(A: Tensor, cpu: ModuleType) -> Any:
-    """Copies A in tiles; a transposed matrix is read as it lies."""
+    """Copies A in tiles; a transposed matrix is read without a copy."""
     n = A.shape[0]
     flipped = n > 1 and A.stride() == (1, n)
     # After .numpy() torch could no longer free the storage of a parameter, as fully_shard does.
@@ -358,20 +358,20 @@ def pack_matrix(A: Tensor, cpu: ModuleType) -> Any:
 
 @functools.cache
 def _threads(process: int, count: int) -> ThreadPoolExecutor:
-    """Returns the helpers of the calling thread; a forked process has its own."""
+    """Returns a pool of threads beside the calling one; a forked process has its own."""
     return ThreadPoolExecutor(count, thread_name_prefix="wellposed")
 
 
-def share_out(share: Callable[[int, int], None], batch: int, width: int, work: int) -> None:
-    """Gives every thread some samples, in whole groups where there is enough to do."""
+def run_threads(run: Callable[[int, int], None], batch: int, width: int, work: int) -> None:
+    """Splits samples among threads, one thread if there are few; calls ``run(begin, end)`` in each."""
     count = min(torch.get_num_threads(), batch // width) if work > SPLIT else 1
     if count <= 1:
-        share(0, batch)
+        run(0, batch)
         return
     ends = [batch * k // count for k in range(count + 1)]
     pool = _threads(os.getpid(), count - 1)
-    others = [pool.submit(share, *ends[k : k + 2]) for k in range(1, count)]
-    share(*ends[:2])
+    others = [pool.submit(run, *ends[k : k + 2]) for k in range(1, count)]
+    run(*ends[:2])
     for other in others:
         other.result()
 
@@ -380,9 +380,9 @@ def share_out(share: Callable[[int, int], None], batch: int, width: int, work: i
 def few_threads(work: int) -> Iterator[None]:
     """Runs the products of a block on the calling thread where there is too little to do for several.
 
-    The library behind torch's products forks for the smallest of them, and on a busy machine waits for threads
-    that have no core. The number of threads is each thread's own; only one that first calls torch while another
-    is in such a block begins with one.
+    The library behind torch's products starts threads for the smallest of them, and on a busy machine waits for
+    threads that have no core. The number of threads is each thread's own; only a thread that first calls torch
+    while another is in such a block begins with one.
 
     Args:
         work: multiplications of the products.
@@ -400,7 +400,7 @@ def few_threads(work: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Finished:
-    """A solve that is over, and its failures reported; see `wellposed.kernels.layer`."""
+    """A finished solve whose failures have been reported; see `wellposed.kernels.layer`."""
 
     value: Tensor
     saved: tuple[Tensor, ...]
@@ -425,15 +425,15 @@ class Numba:
     projects: ClassVar[tuple[torch.dtype, ...]] = ()  # dtypes whose rows a kernel projects
 
     def why_not(self, spec: AffineSpec, factors: Factors) -> str:
-        """Says why an equation has no kernel; nothing if it has one."""
+        """Says why an equation has no kernel; empty if it has one."""
         return transform_why_not() or self.no_kernel(spec, factors)
 
     def no_kernel(self, spec: AffineSpec, factors: Factors) -> str:
-        """Says the same of an equation that an operator of torch solves, out of reach of transforms."""
+        """Says the same of an equation inside an operator of torch, which transforms do not enter."""
         return unsupported(spec, factors) or tensor_why_not(factors[0]) or installation_why_not()
 
     def describe(self, spec: AffineSpec, factors: Factors) -> str:
-        """Says which solvers take part."""
+        """Says which solvers are used."""
         solver, n = type(spec.forward.solver).__name__, factors[0].shape[0]
         passes = _passes(spec, n, factors[0].dtype)
         if not passes.forward_hands_over:
@@ -450,12 +450,12 @@ class Numba:
 
     def _forward(self, spec: AffineSpec, A: Matrix, v: Tensor, x0: Tensor | None, *, trace: bool) -> Iterates:
         passes = _passes(spec, v.shape[1], v.dtype)
-        found = run_solve(A, v, None, x0, passes.forward, trace=trace)
-        if not passes.forward_hands_over or not _unfinished(found.status):
-            return found
+        iterates = run_solve(A, v, None, x0, passes.forward, trace=trace)
+        if not passes.forward_hands_over or not _unfinished(iterates.status):
+            return iterates
         dense = A.to_dense() if isinstance(A, SparseRows) else A
         f, limit = AffineMap((dense,), v, spec.activation), passes.forward.max_steps
-        return newton_handover(f, found, spec.forward.stop, limit, spec.forward.max_steps)
+        return newton_handover(f, iterates, spec.forward.stop, limit, spec.forward.max_steps)
 
     def adjoint(
         self, spec: AffineSpec, factors: Factors, g: Tensor, *, slope: Tensor | None = None,
@@ -473,12 +473,12 @@ class Numba:
             d, scale = slope.contiguous(), row_scale(g)
             offset = d * g / scale
         y0 = None if start is None else start / scale
-        found = run_solve(M, offset, d, y0, passes.backward, trace=trace)
-        if passes.backward_hands_over and _unfinished(found.status):
+        iterates = run_solve(M, offset, d, y0, passes.backward, trace=trace)
+        if passes.backward_hands_over and _unfinished(iterates.status):
             f, limit = TransposedMap((M,), d, offset, 1.0), passes.backward.max_steps
-            found = newton_handover(f, found, spec.backward.stop, limit, spec.backward.max_steps)
-        found.value.mul_(scale)  # nobody else has it yet
-        return found
+            iterates = newton_handover(f, iterates, spec.backward.stop, limit, spec.backward.max_steps)
+        iterates.value.mul_(scale)  # not shared yet
+        return iterates
 
     # One node of the graph for a whole model, in `kernels.layer`.
 
@@ -490,32 +490,34 @@ class Numba:
         """Solves the equation of a model and reports failures."""
         if isinstance(A, SparseRows) and not spec.automatic:
             A = A.plain
-        found = self._forward(spec, A, v, None, trace=False)
-        return self._reported(found, (v,), spec.forward, "equilibrium")
+        iterates = self._forward(spec, A, v, None, trace=False)
+        return self._report(iterates, (v,), spec.forward, "equilibrium")
 
     def begin_adjoint(
         self, spec: AffineSpec, A: Tensor, x: Tensor, saved: tuple[Tensor, ...], g: Tensor
     ) -> Finished:
         """Solves the backward equation of a model and reports failures."""
-        found = self.adjoint(spec, (A.t(),), g, z=torch.addmm(saved[0], x, A.t()))
-        return self._reported(found, (), spec.backward, "adjoint solve")
+        iterates = self.adjoint(spec, (A.t(),), g, z=torch.addmm(saved[0], x, A.t()))
+        return self._report(iterates, (), spec.backward, "adjoint solve")
 
-    def _reported(self, found: Iterates, saved: tuple[Tensor, ...], options: SolveOptions, solve: str) -> Finished:
-        if _unfinished(found.status):
-            report(found, options.on_failure, solve=solve, max_steps=options.max_steps)
-        return Finished(found.value, saved, options.on_failure)
+    def _report(
+        self, iterates: Iterates, saved: tuple[Tensor, ...], options: SolveOptions, solve: str
+    ) -> Finished:
+        if _unfinished(iterates.status):
+            report(iterates, options.on_failure, solve=solve, max_steps=options.max_steps)
+        return Finished(iterates.value, saved, options.on_failure)
 
     # Sequences, in `kernels.sequence`.
 
     def sequence_why_not(self, spec: AffineSpec, factors: Factors, hidden: int, batch: int) -> str:
-        """Says why sequences have no kernel; nothing if they have one."""
-        said = common_why_not(spec, factors, batch)
-        return said or tensor_why_not(factors[0]) or installation_why_not()
+        """Says why sequences have no kernel; empty if they have one."""
+        reason = common_why_not(spec, factors, batch)
+        return reason or tensor_why_not(factors[0]) or installation_why_not()
 
     def sequence_forward(
         self, spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatrices, *, keep: bool
     ) -> tuple[SequenceResult, Tensor, Tensor]:
-        """Goes through the sequences; see `SequenceEngine`."""
+        """Solves from the first time to the last; see `SequenceEngine`."""
         (n, both), (h, elements), options = cell.B.shape, (cell.C.shape[0], data.shape[0]), spec.affine.forward
         kind = kind_of(spec.affine.activation)
         assert kind is not None
@@ -530,7 +532,7 @@ class Numba:
         status, steps = _run_times(_loops().forward, spec, cell, kernel, (*arrays, spec.warm_start))
         states = known[:n].mT
 
-        def again(turn: int) -> Tensor:
+        def retrace(turn: int) -> Tensor:
             rows = spec.rows(spec.times[turn])
             v = F.linear(known[n:, rows].mT, cell.B, cell.bias)
             start = torch.zeros_like(v)
@@ -539,8 +541,8 @@ class Numba:
                 start[: len(before)] = before
             return run_kernel(cell.A, v, None, start, kernel, trace=True)[3]
 
-        found = Iterates(states, status, steps, data.new_zeros)
-        spec.report_times(range(len(spec.sizes)), "equilibrium", found, options, again)
+        iterates = Iterates(states, status, steps, data.new_zeros)
+        spec.report_times(range(len(spec.sizes)), "equilibrium", iterates, options, retrace)
         residual = (images - known[:n]).abs().amax(0) if spec.trace else data.new_empty(0)
         hidden = H.mT.contiguous()
         last = hidden[spec.last_rows()].clone()
@@ -552,28 +554,28 @@ class Numba:
     ) -> tuple[Tensor, Tensor, Callable[[], None]]:  # fmt: skip
         """Solves from the last time to the first; see `SequenceEngine`."""
         options, (n, elements), (every, last, outer) = spec.affine.backward, images.shape, gradients
-        found = columns(n + cell.C.shape[0], elements, known)
-        spec.total_gradient(every, last, found[n:].mT)
+        adjoint = columns(n + cell.C.shape[0], elements, known)
+        spec.total_gradient(every, last, adjoint[n:].mT)
         kind, direct = kind_of(spec.affine.activation), n <= spec.affine.direct
         assert kind is not None
         limit = min(COMPILED_EASY, options.max_steps) if direct else options.max_steps
-        first = found.new_empty(spec.sizes[0], found.shape[0] - n)
-        outside = found.new_empty(0, 0) if outer is None else outer.mT
-        kernel = kernel_spec((LINEAR, 0.0), options, found.dtype, limit)
-        system = found.new_empty((n + 1, n) if direct else (0, 0))
-        arrays = *_arrays(*cell.whole()), *_grids(images), *_arrays(outside), *_grids(found), *_arrays(first)
+        first = adjoint.new_empty(spec.sizes[0], adjoint.shape[0] - n)
+        outside = adjoint.new_empty(0, 0) if outer is None else outer.mT
+        kernel = kernel_spec((LINEAR, 0.0), options, adjoint.dtype, limit)
+        system = adjoint.new_empty((n + 1, n) if direct else (0, 0))
+        arrays = *_arrays(*cell.whole()), *_grids(images), *_arrays(outside), *_grids(adjoint), *_arrays(first)
         status, steps = _run_times(_loops().backward, spec, cell, kernel, (*arrays, *kind, *_arrays(system)))
 
-        def again(turn: int) -> Tensor:
+        def retrace(turn: int) -> Tensor:
             rows = spec.rows(spec.times[turn])
-            g = found[n:, rows].mT @ cell.C + (outside[:, rows].mT if len(outside) else 0)
+            g = adjoint[n:, rows].mT @ cell.C + (outside[:, rows].mT if len(outside) else 0)
             d, scale = slopes(*kind, images[:, rows].mT), row_scale(g)
             return run_kernel(cell.A.mT, d * g / scale, d, None, kernel, trace=True)[3]
 
         turns = range(len(spec.sizes) - 1, -1, -1)
-        report = Iterates(found[:n].mT, status, steps, found.new_zeros)
-        spec.report_times(turns, "adjoint solve", report, options, again)
-        return found, first, _done
+        iterates = Iterates(adjoint[:n].mT, status, steps, adjoint.new_zeros)
+        spec.report_times(turns, "adjoint solve", iterates, options, retrace)
+        return adjoint, first, _done
 
 
 def _unfinished(status: Tensor) -> bool:
@@ -581,13 +583,13 @@ def _unfinished(status: Tensor) -> bool:
 
 
 def _done() -> None:
-    """Does nothing: solves on the CPU have been waited for."""
+    """Does nothing: solves on the CPU are finished."""
 
 
 def columns(rows: int, elements: int, like: Tensor) -> Tensor:
-    """Returns room for rows with one column an element.
+    """Allocates rows with one column an element.
 
-    Rows are an odd number of cache lines apart: at powers of two they would drive each other out of the cache.
+    Rows are an odd number of cache lines apart: at powers of two they would evict each other from the cache.
 
     Example:
         >>> columns(3, 32, torch.zeros(1)).stride()
@@ -598,7 +600,7 @@ def columns(rows: int, elements: int, like: Tensor) -> Tensor:
 
 
 def _grids(*tensors: Tensor) -> list[Any]:
-    """Returns what `columns` made, with the unused ends of its rows."""
+    """Returns arrays of tensors from `columns`, with the padding of their rows."""
     shapes = ((tensor, tensor.shape[0], tensor.stride(0)) for tensor in tensors)
     return [tensor.as_strided((rows, stride), (stride, 1)).numpy() for tensor, rows, stride in shapes]
 
@@ -615,7 +617,7 @@ def _run_times(
     kernel: KernelSpec,
     arguments: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor]:
-    """Runs a loop over all times, sequences shared out to threads; returns statuses and steps."""
+    """Runs a loop over all times, with sequences split among threads; returns statuses and steps."""
     (n, both), h, elements = cell.B.shape, cell.C.shape[0], int(spec.offsets[-1])
     dtype, memory = cell.B.dtype, kernel.memory or MEMORY
     space = plan_workspace(n, memory, kernel.max_steps, dtype.itemsize)
@@ -623,18 +625,18 @@ def _run_times(
     counts, numbers = pack_spec(kernel, dtype)
     status, steps = np.empty(elements, np.int8), np.empty(elements, np.int64)
 
-    def share(low: int, high: int) -> None:
+    def run_range(low: int, high: int) -> None:
         work = torch.empty(size + matrices, dtype=dtype).numpy()  # torch aligns it to vectors
         lanes = np.empty(3 * space.width, np.int64)
         buffers = work[:size], work[size:], lanes, space.slots, space.at, rows, counts, numbers
         loop(*arguments, status, steps, *buffers, spec.offsets, spec.backwards, low, high)
 
-    share_out(share, spec.sizes[0], space.width, elements * n * n)
+    run_threads(run_range, spec.sizes[0], space.width, elements * n * n)
     return torch.from_numpy(status), torch.from_numpy(steps)
 
 
 @functools.lru_cache(maxsize=256)
 def _sequence_rows(n: int, both: int, h: int, space: Workspace) -> tuple[SequenceRows, int, int]:
-    """Returns where the rows of `kernels.cpu.sequence` lie, where they end, and the size of packed matrices."""
+    """Returns the rows of `kernels.cpu.sequence`, where they end, and the size of packed matrices."""
     ends = np.cumsum([space.size, *(rows * space.width for rows in (n + both, n, h, 1, 1))]).tolist()
     return SequenceRows(*ends[:-1]), ends[-1], (n + h + 2 * kernels().ROWS) * (n + both)

@@ -3,7 +3,7 @@
 LAPACK factorises one small matrix after the other, with short loops and a call each. Here the matrices of a group
 lie side by side, ``entry[(row * size + column) * lanes + lane]``, and every instruction serves all of them. There
 is no pivoting: the systems of a contraction are diagonally dominant up to scaling (or principal pivots of such),
-where it is not needed; who calls checks the answer.
+where it is not needed; callers check the result.
 """
 
 from typing import Any
@@ -41,13 +41,13 @@ def _less(builder: Any, lanes: Any, total: Any, a: Any, b: Any) -> Any:
 
 def _multipliers(builder: Any, lanes: Any, memory: Memory, row: Any, pivots: list[Any]) -> list[Any]:
     """Computes and stores the factors that eliminate a row's entries below the pivots; diagonals are inverted."""
-    at = [INDEX(place * lanes.count) for place in range(len(pivots))]
-    entries = [memory.load(builder.add(row, place)) for place in at]
+    offsets = [INDEX(offset * lanes.count) for offset in range(len(pivots))]
+    entries = [memory.load(builder.add(row, offset)) for offset in offsets]
     for i, pivot in enumerate(pivots):
-        entries[i] = builder.fmul(entries[i], memory.load(builder.add(pivot, at[i])))
-        memory.store(entries[i], builder.add(row, at[i]))
+        entries[i] = builder.fmul(entries[i], memory.load(builder.add(pivot, offsets[i])))
+        memory.store(entries[i], builder.add(row, offsets[i]))
         for j in range(i + 1, len(pivots)):
-            entries[j] = _less(builder, lanes, entries[j], entries[i], memory.load(builder.add(pivot, at[j])))
+            entries[j] = _less(builder, lanes, entries[j], entries[i], memory.load(builder.add(pivot, offsets[j])))
     return entries
 
 
@@ -63,13 +63,13 @@ def _elimination(count: int, rows: int) -> Any:
         targets = [builder.add(row, builder.mul(width, INDEX(i))) for i in range(rows)]
         factors = [_multipliers(builder, lanes, memory, target, pivots) for target in targets]
         with _cgutils.for_range(builder, columns) as loop:
-            place = builder.add(builder.mul(loop.index, INDEX(lanes.count)), INDEX(count * lanes.count))
-            values = [memory.load(builder.add(pivot, place)) for pivot in pivots]
+            offset = builder.add(builder.mul(loop.index, INDEX(lanes.count)), INDEX(count * lanes.count))
+            values = [memory.load(builder.add(pivot, offset)) for pivot in pivots]
             for target, multipliers in zip(targets, factors, strict=True):
-                total = memory.load(builder.add(target, place))
+                total = memory.load(builder.add(target, offset))
                 for factor, value in zip(multipliers, values, strict=True):
                     total = _less(builder, lanes, total, factor, value)
-                memory.store(total, builder.add(target, place))
+                memory.store(total, builder.add(target, offset))
         return context.get_dummy_value()
 
     @_extending.intrinsic
@@ -94,8 +94,8 @@ def _subtract_dot(typing: Any, array: Any, target: Any, row: Any, vector: Any, c
         sums = Sums(builder, lanes, 1)
         sums[0] = memory.load(target)
         with _cgutils.for_range(builder, count) as loop:
-            place = builder.mul(loop.index, INDEX(lanes.count))
-            pair = [memory.load(builder.add(base, place)) for base in (row, vector)]
+            offset = builder.mul(loop.index, INDEX(lanes.count))
+            pair = [memory.load(builder.add(base, offset)) for base in (row, vector)]
             sums[0] = _less(builder, lanes, sums[0], *pair)
         memory.store(sums[0], target)
         return context.get_dummy_value()
@@ -113,9 +113,9 @@ def _subtract_multiple(typing: Any, array: Any, vector: Any, row: Any, factor: A
         memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
         known = memory.load(factor)
         with _cgutils.for_range(builder, count) as loop:
-            place = builder.mul(loop.index, INDEX(lanes.count))
-            target = builder.add(vector, place)
-            value = memory.load(builder.add(row, place))
+            offset = builder.mul(loop.index, INDEX(lanes.count))
+            target = builder.add(vector, offset)
+            value = memory.load(builder.add(row, offset))
             memory.store(_less(builder, lanes, memory.load(target), known, value), target)
         return context.get_dummy_value()
 
@@ -153,25 +153,25 @@ def _invert(work: Any, at: int, lanes: int) -> None:
 def _reduce(work: Any, at: int, size: int, lanes: int) -> None:
     """Factorises one group in place: L below the diagonal, the inverted diagonal and U above."""
     width = size * lanes
-    for start in range(0, size, PIVOTS):
+    for start in range(0, size, PIVOTS):  # rows and columns before `start` are factorised
         pivot = at + start * (width + lanes)
         for row in range(start, min(start + PIVOTS, size)):
-            place = at + row * width + start * lanes
+            target = at + row * width + start * lanes
             if row == start + 1:
-                _eliminate_1(work, place, pivot, size, size - start - 1)
+                _eliminate_1(work, target, pivot, size, size - start - 1)
             elif row == start + 2:
-                _eliminate_2(work, place, pivot, size, size - start - 2)
+                _eliminate_2(work, target, pivot, size, size - start - 2)
             elif row == start + 3:
-                _eliminate_3(work, place, pivot, size, size - start - 3)
+                _eliminate_3(work, target, pivot, size, size - start - 3)
             _invert(work, at + row * (width + lanes), lanes)
         row = start + PIVOTS
         while row < size:
-            place = at + row * width + start * lanes
+            target = at + row * width + start * lanes
             if row + 1 < size:
-                _eliminate_twins(work, place, pivot, size, size - start - PIVOTS)
+                _eliminate_twins(work, target, pivot, size, size - start - PIVOTS)
                 row += 2
             else:
-                _eliminate_4(work, place, pivot, size, size - start - PIVOTS)
+                _eliminate_4(work, target, pivot, size, size - start - PIVOTS)
                 row += 1
 
 
@@ -182,11 +182,11 @@ def _substitute(work: Any, at: int, vector: int, size: int, lanes: int) -> None:
     for row in range(size):
         _subtract_dot(work, vector + row * lanes, at + row * width, vector, row)
     for row in range(size - 1, -1, -1):
-        place = vector + row * lanes
+        target = vector + row * lanes
         diagonal = at + row * (width + lanes)
-        _subtract_dot(work, place, diagonal + lanes, place + lanes, size - 1 - row)
+        _subtract_dot(work, target, diagonal + lanes, target + lanes, size - 1 - row)
         for lane in range(lanes):
-            work[place + lane] *= work[diagonal + lane]
+            work[target + lane] *= work[diagonal + lane]
 
 
 @compiled
@@ -194,11 +194,11 @@ def _substitute_transposed(work: Any, at: int, vector: int, size: int, lanes: in
     """Solves the transposed systems, in place."""
     width = size * lanes
     for row in range(size):
-        place = vector + row * lanes
+        target = vector + row * lanes
         diagonal = at + row * (width + lanes)
         for lane in range(lanes):
-            work[place + lane] *= work[diagonal + lane]
-        _subtract_multiple(work, place + lanes, diagonal + lanes, place, size - 1 - row)
+            work[target + lane] *= work[diagonal + lane]
+        _subtract_multiple(work, target + lanes, diagonal + lanes, target, size - 1 - row)
     for row in range(size - 1, -1, -1):
         _subtract_multiple(work, vector, at + row * width, vector + row * lanes, row)
 
@@ -209,7 +209,7 @@ def factorise(W: Any, index: Any, delta: Any, sizes: Any, offsets: Any, work: An
 
     Args:
         W: ``(n, n)``.
-        index: ``(B, k)`` the places P; `delta` their weights, zero where a sample has fewer.
+        index: ``(B, k)`` the states P; `delta` their weights, zero where a sample has fewer.
         sizes: of the systems, one a group of `lanes` samples; `offsets` where each lies in `work`.
     """
     for group in range(sizes.shape[0]):
@@ -241,12 +241,12 @@ def substitute(work: Any, right: Any, sizes: Any, offsets: Any, lanes: int, tran
 
 @compiled
 def collect(delta: Any, least: float, order: Any, counts: Any, index: Any, weight: Any) -> None:
-    """Lists per sample of `order` the places where ``|delta| > least``, and the weights there."""
-    for place in range(order.shape[0]):
-        sample, count = order[place], 0
+    """Lists per sample of `order` the states where ``|delta| > least``, and the weights there."""
+    for row in range(order.shape[0]):
+        sample, count = order[row], 0
         for column in range(delta.shape[1]):
             if abs(delta[sample, column]) > least:
-                index[place, count], weight[place, count] = column, delta[sample, column]
+                index[row, count], weight[row, count] = column, delta[sample, column]
                 count += 1
-        counts[place] = count
-        index[place, count:], weight[place, count:] = 0, 0
+        counts[row] = count
+        index[row, count:], weight[row, count:] = 0, 0

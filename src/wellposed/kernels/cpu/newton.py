@@ -1,8 +1,8 @@
 """Semismooth Newton for ``x = phi(Ax + v)``; samples, steps and the backward pass share factorisations.
 
 The Jacobian of ``x - phi(Ax + v)`` is ``J = I - D A`` with the slopes D = diag(d) of a sample. Near a reference
-``J0 = I - D0 A`` with a known inverse K it is ``J0 - E C A``, where C = d - d0 lives on the k places P in which
-the slopes differ (E: the columns of I at P). With ``W = A K``,
+``J0 = I - D0 A`` with a known inverse K it is ``J0 - E C A``, where C = d - d0 is not zero at the k states P in
+which the slopes differ (E: the columns of I at P). With ``W = A K``,
 
     J y = r:    (I - C W_PP) q = C (W r)_P,    y = K (r + E q)
     J' w = g:   (I - C W_PP)' w_P = (K' g)_P,  w = K' g + W' E C w_P
@@ -11,7 +11,7 @@ so one factorisation of size k serves both passes. The reference D0 = 0 is free 
 of a ReLU); others cost an inverse and pay where many samples are near them: all states active, the pattern of the
 majority, a pattern that several samples share.
 
-`choose_references` picks the references and `Systems` solves the reduced systems; `solve_active_set` is the
+`choose_references` picks the references and `NewtonSystems` solves the reduced systems; `solve_active_set` is the
 forward pass, `finish_adjoint` the backward pass.
 """
 
@@ -38,7 +38,7 @@ from wellposed.kernels.cpu.simd import VECTOR_BYTES
 from wellposed.kernels.spec import LINEAR, kernel_spec, kind_of
 
 CHUNK = 1 << 25  # numbers of factorisations that are alive at once
-KEPT = 1 << 26  # numbers of factorisations that are kept for the backward pass
+CACHED = 1 << 26  # numbers of factorisations that are cached for the backward pass
 CANDIDATES = 4  # shared patterns that are considered as references
 
 
@@ -69,7 +69,7 @@ class Reference:
 
 
 def _flushed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounds to a shorter dtype; what is nothing beside the rest becomes zero, for denormal numbers are slow."""
+    """Rounds to a shorter dtype; negligible entries become zero, since denormal numbers are slow."""
     least = torch.finfo(dtype).eps ** 2 * matrix.abs().amax()
     return matrix.masked_fill(matrix.abs() < least, 0).to(dtype)
 
@@ -91,8 +91,8 @@ class _Chunk:
         room = sizes * (sizes + 1) * lanes
         number = np.cumsum(room) // CHUNK
         chunks = []
-        for part in np.unique(number):
-            groups = np.flatnonzero(number == part)
+        for chunk in np.unique(number):
+            groups = np.flatnonzero(number == chunk)
             offsets = np.cumsum(room[groups]) - room[groups]
             end = min((groups[-1] + 1) * lanes, len(counts))
             chunks.append(_Chunk(groups[0] * lanes, end, sizes[groups], offsets, int(room[groups].sum())))
@@ -100,7 +100,7 @@ class _Chunk:
 
 
 @dataclass
-class Systems:
+class NewtonSystems:
     """The reduced systems of samples that share a reference."""
 
     reference: Reference
@@ -128,7 +128,7 @@ class Systems:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the kept factorisations have."""
+        """How many numbers the cached factorisations have."""
         return sum(len(work) for work in self.factors.values())
 
     def _factorised(self, chunk: _Chunk, keep: bool) -> np.ndarray:
@@ -136,27 +136,27 @@ class Systems:
             return self.factors[chunk.begin]
         _, index, weight, _ = self._lists
         work = aligned(chunk.numbers, self._dtype)
-        part = slice(chunk.begin, chunk.end)
+        rows = slice(chunk.begin, chunk.end)
         matrix = self.reference.product.numpy()
-        factorise(matrix, index[part], weight[part], chunk.sizes, chunk.offsets, work, self._lanes)
-        if keep and self.numbers + chunk.numbers <= KEPT:
+        factorise(matrix, index[rows], weight[rows], chunk.sizes, chunk.offsets, work, self._lanes)
+        if keep and self.numbers + chunk.numbers <= CACHED:
             self.factors[chunk.begin] = work
         return work
 
     def _reduced(self, right: Tensor, transpose: bool, keep: bool) -> Tensor:  # (B, n), zero outside P
         """Solves the reduced systems for the entries of `right` at P."""
         order, index, weight, chunks = self._lists
-        places, solution = torch.from_numpy(index), torch.zeros_like(right)
-        if places.shape[1] == 0:
+        positions, solution = torch.from_numpy(index), torch.zeros_like(right)
+        if positions.shape[1] == 0:
             return solution
-        empty = torch.from_numpy(weight) == 0  # places that only fill up a row
-        known = right[torch.from_numpy(order)].gather(1, places).masked_fill_(empty, 0)
+        empty = torch.from_numpy(weight) == 0  # padding of a row
+        known = right[torch.from_numpy(order)].gather(1, positions).masked_fill_(empty, 0)
         for chunk in chunks:
             work = self._factorised(chunk, keep)
-            part = known[chunk.begin : chunk.end].numpy()
-            substitute(work, part, chunk.sizes, chunk.offsets, self._lanes, transpose)
-        found = torch.zeros_like(right).scatter_add_(1, places, known.masked_fill_(empty, 0))
-        return solution.index_copy_(0, torch.from_numpy(order), found)
+            block = known[chunk.begin : chunk.end].numpy()
+            substitute(work, block, chunk.sizes, chunk.offsets, self._lanes, transpose)
+        reduced = torch.zeros_like(right).scatter_add_(1, positions, known.masked_fill_(empty, 0))
+        return solution.index_copy_(0, torch.from_numpy(order), reduced)
 
     def solve(self, right: Tensor, keep: bool = True) -> Tensor:  # (B, n)
         """Solves ``J y = right`` row by row."""
@@ -171,7 +171,7 @@ class Systems:
 
 
 def choose_references(A: Tensor, slope: Tensor) -> tuple[list[Reference], Tensor]:
-    """Returns references that are worth their inverse and the number of the nearest for every sample.
+    """Returns references that pay for their inverse, and the number of the nearest for every sample.
 
     Costs are nanoseconds on one core: 1.2 k^2 to fill a system, k^3 / 100 to factorise it and n^3 / 8 to prepare a
     reference, about twice that in float64. Which reference is taken changes a result by rounding only.
@@ -206,9 +206,9 @@ def _candidates(slope: Tensor) -> list[Tensor]:
     majority = torch.where((slope > (low + high) / 2).double().mean(0) > 0.5, high, low)
     names = torch.randint(1 << 40, (slope.shape[1],), generator=torch.Generator().manual_seed(0)).double()
     keys = (slope > (low + high) / 2).double() @ names  # exact: the sum of 512 such integers fits in 53 bits
-    unique, place, count = keys.unique(return_inverse=True, return_counts=True)
+    unique, pattern, count = keys.unique(return_inverse=True, return_counts=True)
     shared = count.topk(min(CANDIDATES, len(count)))
-    first = torch.zeros_like(unique, dtype=torch.int64).scatter_(0, place, torch.arange(len(place)))
+    first = torch.zeros_like(unique, dtype=torch.int64).scatter_(0, pattern, torch.arange(len(pattern)))
     frequent = [slope[first[key]] for key, times in zip(shared.indices, shared.values, strict=True) if times > 1]
     return [torch.full_like(slope[0], float(low)), torch.full_like(slope[0], float(high)), majority, *frequent]
 
@@ -230,14 +230,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class ActiveSetAnswer(Answer):
-    """The equilibrium, with what the backward pass can reuse of its solve."""
+    """The equilibrium, with the factorisations that the backward pass can reuse."""
 
     A: Tensor
     slope: Tensor  # (B, n) phi'(Ax + v)
     solved: "tuple[_Solved, ...]" = field(repr=False)
 
     def adjoint(self, gradient: Tensor, stop: Stopping | None = None, max_steps: int = 200) -> Answer:
-        """Solves ``y = d (A' y + g)``, directly where a factorisation is at hand.
+        """Solves ``y = d (A' y + g)``, directly where there is a factorisation.
 
         Args:
             gradient: ``(B, n)`` g.
@@ -249,9 +249,9 @@ class ActiveSetAnswer(Answer):
 
 @dataclass(frozen=True)
 class _Solved:
-    """Systems of one Newton step and the samples they belong to."""
+    """The systems of one Newton step and the samples they belong to."""
 
-    systems: Systems
+    systems: NewtonSystems
     samples: Tensor  # (K,)
 
 
@@ -266,9 +266,9 @@ def solve_active_set(
 ) -> ActiveSetAnswer:
     """Solves ``x = phi(Ax + v)`` by semismooth Newton, the active-set method for ReLU.
 
-    A few accelerated steps come first: they finish easy samples and settle most of the active patterns. A Newton
-    step is kept if the residual falls, else a plain step takes its place. A sample is `CONVERGED` only where the
-    stopping rule accepts it at the map itself.
+    A few accelerated steps come first: they finish easy samples and get most of the active patterns right. A
+    Newton step is accepted if the residual falls, else replaced by a plain step. A sample is `CONVERGED` only if
+    the stopping rule accepts it at the map itself.
 
     Args:
         A: ``(n, n)`` in float32 or float64 on the CPU.
@@ -282,8 +282,8 @@ def solve_active_set(
     Example:
         >>> from wellposed.activations import get_activation
         >>> A = torch.tensor([[0.0, 0.9], [-0.9, 0.0]], dtype=torch.float64)
-        >>> found = solve_active_set(A, torch.ones(1, 2, dtype=torch.float64), get_activation("relu"))
-        >>> found.value, found.adjoint(torch.ones(1, 2, dtype=torch.float64)).value
+        >>> answer = solve_active_set(A, torch.ones(1, 2, dtype=torch.float64), get_activation("relu"))
+        >>> answer.value, answer.adjoint(torch.ones(1, 2, dtype=torch.float64)).value
         (tensor([[1.0497, 0.0552]], dtype=torch.float64), tensor([[0.0552, 1.0497]], dtype=torch.float64))
     """
     _check(A, v, activation, stop)
@@ -322,7 +322,7 @@ def _few_steps(f: AffineMap | TransposedMap, x0: Tensor, stop: Stopping, steps: 
 
 @dataclass
 class _Rows:
-    """The samples at work; all fields are narrowed together."""
+    """The samples that are running; all fields are narrowed together."""
 
     samples: Tensor
     x: Tensor  # (K, n)
@@ -364,7 +364,7 @@ class _Newton:
             (self.status == Status.RUNNING).nonzero()[:, 0], self.value[self.status == Status.RUNNING]
         )
         index = max(warm, 1)  # evaluations, the one about to be made included
-        while len(rows.samples):
+        while len(rows.samples):  # `rows` are the samples without a status
             rows = self._step(rows, index)
             index += 1
         z = torch.addmm(self.f.v, self.value, self.A.mT)
@@ -373,28 +373,28 @@ class _Newton:
             self.value, self.status, self.steps, self.residual, self.A, slope, tuple(self.solved)
         )
 
-    def _begin(self, found: Iterates | None, x0: Tensor) -> None:
+    def _begin(self, iterates: Iterates | None, x0: Tensor) -> None:
         """Starts with the samples that the first steps have solved; the others are still running."""
-        if found is None:
+        if iterates is None:
             self.value, size = x0.clone(), len(x0)
             self.status = torch.zeros(size, dtype=torch.int8)
             self.steps, self.residual = torch.zeros(size, dtype=torch.int64), x0.new_full((size,), torch.nan)
             self.first = x0.new_full((size,), torch.inf)
             return
-        self.value, self.status, self.steps = found.value, found.status.clone(), found.steps.clone()
-        self.residual = found.last_residual.clone()
-        self.first = found.residuals[:, 0] if found.residuals.numel() else self.residual
+        self.value, self.status, self.steps = iterates.value, iterates.status.clone(), iterates.steps.clone()
+        self.residual = iterates.last_residual.clone()
+        self.first = iterates.residuals[:, 0] if iterates.residuals.numel() else self.residual
         unfinished = (self.status == Status.MAX_STEPS) | (self.status == Status.DIVERGED)
         if int(self.steps.max() if len(self.steps) else 0) < self.max_steps:
             self.status[unfinished] = Status.RUNNING
 
     def _step(self, rows: _Rows, index: int) -> _Rows:
-        """Evaluates the map, settles what is finished and moves the others."""
+        """Evaluates the map, writes the samples that are finished and moves the others."""
         f = replace(self.f, v=self.f.v[rows.samples])
         z = torch.addmm(f.v, rows.x, self.A.mT)
         fx = f.activation.function(z)
         residual = max_norm(fx - rows.x)
-        ended = self._settle(rows, Step(rows.x, fx, f, residual, index), index)
+        ended = self._finish(rows, Step(rows.x, fx, f, residual, index), index)
         fallen = (residual < rows.best) | rows.best.isinf()
         rows.trials = torch.where(fallen, 0, rows.trials + 1)
         rejected = ~fallen & ((rows.trials >= TRIALS) | ~residual.isfinite())
@@ -405,7 +405,7 @@ class _Newton:
         going = (ended == 0).nonzero()[:, 0]
         return self._move(rows.narrow(going), z[going], fx[going], rejected[going])
 
-    def _settle(self, rows: _Rows, step: Step, index: int) -> Tensor:
+    def _finish(self, rows: _Rows, step: Step, index: int) -> Tensor:
         """Writes the samples that are finished; returns the statuses, zero for the others."""
         status = torch.zeros_like(rows.samples, dtype=torch.int8)
         lower = step.residual < rows.least
@@ -430,7 +430,7 @@ class _Newton:
         self.steps[samples], self.residual[samples] = index, residual[ended]
 
     def _move(self, rows: _Rows, z: Tensor, fx: Tensor, rejected: Tensor) -> _Rows:
-        """Takes trials back where they failed, waits where one must, and tries Newton's step elsewhere."""
+        """Takes failed trials back, takes plain steps where `wait` says so, and tries Newton's step elsewhere."""
         trying = (~rejected & (rows.wait == 0)).nonzero()[:, 0]
         x = torch.where(rejected[:, None], rows.safe, fx)
         best = torch.full_like(rows.best, torch.inf)
@@ -446,7 +446,7 @@ class _Newton:
         return rows
 
     def _direction(self, samples: Tensor, slope: Tensor, r: Tensor) -> Tensor:
-        """Solves ``(I - D A) y = r``; with pivoting where the short way has lost accuracy."""
+        """Solves ``(I - D A) y = r``; with pivoting where the reduced systems have lost accuracy."""
         if not self.references:
             self._choose(samples, slope)
         y = torch.empty_like(r)
@@ -454,7 +454,7 @@ class _Newton:
         for number, reference in enumerate(self.references):
             rows = (self.nearest[samples] == number).nonzero()[:, 0]
             if len(rows):
-                systems = Systems(reference, slope[rows] - reference.slope, least)
+                systems = NewtonSystems(reference, slope[rows] - reference.slope, least)
                 y[rows] = systems.solve(r[rows], keep=self._room() > 0)
                 self.solved.append(_Solved(systems, samples[rows]))
         defect = max_norm(r - y + slope * (y @ self.A.mT))
@@ -464,7 +464,7 @@ class _Newton:
         return y
 
     def _room(self) -> int:
-        return KEPT - sum(part.systems.numbers for part in self.solved)
+        return CACHED - sum(entry.systems.numbers for entry in self.solved)
 
     def _choose(self, samples: Tensor, slope: Tensor) -> None:
         self.nearest = torch.zeros(len(self.f.v), dtype=torch.int64)
@@ -479,12 +479,12 @@ class _Newton:
 def _pivoted(A: Tensor, slope: Tensor, right: Tensor, transpose: bool = False) -> Tensor:
     """Solves ``(I - D A) y = right`` or its transpose from dense systems, some samples at a time."""
     identity = torch.eye(len(A), dtype=A.dtype)
-    parts = []
+    solutions = []
     for begin in range(0, len(slope), max(1, DENSE // A.numel())):
         rows = slice(begin, begin + max(1, DENSE // A.numel()))
         system = identity - slope[rows, :, None] * A
-        parts.append(solve_rows(system.mT if transpose else system, right[rows]))
-    return torch.cat(parts)
+        solutions.append(solve_rows(system.mT if transpose else system, right[rows]))
+    return torch.cat(solutions)
 
 
 def finish_adjoint(A: Tensor, f: TransposedMap, y: Tensor, stop: Stopping, max_steps: int) -> Answer:
@@ -502,19 +502,19 @@ def finish_adjoint(A: Tensor, f: TransposedMap, y: Tensor, stop: Stopping, max_s
     for number, reference in enumerate(references):
         rows = (nearest == number).nonzero()[:, 0]
         if len(rows):
-            solved.append(_Solved(Systems(reference, f.slope[rows] - reference.slope), rows))
+            solved.append(_Solved(NewtonSystems(reference, f.slope[rows] - reference.slope), rows))
     none = torch.empty(0)
-    found = ActiveSetAnswer(none, none, none, none, A, f.slope, tuple(solved))
-    return _Adjoint(found, f.offset, stop, max_steps).solve(y)
+    answer = ActiveSetAnswer(none, none, none, none, A, f.slope, tuple(solved))
+    return _Adjoint(answer, f.offset, stop, max_steps).solve(y)
 
 
 class _Adjoint:
     """The backward solve: factorisations where there are some, else a few steps and then factorisations."""
 
-    def __init__(self, found: ActiveSetAnswer, offset: Tensor, stop: Stopping, max_steps: int) -> None:
-        self.found, self.stop, self.max_steps = found, stop, max_steps
-        self.f = TransposedMap((found.A.mT,), found.slope, offset, 1.0)
-        self.owner = _owners(found)
+    def __init__(self, answer: ActiveSetAnswer, offset: Tensor, stop: Stopping, max_steps: int) -> None:
+        self.answer, self.stop, self.max_steps = answer, stop, max_steps
+        self.f = TransposedMap((answer.A.mT,), answer.slope, offset, 1.0)
+        self.owner = _owners(answer)
 
     def solve(self, start: Tensor | None = None) -> Answer:
         """Solves for all samples; a solution is refined until the stopping rule accepts it at the map."""
@@ -566,34 +566,34 @@ class _Adjoint:
 
     def _direct(self, samples: Tensor, right: Tensor) -> Tensor:
         """Solves ``(I - D A') y = right``."""
-        w, found = torch.empty_like(right), self.found
-        place = torch.full((len(self.owner),), -1).index_copy_(0, samples, torch.arange(len(samples)))
-        for number, part in enumerate(found.solved):
-            mine = (self.owner[part.samples] == number) & (place[part.samples] >= 0)
+        w, answer = torch.empty_like(right), self.answer
+        position = torch.full((len(self.owner),), -1).index_copy_(0, samples, torch.arange(len(samples)))
+        for number, entry in enumerate(answer.solved):
+            mine = (self.owner[entry.samples] == number) & (position[entry.samples] >= 0)
             if bool(mine.any()):
                 # (I - D A') y = b has y = b + D J'^-1 A' b
-                whole = right.new_zeros(len(part.samples), right.shape[1])
-                whole[mine] = (right @ found.A)[place[part.samples[mine]]]
-                w[place[part.samples[mine]]] = part.systems.solve_transposed(whole)[mine]
+                whole = right.new_zeros(len(entry.samples), right.shape[1])
+                whole[mine] = (right @ answer.A)[position[entry.samples[mine]]]
+                w[position[entry.samples[mine]]] = entry.systems.solve_transposed(whole)[mine]
         fresh = (self.owner[samples] < 0).nonzero()[:, 0]
-        slope = found.slope[samples]
+        slope = answer.slope[samples]
         if len(fresh):
-            systems = Systems(Reference.at(found.A, None), slope[fresh])
-            w[fresh] = systems.solve_transposed((right @ found.A)[fresh])
+            systems = NewtonSystems(Reference.at(answer.A, None), slope[fresh])
+            w[fresh] = systems.solve_transposed((right @ answer.A)[fresh])
         y = right + slope * w
-        defect = max_norm(right - y + slope * (y @ found.A))
+        defect = max_norm(right - y + slope * (y @ answer.A))
         bad = (~(defect <= 0.1 * max_norm(right))).nonzero()[:, 0]
         if len(bad):
-            turned = _pivoted(found.A, slope[bad], (right @ found.A)[bad], transpose=True)
-            y[bad] = right[bad] + slope[bad] * turned
+            w_pivoted = _pivoted(answer.A, slope[bad], (right @ answer.A)[bad], transpose=True)
+            y[bad] = right[bad] + slope[bad] * w_pivoted
         return y
 
 
-def _owners(found: ActiveSetAnswer) -> Tensor:  # (B,)
+def _owners(answer: ActiveSetAnswer) -> Tensor:  # (B,)
     """Returns for every sample the latest systems that were made at its final slopes, -1 without any."""
-    owner = torch.full((len(found.slope),), -1)
-    for number, part in enumerate(found.solved):
-        delta = found.slope[part.samples] - part.systems.reference.slope
-        same = (delta == part.systems.delta).all(1)
-        owner[part.samples[same]] = number
+    owner = torch.full((len(answer.slope),), -1)
+    for number, entry in enumerate(answer.solved):
+        delta = answer.slope[entry.samples] - entry.systems.reference.slope
+        same = (delta == entry.systems.delta).all(1)
+        owner[entry.samples[same]] = number
     return owner

@@ -1,12 +1,12 @@
-"""The loops over time of a recurrent implicit model, compiled: a whole sequence in one call, there and back.
+"""The loops over time of a recurrent implicit model, compiled: a whole sequence in one call, forward and backward.
 
-Elements lie time after time, the longest sequences first (the layout of a packed sequence): the element of
-sequence i at time t is column ``offsets[t] + i``. Sequences do not look at each other, so any range of them can be
-computed by itself: group by group, each from its first time to its last. Between two times a group does not leave
-its lanes; hidden states, equilibria and what goes back in time stay where they are.
+Elements are stored time after time, the longest sequences first (the layout of a packed sequence): the element of
+sequence i at time t is column ``offsets[t] + i``. Sequences are independent, so any range of them can be computed
+by itself: group by group, each from its first time to its last. Between two times a group stays in its lanes, with
+its hidden states, equilibria and the gradients that go back in time.
 
-A group works in the memory of `cpu.solve`, one sequence a lane, and in rows of its own beside it. Outside,
-everything is stored with one column an element: what is side by side in a group is side by side in memory. `move`,
+A group works in the workspace of `cpu.solve`, one sequence a lane, and in rows of its own behind it. Outside,
+everything is stored with one column an element: neighbours in a group are neighbours in memory. `move`,
 `add`, `prepare` and `mark` are vector instructions between two solves: rows to and from memory, slopes and scales;
 `solve_group` is the solve of one time; `forward_group` and `backward_group` are the loops over time, forward and
 backward.
@@ -100,7 +100,7 @@ def wipe(typing: Any, array: Any, begin: Any, rows: Any) -> Any:
         memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
         with _cgutils.for_range(builder, rows) as loop:
             for vector in range(VECTORS):
-                memory.store(lanes.zero, builder.add(begin, _place(builder, lanes, loop.index, vector)))
+                memory.store(lanes.zero, builder.add(begin, _row_offset(builder, lanes, loop.index, vector)))
         return context.get_dummy_value()
 
     return _types.void(array, _types.int64, _types.int64), code
@@ -117,16 +117,16 @@ def add(typing: Any, array: Any, target: Any, source: Any, rows: Any, vectors: A
         for vector in range(VECTORS):
             wanted = builder.icmp_signed(">", vectors, INDEX(vector))
             with builder.if_then(wanted), _cgutils.for_range(builder, rows) as loop:
-                place = _place(builder, lanes, loop.index, vector)
-                at = builder.add(target, place)
-                memory.store(builder.fadd(memory.load(at), memory.load(builder.add(source, place))), at)
+                offset = _row_offset(builder, lanes, loop.index, vector)
+                at = builder.add(target, offset)
+                memory.store(builder.fadd(memory.load(at), memory.load(builder.add(source, offset))), at)
         return context.get_dummy_value()
 
     whole = _types.int64
     return _types.void(array, whole, whole, whole, whole), code
 
 
-def _place(builder: Any, lanes: Lanes, row: Any, vector: int) -> Any:
+def _row_offset(builder: Any, lanes: Lanes, row: Any, vector: int) -> Any:
     return builder.add(builder.mul(row, INDEX(VECTORS * lanes.count)), INDEX(vector * lanes.count))
 
 
@@ -136,8 +136,8 @@ def _slope(builder: Any, lanes: Lanes, kind: Any, below: Any, image: Any) -> Any
     bent = builder.select(builder.fcmp_ordered(">", image, lanes.zero), one, below)
     curved = builder.fsub(one, builder.fmul(image, image))
     risen = builder.fmul(image, builder.fsub(one, image))
-    found = builder.select(builder.icmp_signed("==", kind, INDEX(TANH)), curved, bent)
-    return builder.select(builder.icmp_signed("==", kind, INDEX(SIGMOID)), risen, found)
+    slope = builder.select(builder.icmp_signed("==", kind, INDEX(TANH)), curved, bent)
+    return builder.select(builder.icmp_signed("==", kind, INDEX(SIGMOID)), risen, slope)
 
 
 @_extending.intrinsic
@@ -155,15 +155,15 @@ def prepare(
             with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
                 largest = Sums(builder, lanes, 1)
                 with _cgutils.for_range(builder, n) as loop:
-                    at = builder.add(g, _place(builder, lanes, loop.index, vector))
+                    at = builder.add(g, _row_offset(builder, lanes, loop.index, vector))
                     size, known = lanes.call(builder, "fabs", memory.load(at)), largest[0]
                     largest[0] = builder.select(builder.fcmp_ordered(">", known, size), known, size)  # NaN stays
                 nothing = builder.fcmp_ordered("==", largest[0], lanes.zero)
                 whole = builder.select(nothing, lanes.full(1.0), largest[0])
                 memory.store(whole, builder.add(scale, INDEX(vector * lanes.count)))
                 with _cgutils.for_range(builder, n) as loop:
-                    place = _place(builder, lanes, loop.index, vector)
-                    right, diagonal = builder.add(g, place), builder.add(d, place)
+                    offset = _row_offset(builder, lanes, loop.index, vector)
+                    right, diagonal = builder.add(g, offset), builder.add(d, offset)
                     factor = _slope(builder, lanes, kind, below, memory.load(diagonal))
                     memory.store(factor, diagonal)
                     memory.store(builder.fdiv(builder.fmul(factor, memory.load(right)), whole), right)
@@ -174,7 +174,7 @@ def prepare(
 
 
 @_extending.intrinsic
-def stretch(typing: Any, array: Any, y: Any, scale: Any, n: Any, vectors: Any) -> Any:
+def scale_rows(typing: Any, array: Any, y: Any, scale: Any, n: Any, vectors: Any) -> Any:
     """Multiplies the rows at `y` by the row at `scale`."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -185,7 +185,7 @@ def stretch(typing: Any, array: Any, y: Any, scale: Any, n: Any, vectors: Any) -
             with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
                 factor = memory.load(builder.add(scale, INDEX(vector * lanes.count)))
                 with _cgutils.for_range(builder, n) as loop:
-                    at = builder.add(y, _place(builder, lanes, loop.index, vector))
+                    at = builder.add(y, _row_offset(builder, lanes, loop.index, vector))
                     memory.store(builder.fmul(memory.load(at), factor), at)
         return context.get_dummy_value()
 
@@ -194,23 +194,23 @@ def stretch(typing: Any, array: Any, y: Any, scale: Any, n: Any, vectors: Any) -
 
 
 def _events(builder: Any, memory: Memory, rows: Any, alive: Any, atol: Any, rtol: Any, due: Any) -> Any:
-    """Returns which lanes of a vector need a look, and notes their least residuals."""
+    """Returns which lanes of a vector must be checked, and updates their least residuals."""
     lanes, width = memory.lanes, VECTORS * memory.lanes.count
-    places = {row: builder.add(rows, INDEX(row * width)) for row in (RESIDUAL, SIZE, L1, LEAST, EVENT)}
-    residual, size, l1, least = (memory.load(places[row]) for row in (RESIDUAL, SIZE, L1, LEAST))
-    memory.store(builder.select(builder.fcmp_ordered("<", residual, least), residual, least), places[LEAST])
+    positions = {row: builder.add(rows, INDEX(row * width)) for row in (RESIDUAL, SIZE, L1, LEAST, EVENT)}
+    residual, size, l1, least = (memory.load(positions[row]) for row in (RESIDUAL, SIZE, L1, LEAST))
+    memory.store(builder.select(builder.fcmp_ordered("<", residual, least), residual, least), positions[LEAST])
     limit = lanes.larger(builder, atol, builder.fmul(rtol, size))
     calm = builder.fcmp_ordered("<", l1, lanes.full(float("inf")))
     event = builder.or_(builder.fcmp_ordered("<=", residual, limit), builder.not_(calm))
     living = builder.fcmp_ordered(">", memory.load(alive), lanes.zero)
     event = builder.select(due, living, builder.and_(event, living))
-    memory.store(builder.select(event, lanes.full(1.0), lanes.zero), places[EVENT])
+    memory.store(builder.select(event, lanes.full(1.0), lanes.zero), positions[EVENT])
     return event
 
 
 @_extending.intrinsic
 def mark(typing: Any, array: Any, rows: Any, alive: Any, vectors: Any, atol: Any, rtol: Any, due: Any) -> Any:
-    """Marks lanes that need a look: accepted or not finite, or all that are alive if they are `due`.
+    """Marks lanes that must be checked: accepted or not finite, or all that are alive if they are `due`.
 
     Returns whether there are any; `rows` are the single rows of the group.
     """
@@ -221,14 +221,14 @@ def mark(typing: Any, array: Any, rows: Any, alive: Any, vectors: Any, atol: Any
         memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
         atol, rtol = lanes.splat(builder, atol), lanes.splat(builder, rtol)
         bits = lanes.ir.IntType(lanes.count)
-        found = _cgutils.alloca_once_value(builder, lanes.ir.Constant(lanes.ir.IntType(1), 0))
+        some_event = _cgutils.alloca_once_value(builder, lanes.ir.Constant(lanes.ir.IntType(1), 0))
         for vector in range(VECTORS):
             with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
-                at, living = (builder.add(place, INDEX(vector * lanes.count)) for place in (rows, alive))
+                at, living = (builder.add(base, INDEX(vector * lanes.count)) for base in (rows, alive))
                 event = _events(builder, memory, at, living, atol, rtol, due)
                 some = builder.icmp_unsigned("!=", builder.bitcast(event, bits), bits(0))
-                builder.store(builder.or_(builder.load(found), some), found)
-        return builder.load(found)
+                builder.store(builder.or_(builder.load(some_event), some), some_event)
+        return builder.load(some_event)
 
     whole, number = _types.int64, array.dtype
     return _types.boolean(array, whole, whole, whole, number, number, _types.boolean), code
@@ -290,7 +290,7 @@ def store(work: Any, at: int, width: int, matrix: Any, first: int, rows: int, co
 
 @compiled
 def begin(work: Any, at: Any, alive: int, lanes: Any, width: int, count: int) -> None:
-    """Puts a new sample into each of the first lanes; the others rest."""
+    """Starts a new sample in each of the first `count` lanes; the others are idle."""
     rows = at.single
     for i in range(width):
         lanes[SAMPLE * width + i] = i if i < count else -1
@@ -305,7 +305,7 @@ def finish(
     work: Any, x: int, y: int, at: Any, rows_of: Any, lanes: Any, width: int, now: int, n: int, counts: Any,
     numbers: Any, status: Any, steps: Any, first: int, vectors: int,
 ) -> int:  # fmt: skip
-    """Keeps points that are accepted in a step, and their images; returns how many there are."""
+    """Stores the points that are accepted in a step, and their images; returns how many."""
     rows, plain = at.single, counts.rule == TOLERANCE
     due = not plain or (now + 1) % PERIOD == 0 or now + 1 == counts.max_steps
     if not mark(work, rows, rows_of.alive, vectors, numbers.atol, numbers.rtol, due):
@@ -315,14 +315,14 @@ def finish(
         if work[events + i] == 0:
             continue
         limit = max(numbers.atol, numbers.rtol * work[rows + SIZE * width + i])
-        found = CONVERGED
+        outcome = CONVERGED
         if not (plain and work[rows + L1 * width + i] < np.inf and work[rows + RESIDUAL * width + i] <= limit):
-            found = judge_lane(work, x, at, width, i, now, n, counts, numbers)
-        if found == RUNNING:
+            outcome = judge_lane(work, x, at, width, i, now, n, counts, numbers)
+        if outcome == RUNNING:
             work[events + i] = 0
             continue
         done += 1
-        status[first + i], steps[first + i] = found, now + 1
+        status[first + i], steps[first + i] = outcome, now + 1
         lanes[SAMPLE * width + i], work[rows_of.alive + i] = -1, 0
     if done > 0:
         choose(work, rows_of.point, x, rows_of.point, events, n, vectors)
@@ -345,6 +345,8 @@ def solve_group(
     begin(work, at, rows_of.alive, lanes, width, count)
     zero = count - count  # not a constant, for which numba would compile everything once more
     now, phase, origin, left = zero, zero, zero, count
+    # Before every step the iterates are at slots[origin] and `left` lanes are alive; the points of the others and
+    # their images are at rows_of.point and rows_of.image.
     residual, earliest = at.single + RESIDUAL * width, at.single + FIRST * width
     while True:
         target = 1 - origin if plain else 1 if phase > memory else origin + 1
@@ -367,8 +369,6 @@ def solve_group(
 
 cached = njit_cached(nogil=True, error_model="numpy")
 
-# The files whose functions are compiled into these loops.
-
 
 @compiled
 def lanes_at(offsets: Any, turn: int, backwards: bool, low: int, high: int) -> Any:
@@ -386,8 +386,10 @@ def padded(rows: int) -> int:
 
 
 @compiled
-def enter(work: Any, x: int, n: int, hidden: int, width: int, h0: Any, low: int, begin: int, end: int) -> None:
-    """Begins sequences: zeros as states, and their own hidden states."""
+def begin_sequences(
+    work: Any, x: int, n: int, hidden: int, width: int, h0: Any, low: int, begin: int, end: int
+) -> None:
+    """Starts sequences in the lanes from `begin` to `end`: states zero, hidden states of `h0`."""
     for i in range(begin, end):
         for k in range(n):
             work[x + k * width + i] = 0
@@ -396,8 +398,8 @@ def enter(work: Any, x: int, n: int, hidden: int, width: int, h0: Any, low: int,
 
 
 @compiled
-def leave(work: Any, carry: int, width: int, first: Any, low: int, begin: int, end: int) -> None:
-    """Writes the gradients of first hidden states where sequences begin; nothing goes back farther."""
+def end_sequences(work: Any, carry: int, width: int, first: Any, low: int, begin: int, end: int) -> None:
+    """Writes the gradients of first hidden states where sequences begin, and clears what goes back in time."""
     for i in range(begin, end):
         for j in range(first.shape[1]):
             first[low + i, j] = work[carry + j * width + i]
@@ -413,8 +415,8 @@ def add_bias(work: Any, v: int, width: int, bias: Any) -> None:
 
 
 @compiled
-def forget_zeros(work: Any, v: int, x: int, n: int, width: int) -> None:
-    """Starts from zero where v is zero: towards it states would decay for ever, and nothing is small beside it."""
+def reset_zero_inputs(work: Any, v: int, x: int, n: int, width: int) -> None:
+    """Starts from zero where v is zero: states would decay towards it for ever; no residual is small beside 0."""
     for i in range(width):
         largest = 0.0
         for k in range(n):
@@ -479,12 +481,16 @@ def finish_directly(
 
 @compiled
 def forward_group(
-    work: Any, packed: Any, parts: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any, warm: bool,
+    work: Any, packed: Any, layout: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any, warm: bool,
     status: Any, steps: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any, numbers: Any,
     offsets: Any, backwards: bool, width: int, low: int, high: int,
 ) -> None:  # fmt: skip
-    """Computes the sequences from `low` to `high`, no more than there are lanes."""
-    of_B, of_C, inner = parts
+    """Computes the sequences from `low` to `high`, no more than there are lanes.
+
+    Before every turn the rows at rows_of.point are the latest states (`x`) and hidden states (`hidden`) of the
+    first `before` lanes.
+    """
+    of_B, of_C, inner = layout
     h, n = H.shape[0], slots[1] // width
     both = known.shape[0] - n  # inputs and hidden states
     x, u, hidden = rows_of.point, rows_of.point + n * width, rows_of.point + (n + both - h) * width
@@ -495,7 +501,7 @@ def forward_group(
         if count == 0:
             continue
         vectors = 1 if count * VECTORS <= width else VECTORS
-        enter(work, x, n, hidden, width, h0, low, before, count)
+        begin_sequences(work, x, n, hidden, width, h0, low, before, count)
         before = count
         load(work, u, width, known, n, both - h, column, count)
         store(work, hidden, width, known, n + both - h, h, column, count)
@@ -503,7 +509,7 @@ def forward_group(
         add_bias(work, at.v, width, bias)
         if warm:
             move(work, x, width, work, slots[0], width, n, VECTORS)
-            forget_zeros(work, at.v, slots[0], n, width)
+            reset_zero_inputs(work, at.v, slots[0], n, width)
         else:
             wipe(work, slots[0], n)
         solve_group(
@@ -518,12 +524,15 @@ def forward_group(
 
 @compiled
 def backward_group(
-    work: Any, packed: Any, parts: Any, A: Any, images: Any, outer: Any, found: Any, first: Any, kind: int,
+    work: Any, packed: Any, layout: Any, A: Any, images: Any, outer: Any, adjoint: Any, first: Any, kind: int,
     slope: float, system: Any, status: Any, steps: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any,
     numbers: Any, offsets: Any, backwards: bool, width: int, low: int, high: int,
 ) -> None:  # fmt: skip
-    """Goes back through the sequences from `low` to `high`, no more than there are lanes."""
-    of_B, of_C, inner = parts
+    """Computes gradients for the sequences from `low` to `high`, no more than there are lanes.
+
+    Before every turn `carry` is the gradient of the hidden states by later times, zero in lanes that have none.
+    """
+    of_B, of_C, inner = layout
     n, h = A.shape[0], first.shape[1]
     y, gradient, carry, scale = rows_of.point, rows_of.point + n * width, rows_of.out, rows_of.scale
     wipe(work, 0, len(work) // width)
@@ -532,9 +541,9 @@ def backward_group(
         if count == 0:
             continue
         vectors = 1 if count * VECTORS <= width else VECTORS
-        load(work, gradient, width, found, n, h, column, count)
+        load(work, gradient, width, adjoint, n, h, column, count)
         add(work, gradient, carry, h, vectors)
-        store(work, gradient, width, found, n, h, column, count)
+        store(work, gradient, width, adjoint, n, h, column, count)
         multiply_tiles(work, packed, of_C, gradient, at.v, h, n, width, vectors)
         add_rows(work, at.v, width, outer, column, count)
         load(work, at.d, width, images, 0, n, column, count)
@@ -545,15 +554,15 @@ def backward_group(
         )
         if system.shape[0] > 0:
             finish_directly(work, A, at.d, at.v, y, width, system, status, column, count)
-        stretch(work, y, scale, n, vectors)
-        store(work, y, width, found, 0, n, column, count)
+        scale_rows(work, y, scale, n, vectors)
+        store(work, y, width, adjoint, 0, n, column, count)
         multiply_tiles(work, packed, of_B, y, carry, inner, h, width, vectors)
         before = min(count, lanes_at(offsets, turn - 1, backwards, low, high)[1])
-        leave(work, carry, width, first, low, before, count)
+        end_sequences(work, carry, width, first, low, before, count)
 
 
 def _make_forward(key: int) -> Any:
-    """Returns the forward loop; what a function closes over is part of its place in numba's cache."""
+    """Returns the forward loop; what a function closes over is part of its key in numba's cache."""
 
     @cached
     def forward(
@@ -590,18 +599,18 @@ def _make_backward(key: int) -> Any:
 
     @cached
     def backward(
-        A: Any, B: Any, C: Any, feedthrough: Any, images: Any, outer: Any, found: Any, first: Any, kind: int,
+        A: Any, B: Any, C: Any, feedthrough: Any, images: Any, outer: Any, adjoint: Any, first: Any, kind: int,
         slope: float, system: Any, status: Any, steps: Any, work: Any, packed: Any, lanes: Any, slots: Any,
         at: Any, rows_of: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
     ) -> None:  # fmt: skip
         """Solves ``y = d (A'y + g)`` from the last time to the first, for the sequences from `low` to `high`.
 
-        The rows of `found` are y and the gradients of the hidden states (given: those as outputs); `outer` are
+        The rows of `adjoint` are y and the gradients of the hidden states (given: those as outputs); `outer` are
         the gradients of the states as outputs, or empty; `first` become those of the first hidden states.
         """
         work, packed, lanes = borrow(work), borrow(packed), borrow(lanes)
-        found, images, outer, status, steps = (
-            borrow(found), borrow(images), borrow(outer), borrow(status), borrow(steps),
+        adjoint, images, outer, status, steps = (
+            borrow(adjoint), borrow(images), borrow(outer), borrow(status), borrow(steps),
         )  # fmt: skip
         n, h, width = A.shape[0], C.shape[0], lanes.shape[0] // 3 if key else 0
         inputs, inner = B.shape[1] - h, n + h if feedthrough.shape[0] > 0 else n
@@ -614,7 +623,7 @@ def _make_backward(key: int) -> Any:
             pack_block(packed, of_B, inner, n, feedthrough, True, inputs)
         for begin in range(low, high, width):
             backward_group(
-                work, packed, (of_B, of_C, inner), A, images, outer, found, first, kind, slope, system, status,
+                work, packed, (of_B, of_C, inner), A, images, outer, adjoint, first, kind, slope, system, status,
                 steps, lanes, slots, at, rows_of, counts, numbers, offsets, backwards, width, begin,
                 min(high, begin + width),
             )  # fmt: skip

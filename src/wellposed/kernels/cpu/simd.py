@@ -1,8 +1,8 @@
 """Vector instructions for the CPU kernels, written in LLVM's intermediate language.
 
 Everything works on *lanes*: a group of samples lies side by side, ``work[row * WIDTH + lane]``, so that one
-instruction serves many samples and nothing is summed across a vector. What a compiler does not do by itself is
-keep a tile of the product Ax in registers while it runs over the columns of A; here it is spelled out.
+instruction serves many samples and nothing is summed across a vector. A compiler does not
+by itself keep a tile of the product Ax in registers while it runs over the columns of A; here it is spelled out.
 
 `Lanes` are vectors of floating point numbers with the elementary functions on them. `multiply` computes Ax of a
 group: a dense A is one array of packed tiles, a sparse one a tuple of four arrays (`kernels.sparse.SparseRows`),
@@ -179,7 +179,7 @@ class Memory:
     def store(self, value: Any, index: Any) -> None:
         self.builder.store(value, self._at(index, self.lanes.vector), align=self.lanes.align)
 
-    def spread(self, index: Any) -> Any:
+    def broadcast(self, index: Any) -> Any:
         return self.lanes.splat(self.builder, self.builder.load(self.builder.gep(self.pointer, [index])))
 
 
@@ -197,11 +197,11 @@ class Sums:
         for cell in self.cells:
             builder.store(lanes.zero, cell)
 
-    def __getitem__(self, place: int) -> Any:
-        return self.builder.load(self.cells[place])
+    def __getitem__(self, index: int) -> Any:
+        return self.builder.load(self.cells[index])
 
-    def __setitem__(self, place: int, value: Any) -> None:
-        self.builder.store(value, self.cells[place])
+    def __setitem__(self, index: int, value: Any) -> None:
+        self.builder.store(value, self.cells[index])
 
 
 class _Stats:
@@ -211,11 +211,11 @@ class _Stats:
         self.builder, self.lanes, self.memory = builder, lanes, memory
         width = VECTORS * lanes.count
         offsets = [kind * width + vector * lanes.count for vector in range(vectors) for kind in range(3)]
-        self.places = [shifted(builder, at, offset) for offset in offsets]
-        self.sums = Sums(builder, lanes, len(self.places))
+        self.targets = [shifted(builder, at, offset) for offset in offsets]
+        self.sums = Sums(builder, lanes, len(self.targets))
 
     def add(self, x: Any, image: Any, vector: int) -> None:
-        """Looks at one state of the lanes of a vector."""
+        """Adds one state of the lanes of a vector."""
         builder, lanes, first = self.builder, self.lanes, 3 * vector
         gap = lanes.call(builder, "fabs", builder.fsub(image, x))
         size = lanes.call(builder, "fabs", image)
@@ -224,9 +224,9 @@ class _Stats:
         self.sums[first + 2] = builder.fadd(self.sums[first + 2], gap)
 
     def write(self) -> None:
-        """Puts the numbers back to memory."""
-        for number, place in enumerate(self.places):
-            self.memory.store(self.sums[number], place)
+        """Writes the numbers to memory."""
+        for number, target in enumerate(self.targets):
+            self.memory.store(self.sums[number], target)
 
 
 def _tile(tiles: int, vectors: int) -> Any:
@@ -245,10 +245,10 @@ def _tile(tiles: int, vectors: int) -> Any:
             column = builder.add(at, builder.mul(loop.index, INDEX(ROWS)))
             for row in range(tiles * ROWS):
                 tile = builder.add(column, builder.mul(n, INDEX(row // ROWS * ROWS)))
-                entry = packed.spread(shifted(builder, tile, row % ROWS))
+                entry = packed.broadcast(shifted(builder, tile, row % ROWS))
                 for vector in range(vectors):
-                    place = row * vectors + vector
-                    sums[place] = lanes.call(builder, "fma", entry, entries[vector], sums[place])
+                    number = row * vectors + vector
+                    sums[number] = lanes.call(builder, "fma", entry, entries[vector], sums[number])
         for row in range(tiles * ROWS):
             with builder.if_then(builder.icmp_signed(">", left, INDEX(row)), likely=True):
                 for vector in range(vectors):
@@ -315,12 +315,12 @@ def activate(
                 for number, image in enumerate(images):
                     wanted = builder.icmp_signed("==", kind, INDEX(number))
                     with builder.if_then(wanted), _cgutils.for_range(builder, n) as loop:
-                        place = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
+                        shift = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
                         total, old, offset, factor = (
-                            memory.load(builder.add(base, place)) for base in (y, x, v, d)
+                            memory.load(builder.add(base, shift)) for base in (y, x, v, d)
                         )
                         value = image(total, offset, factor)
-                        memory.store(value, builder.add(y, place))
+                        memory.store(value, builder.add(y, shift))
                         measured.add(old, value, vector)
         measured.write()
         return context.get_dummy_value()
@@ -332,40 +332,40 @@ def activate(
 def borrow(typing: Any, array: Any) -> Any:
     """Returns an array, or a tuple of arrays, without its reference count.
 
-    The upkeep of counts would cost more than a step of a small model. The caller keeps the array alive.
+    Counting references would cost more than a step of a small model. The caller keeps the array alive.
     """
 
     def bare(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-        found = context.make_array(kind)(context, builder, value)
-        found.meminfo = _cgutils.get_null_value(found.meminfo.type)
-        found.parent = _cgutils.get_null_value(found.parent.type)
-        return found._getvalue()
+        view = context.make_array(kind)(context, builder, value)
+        view.meminfo = _cgutils.get_null_value(view.meminfo.type)
+        view.parent = _cgutils.get_null_value(view.parent.type)
+        return view._getvalue()
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind, value = signature.args[0], arguments[0]
         if not isinstance(kind, _types.BaseTuple):
             return bare(context, builder, kind, value)
-        parts = zip(kind.types, _cgutils.unpack_tuple(builder, value), strict=True)
-        return context.make_tuple(builder, kind, [bare(context, builder, *part) for part in parts])
+        members = zip(kind.types, _cgutils.unpack_tuple(builder, value), strict=True)
+        return context.make_tuple(builder, kind, [bare(context, builder, *member) for member in members])
 
     return array(array), code
 
 
 compiled = numba.njit(nogil=True, error_model="numpy")
 
-QUAD = 4  # entries of a row whose products are added up apart; rows are padded to a multiple
+QUAD = 4  # entries of a row with sums of their own; rows are padded to a multiple
 
 
 def _row_sum(builder: Any, sums: Sums, vectors: int, vector: int) -> Any:
-    parts = [sums[entry * vectors + vector] for entry in range(QUAD)]
-    return builder.fadd(builder.fadd(parts[0], parts[1]), builder.fadd(parts[2], parts[3]))
+    terms = [sums[entry * vectors + vector] for entry in range(QUAD)]
+    return builder.fadd(builder.fadd(terms[0], terms[1]), builder.fadd(terms[2], terms[3]))
 
 
 def _rows(vectors: int, alone: bool) -> Any:
-    """Returns the product of sparse rows with a group: every entry of A meets its state in all lanes at once.
+    """Returns the product of sparse rows with a group: every entry of A multiplies its state in all lanes at once.
 
-    With `alone` the group is one sample, whose states lie one after the other at `x`; its sums are those that it
-    would have in company, bit for bit.
+    With `alone` the group is one sample, whose states are contiguous at `x`; its sums are the same as in a full
+    group, bit for bit.
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -373,7 +373,7 @@ def _rows(vectors: int, alone: bool) -> Any:
         lanes, width = Lanes(full.ir, full.bits, 1) if alone else full, VECTORS * full.count
         kinds, (x, y, first, last) = signature.args[:4], arguments[4:]
         work, values, columns, starts = (
-            pointer_of(context, builder, kind, part) for kind, part in zip(kinds, arguments[:4], strict=True)
+            pointer_of(context, builder, kind, array) for kind, array in zip(kinds, arguments[:4], strict=True)
         )
         memory, entries = Memory(builder, lanes, work), Memory(builder, lanes, values)
         with _cgutils.for_range_slice(builder, first, last, INDEX(1), INDEX) as (row, _):
@@ -381,14 +381,14 @@ def _rows(vectors: int, alone: bool) -> Any:
             begin, end = (builder.load(builder.gep(starts, [shifted(builder, row, k)])) for k in (0, 1))
             with _cgutils.for_range_slice(builder, begin, end, INDEX(QUAD), INDEX) as (at, _):
                 for entry in range(QUAD):
-                    place = shifted(builder, at, entry)
-                    state = builder.zext(builder.load(builder.gep(columns, [place])), INDEX)
+                    position = shifted(builder, at, entry)
+                    state = builder.zext(builder.load(builder.gep(columns, [position])), INDEX)
                     base = builder.add(x, state if alone else builder.mul(state, INDEX(width)))
-                    factor = entries.spread(place)
+                    factor = entries.broadcast(position)
                     for vector in range(vectors):
                         value = memory.load(shifted(builder, base, vector * lanes.count))
-                        spot = entry * vectors + vector
-                        sums[spot] = lanes.call(builder, "fma", factor, value, sums[spot])
+                        number = entry * vectors + vector
+                        sums[number] = lanes.call(builder, "fma", factor, value, sums[number])
             here = builder.add(y, builder.mul(row, INDEX(width)))
             for vector in range(vectors):
                 memory.store(
@@ -448,7 +448,7 @@ def multiply(
         work, width: memory of the group and its lanes.
         matrix: tiles or sparse rows.
         x, y: where the point and the product are.
-        room: for n numbers; used by a sparse A where the group is one sample.
+        room: where n numbers may be overwritten; used by a sparse A if the group is one sample.
         n, vectors: states, and vectors at work.
         alone: whether only the first lane counts.
     """
@@ -480,8 +480,8 @@ def _multiply(
 TINY = sys.float_info.min
 
 
-def _points(builder: Any, memory: Memory, offsets: list[Any], place: Any) -> list[Any]:
-    return [memory.load(builder.add(offset, place)) for offset in offsets]
+def _points(builder: Any, memory: Memory, offsets: list[Any], shift: Any) -> list[Any]:
+    return [memory.load(builder.add(offset, shift)) for offset in offsets]
 
 
 def _differences(builder: Any, values: list[Any]) -> list[Any]:
@@ -489,7 +489,7 @@ def _differences(builder: Any, values: list[Any]) -> list[Any]:
 
 
 def _power_of_two(builder: Any, lanes: Lanes, size: Any) -> Any:
-    """Returns powers of two that bring positive numbers near one, exactly."""
+    """Returns powers of two whose products with positive numbers are near one, and exact."""
     mantissa, most = (23, 253) if lanes.bits == 32 else (52, 2045)
     whole = lanes.integers
 
@@ -508,8 +508,8 @@ def _normal_equations(builder: Any, lanes: Lanes, sums: Sums, points: list[Any],
     columns = _differences(builder, residuals)
     pairs = [(a, b) for i, a in enumerate(columns) for b in columns[: i + 1]]
     pairs += [(column, residuals[-1]) for column in columns]
-    for place, (a, b) in enumerate(pairs):
-        sums[place] = lanes.call(builder, "fma", a, b, sums[place])
+    for number, (a, b) in enumerate(pairs):
+        sums[number] = lanes.call(builder, "fma", a, b, sums[number])
     sums[len(pairs)] = builder.fadd(sums[len(pairs)], lanes.call(builder, "fabs", points[-1]))
 
 
@@ -524,8 +524,8 @@ def gram(typing: Any, array: Any, slots: Any, out: Any, norms: Any, n: Any, vect
         array, offsets, out, norms, n, vectors = arguments
         lanes = lanes_of(signature.args[0])
         memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
-        places, width = _cgutils.unpack_tuple(builder, offsets), VECTORS * lanes.count
-        depth = len(places) - 2
+        bases, width = _cgutils.unpack_tuple(builder, offsets), VECTORS * lanes.count
+        depth = len(bases) - 2
         count = depth * (depth + 1) // 2 + depth + 1
         for vector in range(VECTORS):
             with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
@@ -533,8 +533,8 @@ def gram(typing: Any, array: Any, slots: Any, out: Any, norms: Any, n: Any, vect
                 norm = memory.load(builder.add(norms, INDEX(vector * lanes.count)))
                 unit = _power_of_two(builder, lanes, norm)
                 with _cgutils.for_range(builder, n) as loop:
-                    place = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
-                    _normal_equations(builder, lanes, sums, _points(builder, memory, places, place), unit)
+                    shift = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
+                    _normal_equations(builder, lanes, sums, _points(builder, memory, bases, shift), unit)
                 for number in range(count):
                     target = INDEX(number * width + vector * lanes.count)
                     memory.store(sums[number], builder.add(out, target))
@@ -586,17 +586,19 @@ def weigh(
         short = (lambda value: builder.fptrunc(value, lanes.vector)) if lanes.bits == 32 else (lambda value: value)
         for vector in range(VECTORS):
             with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
-                places = [INDEX(row * width + vector * lanes.count) for row in range(depth * (depth + 3) // 2)]
-                entries = [long(memory.load(builder.add(problem, place))) for place in places]
+                offsets = [INDEX(row * width + vector * lanes.count) for row in range(depth * (depth + 3) // 2)]
+                entries = [long(memory.load(builder.add(problem, offset))) for offset in offsets]
                 shift = wide.full(0.0)
                 for a in range(depth):
                     shift = builder.fadd(shift, entries[a * (a + 1) // 2 + a])
                 shift = wide.call(builder, "fma", wide.splat(builder, ridge), shift, wide.full(TINY))
-                marks = memory.load(builder.add(mask, places[0]))
+                marks = memory.load(builder.add(mask, offsets[0]))
                 chosen = builder.fcmp_ordered(">", marks, lanes.zero)
-                for place, weight in zip(places, _factorised(builder, wide, entries, depth, shift), strict=False):
+                for offset, weight in zip(
+                    offsets, _factorised(builder, wide, entries, depth, shift), strict=False
+                ):
                     value = builder.select(chosen, short(weight), lanes.zero)
-                    memory.store(value, builder.add(gamma, place))
+                    memory.store(value, builder.add(gamma, offset))
         return context.get_dummy_value()
 
     whole = _types.int64
@@ -611,20 +613,20 @@ def combine(typing: Any, array: Any, slots: Any, gamma: Any, n: Any, vectors: An
         array, offsets, gamma, n, vectors = arguments
         lanes = lanes_of(signature.args[0])
         memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
-        places, width = _cgutils.unpack_tuple(builder, offsets), VECTORS * lanes.count
-        depth = len(places) - 2
+        bases, width = _cgutils.unpack_tuple(builder, offsets), VECTORS * lanes.count
+        depth = len(bases) - 2
         for vector in range(VECTORS):
             with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
                 rows = [builder.add(gamma, INDEX(j * width + vector * lanes.count)) for j in range(depth + 1)]
                 weights = [builder.fneg(memory.load(row)) for row in rows[:-1]]
                 size = Sums(builder, lanes, 1)
                 with _cgutils.for_range(builder, n) as loop:
-                    place = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
-                    points = _points(builder, memory, places, place)
+                    shift = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
+                    points = _points(builder, memory, bases, shift)
                     jump = points[-1]
                     for weight, image in zip(weights, _differences(builder, points[1:]), strict=True):
                         jump = lanes.call(builder, "fma", weight, image, jump)
-                    memory.store(jump, builder.add(places[0], place))
+                    memory.store(jump, builder.add(bases[0], shift))
                     size[0] = builder.fadd(size[0], lanes.call(builder, "fabs", jump))
                 memory.store(size[0], rows[-1])
         return context.get_dummy_value()
@@ -647,9 +649,9 @@ def choose(typing: Any, array: Any, target: Any, safe: Any, image: Any, mask: An
                 row = memory.load(builder.add(mask, INDEX(vector * lanes.count)))
                 failed = builder.fcmp_ordered(">", row, lanes.zero)
                 with _cgutils.for_range(builder, n) as loop:
-                    place = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
-                    values = [memory.load(builder.add(base, place)) for base in (safe, image)]
-                    memory.store(builder.select(failed, *values), builder.add(target, place))
+                    shift = builder.add(builder.mul(loop.index, INDEX(width)), INDEX(vector * lanes.count))
+                    values = [memory.load(builder.add(base, shift)) for base in (safe, image)]
+                    memory.store(builder.select(failed, *values), builder.add(target, shift))
         return context.get_dummy_value()
 
     whole = _types.int64

@@ -1,16 +1,16 @@
 """The loop of `equilibrium.loop` for x = phi(Ax + v) and y = d (A'y + g), compiled: all steps in one call.
 
 A group of samples advances together, one sample a lane. A lane whose sample has finished takes the next sample at
-the end of a cycle of its solver, so that nobody waits for the slowest sample of a batch; no lane looks at another,
-so a sample's answer does not depend on its companions.
+the end of a cycle of its solver, so that no sample waits for the slowest of a batch; no lane reads another, so a
+sample's result does not depend on its companions.
 
 The memory of a group is one flat buffer, ``work[row * width + lane]``: the points of a cycle (`slots`), then v and
-d, then single rows. `at` tells where v, d, the single rows, the solution of the least squares problem and the
-minima begin. Which sample a lane works on, since when, and when it must be looked at stands in `lanes`.
+d, then single rows. `at` has the offsets of v, d, the single rows, the solution of the least squares problem and
+the minima. `lanes` says which sample a lane works on, since which step, and at which step it must be checked.
 
-A step evaluates the map (`evaluate`), takes new samples (`refill`) and finishes others (`settle`). `jump` and
-`advance` are the extrapolation of `equilibrium.solvers.Anderson` for all lanes. Where A has no cycles, states
-follow from each other in one pass (`substitute`).
+A step evaluates the map (`evaluate`), takes new samples (`refill`) and writes finished ones
+(`write_finished`). `jump` and `advance` are the extrapolation of `equilibrium.solvers.Anderson` for all lanes.
+Where A has no cycles, states follow from each other in one pass (`substitute`).
 """
 
 import math
@@ -49,12 +49,12 @@ DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 # The workspace of a group: rows of `width` lanes, as `cpu.engine.plan_workspace` plans them, for a solver with the
 # memory m.
 #
-#   m + 2 points of n rows    n rows    n rows    14 + m (m + 3) / 2 + 1 rows    m + 1 rows      a row a look
+#   m + 2 points of n rows    n rows    n rows    14 + m (m + 3) / 2 + 1 rows    m + 1 rows      a row a period
 #   points of a cycle         v         d         single rows                    solution        minima
 #   slots[0], slots[1], ...   at.v      at.d      at.single                      at.solution     at.minima
-# Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm before and the one to beat;
-# the first residual and the least since the last look; cycles to sit out, failures in a row; who has jumped, who
-# in vain, who needs a look; room for jumps; the least squares problem.
+# Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm one step before and the one
+# that a jump must beat; the first residual and the least of this period; cycles to come without a jump, failures
+# in a row; flags: has jumped, jump failed, must be checked; rate, residual expected soon; least squares problem.
 RESIDUAL, SIZE, L1, PREVIOUS, TARGET, FIRST, LEAST, REST, FAILURES, JUMPED, FAILED, EVENT, RATE, SLOW, PROBLEM = (
     range(15)
 )
@@ -105,7 +105,7 @@ def evaluate(
     alone: bool,
 ) -> None:  # fmt: skip
     """Evaluates the map for a group, from the point at `x` to the one at `y`, and measures the residual."""
-    # Only adjoints look at d, and they have no sparse product: there is room.
+    # Only adjoints use d, and they have no sparse product: its rows are free for `multiply`.
     multiply(work, matrix, x, y, at.d, n, width, vectors, alone)
     activate(work, y, x, at.v, at.d, at.single, n, vectors, kind, slope)
 
@@ -114,7 +114,7 @@ def evaluate(
 def refill(
     work: Any, x: int, at: Any, lanes: Any, width: int, v: Any, d: Any, x0: Any, now: int, waiting: int, end: int
 ) -> int:
-    """Gives free lanes the next samples; returns the first that waits."""
+    """Gives free lanes the next samples; returns the first that is still waiting."""
     n, rows = v.shape[1], at.single
     for i in range(width):
         if waiting >= end:
@@ -138,8 +138,11 @@ def refill(
 
 
 @compiled
-def gather(work: Any, x: int, at: Any, lanes: Any, width: int, n: int, looks: int) -> None:
-    """Moves the samples at work to the first lanes."""
+def gather(work: Any, x: int, at: Any, lanes: Any, width: int, n: int, periods: int) -> None:
+    """Moves running samples to the first lanes.
+
+    Lanes below `free` are taken: a sample moves to the first free lane before its own.
+    """
     free = 0
     for i in range(width):
         if lanes[SAMPLE * width + i] < 0:
@@ -148,7 +151,7 @@ def gather(work: Any, x: int, at: Any, lanes: Any, width: int, n: int, looks: in
             free += 1
         if free >= i:
             continue
-        for start, count in ((x, n), (at.v, n), (at.d, n), (at.single, PROBLEM), (at.minima, looks)):
+        for start, count in ((x, n), (at.v, n), (at.d, n), (at.single, PROBLEM), (at.minima, periods)):
             for row in range(count):
                 work[start + row * width + free] = work[start + row * width + i]
         for row in range(3):
@@ -157,8 +160,8 @@ def gather(work: Any, x: int, at: Any, lanes: Any, width: int, n: int, looks: in
 
 
 @compiled
-def stands_still(work: Any, x: int, at: Any, i: int, steps: int, n: int, width: int, eps: float) -> bool:
-    """Tells whether a residual stopped falling at the rounding level of the map; looks at fixed step numbers."""
+def stagnated(work: Any, x: int, at: Any, i: int, steps: int, n: int, width: int, eps: float) -> bool:
+    """Tells whether a residual stopped falling at the rounding level of the map; called at fixed step numbers."""
     rows, known = at.single, steps // PERIOD
     newest = at.minima + (known - 1) * width + i
     work[newest] = work[rows + LEAST * width + i]
@@ -167,9 +170,9 @@ def stands_still(work: Any, x: int, at: Any, i: int, steps: int, n: int, width: 
         return False
     window = max(1, known // 4)
     late, early = work[newest], work[newest - window * width]
-    for look in range(1, window):
-        late = min(late, work[newest - look * width])
-        early = min(early, work[newest - (window + look) * width])
+    for period in range(1, window):
+        late = min(late, work[newest - period * width])
+        early = min(early, work[newest - (window + period) * width])
     if late < early:
         return False
     size = work[rows + SIZE * width + i]
@@ -191,8 +194,8 @@ def verdict(residual: float, size: float, l1: float, index: int, counts: Any, nu
 
 
 @compiled
-def find_events(work: Any, at: Any, lanes: Any, width: int, now: int, always: bool, numbers: Any) -> int:
-    """Marks lanes that need a look: accepted, not finite or due. Its loops run over vectors."""
+def mark_events(work: Any, at: Any, lanes: Any, width: int, now: int, always: bool, numbers: Any) -> int:
+    """Marks lanes to be checked: accepted, not finite or due; returns how many. Its loops are vectorised."""
     rows, count = at.single, 0
     atol, rtol, infinite = numbers.atol, numbers.rtol, work.dtype.type(np.inf)
     for i in range(width):
@@ -215,20 +218,20 @@ def judge_lane(
     """Returns the status of a lane after a step, RUNNING if it goes on."""
     rows = at.single
     residual, size = work[rows + RESIDUAL * width + i], work[rows + SIZE * width + i]
-    found = verdict(residual, size, work[rows + L1 * width + i], index, counts, numbers)
+    status = verdict(residual, size, work[rows + L1 * width + i], index, counts, numbers)
     if index == 0:
         work[rows + FIRST * width + i] = residual
-    look = counts.rule != COUNTED and (index + 1) % PERIOD == 0
-    if found == RUNNING and look and stands_still(work, x, at, i, index + 1, n, width, numbers.eps):
+    at_period = counts.rule != COUNTED and (index + 1) % PERIOD == 0
+    if status == RUNNING and at_period and stagnated(work, x, at, i, index + 1, n, width, numbers.eps):
         return STAGNATED
-    if found == RUNNING and index + 1 == counts.max_steps:
+    if status == RUNNING and index + 1 == counts.max_steps:
         return DIVERGED if residual > 1000 * work[rows + FIRST * width + i] else MAX_STEPS
-    return int(found)
+    return int(status)
 
 
 @compiled
-def note(work: Any, at: Any, lanes: Any, width: int, now: int, trace: Any) -> None:
-    """Writes the residual of every sample at work to its trace."""
+def record_residuals(work: Any, at: Any, lanes: Any, width: int, now: int, trace: Any) -> None:
+    """Writes the residual of every running sample to its trace."""
     for i in range(width):
         s = lanes[SAMPLE * width + i]
         if s >= 0:
@@ -238,25 +241,25 @@ def note(work: Any, at: Any, lanes: Any, width: int, now: int, trace: Any) -> No
 
 
 @compiled
-def settle(
+def write_finished(
     work: Any, x: int, at: Any, lanes: Any, width: int, now: int, counts: Any, numbers: Any, value: Any,
     status: Any, steps: Any,
 ) -> int:  # fmt: skip
-    """Writes what has finished in a step; returns the number of samples that have."""
+    """Writes the samples that finished in a step and frees their lanes; returns how many."""
     n, done = value.shape[1], 0
-    if find_events(work, at, lanes, width, now, counts.rule != TOLERANCE, numbers) == 0:
+    if mark_events(work, at, lanes, width, now, counts.rule != TOLERANCE, numbers) == 0:
         return 0
     for i in range(width):
         if work[at.single + EVENT * width + i] == 0 or lanes[DUE * width + i] == NEVER:
             continue
         s, birth = lanes[SAMPLE * width + i], lanes[BIRTH * width + i]
         index = now - birth
-        found = judge_lane(work, x, at, width, i, index, n, counts, numbers)
-        if found == RUNNING:
+        outcome = judge_lane(work, x, at, width, i, index, n, counts, numbers)
+        if outcome == RUNNING:
             lanes[DUE * width + i] = birth + min((index + 1) // PERIOD * PERIOD + PERIOD, counts.max_steps) - 1
             continue
         done += 1
-        status[s], steps[s] = found, index + 1
+        status[s], steps[s] = outcome, index + 1
         lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
         for k in range(n):
             value[s, k] = work[x + k * width + i]
@@ -305,7 +308,7 @@ def candidates(work: Any, rows: int, size: int, lanes: Any, width: int, numbers:
 
 @compiled
 def forget(work: Any, problem: int, width: int, memory: int, count: int) -> None:
-    """Removes the oldest differences from the least squares problem; more than there are states tell nothing."""
+    """Drops the oldest differences from the least squares problem: more than states are linearly dependent."""
     triangle = memory * (memory + 1) // 2
     for a in range(memory):
         for b in range(min(a + 1, count)):
@@ -342,7 +345,7 @@ def jump(work: Any, slots: Any, at: Any, lanes: Any, width: int, n: int, numbers
 
 @compiled
 def judge(work: Any, slots: Any, at: Any, width: int, n: int, vectors: int) -> None:
-    """Goes on from the jump where it paid, from the last plain point elsewhere."""
+    """Continues from the image of a jump that paid off, from the last plain point after one that did not."""
     memory, rows = len(slots) - 2, at.single
     for i in range(width):
         jumped = work[rows + JUMPED * width + i] > 0
@@ -384,19 +387,19 @@ _types = numba.types
 
 
 @compiled
-def walk_runs(work: Any, matrix: Any, x: int, at: Any, width: int, kind: int, slope: float, vectors: int) -> None:
-    """Computes the states at `x`, one run of rows after the other, each from what is before it."""
+def solve_runs(work: Any, matrix: Any, x: int, at: Any, width: int, kind: int, slope: float, vectors: int) -> None:
+    """Computes the states at `x`, one run of rows after the other, each from the runs before it."""
     runs = matrix[3]
-    for place in range(0, len(runs), 2):
-        first, last = runs[place], runs[place + 1]
+    for start in range(0, len(runs), 2):
+        first, last = runs[start], runs[start + 1]
         multiply_rows(work, matrix, x, x, first, last, vectors)
         here, v, d = x + first * width, at.v + first * width, at.d + first * width
         activate(work, here, here, v, d, at.single, last - first, vectors, kind, slope)
 
 
 @compiled
-def take_over(work: Any, x: int, scratch: int, lanes: Any, width: int, now: int, n: int) -> None:
-    """Starts new samples where substitution has led, unless that is not finite."""
+def start_substituted(work: Any, x: int, scratch: int, lanes: Any, width: int, now: int, n: int) -> None:
+    """Starts new samples from the result of substitution, unless that is not finite."""
     for i in range(width):
         if lanes[SAMPLE * width + i] < 0 or lanes[BIRTH * width + i] != now:
             continue
@@ -414,7 +417,7 @@ def substitute(
 ) -> None:  # fmt: skip
     """Starts samples that begin `now` from their equilibrium, if A has an order and steps are not to be counted.
 
-    The start is then evaluated and judged like any other, so that statuses and residuals are as honest as ever.
+    The start is then evaluated and judged like any other, so that statuses and residuals mean the same.
     """
     raise NotImplementedError("this is called by compiled code alone, through its overload")
 
@@ -435,8 +438,8 @@ def _substitute(
         counts: Any, numbers: Any, vectors: Any,
     ) -> None:  # fmt: skip
         if len(matrix[3]) > 0 and counts.rule != COUNTED:
-            walk_runs(work, matrix, scratch, at, width, counts.kind, numbers.slope, vectors)
-            take_over(work, x, scratch, lanes, width, now, n)
+            solve_runs(work, matrix, scratch, at, width, counts.kind, numbers.slope, vectors)
+            start_substituted(work, x, scratch, lanes, width, now, n)
 
     return sparse if isinstance(matrix, _types.BaseTuple) else dense
 
@@ -453,8 +456,8 @@ def clear(work: Any, lanes: Any, width: int, slots: Any, at: Any) -> None:
 
 
 @compiled
-def enter(work: Any, u: Any, first: int, size: int, width: int) -> None:
-    """Brings samples to lanes."""
+def load_samples(work: Any, u: Any, first: int, size: int, width: int) -> None:
+    """Copies samples to lanes."""
     for k in range(u.shape[1]):
         for i in range(size):
             work[k * width + i] = u[first + i, k]
@@ -463,8 +466,8 @@ def enter(work: Any, u: Any, first: int, size: int, width: int) -> None:
 
 
 @compiled
-def leave(work: Any, out: int, bias: Any, y: Any, first: int, size: int, width: int) -> None:
-    """Brings lanes back to samples, and adds the bias if there is one."""
+def store_samples(work: Any, out: int, bias: Any, y: Any, first: int, size: int, width: int) -> None:
+    """Copies lanes to samples, and adds the bias if there is one."""
     for i in range(size):
         for k in range(y.shape[1]):
             y[first + i, k] = work[out + k * width + i]
@@ -474,7 +477,7 @@ def leave(work: Any, out: int, bias: Any, y: Any, first: int, size: int, width: 
 
 
 def _make_solve(key: int) -> Any:
-    """Returns the kernel; what a function closes over is part of its place in numba's cache."""
+    """Returns the kernel; what a function closes over is part of its key in numba's cache."""
 
     @cached
     def solve(
@@ -491,6 +494,9 @@ def _make_solve(key: int) -> Any:
         clear(work, lanes, width, slots, at)
         zero = begin - begin  # not a constant, for which numba would compile everything once more
         now, phase, origin, left, waiting = zero, zero, zero, zero, begin
+        # Before every step the iterates of the `left` running samples are at slots[origin], `now` evaluations of
+        # the group have been made, and samples from `waiting` on have no lane yet. Lanes change samples in phase 0
+        # only, when the other slots hold no history.
         while True:
             if phase == 0:
                 if waiting < end and left < vectors * half:
@@ -512,8 +518,10 @@ def _make_solve(key: int) -> Any:
                 alone,
             )  # fmt: skip
             if trace.shape[0] > 0:
-                note(work, at, lanes, width, now, trace)
-            left -= settle(work, slots[origin], at, lanes, width, now, counts, numbers, value, status, steps)
+                record_residuals(work, at, lanes, width, now, trace)
+            left -= write_finished(
+                work, slots[origin], at, lanes, width, now, counts, numbers, value, status, steps
+            )
             now += 1
             if plain:
                 origin = target
@@ -525,11 +533,13 @@ def _make_solve(key: int) -> Any:
     return solve
 
 
-def _make_spread(key: int) -> Any:
+def _make_multiply_batch(key: int) -> Any:
     """Returns the product of a sparse matrix with samples, outside of a solve."""
 
     @cached
-    def spread(matrix: Any, u: Any, bias: Any, y: Any, work: Any, width: int, begin: int, end: int) -> None:
+    def multiply_batch(
+        matrix: Any, u: Any, bias: Any, y: Any, work: Any, width: int, begin: int, end: int
+    ) -> None:
         """Writes ``Wu + b`` for the samples from `begin` to `end`, a group at a time."""
         matrix, u, bias, y, work = borrow(matrix), borrow(u), borrow(bias), borrow(y), borrow(work)
         rows, half = y.shape[1] if key else 0, width // VECTORS
@@ -541,11 +551,11 @@ def _make_spread(key: int) -> Any:
                     work[k] = u[first, k]
                 rows_alone(work, matrix[0], matrix[1], matrix[2], 0, out, 0, rows)
             else:
-                enter(work, u, first, size, width)
+                load_samples(work, u, first, size, width)
                 multiply_rows(work, matrix, 0, out, 0, rows, 1 if size <= half else VECTORS)
-            leave(work, out, bias, y, first, size, width)
+            store_samples(work, out, bias, y, first, size, width)
 
-    return spread
+    return multiply_batch
 
 
-solve, spread = _make_solve(source_key()), _make_spread(source_key())
+solve, multiply_batch = _make_solve(source_key()), _make_multiply_batch(source_key())

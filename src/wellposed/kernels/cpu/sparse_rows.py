@@ -37,7 +37,7 @@ def fill(A: Any, starts: Any, values: Any, columns: Any) -> None:
 
 
 @cached
-def turn_over(columns: Any, starts: Any) -> Any:
+def transpose(columns: Any, starts: Any) -> Any:
     """Returns which rows have an entry in a column, one column after the other, and where columns begin."""
     n = len(starts) - 1
     first, users, known = np.zeros(n + 1, np.int64), np.empty(starts[n], np.int64), np.zeros(n, np.int64)
@@ -55,16 +55,16 @@ def turn_over(columns: Any, starts: Any) -> Any:
 
 @cached
 def find_levels(columns: Any, starts: Any, level: Any) -> int:
-    """Writes the length of the longest way that leads to a state; returns the number of levels, 0 for a cycle.
+    """Writes the length of the longest path to every state; returns the number of levels, 0 if there is a cycle.
 
-    A state is looked at when all that it depends on have been (Kahn's algorithm).
+    A state is visited after all that it depends on (Kahn's algorithm): `pending` counts those not visited yet.
     """
     n = len(level)
-    users, first = turn_over(columns, starts)
-    waits, queue, head, tail, deepest = starts[1:] - starts[:-1], np.empty(n, np.int64), 0, 0, 0
+    users, first = transpose(columns, starts)
+    pending, queue, head, tail, deepest = starts[1:] - starts[:-1], np.empty(n, np.int64), 0, 0, 0
     for row in range(n):
         level[row] = 0
-        if waits[row] == 0:
+        if pending[row] == 0:
             queue[tail] = row
             tail += 1
     while head < tail:
@@ -74,8 +74,8 @@ def find_levels(columns: Any, starts: Any, level: Any) -> int:
         for at in range(first[k], first[k + 1]):
             row = users[at]
             level[row] = max(level[row], level[k] + 1)
-            waits[row] -= 1
-            if waits[row] == 0:
+            pending[row] -= 1
+            if pending[row] == 0:
                 queue[tail] = row
                 tail += 1
     return deepest + 1 if tail == n else 0

@@ -2,14 +2,14 @@
 
 Up to 128 states A stays on the chip (`solve_resident` in `gpu.solve`), up to 1024 it is streamed in tiles from the
 cache of the device (`solve_streamed`); both end every sample as the reference loop does. On the chip float32 is
-multiplied by three TF32 products; streamed, it is split into two float16 parts, A by a small launch of its own.
-float64 is multiplied as it is; bfloat16 and float16 are how numbers are stored, sums and iterates are float32.
+multiplied by three TF32 products; streamed, it is split into two float16 numbers, A by a small launch of its own.
+float64 is multiplied directly; bfloat16 and float16 are storage formats, sums and iterates are float32.
 
 Failures reach the host through a `FailureFlag`, the only wait of a pass; with ``on_failure="ignore"`` there is
 none.
 
-A call through Triton looks at the type and alignment of every argument, at all global constants and at settings,
-which takes longer than a small solve. `call` does that once for every kind of call; later ones hand numbers and
+A call through Triton checks the type and alignment of every argument, all global constants and settings, which
+takes longer than a small solve. `call` does that once for every kind of call; later ones hand numbers and
 addresses straight to the compiled kernel.
 """
 
@@ -51,7 +51,7 @@ from wellposed.kernels.spec import (
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 RESIDENT = {2: 128, 4: 128, 8: 32}  # states up to which A stays on the chip, by the bytes of a number
 STATES = 1024  # beyond it one product of a library fills the device
-MEMORY = 6  # of Anderson's method; its least squares problem lies in registers
+MEMORY = 6  # of Anderson's method; its least squares problem is in registers
 SEQUENCE_STATES = 128  # states and hidden states of a block that stays on the chip
 
 
@@ -74,7 +74,7 @@ def _loops() -> ModuleType:
 
 
 def interpreted() -> bool:
-    """Tells whether Triton interprets kernels, on tensors of the CPU."""
+    """Tells whether Triton interprets kernels, on CPU tensors."""
     if importlib.util.find_spec("triton") is None:
         return False
     return bool(require("triton").knobs.runtime.interpret)
@@ -82,7 +82,7 @@ def interpreted() -> bool:
 
 @functools.cache
 def device_why_not(device: torch.device) -> str:
-    """Says why a device has no kernels; nothing if it has."""
+    """Says why a device has no kernels; empty if it has."""
     if device.type != "cuda":
         return f"device {device.type} has no kernel of triton"
     if importlib.util.find_spec("triton") is None:
@@ -94,21 +94,21 @@ def device_why_not(device: torch.device) -> str:
 
 @functools.cache
 def no_flag(device: torch.device) -> Tensor:
-    """Returns the flag of solves whose statuses are read anyway, or by nobody."""
+    """Returns the flag of solves whose statuses are read anyway, or never."""
     return torch.zeros(1, dtype=torch.int32, device=device)
 
 
 @functools.cache
 def _free_flags(device: torch.device) -> deque[tuple[Tensor, Any]]:
-    """Returns flags and events that nobody uses: making them takes longer than a launch."""
+    """Returns flags and events that are free for reuse: making them takes longer than a launch."""
     return deque(maxlen=64)
 
 
 class FailureFlag:
     """Tells the host whether a sample of a solve has failed.
 
-    The kernel writes to a number in the memory of the host, so that a wait for the solve is all it takes: nothing
-    is copied, and what was launched after the solve goes on.
+    The kernel writes to host memory, so that waiting for the solve is enough: nothing is copied, and work launched
+    after the solve goes on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -128,7 +128,7 @@ class FailureFlag:
         self.event.record(torch.cuda.current_stream(self.device))
 
     def wait(self) -> bool:
-        """Waits for the solve; tells whether a sample has failed. Asked once."""
+        """Waits for the solve; tells whether a sample has failed. Called once."""
         self.event.synchronize()
         if self.flag.item():
             return True
@@ -137,7 +137,7 @@ class FailureFlag:
 
 
 class _HostFlag:
-    """The same where Triton interprets kernels, which is over when a launch returns."""
+    """The same where Triton interprets kernels: they are finished when a launch returns."""
 
     def __init__(self) -> None:
         self.flag = torch.zeros(1, dtype=torch.int32)
@@ -151,7 +151,7 @@ class _HostFlag:
 
 
 def failure_flag(options: SolveOptions, device: torch.device) -> FailureFlag | _HostFlag | None:
-    """Returns a flag for a launch; None where nobody asks for failures."""
+    """Returns a flag for a launch; None if failures are ignored."""
     if options.on_failure == "ignore":
         return None
     return FailureFlag(device) if device.type == "cuda" else _HostFlag()
@@ -177,16 +177,16 @@ def run_kernel(
     tensors = [None if tensor is None else tensor.detach() for tensor in (A, v, d, x0)]
 
     def solve(traced: bool) -> tuple[Iterates, Tensor]:
-        found = launcher().launch(*tensors, spec, no_flag(v.device), trace=traced, scaled=scaled)
-        again = lambda: solve(True)[1]  # noqa: E731
-        return Iterates(found.value, found.status, found.steps, again), finished(found.residuals, found.steps)
+        out = launcher().launch(*tensors, spec, no_flag(v.device), trace=traced, scaled=scaled)
+        retrace = lambda: solve(True)[1]  # noqa: E731
+        return Iterates(out.value, out.status, out.steps, retrace), finished(out.residuals, out.steps)
 
-    found, residuals = solve(trace)
-    return Iterates(found.value, found.status, found.steps, lambda: residuals) if trace else found
+    iterates, residuals = solve(trace)
+    return Iterates(iterates.value, iterates.status, iterates.steps, lambda: residuals) if trace else iterates
 
 
 class Launched:
-    """A solve that was launched; `check` sees to failures when what needs its answer is under way too."""
+    """A solve that was launched; `check` reports failures, once the work that needs its result is launched too."""
 
     def __init__(
         self, A: Tensor, v: Tensor, d: Tensor | None, spec: KernelSpec, options: SolveOptions, *, saves: bool
@@ -194,8 +194,8 @@ class Launched:
         self.operands, self.spec, self.options, self.scaled = (A, v, d, None), spec, options, d is not None
         self.flag = failure_flag(options, v.device)
         target = no_flag(v.device) if self.flag is None else self.flag.flag
-        self.found = launcher().launch(*self.operands, spec, target, saves=saves, scaled=self.scaled)
-        self.value, self.saved = self.found.value, (self.found.slopes,) if saves else ()
+        self.answer = launcher().launch(*self.operands, spec, target, saves=saves, scaled=self.scaled)
+        self.value, self.saved = self.answer.value, (self.answer.slopes,) if saves else ()
         if self.flag is not None:
             self.flag.record()
 
@@ -210,13 +210,13 @@ class Launched:
             return
         if u is not None:
             require_finite("u", u)
-        found, policy = self.found, self.options.on_failure
-        again = lambda: run_kernel(*self.operands, self.spec, trace=True, scaled=self.scaled).residuals  # noqa: E731
+        answer, policy = self.answer, self.options.on_failure
+        retrace = lambda: run_kernel(*self.operands, self.spec, trace=True, scaled=self.scaled).residuals  # noqa: E731
         name = "adjoint solve" if self.scaled else "equilibrium"
-        seen = Iterates(found.value, found.status, found.steps, again)
-        report(seen, policy, solve=name, max_steps=self.spec.max_steps)
+        iterates = Iterates(answer.value, answer.status, answer.steps, retrace)
+        report(iterates, policy, solve=name, max_steps=self.spec.max_steps)
         if y is not None:
-            report_outputs(y, found.value, policy)
+            report_outputs(y, answer.value, policy)
 
 
 class Triton:
@@ -226,10 +226,10 @@ class Triton:
     projects = torch.float32, torch.float64  # dtypes whose rows a kernel projects
 
     def why_not(self, spec: AffineSpec, factors: Factors) -> str:
-        """Says why an equation has no kernel; nothing if it has one."""
-        said, A, kind = transform_why_not() or unsupported(spec, factors), factors[0], kind_of(spec.activation)
-        if said:
-            return said
+        """Says why an equation has no kernel; empty if it has one."""
+        reason, A, kind = transform_why_not() or unsupported(spec, factors), factors[0], kind_of(spec.activation)
+        if reason:
+            return reason
         if A.dtype not in DTYPES:
             return f"{str(A.dtype).removeprefix('torch.')} has no kernel"
         if A.shape[-1] > STATES:
@@ -245,7 +245,7 @@ class Triton:
         return ""
 
     def describe(self, spec: AffineSpec, factors: Factors) -> str:
-        """Says which solver takes part, and where A lies."""
+        """Says which solver is used, and where A is stored."""
         A = factors[0]
         resident = A.shape[1] <= RESIDENT[A.element_size()]
         where = "A on the chip" if resident else "A in tiles from the cache"
@@ -270,8 +270,8 @@ class Triton:
         if start is None:
             return run_kernel(factors[0], g, slope, None, kernel, trace=trace, scaled=True)
         scale = row_scale(g)
-        found = run_kernel(factors[0], slope * g / scale, slope, start / scale, kernel, trace=trace)
-        return replace(found, value=found.value * scale)
+        iterates = run_kernel(factors[0], slope * g / scale, slope, start / scale, kernel, trace=trace)
+        return replace(iterates, value=iterates.value * scale)
 
     # One node of the graph for a whole model, in `kernels.layer`.
 
@@ -302,10 +302,11 @@ class Triton:
     # Sequences, in `kernels.sequence`.
 
     def sequence_why_not(self, spec: AffineSpec, factors: Factors, hidden: int, batch: int) -> str:
-        """Says why sequences have no kernel; nothing if they have one."""
-        said, A = common_why_not(spec, factors, batch) or self._limits(spec, kind_of(spec.activation)), factors[0]
-        if said:
-            return said
+        """Says why sequences have no kernel; empty if they have one."""
+        reason = common_why_not(spec, factors, batch) or self._limits(spec, kind_of(spec.activation))
+        A = factors[0]
+        if reason:
+            return reason
         if A.dtype != torch.float32:
             return f"{str(A.dtype).removeprefix('torch.')} has no kernel on the GPU"
         if max(A.shape[0], hidden) > SEQUENCE_STATES:
@@ -318,31 +319,31 @@ class Triton:
     def sequence_forward(
         self, spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatrices, *, keep: bool
     ) -> tuple[SequenceResult, Tensor, Tensor]:
-        """Goes through the sequences; see `SequenceEngine`."""
+        """Solves from the first time to the last; see `SequenceEngine`."""
         options, wanted = spec.affine.forward, keep or spec.trace
         flag = failure_flag(options, data.device)
         target = no_flag(data.device) if flag is None else flag.flag
-        found, known, images = _launch_forward(spec, data, h0, cell, target, keep=wanted)
+        result, known, images = _launch_forward(spec, data, h0, cell, target, keep=wanted)
         if flag is not None:
-            launcher().launch_output_check(found.hidden, target)
+            launcher().launch_output_check(result.hidden, target)
             flag.record()
 
         @functools.cache
         def residual() -> Tensor:  # (N,)
-            again = (found, known, images) if wanted else _launch_forward(spec, data, h0, cell, target, keep=True)
-            return (again[2] - again[0].states).abs().amax(1)
+            run = (result, known, images) if wanted else _launch_forward(spec, data, h0, cell, target, keep=True)
+            return (run[2] - run[0].states).abs().amax(1)
 
         failed = flag is not None and flag.wait()
         if failed:
             require_finite("input", data)
             require_finite("h0", h0)
         if failed or spec.solve.logs:
-            _report(spec, range(len(spec.sizes)), "equilibrium", found, options, residual)
+            _report(spec, range(len(spec.sizes)), "equilibrium", result, options, residual)
         if failed:
-            report_outputs(found.hidden, None, options.on_failure, spec.solve.once)
+            report_outputs(result.hidden, None, options.on_failure, spec.solve.once)
         if spec.trace:
-            found = replace(found, residual=residual())
-        return found, known.mT, images.mT
+            result = replace(result, residual=residual())
+        return result, known.mT, images.mT
 
     def sequence_backward(
         self, spec: SequenceSpec, images: Tensor, known: Tensor, gradients: tuple[Tensor | None, ...],
@@ -354,12 +355,12 @@ class Triton:
         assert kind is not None
         kernel = _passes(spec.affine, images.dtype)[1]
         every, ending, outer = (None if tensor is None else tensor.contiguous() for tensor in gradients)
-        found, first = images.new_empty(elements, n + h), images.new_empty(batch, h)
+        adjoints, first = images.new_empty(elements, n + h), images.new_empty(batch, h)
         status = torch.empty(elements, dtype=torch.int8, device=images.device)
         steps = torch.empty(elements, dtype=torch.int64, device=images.device)
         flag = failure_flag(options, images.device)
         given = (first if tensor is None else tensor for tensor in (outer, every, ending))
-        tensors = [*_matrices(cell), images.mT, *given, _offsets(spec, steps), found, first, status, steps]
+        tensors = [*_matrices(cell), images.mT, *given, _offsets(spec, steps), adjoints, first, status, steps]
         even = spec.sizes[0] == spec.sizes[-1]
         flags = {
             "THROUGH": cell.D is not None, "OUTER": outer is not None, "EVERY": every is not None,
@@ -370,7 +371,7 @@ class Triton:
         launch.start(_loops().backward, tensors, whole, flags, target)
         if flag is not None:
             flag.record()
-        y, total = found[:, :n], found[:, n:]
+        y, total = adjoints[:, :n], adjoints[:, n:]
 
         def residual() -> Tensor:  # (N,)
             g = total @ cell.C + (0 if outer is None else outer)
@@ -383,12 +384,12 @@ class Triton:
                 result = SequenceResult(total, first, y, status, steps, total)
                 _report(spec, turns, "adjoint solve", result, options, functools.cache(residual))
 
-        return found.mT, first, check
+        return adjoints.mT, first, check
 
 
-ROWS = 16  # sequences of a block, the fewest that the units for products take
+ROWS = 16  # sequences of a block, the fewest that tensor cores take
 CHUNK = 64  # inputs that are read at once
-POINTS = 32  # states of a point that a jump looks at together
+POINTS = 32  # states of a point that a jump reads together
 
 
 class SequenceLaunch(NamedTuple):
@@ -417,7 +418,7 @@ class SequenceLaunch(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def plan_sequence(spec: KernelSpec, kind: tuple[int, float], batch: int, n: int, h: int) -> SequenceLaunch:
-    """Chooses blocks, and writes a solve down as the kernels take it."""
+    """Chooses blocks, and describes a solve as the kernels take it."""
     eps = torch.finfo(torch.float32).eps
     numbers = (
         float(kind[1]), spec.limit, spec.max_steps, spec.atol, spec.rtol, eps, spec.worth, spec.patience,
@@ -453,7 +454,7 @@ def _offsets(spec: SequenceSpec, like: Tensor) -> Tensor:  # (T + 1,) int64, or 
 
 
 def _matrices(cell: CellMatrices) -> list[Tensor]:
-    """Returns A, B, C and D as they lie in memory; B stands in for a D that is not there."""
+    """Returns contiguous A, B, C and D; B stands in for a D that is missing."""
     D = cell.B if cell.D is None else cell.D
     return [matrix.detach().contiguous() for matrix in (cell.A, cell.B, cell.C, D)]
 
@@ -485,17 +486,17 @@ def _launch_forward(
 
 
 def _report(
-    spec: SequenceSpec, turns: range, solve: str, found: SequenceResult, options: SolveOptions,
+    spec: SequenceSpec, turns: range, solve: str, result: SequenceResult, options: SolveOptions,
     residuals: Callable[[], Tensor],
 ) -> None:  # fmt: skip
     """Logs the solves of all times and reports the first that failed."""
 
-    def again(turn: int) -> Tensor:  # (B, K), of which only the last of a sample is read
+    def trace(turn: int) -> Tensor:  # (B, K), of which only the last of a sample is read
         rows = spec.rows(spec.times[turn])
-        return residuals()[rows, None].expand(-1, int(found.steps[rows].max()))
+        return residuals()[rows, None].expand(-1, int(result.steps[rows].max()))
 
-    iterates = Iterates(found.states, found.status, found.steps, residuals)
-    spec.report_times(turns, solve, iterates, options, again)
+    iterates = Iterates(result.states, result.status, result.steps, residuals)
+    spec.report_times(turns, solve, iterates, options, trace)
 
 
 ALIGNED = 16  # bytes, on which compiled kernels rely
@@ -521,7 +522,7 @@ def call(
         numbers: integers and floats.
         constants: by name, in the order of the parameters.
         options: of the compiler.
-        flag: a tensor that may lie in the memory of the host.
+        flag: a tensor that may be in host memory.
     """
     pointers = [tensor.data_ptr() for tensor in tensors]
     first = () if flag is None else (flag,)

@@ -12,12 +12,12 @@ from wellposed.kernels.gpu.engine import RESIDENT, call, interpreted
 from wellposed.kernels.gpu.solve import flag_nonfinite, solve_resident, solve_streamed, split_float16
 from wellposed.kernels.spec import KernelSpec
 
-OUTPUTS = 1024  # that a program looks at
+OUTPUTS = 1024  # that a program checks
 FILLING = 2048  # samples that keep a device busy in blocks of 16
 
 
 def launch_output_check(y: Tensor, flag: Tensor) -> None:
-    """Launches a look at outputs, which sets the flag of a solve if one of them is NaN or infinite."""
+    """Launches a check of outputs, which sets the flag of a solve if one of them is NaN or infinite."""
     y = y.detach().contiguous()
     if y.numel():
         blocks = (y.numel() + OUTPUTS - 1) // OUTPUTS
@@ -26,13 +26,13 @@ def launch_output_check(y: Tensor, flag: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a solve is cut up.
+    """How a solve is divided into blocks and tiles.
 
     Attributes:
         block: rows of a program.
         tile, depth: of A, where it is streamed; zero where it is resident.
-        chunk: states of a point that a jump looks at together.
-        warps, stages: of a program, and how many tiles are under way.
+        chunk: states of a point that a jump reads together.
+        warps, stages: of a program, and how many tiles are loaded ahead.
     """
 
     block: int
@@ -87,7 +87,7 @@ def launch(
     A: Tensor, v: Tensor, d: Tensor | None, x0: Tensor | None, spec: KernelSpec, flag: Tensor, *,
     trace: bool = False, saves: bool = False, scaled: bool = False, shape: Shape | None = None,
 ) -> Answer:  # fmt: skip
-    """Launches a solve and waits for nothing.
+    """Launches a solve without waiting for it.
 
     Args:
         A: ``(n, n)``, in any strides.
@@ -99,7 +99,7 @@ def launch(
         trace: whether residuals are wanted.
         saves: whether slopes are.
         scaled: whether rows of g are divided by their size, and y multiplied by it.
-        shape: how the solve is cut up; None for the table.
+        shape: blocks and tiles; None for the table.
     """
     batch, n = v.shape
     v, d, x0 = v.contiguous(), v if d is None else d.contiguous(), x0 if x0 is None else x0.contiguous()
@@ -139,7 +139,7 @@ class LaunchPlan:
     """Everything about a launch that does not change from call to call.
 
     Attributes:
-        shape: how the solve is cut up.
+        shape: blocks and tiles.
         width: states with their padding.
         wide: dtype of the iterates.
         scratch: numbers of the scratch buffer.
@@ -187,7 +187,7 @@ def plan_launch(n: int, batch: int, dtype: torch.dtype, spec: KernelSpec, shape:
 
 
 def split_matrix(A: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns A as float16 numbers, what they leave in float16 numbers, and the units of rows, with padding."""
+    """Returns A as float16 numbers, the rest in float16 numbers, and the units of rows, with padding."""
     high, low = (A.new_empty(width, width, dtype=torch.float16) for _ in range(2))
     units, n, strides = A.new_empty(width), A.shape[0], A.stride()
     constants = {"WIDTH": width, "POWER": 1 << (width - 1).bit_length()}

@@ -25,6 +25,7 @@ def root(load, valid, target):
     count = tl.sum(valid.to(tl.float64), 0)
     theta = (tl.sum(tl.where(valid, load, 0.0), 0) - target) / count
     known = count + 1
+    # theta is at most the root; entries that have left the sum do not return.
     while known > count:
         above = (load > theta) & valid
         known, count = count, tl.sum(above.to(tl.float64), 0)
@@ -34,7 +35,7 @@ def root(load, valid, target):
 
 @triton.jit
 def shrink(W, P, LEVELS, n, eps, RADIUS: tl.constexpr, WIDTH: tl.constexpr):
-    """Projects one row; its level is the largest entry that vanishes, negative for a row that stays as it is."""
+    """Projects one row; its level is the largest entry that vanishes, negative for a row that does not change."""
     line, states = tl.program_id(0), tl.arange(0, WIDTH)
     w = tl.load(W + line * n + states, mask=states < n, other=0.0)
     size = tl.sum(tl.abs(w).to(tl.float64), 0)
@@ -45,8 +46,8 @@ def shrink(W, P, LEVELS, n, eps, RADIUS: tl.constexpr, WIDTH: tl.constexpr):
         load = tl.abs(w) - top
         wide = load.to(tl.float64)
         near = tl.sum(tl.where((states < n) & (wide > -RADIUS), tl.abs(wide), 0.0), 0)
-        kept = tl.minimum(size, RADIUS)
-        target = RADIUS - 4 * (n + 4) * WIDE * tl.maximum(near, kept) - 2 * eps * kept
+        bounded = tl.minimum(size, RADIUS)
+        target = RADIUS - 4 * (n + 4) * WIDE * tl.maximum(near, bounded) - 2 * eps * bounded
         theta = root(tl.maximum(wide, -2.0 * RADIUS), states < n, target)
         active = (load > (theta + 2 * eps * tl.abs(theta)).to(w.dtype)) & (states < n)
         count = tl.sum(active.to(tl.float64), 0)
@@ -73,8 +74,8 @@ def pull_back(W, LEVELS, G, R, n, eps, WIDTH: tl.constexpr):
     sign = tl.where(active, tl.where(w > 0, 1.0, -1.0), 0.0).to(w.dtype)
     sign = tl.where(level >= 0, sign, 0.0)
     count = tl.sum(tl.abs(sign).to(tl.float64), 0)
-    share = tl.sum((g * sign).to(tl.float64), 0) * (1 + 2 * eps) / tl.maximum(count, 1)
-    tl.store(R + line * n + states, tl.where(active, g, 0.0) - sign * share.to(w.dtype), mask=states < n)
+    mean = tl.sum((g * sign).to(tl.float64), 0) * (1 + 2 * eps) / tl.maximum(count, 1)
+    tl.store(R + line * n + states, tl.where(active, g, 0.0) - sign * mean.to(w.dtype), mask=states < n)
 
 
 def project(W: Tensor, radius: float) -> tuple[Tensor, Tensor]:
@@ -82,7 +83,7 @@ def project(W: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     n, width = W.shape[0], _width(W.shape[0])
     W = W.contiguous()
     P, levels = torch.empty_like(W), W.new_empty(n)
-    # As a number the radius would arrive in float32; as a constant it keeps its digits, and it seldom changes.
+    # As an argument the radius would be rounded to float32; as a constant it is exact, and it seldom changes.
     constants = {"RADIUS": radius, "WIDTH": width}
     kind, numbers = (n, radius, W.dtype), (n, torch.finfo(W.dtype).eps)
     call(shrink, n, kind, (W, P, levels), numbers, constants, {"num_warps": _warps(width)})
@@ -93,10 +94,10 @@ def project_backward(W: Tensor, levels: Tensor, g: Tensor) -> Tensor:
     """Returns the gradient by W from that by the projection."""
     n, width = W.shape[0], _width(W.shape[0])
     W, g = W.contiguous(), g.contiguous()
-    found = torch.empty_like(W)
-    tensors, numbers = (W, levels, g, found), (n, torch.finfo(W.dtype).eps)
+    gradient = torch.empty_like(W)
+    tensors, numbers = (W, levels, g, gradient), (n, torch.finfo(W.dtype).eps)
     call(pull_back, n, (n, W.dtype), tensors, numbers, {"WIDTH": width}, {"num_warps": _warps(width)})
-    return found
+    return gradient
 
 
 def _width(n: int) -> int:

@@ -1,13 +1,22 @@
-"""The loops over time of a recurrent implicit model in Triton: a whole sequence in one launch, there and back.
+"""The loops over time of a recurrent implicit model in Triton: whole sequences in one launch each way.
 
-Elements lie time after time, the longest sequences first (the layout of a packed sequence), one row an element. A
-block of sequences is one program: hidden states, equilibria and what goes back in time do not leave it. Sequences
-that have ended, or have not begun, keep what they have. `forward` and `backward` are the loops.
+Elements are stored time after time, the longest sequences first (the layout of a packed sequence), one row an
+element: the element of sequence i at time t is row ``offsets[t] + i`` of
 
-At every time `solve` brings a block to its equilibria on the chip. Rows of a block are samples, columns are
-states; both are padded to sizes that the units for products take, and what is padded stays zero. A row that has
-finished stands still while others go on, so that after the last step every row holds the point that was accepted
-and its image.
+    inputs    (N, p)
+    known     (N, n + p + h)        states, inputs, hidden states before; with a bias, a one behind them
+    images    (N, n)                phi(Ax + v)
+    H         (N, h)                hidden states
+    adjoints  (N, n + h)            y and the total gradient of the hidden state, backward
+
+A block of `ROWS` sequences is one program: hidden states, equilibria and the gradients that go back in time stay
+in it. Sequences that have ended, or have not begun, keep their values. `forward` and `backward` are the loops.
+
+At every time `solve` solves a block on the chip. Rows of a block are samples, columns are states; both are padded
+to sizes that tensor cores take, and padding stays zero. A row that has finished does not change while others go
+on, so that after the last step every row holds the accepted point and its image. The points of a cycle and the
+minima are in a scratch buffer, laid out as in `gpu.solve`, with rows of `STATES` numbers and minima for whole
+blocks; for plain steps it has no points.
 """
 
 from wellposed.errors import require
@@ -19,7 +28,7 @@ from wellposed.kernels.gpu.solve import (
     activate,
     extrapolate,
     judge,
-    look_back,
+    judge_jump,
     measure,
     slope_at,
     split,
@@ -61,7 +70,7 @@ def solve(
     """Iterates from `x` until no row is `running`; returns points, images, statuses and steps.
 
     The matrix comes in the two parts of `split`. Verdicts and extrapolation are those of `solve_resident`; the
-    points of a cycle lie in `scratch`, a row of them for every row of the grid (`local`), then the minima.
+    points of a cycle are in `scratch`, a row of them for every row of the grid (`local`), then the minima.
     """
     WIDTH: tl.constexpr = x.shape[1]
     points = scratch + local[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -72,21 +81,23 @@ def solve(
     first, previous, target = tl.max(x, 1) * 0, tl.max(x, 1) * 0, tl.max(x, 1) * 0
     least = first + float("inf")
     index, phase, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.max(running.to(tl.int32), 0)
+    # Before every step x are the iterates of running rows and the accepted points of the others; `left` is 1 while
+    # a row is running. Phases are those of `solve_resident`.
     while left > 0:
         y = image(x, v, d, high, low, inside, slope, KIND)
         residual, size, l1 = measure(x, y, FUSED)
-        found, first, least = judge(
+        outcome, first, least = judge(
             residual, size, l1, status, first, least, index, local, running, minima, minima, count, n, atol, rtol,
             eps, limit, max_steps, RULE, False,
         )  # fmt: skip
         index += 1
-        steps = tl.where(found != 0, index, steps)
-        status = tl.where(found != 0, found, status)
+        steps = tl.where(outcome != 0, index, steps)
+        status = tl.where(outcome != 0, outcome, status)
         left = tl.max((status == 0).to(tl.int32), 0)
         following = y
         if MEMORY > 0:
             if phase > MEMORY:
-                failed, rest, failures = look_back(jumped, l1, target, rest, failures)
+                failed, rest, failures = judge_jump(jumped, l1, target, rest, failures)
                 following, phase = tl.where(failed[:, None], tl.load(points + (MEMORY + 1) * slot), y), phase * 0
             else:
                 if phase == 0:
@@ -105,7 +116,7 @@ def solve(
     return x, y, status, steps
 
 
-VARYING = ("batch", "times", "limit", "max_steps", "zero")  # no value of theirs is worth a compilation
+VARYING = ("batch", "times", "limit", "max_steps", "zero")  # arguments whose values are not compiled in
 
 
 @triton.jit
@@ -116,14 +127,14 @@ def block(matrix, stride, rows, columns, height, width):
 
 
 @triton.jit
-def turned(matrix, stride, rows, columns, height, width):
+def transposed_block(matrix, stride, rows, columns, height, width):
     """Loads a transposed block: element (k, i) is that of row `columns[i]` and column `rows[k]`."""
     within = (columns[None, :] < height) & (rows[:, None] < width)
     return tl.load(matrix + columns[None, :] * stride + rows[:, None], mask=within, other=0.0)
 
 
 @triton.jit
-def keep(
+def store_rows(
     target,
     at,
     stride,
@@ -149,21 +160,21 @@ def elements(offsets, time, batch, EVEN: tl.constexpr):
 
 
 @triton.jit
-def read(
+def add_inputs(
     inputs, at, here, known, width, B, D, v, out, states, hidden, n, p, h,
     THROUGH: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Adds what inputs contribute to v and to the next hidden states, and copies them to `known`."""
+    """Adds the products with inputs to v and to the next hidden states, and copies inputs to `known`."""
     k = 0
     while k < p:
         chunk = k + tl.arange(0, CHUNK)
         present = here[:, None] & (chunk[None, :] < p)
         u = tl.load(inputs + at[:, None] * p + chunk[None, :], mask=present, other=0.0)
-        v = multiply(u, turned(B, p + h, chunk, states, n, p), v)
+        v = multiply(u, transposed_block(B, p + h, chunk, states, n, p), v)
         if THROUGH:
-            out = multiply(u, turned(D, p + h, chunk, hidden, h, p), out)
+            out = multiply(u, transposed_block(D, p + h, chunk, hidden, h, p), out)
         if KEEP:
-            keep(known, at, width, chunk, p, here, u)
+            store_rows(known, at, width, chunk, p, here, u)
         k += CHUNK
     return v, out
 
@@ -183,10 +194,12 @@ def forward(
     inside = (rows[:, None] >= 0) & (states[None, :] < n)
     both, slot = p + h, tl.num_programs(0).to(tl.int64) * ROWS * STATES
     width = n + both + BIASED
-    high, low = split(turned(A, n, states, states, n, n))
+    high, low = split(transposed_block(A, n, states, states, n, n))
     before = block(h0, h, rows, hidden, batch, h)
     x = tl.zeros((ROWS, STATES), tl.float32)
     turn, worst = 0, 0
+    # Before every turn x and `before` are the latest states and hidden states of all rows, the start where there
+    # are none, and `worst` is the largest status so far.
     while turn < times:
         # Else addresses of all matrices would be computed before the loop and fill the registers.
         states, hidden = tl.arange(0, STATES) + turn * zero, tl.arange(0, HIDDEN) + turn * zero
@@ -197,47 +210,47 @@ def forward(
         if BIASED:
             v += tl.load(bias + states, mask=states < n, other=0.0)[None, :]
         out = tl.zeros((ROWS, HIDDEN), tl.float32)
-        v, out = read(
+        v, out = add_inputs(
             inputs, at, here, known + n, width, B, D, v, out, states, hidden, n, p, h, THROUGH, KEEP, CHUNK
         )
-        v = multiply(before, turned(B + p, both, hidden, states, n, h), v)
+        v = multiply(before, transposed_block(B + p, both, hidden, states, n, h), v)
         if THROUGH:
-            out = multiply(before, turned(D + p, both, hidden, hidden, h, h), out)
-        # From zero where v is zero: towards it states would decay for ever, and nothing is small beside it.
+            out = multiply(before, transposed_block(D + p, both, hidden, hidden, h, h), out)
+        # From zero where v is zero: states would decay towards it for ever; no residual is small beside 0.
         start = tl.where((tl.max(tl.abs(v), 1) > 0)[:, None], x, 0.0) if WARM else tl.zeros_like(x)
-        found, y, status, steps = solve(
+        point, y, status, steps = solve(
             start, v, v, high, low, inside, here, scratch, slot, rows, n, slope, limit, max_steps, atol, rtol, eps,
             worth, patience, ridge, KIND, RULE, MEMORY, FUSED, POINTS,
         )  # fmt: skip
-        out = multiply(found, turned(C, n, states, hidden, h, n), out)
+        out = multiply(point, transposed_block(C, n, states, hidden, h, n), out)
         if KEEP:
-            keep(known, at, width, states, n, here, found)
-            keep(known + n + p, at, width, hidden, h, here, before)
-            keep(images, at, n, states, n, here, y)
+            store_rows(known, at, width, states, n, here, point)
+            store_rows(known + n + p, at, width, hidden, h, here, before)
+            store_rows(images, at, n, states, n, here, y)
             if BIASED:
                 tl.store(known + at * width + n + both, tl.full((ROWS,), 1.0, tl.float32), mask=here)
-        keep(H, at, h, hidden, h, here, out)
+        store_rows(H, at, h, hidden, h, here, out)
         tl.store(statuses + at, status, mask=here)
         tl.store(counts + at, steps, mask=here)
         worst = tl.maximum(worst, tl.max(status, 0))
-        x = tl.where(here[:, None], found, x)
+        x = tl.where(here[:, None], point, x)
         before = tl.where(here[:, None], out, before)
         turn += 1
-    keep(last, rows, h, hidden, h, rows < batch, before)
+    store_rows(last, rows, h, hidden, h, rows < batch, before)
     if worst >= MAX_STEPS:
         tl.store(flag, 1)
 
 
 @triton.jit(do_not_specialize=VARYING)
 def backward(
-    flag, A, B, C, D, images, outer, every, ending, offsets, found, beginning, statuses, counts, scratch,
+    flag, A, B, C, D, images, outer, every, ending, offsets, adjoints, beginning, statuses, counts, scratch,
     batch, times, n, p, h, slope, limit, max_steps, atol, rtol, eps, worth, patience, ridge, zero,
     KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
     THROUGH: tl.constexpr, OUTER: tl.constexpr, EVERY: tl.constexpr, ENDING: tl.constexpr, EVEN: tl.constexpr,
     BACKWARDS: tl.constexpr, ROWS: tl.constexpr, STATES: tl.constexpr, HIDDEN: tl.constexpr,
     POINTS: tl.constexpr,
 ):  # fmt: skip
-    """Solves ``y = d (A'y + g)`` from the last time to the first; a row of `found` is y and the hidden gradient.
+    """Solves ``y = d (A'y + g)`` from the last time to the first; see above for `adjoints`.
 
     The gradients that come in are those of states (`outer`), of all hidden states (`every`) and of the last ones
     (`ending`), each only where it exists; `beginning` are those of the first hidden states.
@@ -251,6 +264,7 @@ def backward(
     if ENDING:
         carry = block(ending, h, rows, hidden, batch, h)
     turn, worst = 0, 0
+    # Before every turn `carry` is the gradient of the hidden states by later times, or of the last ones.
     while turn < times:
         states, hidden = tl.arange(0, STATES) + turn * zero, tl.arange(0, HIDDEN) + turn * zero
         time = turn if BACKWARDS else times - 1 - turn
@@ -272,8 +286,8 @@ def backward(
             max_steps, atol, rtol, eps, worth, patience, ridge, LINEAR, RULE, MEMORY, FUSED, POINTS,
         )  # fmt: skip
         adjoint = adjoint * scale
-        keep(found, at, n + h, states, n, here, adjoint)
-        keep(found + n, at, n + h, hidden, h, here, total)
+        store_rows(adjoints, at, n + h, states, n, here, adjoint)
+        store_rows(adjoints + n, at, n + h, hidden, h, here, total)
         tl.store(statuses + at, status, mask=here)
         tl.store(counts + at, steps, mask=here)
         worst = tl.maximum(worst, tl.max(status, 0))
@@ -282,6 +296,6 @@ def backward(
             back = multiply(total, block(D + p, both, hidden, hidden, h, h), back)
         carry = tl.where(here[:, None], back, carry)
         turn += 1
-    keep(beginning, rows, h, hidden, h, rows < batch, carry)
+    store_rows(beginning, rows, h, hidden, h, rows < batch, carry)
     if worst >= MAX_STEPS:
         tl.store(flag, 1)

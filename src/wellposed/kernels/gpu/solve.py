@@ -1,21 +1,30 @@
 """The whole solve of a block of samples in one Triton program, with A on the chip or streamed in tiles.
 
-`activate`, `slope_at` and `split_product` are shared by all Triton kernels. `judge`, `extrapolate` and `look_back`
-are what happens to a block in every step, the verdict and the extrapolation: the algorithm is that of
-`equilibrium.solvers.Anderson`, the rules are those of `equilibrium.loop`; every number is one of a row, and no row
-looks at another. The points of a cycle lie in a scratch buffer, ``points[slot, row, state]``, which stays in the
-cache of the device: a step writes one of them, and a jump reads them all once.
+A program solves `BLOCK` rows, one sample a row. `activate`, `slope_at` and `split_product` are shared by all
+Triton kernels. `judge`, `extrapolate` and `judge_jump` are the stopping rule and the extrapolation of a block: the
+algorithm is that of `equilibrium.solvers.Anderson`, the rules are those of `equilibrium.loop`; every number is of
+one row, and no row reads another. The points of a cycle are in a scratch buffer, which stays in the cache of the
+device: a step writes one of them, and a jump reads them all once. For a solver with the memory m, with `rows` the
+samples padded to whole blocks, P = ``max_steps // PERIOD + 1`` and rows of `WIDTH` states (n and padding),
+
+    (m + 2, rows, WIDTH)                  (P, batch)
+    points of a cycle                     least residual of every period
+    POINTS + s * slot, slot = rows WIDTH  MINIMA = POINTS + (m + 2) * slot
+
+Slot 0 is the first point of a cycle and slot s its s-th image; a jump is written to slot 0, its image (where it is
+streamed) to slot 1. Inputs and outputs are ``(batch, n)`` without padding, at the offsets `at` under the mask
+`there`.
 
 `solve_resident` is for up to 128 states. A is loaded once into registers and shared memory; the iterate never
-leaves the registers. A row that has finished is written at once and no longer looked at, while the others of its
+leaves the registers. A row that has finished is written at once and ignored from then on, while the others of its
 block go on.
 
-`solve_streamed` is for any number of states. All points, the iterate among them, lie in the scratch buffer; A
-comes tile by tile from the cache of the device, as often as there are blocks. Plain steps use two slots of the
-buffer in turn. In float32 A is split beforehand, by a small kernel (`split_float16`), into two matrices of float16
-numbers, and so are the states whenever they are read: ``x a = h a_h + 2^-11 (l a_h + h a_l)`` to 22 bits, with
-rows of both in units of powers of two, so that nothing overflows. Three such products take half the time of three
-in TF32, and A need not be split again in every block.
+`solve_streamed` is for any number of states. All points, also the iterate, are in the scratch buffer; every block
+reads A tile by tile from the cache of the device. Plain steps use two slots of the buffer in turn. In float32 A is
+split beforehand, by a small kernel (`split_float16`), into two matrices of float16 numbers, and so are the states
+whenever they are read: ``x a = h a_h + 2^-11 (l a_h + h a_l)`` to 22 bits, with rows of both in units of powers of
+two, so that nothing overflows. Three such products take half the time of three in TF32, and A need not be split
+again in every block.
 """
 
 from wellposed.equilibrium import loop
@@ -104,14 +113,14 @@ def product(x, a, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def split(x):
-    """Returns x rounded to the eleven bits that a TF32 product looks at, and the rest."""
+    """Returns x rounded to the eleven bits that a TF32 product uses, and the rest."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, x - high
 
 
 @triton.jit
 def split_product(x, high, low, total):
-    """Adds ``x (high + low)`` to `total` by three TF32 products, in chains that do not wait for each other."""
+    """Adds ``x (high + low)`` to `total` by three independent TF32 products."""
     x_high, x_low = split(x)
     first = tl.dot(x_high, high, total, input_precision="tf32")
     second = tl.dot(x_high, low, input_precision="tf32")
@@ -148,21 +157,21 @@ TINY = tl.constexpr(2.2250738585072014e-308)
 def verdict(residual, size, l1, index, limit, atol, rtol, RULE: tl.constexpr):
     """Applies the stopping rule; zero for rows that go on."""
     if RULE == COUNTED:
-        found = tl.where((residual >= 0) & (index >= limit), STEPS_DONE, 0)
+        status = tl.where((residual >= 0) & (index >= limit), STEPS_DONE, 0)
     elif RULE == SETTLED:
-        found = tl.where((residual == 0) | (index >= limit), CONVERGED, 0)
+        status = tl.where((residual == 0) | (index >= limit), CONVERGED, 0)
     else:
-        found = tl.where(residual <= tl.maximum(atol, rtol * size), CONVERGED, 0)
+        status = tl.where(residual <= tl.maximum(atol, rtol * size), CONVERGED, 0)
     # Maxima ignore NaN, sums do not.
-    return tl.where((residual < float("inf")) & (l1 == l1), found, NONFINITE)
+    return tl.where((residual < float("inf")) & (l1 == l1), status, NONFINITE)
 
 
 @triton.jit
-def stands_still(newest, batch, inside, known, least, residual, size, n, eps):
+def stagnated(newest, batch, inside, known, least, residual, size, n, eps):
     """Tells which residuals stopped falling at the rounding level of the map.
 
     Args:
-        newest: where the least residuals of the latest period go; older ones lie a batch before each other.
+        newest: where the least residuals of the latest period go; each period before is `batch` numbers lower.
         batch, n: sizes.
         inside: rows that exist.
         known: periods so far.
@@ -175,11 +184,11 @@ def stands_still(newest, batch, inside, known, least, residual, size, n, eps):
     window = tl.maximum(known // 4, 1)
     late, early = least, tl.full(least.shape, float("inf"), least.dtype)
     there = inside & (known >= 2)
-    look = known * 0
-    while look < window:
-        late = tl.minimum(late, tl.load(newest - look * batch, mask=there, other=float("inf")))
-        early = tl.minimum(early, tl.load(newest - (window + look) * batch, mask=there, other=float("inf")))
-        look += 1
+    period = known * 0
+    while period < window:
+        late = tl.minimum(late, tl.load(newest - period * batch, mask=there, other=float("inf")))
+        early = tl.minimum(early, tl.load(newest - (window + period) * batch, mask=there, other=float("inf")))
+        period += 1
     level = 4 * (4 + tl.sqrt((n + known * 0).to(tl.float32))) * eps * size
     return there & (late >= early) & (residual <= level)
 
@@ -193,17 +202,15 @@ def judge(
     if TRACED:
         tl.store(TRACE + index * batch + rows, tl.where(l1 == l1, residual, l1), mask=status == 0)
     first, least = tl.where(index == 0, residual, first), tl.minimum(least, residual)
-    found = verdict(residual, size, l1, index, limit, atol, rtol, RULE)
+    outcome = verdict(residual, size, l1, index, limit, atol, rtol, RULE)
     if (RULE != COUNTED) & ((index + 1) % PERIOD == 0):
         known = (index + 1) // PERIOD
-        still = stands_still(
-            MINIMA + (known - 1) * batch + rows, batch, inside, known, least, residual, size, n, eps
-        )
-        found = tl.where((found == 0) & still, STAGNATED, found)
+        still = stagnated(MINIMA + (known - 1) * batch + rows, batch, inside, known, least, residual, size, n, eps)
+        outcome = tl.where((outcome == 0) & still, STAGNATED, outcome)
         least = tl.full(least.shape, float("inf"), least.dtype)
     ending = tl.where(residual > 1000 * first, DIVERGED, MAX_STEPS)
-    found = tl.where((found == 0) & (index + 1 >= max_steps), ending, found)
-    return tl.where(status == 0, found, 0), first, least
+    outcome = tl.where((outcome == 0) & (index + 1 >= max_steps), ending, outcome)
+    return tl.where(status == 0, outcome, 0), first, least
 
 
 @triton.jit
@@ -227,7 +234,7 @@ def flag_nonfinite(FLAG, Y, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def power_of_two(size):
-    """Returns powers of two that bring positive numbers near one, exactly."""
+    """Returns powers of two whose products with positive numbers are near one, and exact."""
     if size.dtype == tl.float64:
         field = tl.maximum(2045 - (size.to(tl.int64, bitcast=True) >> 52), 1)
         unit = (field << 52).to(tl.float64, bitcast=True)
@@ -252,17 +259,17 @@ def gram(points, slot, rows, l1, n, MEMORY: tl.constexpr, WIDTH: tl.constexpr, C
     for _ in tl.static_range(COUNT):
         terms = terms + (zero if LATE else tl.sum(zero, 1),)
     for start in range(0, WIDTH, CHUNK):
-        place = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
-        before = tl.load(place)
-        after = tl.load(place + slot)
+        position = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
+        before = tl.load(position)
+        after = tl.load(position + slot)
         step = (after - before) * unit
         columns = ()
         for j in tl.static_range(MEMORY):
             before = after
-            after = tl.load(place + (j + 2) * slot)
+            after = tl.load(position + (j + 2) * slot)
             difference = (after - before) * unit - step
             step = (after - before) * unit
-            # More differences than states determine nothing: the oldest are forgotten.
+            # More differences than states are linearly dependent: the oldest are dropped.
             columns = columns + (tl.where(j >= MEMORY - n, difference, 0.0),)
         new = ()
         for a in tl.static_range(MEMORY):
@@ -314,25 +321,25 @@ def combine(
     points, slot, rows, weights, jumps,
     MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the jump over the first point, the last point where there is none; returns who has, and how far."""
+    """Writes the jump to slot 0, the last point in rows without one; returns which rows jumped, and jump sizes."""
     size, largest = tl.zeros(rows.shape, points.dtype.element_ty), tl.zeros(rows.shape, points.dtype.element_ty)
     for start in range(0, WIDTH, CHUNK):
-        place = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
-        last = tl.load(place + (MEMORY + 1) * slot)
+        position = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
+        last = tl.load(position + (MEMORY + 1) * slot)
         jump, after = last, last
         for back in tl.static_range(MEMORY):
-            before = tl.load(place + (MEMORY - back) * slot)
+            before = tl.load(position + (MEMORY - back) * slot)
             jump -= weights[back].to(last.dtype)[:, None] * (after - before)
             after = before
         size, largest = size + tl.sum(tl.abs(jump), 1), tl.maximum(largest, tl.max(tl.abs(jump), 1))
-        tl.store(place, tl.where(jumps[:, None], jump, last))
+        tl.store(position, tl.where(jumps[:, None], jump, last))
     sound = size < float("inf")
     if tl.max((jumps & (sound == 0)).to(tl.int32), 0) > 0:
         tl.debug_barrier()
         for start in range(0, WIDTH, CHUNK):
-            place = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
-            last = tl.load(place + (MEMORY + 1) * slot)
-            tl.store(place, last, mask=(sound == 0)[:, None])
+            position = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
+            last = tl.load(position + (MEMORY + 1) * slot)
+            tl.store(position, last, mask=(sound == 0)[:, None])
     return jumps & sound, largest
 
 
@@ -341,7 +348,7 @@ def extrapolate(
     points, slot, rows, running, rest, l1, previous, n, eps,
     worth, patience, ridge, MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Jumps from the points of a cycle where that may pay, over the first; tells who, what to beat, and sizes."""
+    """Extrapolates to slot 0 where that may pay off; returns rows that jumped, the residual to beat, and sizes."""
     rate = tl.minimum(l1 / previous, 1.0)
     target = l1 * tl.exp2(worth * tl.log2(rate))
     slow = l1 * tl.exp2(patience * tl.log2(rate))
@@ -355,8 +362,8 @@ def extrapolate(
 
 
 @triton.jit
-def look_back(jumped, l1, target, rest, failures):
-    """Judges a jump by the evaluation after it; returns who failed, cycles to sit out and failures in a row."""
+def judge_jump(jumped, l1, target, rest, failures):
+    """Judges a jump by its residual; returns failed rows, cycles to come without a jump, and failures in a row."""
     failed = jumped & ((l1 <= target) == 0)
     failures = tl.where(jumped, tl.where(failed, failures + 1, 0), failures)
     rest = tl.where(failed, (1 << tl.minimum(tl.maximum(failures - 1, 0), 3)) - 1, rest)
@@ -366,7 +373,7 @@ def look_back(jumped, l1, target, rest, failures):
 # mypy: disable-error-code="no-untyped-def, name-defined, valid-type"
 
 
-UNSPECIALISED = ("batch", "limit", "max_steps")  # arguments for whose values Triton compiles nothing anew
+UNSPECIALISED = ("batch", "limit", "max_steps")  # arguments whose values are not compiled in
 
 
 @triton.jit
@@ -417,8 +424,8 @@ def solve_resident(
     inside, real, slot = rows < batch, states < n, tl.num_programs(0).to(tl.int64) * BLOCK * WIDTH
     at, there = rows[:, None] * n + states[None, :], inside[:, None] & real[None, :]
     like: tl.constexpr = POINTS.dtype.element_ty
-    places, known = states[None, :] * row + states[:, None] * column, real[None, :] & real[:, None]
-    a = tl.load(A + places, mask=known, other=0.0)  # a[k, i] = A_ik
+    entries, known = states[None, :] * row + states[:, None] * column, real[None, :] & real[:, None]
+    a = tl.load(A + entries, mask=known, other=0.0)  # a[k, i] = A_ik
     a, low = split(a) if SPLIT else (a, a)
     MINIMA = POINTS + (MEMORY + 2) * slot
     v, d, scale, x = start_rows(V, D, X0, at, there, like, STARTS, KIND, SCALED)
@@ -428,17 +435,20 @@ def solve_resident(
     first, previous, target = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
     least = tl.full([BLOCK], float("inf"), like)
     index, phase, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), 1
+    # Before every step x are the iterates, `index` evaluations have been made, and `left` rows are running. In the
+    # phases p = 1 to MEMORY of a cycle, slots 0 to p hold its points; in phase MEMORY + 1, x is a jump where there
+    # is one.
     while left > 0:
         y = image(x, a, low, v, d, real, SLOPE, KIND, SPLIT)
         residual, size, l1 = measure(x, y, FUSED)
-        found, first, least = judge(
+        outcome, first, least = judge(
             residual, size, l1, status, first, least, index, rows, inside, MINIMA, TRACE, batch, n, atol, rtol,
             eps, limit, max_steps, RULE, TRACED,
         )  # fmt: skip
-        newly = found != 0
+        newly = outcome != 0
         index += 1
         if tl.max(newly.to(tl.int32), 0) > 0:
-            status, steps = tl.where(newly, found, status), tl.where(newly, index, steps)
+            status, steps = tl.where(newly, outcome, status), tl.where(newly, index, steps)
             value = x * scale[:, None] if SCALED else x
             tl.store(X + at, value, mask=newly[:, None] & there)
             if SAVES:
@@ -447,7 +457,7 @@ def solve_resident(
         if MEMORY == 0:
             x = y
         elif phase > MEMORY:
-            failed, rest, failures = look_back(jumped, l1, target, rest, failures)
+            failed, rest, failures = judge_jump(jumped, l1, target, rest, failures)
             x, phase = tl.where(failed[:, None], tl.load(points + (MEMORY + 1) * slot), y), phase * 0
         else:
             if phase == 0:
@@ -504,10 +514,10 @@ def split_float16(A, HIGH, LOW, UNITS, n, row, column, WIDTH: tl.constexpr, POWE
     line, inner = tl.program_id(0).to(tl.int64), tl.arange(0, POWER)
     a = tl.load(A + line * row + inner * column, mask=(line < n) & (inner < n), other=0.0)
     unit, inverse = units_of(tl.max(tl.abs(a), 0))
-    part = a * inverse
-    high = part.to(tl.float16)
+    ratio = a * inverse
+    high = ratio.to(tl.float16)
     tl.store(HIGH + line * WIDTH + inner, high, mask=inner < WIDTH)
-    tl.store(LOW + line * WIDTH + inner, ((part - high.to(tl.float32)) * 2048).to(tl.float16), mask=inner < WIDTH)
+    tl.store(LOW + line * WIDTH + inner, ((ratio - high.to(tl.float32)) * 2048).to(tl.float16), mask=inner < WIDTH)
     tl.store(UNITS + line, unit)
 
 
@@ -519,11 +529,11 @@ def split_float16_product(HIGH, LOW, UNITS, x, rows, peak, states, WIDTH: tl.con
     unit, inverse = units_of(peak)
     for start in range(0, WIDTH, DEPTH):
         inner = start + tl.arange(0, DEPTH)
-        part = tl.load(x + rows[:, None] * WIDTH + inner[None, :]) * inverse[:, None]
-        high = part.to(tl.float16)
-        low = ((part - high.to(tl.float32)) * 2048).to(tl.float16)
-        place = states[None, :] * WIDTH + inner[:, None]
-        a_high, a_low = tl.load(HIGH + place), tl.load(LOW + place)
+        ratio = tl.load(x + rows[:, None] * WIDTH + inner[None, :]) * inverse[:, None]
+        high = ratio.to(tl.float16)
+        low = ((ratio - high.to(tl.float32)) * 2048).to(tl.float16)
+        entries = states[None, :] * WIDTH + inner[:, None]
+        a_high, a_low = tl.load(HIGH + entries), tl.load(LOW + entries)
         # Tensor cores cut sums off instead of rounding them: long sums are added up outside.
         small = tl.dot(low, a_high, tl.dot(high, a_low)) * (1 / 2048)
         total += tl.dot(high, a_high, small)
@@ -537,13 +547,13 @@ def tile_product(A, x, rows, states, n, row, column, WIDTH: tl.constexpr, BLOCK:
     total = tl.zeros([BLOCK, TILE], x.dtype.element_ty)
     for start in range(0, WIDTH, DEPTH):
         inner = start + tl.arange(0, DEPTH)
-        part = tl.load(x + rows[:, None] * WIDTH + inner[None, :])
+        block = tl.load(x + rows[:, None] * WIDTH + inner[None, :])
         a = tl.load(
             A + states[None, :] * row + inner[:, None] * column,
             mask=(states < n)[None, :] & (inner < n)[:, None],
             other=0.0,
         )  # a[k, i] = A_ik
-        total = product(part, a, total, "ieee")
+        total = product(block, a, total, "ieee")
     return total
 
 
@@ -585,21 +595,21 @@ def write(X, SLOPES, x, y, rows, newly, scale, n, KIND: tl.constexpr, SLOPE: tl.
     for tile in range(0, WIDTH, TILE):
         states = tile + tl.arange(0, TILE)
         at, there = rows[:, None] * n + states[None, :], newly[:, None] & (states < n)[None, :]
-        place = rows[:, None] * WIDTH + states[None, :]
-        value = tl.load(x + place, mask=there, other=0.0)
+        position = rows[:, None] * WIDTH + states[None, :]
+        value = tl.load(x + position, mask=there, other=0.0)
         tl.store(X + at, value * scale[:, None] if SCALED else value, mask=there)
         if SAVES:
-            image = tl.load(y + place, mask=there, other=0.0)
+            image = tl.load(y + position, mask=there, other=0.0)
             tl.store(SLOPES + at, slope_at(image, SLOPE, KIND), mask=there)
 
 
 @triton.jit
 def choose(points, slot, rows, failed, MEMORY: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """Writes where to go on from after a jump: the last plain point where it failed, its image elsewhere."""
+    """Writes the iterate after a jump to slot 0: the last plain point where it failed, its image elsewhere."""
     for tile in range(0, WIDTH, TILE):
-        place = points + rows[:, None] * WIDTH + (tile + tl.arange(0, TILE))[None, :]
-        safe, image = tl.load(place + (MEMORY + 1) * slot), tl.load(place + slot)
-        tl.store(place, tl.where(failed[:, None], safe, image))
+        position = points + rows[:, None] * WIDTH + (tile + tl.arange(0, TILE))[None, :]
+        safe, image = tl.load(position + (MEMORY + 1) * slot), tl.load(position + slot)
+        tl.store(position, tl.where(failed[:, None], safe, image))
     tl.debug_barrier()
 
 
@@ -622,6 +632,8 @@ def solve_streamed(
     first, previous, target = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
     least, safe = tl.full([BLOCK], float("inf"), like), peak
     index, phase, origin, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.zeros([], tl.int32), 1
+    # Before every step the iterates, with largest entries `peak`, are at slot `origin`, `index` evaluations have
+    # been made, and `left` rows are running. Images go to slot `goal`; phases are those of `solve_resident`.
     while left > 0:
         goal = 1 - origin if MEMORY == 0 else tl.where(phase > MEMORY, 1, origin + 1)
         x, y = POINTS + origin * slot, POINTS + goal * slot
@@ -629,19 +641,19 @@ def solve_streamed(
             A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, column, KIND, SLOPE, SCALED, WIDTH,
             BLOCK, TILE, DEPTH, SPLIT,
         )  # fmt: skip
-        found, first, least = judge(
+        outcome, first, least = judge(
             residual, size, l1, status, first, least, index, rows, inside, MINIMA, TRACE, batch, n, atol, rtol,
             eps, limit, max_steps, RULE, TRACED,
         )  # fmt: skip
-        newly, index = found != 0, index + 1
+        newly, index = outcome != 0, index + 1
         if tl.max(newly.to(tl.int32), 0) > 0:
-            status, steps = tl.where(newly, found, status), tl.where(newly, index, steps)
+            status, steps = tl.where(newly, outcome, status), tl.where(newly, index, steps)
             write(X, SLOPES, x, y, rows, newly, scale, n, KIND, SLOPE, SAVES, SCALED, WIDTH, TILE)
             left = tl.sum((status == 0).to(tl.int32), 0)
         if MEMORY == 0:
             origin, peak = goal, size
         elif phase > MEMORY:
-            failed, rest, failures = look_back(jumped, l1, target, rest, failures)
+            failed, rest, failures = judge_jump(jumped, l1, target, rest, failures)
             choose(POINTS, slot, rows, failed, MEMORY, WIDTH, TILE)
             origin, phase, peak = origin * 0, phase * 0, tl.where(failed, safe, size)
         else:
