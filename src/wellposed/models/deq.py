@@ -24,7 +24,7 @@ from wellposed.equilibrium.method import OnFailure, SolveHooks, WeightCheck, no_
 from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Steps, Stopping
-from wellposed.equilibrium.tracing import refuse_programs, under_transform
+from wellposed.equilibrium.tracing import check_traceable, under_transform
 from wellposed.errors import ConvergenceError, InputError, MapError, not_a_tensor
 from wellposed.kernels.graphs import GraphLoop, check_graph_executor
 from wellposed.models.cells import Cell
@@ -282,7 +282,7 @@ class DEQ(nn.Module):
 
     def equilibrium(self, u: State, x0: State | None = None) -> Solution:
         """Returns the equilibrium and tells, per sample, how it was reached."""
-        refuse_programs("a DEQ", isinstance(self.stop, Steps))
+        check_traceable("a DEQ", isinstance(self.stop, Steps))
         reject_layers(self.cell)
         batch, start = _inputs(u)[0], self.start(u) if x0 is None else x0
         parameters = [pair for pair in self.cell.named_parameters() if pair[1].is_floating_point()]

@@ -51,7 +51,7 @@ from wellposed.equilibrium.method import (
     no_equilibrium,
 )
 from wellposed.equilibrium.stopping import Settled, bound_error
-from wellposed.equilibrium.tracing import refuse_programs, under_forward_mode, under_transform
+from wellposed.equilibrium.tracing import check_traceable, under_forward_mode, under_transform
 from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.forms import Dense, ImplicitForm, LowRank, Zero, absorb_output_bias, cap_rows
 from wellposed.kernels.compiled_op import check_outputs, equilibrium_op, write_spec
@@ -433,7 +433,7 @@ class ImplicitModel(nn.Module):
             return torch.cat([F.linear(u, self.B, self.bias), F.linear(u.abs(), self.B.abs(), size)], dim=1)
 
     def _check(self, u: Tensor) -> None:
-        refuse_programs("an ImplicitModel", isinstance(self.stop, Steps))
+        check_traceable("an ImplicitModel", isinstance(self.stop, Steps))
         if not isinstance(u, Tensor):
             raise not_a_tensor("u", u)
         if u.dim() == 0 or u.shape[-1] != self.in_features:

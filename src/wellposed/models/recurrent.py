@@ -28,8 +28,8 @@ from wellposed.equilibrium.method import (
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound, Steps
 from wellposed.equilibrium.tracing import (
+    check_traceable,
     outside_compile,
-    refuse_programs,
     under_forward_mode,
     under_functorch,
     under_transform,
@@ -362,7 +362,7 @@ class ImplicitRNN(nn.Module):
         return RecurrentSolution(*given_back, states, status, steps, residual, sequences.present())
 
     def _read(self, value: Input, h0: Tensor | None, lengths: Tensor | None) -> tuple[Sequences, Tensor]:
-        refuse_programs("an ImplicitRNN", isinstance(self.cell(0).stop, Steps))
+        check_traceable("an ImplicitRNN", isinstance(self.cell(0).stop, Steps))
         sequences = Sequences.of(value, self.input_size, self.batch_first, lengths)
         data, dtype = sequences.data, self.cell(0).B.dtype
         if data.is_complex() or (data.dtype != dtype and not torch.is_autocast_enabled(data.device.type)):
