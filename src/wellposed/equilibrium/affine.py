@@ -43,7 +43,7 @@ class SplittingMap(Map):
     bound: Callable[[Tensor, Tensor], Tensor] | None = None
     context: Tensor | None = None
     steps_per_check = 16
-    fades = False
+    may_decay = False
     min_size_to_gather = 1 << 14
 
     @classmethod
@@ -126,7 +126,7 @@ class AffineMap(Map):
     bound: Bound | None = None
     context: Tensor | None = None  # (B, 2 n): v and |B||u| + |b| of the certified system, for the bound
     steps_per_check = 16
-    fades = False
+    may_decay = False
     min_size_to_gather = 1 << 14
 
     def _preactivation(self, x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class TransposedMap(Map):
     offset: Tensor  # d g
     damping: float
     steps_per_check = 16
-    fades = False
+    may_decay = False
     min_size_to_gather = 1 << 14
 
     def _linear(self, y: Tensor) -> Tensor:
