@@ -107,7 +107,7 @@ class Relative(Stopping):
     Args:
         rtol: None means about 1e-5 in float32 and 1e-10 in float64.
         atol: None means none, except for a few of the smallest numbers of the dtype and, for a general map,
-            ``1e-3 rtol`` times the first residual: states may decay to zero, where no residual is relatively small.
+            ``1e-3 rtol`` times the first residual: states may decay to zero, beside which no residual is small.
         norm: ``"inf"`` or ``"2"``.
     """
 
