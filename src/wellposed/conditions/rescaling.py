@@ -1,4 +1,4 @@
-"""Changes the units of the states so that |A|_inf shrinks and nothing else changes."""
+"""Rescales the states so that |A|_inf shrinks and the outputs stay the same."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -66,8 +66,8 @@ def rescaling(A: Tensor, kappa: float, *, blocks: int | Sequence[int] | None = N
         blocks: sizes on which D must be constant, those of a map that is not componentwise.
 
     Example:
-        >>> found = rescaling(torch.tensor([[0.0, 6.0], [0.0, 0.0]]), 0.9)
-        >>> found.log2, found.power_of_two, found.norm < 0.9
+        >>> scaling = rescaling(torch.tensor([[0.0, 6.0], [0.0, 0.0]]), 0.9)
+        >>> scaling.log2, scaling.power_of_two, scaling.norm < 0.9
         (tensor([-3.,  0.], dtype=torch.float64), True, True)
     """
     M = square(A).abs()
