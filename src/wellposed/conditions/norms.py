@@ -213,8 +213,8 @@ def perron_weights(M: Tensor) -> tuple[Tensor, float]:
 
     v = (I - M/kappa)^-1 1 is positive and gives a value below kappa iff rho(M) < kappa
     (003, Theorem 1). Of several kappa, the one with the smallest error
-    constant max(v)/min(v)/(1 - value) is kept; without any, kappa closer to one, powers of two from a greedy
-    search and a few power steps, whose value is a true bound of rho(M) again.
+    constant max(v)/min(v)/(1 - value) wins; if no value is below one, kappa closer to one, powers of two from a
+    greedy search and a few power steps are tried, whose values bound rho(M) as well.
 
     Args:
         M: (n, n), non-negative, float64.
@@ -260,7 +260,7 @@ def power_of_two_scaling(M: Tensor, kappa: float, groups: Tensor | None = None) 
         groups: (n,) block number of every state; e is constant on a block.
 
     Returns:
-        (n,) float64, or None if no powers of two were found.
+        (n,) float64, or None if no powers of two will do.
 
     Example:
         >>> power_of_two_scaling(torch.tensor([[0.0, 6.0], [0.0, 0.0]], dtype=torch.float64), 0.9)
@@ -389,7 +389,7 @@ def _lanczos(symmetric: Tensor) -> tuple[float, float]:
         projected[: step + 1, step] = coefficients
         length, used = torch.linalg.vector_norm(rest), step + 1
         if bool(length <= least):
-            break  # the vectors span a space that the matrix leaves alone
+            break  # the vectors span an invariant subspace
         basis.append(rest / length)
     small = projected[:used, :used]
     values, vectors = torch.linalg.eigh(torch.triu(small) + torch.triu(small, 1).mT)
