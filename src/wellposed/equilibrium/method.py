@@ -61,9 +61,11 @@ def report(
         once.done = True
     status, wrong = iterates.status, failed(iterates.status)
     worst = iterates.last_residual[wrong].nan_to_num(torch.inf).max()
+    counts = torch.bincount(status.flatten().long(), minlength=len(Status))
+    kinds = "; ".join(f"{int(counts[s])}: {s.text}" for s in Status if s.failed and counts[s])
     message = (
         f"{solve}: {int(wrong.sum())} of {status.numel()} samples did not reach an equilibrium "
-        f"({_kinds(status)}); worst residual {float(worst):.1e}. "
+        f"({kinds}); worst residual {float(worst):.1e}. "
         f"Raise max_steps (now {max_steps}) or loosen stop; Solution.status tells which samples"
     )
     if on_failure == "raise":
@@ -204,11 +206,6 @@ def _callers_level() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("wellposed.", "torch.")):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _kinds(status: Tensor) -> str:
-    counts = torch.bincount(status.flatten().long(), minlength=len(Status))
-    return "; ".join(f"{int(counts[s])}: {s.text}" for s in Status if s.failed and counts[s])
 
 
 @dataclass
