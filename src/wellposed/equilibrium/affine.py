@@ -166,12 +166,9 @@ class TransposedMap(Map):
     min_size_to_gather = 1 << 14
 
     def _linear(self, y: Tensor) -> Tensor:
-        return self.slope * product(self.factors, y.view(self._shape)).view(y.shape)
-
-    @property
-    def _shape(self) -> torch.Size:
-        lead = self.factors[0].shape[:-2]
-        return torch.Size((*lead, self.slope.shape[0] // math.prod(lead), self.slope.shape[1]))
+        lead, (rows, n) = self.factors[0].shape[:-2], self.slope.shape
+        image = product(self.factors, y.view(*lead, rows // math.prod(lead), n))
+        return self.slope * image.view(y.shape)
 
     def __call__(self, x: Tensor) -> Tensor:
         image = self._linear(x) + self.offset
