@@ -125,7 +125,9 @@ def comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
                 [0.0000, 0.0000]], dtype=torch.float64)
     """
     if not activation.componentwise:
-        return _block_comparison(A, activation, norm)
+        blocks = split_blocks(A, activation.block or A.shape[-1])
+        matrix = upward(activation.lipschitz(norm) * induced_norm(blocks, norm, norm).value, 2)
+        return Comparison(matrix, torch.ones_like(matrix[0]))
     matrix = double(A)
     diagonal, others = matrix.diagonal(), (matrix - matrix.diagonal().diag()).abs()
     slopes = matrix.new_tensor([[activation.slope[0]], [0.0], [activation.slope[1]]])
@@ -135,12 +137,6 @@ def comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
     share = upward((slopes.abs() * inverse).amax(0), 2)
     scaled = torch.where(others == 0, 0.0, upward(share.unsqueeze(-1) * others, 2))
     return Comparison(scaled, inverse.amax(0))
-
-
-def _block_comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
-    blocks = split_blocks(A, activation.block or A.shape[-1])
-    matrix = upward(activation.lipschitz(norm) * induced_norm(blocks, norm, norm).value, 2)
-    return Comparison(matrix, torch.ones_like(matrix[0]))
 
 
 class _Supersolution:
@@ -175,16 +171,15 @@ class _Refinement:
     def __call__(self, error: Tensor) -> Tensor:
         matrix, gain = self.system
         load = upward(error * gain, 2) + self.floor
-        candidate = self._solve(load * (1 + SLACK) + self.floor)
+        inflated = load * (1 + SLACK) + self.floor
+        if self.inverse is not None:
+            candidate = inflated @ self.inverse.mT
+        else:
+            candidate = torch.linalg.solve_triangular(self.inflated, inflated.mT, upper=bool(self.upper)).mT
         image = upward(candidate @ matrix.mT + load, matrix.shape[-1] + 2) + self.floor / 2
         # Where rho(M) > 1 the candidate has negative entries, and M e + r <= e would prove nothing.
         accepted = ((candidate > 0) & (image <= candidate)).all(-1)
         return torch.where(accepted, candidate.amax(-1), math.inf)
-
-    def _solve(self, load: Tensor) -> Tensor:
-        if self.inverse is not None:
-            return load @ self.inverse.mT
-        return torch.linalg.solve_triangular(self.inflated, load.mT, upper=bool(self.upper)).mT
 
 
 def _strict(M: Tensor) -> bool | None:
