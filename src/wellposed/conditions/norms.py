@@ -245,7 +245,7 @@ def _scored(M: Tensor, v: Tensor) -> tuple[float, Tensor]:
 def _solutions(M: Tensor, kappas: tuple[float, ...]) -> list[Tensor]:
     """Any positive v gives a true bound, so a solve with kappa below rho(M) does no harm."""
     identity = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
-    return [_normalised(_solve(identity - M / kappa)) for kappa in kappas]
+    return [_normalised(torch.linalg.solve_ex(identity - M / k, identity.new_ones(len(M)))[0]) for k in kappas]
 
 
 def power_of_two_scaling(M: Tensor, kappa: float, groups: Tensor | None = None) -> Tensor | None:
@@ -305,11 +305,6 @@ def depth(M: Tensor, groups: Tensor | None = None) -> int | None:
 
 def _reduce(values: Tensor, groups: Tensor, how: str) -> Tensor:
     return torch.zeros_like(values).scatter_reduce(0, groups, values, how, include_self=False)[groups]
-
-
-def _solve(matrix: Tensor) -> Tensor:
-    ones = torch.ones(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.solve_ex(matrix, ones)[0]
 
 
 def _normalised(v: Tensor) -> Tensor:
