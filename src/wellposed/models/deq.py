@@ -324,8 +324,10 @@ class DEQ(nn.Module):
             known_shape = self.state_shape is not None or hasattr(self.cell, "state_shape")
             if known_shape or isinstance(error, torch.OutOfMemoryError | ConvergenceError):
                 raise
+            states = (start,) if isinstance(start, Tensor) else start
+            shapes = ", ".join(str(tuple(state.shape)) for state in states)
             raise MapError(
-                f"{error}. The state was given the shape of u, {_describe(start)}; if the cell's state has "
+                f"{error}. The state was given the shape of u, {shapes}; if the cell's state has "
                 "another one, say DEQ(cell, state_shape=...) or give the cell a method state_shape(u)"
             ) from error
 
@@ -404,8 +406,3 @@ def _normalised(shape: Any) -> Any:
     if any(size < 0 for one in shapes for size in one):
         raise InputError(f"state_shape is a tuple of sizes or a tuple of such tuples; received {shape!r}")
     return shapes[0] if _is_single(sizes) else shapes
-
-
-def _describe(state: State) -> str:
-    tensors = (state,) if isinstance(state, Tensor) else state
-    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
