@@ -350,7 +350,7 @@ class ImplicitRNN(nn.Module):
     def equilibria(
         self, input: Input, h0: Tensor | None = None, lengths: Tensor | None = None
     ) -> RecurrentSolution:
-        """Computes what `forward` does and tells, for every time step of every sequence, how it went."""
+        """Computes what `forward` does and reports every time step of every sequence."""
         sequences, h = self._read(input, h0, lengths)
         output, h_n, passes = self._run(sequences, h, trace=True)
         status, steps, residual = (
@@ -392,7 +392,8 @@ class ImplicitRNN(nn.Module):
                     data = F.dropout(data, self.dropout, self.training)
                 outputs = []
                 for direction in range(self.directions):
-                    label = self._label(layer, direction)
+                    label = f" of layer {layer}" if self.num_layers > 1 else ""
+                    label += " backwards" if direction else ""
                     item = _Pass(self.cell(len(passes)), self.warm_start, trace, label, once)
                     outputs.append(item.run(data, sequences.sizes, h0[len(passes)], backwards=direction == 1))
                     passes.append(item)
@@ -429,11 +430,6 @@ class ImplicitRNN(nn.Module):
         solver = type(cell.options().solver).__name__
         first = f"{task.engine.name}: whole sequences in one call, {cell.activation.name}, {dtype}, "
         return "\n".join([f"{first}{cell.state_features} states, {solver}", *lines])
-
-    def _label(self, layer: int, direction: int) -> str:
-        """Names a pass in messages, where there are several."""
-        named = f" of layer {layer}" if self.num_layers > 1 else ""
-        return f"{named} backwards" if direction else named
 
     def extra_repr(self) -> str:
         return (
