@@ -14,7 +14,7 @@ def test_means_far_from_the_last_iterate_are_not_taken_for_coupling() -> None:
     model = DEQ(DenseCell(3, 20), solver="picard", stop=MeanRelative(0.2, window=12))
     u = 3 * torch.randn(6, 3)
     assert bool(model.equilibrium(u).converged.all())
-    assert model._looked_at
+    assert model._independence_checked
 
 
 def test_coupling_is_still_found() -> None:

@@ -125,7 +125,9 @@ def comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
                 [0.0000, 0.0000]], dtype=torch.float64)
     """
     if not activation.componentwise:
-        return _block_comparison(A, activation, norm)
+        blocks = split_blocks(A, activation.block or A.shape[-1])
+        matrix = upward(activation.lipschitz(norm) * induced_norm(blocks, norm, norm).value, 2)
+        return Comparison(matrix, torch.ones_like(matrix[0]))
     matrix = double(A)
     diagonal, others = matrix.diagonal(), (matrix - matrix.diagonal().diag()).abs()
     slopes = matrix.new_tensor([[activation.slope[0]], [0.0], [activation.slope[1]]])
@@ -135,12 +137,6 @@ def comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
     share = upward((slopes.abs() * inverse).amax(0), 2)
     scaled = torch.where(others == 0, 0.0, upward(share.unsqueeze(-1) * others, 2))
     return Comparison(scaled, inverse.amax(0))
-
-
-def _block_comparison(A: Tensor, activation: Activation, norm: str) -> Comparison:
-    blocks = split_blocks(A, activation.block or A.shape[-1])
-    matrix = upward(activation.lipschitz(norm) * induced_norm(blocks, norm, norm).value, 2)
-    return Comparison(matrix, torch.ones_like(matrix[0]))
 
 
 class _Supersolution:
@@ -161,7 +157,7 @@ class _Supersolution:
 
 
 class _Refinement:
-    """Solves e = M e + r slightly inflated, and keeps what verifies."""
+    """Solves e = M e + r slightly inflated, and returns the solutions that verify."""
 
     def __init__(self, system: Comparison) -> None:
         self.system = system
@@ -175,16 +171,15 @@ class _Refinement:
     def __call__(self, error: Tensor) -> Tensor:
         matrix, gain = self.system
         load = upward(error * gain, 2) + self.floor
-        candidate = self._solve(load * (1 + SLACK) + self.floor)
+        inflated = load * (1 + SLACK) + self.floor
+        if self.inverse is not None:
+            candidate = inflated @ self.inverse.mT
+        else:
+            candidate = torch.linalg.solve_triangular(self.inflated, inflated.mT, upper=bool(self.upper)).mT
         image = upward(candidate @ matrix.mT + load, matrix.shape[-1] + 2) + self.floor / 2
         # Where rho(M) > 1 the candidate has negative entries, and M e + r <= e would prove nothing.
         accepted = ((candidate > 0) & (image <= candidate)).all(-1)
         return torch.where(accepted, candidate.amax(-1), math.inf)
-
-    def _solve(self, load: Tensor) -> Tensor:
-        if self.inverse is not None:
-            return load @ self.inverse.mT
-        return torch.linalg.solve_triangular(self.inflated, load.mT, upper=bool(self.upper)).mT
 
 
 def _strict(M: Tensor) -> bool | None:
@@ -197,19 +192,19 @@ def _strict(M: Tensor) -> bool | None:
 class ErrorBounder:
     """Bounds |x - x*|_inf for any number of computed states of one certified system.
 
-     The norm bound is gain * |r|, with gain = 1 / (1 - c) for a contraction, r = |x - f(x)| + rounding and
-     the weights v of the certificate, or v max_i (r_i / (v - M v)_i) if smaller. For at most 512
-     states or a triangular system it is refined componentwise: a candidate e = (I - M)^-1 r is accepted for a
-     sample only if e > 0 and M e + r <= e hold with outward rounding and r > 0, which proves |x - x*| <= e
-    . Build it once per matrix; a call is two matrix products.
+    The norm bound is gain * |r|, with gain = 1 / (1 - c) for a contraction, r = |x - f(x)| + rounding and
+    the weights v of the certificate, or v max_i (r_i / (v - M v)_i) if smaller. For at most 512 states or a
+    triangular system it is refined componentwise: a candidate e = (I - M)^-1 r is accepted for a sample only
+    if e > 0 and M e + r <= e hold with outward rounding and r > 0, which proves |x - x*| <= e. Build it once
+    per matrix; a call is two matrix products.
 
-     Example:
-         >>> relu = Activation("relu", torch.relu)
-         >>> A = torch.tensor([[0.0, 0.5], [0.0, 0.0]])
-         >>> bounder = ErrorBounder(Certificate.of("inf", 0.5, gain=2.0), A, relu)
-         >>> bound = bounder(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))
-         >>> 1 <= float(bound) < 1.000001
-         True
+    Example:
+        >>> relu = Activation("relu", torch.relu)
+        >>> A = torch.tensor([[0.0, 0.5], [0.0, 0.0]])
+        >>> bounder = ErrorBounder(Certificate.of("inf", 0.5, gain=2.0), A, relu)
+        >>> bound = bounder(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))
+        >>> 1 <= float(bound) < 1.000001
+        True
     """
 
     def __init__(self, certificate: Certificate, A: Tensor, activation: Activation) -> None:
@@ -297,10 +292,10 @@ class LowRankBound:
 
 def low_rank_certificate(left: Tensor, right: Tensor, activation: Activation, rows: int = 256) -> Certificate:
     """Checks ``gamma |L R'|_inf < 1`` a few rows at a time."""
-    pieces = double(left).split(rows)
-    sums = [(part @ double(right).mT).abs().sum(1).max() for part in pieces]
-    spread = double(left).abs() @ double(right).abs().sum(0)  # bounds the terms of every row sum
+    blocks = double(left).split(rows)
+    sums = [(block @ double(right).mT).abs().sum(1).max() for block in blocks]
+    magnitude = double(left).abs() @ double(right).abs().sum(0)  # bounds the terms of every row sum
     terms = left.shape[0] + left.shape[1]
-    slack = (upward(spread, terms) * (2 * terms * 2.0**-52)).max()
+    slack = (upward(magnitude, terms) * (2 * terms * 2.0**-52)).max()
     value = float(upward((torch.stack(sums).max() + slack + ROOM) * activation.lipschitz(), terms))
     return Certificate.of("inf", value, gain=reciprocal_gap(value))

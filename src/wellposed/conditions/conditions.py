@@ -330,8 +330,8 @@ class Monotone(Condition):
         certificate = self.certify(A, activation)
         if not certificate.holds:
             raise IllPosedError(f"no step makes the iteration contract: {certificate}")
-        reach = _distance_from_identity(A)
-        step = certificate.margin / reach / reach  # whose square may overflow
+        lipschitz = _distance_from_identity(A)
+        step = certificate.margin / lipschitz / lipschitz  # whose square may overflow
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         return Equivalent((1 - step) * identity + step * A, torch.full_like(A[0, 0].detach(), step), 1.0)
 
@@ -405,7 +405,7 @@ def _distance_from_identity(A: Tensor) -> float:
 
 
 _ALL = (InfNorm(), WeightedNorm(), Triangular(), BlockNorm(), Mu(), SpectralNorm(), Monotone())  # cheapest first
-CONDITIONS: Registry[Condition] = Registry.of("condition", Condition, {each.name: each for each in _ALL})
+CONDITIONS: Registry[Condition] = Registry.of("condition", Condition, {rule.name: rule for rule in _ALL})
 
 
 def get_condition(condition: str | Condition) -> Condition:

@@ -213,8 +213,8 @@ def perron_weights(M: Tensor) -> tuple[Tensor, float]:
 
     v = (I - M/kappa)^-1 1 is positive and gives a value below kappa iff rho(M) < kappa
     (003, Theorem 1). Of several kappa, the one with the smallest error
-    constant max(v)/min(v)/(1 - value) is kept; without any, kappa closer to one, powers of two from a greedy
-    search and a few power steps, whose value is a true bound of rho(M) again.
+    constant max(v)/min(v)/(1 - value) wins; if no value is below one, kappa closer to one, powers of two from a
+    greedy search and a few power steps are tried, whose values bound rho(M) as well.
 
     Args:
         M: (n, n), non-negative, float64.
@@ -245,7 +245,7 @@ def _scored(M: Tensor, v: Tensor) -> tuple[float, Tensor]:
 def _solutions(M: Tensor, kappas: tuple[float, ...]) -> list[Tensor]:
     """Any positive v gives a true bound, so a solve with kappa below rho(M) does no harm."""
     identity = torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)
-    return [_normalised(_solve(identity - M / kappa)) for kappa in kappas]
+    return [_normalised(torch.linalg.solve_ex(identity - M / k, identity.new_ones(len(M)))[0]) for k in kappas]
 
 
 def power_of_two_scaling(M: Tensor, kappa: float, groups: Tensor | None = None) -> Tensor | None:
@@ -260,7 +260,7 @@ def power_of_two_scaling(M: Tensor, kappa: float, groups: Tensor | None = None) 
         groups: (n,) block number of every state; e is constant on a block.
 
     Returns:
-        (n,) float64, or None if no powers of two were found.
+        (n,) float64, or None if no powers of two will do.
 
     Example:
         >>> power_of_two_scaling(torch.tensor([[0.0, 6.0], [0.0, 0.0]], dtype=torch.float64), 0.9)
@@ -305,11 +305,6 @@ def depth(M: Tensor, groups: Tensor | None = None) -> int | None:
 
 def _reduce(values: Tensor, groups: Tensor, how: str) -> Tensor:
     return torch.zeros_like(values).scatter_reduce(0, groups, values, how, include_self=False)[groups]
-
-
-def _solve(matrix: Tensor) -> Tensor:
-    ones = torch.ones(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.solve_ex(matrix, ones)[0]
 
 
 def _normalised(v: Tensor) -> Tensor:
@@ -389,7 +384,7 @@ def _lanczos(symmetric: Tensor) -> tuple[float, float]:
         projected[: step + 1, step] = coefficients
         length, used = torch.linalg.vector_norm(rest), step + 1
         if bool(length <= least):
-            break  # the vectors span a space that the matrix leaves alone
+            break  # the vectors span an invariant subspace
         basis.append(rest / length)
     small = projected[:used, :used]
     values, vectors = torch.linalg.eigh(torch.triu(small) + torch.triu(small, 1).mT)

@@ -85,7 +85,7 @@ def _shrink_rows(W: Tensor, radius: float, diagonal: Tensor | None) -> Tensor:
 
 
 def _origin(load: Tensor, radius: float) -> Tensor:
-    """Returns from where entries are counted: their largest one in rows that are far outside, else zero.
+    """Returns the origin to measure entries from: the largest entry in rows far outside, else zero.
 
     Entries of a result lie within the radius of the largest one, and where that is more than twice the radius, the
     differences are exact, so that nothing of the size of the entries is rounded.
@@ -143,8 +143,8 @@ class _FirstOnly(torch.autograd.Function):
         )
 
     @staticmethod
-    def jvp(ctx: Any, moved: Tensor | None, turned: Tensor | None) -> Tensor | None:
-        return moved if turned is None else _FirstOnly.backward(ctx)
+    def jvp(ctx: Any, tangent: Tensor | None, w_tangent: Tensor | None) -> Tensor | None:
+        return tangent if w_tangent is None else _FirstOnly.backward(ctx)
 
 
 def _excess_slopes(s: Tensor, kappa: float, sign: float) -> Tensor:
@@ -231,8 +231,8 @@ class _DualSingularValues(_ClipSingularValues):
 
     @staticmethod
     @forward_rule
-    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, _: None) -> tuple[Tensor, None, None, None]:
-        return _ClipSingularValues._derivative(saved, ctx.kappa, moved), None, None, None
+    def jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, _: None) -> tuple[Tensor, None, None, None]:
+        return _ClipSingularValues._derivative(saved, ctx.kappa, tangent), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
@@ -244,8 +244,8 @@ class _DualSymmetricPart(_ClipSymmetricPart):
 
     @staticmethod
     @forward_rule
-    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, _: None) -> tuple[Tensor, None, None]:
-        return _ClipSymmetricPart._derivative(saved, ctx.kappa, moved), None, None
+    def jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, _: None) -> tuple[Tensor, None, None]:
+        return _ClipSymmetricPart._derivative(saved, ctx.kappa, tangent), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:

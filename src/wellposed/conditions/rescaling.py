@@ -1,4 +1,4 @@
-"""Changes the units of the states so that |A|_inf shrinks and nothing else changes."""
+"""Rescales the states so that |A|_inf shrinks and the outputs stay the same."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -66,14 +66,17 @@ def rescaling(A: Tensor, kappa: float, *, blocks: int | Sequence[int] | None = N
         blocks: sizes on which D must be constant, those of a map that is not componentwise.
 
     Example:
-        >>> found = rescaling(torch.tensor([[0.0, 6.0], [0.0, 0.0]]), 0.9)
-        >>> found.log2, found.power_of_two, found.norm < 0.9
+        >>> scaling = rescaling(torch.tensor([[0.0, 6.0], [0.0, 0.0]]), 0.9)
+        >>> scaling.log2, scaling.power_of_two, scaling.norm < 0.9
         (tensor([-3.,  0.], dtype=torch.float64), True, True)
     """
     M = square(A).abs()
     if not 0 < kappa < math.inf or not bool(M.isfinite().all()):
         raise InputError(f"rescaling needs finite entries and kappa > 0, got kappa={kappa}")
-    groups = None if blocks is None else _groups(block_sizes(len(M), blocks)).to(M.device)
+    groups = None
+    if blocks is not None:
+        sizes = torch.tensor(block_sizes(len(M), blocks))
+        groups = torch.arange(len(sizes)).repeat_interleave(sizes).to(M.device)
     exponent = power_of_two_scaling(M, kappa, groups)
     if exponent is not None:
         result = _verified(A, exponent - _centre(exponent).round(), True)
@@ -135,10 +138,6 @@ def apply_rescaling(
 
 def _times(matrix: Tensor, factor: Tensor) -> Tensor:
     return (matrix.to(torch.float64) * factor).to(matrix.dtype)
-
-
-def _groups(sizes: list[int]) -> Tensor:
-    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
 
 
 def _grouped(M: Tensor, groups: Tensor | None) -> Tensor:

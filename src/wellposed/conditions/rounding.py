@@ -41,7 +41,7 @@ def upward(value: Tensor, terms: int) -> Tensor:
     return value * (1 + (terms + 4) * EPS)
 
 
-ROOM = 1e-290  # more than underflow takes from a norm; smaller ones are not told apart
+ROOM = 1e-290  # more than underflow takes from a norm; smaller ones are not distinguished
 
 
 def above_underflow(bound: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ class StateMatrix(nn.Module):
 
 
 def _splitting(A: Tensor) -> float:
-    """Returns the step 2 / |I - A|_2; NaN where A is not finite, which the solve then reports of every sample."""
+    """Returns the step 2 / |I - A|_2; NaN where A is not finite, which the solve then reports for every sample."""
     gap = (torch.eye(len(A), dtype=A.dtype, device=A.device) - A).to(torch.promote_types(A.dtype, torch.float32))
     return 2 / float(torch.linalg.matrix_norm(gap, 2)) if bool(gap.isfinite().all()) else math.nan
 

@@ -43,7 +43,7 @@ class SplittingMap(Map):
     bound: Callable[[Tensor, Tensor], Tensor] | None = None
     context: Tensor | None = None
     steps_per_check = 16
-    fades = False
+    may_decay = False
     min_size_to_gather = 1 << 14
 
     @classmethod
@@ -104,12 +104,12 @@ def pullback(factors: Factors, y: Tensor, x: Tensor) -> Factors:
 
 
 def pushforward(factors: Factors, changes: tuple[Tensor | None, ...], x: Tensor) -> Tensor:
-    """Differentiates ``A x`` along changes of the factors of A, of which None is none."""
+    """Differentiates ``A x`` along changes of the factors of A; None stands for zero."""
     if len(factors) == 1:
         return torch.zeros_like(x) if changes[0] is None else x @ changes[0].mT
     (left, right), (dleft, dright) = factors, changes
-    found = torch.zeros_like(x) if dleft is None else (x @ right) @ dleft.mT
-    return found if dright is None else found + (x @ dright) @ left.mT
+    change = torch.zeros_like(x) if dleft is None else (x @ right) @ dleft.mT
+    return change if dright is None else change + (x @ dright) @ left.mT
 
 
 Bound = Callable[[Tensor, Tensor], Tensor]  # (x, context) -> (B,), see AffineMap.context
@@ -126,7 +126,7 @@ class AffineMap(Map):
     bound: Bound | None = None
     context: Tensor | None = None  # (B, 2 n): v and |B||u| + |b| of the certified system, for the bound
     steps_per_check = 16
-    fades = False
+    may_decay = False
     min_size_to_gather = 1 << 14
 
     def _preactivation(self, x: Tensor) -> Tensor:
@@ -162,16 +162,13 @@ class TransposedMap(Map):
     offset: Tensor  # d g
     damping: float
     steps_per_check = 16
-    fades = False
+    may_decay = False
     min_size_to_gather = 1 << 14
 
     def _linear(self, y: Tensor) -> Tensor:
-        return self.slope * product(self.factors, y.view(self._shape)).view(y.shape)
-
-    @property
-    def _shape(self) -> torch.Size:
-        lead = self.factors[0].shape[:-2]
-        return torch.Size((*lead, self.slope.shape[0] // math.prod(lead), self.slope.shape[1]))
+        lead, (rows, n) = self.factors[0].shape[:-2], self.slope.shape
+        image = product(self.factors, y.view(*lead, rows // math.prod(lead), n))
+        return self.slope * image.view(y.shape)
 
     def __call__(self, x: Tensor) -> Tensor:
         image = self._linear(x) + self.offset
@@ -195,7 +192,7 @@ class AffineSpec:
     """How ``x = phi(Ax + v)`` is solved, forward and backward.
 
     The one description that models write and that engines, autograd nodes and operators of torch read. It holds no
-    tensors, so a model keeps it from call to call, and engines keep what they have prepared for it.
+    tensors, so a model reuses it from call to call, and engines cache in it what they prepare.
 
     Attributes:
         activation: phi.
@@ -203,10 +200,10 @@ class AffineSpec:
         gradient: how it is differentiated.
         damping: of the map.
         splitting: step of the operator splitting that solves a monotone system; None for a plain map.
-        automatic: whether nobody has asked for a solver, so that slow samples may go to Newton's method.
+        automatic: whether the solver is ours to choose, so that slow samples may go to Newton's method.
         executor: the engine that was asked for, or ``"auto"``.
         bound: bounds errors, where the stopping rule needs that.
-        prepared: what engines have made of it.
+        prepared: a cache for engines.
     """
 
     activation: Activation
@@ -248,7 +245,7 @@ class Engine(Protocol):
         self, spec: AffineSpec, factors: Factors, v: Tensor, x0: Tensor | None = None, *,
         context: Tensor | None = None, trace: bool = False,
     ) -> Iterates:  # fmt: skip
-        """Solves ``x = phi(Ax + v)`` on rows ``(B, n)``, from zero unless told.
+        """Solves ``x = phi(Ax + v)`` on rows ``(B, n)``, from zero if `x0` is None.
 
         Args:
             context: what `spec.bound` needs, row by row.
@@ -274,7 +271,7 @@ class Reference:
     name = "reference"
 
     def why_not(self, spec: AffineSpec, factors: Factors) -> str:
-        """Says nothing: it can do everything."""
+        """Returns nothing: it can do everything."""
         return ""
 
     def solve(
@@ -288,8 +285,10 @@ class Reference:
             f = AffineMap(factors, v, spec.activation, spec.damping, spec.bound, context)
         else:
             f = SplittingMap.of(factors[0], v, spec.activation, spec.splitting, spec.bound, context)
-        found = iterate(f, x0, options.solver, options.stop, options.max_steps, masked=under_transform())
-        return found if spec.splitting is None else replace(found, value=spec.activation.function(found.value))
+        iterates = iterate(f, x0, options.solver, options.stop, options.max_steps, masked=under_transform())
+        if spec.splitting is None:
+            return iterates
+        return replace(iterates, value=spec.activation.function(iterates.value))
 
     def adjoint(
         self, spec: AffineSpec, factors: Factors, g: Tensor, *, slope: Tensor | None = None,
@@ -304,25 +303,25 @@ class Reference:
         y0 = torch.zeros_like(g) if start is None else start / scale
         small = g.shape[1] <= spec.direct and factors[0].dim() == 2 and len(factors) == 1
         limit = min(EASY, options.max_steps) if small else options.max_steps
-        found = iterate(f, y0, options.solver, options.stop, limit)
-        found = _factorise(f, found) if small else found
-        return replace(found, value=found.value * scale)
+        iterates = iterate(f, y0, options.solver, options.stop, limit)
+        iterates = _factorise(f, iterates) if small else iterates
+        return replace(iterates, value=iterates.value * scale)
 
 
-def _factorise(f: TransposedMap, found: Iterates) -> Iterates:
+def _factorise(f: TransposedMap, iterates: Iterates) -> Iterates:
     """Solves ``(I - d M) y = d g`` for the samples that are not finished."""
-    rest = failed(found.status)
-    if not bool(rest.any()):
-        return found
-    slope, offset = f.slope[rest], f.offset[rest]
+    unfinished = failed(iterates.status)
+    if not bool(unfinished.any()):
+        return iterates
+    slope, offset = f.slope[unfinished], f.offset[unfinished]
     identity = torch.eye(slope.shape[1], dtype=slope.dtype, device=slope.device)
     y = solve_rows(identity - slope[:, :, None] * f.factors[0], offset)
-    value = found.value.masked_scatter(rest[:, None], y)
+    value = iterates.value.masked_scatter(unfinished[:, None], y)
     residual = max_norm(f(value) - value)
     status = torch.where(residual.isfinite(), Status.CONVERGED, Status.NONFINITE).to(torch.int8)
-    status = torch.where(rest, status, found.status)
-    trace = found.residuals.scatter(1, (found.steps - 1)[:, None], residual[:, None])
-    return Iterates(value, status, found.steps, lambda: trace)
+    status = torch.where(unfinished, status, iterates.status)
+    trace = iterates.residuals.scatter(1, (iterates.steps - 1)[:, None], residual[:, None])
+    return Iterates(value, status, iterates.steps, lambda: trace)
 
 
 REFERENCE = Reference()
@@ -330,7 +329,7 @@ REFERENCE = Reference()
 
 @dataclass(frozen=True)
 class AffineSolve:
-    """One solve of an affine equation: how, by what, and who is told."""
+    """One solve of an affine equation: its spec, its engine, and where its outcome is reported."""
 
     spec: AffineSpec
     engine: Engine
@@ -340,7 +339,9 @@ class AffineSolve:
 
 @outside_compile
 def affine_equilibrium(run: AffineSolve, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
-    """Solves ``x = phi(Ax + v)`` and returns the state, statuses, steps and residuals, differentiable at will.
+    """Solves ``x = phi(Ax + v)`` and returns the state, statuses, steps and residuals.
+
+    The state is differentiable any number of times.
 
     Args:
         run: how to solve it.
@@ -362,14 +363,15 @@ class _Equilibrium(torch.autograd.Function):
 
     @staticmethod
     def forward(run: AffineSolve, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
-        lead, n, spec, seen = v.shape[:-1], v.shape[-1], run.spec, not under_transform()
-        known = None if spec.bound is None else context
-        found = run.engine.solve(spec, factors, v, x0.reshape(-1, n), context=known, trace=run.trace)
-        if seen:
-            run.solve.note(found)
-        residuals = found.residuals if run.trace else x0.new_zeros(found.status.shape[0], 0)
+        lead, n, spec = v.shape[:-1], v.shape[-1], run.spec
+        context_or_none = None if spec.bound is None else context
+        iterates = run.engine.solve(spec, factors, v, x0.reshape(-1, n), context=context_or_none, trace=run.trace)
+        if not under_transform():
+            run.solve.note(iterates)
+        residuals = iterates.residuals if run.trace else x0.new_zeros(iterates.status.shape[0], 0)
         residuals = residuals.reshape(*lead, residuals.shape[1])
-        return found.value.reshape(*lead, n), found.status.reshape(lead), found.steps.reshape(lead), residuals
+        status, steps = iterates.status.reshape(lead), iterates.steps.reshape(lead)
+        return iterates.value.reshape(*lead, n), status, steps, residuals
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -396,12 +398,12 @@ class _Equilibrium(torch.autograd.Function):
     @forward_rule
     def jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Any:
         x, v, *factors = saved
-        _, moved, _, _, *changes = tangents
-        driven = pushforward(tuple(factors), tuple(changes), x)
-        driven = driven if moved is None else driven + moved
+        _, dv, _, _, *changes = tangents
+        forcing = pushforward(tuple(factors), tuple(changes), x)
+        forcing = forcing if dv is None else forcing + dv
         slope = ctx.run.spec.activation.slope_at(v + product(tuple(factors), x))
         run = replace(ctx.run, solve=replace(ctx.run.solve, hooks=None))  # not the equation of the backward pass
-        return _Transposed.apply(run, slope, driven, *factors), None, None, None
+        return _Transposed.apply(run, slope, forcing, *factors), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, run: AffineSolve, *tensors: Tensor) -> Any:
@@ -420,9 +422,9 @@ def fast_adjoint(run: AffineSolve, x: Tensor, v: Tensor, g: Tensor, factors: Fac
     n = v.shape[-1]
     flat, z = g.reshape(-1, n), (v + product(factors, x)).reshape(-1, n)
     start = run.solve.adjoint_start(flat)
-    found = run.engine.adjoint(run.spec, transposed(factors), flat, z=z, start=start, trace=run.trace)
-    run.solve.note_adjoint(found, run.spec.backward)
-    return found.value.reshape(v.shape)
+    iterates = run.engine.adjoint(run.spec, transposed(factors), flat, z=z, start=start, trace=run.trace)
+    run.solve.note_adjoint(iterates, run.spec.backward)
+    return iterates.value.reshape(v.shape)
 
 
 class _Transposed(torch.autograd.Function):
@@ -433,9 +435,9 @@ class _Transposed(torch.autograd.Function):
         n, spec, plain = slope.shape[-1], run.spec, factors[0].dim() == 2 and not under_transform()
         engine = run.engine if plain else REFERENCE
         g, start = gradient.reshape(-1, n), run.solve.adjoint_start(gradient)
-        found = engine.adjoint(spec, factors, g, slope=slope.reshape(-1, n), start=start, trace=run.trace)
-        run.solve.note_adjoint(found, spec.backward)
-        return found.value.reshape(slope.shape)
+        iterates = engine.adjoint(spec, factors, g, slope=slope.reshape(-1, n), start=start, trace=run.trace)
+        run.solve.note_adjoint(iterates, spec.backward)
+        return iterates.value.reshape(slope.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -455,14 +457,14 @@ class _Transposed(torch.autograd.Function):
     @staticmethod
     @forward_rule
     def jvp(ctx: Any, saved: list[Tensor], *tangents: Any) -> Any:
-        """Solves ``t = d (M t + dM y + dg) + dd (M y + g)``, whose last part is split off."""
+        """Solves ``t = d (M t + dM y + dg) + dd (M y + g)``, whose last term is split off."""
         y, slope, g, *factors = saved
-        _, bent, moved, *changes = tangents
-        driven = pushforward(tuple(factors), tuple(changes), y)
-        driven = driven if moved is None else driven + moved
-        part = torch.zeros_like(y) if bent is None else bent * (product(tuple(factors), y) + g)
-        driven = driven + product(tuple(factors), part)
-        return _Transposed.apply(ctx.run, slope, driven, *factors) + part
+        _, dslope, dg, *changes = tangents
+        forcing = pushforward(tuple(factors), tuple(changes), y)
+        forcing = forcing if dg is None else forcing + dg
+        term = torch.zeros_like(y) if dslope is None else dslope * (product(tuple(factors), y) + g)
+        forcing = forcing + product(tuple(factors), term)
+        return _Transposed.apply(ctx.run, slope, forcing, *factors) + term
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, run: AffineSolve, *tensors: Tensor) -> Any:
@@ -481,22 +483,22 @@ def _vmapped(function: Any, size: int, in_dims: tuple, run: AffineSolve, tensors
     """
     lead = tensors[vectors].dim() - 2 - (in_dims[vectors] is not None)
     ensemble = any(d is not None for d in in_dims[vectors:])
-    place = 0 if ensemble else lead
+    target = 0 if ensemble else lead
     lifted = [
-        t if d is None and k >= vectors and not ensemble else _at(t, d, place, size)
+        t if d is None and k >= vectors and not ensemble else _move_or_expand(t, d, target, size)
         for k, (t, d) in enumerate(zip(tensors, in_dims, strict=True))
     ]
     folds = lead == 1 if ensemble else True
     if folds:
-        lifted = [t.flatten(place, place + 1) if ensemble or k < vectors else t for k, t in enumerate(lifted)]
+        lifted = [t.flatten(target, target + 1) if ensemble or k < vectors else t for k, t in enumerate(lifted)]
     outputs = function.apply(run, *lifted)
     single = isinstance(outputs, Tensor)
-    unfolded = [o.unflatten(place, (size, -1)) if folds else o for o in ((outputs,) if single else outputs)]
-    return (unfolded[0], place) if single else (tuple(unfolded), (place,) * len(unfolded))
+    unfolded = [o.unflatten(target, (size, -1)) if folds else o for o in ((outputs,) if single else outputs)]
+    return (unfolded[0], target) if single else (tuple(unfolded), (target,) * len(unfolded))
 
 
-def _at(tensor: Tensor, dim: int | None, place: int, size: int) -> Tensor:
-    """Moves the vmapped dimension to `place`, or makes one there."""
+def _move_or_expand(tensor: Tensor, dim: int | None, target: int, size: int) -> Tensor:
+    """Moves the vmapped dimension to `target`, or makes one there."""
     if dim is not None:
-        return tensor.movedim(dim, place)
-    return tensor.unsqueeze(place).expand(*tensor.shape[:place], size, *tensor.shape[place:])
+        return tensor.movedim(dim, target)
+    return tensor.unsqueeze(target).expand(*tensor.shape[:target], size, *tensor.shape[target:])

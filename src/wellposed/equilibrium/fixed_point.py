@@ -1,4 +1,4 @@
-"""fixed_point(): the front door of the solvers."""
+"""fixed_point(): solves ``x = f(x, *inputs)`` for any function f."""
 
 import math
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def make_options(
 
 
 def require_finite(name: str, value: Tensor) -> None:
-    """Raises if a tensor holds NaN or infinity; says nothing where values cannot be looked at."""
+    """Raises if a tensor holds NaN or infinity; does nothing where values cannot be read."""
     if not under_transform():
         _require_all_finite({name: value})
 
@@ -47,7 +47,7 @@ def _require_all_finite(values: dict[str, Tensor]) -> None:
     total = sum(
         value.detach().sum(dtype=torch.promote_types(value.dtype, torch.float32)) for value in values.values()
     )
-    if math.isfinite(total):  # one look at the device; a sum that is finite has finite terms
+    if math.isfinite(total):  # one read from the device; a sum that is finite has finite terms
         return
     for name, value in values.items():
         bad = ~value.detach().isfinite()
@@ -60,29 +60,24 @@ def _require_all_finite(values: dict[str, Tensor]) -> None:
 
 
 def _check_values(x0: Tensor, inputs: tuple[Tensor, ...]) -> None:
-    for place, value in enumerate(inputs):
+    for index, value in enumerate(inputs):
         if not isinstance(value, Tensor):
             raise InputError(
-                f"inputs of f are batch-first tensors; input {place} is a {type(value).__name__}; "
+                f"inputs of f are batch-first tensors; input {index} is a {type(value).__name__}; "
                 "let f capture what does not depend on the sample"
             )
         if value.dim() == 0 or value.shape[0] != x0.shape[0]:
             raise InputError(
-                f"inputs of f are batch-first with the batch size {x0.shape[0]} of x0; input {place} has shape "
+                f"inputs of f are batch-first with the batch size {x0.shape[0]} of x0; input {index} has shape "
                 f"{tuple(value.shape)}; let f capture what does not depend on the sample"
             )
     if under_transform():
         return
-    floating = {f"input {place}": value for place, value in enumerate(inputs) if value.is_floating_point()}
+    floating = {f"input {index}": value for index, value in enumerate(inputs) if value.is_floating_point()}
     if {value.device for value in floating.values()} <= {x0.device}:
         return _require_all_finite({"x0": x0, **floating})
     for name, value in {"x0": x0, **floating}.items():
         require_finite(name, value)
-
-
-def _precision(device: str) -> torch.dtype | None:
-    """Returns the dtype of autocast, None where it is off."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 @outside_compile
@@ -112,8 +107,8 @@ def fixed_point(
         gradient: object or name; `Implicit` if None.
         on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` samples that reach no equilibrium.
         generator: randomness of the stopping rule.
-        loop: what carries the steps out, forward and backward; another executor of the same loop.
-        hooks: see what the solve finds, and choose where the backward one begins.
+        loop: runs the steps, forward and backward; another implementation of the same loop may be given.
+        hooks: receive the results, and choose where the backward solve starts.
 
     Example:
         >>> solution = fixed_point(torch.cos, torch.zeros(1, 1, dtype=torch.float64))
@@ -125,13 +120,16 @@ def fixed_point(
     _check_values(packed, inputs)
     solve = Solve(make_options(solver, stop, max_steps, on_failure, generator), loop, hooks=hooks)
     rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
-    bound_map = FunctionMap(f, inputs, packing, _precision(packed.device.type))
-    with torch.autocast(packed.device.type, enabled=False):  # of the solver; f is evaluated as the caller has it
-        value, found = rule.solve(bound_map, packed, solve)
-    final = found.value.detach()
+    kind = packed.device.type
+    precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    bound_map = FunctionMap(f, inputs, packing, precision)
+    with torch.autocast(kind, enabled=False):  # for the solver; f is evaluated with the caller's autocast
+        value, iterates = rule.solve(bound_map, packed, solve)
+    final = iterates.value.detach()
 
     def bound() -> Tensor | None:
         with torch.no_grad():
             return bound_map.error_bound(final, bound_map(final))
 
-    return Solution(packing.unpack(value), found.status, found.steps, found.residuals, bound, solve.adjoint)
+    status, steps, residuals = iterates.status, iterates.steps, iterates.residuals
+    return Solution(packing.unpack(value), status, steps, residuals, bound, solve.adjoint)

@@ -25,7 +25,7 @@ class Gradient(abc.ABC):
 
     @abc.abstractmethod
     def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
-        """Returns the value, connected to what `f` depends on, and how it was found."""
+        """Returns the value, connected to what `f` depends on, and the iterates of the solve."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Implicit(Gradient):
         if under_functorch():
             return Unrolled().solve(f, x0, solve)
         with torch.no_grad(), no_tangents():
-            found = solve.forward(f, x0)
-        value, fx = found.value, None
+            iterates = solve.forward(f, x0)
+        value, fx = iterates.value, None
         if torch.is_grad_enabled():
             x = value.detach().requires_grad_()
             with no_tangents():
@@ -73,8 +73,8 @@ class Implicit(Gradient):
                 else:
                     fx = None
         if under_forward_mode():
-            value = _with_tangent(value, f, found.value, solve, self.adjoint_options(solve.options), fx)
-        return value, found
+            value = _with_tangent(value, f, iterates.value, solve, self.adjoint_options(solve.options), fx)
+        return value, iterates
 
 
 def _with_tangent(
@@ -83,19 +83,19 @@ def _with_tangent(
     """Gives the equilibrium `value`, at `x`, its tangent: the solution of ``t = J t + df``.
 
     Args:
-        fx: ``f(x)`` where it has derivatives in reverse mode, which the tangent has not.
+        fx: ``f(x)`` where it has derivatives in reverse mode, which the tangent lacks.
     """
 
-    def moved(tangent: Tensor) -> Tensor:  # J t + df, as f itself reads dual numbers
-        found = forward_ad.unpack_dual(f(forward_ad.make_dual(x, tangent))).tangent
-        return torch.zeros_like(x) if found is None else found
+    def pushforward(tangent: Tensor) -> Tensor:  # J t + df, as f computes with dual numbers
+        image = forward_ad.unpack_dual(f(forward_ad.make_dual(x, tangent))).tangent
+        return torch.zeros_like(x) if image is None else image
 
     with torch.no_grad():
-        offset = moved(torch.zeros_like(x))
+        offset = pushforward(torch.zeros_like(x))
         if not bool(offset.any()):
             return value
         solve = replace(solve, hooks=None)  # another equation than that of the backward pass
-        tangent = solve_transposed(lambda t: moved(t) - offset, offset, solve, options, f.eps(x), (f, x))
+        tangent = solve_transposed(lambda t: pushforward(t) - offset, offset, solve, options, f.eps(x), (f, x))
     return forward_ad.make_dual(value, tangent if fx is None else _FirstOnly.apply(tangent, fx))
 
 
@@ -115,18 +115,18 @@ def _has_other_leaves(fx: Tensor, x: Tensor) -> bool:
 
 
 class _Attach(torch.autograd.Function):
-    """Has the value of the equilibrium and the gradient of the implicit function theorem."""
+    """Returns the equilibrium, with the gradient of the implicit function theorem."""
 
     @staticmethod
     def forward(
         ctx: Any, fx: Tensor, value: Tensor, x: Tensor, solve: Solve, options: SolveOptions, f: Map
     ) -> Tensor:
-        ctx.pieces = fx, x, solve, options, f
+        ctx.solved = fx, x, solve, options, f
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        fx, x, solve, options, f = ctx.pieces
+        fx, x, solve, options, f = ctx.solved
         needed = torch.is_grad_enabled()
         (gradient,) = gradients
         with torch.no_grad():
@@ -191,7 +191,7 @@ class _FirstOnly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, fx: Tensor) -> Tensor:
-        return w.clone()  # fx is an input so that a second derivative comes by here
+        return w.clone()  # fx is an input so that a second derivative passes through here
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,19 +219,19 @@ class Phantom(Gradient):
 
     def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
         with torch.no_grad(), no_tangents():
-            found = solve.forward(f, x0)
-        x = found.value
+            iterates = solve.forward(f, x0)
+        x = iterates.value
         if torch.is_grad_enabled() or under_forward_mode():
             for _ in range(self.steps):
                 x = f(x) if self.damping == 1 else torch.lerp(x, f(x), self.damping)
-        return x, found
+        return x, iterates
 
 
 @dataclass(frozen=True)
 class Polished(Gradient):
-    """Takes damped steps ``x <- (1 - d) x + d f(x)`` from what the solver found, also where no gradient is asked.
+    """Takes damped steps ``x <- (1 - d) x + d f(x)`` from the solver's answer, with and without gradients.
 
-    By default the solver's answer counts as a constant and the gradient is that of the steps alone: the
+    By default the solver's answer is treated as a constant and the gradient is that of the steps alone: the
     construction of 004 for training with attacks and for attacks (appendix C, eq. 55, with 9 steps of damping
     0.5). Unlike `Phantom` the value is the same with and without gradients, however early the solver gave up. The
     gradient is blind to what the solver does with the input, so a model that withstands attacks along it may
@@ -246,8 +246,8 @@ class Polished(Gradient):
         >>> u = torch.ones(1, 1, requires_grad=True)
         >>> slopes = []
         >>> for rule in (Polished(1, 1.0), Polished(1, 1.0, Implicit())):
-        ...     found = fixed_point(lambda x, u: x / 2 + u, torch.zeros(1, 1), u, gradient=rule)
-        ...     slopes += [round(torch.autograd.grad(found.value.sum(), u)[0].item(), 3)]
+        ...     solution = fixed_point(lambda x, u: x / 2 + u, torch.zeros(1, 1), u, gradient=rule)
+        ...     slopes += [round(torch.autograd.grad(solution.value.sum(), u)[0].item(), 3)]
         >>> slopes  # that of the equilibrium 2 u is 2
         [1.0, 2.0]
     """
@@ -264,34 +264,34 @@ class Polished(Gradient):
 
     def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
         if self.solved is not None:
-            x, found = self.solved.solve(f, x0, solve)
+            x, iterates = self.solved.solve(f, x0, solve)
         else:
             with torch.no_grad(), no_tangents():
-                found = solve.forward(f, x0)
-            x = found.value
+                iterates = solve.forward(f, x0)
+            x = iterates.value
         for _ in range(self.steps):
             x = torch.lerp(x, f(x), self.damping)
-        return x, found
+        return x, iterates
 
 
 @dataclass(frozen=True)
 class Unrolled(Gradient):
     """Differentiates through every step of the solver and one more; memory grows with the number of steps.
 
-    The further step matters where a solve ends at once, as from a start that already is the equilibrium, and
-    makes Newton's gradient exact.
+    The extra step matters where a solve ends at once, as when it starts at the equilibrium, and makes Newton's
+    gradient exact.
     """
 
     def solve(self, f: Map, x0: Tensor, solve: Solve) -> tuple[Tensor, Iterates]:
-        found = solve.forward(f, x0)
+        iterates = solve.forward(f, x0)
         if not torch.is_grad_enabled() and not under_forward_mode():
-            return found.value, found
-        x = found.value
-        further, _ = solve.options.solver.step(f, x, f(x), solve.options.solver.init(x))
-        sound = (found.status != Status.NONFINITE)[:, None]
+            return iterates.value, iterates
+        x = iterates.value
+        extra, _ = solve.options.solver.step(f, x, f(x), solve.options.solver.init(x))
+        finite = (iterates.status != Status.NONFINITE)[:, None]
         with torch.no_grad(), no_tangents():
-            apart = x - further
-        return torch.where(sound, further + apart, x), found
+            correction = x - extra
+        return torch.where(finite, extra + correction, x), iterates
 
 
 GRADIENTS: Registry[Gradient] = Registry(

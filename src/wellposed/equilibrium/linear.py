@@ -29,10 +29,10 @@ def eliminate(system: Tensor, right: Tensor) -> Tensor:  # (B, m, m), (B, m, k) 
     """
     size = system.shape[1]
     table = torch.cat([system, right], dim=2)
-    for place in range(size):
-        row = table[:, place] / table[:, place, place, None]
-        reduced = torch.addcmul(table, table[:, :, place, None], row[:, None], value=-1)
-        table = torch.cat([reduced[:, :place], row[:, None], reduced[:, place + 1 :]], dim=1)
+    for pivot in range(size):
+        row = table[:, pivot] / table[:, pivot, pivot, None]
+        reduced = torch.addcmul(table, table[:, :, pivot, None], row[:, None], value=-1)
+        table = torch.cat([reduced[:, :pivot], row[:, None], reduced[:, pivot + 1 :]], dim=1)
     return table[:, :, size:]
 
 

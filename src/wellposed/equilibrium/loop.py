@@ -14,13 +14,13 @@ from wellposed.equilibrium.solution import Status, last_residual
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Step, Stopping
 
-PERIOD = 8  # stagnation is looked for every so many steps
+PERIOD = 8  # steps between checks for stagnation
 RUN_OFF = 1e4  # growth of a state that makes a small relative residual suspicious
 
 
 @dataclass(frozen=True)
 class Iterates:
-    """What the loop found, per sample."""
+    """The result of the loop, per sample."""
 
     value: Tensor  # (B, n)
     status: Tensor  # (B,)
@@ -41,7 +41,7 @@ class Iterates:
 
 @dataclass(frozen=True)
 class _Block:
-    """Some consecutive steps of the rows at work, judged together."""
+    """Consecutive steps of the active rows, judged together."""
 
     index: int  # of the first step
     value: Tensor  # (K, B, n): what a step reports, with its history for differentiation
@@ -53,8 +53,8 @@ class _Block:
 
 
 @dataclass
-class _Work:
-    """The rows at work: everything that is narrowed together when finished rows leave."""
+class _ActiveRows:
+    """The rows still being solved: everything that shrinks together when finished rows are dropped."""
 
     f: Map
     x: Tensor
@@ -62,11 +62,11 @@ class _Work:
     state: tuple[Tensor, ...]
     memo: tuple[Tensor, ...]
     finished: Tensor  # (B,)
-    trace: list[Tensor] = field(default_factory=list)  # residuals since the last look, (K, B) a block
+    trace: list[Tensor] = field(default_factory=list)  # residuals since the last check, (K, B) a block
     minima: list[Tensor] = field(default_factory=list)  # least residuals, (B,) a period
     first: Tensor | None = None  # residuals of the first evaluation, where states may decay to zero, (B,)
     seconds: float = math.inf  # of the fastest evaluation so far
-    reach: tuple[Tensor, ...] = ()  # size of the start and largest residual while the state was of its kind, (B,)
+    scale: tuple[Tensor, ...] = ()  # size of the start, and the largest residual of a state near that size, (B,)
 
     def advance(self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool) -> _Block:
         """Takes `size` steps and evaluates the map after each (before the first step of all, at the start)."""
@@ -87,7 +87,7 @@ class _Work:
                 values.append(stop.accept(step, self.memo))
         x = _stack(xs)
         stacked, finite = _measure(self.f, x, _stack(fxs), index, masked)
-        if self.f.fades:
+        if self.f.may_decay:
             self.first = stacked.residual[0] if index == 0 else self.first
             stacked = replace(stacked, first=self.first)
         event = stop.check(stacked, ())[0] if stop.stateless else _stack(verdicts)
@@ -98,24 +98,24 @@ class _Work:
         value = _stack(values) if values else x
         return _Block(index, value, event, stacked.residual, stacked.x, finite, last)
 
-    def runs_off(self, block: _Block, masked: bool) -> Tensor | None:  # (K, B)
-        """Marks iterates whose residual is small only beside a state that has grown beyond all measure.
+    def runaway(self, block: _Block, masked: bool) -> Tensor | None:  # (K, B)
+        """Marks iterates whose residual is small only relative to a state that has grown out of proportion.
 
-        Without it an accelerated solver "finds" the equilibrium of x + 1 near infinity. None where there are none.
+        Without it an accelerated solver "finds" the equilibrium of x + 1 near infinity. None if there are none.
         """
         residual, sizes = block.residual, max_norm(block.x)
-        start, largest = self.reach or (sizes[0], residual[0])
+        start, largest = self.scale or (sizes[0], residual[0])
         # The bound of a step grows with the residuals before it: below the first bound all are ordinary.
         if not masked and not bool((sizes > RUN_OFF * (start + largest)).any()):
             known = residual if block.finite else residual.nan_to_num(0, posinf=0)
-            self.reach = start, torch.maximum(largest, known.amax(0))
+            self.scale = start, torch.maximum(largest, known.amax(0))
             return None
         marks = []
         for size, now in zip(sizes, residual, strict=True):
             ordinary, finite = size <= RUN_OFF * (start + largest), now.isfinite()
             marks.append(~ordinary & finite & (torch.maximum(now, self.f.eps(block.x) * size) > 0.1 * largest))
             largest = torch.where(ordinary & finite, torch.maximum(largest, now), largest)
-        self.reach = start, largest
+        self.scale = start, largest
         return torch.stack(marks)
 
     def narrow(self) -> bool:
@@ -129,21 +129,20 @@ class _Work:
         self.trace = [residual[:, keep] for residual in self.trace]
         self.minima = [least[keep] for least in self.minima]
         self.first = None if self.first is None else self.first[keep]
-        self.reach = tuple(part[keep] for part in self.reach)
+        self.scale = tuple(value[keep] for value in self.scale)
         return True
 
     def stagnated(self, step: Step, masked: bool) -> Tensor | None:
         """Marks rows whose residual stopped falling at the rounding level of the map.
 
-        Looked for at fixed step numbers, so that the verdict does not depend on batch companions. The longer
-        a solve takes, the slower its residual falls and the longer it must have stood still: a quarter of
-        all steps so far.
+        Checked at fixed step numbers, so that the verdict does not depend on batch companions. The longer a
+        solve takes, the slower its residual falls, and the longer it must have stood still: a quarter of all
+        steps so far.
         """
         if (step.index + 1) % PERIOD:
             return None
-        self.minima += [
-            part.amin(0) for part in torch.cat(self.trace).split(PERIOD)
-        ]  # the first block may be longer
+        periods = torch.cat(self.trace).split(PERIOD)  # several, if the first block was longer
+        self.minima += [residuals.amin(0) for residuals in periods]
         self.trace.clear()
         window = max(1, len(self.minima) // 4)
         if len(self.minima) < 2 * window or len(self.minima) < 2:
@@ -155,18 +154,18 @@ class _Work:
         return flat & (step.residual <= 4 * step.f.rounding(step.x, step.fx))
 
 
-def _stack(parts: list[Tensor]) -> Tensor:
-    return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+def _stack(tensors: list[Tensor]) -> Tensor:
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
 def _measure(f: Map, x: Tensor, fx: Tensor, index: int, masked: bool) -> tuple[Step, bool]:
-    """Describes one step or several; tells also whether all is known to be finite."""
+    """Describes one step or several, and says whether everything is known to be finite."""
     x, fx = x.detach(), fx.detach()
     residual, finite = (max_norm(fx - x), False) if masked else distance(x, fx)
     return Step(x, fx, f, residual, index), finite
 
 
-class _Board:
+class _Results:
     """Results of all samples, written as they finish."""
 
     def __init__(self, x: Tensor, masked: bool) -> None:
@@ -174,7 +173,7 @@ class _Board:
         self.value, self.masked = x, masked
         self.status = torch.zeros(size, dtype=torch.int8, device=device)
         self.steps = torch.zeros(size, dtype=torch.int64, device=device)
-        self.rows = torch.arange(size, device=device)  # at work
+        self.rows = torch.arange(size, device=device)  # active ones
         self.segments: list[tuple[Tensor, list[Tensor]]] = [(self.rows, [])]
 
     def write(self, block: _Block, accepted: Status) -> None:
@@ -194,8 +193,8 @@ class _Board:
         self.put(rows, block.value[-1], status, steps)
 
     def put(self, newly: Tensor, value: Tensor, status: Tensor, steps: Tensor) -> None:
-        """Writes results of rows at work that have none yet."""
-        newly = newly & (self._at_work(self.status) == Status.RUNNING)
+        """Writes results of active rows that have none yet."""
+        newly = newly & (self._active(self.status) == Status.RUNNING)
         new = (value, status.to(torch.int8), steps)
         old = (self.value, self.status, self.steps)
         if self.masked:
@@ -205,28 +204,28 @@ class _Board:
         chosen = newly.nonzero()[:, 0]
         rows = self.rows[chosen]
         self.value, self.status, self.steps = (
-            whole.index_copy(0, rows, part[chosen]) for whole, part in zip(old, new, strict=True)
+            whole.index_copy(0, rows, values[chosen]) for whole, values in zip(old, new, strict=True)
         )
 
-    def _at_work(self, whole: Tensor) -> Tensor:
+    def _active(self, whole: Tensor) -> Tensor:
         return whole if self.rows.shape[0] == whole.shape[0] else whole[self.rows]
 
     def narrow(self) -> None:
-        """Drops finished rows from the rows at work."""
-        self.rows = self.rows[self._at_work(self.status) == Status.RUNNING]
+        """Drops finished rows from the active ones."""
+        self.rows = self.rows[self._active(self.status) == Status.RUNNING]
         self.segments.append((self.rows, []))
 
     def trace(self) -> Tensor:  # (B, K)
         """Assembles the residual trace; entries after a sample finished are NaN."""
-        parts = []
+        segments = []
         for rows, blocks in self.segments:
             if blocks:
-                part = torch.cat(blocks)
+                residuals = torch.cat(blocks)
                 if rows.shape[0] != self.steps.shape[0]:
-                    empty = part.new_full((part.shape[0], self.steps.shape[0]), torch.nan)
-                    part = empty.index_copy(1, rows, part)
-                parts.append(part)
-        trace = torch.cat(parts).mT
+                    empty = residuals.new_full((residuals.shape[0], self.steps.shape[0]), torch.nan)
+                    residuals = empty.index_copy(1, rows, residuals)
+                segments.append(residuals)
+        trace = torch.cat(segments).mT
         trace = trace if self.masked else trace[:, : int(self.steps.max())]
         after = torch.arange(trace.shape[1], device=trace.device) >= self.steps[:, None]
         return trace.masked_fill(after, torch.nan)
@@ -241,70 +240,61 @@ def iterate(
 ) -> Iterates:
     """Iterates until every sample is finished.
 
-    A sample's result is that of the first step which its stopping rule accepts; what happens to its row
-    later is not looked at, and the row leaves the computation when half of the rows at work are finished.
-    Where evaluations are cheap, several steps are judged together, which changes no value and no count.
-    With `masked` the number of steps is fixed and nothing depends on values, as tracing needs.
+    A sample's result is that of the first step which its stopping rule accepts; later steps of its row are
+    ignored, and the row is dropped once half of the active rows are finished. Where evaluations are cheap, several
+    steps are judged together, which changes no value and no count. With `masked` the number of steps is fixed and
+    nothing depends on values, as tracing needs.
     """
-    board = _Board(x, masked)
+    results = _Results(x, masked)
     if x.shape[0] == 0:
-        return Iterates(x, board.status, board.steps, lambda: x.new_zeros(0, 0))
-    work = _Work(f, x, None, solver.init(x), stop.begin(x), torch.zeros_like(board.rows, dtype=torch.bool))
-    index, largest = 0, 1 if masked else min(f.steps_per_check, solver.steps_per_check, _block_size(x.numel()))
-    timed = _may_be_cheap(f, x, stop) and not masked
+        return Iterates(x, results.status, results.steps, lambda: x.new_zeros(0, 0))
+    finished = torch.zeros_like(results.rows, dtype=torch.bool)
+    active = _ActiveRows(f, x, None, solver.init(x), stop.begin(x), finished)
+    # So many evaluations of a cheap map cost less than reading the results.
+    cheap = 12 if x.numel() < 1 << 14 else 4 if x.numel() < 1 << 16 else 1
+    index, largest = 0, 1 if masked else min(f.steps_per_check, solver.steps_per_check, cheap)
+    # A general map is timed where evaluations have no side effects and do not run asynchronously. The time decides
+    # only how many steps are judged together: no value and no count.
+    timed = f.may_decay and stop.stateless and x.device.type == "cpu" and x.numel() < 1 << 16 and not masked
     before = torch.get_rng_state() if timed else None
     while index < max_steps:
         if before is not None and index == TRIALS:
             drawn, before = not torch.equal(before, torch.get_rng_state()), None
-            largest = min(PERIOD, solver.steps_per_check) if work.seconds < CHEAP and not drawn else 1
+            largest = min(PERIOD, solver.steps_per_check) if active.seconds < CHEAP and not drawn else 1
         size = min(largest, max_steps - index, PERIOD - index % PERIOD if index else largest)
-        block = work.advance(solver, stop, index, size, masked)
-        board.segments[-1][1].append(block.residual)
+        block = active.advance(solver, stop, index, size, masked)
+        results.segments[-1][1].append(block.residual)
         index += size
-        left = _settle(board, work, block, stop.certifies, masked)
+        left = _close_finished(results, active, block, stop.certifies, masked)
         if left == 0:
             break
-        thin = 2 * left <= work.x.shape[0] and work.x.numel() >= work.f.min_size_to_gather and index < max_steps
-        # A product rounds differently for other numbers of rows: when rows leave must not depend on the clock.
-        if thin and (not timed or index % PERIOD == 0) and work.narrow():
-            board.narrow()
+        gathers = 2 * left <= active.x.shape[0] and active.x.numel() >= active.f.min_size_to_gather
+        # A product rounds differently for other numbers of rows, so dropping rows must not depend on the clock.
+        if gathers and index < max_steps and (not timed or index % PERIOD == 0) and active.narrow():
+            results.narrow()
     if left > 0:
-        grown = block.last.residual > 1e3 * board.segments[0][1][0][0][board.rows]
-        ending = torch.where(grown, Status.DIVERGED, Status.MAX_STEPS)
-        board.close(torch.ones_like(work.finished), block, ending)
-    return Iterates(board.value, board.status, board.steps, board.trace)
+        grown = block.last.residual > 1e3 * results.segments[0][1][0][0][results.rows]
+        status = torch.where(grown, Status.DIVERGED, Status.MAX_STEPS)
+        results.close(torch.ones_like(active.finished), block, status)
+    return Iterates(results.value, results.status, results.steps, results.trace)
 
 
-TRIALS = 2  # evaluations of a map of unknown nature that are timed before steps are judged together
-CHEAP = 2e-4  # seconds of an evaluation, of which a look at the results costs about as much
+TRIALS = 2  # evaluations of a general map that are timed before steps are judged together
+CHEAP = 2e-4  # seconds of an evaluation; reading the results costs about as much
 
 
-def _may_be_cheap(f: Map, x: Tensor, stop: Stopping) -> bool:
-    """Tells whether it is worth timing a map: further evaluations change nothing, and launches take no time apart.
-
-    How long an evaluation takes decides only how many steps are judged together: no value and no count.
-    """
-    return f.fades and stop.stateless and x.device.type == "cpu" and x.numel() < 1 << 16
-
-
-def _block_size(numbers: int) -> int:
-    """Returns how many evaluations of a cheap map are worth less than a look at the results."""
-    return 12 if numbers < 1 << 14 else 4 if numbers < 1 << 16 else 1
-
-
-def _settle(board: _Board, work: _Work, block: _Block, certifies: bool, masked: bool) -> int:
-    """Writes what has finished in a block; returns how many rows are left."""
-    watched = certifies and work.f.fades  # the map is one of unknown nature
-    astray = work.runs_off(block, masked) if watched else None
-    if astray is not None:
-        block = replace(block, event=block.event & ~astray)
-    hit = block.event[0] if len(block.event) == 1 else block.event.any(0)
-    if masked or bool(hit.any()):
-        board.write(block, Status.CONVERGED if certifies else Status.STEPS_DONE)
-        work.finished = work.finished | hit
-    stuck = work.stagnated(block.last, masked) if certifies else None
-    if stuck is not None:
-        stuck = stuck if astray is None else stuck & ~astray[-1]
-        board.close(stuck, block, torch.full_like(board.rows, Status.STAGNATED))
-        work.finished = work.finished | stuck
-    return work.x.shape[0] if masked else work.x.shape[0] - int(work.finished.sum())
+def _close_finished(results: _Results, active: _ActiveRows, block: _Block, certifies: bool, masked: bool) -> int:
+    """Writes the results of rows that finished in a block; returns how many rows are left."""
+    runaway = active.runaway(block, masked) if certifies and active.f.may_decay else None
+    if runaway is not None:
+        block = replace(block, event=block.event & ~runaway)
+    finished = block.event[0] if len(block.event) == 1 else block.event.any(0)
+    if masked or bool(finished.any()):
+        results.write(block, Status.CONVERGED if certifies else Status.STEPS_DONE)
+        active.finished = active.finished | finished
+    stagnated = active.stagnated(block.last, masked) if certifies else None
+    if stagnated is not None:
+        stagnated = stagnated if runaway is None else stagnated & ~runaway[-1]
+        results.close(stagnated, block, torch.full_like(results.rows, Status.STAGNATED))
+        active.finished = active.finished | stagnated
+    return active.x.shape[0] if masked else active.x.shape[0] - int(active.finished.sum())

@@ -1,6 +1,6 @@
 """Maps on packed states, with what a solver or a stopping rule may ask of them.
 
-`Packing` sees a state that is a tensor of any shape, or a tuple of them, as one ``(B, n)`` tensor. `Map` is what
+`Packing` flattens a state, a tensor of any shape or a tuple of them, to one ``(B, n)`` tensor. `Map` is what
 solvers iterate on; `FunctionMap` makes one of a user's function, which may be declared a `Contraction`.
 """
 
@@ -39,21 +39,22 @@ class Packing:
     def of(cls, state: State) -> "Packing":
         """Reads shapes off a state and checks that it can be packed."""
         single = isinstance(state, Tensor)
-        parts: tuple[Tensor, ...] = (state,) if isinstance(state, Tensor) else tuple(state)
-        if not parts or not all(isinstance(part, Tensor) for part in parts):
-            kinds = ", ".join(type(part).__name__ for part in parts) or "nothing"
+        tensors: tuple[Tensor, ...] = (state,) if isinstance(state, Tensor) else tuple(state)
+        if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+            kinds = ", ".join(type(tensor).__name__ for tensor in tensors) or "nothing"
             raise InputError(f"a state is a tensor or a tuple of tensors; received {kinds}")
-        for part in parts:
-            if part.dim() == 0 or not part.is_floating_point():
+        for tensor in tensors:
+            if tensor.dim() == 0 or not tensor.is_floating_point():
                 raise InputError(
-                    f"a state is batch-first and floating point; received shape {tuple(part.shape)}, {part.dtype}"
+                    "a state is batch-first and floating point; received shape "
+                    f"{tuple(tensor.shape)}, {tensor.dtype}"
                 )
-            if part.shape[0] != parts[0].shape[0] or part.dtype != parts[0].dtype:
+            if tensor.shape[0] != tensors[0].shape[0] or tensor.dtype != tensors[0].dtype:
                 raise InputError(
                     "all parts of a state share batch size and dtype; received "
-                    + ", ".join(f"{tuple(part.shape)} {part.dtype}" for part in parts)
+                    + ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)
                 )
-        return cls(tuple(tuple(p.shape[1:]) for p in parts), single, parts[0].shape[0], parts[0].dtype)
+        return cls(tuple(tuple(p.shape[1:]) for p in tensors), single, tensors[0].shape[0], tensors[0].dtype)
 
     @cached_property
     def plain(self) -> bool:
@@ -62,8 +63,8 @@ class Packing:
 
     def pack(self, state: State) -> Tensor:  # (B, n)
         """Flattens a state."""
-        parts = (state,) if isinstance(state, Tensor) else state
-        flat = [part.reshape(part.shape[0], math.prod(part.shape[1:])) for part in parts]
+        tensors = (state,) if isinstance(state, Tensor) else state
+        flat = [tensor.reshape(tensor.shape[0], math.prod(tensor.shape[1:])) for tensor in tensors]
         return flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
 
     def unpack(self, x: Tensor) -> State:
@@ -79,35 +80,35 @@ class Packing:
         """Converts a state to the dtype that is packed."""
         if isinstance(state, Tensor):
             return state.to(self.dtype)
-        return tuple(part.to(self.dtype) if isinstance(part, Tensor) else part for part in state)
+        return tuple(tensor.to(self.dtype) if isinstance(tensor, Tensor) else tensor for tensor in state)
 
     def pack_result(self, result: State, batch: int | None = None) -> Tensor:
-        """Flattens what a map returned, after checking that it has the form of the state."""
+        """Flattens the result of a map, after checking that it has the form of the state."""
         rows = self.batch if batch is None else batch
         fits = self.plain and isinstance(result, Tensor) and result.shape == (rows, *self.shapes[0])
         if fits and isinstance(result, Tensor) and result.dtype == self.dtype:
             return result
-        parts = (result,) if isinstance(result, Tensor) else result
+        tensors = (result,) if isinstance(result, Tensor) else result
         expected = [(rows, *shape) for shape in self.shapes]
-        if not isinstance(parts, tuple | list) or not all(isinstance(part, Tensor) for part in parts):
+        if not isinstance(tensors, tuple | list) or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise MapError(f"f must return a tensor or a tuple of tensors; received {type(result).__name__}")
-        if self.single != isinstance(result, Tensor) or [tuple(p.shape) for p in parts] != expected:
+        if self.single != isinstance(result, Tensor) or [tuple(p.shape) for p in tensors] != expected:
             raise MapError(
-                f"f must return the shape of its state, {expected}; received {[tuple(p.shape) for p in parts]}"
+                f"f must return the shape of its state, {expected}; received {[tuple(p.shape) for p in tensors]}"
             )
-        if any(part.dtype != self.dtype for part in parts):
+        if any(tensor.dtype != self.dtype for tensor in tensors):
             raise MapError(
-                f"f must return the dtype of its state, {self.dtype}; received {[p.dtype for p in parts]}; "
+                f"f must return the dtype of its state, {self.dtype}; received {[p.dtype for p in tensors]}; "
                 "cast inside f or start from an x0 of that dtype"
             )
-        return self.pack(tuple(parts))
+        return self.pack(tuple(tensors))
 
 
 class Map(abc.ABC):
     """A map ``x -> f(x)`` on packed states ``(B, n)`` that treats every row by itself."""
 
-    steps_per_check: int = 1  # evaluations that may be wasted to judge several steps at once
-    fades: bool = True  # whether states may decay to zero, so that the first residual tells what is nothing
+    steps_per_check: int = 1  # evaluations that may be wasted by judging several steps at once
+    may_decay: bool = True  # whether states may decay to zero, so that the first residual sets the scale
     min_size_to_gather: int = 0  # below so many numbers, dropping finished rows costs more than it saves
 
     @abc.abstractmethod
@@ -156,15 +157,14 @@ def max_norm(x: Tensor) -> Tensor:  # (..., B), from (..., B, n)
     if x.shape[-1] == 0:
         return x.new_zeros(x.shape[:-1])
     if x.is_cuda:
-        parts = x.unflatten(-1, (pieces(x), -1))
-        return torch.linalg.vector_norm(parts, torch.inf, dim=-1).amax(
-            -1
-        )  # without a copy for the absolute values
+        split = x.unflatten(-1, (pieces(x), -1))
+        # Without a copy for the absolute values.
+        return torch.linalg.vector_norm(split, torch.inf, dim=-1).amax(-1)
     return x.abs().amax(-1)  # several times faster than vector_norm on a CPU
 
 
 def pieces(x: Tensor) -> int:
-    """Returns how many parts the rows of a state are cut into: on a GPU a few long rows are slow to add up."""
+    """Returns how many pieces to cut the rows of a state into: on a GPU a few long rows are slow to reduce."""
     count, length = 1, x.shape[-1] if x.is_cuda else 1
     while length // count > 1024 and length % (2 * count) == 0:
         count *= 2
@@ -175,8 +175,8 @@ def piece_norms(x: Tensor) -> Tensor:  # (..., B, pieces), from (..., B, n)
     """Returns the largest absolute entry of every piece of every row."""
     if x.shape[-1] == 0:
         return x.new_zeros(*x.shape[:-1], 1)
-    parts = x.unflatten(-1, (pieces(x), -1))
-    return torch.linalg.vector_norm(parts, torch.inf, dim=-1) if x.is_cuda else parts.abs().amax(-1)
+    split = x.unflatten(-1, (pieces(x), -1))
+    return torch.linalg.vector_norm(split, torch.inf, dim=-1) if x.is_cuda else split.abs().amax(-1)
 
 
 def distance(x: Tensor, y: Tensor) -> tuple[Tensor, bool]:  # (..., B), from (..., B, n) twice
@@ -186,7 +186,7 @@ def distance(x: Tensor, y: Tensor) -> tuple[Tensor, bool]:  # (..., B), from (..
     if not (finite and narrow and x.numel()):
         return max_norm(y - x), finite
     rows = (-1, 1, x.shape[-1])
-    # On a CPU this is the fastest way for short rows; it ignores NaN, hence the look at `y`.
+    # On a CPU this is the fastest way for short rows; it ignores NaN, hence the check of `y`.
     return torch.cdist(x.reshape(rows), y.reshape(rows), p=torch.inf).reshape(x.shape[:-1]), True
 
 

@@ -42,12 +42,12 @@ class WarnOnce:
 
 
 def report(
-    found: Iterates, on_failure: OnFailure, *, solve: str, max_steps: int, once: WarnOnce | None = None
+    iterates: Iterates, on_failure: OnFailure, *, solve: str, max_steps: int, once: WarnOnce | None = None
 ) -> None:
     """Warns or raises once for a whole solve.
 
     Args:
-        found: the samples and how they ended.
+        iterates: the result of the solve.
         on_failure: the policy.
         solve: what was solved, for the message.
         max_steps: the limit the solve ran under.
@@ -55,15 +55,17 @@ def report(
     """
     if on_failure == "ignore" or (once is not None and once.done):
         return
-    if found.worst < Status.MAX_STEPS or not bool((found.status >= Status.MAX_STEPS).any()):
+    if iterates.worst < Status.MAX_STEPS or not bool((iterates.status >= Status.MAX_STEPS).any()):
         return
     if once is not None:
         once.done = True
-    status, wrong = found.status, failed(found.status)
-    worst = found.last_residual[wrong].nan_to_num(torch.inf).max()
+    status, wrong = iterates.status, failed(iterates.status)
+    worst = iterates.last_residual[wrong].nan_to_num(torch.inf).max()
+    counts = torch.bincount(status.flatten().long(), minlength=len(Status))
+    kinds = "; ".join(f"{int(counts[s])}: {s.text}" for s in Status if s.failed and counts[s])
     message = (
         f"{solve}: {int(wrong.sum())} of {status.numel()} samples did not reach an equilibrium "
-        f"({_kinds(status)}); worst residual {float(worst):.1e}. "
+        f"({kinds}); worst residual {float(worst):.1e}. "
         f"Raise max_steps (now {max_steps}) or loosen stop; Solution.status tells which samples"
     )
     if on_failure == "raise":
@@ -72,15 +74,15 @@ def report(
 
 
 def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: WarnOnce | None = None) -> None:
-    """Warns or raises if outputs are NaN or infinite and their states are not, of which `report` has told.
+    """Warns or raises if outputs are NaN or infinite and their states are not, which `report` covers.
 
-    It costs one sum where all is well, and a wait on a GPU.
+    It costs one sum where all is well; on a GPU, reading it synchronises with the device.
 
     Args:
         y: outputs ``(B, ...)``.
         x: the states ``(B, n)`` they were computed from; None where they are not at hand.
         on_failure: the policy.
-        once: shared with solves, which have told of states if it is done.
+        once: shared with the solves; if it is done, they have already reported.
 
     Example:
         >>> report_outputs(torch.full((2, 1), torch.inf), torch.ones(2, 3), "raise")
@@ -106,10 +108,11 @@ def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: War
 
 
 class WeightCheck:
-    """Tells of weights that are NaN or infinite, under which no input has an equilibrium.
+    """Reports weights that are NaN or infinite, with which no input has an equilibrium.
 
-    Weights are read again when torch counts a change, and in every forward pass that is differentiated, as fused
-    optimisers are not counted. On a GPU reading would wait for the device; there a solve that fails tells.
+    Weights are read again when torch counts a change, and in every forward pass that is differentiated, since
+    changes by fused optimisers are not counted. On a GPU reading them would synchronise with the device; there a
+    failed solve reports.
     """
 
     def __init__(self) -> None:
@@ -137,14 +140,16 @@ class WeightCheck:
             self._seen = seen
             return False
         wrong = {name: ~value.detach().isfinite() for name, value in weights}
-        spoilt = {name: where for name, where in wrong.items() if bool(where.any())}
-        if not spoilt:  # the sum was too large, not its terms
+        nonfinite = {name: where for name, where in wrong.items() if bool(where.any())}
+        if not nonfinite:  # the sum was too large, not its terms
             self._seen = seen
             return False
-        told = [f"{name!r} holds {int(where.sum())} of {where.numel()} entries" for name, where in spoilt.items()]
-        first = tuple(int(k) for k in next(iter(spoilt.values())).nonzero()[0])
+        holders = [
+            f"{name!r} holds {int(where.sum())} of {where.numel()} entries" for name, where in nonfinite.items()
+        ]
+        first = tuple(int(k) for k in next(iter(nonfinite.values())).nonzero()[0])
         message = (
-            f"weights: {', '.join(told)} that are NaN or infinite, the first at {first}; no input has an "
+            f"weights: {', '.join(holders)} that are NaN or infinite, the first at {first}; no input has an "
             "equilibrium, so all outputs are NaN. Go back to weights from before, and lower the learning rate"
         )
         if on_failure == "raise":
@@ -160,7 +165,7 @@ def no_equilibrium(like: Tensor, weights: Sequence[tuple[str, Tensor]]) -> Tenso
 
 
 class _Checked(torch.autograd.Function):
-    """The identity, which sees values where vmap and derivatives have let go of them."""
+    """The identity, which checks values once vmap and derivatives have unwrapped them."""
 
     @staticmethod
     def forward(y: Tensor, x: Tensor, on_failure: OnFailure) -> Tensor:
@@ -177,22 +182,22 @@ class _Checked(torch.autograd.Function):
 
     @staticmethod
     @forward_rule
-    def jvp(ctx: Any, saved: list[Tensor], moved: Tensor, *_: Any) -> Tensor:
-        return moved.view_as(moved)
+    def jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, *_: Any) -> Tensor:
+        return tangent.view_as(tangent)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], y: Tensor, x: Tensor, on_failure: OnFailure) -> tuple[Any, int]:
         y, x = (
-            part.expand(info.batch_size, *part.shape) if dim is None else part.movedim(dim, 0)
-            for part, dim in ((y, in_dims[0]), (x, in_dims[1]))
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in ((y, in_dims[0]), (x, in_dims[1]))
         )
         return _Checked.apply(y, x, on_failure), 0
 
 
 def checked_under_functorch(y: Tensor, x: Tensor, on_failure: OnFailure) -> Tensor:
     """Does what `report_outputs` does inside vmap and derivatives of functions, and returns the outputs."""
-    found: Tensor = _Checked.apply(y, x.detach(), on_failure)
-    return found
+    checked: Tensor = _Checked.apply(y, x.detach(), on_failure)
+    return checked
 
 
 def _callers_level() -> int:
@@ -201,11 +206,6 @@ def _callers_level() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("wellposed.", "torch.")):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _kinds(status: Tensor) -> str:
-    counts = torch.bincount(status.flatten().long(), minlength=len(Status))
-    return "; ".join(f"{int(counts[s])}: {s.text}" for s in Status if s.failed and counts[s])
 
 
 @dataclass
@@ -226,8 +226,8 @@ class SolveLog:
         return _mean([failed(status).flatten() for status, _ in self.forward + self.adjoint])
 
 
-def _mean(parts: list[Tensor]) -> float:
-    return float(torch.cat(parts).double().mean()) if parts else float("nan")
+def _mean(solves: list[Tensor]) -> float:
+    return float(torch.cat(solves).double().mean()) if solves else float("nan")
 
 
 _LOGS: contextvars.ContextVar[tuple[SolveLog, ...]] = contextvars.ContextVar("wellposed_logs", default=())
@@ -262,7 +262,7 @@ Loop = Callable[[Map, Tensor, Solver, Stopping, int], Iterates]
 
 @dataclass(frozen=True)
 class SolveOptions:
-    """How an equation is solved, and what happens where it is not."""
+    """How an equation is solved, and what happens when that fails."""
 
     solver: Solver
     stop: Stopping
@@ -271,32 +271,32 @@ class SolveOptions:
 
 
 class SolveHooks:
-    """Chooses where the solves of a model begin and sees what they find; this base class does neither.
+    """Chooses where the solves of a model start and receives their results; this base class does neither.
 
-    The last two are for the first backward solve; whoever keeps its answer must not take that of a second one, as
-    of a second derivative, which has another equation.
+    The last two methods are for the first backward solve. A hook that stores its result must ignore later ones:
+    second derivatives solve another equation.
     """
 
     def start(self, zeros: Tensor) -> Tensor:
-        """Returns where a solve begins that would begin at zero."""
+        """Returns where to start a solve that would otherwise start from zero."""
         return zeros
 
-    def on_result(self, found: Iterates) -> None:
-        """Sees what a solve found."""
+    def on_result(self, iterates: Iterates) -> None:
+        """Receives the result of a solve."""
 
     def adjoint_start(self, like: Tensor) -> Tensor | None:
-        """Returns where the backward solve begins; None for zero."""
+        """Returns where the backward solve starts; None for zero."""
         return None
 
-    def on_adjoint(self, found: Iterates) -> None:
-        """Sees what the backward solve found."""
+    def on_adjoint(self, iterates: Iterates) -> None:
+        """Receives the result of the backward solve."""
 
 
 @dataclass(frozen=True)
 class Solve:
-    """One solve: its options, and who is told how it went.
+    """One solve: its options, and where its outcome is logged and reported.
 
-    It is made anew for every solve, since it carries the record of the backward pass.
+    Make a new one for every solve: it carries the record of the backward pass.
     """
 
     options: SolveOptions
@@ -312,44 +312,44 @@ class Solve:
         options = self.options
         if under_transform():
             return iterate(f, x0, options.solver, options.stop, options.max_steps, masked=True)
-        found = self.run(f, x0)
-        self.note(found)
-        return found
+        iterates = self.run(f, x0)
+        self.note(iterates)
+        return iterates
 
     def run(self, f: Map, x0: Tensor) -> Iterates:
-        """Solves an equation and says nothing about it."""
+        """Solves an equation without logging or reporting."""
         return self.loop(f, x0, self.options.solver, self.options.stop, self.options.max_steps)
 
-    def note(self, found: Iterates) -> None:
-        """Logs a forward solve, reports failures and shows it to the hooks."""
+    def note(self, iterates: Iterates) -> None:
+        """Logs a forward solve, reports failures and calls the hooks."""
         for log in self.logs:
-            log.forward.append((found.status, found.steps))
-        self._report(found, "equilibrium", self.options)
+            log.forward.append((iterates.status, iterates.steps))
+        self._report(iterates, "equilibrium", self.options)
         if self.hooks is not None:
-            self.hooks.on_result(found)
+            self.hooks.on_result(iterates)
 
     def backward(self, f: Map, options: SolveOptions) -> Iterates:
         """Solves the equation of the backward pass and leaves a record."""
         solve = replace(self, options=options)
         start = self.adjoint_start(x0 := torch.zeros_like(f.offset))  # type: ignore[attr-defined]
-        found = solve.run(f, x0 if start is None else start)
-        self.note_adjoint(found, options)
-        return found
+        iterates = solve.run(f, x0 if start is None else start)
+        self.note_adjoint(iterates, options)
+        return iterates
 
     def adjoint_start(self, like: Tensor) -> Tensor | None:
-        """Returns where the backward solve begins; None for zero."""
+        """Returns where the backward solve starts; None for zero."""
         if self.hooks is None or under_transform():
             return None
         return self.hooks.adjoint_start(like)
 
-    def note_adjoint(self, found: Iterates, options: SolveOptions) -> None:
-        """Records how a backward solve went, reports failures and shows it to the hooks."""
-        self.adjoint.iterates = found
+    def note_adjoint(self, iterates: Iterates, options: SolveOptions) -> None:
+        """Records a backward solve, reports failures and calls the hooks."""
+        self.adjoint.iterates = iterates
         for log in self.logs:
-            log.adjoint.append((found.status, found.steps))
-        self._report(found, "adjoint solve", options)
+            log.adjoint.append((iterates.status, iterates.steps))
+        self._report(iterates, "adjoint solve", options)
         if self.hooks is not None and not under_transform():
-            self.hooks.on_adjoint(found)
+            self.hooks.on_adjoint(iterates)
 
-    def _report(self, found: Iterates, solve: str, options: SolveOptions) -> None:
-        report(found, options.on_failure, solve=solve + self.label, max_steps=options.max_steps, once=self.once)
+    def _report(self, iterates: Iterates, solve: str, options: SolveOptions) -> None:
+        report(iterates, options.on_failure, solve=solve + self.label, max_steps=options.max_steps, once=self.once)

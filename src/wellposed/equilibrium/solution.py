@@ -25,12 +25,12 @@ class Status(enum.IntEnum):
 
     @property
     def text(self) -> str:
-        """A sentence for people."""
+        """The status as a sentence."""
         return _TEXTS[self]
 
     @property
     def failed(self) -> bool:
-        """Whether the sample has no equilibrium to offer."""
+        """Whether the sample reached no equilibrium."""
         return self in (Status.RUNNING, Status.MAX_STEPS, Status.DIVERGED, Status.NONFINITE)
 
 
@@ -59,15 +59,17 @@ def last_residual(residuals: Tensor, steps: Tensor) -> Tensor:  # (B,), from (B,
 
 @dataclass
 class Adjoint:
-    """Holds what the latest backward solve found; nothing before `backward()`."""
+    """Holds the result of the latest backward solve; nothing before `backward()`."""
 
     iterates: Any = None  # of the loop, which imports this module
 
     @property
     def solution(self) -> "Solution | None":
         """The backward solve as a solution."""
-        found = self.iterates
-        return None if found is None else Solution(found.value, found.status, found.steps, found.residuals)
+        if self.iterates is None:
+            return None
+        iterates = self.iterates
+        return Solution(iterates.value, iterates.status, iterates.steps, iterates.residuals)
 
 
 @dataclass(frozen=True)

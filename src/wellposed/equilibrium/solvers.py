@@ -28,7 +28,7 @@ class Solver(abc.ABC):
     The state is a tuple of batch-first tensors, so that the loop can drop finished rows.
     """
 
-    steps_per_check: int = 1  # steps that may be taken before the loop looks at them; 1 where a step is expensive
+    steps_per_check: int = 1  # steps that may be taken between checks of the loop; 1 where a step is expensive
 
     def init(self, x: Tensor) -> SolverState:
         """Returns the solver's own state for a solve that starts at `x`."""
@@ -72,9 +72,9 @@ class Anderson(Solver):
 
     Args:
         memory: differences that a jump combines.
-        damping: ``(1 - damping) x + damping f(x)`` takes the place of ``f(x)``.
+        damping: ``(1 - damping) x + damping f(x)`` replaces ``f(x)``.
         worth: plain steps that a jump must be worth.
-        patience: samples that need no more plain steps than this to the accuracy of the dtype are left alone.
+        patience: a sample that plain steps bring to the accuracy of the dtype within so many makes no jumps.
         ridge: regularisation of the least squares problem, relative to its trace; None means 1e-12, or the
             rounding unit of the dtype if that is larger.
     """
@@ -143,7 +143,7 @@ class Anderson(Solver):
 
 
 def default_ridge(dtype: torch.dtype) -> float:
-    """Returns a ridge that leaves differences of use alone and keeps rounding out of the others."""
+    """Returns a ridge that suppresses rounding and leaves useful differences alone."""
     return max(1e-12, torch.finfo(dtype).eps)
 
 
@@ -174,11 +174,11 @@ def _power_of_two(values: Tensor) -> Tensor:  # (B,), from (B, s, c)
     return torch.exp2(-exponent.clamp(-limit, limit))
 
 
-def _combination(parts: Tensor, weights: Tensor) -> Tensor:  # (B, s, m, c), (B, m) -> (B, s, c)
-    """Adds up weighted parts; as a matrix product where that is faster."""
-    if not parts.is_cuda:
-        return (parts * weights[:, None, :, None]).sum(2)
-    return (weights[:, None, None].expand(-1, parts.shape[1], -1, -1) @ parts)[:, :, 0]
+def _combination(vectors: Tensor, weights: Tensor) -> Tensor:  # (B, s, m, c), (B, m) -> (B, s, c)
+    """Adds up weighted vectors; as a matrix product where that is faster."""
+    if not vectors.is_cuda:
+        return (vectors * weights[:, None, :, None]).sum(2)
+    return (weights[:, None, None].expand(-1, vectors.shape[1], -1, -1) @ vectors)[:, :, 0]
 
 
 Guard = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -218,7 +218,7 @@ class Safeguard:
         return x, (safe, best, taken, wait)
 
 
-ROOM = 8  # terms by which the memory grows; one by one, a program that is captured would keep every size of it
+ROOM = 8  # terms by which the memory grows at a time; a captured program would keep a copy of every size
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Broyden(Solver):
     residual is taken back.
 
     Args:
-        memory: rank-one terms kept before a restart.
+        memory: rank-one terms before a restart.
     """
 
     memory: int = 30
@@ -263,7 +263,7 @@ class Broyden(Solver):
             left, right = left[:, :used].masked_fill(full, 0)[:, 1:], right[:, 1:used].clone()
             used -= 1
         column, term = _new_term(left[:, :used], right[:, :used], dx, dg)
-        left, right = _joined(left, used, column), _joined(right, used, term)
+        left, right = _append(left, used, column), _append(right, used, term)
         used += 1
         trial = x - _apply(left[:, :used], right[:, :used], g)
         new_x, guard = self.guard.choose(trial, rejected, fx, guard)
@@ -279,13 +279,13 @@ def _new_term(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tens
     image = _apply(left, right, dg)
     term = _apply(right, left, dx)
     denominator = (dx * image).sum(1, keepdim=True)
-    sizes = [torch.linalg.vector_norm(part.detach(), dim=1, keepdim=True) for part in (dx, image)]
-    sound = denominator.abs() > 1e-8 * sizes[0] * sizes[1]
-    return ((dx - image) / denominator.masked_fill(~sound, 1)).masked_fill(~sound, 0), term
+    sizes = [torch.linalg.vector_norm(vector.detach(), dim=1, keepdim=True) for vector in (dx, image)]
+    safe = denominator.abs() > 1e-8 * sizes[0] * sizes[1]
+    return ((dx - image) / denominator.masked_fill(~safe, 1)).masked_fill(~safe, 0), term
 
 
-def _joined(terms: Tensor, used: int, term: Tensor) -> Tensor:
-    """Adds a term to those in use: in place where there is room, but not in steps that are differentiated."""
+def _append(terms: Tensor, used: int, term: Tensor) -> Tensor:
+    """Appends a term to those in use, in place if there is room and the step is not differentiated."""
     if torch.is_grad_enabled() or under_functorch() or torch.compiler.is_compiling():
         return torch.cat([terms[:, :used], term[:, None]], dim=1)
     if used == terms.shape[1]:
@@ -332,12 +332,12 @@ class Newton(Solver):
         half = worse & (length > 0.5**self.halvings)
         plain = worse & ~half
         if under_transform() or not bool(worse.all()):
-            found = self._solve(f, x.detach(), fx - x)
-            fresh = ~worse & found.detach().isfinite().all(1)
+            newton_step = self._solve(f, x.detach(), fx - x)
+            fresh = ~worse & newton_step.detach().isfinite().all(1)
             keep = worse[:, None]
             origin, safe = torch.where(keep, origin, x), torch.where(keep, safe, fx)
             best = torch.where(worse, best, norm)
-            direction = torch.where(keep, direction, torch.where(fresh[:, None], found, fx - x))
+            direction = torch.where(keep, direction, torch.where(fresh[:, None], newton_step, fx - x))
         length = torch.where(half, length / 2, torch.where(plain, 0, 1))
         proposal = torch.where(plain[:, None], safe, origin + length[:, None] * direction)
         return proposal, (origin, direction, length, best, safe)

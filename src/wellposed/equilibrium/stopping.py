@@ -23,7 +23,7 @@ class Step:
     f: Map
     residual: Tensor  # (B,) |fx - x|_inf
     index: int  # 0 at the first evaluation; where steps are stacked, that of the first
-    first: Tensor | None = None  # (B,) residual of the first evaluation, where it tells what is nothing
+    first: Tensor | None = None  # (B,) residual of the first evaluation, where it sets the scale
 
 
 class Stopping(abc.ABC):
@@ -32,7 +32,7 @@ class Stopping(abc.ABC):
     The state a rule carries is a tuple of batch-first tensors, so that the loop can drop finished rows.
     """
 
-    certifies: bool = True  # False: counts steps and says nothing about the equilibrium
+    certifies: bool = True  # False: counts steps and claims no equilibrium
     stateless: bool = False  # True: `check` keeps no state and also takes several steps stacked in front
 
     def begin(self, x0: Tensor) -> State:
@@ -60,7 +60,7 @@ class Stopping(abc.ABC):
         return self
 
 
-def _positive(name: str, value: float | None) -> None:
+def _check_nonnegative(name: str, value: float | None) -> None:
     if value is not None and not value >= 0:
         raise InputError(f"{name} must not be negative; received {value}")
 
@@ -77,7 +77,7 @@ class Absolute(Stopping):
     stateless = True
 
     def __post_init__(self) -> None:
-        _positive("atol", self.atol)
+        _check_nonnegative("atol", self.atol)
 
     def check(self, step: Step, state: State) -> tuple[Tensor, State]:
         return step.residual <= self.atol, state
@@ -100,14 +100,14 @@ def smallest_tolerance(dtype: torch.dtype) -> float:
 class Relative(Stopping):
     """Accepts when ``|f(x) - x| <= max(atol, rtol |f(x)|, rounding of the map)``.
 
-    Nothing in it depends on the size of the state: a solution of size 1e-30 is found as exactly as one of size 1.
-    Models that know how much their equilibrium may amplify a residual divide `rtol` by that gain, so that there it
-    bounds the relative error (`bound_error`).
+    It does not depend on the size of the state: a solution of size 1e-30 is as accurate as one of size 1. Models
+    that know how much their equilibrium may amplify a residual divide `rtol` by that gain, so that it bounds the
+    relative error (`bound_error`).
 
     Args:
         rtol: None means about 1e-5 in float32 and 1e-10 in float64.
-        atol: None means none, but for a few of the smallest numbers of the dtype and, for a map of unknown nature,
-            ``1e-3 rtol`` times the first residual: states may decay to zero, beside which nothing is small.
+        atol: None means none, except for a few of the smallest numbers of the dtype and, for a general map,
+            ``1e-3 rtol`` times the first residual: states may decay to zero, beside which no residual is small.
         norm: ``"inf"`` or ``"2"``.
     """
 
@@ -117,8 +117,8 @@ class Relative(Stopping):
     stateless = True
 
     def __post_init__(self) -> None:
-        _positive("rtol", self.rtol)
-        _positive("atol", self.atol)
+        _check_nonnegative("rtol", self.rtol)
+        _check_nonnegative("atol", self.atol)
         if self.norm not in ("inf", "2"):
             raise InputError(f"norm must be 'inf' or '2'; received {self.norm!r}")
 
@@ -138,13 +138,13 @@ class Relative(Stopping):
 
 
 def bound_error(stop: Stopping, gain: float, dtype: torch.dtype) -> tuple[Stopping, torch.dtype]:
-    """Has `Relative` bound the error of a map whose errors are at most `gain` times its residuals.
+    """Tightens `Relative` to bound the error of a map whose errors are at most `gain` times its residuals.
 
-    Rounding is amplified like residuals. Where that is too much for float32, the solve is to be computed in
-    float64 and to the last digit of float32, so that nothing is lost afterwards, as in sequences.
+    Rounding is amplified like residuals. Where that is too much for float32, the solve must run in float64, to the
+    last digit of float32, so that later steps, as in sequences, lose nothing.
 
     Returns:
-        the rule with its tolerance divided by the gain, and the dtype to compute in; other rules as they are.
+        the rule with its tolerance divided by the gain, and the dtype to compute in; other rules unchanged.
 
     Example:
         >>> bound_error(Relative(1e-5), 8.0, torch.float32)
@@ -171,13 +171,13 @@ class ErrorBound(Stopping):
     tol: float
 
     def __post_init__(self) -> None:
-        _positive("tol", self.tol)
+        _check_nonnegative("tol", self.tol)
 
     def check(self, step: Step, state: State) -> tuple[Tensor, State]:
         bound = step.f.error_bound(step.x, step.fx)
         if bound is None:
             raise InputError(
-                "stop=ErrorBound(...) needs a map whose contraction is known, and this one says nothing; use "
+                "stop=ErrorBound(...) needs a map whose contraction is known, which this one's is not; use "
                 "ImplicitModel, declare the constant with Contraction(f, factor), or stop by Relative()"
             )
         return bound <= self.tol, state
@@ -200,7 +200,7 @@ class MeanRelative(Stopping):
     window: int = 5
 
     def __post_init__(self) -> None:
-        _positive("rtol", self.rtol)
+        _check_nonnegative("rtol", self.rtol)
         if self.window < 1:
             raise InputError(f"window must be at least 1; received {self.window}")
 
@@ -242,9 +242,9 @@ class Steps(Stopping):
 
 @dataclass(frozen=True)
 class Settled(Stopping):
-    """Accepts when nothing changes any more, or after `depth` steps, at which it cannot.
+    """Accepts when the state no longer changes, at the latest after `depth` steps.
 
-    For maps without feedback: each step puts one more layer in place, and `depth` of them all.
+    For maps without feedback: each step makes one more layer exact, and `depth` steps make all of them exact.
     """
 
     depth: int
@@ -270,10 +270,10 @@ class RandomSteps(Stopping):
     certifies = False
 
     def __post_init__(self) -> None:
-        _check_draws(self.low, self.high)
+        _check_range(self.low, self.high)
 
     def begin(self, x0: Tensor) -> State:
-        return (_drawn(self.low, self.high, x0, self.generator),)
+        return (_draw_steps(self.low, self.high, x0, self.generator),)
 
     def check(self, step: Step, state: State) -> tuple[Tensor, State]:
         return step.index >= state[0], state
@@ -285,12 +285,12 @@ class RandomSteps(Stopping):
         return self.high + 1
 
 
-def _check_draws(low: int, high: int) -> None:
+def _check_range(low: int, high: int) -> None:
     if not 0 <= low <= high:
         raise InputError(f"0 <= low <= high is needed; received low={low}, high={high}")
 
 
-def _drawn(low: int, high: int, x0: Tensor, generator: torch.Generator | None) -> Tensor:  # (B,)
+def _draw_steps(low: int, high: int, x0: Tensor, generator: torch.Generator | None) -> Tensor:  # (B,)
     device = None if generator is None else generator.device
     return torch.randint(low, high + 1, (x0.shape[0],), generator=generator, device=device).to(x0.device)
 
@@ -300,7 +300,7 @@ class RandomThreshold(Stopping):
     """Accepts where another rule does, and at the latest after a number of steps drawn for every sample.
 
     The number is uniform in ``low..high``. Solvers that give up at random are a defence against attacks in 004
-    (section E.3: 1 to 8 steps), and one that attacks through the steps undo. All samples end as `STEPS_DONE`,
+    (section E.3: 1 to 8 steps), which attacks through the steps defeat. All samples end as `STEPS_DONE`,
     which claims no equilibrium. The backward solve follows the other rule alone.
 
     Args:
@@ -311,8 +311,8 @@ class RandomThreshold(Stopping):
     Example:
         >>> from wellposed.equilibrium.fixed_point import fixed_point
         >>> stop = RandomThreshold(1, 3, generator=torch.Generator().manual_seed(0))
-        >>> found = fixed_point(lambda x: 0.5 * x + 1, torch.zeros(20, 1), solver="picard", stop=stop)
-        >>> sorted(set(found.value.flatten().tolist()))  # after 1, 2 or 3 steps
+        >>> solution = fixed_point(lambda x: 0.5 * x + 1, torch.zeros(20, 1), solver="picard", stop=stop)
+        >>> sorted(set(solution.value.flatten().tolist()))  # after 1, 2 or 3 steps
         [1.0, 1.5, 1.75]
     """
 
@@ -323,10 +323,10 @@ class RandomThreshold(Stopping):
     certifies = False
 
     def __post_init__(self) -> None:
-        _check_draws(self.low, self.high)
+        _check_range(self.low, self.high)
 
     def begin(self, x0: Tensor) -> State:
-        return (_drawn(self.low, self.high, x0, self.generator), *self.rule.begin(x0))
+        return (_draw_steps(self.low, self.high, x0, self.generator), *self.rule.begin(x0))
 
     def check(self, step: Step, state: State) -> tuple[Tensor, State]:
         accepted, inner = self.rule.check(step, state[1:])

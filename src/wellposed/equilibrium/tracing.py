@@ -1,4 +1,4 @@
-"""Living with transforms: compiled graphs, vmap and jacrev."""
+"""What code must know under transforms: compiled graphs, vmap, jacrev, forward mode."""
 
 import contextlib
 import contextvars
@@ -33,8 +33,8 @@ def no_tangents() -> contextlib.AbstractContextManager[None]:
 def forward_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the ``jvp`` of an autograd function from a rule that takes the saved tensors and the tangents.
 
-    Torch calls it with forward mode off, by which the derivative of a tangent, as of jacfwd in jacfwd, would be
-    zero and nobody told.
+    Torch calls it with forward mode off, which would silently make the derivative of a tangent zero, as in jacfwd
+    of jacfwd.
     """
 
     @functools.wraps(rule)
@@ -46,44 +46,44 @@ def forward_rule(rule: Callable[..., Any]) -> Callable[..., Any]:
     return jvp
 
 
-_UNSEEN: contextvars.ContextVar[bool] = contextvars.ContextVar("wellposed_unseen", default=False)
+_NO_HOST_READS: contextvars.ContextVar[bool] = contextvars.ContextVar("wellposed_no_host_reads", default=False)
 
 
 @contextlib.contextmanager
 def no_host_reads() -> Iterator[None]:
-    """Has solvers look at no value in the block, as the capture of a CUDA graph needs."""
-    token = _UNSEEN.set(True)
+    """Keeps solvers from reading values on the host in the block, as the capture of a CUDA graph needs."""
+    token = _NO_HOST_READS.set(True)
     try:
         yield
     finally:
-        _UNSEEN.reset(token)
+        _NO_HOST_READS.reset(token)
 
 
 def under_transform() -> bool:
-    """Tells whether values cannot be looked at: inside vmap, jacrev, export or a captured program."""
-    return under_functorch() or torch.compiler.is_compiling() or _UNSEEN.get()
+    """Tells whether values cannot be read on the host: inside vmap, jacrev, export or a captured program."""
+    return under_functorch() or torch.compiler.is_compiling() or _NO_HOST_READS.get()
 
 
-def refuse_programs(model: str, counted: bool) -> None:
-    """Raises where a model is written down as a program that could not do what it does.
+def check_traceable(model: str, fixed_steps: bool) -> None:
+    """Raises if torch.export or torch.jit.trace would record a program that does not do what the model does.
 
     Args:
-        model: what it is.
-        counted: whether its number of steps is known (`Steps`), which torch.export can write down.
+        model: its name in the message.
+        fixed_steps: whether its number of steps is known (`Steps`), so that torch.export can record it.
     """
-    exported = torch.compiler.is_exporting() and not counted
+    exported = torch.compiler.is_exporting() and not fixed_steps
     if exported or torch.jit.is_tracing():  # type: ignore[attr-defined]
         tracer = "torch.export" if exported else "torch.jit.trace"
         raise InputError(
-            f"{tracer} cannot write down {model}, whose number of steps depends on values; give it "
+            f"{tracer} cannot record {model}, whose number of steps depends on values; give it "
             "wellposed.fixed_steps(model, steps), or write a file with wellposed.export_onnx"
         )
 
 
 def outside_compile(function: Callable[P, R]) -> Callable[P, R]:
-    """Keeps a function out of compiled graphs; elsewhere it costs nothing, unlike the plain decorator.
+    """Keeps a function out of compiled graphs, like `torch.compiler.disable`, but costs nothing elsewhere.
 
-    The decorator is applied at the call, since it imports the whole compiler.
+    That decorator imports the whole compiler, so it is applied only at a call from compiled code.
     """
 
     @functools.wraps(function)

@@ -115,7 +115,7 @@ class Program:
             self.size = piece_norms(self.x)
         self.fx = self.f(self.x)
         residual, before, self.size = piece_norms(self.fx - self.x), self.size, piece_norms(self.fx)
-        if index == 0 and self.f.fades:
+        if index == 0 and self.f.may_decay:
             self.first = residual.amax(-1)
         return Step(self.x, self.fx, self.f, residual, index, self.first), [residual, before, self.size]
 

@@ -1,9 +1,9 @@
 """Ready cells for `DEQ`: dense, convolutional, with recall of the input, transformer and multiscale.
 
-A `Cell` is a step in two halves, and `convolution` and `group_norm` build layers that keep samples apart.
-`DenseCell`, `PlainConvCell`, `RecallCell` and `ConvCell` are made of them. `TransformerCell` is a weight-tied
-transformer block. `MultiscaleCell` is the cell of the multiscale DEQ: a residual block for every resolution, and
-their fusion.
+A `Cell` separates the injection of the input from the step of the state; `convolution` and `group_norm` build
+layers that do not mix samples. `DenseCell`, `PlainConvCell`, `RecallCell` and `ConvCell` are made of them.
+`TransformerCell` is a weight-tied transformer block. `MultiscaleCell` is the cell of the multiscale DEQ: a
+residual block for every resolution, and their fusion.
 """
 
 import abc
@@ -27,9 +27,9 @@ Convolution = nn.Conv1d | nn.Conv2d
 
 
 class Cell(nn.Module, abc.ABC):
-    """A map ``(x, u) -> x`` in two halves: what depends on the input alone, and a step of the state.
+    """A map ``(x, u) -> x`` split into an injection, which depends on the input alone, and a step of the state.
 
-    ``cell(x, u)`` is ``cell.step(x, cell.inject(u))``; over the steps of a solve the first half stays the same.
+    ``cell(x, u)`` is ``cell.step(x, cell.inject(u))``; the injection is the same for all steps of a solve.
     """
 
     @abc.abstractmethod
@@ -402,8 +402,8 @@ class TransformerCell(Cell):
     def step(self, x: Tensor, injection: State) -> Tensor:
         projected, mask = (injection, None) if isinstance(injection, Tensor) else injection
         shared, residual = projected.split((3 * self.width, self.width), dim=-1)
-        heard = self.mix(self._attend(self.state(x) + shared, mask))
-        h = self.norms[0](x + residual + self.dropouts[0](heard))
+        attended = self.mix(self._attend(self.state(x) + shared, mask))
+        h = self.norms[0](x + residual + self.dropouts[0](attended))
         x = self.norms[1](h + self.dropouts[1](self.output(self.nonlinearity(self.hidden(h)))))
         return x if mask is None else x * mask[:, :, None]
 
@@ -411,10 +411,10 @@ class TransformerCell(Cell):
         query, key, value = projections.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, T, d/H)
         visible = None if mask is None else _visible(mask, self.causal)
         with _differentiable_attention(query):
-            heard = F.scaled_dot_product_attention(
+            attended = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=visible, is_causal=self.causal and mask is None
             )
-        return heard.transpose(1, 2).flatten(2)
+        return attended.transpose(1, 2).flatten(2)
 
     def _checked(self, u: State) -> tuple[Tensor, Tensor | None]:
         sequence, mask = (u, None) if isinstance(u, Tensor) else u if len(u) == 2 else (None, None)
@@ -501,8 +501,8 @@ class MultiscaleCell(Cell):
         if len(x) != len(self.blocks):
             raise InputError(f"the state has one tensor for each of {len(self.blocks)} scales; received {len(x)}")
         injections = [injection] + [None] * (len(self.blocks) - 1)
-        parts = [block(part, i) for block, part, i in zip(self.blocks, x, injections, strict=True)]
-        return tuple(fusion(parts) for fusion in self.fusions)
+        states = [block(state, i) for block, state, i in zip(self.blocks, x, injections, strict=True)]
+        return tuple(fusion(states) for fusion in self.fusions)
 
 
 class _Fusion(nn.Module):
@@ -523,14 +523,14 @@ class _Fusion(nn.Module):
         self.mix = convolution(2, channels[target], channels[target], 1, bias=False)
         self.norm = group_norm(groups, channels[target], gain=0.25)
 
-    def forward(self, parts: list[Tensor]) -> Tensor:
+    def forward(self, states: list[Tensor]) -> Tensor:
         """Returns the next state of the target resolution."""
-        own = parts[self.target]
+        own = states[self.target]
         total = own
-        for path, part in zip(self.down, parts[: self.target], strict=True):
-            total = total + path(part)
-        for path, part in zip(self.up, parts[self.target + 1 :], strict=True):
-            total = total + F.interpolate(path(part), size=own.shape[2:], mode="nearest")
+        for path, state in zip(self.down, states[: self.target], strict=True):
+            total = total + path(state)
+        for path, state in zip(self.up, states[self.target + 1 :], strict=True):
+            total = total + F.interpolate(path(state), size=own.shape[2:], mode="nearest")
         return self.norm(self.mix(self.nonlinearity(total)))
 
 

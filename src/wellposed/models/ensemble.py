@@ -140,34 +140,34 @@ def _with_state(model: nn.Module, value: Callable[[str], Tensor]) -> nn.Module:
     replaced: dict[int, Any] = {}
     for name, tensor in _state(model).items():
         new = value(name).detach()
-        kept = nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-        replaced[id(tensor)] = kept
+        is_parameter = isinstance(tensor, nn.Parameter)
+        replaced[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
     return copy.deepcopy(model, replaced)
 
 
 def _require_same(first: nn.Module, other: nn.Module, index: int) -> None:
     """Raises unless two modules differ in values of parameters and buffers only."""
     mine, yours = _description(first), _description(other)
-    for place in [*mine, *yours]:
-        if place not in mine or place not in yours or not _alike(mine[place], yours[place]):
-            received = f"{mine.get(place, 'none')!r} and {yours.get(place, 'none')!r}"
+    for attribute in [*mine, *yours]:
+        if attribute not in mine or attribute not in yours or not _alike(mine[attribute], yours[attribute]):
+            received = f"{mine.get(attribute, 'none')!r} and {yours.get(attribute, 'none')!r}"
             raise InputError(
-                f"modules 0 and {index} of an Ensemble differ in {place!r}: {received}. Only the values of "
+                f"modules 0 and {index} of an Ensemble differ in {attribute!r}: {received}. Only the values of "
                 "parameters and buffers may differ; make one Ensemble for each kind"
             )
 
 
 def _description(model: nn.Module) -> dict[str, Any]:
-    """Lists all that makes a module what it is, except the values of its parameters and buffers."""
-    found: dict[str, Any] = {}
+    """Lists everything that defines a module, except the values of its parameters and buffers."""
+    description: dict[str, Any] = {}
     for name, module in model.named_modules():
-        found[name or "class"] = type(module)
+        description[name or "class"] = type(module)
         own = {k: v for k, v in vars(module).items() if k not in ("_parameters", "_buffers", "_modules")}
-        found |= {f"{name}.{k}".lstrip("."): v for k, v in own.items()}
+        description |= {f"{name}.{k}".lstrip("."): v for k, v in own.items()}
     for name, tensor in _state(model).items():
-        found[f"{name} (shape, dtype, device)"] = (*tensor.shape, tensor.dtype, tensor.device)
-        found[f"{name}.requires_grad"] = tensor.requires_grad
-    return found
+        description[f"{name} (shape, dtype, device)"] = (*tensor.shape, tensor.dtype, tensor.device)
+        description[f"{name}.requires_grad"] = tensor.requires_grad
+    return description
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -51,7 +51,7 @@ from wellposed.equilibrium.method import (
     no_equilibrium,
 )
 from wellposed.equilibrium.stopping import Settled, bound_error
-from wellposed.equilibrium.tracing import refuse_programs, under_forward_mode, under_transform
+from wellposed.equilibrium.tracing import check_traceable, under_forward_mode, under_transform
 from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.forms import Dense, ImplicitForm, LowRank, Zero, absorb_output_bias, cap_rows
 from wellposed.kernels.compiled_op import check_outputs, equilibrium_op, write_spec
@@ -84,16 +84,16 @@ class ImplicitModel(nn.Module):
             `Activation`.
         kappa: the cap on A; times the Lipschitz constant of phi it must be below one. None only with
             ``triangular=True`` (no cap).
-        condition: how A is kept well-posed: ``"inf"`` (row sums at most kappa), ``"weighted"`` (the same in
+        condition: what makes A well-posed: ``"inf"`` (row sums at most kappa), ``"weighted"`` (the same in
             a learned scale), ``"mu"``, ``"spectral"``, ``"monotone"``, ``"block"``.
         rank: A = L R' with this rank, never formed.
         feedthrough: whether there is a D.
         bias: whether there is a b.
         triangular: A strictly upper triangular, that is, no feedback.
-        solver, stop, max_steps, gradient, on_failure: as in `fixed_point`, but for 1000 steps unless told.
-            `Relative` bounds the relative error: the cap tells how much larger than residuals errors may be.
+        solver, stop, max_steps, gradient, on_failure: as in `fixed_point`, but with 1000 steps by default.
+            `Relative` bounds the relative error: the cap says how much larger than residuals errors may be.
         executor: ``"auto"``, ``"numba"`` or ``"triton"`` (compiled kernels or an error) or ``"reference"``, which
-            forces the plain loop; `explain` tells what ``"auto"`` does.
+            forces the plain loop; `explain` says what ``"auto"`` does.
 
     Example:
         >>> model = ImplicitModel(3, 2, 8)
@@ -159,7 +159,7 @@ class ImplicitModel(nn.Module):
 
     @property
     def condition(self) -> Condition:
-        """How A is kept well-posed."""
+        """The condition that makes A well-posed."""
         return self.state.condition
 
     def certificate(self) -> Certificate:
@@ -192,7 +192,7 @@ class ImplicitModel(nn.Module):
         return check_outputs(y, x, self.on_failure)
 
     def _layer_engine(self, u: Tensor) -> Compiled | None:
-        """Returns what computes the outputs as one node of the graph; None if they are several."""
+        """Returns the engine that computes the outputs as one node of the graph; None if it takes several."""
         if under_transform() or under_forward_mode() or self.hooks is not None or active_logs():
             return None
         own, device = self.B, u.device
@@ -201,7 +201,7 @@ class ImplicitModel(nn.Module):
         return self._whole_engine()
 
     def _whole_engine(self) -> Compiled | None:
-        """Returns the engine with a kernel for the equation of A itself, which is asked for once."""
+        """Returns the engine with a kernel for the equation of A itself, which is looked up once."""
         spec = self.spec()
         if "layer" not in spec.prepared:
             whole = not self.state.shifted and hasattr(self.state, "raw")
@@ -228,7 +228,7 @@ class ImplicitModel(nn.Module):
         return run_layer(engine, spec, None, u, *chosen, self.bias)  # type: ignore[call-arg, arg-type]
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
-        """Computes the states and tells, per sample, how they were reached."""
+        """Computes the states and, per sample, how they were reached."""
         self._check(u)
         if u.dim() != 2:
             raise InputError(f"u must have the shape (batch, {self.in_features}); received {tuple(u.shape)}")
@@ -294,11 +294,11 @@ class ImplicitModel(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of solves: float64 for a float32 model whose gain makes too much of float32's rounding."""
+        """The dtype of solves: float64 for a float32 model whose gain amplifies float32's rounding too much."""
         return self._prepared()[1]
 
     def explain(self, u: Tensor) -> str:
-        """Says which engine computes ``model(u)``, and why those before it do not, a line an engine.
+        """Says which engine computes ``model(u)``, and why those before it do not, one line each.
 
         Args:
             u: inputs, of which only shape, dtype, device and whether they require gradients count. The answer is
@@ -336,11 +336,11 @@ class ImplicitModel(nn.Module):
         self, system: IterationSystem, run: Solve, v: Tensor, u: Tensor, x0: Tensor | None = None, *,
         trace: bool = True, sparse: SparseRows | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Solves ``x = phi(Ax + v)`` for a system that was prepared before, perhaps for many solves.
+        """Solves ``x = phi(Ax + v)`` for a prepared system, which many solves may share.
 
         Args:
             system: from `state.system()`.
-            run: the options, and who is told.
+            run: the options, and where the outcome is reported.
             v: ``Bu + b``, ``(B, n)``.
             u: read only where the stopping rule is an error bound.
             x0: start, zeros if None.
@@ -364,10 +364,10 @@ class ImplicitModel(nn.Module):
         engine = choose(spec, factors)
         engine = replace(NUMBA, sparse=sparse) if sparse is not None and engine is NUMBA else engine
         if isinstance(self.gradient, Implicit) and self.activation.componentwise:
-            found = affine_equilibrium(AffineSolve(spec, engine, run, trace), v, start, context, *factors)
+            result = affine_equilibrium(AffineSolve(spec, engine, run, trace), v, start, context, *factors)
         else:
-            found = self._solve_generally(spec, run, factors, v, start, context)
-        value, status, steps, residuals = found
+            result = self._solve_generally(spec, run, factors, v, start, context)
+        value, status, steps, residuals = result
         return value.to(dtype), status, steps, residuals.to(dtype)
 
     def _solve_generally(
@@ -379,13 +379,13 @@ class ImplicitModel(nn.Module):
             f = AffineMap(factors, v, self.activation, spec.damping, spec.bound, context)
         else:
             f = SplittingMap.of(factors[0], v, self.activation, spec.splitting, spec.bound, context)
-        value, found = self.gradient.solve(f, start, run)
+        value, iterates = self.gradient.solve(f, start, run)
         if spec.splitting is not None:
             value = self.activation.function(value)
-        return value, found.status, found.steps, found.residuals
+        return value, iterates.status, iterates.steps, iterates.residuals
 
     def spec_text(self) -> str | None:
-        """Writes down how the model solves, for operators of torch; None without a kernel."""
+        """Describes how the model solves as text, for operators of torch; None without a kernel."""
         spec = self.spec()
         if self.state.shifted or not hasattr(self.state, "raw") or self.executor == "reference":
             return None
@@ -403,7 +403,7 @@ class ImplicitModel(nn.Module):
         """Tells whether sparse products may be taken at all: numba has a kernel, and A can be read."""
         if self.state_features < LEAST or under_transform() or self._whole_engine() is not NUMBA:
             return False
-        # Tensors made in inference mode do not tell when they change.
+        # Changes to tensors made in inference mode are not counted.
         return not any(tensor is not None and tensor.is_inference() for tensor in self._tensors())
 
     def _tensors(self) -> tuple[Tensor | None, ...]:
@@ -433,7 +433,7 @@ class ImplicitModel(nn.Module):
             return torch.cat([F.linear(u, self.B, self.bias), F.linear(u.abs(), self.B.abs(), size)], dim=1)
 
     def _check(self, u: Tensor) -> None:
-        refuse_programs("an ImplicitModel", isinstance(self.stop, Steps))
+        check_traceable("an ImplicitModel", isinstance(self.stop, Steps))
         if not isinstance(u, Tensor):
             raise not_a_tensor("u", u)
         if u.dim() == 0 or u.shape[-1] != self.in_features:
@@ -442,7 +442,7 @@ class ImplicitModel(nn.Module):
             raise InputError(
                 f"u is {u.dtype} and the model {self.B.dtype}; convert one of them: u.to(...) or model.to(...)"
             )
-        # On a GPU reading a value would wait for the device: there a solve that fails blames its inputs.
+        # On a GPU reading a value synchronises with the device; there a failed solve blames its inputs.
         if not under_transform() and not u.is_cuda and not math.isfinite(u.detach().sum()):
             require_finite("u", u)
 
@@ -460,7 +460,7 @@ class ImplicitModel(nn.Module):
         """Builds a model that evaluates exactly these matrices.
 
         Never changes A: raises `IllPosedError` if no condition proves it well-posed. Without `condition` the
-        first one that holds is kept; without `kappa` the cap is 0.95 or, if larger, what A needs.
+        first one that holds is used; without `kappa` the cap is 0.95 or, if larger, what A needs.
 
         Args:
             A, B, C, D: ``(n, n)``, ``(n, p)``, ``(q, n)`` and ``(q, p)``.
@@ -555,7 +555,7 @@ class ImplicitModel(nn.Module):
 
 
 def _spec_text(model: ImplicitModel) -> str | None:
-    """Writes down how a model solves, for a graph that is being compiled."""
+    """Describes how a model solves as text, for a graph that is being compiled."""
     return model.spec_text()
 
 

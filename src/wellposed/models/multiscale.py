@@ -45,7 +45,7 @@ class MultiscaleDEQ(nn.Module):
         executor: as in `DEQ`.
 
     Attributes:
-        stem, deq, head, classifier: the parts, in this order.
+        stem, deq, head, classifier: the modules, in this order.
 
     Example:
         >>> import torch
@@ -103,12 +103,12 @@ class MultiscaleDEQ(nn.Module):
         return self.head(self.deq(self._inject(images)))
 
     def equilibrium(self, images: Tensor, x0: States | None = None) -> Solution:
-        """Computes the states, one tensor a scale, and tells per sample how they were reached."""
+        """Computes the states, one tensor a scale, and, per sample, how they were reached."""
         injection = self._inject(images)
         if x0 is not None:
             expected = [(len(images), *shape) for shape in self.deq.cell.state_shape(injection)]  # type: ignore[operator]
-            if [tuple(part.shape) for part in x0] != expected:
-                received = [tuple(part.shape) for part in x0]
+            if [tuple(state.shape) for state in x0] != expected:
+                received = [tuple(state.shape) for state in x0]
                 raise InputError(f"x0 must be a tuple of tensors with the shapes {expected}; received {received}")
         return self.deq.equilibrium(injection, x0)
 

@@ -1,10 +1,10 @@
 """Noise inside models: how strong it is, where it enters and when it is drawn (004 section 3.2).
 
-`normals` returns normal numbers that are functions of a seed and of places, by Philox-4x32-10 (`philox`) and the
-Box-Muller transform. A draw is named by its seed, its sample, its step, its site in the step and its number there,
-so that it does not matter in which order and how often it is computed, on which device and for which samples at
-once. `Noise` says how strong the noise is and where, `NoiseDraws` draws it for one solve, and `NoisyMap` is a map
-under it. `noise_sensitivity` computes how states move with the noise: the derivatives of 004 (section 3.3 and
+`normals` returns normal numbers that are functions of a seed and a position, by Philox-4x32-10 (`philox`) and the
+Box-Muller transform. A draw is identified by its seed, its sample, its step, its site in the step and its number
+there, so that its value does not depend on the order of computation, the device or the rest of the batch. `Noise`
+says how strong the noise is and where it enters, `NoiseDraws` draws it for one solve, and `NoisyMap` adds it to a
+map. `noise_sensitivity` computes how states move with the noise: the derivatives of 004 (section 3.3 and
 appendix A), by their recursions.
 
 Reference: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
@@ -80,14 +80,14 @@ def normals(
         dtype: of the result.
 
     Example:
-        >>> all_of_them = normals(1, torch.arange(5), 0, STATE, 6)
-        >>> torch.equal(all_of_them[3:, :2], normals(1, torch.arange(3, 5), 0, STATE, 2))
+        >>> batch = normals(1, torch.arange(5), 0, STATE, 6)
+        >>> torch.equal(batch[3:, :2], normals(1, torch.arange(3, 5), 0, STATE, 2))
         True
     """
     number = torch.arange((count + 3) // 4, device=samples.device)
     when, where = torch.full_like(number, step), torch.full_like(number, site)
     a, b, c, d = philox((number, when, samples[:, None], where), seed)
-    pairs = [part for radius, angle in ((a, b), (c, d)) for part in _box_muller(radius, angle)]
+    pairs = [normal for radius, angle in ((a, b), (c, d)) for normal in _box_muller(radius, angle)]
     return torch.stack(pairs, dim=-1).flatten(1)[:, :count].to(dtype)
 
 
@@ -99,7 +99,7 @@ def _box_muller(radius: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
 
 Kind = Literal["multiplicative", "additive"]
 KINDS = ("multiplicative", "additive")
-PLACES = {"input": INPUT, "state": STATE, "signal": SIGNAL}
+TARGETS = {"input": INPUT, "state": STATE, "signal": SIGNAL}
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Noise:
 
     A ratio is one of powers: at D decibels the noise added to a sample ``x`` of d numbers has the standard
     deviation ``|x|_2 / sqrt(d 10^(D/10))`` in each of them. The formula as 004 prints it (eq. 4) lacks d, and its
-    noise is that much stronger; it is there as ``literal=True``. Additive noise does not look at the sample: its
+    noise is that much stronger; ``literal=True`` selects it. Additive noise ignores the size of the sample: its
     standard deviation is ``10^(-D/20)``, that of a signal of power one (004 eq. 8 with eta).
 
     Args:
@@ -116,12 +116,12 @@ class Noise:
         state: of noise added to the state before each step (of a feed-forward network, between its layers).
         input: of noise added to the input, once a solve.
         kind: "multiplicative" or "additive".
-        redraw: whether every step draws anew; else a solve keeps its first draw, as the theory of 004 has it.
-        literal: whether to take eq. 4 of 004 as it is printed.
+        redraw: whether every step draws anew; else a solve reuses its first draw, as in the theory of 004.
+        literal: whether to use eq. 4 of 004 as printed.
         generator: of the draws; torch's own if None.
         counter: whether draws are functions of sample, step and state (Philox), under a seed that every solve
-            draws once, so that they do not depend on which samples are still at work. If false draws are those
-            of torch; None leaves counters to `ImplicitModel` and torch's draws to others.
+            draws once, so that they do not depend on which samples are still active. If False, torch draws; None
+            means counters for `ImplicitModel` and torch's draws elsewhere.
 
     Example:
         >>> x = torch.ones(1, 4)
@@ -169,14 +169,14 @@ class Noise:
 
     def silent(self) -> bool:
         """Whether there is no noise at all."""
-        return all(part is None or part == math.inf for part in (self.signal, self.state, self.input))
+        return all(ratio is None or ratio == math.inf for ratio in (self.signal, self.state, self.input))
 
 
 class NoiseDraws:
     """The noise of one solve, or of one pass through a feed-forward network.
 
     Every sample has its own draws, whichever companions leave the batch before it: they are made for the whole
-    batch and then taken for the rows at work, or they are functions of the sample.
+    batch and then indexed by the active rows, or they are functions of the sample.
 
     Args:
         noise: how strong, where and when.
@@ -189,10 +189,10 @@ class NoiseDraws:
         counted = not self.silent and (counter if noise.counter is None else noise.counter)
         self.seed = draw_seed(noise.generator) if counted else None
         self.step = -1  # which evaluation this is
-        self.rows: Tensor | None = None  # samples at work; None for all
-        self.quiet = False  # evaluates without noise
-        self._calls: Counter[str] = Counter()  # how often places were passed since the step began
-        self._held: dict[tuple[object, ...], Tensor] = {}
+        self.rows: Tensor | None = None  # active samples; None for all
+        self.quiet = False  # whether to add no noise
+        self._calls: Counter[str] = Counter()  # additions of noise to each target since the step began
+        self._reused: dict[tuple[object, ...], Tensor] = {}
 
     def begin(self, rows: Tensor | None = None) -> None:
         """Notes that a step begins, and for which samples."""
@@ -200,108 +200,108 @@ class NoiseDraws:
         self._calls.clear()
 
     def input(self, u: State) -> State:
-        """Disturbs what a model is given."""
+        """Adds noise to the input of a model."""
         return self._add("input", u, self.noise.input)
 
     def state(self, x: State) -> State:
-        """Disturbs a state."""
+        """Adds noise to a state."""
         return self._add("state", x, self.noise.state)
 
     def signal(self, z: Tensor) -> Tensor:
-        """Disturbs what goes into a nonlinearity."""
-        disturbed = self._add("signal", z, self.noise.signal)
-        assert isinstance(disturbed, Tensor)
-        return disturbed
+        """Adds noise to the input of a nonlinearity."""
+        noisy = self._add("signal", z, self.noise.signal)
+        assert isinstance(noisy, Tensor)
+        return noisy
 
-    def _add(self, place: str, x: State, decibels: float | None) -> State:
+    def _add(self, target: str, x: State, decibels: float | None) -> State:
         if decibels is None or decibels == math.inf or self.quiet:
             return x
         if not isinstance(x, Tensor):
-            return tuple(self._added(place, part, decibels) for part in x)
-        return self._added(place, x, decibels)
+            return tuple(self._add_to_tensor(target, tensor, decibels) for tensor in x)
+        return self._add_to_tensor(target, x, decibels)
 
-    def _added(self, place: str, x: Tensor, decibels: float) -> Tensor:
+    def _add_to_tensor(self, target: str, x: Tensor, decibels: float) -> Tensor:
         if not x.is_floating_point():
             return x
-        draw = self._draw(place, x) if self.seed is None else self._counted(place, x, self.seed)
-        self._calls[place] += 1
+        draw = self._draw(target, x) if self.seed is None else self._draw_counted(target, x, self.seed)
+        self._calls[target] += 1
         return x + self.noise.deviation(x, decibels) * draw
 
-    def _counted(self, place: str, x: Tensor, seed: int) -> Tensor:
+    def _draw_counted(self, target: str, x: Tensor, seed: int) -> Tensor:
         samples = torch.arange(self.batch, device=x.device) if self.rows is None else self.rows
         step = max(self.step, 0) if self.noise.redraw else 0
-        site = SITES * self._calls[place] + PLACES[place]
+        site = SITES * self._calls[target] + TARGETS[target]
         return normals(seed, samples, step, site, x.shape[1:].numel(), x.dtype).reshape(x.shape)
 
-    def _draw(self, place: str, x: Tensor) -> Tensor:
-        key = place, self._calls[place], x.shape[1:]
-        draw = self._held.get(key)
+    def _draw(self, target: str, x: Tensor) -> Tensor:
+        key = target, self._calls[target], x.shape[1:]
+        draw = self._reused.get(key)
         if draw is None:
             shape = (self.batch, *x.shape[1:])
             draw = torch.randn(shape, generator=self.noise.generator, dtype=x.dtype, device=x.device)
             if not self.noise.redraw:
-                self._held[key] = draw
+                self._reused[key] = draw
         return draw if self.rows is None or self.rows.shape[0] == self.batch else draw[self.rows]
 
 
 class NoisyMap:
-    """A map of state and inputs that is disturbed at every evaluation, and its `noiseless` counterpart.
+    """A map of state and inputs with noise at every evaluation, and its `noiseless` counterpart.
 
-    It takes one input more than the map, the numbers of the samples at work.
+    It takes one input more than the map, the numbers of the active samples.
     """
 
-    def __init__(self, function: Callable[..., State], disturbance: NoiseDraws) -> None:
-        self.function, self.disturbance = function, disturbance
+    def __init__(self, function: Callable[..., State], draws: NoiseDraws) -> None:
+        self.function, self.draws = function, draws
 
     def __call__(self, x: State, *arguments: Tensor) -> State:
         """Evaluates the map with noise."""
-        self.disturbance.begin(arguments[-1])
-        return self.function(self.disturbance.state(x), *arguments[:-1])
+        self.draws.begin(arguments[-1])
+        return self.function(self.draws.state(x), *arguments[:-1])
 
     def noiseless(self, x: State, *arguments: Tensor) -> State:
         """Evaluates the map without noise."""
-        self.disturbance.quiet = True
+        self.draws.quiet = True
         try:
             return self.function(x, *arguments[:-1])
         finally:
-            self.disturbance.quiet = False
+            self.draws.quiet = False
 
 
 def nonlinearities(module: nn.Module) -> list[nn.Module]:
-    """Returns the nonlinearities of a network or cell, those of layers called "projection..." apart.
+    """Returns the nonlinearities of a network or cell, except in layers called "projection...".
 
     Example:
         >>> len(nonlinearities(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh())))
         2
     """
     return [
-        part
-        for name, part in module.named_modules()
-        if _is_nonlinearity(part) and not any(word.startswith("projection") for word in name.split("."))
+        layer
+        for name, layer in module.named_modules()
+        if _is_nonlinearity(layer) and not any(word.startswith("projection") for word in name.split("."))
     ]
 
 
 def _is_nonlinearity(layer: nn.Module) -> bool:
-    """Tells layers that only apply an activation."""
+    """Tells whether a layer only applies an activation."""
     known = not isinstance(layer, nn.Identity) and any(map(of_layer, type(layer).__mro__))
     applies = known or isinstance(getattr(layer, "activation", None), Activation)
     return applies and not any(True for _ in layer.children())
 
 
 @contextlib.contextmanager
-def disturbed_signals(points: Iterable[nn.Module], disturbance: NoiseDraws) -> Iterator[None]:
-    """Adds noise to all that goes into some layers, until the block ends."""
-    points = list(points)
-    if disturbance.noise.signal not in (None, math.inf) and not points:
+def disturbed_signals(layers: Iterable[nn.Module], draws: NoiseDraws) -> Iterator[None]:
+    """Adds noise to the inputs of some layers, until the block ends."""
+    layers = list(layers)
+    if draws.noise.signal not in (None, math.inf) and not layers:
         raise InputError(
             "signal noise enters before the nonlinearities, and this model has none that is a layer; use modules "
             "(nn.Tanh(), a ready cell) in place of functions, or name the layers"
         )
 
     def hook(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return disturbance.signal(arguments[0]), *arguments[1:]
+        return draws.signal(arguments[0]), *arguments[1:]
 
-    handles = [point.register_forward_pre_hook(hook) for point in points]
+    handles = [layer.register_forward_pre_hook(hook) for layer in layers]
     try:
         yield
     finally:

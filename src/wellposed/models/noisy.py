@@ -19,11 +19,11 @@ from wellposed.models.noise import Noise, NoiseDraws, NoisyMap, disturbed_signal
 
 
 class Noisy(nn.Module):
-    """Evaluates a model under noise, which the comparison of equilibrium and feed-forward models needs for both.
+    """Evaluates a model under noise: equilibrium and feed-forward models alike, so that they can be compared.
 
-    Of an `ImplicitModel` ``phi(A x + B u + b)`` is the signal. Of a model with a `DEQ` inside the noise is that of
-    the DEQ. Of any other network signals are what goes into its nonlinearities, those of a layer called
-    "projection" apart, and states what comes out of all of them but the last.
+    The signal of an `ImplicitModel` is ``A x + B u + b``. In a model with a `DEQ` inside, the noise is that of the
+    DEQ. In any other network, signals are the inputs of its nonlinearities, except in layers called "projection",
+    and states are the outputs of all of them but the last.
 
     Args:
         model: a module; its parameters stay its own.
@@ -47,11 +47,11 @@ class Noisy(nn.Module):
             return y
         if isinstance(self.model, ImplicitModel):
             return self._implicit(self.model, u)[1]
-        inner = [part for part in self.model.modules() if isinstance(part, DEQ)]
+        inner = [module for module in self.model.modules() if isinstance(module, DEQ)]
         return self._around(inner, u) if inner else self._layers(u)
 
     def equilibrium(self, u: Tensor) -> Solution:
-        """Computes the states of an `ImplicitModel` and tells, per sample, how they were reached."""
+        """Computes the states of an `ImplicitModel` and, per sample, how they were reached."""
         if not isinstance(self.model, ImplicitModel):
             raise InputError(f"only an ImplicitModel has one equilibrium; received {type(self.model).__name__}")
         return self._implicit(self.model, u)[0]
@@ -66,26 +66,27 @@ class Noisy(nn.Module):
             )
         model._check(u)
         flat = u.reshape(-1, model.in_features)
-        disturbance = NoiseDraws(self.noise, flat.shape[0], counter=True)
-        given = disturbance.input(flat)
+        draws = NoiseDraws(self.noise, flat.shape[0], counter=True)
+        given = draws.input(flat)
         assert isinstance(given, Tensor)
         A, v = model.A, F.linear(given, model.B, model.bias)
         start, rows = torch.zeros_like(v), torch.arange(len(v), device=v.device)
 
         def f(x: Tensor, v: Tensor) -> Tensor:
-            return model.activation.function(disturbance.signal(F.linear(x, A) + v))
+            return model.activation.function(draws.signal(F.linear(x, A) + v))
 
-        noisy = NoisyMap(f, disturbance)
-        found = fixed_point(noisy, start, v, rows, solver=model.solver, stop=model.stop, max_steps=model.max_steps,
-                            gradient=model.gradient, on_failure=model.on_failure,
-                            loop=_new_draws_afterwards(noisy))  # fmt: skip
-        x = found.value
+        noisy = NoisyMap(f, draws)
+        solution = fixed_point(
+            noisy, start, v, rows, solver=model.solver, stop=model.stop, max_steps=model.max_steps,
+            gradient=model.gradient, on_failure=model.on_failure, loop=_new_draws_afterwards(noisy),
+        )  # fmt: skip
+        x = solution.value
         assert isinstance(x, Tensor)
         y = F.linear(x, model.C)
         y = y if model.D is None else y + F.linear(given, model.D)
         if not under_transform():
             report_outputs(y.detach(), x, model.on_failure)
-        return found, y.reshape(*u.shape[:-1], model.out_features)
+        return solution, y.reshape(*u.shape[:-1], model.out_features)
 
     def explain(self, u: Tensor) -> str:
         """Says which executor computes the equilibrium of an `ImplicitModel` for `u`, and why.
@@ -100,27 +101,27 @@ class Noisy(nn.Module):
 
     def _around(self, inner: list[DEQ], u: Tensor) -> Tensor:
         """Lends the noise to the equilibrium models inside."""
-        before = [part.noise for part in inner]
+        before = [deq.noise for deq in inner]
         try:
-            for part in inner:
-                part.noise = self.noise
+            for deq in inner:
+                deq.noise = self.noise
             y: Tensor = self.model(u)
             return y
         finally:
-            for part, noise in zip(inner, before, strict=True):
-                part.noise = noise
+            for deq, noise in zip(inner, before, strict=True):
+                deq.noise = noise
 
     def _layers(self, u: Tensor) -> Tensor:
-        points = nonlinearities(self.model)
-        disturbance = NoiseDraws(self.noise, u.shape[0])
+        layers = nonlinearities(self.model)
+        draws = NoiseDraws(self.noise, u.shape[0])
 
         def hook(_: nn.Module, __: tuple[Tensor, ...], x: State) -> State:
-            return disturbance.state(x)
+            return draws.state(x)
 
-        handles = [point.register_forward_hook(hook) for point in points[:-1]]
+        handles = [layer.register_forward_hook(hook) for layer in layers[:-1]]
         try:
-            with disturbed_signals(points, disturbance):
-                y: Tensor = self.model(disturbance.input(u))
+            with disturbed_signals(layers, draws):
+                y: Tensor = self.model(draws.input(u))
                 return y
         finally:
             for handle in handles:
@@ -128,12 +129,12 @@ class Noisy(nn.Module):
 
 
 def _new_draws_afterwards(noisy: NoisyMap) -> Loop:
-    """Returns the loop of a noisy map; evaluations after a solve have draws that no step had."""
+    """Returns the loop of a noisy map, which gives evaluations after a solve draws that no step had."""
 
     def loop(f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> Iterates:
-        found = iterate(f, x, solver, stop, max_steps)
+        iterates = iterate(f, x, solver, stop, max_steps)
         if isinstance(f, FunctionMap) and f.function is noisy:  # not the equation of the backward pass
-            noisy.disturbance.step = max_steps - 1
-        return found
+            noisy.draws.step = max_steps - 1
+        return iterates
 
     return loop

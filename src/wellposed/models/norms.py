@@ -67,19 +67,18 @@ class SpectralNorm(nn.Module):
     def operator_bound(self, weight: Tensor) -> Tensor:  # ()
         """Bounds the operator norm of the layer from above."""
         by_group = weight.reshape(self.groups, -1, weight.shape[1], weight[0, 0].numel())  # (G, out, in, taps)
-        convert_outward = self.factors[0] * norm_bound(by_group.flatten(2)).amax()
+        by_output = self.factors[0] * norm_bound(by_group.flatten(2)).amax()
         if by_group.shape[3] == 1:
-            return convert_outward
-        return torch.minimum(
-            convert_outward, self.factors[1] * norm_bound(by_group.transpose(1, 2).flatten(2)).amax()
-        )
+            return by_output
+        by_input = self.factors[1] * norm_bound(by_group.transpose(1, 2).flatten(2)).amax()
+        return torch.minimum(by_output, by_input)
 
     def extra_repr(self) -> str:
         return f"bound={self.bound}"
 
 
 def _overlaps(layer: Convolution) -> tuple[float, float]:
-    """Returns what the norms of the two matrices that hold a kernel are to be multiplied with.
+    """Returns the factors for the norms of the two matrices that hold a kernel.
 
     The windows of a convolution cover a pixel at most once for every tap, and with zero padding only for the
     taps that fall on the stride. The matrix with one row for every input channel describes the adjoint of the
@@ -174,11 +173,11 @@ def spectral_norm(module: M, bound: float = 1.0) -> M:
         raise InputError(f"bound must be positive; received {bound}")
     layers = _layers(module)
     new = [(layer, SpectralNorm(layer, bound)) for layer in layers if not _has(layer, SpectralNorm)]
-    for part in (part for layer in layers for part in _parametrisations(layer)):
-        if isinstance(part, SpectralNorm):
-            part.bound = bound
-    for layer, part in new:
-        parametrize.register_parametrization(layer, "weight", part)
+    for norm in (norm for layer in layers for norm in _parametrisations(layer)):
+        if isinstance(norm, SpectralNorm):
+            norm.bound = bound
+    for layer, norm in new:
+        parametrize.register_parametrization(layer, "weight", norm)
     return module
 
 
@@ -196,10 +195,10 @@ def remove_norms(module: M) -> M:
 
 
 def _layers(module: nn.Module) -> list[Layer]:
-    found = [layer for layer in module.modules() if isinstance(layer, Layer)]
-    if not found:
+    layers = [layer for layer in module.modules() if isinstance(layer, Layer)]
+    if not layers:
         raise InputError(f"{type(module).__name__} has no linear or convolutional layer whose weight has a norm")
-    return found
+    return layers
 
 
 def _parametrisations(layer: nn.Module) -> list[nn.Module]:
@@ -209,7 +208,7 @@ def _parametrisations(layer: nn.Module) -> list[nn.Module]:
 
 
 def _has(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    return any(isinstance(part, kind) for part in _parametrisations(layer))
+    return any(isinstance(norm, kind) for norm in _parametrisations(layer))
 
 
 def jacobian_penalty(
@@ -224,8 +223,8 @@ def jacobian_penalty(
     Hutchinson's estimate ``|v' J|^2 / n`` with random signs v is unbiased; n counts the entries of the result.
     Added to a loss it keeps equilibria stable and solves short (Bai et al. 2021; 004 section E.1).
 
-    x is taken as a constant: the penalty changes the map at this point and not the point, which spares a
-    derivative of the equilibrium. What it does differentiate are the parameters of the function and `inputs`.
+    x is treated as a constant: the penalty changes the map at this point and not the point, which avoids
+    differentiating the equilibrium. Gradients reach the parameters of the function and `inputs`.
 
     Args:
         function: a cell, or any layer that treats every sample by itself.
@@ -251,13 +250,13 @@ def jacobian_penalty(
     if draws < 1:
         raise InputError(f"draws must be at least 1; received {draws}")
     single, differentiable = isinstance(x, Tensor), torch.is_grad_enabled()
-    points = tuple(part.detach().requires_grad_() for part in ((x,) if isinstance(x, Tensor) else x))
+    points = tuple(tensor.detach().requires_grad_() for tensor in ((x,) if isinstance(x, Tensor) else x))
     # The fast kernels of attention have no second derivative.
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         result = function(points[0] if single else points, *inputs)
-    parts = (result,) if isinstance(result, Tensor) else tuple(result)
-    size, total = sum(math.prod(part.shape[1:]) for part in parts), parts[0].new_zeros(parts[0].shape[0])
-    images = [part for part in parts if part.requires_grad]
+    outputs = (result,) if isinstance(result, Tensor) else tuple(result)
+    size, total = sum(math.prod(y.shape[1:]) for y in outputs), outputs[0].new_zeros(outputs[0].shape[0])
+    images = [y for y in outputs if y.requires_grad]
     for _ in range(draws if images else 0):
         signs = [_signs(image, generator) for image in images]
         products = torch.autograd.grad(
@@ -294,11 +293,11 @@ class VariationalDropout(nn.Module):
         if not 0 <= p < 1:
             raise InputError(f"p must lie in [0, 1); received {p}")
         self.p, self.shared = p, tuple(shared)
-        self._masks: dict[torch.Size, Tensor] | None = None  # of the solve at hand, for all its samples
-        self._rows: Tensor | None = None  # samples at work
+        self._masks: dict[torch.Size, Tensor] | None = None  # of the current solve, for all its samples
+        self._rows: Tensor | None = None  # active samples
 
     def forward(self, x: Tensor) -> Tensor:  # (B, ...)
-        """Applies the mask of the solve at hand."""
+        """Applies the mask of the current solve."""
         if not self.training or self.p == 0:
             return x
         if self._masks is None:
@@ -324,7 +323,7 @@ class VariationalDropout(nn.Module):
 
 
 def select_rows(layers: Iterable[VariationalDropout], rows: Tensor | None) -> None:
-    """Tells held masks which samples the next evaluation is about."""
+    """Selects the samples of the next evaluation in held masks."""
     for layer in layers:
         layer._rows = rows
 

@@ -14,7 +14,7 @@ from wellposed.equilibrium.solution import Solution, Status
 from wellposed.errors import ConvergenceWarning, InputError
 
 ROOM = 200.0  # two points with the residual r are at most 2 r / (1 - c) apart; this is for c = 0.99
-_REST = {"training": False, "on_failure": "ignore"}
+_EVAL = {"training": False, "on_failure": "ignore"}
 
 
 class EquilibriumModel(Protocol):
@@ -25,7 +25,7 @@ class EquilibriumModel(Protocol):
 
 @dataclass(frozen=True)
 class PathIndependence:
-    """What solves from several starts have found, per sample.
+    """Compares the equilibria reached from several starts, per sample.
 
     Attributes:
         distance: the largest distance between two of the points reached, ``|x - y|_inf`` relative to the
@@ -69,7 +69,7 @@ def path_independence(
 
     The starts are zero, random normal states of the size of the equilibrium reached from zero, and the
     equilibrium of another sample of the batch. A contraction is path independent; that no dependence was seen
-    from a few starts proves nothing about the others. The model is looked at in evaluation mode.
+    from a few starts proves nothing about the others. The model is in evaluation mode meanwhile.
 
     Args:
         model: anything with ``equilibrium(u, x0)``: `ImplicitModel`, `DEQ`, `MultiscaleDEQ`.
@@ -87,33 +87,35 @@ def path_independence(
     """
     if starts < 1 or not scale > 0:
         raise InputError(f"at least one start and a positive scale are needed; received {starts} and {scale}")
-    with _at_rest(model):
+    with _evaluating(model):
         reference = model.equilibrium(u)
         packing = Packing.of(reference.value)
         others = [_random(reference.value, scale, generator) for _ in range(starts)]
         if packing.batch > 1:
-            others.append(_map(reference.value, lambda part: part.roll(1, 0)))
-        found = [reference, *(model.equilibrium(u, x0) for x0 in others)]
-    points = torch.stack([packing.pack(solution.value) for solution in found])  # (K, B, n)
+            others.append(_map(reference.value, lambda tensor: tensor.roll(1, 0)))
+        solutions = [reference, *(model.equilibrium(u, x0) for x0 in others)]
+    points = torch.stack([packing.pack(solution.value) for solution in solutions])  # (K, B, n)
     floor = torch.stack([max_norm(packing.pack(x0)) for x0 in others[:starts]]).amax(0) / scale
     size = torch.maximum(max_norm(points).amax(0), 1e-3 * floor)
     distance = max_norm(points.amax(0) - points.amin(0)) / size
-    converged = torch.stack([_settled(solution) for solution in found]).all(0)
+    reached = [solution.converged | (solution.status == Status.STAGNATED) for solution in solutions]
+    converged = torch.stack(reached).all(0)
     if tolerance is None:
-        residual = torch.stack([solution.residual for solution in found]).amax(0)
+        residual = torch.stack([solution.residual for solution in solutions]).amax(0)
         limit = (ROOM * residual / size).clamp(1e-3, 1e-1)
     else:
         limit = torch.full_like(distance, tolerance)
-    return PathIndependence(distance, _alignment(points), converged, converged & (distance <= limit), len(found))
+    independent = converged & (distance <= limit)
+    return PathIndependence(distance, _alignment(points), converged, independent, len(solutions))
 
 
 @contextlib.contextmanager
-def _at_rest(model: object) -> Iterator[None]:
+def _evaluating(model: object) -> Iterator[None]:
     """Puts a module in evaluation mode and leaves failures to the statuses."""
     layers = list(model.modules()) if isinstance(model, nn.Module) else []
-    saved = [(layer, name, layer.__dict__[name]) for layer in layers for name in _REST if name in layer.__dict__]
+    saved = [(layer, name, layer.__dict__[name]) for layer in layers for name in _EVAL if name in layer.__dict__]
     for layer, name, _ in saved:
-        setattr(layer, name, _REST[name])
+        setattr(layer, name, _EVAL[name])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -124,24 +126,20 @@ def _at_rest(model: object) -> Iterator[None]:
 
 
 def _map(state: State, function: Any) -> State:
-    return function(state) if isinstance(state, Tensor) else tuple(function(part) for part in state)
+    return function(state) if isinstance(state, Tensor) else tuple(function(tensor) for tensor in state)
 
 
 def _random(state: State, scale: float, generator: torch.Generator | None) -> State:
-    """Draws normal states with the root mean square of every sample, part by part."""
+    """Draws normal states with the root mean square of every sample, tensor by tensor."""
 
-    def draw(part: Tensor) -> Tensor:
-        size = part.flatten(1).square().mean(1).sqrt()
-        size = torch.where(size > 0, size, 1).reshape(-1, *[1] * (part.dim() - 1))
-        device = part.device if generator is None else generator.device
-        noise = torch.randn(part.shape, generator=generator, dtype=part.dtype, device=device)
-        return scale * size * noise.to(part.device)
+    def draw(like: Tensor) -> Tensor:
+        size = like.flatten(1).square().mean(1).sqrt()
+        size = torch.where(size > 0, size, 1).reshape(-1, *[1] * (like.dim() - 1))
+        device = like.device if generator is None else generator.device
+        noise = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=device)
+        return scale * size * noise.to(like.device)
 
     return _map(state, draw)
-
-
-def _settled(solution: Solution) -> Tensor:  # (B,)
-    return solution.converged | (solution.status == Status.STAGNATED)
 
 
 def _alignment(points: Tensor) -> Tensor:  # (B,), from (K, B, n)

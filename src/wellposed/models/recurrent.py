@@ -28,8 +28,8 @@ from wellposed.equilibrium.method import (
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound, Steps
 from wellposed.equilibrium.tracing import (
+    check_traceable,
     outside_compile,
-    refuse_programs,
     under_forward_mode,
     under_functorch,
     under_transform,
@@ -47,7 +47,7 @@ Input = Tensor | PackedSequence
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences in the layout of a `PackedSequence`, and how to give results back as they came."""
+    """Sequences in the layout of a `PackedSequence`, and how to return results in the user's layout."""
 
     data: Tensor  # (N, p): all elements, time after time
     sizes: list[int]  # sequences that are still running at each time
@@ -57,7 +57,7 @@ class Sequences:
 
     @classmethod
     def of(cls, value: Input, width: int, batch_first: bool, lengths: Tensor | None = None) -> "Sequences":
-        """Checks what a user has given and brings it into the layout."""
+        """Checks the input and brings it into the layout."""
         if isinstance(value, PackedSequence):
             _require_width(value.data, width, "packed data (N, {})")
             if lengths is not None:
@@ -108,8 +108,8 @@ class Sequences:
         state = state if self.order[1] is None else state.index_select(1, self.order[1])
         return state[:, 0] if self.kind == "single" else state
 
-    def give_back(self, data: Tensor) -> Input:
-        """Returns values per element in the form in which the sequences came."""
+    def in_user_layout(self, data: Tensor) -> Input:
+        """Returns values per element in the user's layout."""
         if self.kind == "packed":
             return self._as_packed(data)
         if self.kind == "single":
@@ -185,7 +185,7 @@ class RecurrentSolution:
 
     @property
     def failed(self) -> Tensor:  # (B, T, K) bool
-        """Time steps that did not reach an equilibrium. Whatever comes after them rests on a wrong state."""
+        """Time steps that did not reach an equilibrium. Later ones start from a wrong state."""
         return failed(self.status) & self.present[..., None]
 
     def __str__(self) -> str:
@@ -197,8 +197,8 @@ class RecurrentSolution:
 
 
 @outside_compile
-def _tell_outputs(output: Tensor, on_failure: OnFailure, once: WarnOnce) -> None:
-    """Tells of outputs that are not finite, also where all else is compiled."""
+def _report_outputs(output: Tensor, on_failure: OnFailure, once: WarnOnce) -> None:
+    """Reports outputs that are not finite, even if everything else is compiled."""
     if not under_transform():
         report_outputs(output, None, on_failure, once)
 
@@ -343,14 +343,14 @@ class ImplicitRNN(nn.Module):
             output, h_n = (
                 no_equilibrium(part, weights) for part in (sequences.data.new_empty(len(sequences.data), width), h)
             )
-            return sequences.give_back(output), sequences.restored(h_n)
+            return sequences.in_user_layout(output), sequences.restored(h_n)
         output, h_n, _ = self._run(sequences, h, trace=False)
-        return sequences.give_back(output), sequences.restored(h_n)
+        return sequences.in_user_layout(output), sequences.restored(h_n)
 
     def equilibria(
         self, input: Input, h0: Tensor | None = None, lengths: Tensor | None = None
     ) -> RecurrentSolution:
-        """Computes what `forward` does and tells, for every time step of every sequence, how it went."""
+        """Computes what `forward` does and reports every time step of every sequence."""
         sequences, h = self._read(input, h0, lengths)
         output, h_n, passes = self._run(sequences, h, trace=True)
         status, steps, residual = (
@@ -358,17 +358,17 @@ class ImplicitRNN(nn.Module):
             for name in ("status", "steps", "residual")
         )
         states = tuple(sequences.padded(item.packed("states")) for item in passes)
-        given_back = sequences.give_back(output), sequences.restored(h_n)
-        return RecurrentSolution(*given_back, states, status, steps, residual, sequences.present())
+        results = sequences.in_user_layout(output), sequences.restored(h_n)
+        return RecurrentSolution(*results, states, status, steps, residual, sequences.present())
 
     def _read(self, value: Input, h0: Tensor | None, lengths: Tensor | None) -> tuple[Sequences, Tensor]:
-        refuse_programs("an ImplicitRNN", isinstance(self.cell(0).stop, Steps))
+        check_traceable("an ImplicitRNN", isinstance(self.cell(0).stop, Steps))
         sequences = Sequences.of(value, self.input_size, self.batch_first, lengths)
         data, dtype = sequences.data, self.cell(0).B.dtype
         if data.is_complex() or (data.dtype != dtype and not torch.is_autocast_enabled(data.device.type)):
             raise InputError(f"input is {data.dtype} and the model {dtype}; convert one of them with .to(...)")
-        looks = not data.is_cuda  # on a GPU that would take as long as all else; there, kernels tell
-        if looks and not under_transform() and not math.isfinite(data.detach().sum()):
+        reads = not data.is_cuda  # on a GPU that would take as long as everything else; there, kernels report
+        if reads and not under_transform() and not math.isfinite(data.detach().sum()):
             require_finite("input", data)
         shape = (len(self.cells), sequences.batch, self.hidden_size)
         if h0 is None:
@@ -377,7 +377,7 @@ class ImplicitRNN(nn.Module):
         if not isinstance(h0, Tensor) or tuple(h0.shape) != expected:
             received = tuple(h0.shape) if isinstance(h0, Tensor) else type(h0).__name__
             raise InputError(f"h0 must have the shape {expected} (layers x directions, ...); received {received}")
-        if looks:
+        if reads:
             require_finite("h0", h0)
         return sequences, sequences.sorted(h0.to(dtype).reshape(shape))
 
@@ -392,7 +392,8 @@ class ImplicitRNN(nn.Module):
                     data = F.dropout(data, self.dropout, self.training)
                 outputs = []
                 for direction in range(self.directions):
-                    label = self._label(layer, direction)
+                    label = f" of layer {layer}" if self.num_layers > 1 else ""
+                    label += " backwards" if direction else ""
                     item = _Pass(self.cell(len(passes)), self.warm_start, trace, label, once)
                     outputs.append(item.run(data, sequences.sizes, h0[len(passes)], backwards=direction == 1))
                     passes.append(item)
@@ -400,16 +401,16 @@ class ImplicitRNN(nn.Module):
         output = data if self.readout is None else self.readout(data)
         policy = self.cell(0).on_failure
         if output.is_cuda or policy == "ignore" or torch.compiler.is_exporting():
-            pass  # on a GPU the kernels tell of all but the last outputs
+            pass  # on a GPU the kernels report all but the last outputs
         elif under_functorch():
             output = checked_under_functorch(output, torch.zeros_like(output), policy)
         else:
-            _tell_outputs(output.detach(), policy, once)
+            _report_outputs(output.detach(), policy, once)
         last = passes[0].last[None] if len(passes) == 1 else torch.stack([item.last for item in passes])
         return output, last, passes
 
     def explain(self, input: Input) -> str:
-        """Says how ``model(input)`` is computed, and why not otherwise, a line an engine.
+        """Says how ``model(input)`` is computed, and why not by other engines, one line each.
 
         Args:
             input: sequences, of which only shape, dtype and device count.
@@ -421,7 +422,7 @@ class ImplicitRNN(nn.Module):
         cell, sizes = self.cell(0), Sequences.of(input, self.input_size, self.batch_first).sizes
         with torch.no_grad():
             task = _Pass(cell, self.warm_start, False, "", WarnOnce())
-            lines = task.refusals(sizes[0])
+            lines = task.choose_engine(sizes[0])
         if task.engine is None:
             element = torch.empty(sizes[0], cell.in_features, dtype=cell.B.dtype, device=cell.B.device)
             return "\n".join([f"time by time, {cell.explain(element)}", *lines])
@@ -429,11 +430,6 @@ class ImplicitRNN(nn.Module):
         solver = type(cell.options().solver).__name__
         first = f"{task.engine.name}: whole sequences in one call, {cell.activation.name}, {dtype}, "
         return "\n".join([f"{first}{cell.state_features} states, {solver}", *lines])
-
-    def _label(self, layer: int, direction: int) -> str:
-        """Names a pass in messages, where there are several."""
-        named = f" of layer {layer}" if self.num_layers > 1 else ""
-        return f"{named} backwards" if direction else named
 
     def extra_repr(self) -> str:
         return (
@@ -457,8 +453,8 @@ class _Pass:
         """The dtype of the solves: sequences have kernels in float32 alone on a GPU."""
         return self.cell.B.dtype if isinstance(self.engine, Triton) else self.cell.compute_dtype
 
-    def refusals(self, batch: int) -> list[str]:
-        """Chooses an engine for whole sequences; returns why those before it cannot take them."""
+    def choose_engine(self, batch: int) -> list[str]:
+        """Chooses an engine for whole sequences; returns why those before it were not chosen."""
         cell, lines = self.cell, list[str]()
         spec = cell.spec_of(self.system)
         for engine in COMPILED:
@@ -473,54 +469,51 @@ class _Pass:
         self.engine = None
         return lines
 
-    def _choose(self, batch: int) -> list[str]:
-        """Does what `refusals` does, once for a model; values of A may decide where it is shifted."""
+    def _choose_cached(self, batch: int) -> list[str]:
+        """Caches `choose_engine` for a model, except where values of A decide, as of a shifted one."""
         known, key = self.cell.spec().prepared, ("whole sequences", len(self.cell.C))
         if batch == 0 or under_transform() or under_forward_mode() or self.cell.state.shifted:
-            return self.refusals(batch)
+            return self.choose_engine(batch)
         if key not in known:
-            lines = self.refusals(batch)
+            lines = self.choose_engine(batch)
             known[key] = self.engine, lines
         self.engine, lines = known[key]
         return lines
 
     def run(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
-        """Returns the hidden states of all elements and keeps the last ones."""
-        cell, lines = self.cell, self._choose(sizes[0])
+        """Returns the hidden states of all elements and stores the last ones."""
+        cell, lines = self.cell, self._choose_cached(sizes[0])
         if self.engine is None:
             if cell.executor == "triton":
                 reason = lines[0].partition(": ")[2]
                 raise InputError(f'executor="triton" cannot compute this: {reason}; use executor="auto"')
             return self._run_by_time(data, sizes, h0, backwards=backwards)
-        (A,), dtype, solve = (
-            self.system.factors,
-            self.dtype,
-            Solve(cell.options(), label=self.label, once=self.once),
-        )
+        (A,), dtype = self.system.factors, self.dtype
+        solve = Solve(cell.options(), label=self.label, once=self.once)
         spec = SequenceSpec(cell.spec(), self.engine, solve, tuple(sizes), backwards, self.warm_start, self.trace)
         D, bias = (None if matrix is None else matrix.to(dtype) for matrix in (cell.D, cell.bias))
         matrices = CellMatrices(A.to(dtype), cell.B.to(dtype), cell.C.to(dtype), D, bias)
-        found = run_sequences(spec, data.to(dtype), h0.to(dtype), matrices).to(cell.B.dtype)
+        result = run_sequences(spec, data.to(dtype), h0.to(dtype), matrices).to(cell.B.dtype)
         if self.trace:
-            self.reports = {0: {name: getattr(found, name) for name in ("states", "status", "steps", "residual")}}
-        self.last = found.last
-        return found.hidden
+            self.reports = {0: {name: getattr(result, name) for name in ("states", "status", "steps", "residual")}}
+        self.last = result.last
+        return result.hidden
 
     def _run_by_time(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
         if data.is_cuda:
             require_finite("input", data)
             require_finite("h0", h0)
         cell, p = self.cell, data.shape[1]
-        v, parts = F.linear(data, cell.B[:, :p], cell.bias).split(sizes), data.split(sizes)
+        v, inputs = F.linear(data, cell.B[:, :p], cell.bias).split(sizes), data.split(sizes)
         y = None if cell.D is None else F.linear(data, cell.D[:, :p]).split(sizes)
         outputs: dict[int, Tensor] = {}
         finished: list[Tensor] = []
         h, x = h0[: sizes[-1]] if backwards else h0, None
         times = range(len(sizes))
         for t in reversed(times) if backwards else times:
-            h, x, left = _fit(h, x, sizes[t], h0)
+            h, x, left = _resize(h, x, sizes[t], h0)
             finished += left
-            x = self._equilibrium(t, v[t] + F.linear(h, cell.B[:, p:]), parts[t], h, x)
+            x = self._equilibrium(t, v[t] + F.linear(h, cell.B[:, p:]), inputs[t], h, x)
             feedthrough = None if cell.D is None or y is None else y[t] + F.linear(h, cell.D[:, p:])
             h = outputs[t] = F.linear(x, cell.C) if feedthrough is None else F.linear(x, cell.C) + feedthrough
         self.last = torch.cat([h, *reversed(finished)]) if finished else h
@@ -556,8 +549,8 @@ def _system(cell: ImplicitModel) -> IterationSystem:
     return IterationSystem((projected_rows(TRITON, cell.state.raw, radius),))
 
 
-def _fit(h: Tensor, x: Tensor | None, size: int, h0: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """Lets sequences end (they come last) or, backwards in time, begin with their own `h0`."""
+def _resize(h: Tensor, x: Tensor | None, size: int, h0: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """Drops sequences that end (they come last) or, backwards in time, adds those that begin, with their `h0`."""
     count = h.shape[0]
     if size < count:
         return h[:size], None if x is None else x[:size], [h[size:]]

@@ -25,7 +25,7 @@ from wellposed.equilibrium.maps import State
 from wellposed.errors import InputError, positive_integer, require
 from wellposed.forms.evaluation import Evaluation, LoopEquation
 from wellposed.forms.form import ImplicitForm
-from wellposed.models.deq import DEQ, halves
+from wellposed.models.deq import DEQ, split_injection
 from wellposed.models.implicit import ImplicitModel
 from wellposed.models.recurrent import ImplicitRNN
 
@@ -164,7 +164,7 @@ class _FixedDEQ(FixedStep):
 
     def forward(self, u: State, x0: State | None = None) -> State:
         x = self.start(u) if x0 is None else x0
-        step, given = halves(self.cell, u)
+        step, given = split_injection(self.cell, u)
         for _ in range(self.steps):
             x = step(x, given)
         return x
