@@ -110,6 +110,22 @@ def test_a_method_by_name(folder, method):
     assert facts["radii"][0]["widths"] == {}
 
 
+def test_complete_leaves_nothing_open(folder):
+    options = "--method", "interval", "--steps", 1, "--no-widths", "--json", "--quiet"
+    plain, complete = (
+        json.loads(basic(*options, *more, epsilons=(0.1,)).stdout)["radii"][0]
+        for more in ((), ("--complete", "--budget", 20))
+    )
+    assert plain["certified_accuracy"] < plain["attacked_accuracy"]
+    assert plain["certified_accuracy"] < complete["certified_accuracy"] == complete["attacked_accuracy"]
+    model, (u, y) = network(), given()
+    points = u[None] + 0.1 * (2 * torch.rand(300, *u.shape, generator=torch.Generator().manual_seed(2)) - 1)
+    stays = (model(points.clamp(0, 1)).argmax(2) == y).all(0)  # what is proven stays
+    assert float(stays.double().mean()) >= complete["certified_accuracy"]
+    refused = basic("--complete", model="certify_networks:softplus")
+    assert refused.exit_code == 2 and "softplus" in refused.stderr.lower()
+
+
 def test_a_method_that_does_not_apply_says_so(folder):
     result = basic("--method", "norm")
     assert result.exit_code == 2 and "|A|_inf < 1" in result.stderr

@@ -26,6 +26,7 @@ from wellposed.workers import threads_for
 
 WIDTH_SAMPLES = 8
 RADII = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)  # of an input range of one, where none is given
+COMPLETE = 60.0  # seconds of branch and bound for a sample, unless told
 SLOW = ("optimised", "lp", "triangle")  # take long on large forms
 LARGE = 2000  # states above which the slow methods are left out of the comparison
 
@@ -80,8 +81,11 @@ class Certificate:
 @click.option("--samples", type=click.IntRange(min=1), default=200, help="How many are drawn from the data.")
 @click.option("--range", "valid", type=float, nargs=2, default=(0.0, 1.0), help="Of valid inputs.")
 @click.option("--steps", type=click.IntRange(min=1), default=40, help="Of the attack.")
+@click.option("--complete", is_flag=True, help="Decide what is left open by branch and bound (ReLU).")
 @click.option(
-    "--budget", type=click.FloatRange(min=0, min_open=True), help="Seconds for the bounds of 50 samples."
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds for the bounds of 50 samples; with --complete, of every sample left open.",
 )
 @click.option("--widths/--no-widths", default=True, help="Compare the widths of all methods.")
 @click.option("--out", type=PagePath(".html"), default="certify.html", help="Page to write.")
@@ -95,6 +99,7 @@ def certify(
     samples: int,
     valid: tuple[float, float],
     steps: int,
+    complete: bool,
     budget: float | None,
     widths: bool,
     out: Path,
@@ -113,14 +118,16 @@ def certify(
     start = time.monotonic()
     with _bounded(), progress(len(wanted) * len(given.u), quiet) as tell:
         form = given.form()
-        options: dict[str, Any] = {"valid": valid, "budget": budget}
+        options: dict[str, Any] = {"valid": valid, "budget": None if complete else budget}
+        seconds = (COMPLETE if budget is None else budget) if complete else None
         with threads_for(max(form.sizes)):
             examination = examine_radii(
-                given.model, form, given.u, given.target, wanted, method=method, steps=steps, tell=tell, **options
-            )
+                given.model, form, given.u, given.target, wanted, method=method, steps=steps, complete=seconds,
+                tell=tell, **options,
+            )  # fmt: skip
             radii = _measured(form, given, examination, options) if widths else examination.radii
     result = Certificate(given, method, radii, min(WIDTH_SAMPLES, len(given.u)), time.monotonic() - start)
-    heading = _heading(result, form.sizes, valid, out)
+    heading = _heading(result, form.sizes, valid, out, seconds)
     write_file(out, certificate_page(heading, examination, radii, method, result.width_samples))
     if as_json:
         click.echo(json.dumps({**result.facts(), "page": str(out)}, indent=2))
@@ -142,7 +149,9 @@ def _measured(
     return measured
 
 
-def _heading(result: Certificate, sizes: tuple[int, int, int], valid: tuple[float, float], out: Path) -> Heading:
+def _heading(
+    result: Certificate, sizes: tuple[int, int, int], valid: tuple[float, float], out: Path, complete: float | None
+) -> Heading:
     n, p, q = sizes
     given = result.given
     kind = str(given.u.dtype).removeprefix("torch.")
@@ -152,6 +161,9 @@ def _heading(result: Certificate, sizes: tuple[int, int, int], valid: tuple[floa
     ]
     radii = " ".join(f"--epsilon {one.epsilon:g}" for one in result.radii)
     command = f"wellposed certify --model {given.name} --data {given.data} {radii} --method {result.method}"
+    if complete is not None:
+        about.append(f"branch and bound had up to {complete:g} seconds for every sample that bounds left open")
+        command += f" --complete --budget {complete:g}"
     return Heading(given, about, f"{command} --samples {len(given.u)} --out {out}", valid)
 
 

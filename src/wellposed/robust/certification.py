@@ -6,7 +6,7 @@
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from time import monotonic
 from typing import Any, Literal
@@ -99,6 +99,29 @@ def _proven(
     return proven
 
 
+def _decided(
+    model: ImplicitForm | nn.Module, proof: ImplicitForm, box: Box, target: Tensor, unsure: Tensor, proven: Tensor,
+    attack: Attack, seconds: float,
+) -> tuple[Tensor, Attack]:  # fmt: skip
+    """Asks branch and bound about what is left open; its counter-examples join the attack if the model agrees."""
+    left = unsure.nonzero()[:, 0]
+    if not len(left):
+        return proven, attack
+    inputs, outputs, success = attack.inputs.clone(), attack.outputs.clone(), attack.success.clone()
+    verdicts = branch_and_bound(proof, Box(box.lower[left], box.upper[left]), target[left], seconds)
+    for row, verdict in zip(left.tolist(), verdicts, strict=True):
+        if verdict.status == "proven":
+            proven[row] = True
+        elif verdict.input is not None:
+            point = verdict.input.clamp(box.lower[row], box.upper[row]).to(inputs)
+            point = point.reshape(inputs[row : row + 1].shape)
+            with torch.no_grad():
+                said = model(point)
+            if int(said.argmax(1)) != int(target[row]):
+                inputs[row], outputs[row], success[row] = point[0], said[0], True
+    return proven, replace(attack, inputs=inputs, outputs=outputs, success=success)
+
+
 @dataclass(frozen=True, eq=False)
 class Examination:
     """What is known at several radii, and what became of every sample.
@@ -130,6 +153,7 @@ def examine_radii(
     valid: tuple[float, float] = (0.0, 1.0),
     budget: float | None = None,
     steps: int = 40,
+    complete: float | None = None,
     tell: Callable[[int], None] = lambda count: None,
 ) -> Examination:
     """Certifies and attacks every sample at several radii, of which each box contains the ones before.
@@ -142,6 +166,7 @@ def examine_radii(
             not about the form, whose weights conversion has rounded.
         epsilons, valid: the radii, in any order, and the range of the inputs.
         budget, steps: seconds for the bounds of `PART` samples, and steps of the attack.
+        complete: seconds of `branch_and_bound` for every sample that bounds and attack leave open; None for none.
         tell: is told how many samples are done, once for every radius.
 
     Raises:
@@ -156,6 +181,8 @@ def examine_radii(
     """
     network = isinstance(model, nn.Module) and not isinstance(model, ImplicitModel)
     proof = to_form(model, form.input_shape) if network else form
+    if complete is not None:
+        ReluConstraints.of(proof, "branch_and_bound")  # says at once what cannot be split
     with torch.no_grad():
         said = torch.cat([model(part).argmax(1) for part in u.split(PART)])
     standing, open_, inputs = (clean := said == target).clone(), clean.clone(), u.clone()
@@ -172,6 +199,10 @@ def examine_radii(
                 left = ~attack.success[proven]
                 proven[proven.clone()] = _proven(proof, box, target[some], left, method, budget)
             proven = _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}")
+            if complete is not None:
+                unsure = open_[rows] & ~proven & ~attack.success
+                box = Box.around(u[rows].reshape(len(rows), *form.input_shape), epsilon, *valid).to(proof.dtype)
+                proven, attack = _decided(model, proof, box, target[rows], unsure, proven, attack, complete)
             fallen = rows[attack.success]
             inputs[fallen], said[fallen] = attack.inputs[attack.success], attack.outputs.argmax(1)[attack.success]
             standing[fallen], broken_at[fallen] = False, epsilon
