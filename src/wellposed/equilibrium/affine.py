@@ -225,6 +225,12 @@ class AffineSpec:
             return replace(options, solver=Newton())
         return options
 
+    def map(self, factors: Factors, v: Tensor, context: Tensor | None) -> Map:
+        """Returns the map to iterate; the state of a splitting is phi of its fixed point."""
+        if self.splitting is None:
+            return AffineMap(factors, v, self.activation, self.damping, self.bound, context)
+        return SplittingMap.of(factors[0], v, self.activation, self.splitting, self.bound, context)
+
     @property
     def direct(self) -> int:
         """States up to which a slow backward system is factorised; 0 where a solver was asked for."""
@@ -280,11 +286,7 @@ class Reference:
     ) -> Iterates:  # fmt: skip
         """Iterates on rows ``(M B, n)``; with an ensemble, `v` is ``(M, B, n)``."""
         options, x0 = spec.forward, torch.zeros_like(v).flatten(0, -2) if x0 is None else x0
-        f: Map
-        if spec.splitting is None:
-            f = AffineMap(factors, v, spec.activation, spec.damping, spec.bound, context)
-        else:
-            f = SplittingMap.of(factors[0], v, spec.activation, spec.splitting, spec.bound, context)
+        f = spec.map(factors, v, context)
         iterates = iterate(f, x0, options.solver, options.stop, options.max_steps, masked=under_transform())
         if spec.splitting is None:
             return iterates

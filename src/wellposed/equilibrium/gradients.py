@@ -183,7 +183,7 @@ def solve_transposed(
     """Solves ``w = J' w + g`` given ``w -> J' w`` with its rounding unit, on gradients scaled to one."""
     scale = row_scale(gradient)
     f = LinearMap(product, gradient / scale, eps, origin)
-    return solve.backward(f, options).value * scale
+    return solve.backward(f, torch.zeros_like(gradient), options).value * scale
 
 
 class _FirstOnly(torch.autograd.Function):

@@ -328,11 +328,10 @@ class Solve:
         if self.hooks is not None:
             self.hooks.on_result(iterates)
 
-    def backward(self, f: Map, options: SolveOptions) -> Iterates:
-        """Solves the equation of the backward pass and leaves a record."""
-        solve = replace(self, options=options)
-        start = self.adjoint_start(x0 := torch.zeros_like(f.offset))  # type: ignore[attr-defined]
-        iterates = solve.run(f, x0 if start is None else start)
+    def backward(self, f: Map, zeros: Tensor, options: SolveOptions) -> Iterates:
+        """Solves the equation of the backward pass, from zero unless the hooks say otherwise; leaves a record."""
+        start = self.adjoint_start(zeros)
+        iterates = replace(self, options=options).run(f, zeros if start is None else start)
         self.note_adjoint(iterates, options)
         return iterates
 

@@ -24,7 +24,6 @@ from wellposed.equilibrium import (
     ErrorBound,
     Gradient,
     Implicit,
-    Map,
     Picard,
     Relative,
     Solution,
@@ -33,11 +32,9 @@ from wellposed.equilibrium import (
     Stopping,
 )
 from wellposed.equilibrium.affine import (
-    AffineMap,
     AffineSolve,
     AffineSpec,
     Factors,
-    SplittingMap,
     affine_equilibrium,
 )
 from wellposed.equilibrium.fixed_point import make_options, require_finite
@@ -325,9 +322,10 @@ class ImplicitModel(nn.Module):
         if u.is_cuda:
             require_finite("u", u)
         with torch.autocast(u.device.type, enabled=False):
-            u, dtype = u.to(self.B.dtype), self.compute_dtype
-            v = F.linear(u.to(dtype), self.B.to(dtype), None if self.bias is None else self.bias.to(dtype))
-            sparse = self._sparse_matrices(u).A if dtype == self.B.dtype else None
+            u = u.to(self.B.dtype)
+            v, sparse = self._injection(u), None
+            if v.dtype == self.B.dtype:
+                sparse = self._sparse_matrices(u).A
             hooks = None if self.hooks is None else self.hooks()
             run = Solve(self.spec().forward, hooks=None if x0 is not None or under_transform() else hooks)
             return (*self.solve(self.state.system(), run, v, u, x0, trace=trace, sparse=sparse), run)
@@ -374,12 +372,7 @@ class ImplicitModel(nn.Module):
         self, spec: AffineSpec, run: Solve, factors: Factors, v: Tensor, start: Tensor, context: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Solves with a gradient that has no closed form here."""
-        f: Map
-        if spec.splitting is None:
-            f = AffineMap(factors, v, self.activation, spec.damping, spec.bound, context)
-        else:
-            f = SplittingMap.of(factors[0], v, self.activation, spec.splitting, spec.bound, context)
-        value, iterates = self.gradient.solve(f, start, run)
+        value, iterates = self.gradient.solve(spec.map(factors, v, context), start, run)
         if spec.splitting is not None:
             value = self.activation.function(value)
         return value, iterates.status, iterates.steps, iterates.residuals
@@ -394,10 +387,14 @@ class ImplicitModel(nn.Module):
     def _solve_in_graph(self, u: Tensor, text: str) -> Tensor:
         """Computes the states by one operator, which a compiled graph takes in as it is."""
         with torch.autocast(u.device.type, enabled=False):
-            dtype = self.compute_dtype
-            v = F.linear(u.to(dtype), self.B.to(dtype), None if self.bias is None else self.bias.to(dtype))
-            states: Tensor = equilibrium_op(v, torch.zeros_like(v), self.state.dense().to(dtype), text)[0]
+            v = self._injection(u)
+            states: Tensor = equilibrium_op(v, torch.zeros_like(v), self.state.dense().to(v), text)[0]
             return states.to(self.B.dtype)
+
+    def _injection(self, u: Tensor) -> Tensor:  # (B, n)
+        """Returns ``Bu + b`` in the dtype of solves."""
+        dtype = self.compute_dtype
+        return F.linear(u.to(dtype), self.B.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
     def _may_be_sparse(self) -> bool:
         """Tells whether sparse products may be taken at all: numba has a kernel, and A can be read."""

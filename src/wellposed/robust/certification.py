@@ -104,12 +104,9 @@ def _decided(
     attack: Attack, seconds: float,
 ) -> tuple[Tensor, Attack]:  # fmt: skip
     """Asks branch and bound about what is left open; its counter-examples join the attack if the model agrees."""
-    left = unsure.nonzero()[:, 0]
-    if not len(left):
-        return proven, attack
     inputs, outputs, success = attack.inputs.clone(), attack.outputs.clone(), attack.success.clone()
-    verdicts = branch_and_bound(proof, Box(box.lower[left], box.upper[left]), target[left], seconds)
-    for row, verdict in zip(left.tolist(), verdicts, strict=True):
+    verdicts = branch_and_bound(proof, Box(box.lower[unsure], box.upper[unsure]), target[unsure], seconds)
+    for row, verdict in zip(unsure.tolist(), verdicts, strict=True):
         if verdict.status == "proven":
             proven[row] = True
         elif verdict.input is not None:
@@ -193,15 +190,14 @@ def examine_radii(
         tell(len(u) - len(alive))
         for rows in alive.split(PART):
             attack = pgd(model, u[rows], target[rows], epsilon, steps=steps, lower=valid[0], upper=valid[1])
-            proven, some = open_[rows], rows[open_[rows]]
-            if len(some):
-                box = Box.around(u[some].reshape(len(some), *form.input_shape), epsilon, *valid).to(proof.dtype)
-                left = ~attack.success[proven]
-                proven[proven.clone()] = _proven(proof, box, target[some], left, method, budget)
+            box = Box.around(u[rows].reshape(len(rows), *form.input_shape), epsilon, *valid).to(proof.dtype)
+            proven, asked = open_[rows], open_[rows].nonzero()[:, 0]
+            if len(asked):
+                some, left = Box(box.lower[asked], box.upper[asked]), ~attack.success[asked]
+                proven[asked] = _proven(proof, some, target[rows[asked]], left, method, budget)
             proven = _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}")
-            if complete is not None:
-                unsure = open_[rows] & ~proven & ~attack.success
-                box = Box.around(u[rows].reshape(len(rows), *form.input_shape), epsilon, *valid).to(proof.dtype)
+            unsure = (open_[rows] & ~proven & ~attack.success).nonzero()[:, 0]
+            if complete is not None and len(unsure):
                 proven, attack = _decided(model, proof, box, target[rows], unsure, proven, attack, complete)
             fallen = rows[attack.success]
             inputs[fallen], said[fallen] = attack.inputs[attack.success], attack.outputs.argmax(1)[attack.success]
