@@ -4,6 +4,7 @@ import pytest
 import torch
 from problems import compiled_loop, state_matrix
 
+from wellposed import ImplicitModel
 from wellposed.activations import get_activation, leaky_relu
 from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, Status, Steps
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
@@ -188,3 +189,24 @@ def test_strided_matrices_and_vectors():
     strided = AffineMap((wide[::2, ::2],), f.v.mT.contiguous().mT, f.activation)
     found, plain = (COMPILED(g, torch.zeros_like(f.v), Anderson(), Relative(), 99) for g in (strided, f))
     assert torch.equal(found.value, plain.value)
+
+
+@pytest.mark.parametrize("executor", ["reference", "numba"])
+def test_extrapolation_is_as_exact_as_plain_steps_where_rounding_ends_both(executor):
+    generator = torch.Generator().manual_seed(0)
+    A = torch.rand(20, 20, generator=generator)
+    A = 0.99 * A / A.sum(1, keepdim=True)
+    u = torch.randn(128, 20, generator=generator)
+    model = ImplicitModel.from_matrices(A, torch.eye(20), torch.eye(20), executor=executor, stop=Absolute(3e-6))
+    found = model.equilibrium(u)
+    plain, exact = torch.zeros(128, 20), torch.zeros(128, 20, dtype=torch.float64)
+    for _ in range(2000):
+        plain = torch.relu(plain @ A.mT + u)
+        exact = torch.relu(exact @ A.double().mT + u.double())
+    error, best = ((value - exact).abs().amax() for value in (found.value, plain))
+    assert error <= 2 * best
+    stuck = found.status == Status.STAGNATED
+    assert (stuck | found.converged).all() and stuck.any()
+    unit = torch.finfo(torch.float32).eps * found.value.detach().abs().amax(1)
+    assert (found.residual[stuck] <= 2 * unit[stuck]).all()
+    assert int(found.steps.max()) < 1000

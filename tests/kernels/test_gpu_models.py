@@ -37,7 +37,11 @@ def gradients(found, u, y):
 
 
 @pytest.mark.parametrize("states", [20, 150])
-@pytest.mark.parametrize("activation", ["relu", leaky_relu(0.1), "tanh", "sigmoid", "identity"], ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    ["relu", leaky_relu(0.1), "tanh", "sigmoid", "identity"],
+    ids=lambda phi: getattr(phi, "name", phi),
+)
 def test_outputs_and_gradients_agree_with_the_reference(states, activation):
     results = []
     for executor in ("triton", "reference"):

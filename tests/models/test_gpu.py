@@ -94,7 +94,7 @@ def test_outputs_that_are_not_finite_are_reported(where, grad):
     sequence = where == "last hidden state"
     model = (ImplicitRNN(3, 4, 8) if sequence else ImplicitModel(3, 2, 8)).cuda()
     cell = model.cell(0) if sequence else model
-    u = torch.ones(5, 1, 3).cuda() if sequence else torch.ones(5, 3).cuda()
+    u = torch.ones(1, 5, 3).cuda() if sequence else torch.ones(5, 3).cuda()
     with torch.set_grad_enabled(grad):
         model(u)
         with torch.no_grad():

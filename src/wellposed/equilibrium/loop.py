@@ -15,6 +15,7 @@ from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Step, Stopping
 
 PERIOD = 8  # steps between checks for stagnation
+PATIENCE = 8  # periods over which plain steps must bring nothing, once a solver has fallen back on them
 RUN_OFF = 1e4  # growth of a state that makes a small relative residual suspicious
 
 
@@ -67,6 +68,7 @@ class _ActiveRows:
     first: Tensor | None = None  # residuals of the first evaluation, where states may decay to zero, (B,)
     seconds: float = math.inf  # of the fastest evaluation so far
     scale: tuple[Tensor, ...] = ()  # size of the start, and the largest residual of a state near that size, (B,)
+    since: Tensor | None = None  # periods after which a row fell back on plain steps, 0 where it has not, (B,)
 
     def advance(self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool) -> _Block:
         """Takes `size` steps and evaluates the map after each (before the first step of all, at the start)."""
@@ -130,28 +132,52 @@ class _ActiveRows:
         self.minima = [least[keep] for least in self.minima]
         self.first = None if self.first is None else self.first[keep]
         self.scale = tuple(value[keep] for value in self.scale)
+        self.since = None if self.since is None else self.since[keep]
         return True
 
-    def stagnated(self, step: Step, masked: bool) -> Tensor | None:
+    def stagnated(self, solver: Solver, step: Step, masked: bool) -> Tensor | None:
         """Marks rows whose residual stopped falling at the rounding level of the map.
 
-        Checked at fixed step numbers, so that the verdict does not depend on batch companions. The longer a
-        solve takes, the slower its residual falls, and the longer it must have stood still: a quarter of all
-        steps so far.
+        Checked at fixed step numbers, so that the verdict does not depend on batch companions. Extrapolation
+        amplifies rounding: rows of a solver that extrapolates go on by plain steps first.
         """
         if (step.index + 1) % PERIOD:
             return None
         periods = torch.cat(self.trace).split(PERIOD)  # several, if the first block was longer
         self.minima += [residuals.amin(0) for residuals in periods]
         self.trace.clear()
-        window = max(1, len(self.minima) // 4)
-        if len(self.minima) < 2 * window or len(self.minima) < 2:
-            return None
+        window = max(1 if self.since is None else PATIENCE, len(self.minima) // 4)
         recent = torch.stack(self.minima[-2 * window :])
-        flat = (recent[window:].amin(0) >= recent[:window].amin(0)) & ~self.finished
+        flat = flat_rows(recent, len(self.minima), self.since) & ~self.finished
         if not masked and not bool(flat.any()):
             return None
-        return flat & (step.residual <= 4 * step.f.rounding(step.x, step.fx))
+        flat = flat & (step.residual <= 4 * step.f.rounding(step.x, step.fx))
+        since = torch.zeros_like(flat, dtype=torch.int64) if self.since is None else self.since
+        fresh = flat & (since == 0)
+        plain = solver.only_plain(self.state, fresh)
+        if plain is None:
+            return flat
+        self.state, self.since = plain, torch.where(fresh, len(self.minima), since)
+        return flat & ~fresh
+
+
+def flat_rows(minima: Tensor, periods: int, since: Tensor | None) -> Tensor:  # (B,), from (K, B)
+    """Marks rows whose residual has not fallen lately, given its least values in the latest periods.
+
+    The longer a solve takes, the slower its residual falls, and the longer it must have stood still: a quarter of
+    all steps so far; of those since it fell back on plain steps, and then at least `PATIENCE` periods.
+    """
+    if since is None:
+        window = max(1, periods // 4)
+        if periods < 2:
+            return torch.zeros_like(minima[0], dtype=torch.bool)
+        return minima[-window:].amin(0) >= minima[-2 * window : -window].amin(0)
+    age = torch.arange(len(minima), 0, -1, device=minima.device)[:, None]  # 1 for the latest period
+    known = periods - since
+    windows = torch.maximum(known // 4, torch.where(since > 0, PATIENCE, 1))
+    late = minima.masked_fill(age > windows, torch.inf).amin(0)
+    early = minima.masked_fill((age <= windows) | (age > 2 * windows), torch.inf).amin(0)
+    return (late >= early) & (known >= 2 * windows)
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
@@ -265,7 +291,7 @@ def iterate(
         block = active.advance(solver, stop, index, size, masked)
         results.segments[-1][1].append(block.residual)
         index += size
-        left = _close_finished(results, active, block, stop.certifies, masked)
+        left = _close_finished(results, active, block, solver, stop.certifies, masked)
         if left == 0:
             break
         gathers = 2 * left <= active.x.shape[0] and active.x.numel() >= active.f.min_size_to_gather
@@ -275,6 +301,9 @@ def iterate(
     if left > 0:
         grown = block.last.residual > 1e3 * results.segments[0][1][0][0][results.rows]
         status = torch.where(grown, Status.DIVERGED, Status.MAX_STEPS)
+        if active.since is not None:
+            level = block.last.residual <= 4 * active.f.rounding(block.last.x, block.last.fx)
+            status = torch.where(level & (active.since > 0), Status.STAGNATED, status)
         results.close(torch.ones_like(active.finished), block, status)
     return Iterates(results.value, results.status, results.steps, results.trace)
 
@@ -283,7 +312,9 @@ TRIALS = 2  # evaluations of a general map that are timed before steps are judge
 CHEAP = 2e-4  # seconds of an evaluation; reading the results costs about as much
 
 
-def _close_finished(results: _Results, active: _ActiveRows, block: _Block, certifies: bool, masked: bool) -> int:
+def _close_finished(
+    results: _Results, active: _ActiveRows, block: _Block, solver: Solver, certifies: bool, masked: bool
+) -> int:
     """Writes the results of rows that finished in a block; returns how many rows are left."""
     runaway = active.runaway(block, masked) if certifies and active.f.may_decay else None
     if runaway is not None:
@@ -292,7 +323,7 @@ def _close_finished(results: _Results, active: _ActiveRows, block: _Block, certi
     if masked or bool(finished.any()):
         results.write(block, Status.CONVERGED if certifies else Status.STEPS_DONE)
         active.finished = active.finished | finished
-    stagnated = active.stagnated(block.last, masked) if certifies else None
+    stagnated = active.stagnated(solver, block.last, masked) if certifies else None
     if stagnated is not None:
         stagnated = stagnated if runaway is None else stagnated & ~runaway[-1]
         results.close(stagnated, block, torch.full_like(results.rows, Status.STAGNATED))

@@ -38,6 +38,10 @@ class Solver(abc.ABC):
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
         """Returns the next iterate and the next state."""
 
+    def only_plain(self, state: SolverState, rows: Tensor) -> SolverState | None:
+        """Returns the state after which some rows take plain steps; None if the solver has no others, or none."""
+        return None
+
 
 @dataclass(frozen=True)
 class Picard(Solver):
@@ -129,6 +133,12 @@ class Anderson(Solver):
         jump = last - _combination(images, gamma).reshape(last.shape)
         jumps = jumps & jump.detach().isfinite().all(1)
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
+
+    def only_plain(self, state: SolverState, rows: Tensor) -> SolverState:
+        rest, failures, *others = state
+        if others and others[-1].dtype == torch.bool:
+            others[-1] = others[-1] & ~rows
+        return (rest.masked_fill(rows, torch.inf), failures, *others)
 
     @staticmethod
     def _judge(

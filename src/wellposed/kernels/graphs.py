@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.gradients import LinearMap, vector_jacobian
-from wellposed.equilibrium.loop import PERIOD, RUN_OFF, Iterates, iterate
+from wellposed.equilibrium.loop import PERIOD, RUN_OFF, Iterates, flat_rows, iterate
 from wellposed.equilibrium.maps import FunctionMap, Map, State, piece_norms
 from wellposed.equilibrium.method import Loop
 from wellposed.equilibrium.solution import Status
@@ -68,6 +68,7 @@ class Program:
         self.status = torch.zeros(x.shape[0], dtype=torch.int8, device=x.device)
         self.steps = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)  # 0: not finished
         self.trace = x.new_empty(max_steps, x.shape[0])
+        self.since = self.steps  # as in the loop
         self.record = torch.zeros(3, dtype=torch.int64, device=x.device)  # least and most steps, largest status
 
     @property
@@ -85,6 +86,7 @@ class Program:
                 self.status.zero_()
                 self.steps.zero_()
                 self.state = self.solver.init(self.x)
+                self.since = torch.zeros_like(self.steps)
             taken, values, verdicts, sizes = [], [], [], []
             for index in range(begin, end):  # all of them, whichever samples are finished
                 step, norms = self._take(index)
@@ -141,7 +143,9 @@ class Program:
             self._stagnate(replace(last, residual=residuals[-1]), astray[-1], values[-1])
         if self.ends:
             grown = residuals[-1] > 1e3 * self.trace[0]
-            self._close(self.steps == 0, grown + int(Status.MAX_STEPS), values[-1])
+            level = residuals[-1] <= 4 * self.f.rounding(last.x, last.fx)
+            status = torch.where(level & (self.since > 0), int(Status.STAGNATED), grown + int(Status.MAX_STEPS))
+            self._close(self.steps == 0, status, values[-1])
 
     def _close(self, rows: Tensor, status: Tensor, value: Tensor) -> None:
         """Ends samples that no stopping rule has accepted, at the last step of a chunk."""
@@ -162,15 +166,15 @@ class Program:
         return (resolved > 0.1 * peaks[1:]) & finite & beyond
 
     def _stagnate(self, last: Step, astray: Tensor, value: Tensor) -> None:
-        """Ends samples whose residual stopped falling at the rounding level of the map."""
-        periods = self.index // PERIOD
-        window = max(1, periods // 4)
-        if periods < 2 * window:
-            return
-        recent = self.trace[self.index - 2 * window * PERIOD : self.index]
-        before, after = recent[: window * PERIOD].amin(0), recent[window * PERIOD :].amin(0)
-        stuck = (after >= before) & (self.steps == 0)
+        """Ends samples whose residual stopped falling at the rounding level of the map, as the loop does."""
+        minima = self.trace[: self.index].unflatten(0, (-1, PERIOD)).amin(1)
+        stuck = flat_rows(minima, len(minima), self.since) & (self.steps == 0)
         stuck = stuck & (last.residual <= 4 * self.f.rounding(last.x, last.fx)) & ~astray
+        fresh = stuck & (self.since == 0)
+        plain = self.solver.only_plain(self.state, fresh)
+        if plain is not None:
+            self.state, self.since = plain, torch.where(fresh, len(minima), self.since)
+            stuck = stuck & ~fresh
         self._close(stuck, torch.full_like(self.status, int(Status.STAGNATED)), value)
 
     def result(self, most: int, worst: int) -> Iterates:

@@ -42,5 +42,5 @@ def source_key() -> int:
     folder = Path(__file__).parent
     files = [*sorted(folder.glob("*.py")), folder.parent / "spec.py"]
     texts = [f"{file.name} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files]
-    constants = loop.PERIOD, [(status.name, int(status)) for status in Status]
+    constants = loop.PERIOD, loop.PATIENCE, [(status.name, int(status)) for status in Status]
     return zlib.crc32("\n".join([*texts, repr(constants)]).encode()) + 1

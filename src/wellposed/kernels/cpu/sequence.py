@@ -44,6 +44,7 @@ from wellposed.kernels.cpu.solve import (
     RESIDUAL,
     REST,
     SAMPLE,
+    SINCE,
     SIZE,
     advance,
     judge_lane,
@@ -296,7 +297,7 @@ def begin(work: Any, at: Any, alive: int, lanes: Any, width: int, count: int) ->
         lanes[SAMPLE * width + i] = i if i < count else -1
         work[alive + i] = 1 if i < count else 0
         work[rows + LEAST * width + i] = np.inf
-    for row in (REST, FAILURES, JUMPED):
+    for row in (REST, FAILURES, SINCE, JUMPED):
         wipe(work, rows + row * width, 1)
 
 

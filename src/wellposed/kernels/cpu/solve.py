@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from wellposed.equilibrium.loop import PERIOD
+from wellposed.equilibrium.loop import PATIENCE, PERIOD
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
@@ -49,15 +49,17 @@ DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 # The workspace of a group: rows of `width` lanes, as `cpu.engine.plan_workspace` plans them, for a solver with the
 # memory m.
 #
-#   m + 2 points of n rows    n rows    n rows    14 + m (m + 3) / 2 + 1 rows    m + 1 rows      a row a period
+#   m + 2 points of n rows    n rows    n rows    15 + m (m + 3) / 2 + 1 rows    m + 1 rows      a row a period
 #   points of a cycle         v         d         single rows                    solution        minima
 #   slots[0], slots[1], ...   at.v      at.d      at.single                      at.solution     at.minima
 # Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm one step before and the one
 # that a jump must beat; the first residual and the least of this period; cycles to come without a jump, failures
-# in a row; flags: has jumped, jump failed, must be checked; rate, residual expected soon; least squares problem.
-RESIDUAL, SIZE, L1, PREVIOUS, TARGET, FIRST, LEAST, REST, FAILURES, JUMPED, FAILED, EVENT, RATE, SLOW, PROBLEM = (
-    range(15)
-)
+# in a row; periods after which the sample fell back on plain steps, or 0; flags: has jumped, jump failed, must be
+# checked; rate, residual expected soon; least squares problem.
+(
+    RESIDUAL, SIZE, L1, PREVIOUS, TARGET, FIRST, LEAST, REST, FAILURES, SINCE, JUMPED, FAILED, EVENT, RATE, SLOW,
+    PROBLEM,
+) = range(16)  # fmt: skip
 SAMPLE, BIRTH, DUE = range(3)  # of `lanes`
 NEVER = 1 << 62
 
@@ -124,7 +126,7 @@ def refill(
         lanes[SAMPLE * width + i] = waiting
         lanes[BIRTH * width + i] = lanes[DUE * width + i] = now
         work[rows + LEAST * width + i] = np.inf
-        for row in (REST, FAILURES, JUMPED):
+        for row in (REST, FAILURES, SINCE, JUMPED):
             work[rows + row * width + i] = 0
         for k in range(n):
             work[at.v + k * width + i] = v[waiting, k]
@@ -160,25 +162,32 @@ def gather(work: Any, x: int, at: Any, lanes: Any, width: int, n: int, periods: 
 
 
 @compiled
-def stagnated(work: Any, x: int, at: Any, i: int, steps: int, n: int, width: int, eps: float) -> bool:
-    """Tells whether a residual stopped falling at the rounding level of the map; called at fixed step numbers."""
-    rows, known = at.single, steps // PERIOD
-    newest = at.minima + (known - 1) * width + i
-    work[newest] = work[rows + LEAST * width + i]
-    work[rows + LEAST * width + i] = np.inf
-    if known < 2:
-        return False
-    window = max(1, known // 4)
-    late, early = work[newest], work[newest - window * width]
-    for period in range(1, window):
-        late = min(late, work[newest - period * width])
-        early = min(early, work[newest - (window + period) * width])
-    if late < early:
-        return False
+def at_rounding_level(work: Any, x: int, at: Any, i: int, n: int, width: int, eps: float) -> bool:
+    """Tells whether a residual is as small as rounding allows."""
+    rows = at.single
     size = work[rows + SIZE * width + i]
     for k in range(n):
         size = max(size, abs(work[x + k * width + i]))
     return bool(work[rows + RESIDUAL * width + i] <= 4 * (4 + math.sqrt(n)) * eps * size)
+
+
+@compiled
+def stopped_falling(work: Any, at: Any, i: int, steps: int, width: int) -> bool:
+    """Tells whether a residual has not fallen lately, as `loop.flat_rows`; called at fixed step numbers."""
+    rows, periods = at.single, steps // PERIOD
+    newest = at.minima + (periods - 1) * width + i
+    work[newest] = work[rows + LEAST * width + i]
+    work[rows + LEAST * width + i] = np.inf
+    since = int(work[rows + SINCE * width + i])
+    known = periods - since
+    window = max(PATIENCE if since > 0 else 1, known // 4)
+    if known < 2 * window:
+        return False
+    late, early = work[newest], work[newest - window * width]
+    for period in range(1, window):
+        late = min(late, work[newest - period * width])
+        early = min(early, work[newest - (window + period) * width])
+    return bool(late >= early)
 
 
 @compiled
@@ -221,12 +230,21 @@ def judge_lane(
     status = verdict(residual, size, work[rows + L1 * width + i], index, counts, numbers)
     if index == 0:
         work[rows + FIRST * width + i] = residual
-    at_period = counts.rule != COUNTED and (index + 1) % PERIOD == 0
-    if status == RUNNING and at_period and stagnated(work, x, at, i, index + 1, n, width, numbers.eps):
-        return STAGNATED
-    if status == RUNNING and index + 1 == counts.max_steps:
+    if status != RUNNING:
+        return int(status)
+    at_period, last = counts.rule != COUNTED and (index + 1) % PERIOD == 0, index + 1 == counts.max_steps
+    flat = at_period and stopped_falling(work, at, i, index + 1, width)
+    since = work[rows + SINCE * width + i]
+    if (flat or (last and since > 0)) and at_rounding_level(work, x, at, i, n, width, numbers.eps):
+        if counts.memory == 0 or since > 0:
+            return STAGNATED
+        work[rows + SINCE * width + i], work[rows + REST * width + i] = (index + 1) // PERIOD, np.inf
+        work[rows + JUMPED * width + i] = 0
+        if last:
+            return STAGNATED
+    if last:
         return DIVERGED if residual > 1000 * work[rows + FIRST * width + i] else MAX_STEPS
-    return int(status)
+    return RUNNING
 
 
 @compiled

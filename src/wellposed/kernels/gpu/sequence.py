@@ -79,16 +79,16 @@ def solve(
     y, status, steps = tl.zeros_like(x), tl.where(running, 0, CONVERGED), tl.where(running, 0, 0)
     rest, failures, jumped = tl.where(running, 0, 0), tl.where(running, 0, 0), local < 0
     first, previous, target = tl.max(x, 1) * 0, tl.max(x, 1) * 0, tl.max(x, 1) * 0
-    least = first + float("inf")
+    since, least = tl.where(running, 0, 0), first + float("inf")
     index, phase, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.max(running.to(tl.int32), 0)
     # Before every step x are the iterates of running rows and the accepted points of the others; `left` is 1 while
     # a row is running. Phases are those of `solve_resident`.
     while left > 0:
         y = image(x, v, d, high, low, inside, slope, KIND)
         residual, size, l1 = measure(x, y, FUSED)
-        outcome, first, least = judge(
-            residual, size, l1, status, first, least, index, local, running, minima, minima, count, n, atol, rtol,
-            eps, limit, max_steps, RULE, False,
+        outcome, first, least, since, rest, jumped = judge(
+            residual, size, l1, status, first, least, since, rest, jumped, index, local, running, minima, minima,
+            count, n, atol, rtol, eps, limit, max_steps, RULE, MEMORY, False,
         )  # fmt: skip
         index += 1
         steps = tl.where(outcome != 0, index, steps)

@@ -149,7 +149,8 @@ def measure(x, y, FUSED: tl.constexpr):
 # mypy: disable-error-code="no-untyped-def, name-defined, valid-type, assignment, var-annotated"
 
 
-PERIOD = tl.constexpr(loop.PERIOD)
+PERIOD, PATIENCE = tl.constexpr(loop.PERIOD), tl.constexpr(loop.PATIENCE)
+ALWAYS = tl.constexpr(1 << 30)  # cycles without a jump, for samples that have fallen back on plain steps
 TINY = tl.constexpr(2.2250738585072014e-308)
 
 
@@ -167,50 +168,62 @@ def verdict(residual, size, l1, index, limit, atol, rtol, RULE: tl.constexpr):
 
 
 @triton.jit
-def stagnated(newest, batch, inside, known, least, residual, size, n, eps):
-    """Tells which residuals stopped falling at the rounding level of the map.
+def stopped_falling(newest, batch, inside, periods, since, least):
+    """Tells which residuals have not fallen lately, as `loop.flat_rows`.
 
     Args:
         newest: where the least residuals of the latest period go; each period before is `batch` numbers lower.
-        batch, n: sizes.
+        batch: numbers of a period.
         inside: rows that exist.
-        known: periods so far.
+        periods: so far.
+        since: periods after which a row fell back on plain steps, or 0.
         least: of the latest period.
-        residual, size: of the latest step, and of the image.
-        eps: the rounding unit.
     """
     tl.store(newest, least, mask=inside)
     tl.debug_barrier()
-    window = tl.maximum(known // 4, 1)
+    known = periods - since
+    window = tl.maximum(known // 4, tl.where(since > 0, PATIENCE, 1))
     late, early = least, tl.full(least.shape, float("inf"), least.dtype)
-    there = inside & (known >= 2)
-    period = known * 0
-    while period < window:
-        late = tl.minimum(late, tl.load(newest - period * batch, mask=there, other=float("inf")))
-        early = tl.minimum(early, tl.load(newest - (window + period) * batch, mask=there, other=float("inf")))
-        period += 1
-    level = 4 * (4 + tl.sqrt((n + known * 0).to(tl.float32))) * eps * size
-    return there & (late >= early) & (residual <= level)
+    enough = inside & (known >= 2 * window)
+    longest, age = tl.max(tl.where(enough, window, 0), 0), periods * 0
+    while age < longest:
+        there = enough & (age < window)
+        late = tl.minimum(late, tl.load(newest - age * batch, mask=there, other=float("inf")))
+        early = tl.minimum(early, tl.load(newest - (window + age) * batch, mask=there, other=float("inf")))
+        age += 1
+    return enough & (late >= early)
 
 
 @triton.jit
 def judge(
-    residual, size, l1, status, first, least, index, rows, inside, MINIMA, TRACE, batch, n, atol, rtol, eps, limit,
-    max_steps, RULE: tl.constexpr, TRACED: tl.constexpr,
+    residual, size, l1, status, first, least, since, rest, jumped, index, rows, inside, MINIMA, TRACE, batch, n,
+    atol, rtol, eps, limit, max_steps, RULE: tl.constexpr, MEMORY: tl.constexpr, TRACED: tl.constexpr,
 ):  # fmt: skip
-    """Returns the status of rows after a step, zero for those that go on; the first residual and the least."""
+    """Judges a step of all rows.
+
+    Returns the status of rows, zero for those that go on; the first residual and the least of this period; and
+    `since`, `rest` and `jumped` after rows have fallen back on plain steps.
+    """
     if TRACED:
         tl.store(TRACE + index * batch + rows, tl.where(l1 == l1, residual, l1), mask=status == 0)
     first, least = tl.where(index == 0, residual, first), tl.minimum(least, residual)
     outcome = verdict(residual, size, l1, index, limit, atol, rtol, RULE)
+    level = residual <= 4 * (4 + tl.sqrt((n + index * 0).to(tl.float32))) * eps * size
     if (RULE != COUNTED) & ((index + 1) % PERIOD == 0):
-        known = (index + 1) // PERIOD
-        still = stagnated(MINIMA + (known - 1) * batch + rows, batch, inside, known, least, residual, size, n, eps)
-        outcome = tl.where((outcome == 0) & still, STAGNATED, outcome)
+        periods = (index + 1) // PERIOD
+        stuck = level & stopped_falling(
+            MINIMA + (periods - 1) * batch + rows, batch, inside, periods, since, least
+        )
+        if MEMORY > 0:
+            fresh = stuck & (since == 0)
+            since, rest = tl.where(fresh, periods, since), tl.where(fresh, ALWAYS, rest)
+            jumped, stuck = jumped & (fresh == 0), stuck & (fresh == 0)
+        outcome = tl.where((outcome == 0) & stuck, STAGNATED, outcome)
         least = tl.full(least.shape, float("inf"), least.dtype)
     ending = tl.where(residual > 1000 * first, DIVERGED, MAX_STEPS)
+    ending = tl.where(level & (since > 0), STAGNATED, ending)
     outcome = tl.where((outcome == 0) & (index + 1 >= max_steps), ending, outcome)
-    return tl.where(status == 0, outcome, 0), first, least
+    return tl.where(status == 0, outcome, 0), first, least, since, rest, jumped
 
 
 @triton.jit
@@ -432,6 +445,7 @@ def solve_resident(
     points = POINTS + rows[:, None] * WIDTH + states[None, :]
     status, steps = tl.where(inside, 0, 1), tl.zeros([BLOCK], tl.int32)
     rest, failures, jumped = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), rows < 0
+    since = tl.zeros([BLOCK], tl.int32)
     first, previous, target = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
     least = tl.full([BLOCK], float("inf"), like)
     index, phase, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), 1
@@ -441,9 +455,9 @@ def solve_resident(
     while left > 0:
         y = image(x, a, low, v, d, real, SLOPE, KIND, SPLIT)
         residual, size, l1 = measure(x, y, FUSED)
-        outcome, first, least = judge(
-            residual, size, l1, status, first, least, index, rows, inside, MINIMA, TRACE, batch, n, atol, rtol,
-            eps, limit, max_steps, RULE, TRACED,
+        outcome, first, least, since, rest, jumped = judge(
+            residual, size, l1, status, first, least, since, rest, jumped, index, rows, inside, MINIMA, TRACE,
+            batch, n, atol, rtol, eps, limit, max_steps, RULE, MEMORY, TRACED,
         )  # fmt: skip
         newly = outcome != 0
         index += 1
@@ -629,6 +643,7 @@ def solve_streamed(
     peak, scale = begin(V, X0, POINTS, rows, inside, n, STARTS, SCALED, WIDTH, BLOCK, TILE)
     status, steps = tl.where(inside, 0, 1), tl.zeros([BLOCK], tl.int32)
     rest, failures, jumped = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), rows < 0
+    since = tl.zeros([BLOCK], tl.int32)
     first, previous, target = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
     least, safe = tl.full([BLOCK], float("inf"), like), peak
     index, phase, origin, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.zeros([], tl.int32), 1
@@ -641,9 +656,9 @@ def solve_streamed(
             A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, column, KIND, SLOPE, SCALED, WIDTH,
             BLOCK, TILE, DEPTH, SPLIT,
         )  # fmt: skip
-        outcome, first, least = judge(
-            residual, size, l1, status, first, least, index, rows, inside, MINIMA, TRACE, batch, n, atol, rtol,
-            eps, limit, max_steps, RULE, TRACED,
+        outcome, first, least, since, rest, jumped = judge(
+            residual, size, l1, status, first, least, since, rest, jumped, index, rows, inside, MINIMA, TRACE,
+            batch, n, atol, rtol, eps, limit, max_steps, RULE, MEMORY, TRACED,
         )  # fmt: skip
         newly, index = outcome != 0, index + 1
         if tl.max(newly.to(tl.int32), 0) > 0:
