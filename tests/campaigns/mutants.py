@@ -248,7 +248,7 @@ def main() -> None:
     if options.jit:
         os.environ["NUMBA_DISABLE_JIT"] = "1"
     os.chdir(ROOT)
-    sys.path[:0] = [str(ROOT / "tests")]
+    sys.path[:0] = [str(ROOT / name) for name in ("tests", "src", "lab")]
     {"run": run, "report": report}[options.what](options)
 
 

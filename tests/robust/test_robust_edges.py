@@ -74,6 +74,18 @@ def test_bounds_of_a_ball_count_the_rounding_of_a_large_output_bias():
     assert found.upper - found.lower < 1e-3
 
 
+def test_the_norm_bound_is_finite_or_refused_where_the_norm_is_nearly_one():
+    """The norm is raised by a few roundings, so that it is exactly one for one of these matrices without loop."""
+    eye, outcomes = torch.eye(2, dtype=F64), set()
+    for k in range(1, 60):
+        form = ImplicitForm((1 - k * 2.0**-53) * eye.roll(1, 0).triu(), eye, eye)
+        try:
+            outcomes.add(bool(output_bounds(form, Box.around(0 * eye[:1], 0.1), "norm").upper.isfinite().all()))
+        except MethodError:
+            outcomes.add("refused")
+    assert outcomes == {True, "refused"}
+
+
 def test_range_over_a_box_is_that_of_its_corners():
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(3, 2, generator=generator, dtype=F64)
