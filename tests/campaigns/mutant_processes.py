@@ -23,12 +23,17 @@ MEMORY = 12 << 30  # bytes that a test may take
 QUIET = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", "--tb=no", "--show-capture=no"]
 
 
+def file_of(test: str) -> str:
+    """Returns the file that a test is in."""
+    return test.split("::")[0]
+
+
 class Notes:
     """A plugin that keeps durations, failures and which mutants' places a test executes, and ends long tests."""
 
     def __init__(
         self,
-        limits: dict[str, float] | None = None,
+        limits: dict[str, float] | None = None,  # by file: whoever comes first makes what its tests share
         longest: float = 0.0,
         diary: Path | None = None,
         reached: set[str] | None = None,
@@ -49,7 +54,7 @@ class Notes:
         self.reached.clear()
         if self.diary is not None:
             self.diary.write_text(item.nodeid)
-        limit = self.longest or 10 + 10 * self.limits.get(item.nodeid, 10.0)
+        limit = self.longest or 10 + 10 * self.limits[file_of(item.nodeid)]
         signal.setitimer(signal.ITIMER_REAL, limit)
 
     def pytest_runtest_logreport(self, report: Any) -> None:

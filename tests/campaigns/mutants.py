@@ -5,8 +5,9 @@ robust/: another comparison, operator, constant or branch, or a statement left o
 replaced in a forked process, so that all who have imported it see the fault. First the tests run without a fault;
 those that fail are left out, and of the others it is noted which mutants' places they execute. Then every mutant
 meets the shortest of its tests, and if it survives, all tests of their files. It is killed if one fails or takes
-ten times as long as without it (and ten seconds). Which are drawn depends on the seed alone. Files compiled by
-numba are a sample of their own (--jit), run as Python with the compiler off, by those tests that are tiny enough.
+ten times as long as the longest of its file without it (and ten seconds). The seed alone says which are drawn.
+Files compiled by numba are a sample of their own (--jit), run as Python with the compiler off, by tests that are
+tiny enough.
 
 Run: python tests/campaigns/mutants.py run --count 500 --seed 0
                                                 prints survivors, writes tests/campaigns/results/mutants.json
@@ -33,7 +34,7 @@ from typing import Any
 
 import pytest
 from mutant_changes import ROOT, SOURCE, Functions, Mutant, changes, drawn, living
-from mutant_processes import QUIET, Notes, collect, in_parallel, unchanged
+from mutant_processes import QUIET, Notes, collect, file_of, in_parallel, unchanged
 
 OTHERS = ("checker", "contracts", "forms", "models")  # tests of what is built on the parts
 FOLDER = ROOT / "build" / "mutants"
@@ -87,11 +88,6 @@ def pieces(tests: list[str]) -> list[list[str]]:
     ]
 
 
-def file_of(test: str) -> str:
-    """Returns the file that a test is in."""
-    return test.split("::")[0]
-
-
 def chosen(mutant: Mutant, known: dict[str, Any], longest: float) -> list[str]:
     """Returns the shortest tests that execute a mutant's place, then the others of their files, file by file."""
     seconds, near = known["seconds"], known["reached"].get(mutant.key, [])
@@ -114,7 +110,10 @@ def judged(mutant: Mutant, tests: list[str], known: dict[str, Any], functions: F
     def work(place: Path) -> Any:
         for function, code in changes(mutant, functions):
             function.__code__ = code
-        notes, start = Notes(limits=known["seconds"], diary=place.with_suffix(".diary")), time.monotonic()
+        limits: dict[str, float] = defaultdict(float)
+        for test, seconds in known["seconds"].items():
+            limits[file_of(test)] = max(limits[file_of(test)], seconds)
+        notes, start = Notes(limits, diary=place.with_suffix(".diary")), time.monotonic()
         ended = int(pytest.main(["-x", *QUIET, f"--basetemp={place}", *tests], [notes]))
         verdict = SURVIVED if ended == 0 else "killed" if ended in (1, 2) else BROKEN
         by = next(iter(notes.failed), None)
