@@ -64,12 +64,7 @@ campaign: $(VENV)/.installed-test ## kill, damage, soak and mutate the library b
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/campaigns/soak.py --minutes 15
 	$(VENV)/bin/python tests/campaigns/large_rows.py
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.campaigns.soundness --jobs 2
-	$(INSTALL) coverage
-	$(VENV)/bin/python tests/campaigns/mutants.py map
-	$(VENV)/bin/python tests/campaigns/mutants.py check
 	$(VENV)/bin/python tests/campaigns/mutants.py run --count 500 --seed 0
-	$(VENV)/bin/python tests/campaigns/mutants.py map --jit
-	$(VENV)/bin/python tests/campaigns/mutants.py check --jit
 	$(VENV)/bin/python tests/campaigns/mutants.py run --jit --count 200 --seed 0
 
 fuzz: $(VENV)/.installed-test ## changed files and odd arguments, then atheris (FUZZ_CASES=1000 FUZZ_SECONDS=30 FUZZ_SEED=0)

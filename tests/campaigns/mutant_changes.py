@@ -1,6 +1,7 @@
 """The mutants: what is changed, in which order mutants are drawn, and how one is put into a running process."""
 
 import ast
+import builtins
 import copy
 import gc
 import hashlib
@@ -9,6 +10,8 @@ import types
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,7 @@ class Mutant:
     node: ast.AST
     new: ast.AST
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Returns a name that stays the same when lines move."""
         return f"{self.file} {self.function} #{self.number}: {self.before} -> {self.after}"
@@ -91,6 +94,27 @@ class Replace(ast.NodeTransformer):
         if node is self.target:
             return ast.fix_missing_locations(ast.copy_location(self.new, node))
         return self.generic_visit(node)
+
+
+class Watch(ast.NodeTransformer):
+    """Turns nodes into ``_reached(key) or node``; of a statement, what it tests or computes."""
+
+    def __init__(self, keys: dict[int, str]) -> None:
+        self.keys = keys
+
+    def visit(self, node: ast.AST) -> Any:
+        key, node = self.keys.get(id(node)), self.generic_visit(node)
+        if key is None:
+            return node
+        name = next((name for name in ("test", "value") if hasattr(node, name)), "")
+        whole = isinstance(node, ast.expr)
+        call = ast.Call(ast.Name("_reached", ast.Load()), [ast.Constant(key)], [])
+        watched = ast.BoolOp(ast.Or(), [call, node if whole else getattr(node, name)])
+        ast.fix_missing_locations(ast.copy_location(watched, node))
+        if whole:
+            return watched
+        setattr(node, name, watched)
+        return node
 
 
 def inside(function: ast.AST) -> Iterator[tuple[ast.AST, range]]:
@@ -179,11 +203,33 @@ def code_in(code: types.CodeType, name: str, line: int) -> types.CodeType | None
     return next((found for found in inner if found is not None), None)
 
 
-def changes(mutant: Mutant, known: Functions) -> list[tuple[types.FunctionType, types.CodeType]]:
-    """Returns which functions of this process would get which code."""
-    compiled, found = mutant.compiled(), []
-    for function in known.get((str(ROOT / mutant.file), mutant.function), []):
-        new = code_in(compiled, mutant.function, function.__code__.co_firstlineno)
+def replacements(
+    code: types.CodeType, file: str, name: str, known: Functions
+) -> list[tuple[types.FunctionType, types.CodeType]]:
+    """Returns which functions of this process would get which code of a changed module."""
+    found = []
+    for function in known.get((str(ROOT / file), name), []):
+        new = code_in(code, name, function.__code__.co_firstlineno)
         if new is not None and new.co_freevars == function.__code__.co_freevars:
             found.append((function, new))
     return found
+
+
+def changes(mutant: Mutant, known: Functions) -> list[tuple[types.FunctionType, types.CodeType]]:
+    """Returns which functions of this process a mutant gives which code."""
+    return replacements(mutant.compiled(), mutant.file, mutant.function, known)
+
+
+def watch(mutants: list[Mutant], known: Functions) -> set[str]:
+    """Has this process note which mutants' places it executes; returns the set that their keys come into."""
+    reached: set[str] = set()
+    builtins._reached = reached.add  # type: ignore[attr-defined]
+    for file, group in groupby(sorted(mutants, key=lambda mutant: mutant.file), key=lambda mutant: mutant.file):
+        some, copies = list(group), dict[int, Any]()
+        tree = copy.deepcopy(some[0].tree, copies)
+        keys = {id(copies[id(mutant.node)]): mutant.key for mutant in some}
+        code = compile(Watch(keys).visit(tree), str(ROOT / file), "exec")
+        for name in {mutant.function for mutant in some}:
+            for function, new in replacements(code, file, name, known):
+                function.__code__ = new
+    return reached

@@ -9,49 +9,59 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mutant_changes import PARTS, ROOT, SOURCE
+from mutant_changes import PARTS, Functions, Mutant, watch
 from silent import be_silent
 
 BETWEEN = 90.0  # seconds for what is not a test: imports, and what is taken down
-MEMORY = 12 << 30
+MEMORY = 12 << 30  # bytes that a test may take
 QUIET = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", "--tb=no", "--show-capture=no"]
 
 
+def file_of(test: str) -> str:
+    """Returns the file that a test is in."""
+    return test.split("::")[0]
+
+
 class Notes:
-    """A plugin that keeps durations and failures, tells coverage which test runs, and ends long tests."""
+    """A plugin that keeps durations, failures and which mutants' places a test executes, and ends long tests."""
 
     def __init__(
         self,
-        limits: dict[str, float] | None = None,
-        coverage: Any = None,
+        limits: dict[str, float] | None = None,  # by file: whoever comes first makes what its tests share
         longest: float = 0.0,
         diary: Path | None = None,
+        reached: set[str] | None = None,
     ) -> None:
-        self.limits, self.coverage, self.longest, self.diary = limits or {}, coverage, longest, diary
+        self.limits, self.longest, self.diary = limits or {}, longest, diary
+        self.reached = set() if reached is None else reached
         self.seconds: dict[str, float] = {}
         self.passed: set[str] = set()
         self.failed: set[str] = set()
         self.found: list[str] = []
+        self.reached_by: dict[str, list[str]] = defaultdict(list)
 
     def pytest_collection_finish(self, session: Any) -> None:
         self.found = [item.nodeid for item in session.items]
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: Any) -> None:
-        if self.coverage is not None:
-            self.coverage.switch_context(item.nodeid)
+        self.reached.clear()
         if self.diary is not None:
             self.diary.write_text(item.nodeid)
-        limit = self.longest or 10 + 10 * self.limits.get(item.nodeid, 10.0)
+        limit = self.longest or 10 + 10 * self.limits[file_of(item.nodeid)]
         signal.setitimer(signal.ITIMER_REAL, limit)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == "teardown":
             signal.setitimer(signal.ITIMER_REAL, BETWEEN)
+            for key in self.reached:
+                self.reached_by[key].append(report.nodeid)
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0) + report.duration
         if report.failed:
             self.failed.add(report.nodeid)
@@ -73,7 +83,8 @@ def in_child(work: Callable[[Path], Any], index: int, scratch: Path) -> int:
     try:
         be_silent()
         signal.setitimer(signal.ITIMER_REAL, BETWEEN)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
         place = scratch / f"{index}.tests"
         (scratch / f"{index}.json").write_text(json.dumps(work(place)))
         shutil.rmtree(place, ignore_errors=True)
@@ -124,33 +135,19 @@ def collect(files: Iterable[str]) -> list[str]:
     return notes.found
 
 
-def covered(tests: list[str], longest: float) -> Callable[[Path], Any]:
-    """Returns the work of running tests under coverage: durations, failures, and who executes what."""
+def unchanged(
+    tests: list[str], longest: float, mutants: list[Mutant], functions: Functions
+) -> Callable[[Path], dict[str, Any]]:
+    """Returns the work of running tests without a mutant: durations, who passes, who executes which place."""
 
-    def work(place: Path) -> Any:
-        coverage = importlib.import_module("coverage")
-        watch = coverage.Coverage(source=[str(SOURCE / part) for part in PARTS], data_file=None)
-        watch.start()
-        notes = Notes(coverage=watch, longest=longest)
+    def work(place: Path) -> dict[str, Any]:
+        notes = Notes(longest=longest, reached=watch(mutants, functions))
         signal.signal(signal.SIGALRM, too_long)
         pytest.main([*QUIET, f"--basetemp={place}", *tests], [notes])
-        watch.stop()
-        data, lines, good = watch.get_data(), {}, notes.passed - notes.failed
-        for path in data.measured_files():
-            found = data.contexts_by_lineno(path).items()
-            lines[str(Path(path).relative_to(ROOT))] = {line: sorted(good & {*tests}) for line, tests in found}
-        return {"seconds": notes.seconds, "failed": sorted(notes.failed), "lines": lines}
-
-    return work
-
-
-def again(tests: list[str], longest: float) -> Callable[[Path], Any]:
-    """Returns the work of running tests as they are."""
-
-    def work(place: Path) -> Any:
-        notes = Notes(longest=longest)
-        signal.signal(signal.SIGALRM, too_long)
-        pytest.main([*QUIET, f"--basetemp={place}", *tests], [notes])
-        return {"seconds": notes.seconds, "passed": sorted(notes.passed - notes.failed)}
+        good = notes.passed - notes.failed
+        return {
+            "seconds": {test: round(notes.seconds[test], 3) for test in good},
+            "reached": {key: [test for test in tests if test in good] for key, tests in notes.reached_by.items()},
+        }
 
     return work

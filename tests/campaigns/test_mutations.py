@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mutant_changes import ROOT, changes, drawn, living, mutants_of
+from mutant_changes import ROOT, changes, drawn, living, mutants_of, watch
 
 from wellposed.errors import InputError
 from wellposed.robust.attacks.sparse import entries
@@ -32,3 +32,17 @@ def test_a_mutant_takes_effect_and_can_be_taken_out():
     finally:
         function.__code__ = before
     assert entries(0.0, u) == 0
+
+
+def test_a_watched_place_is_noted_when_it_is_executed_and_changes_nothing():
+    mutants = mutants_of(RANKED)
+    known = living(mutants)
+    before = [(function, function.__code__) for functions in known.values() for function in functions]
+    reached, u = watch(mutants, known), torch.zeros(1, 5)
+    try:
+        assert not reached
+        assert entries(0.4, u) == 2
+        assert {key.split()[1] for key in reached} == {"entries"}
+    finally:
+        for function, code in before:
+            function.__code__ = code

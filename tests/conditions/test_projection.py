@@ -81,6 +81,14 @@ def test_rows_match_bisection_and_never_exceed_the_radius(project, dtype, seed, 
     assert torch.equal(project(P, radius), P)
 
 
+def test_a_long_row_whose_sum_rounds_down_does_not_pass_for_one_inside():
+    W = torch.full((1, 8192), 2.0**-54, dtype=torch.float64)
+    W[:, :64] = 1.0  # to which the small ones are added in vain
+    radius = 64 * (1 + 2.0**-49)
+    assert exact_sums(W, False)[0] > radius >= float(torch.linalg.vector_norm(W, 1))
+    assert exact_sums(project_rows(W, radius), False)[0] <= Fraction(radius)
+
+
 @pytest.mark.parametrize("project", ROW_MAPS)
 def test_the_radius_is_used_up(project):
     W = random_matrix(0, 30, dtype=torch.float32)

@@ -21,6 +21,7 @@ from wellposed.robust.attacks import (
     transfer_attack,
 )
 from wellposed.robust.attacks.attack import margin
+from wellposed.robust.attacks.other import salt_and_pepper
 
 
 @pytest.fixture(autouse=True)
@@ -273,6 +274,11 @@ def test_noise_harms_more_at_higher_levels(models, noise):
     assert torch.equal(low.inputs, u)
     assert high.accuracy < low.accuracy - 0.05
     assert high.inputs.min() >= 0 and high.inputs.max() <= 1
+
+
+def test_no_share_of_salt_and_pepper_is_no_noise_where_zero_is_drawn():
+    u = torch.full((10**5,), 0.5, dtype=torch.float16)  # in which one draw of 2,048 is zero
+    assert torch.equal(salt_and_pepper(u, 0.0), u)
 
 
 def test_speckle_leaves_black_pixels_black():

@@ -1,5 +1,8 @@
 """Edges of bounds and attacks: direct paths, ties, empty budgets, and what is drawn."""
 
+from fractions import Fraction
+
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -10,14 +13,16 @@ from wellposed.activations import Activation, get_activation, leaky_relu
 from wellposed.activations.blockwise import piecewise
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import Dense, ImplicitForm
-from wellposed.robust import Box, MethodError, Separable, linear_programs, output_bounds, separable_bound
+from wellposed.robust import Ball, Box, MethodError, Separable, linear_programs, output_bounds, separable_bound
 from wellposed.robust.attacks import Threat, jsma, pgd, train_surrogate
 from wellposed.robust.attacks.attack import under_attack
 from wellposed.robust.attacks.sparse import _slopes, _step, entries
 from wellposed.robust.bounds import _reach
+from wellposed.robust.boxes import _one_residual, box_bounds
 from wellposed.robust.crown import Multipliers, lines_of
 from wellposed.robust.draw import bound_projection, gallery
 from wellposed.robust.linear_programs import LinearProgram
+from wellposed.robust.query import Query
 from wellposed.robust.sensitivity import differentiable_form
 from wellposed.robust.sets import Interval, radii
 from wellposed.robust.training import TradesLoss
@@ -41,6 +46,44 @@ def test_bounds_count_the_path_past_the_states(method):
     found = output_bounds(form, Box.around(torch.tensor([[0.5, 0.25]], dtype=F64), 0.1), method)
     torch.testing.assert_close(found.lower, torch.tensor([[0.45]], dtype=F64), atol=1e-9, rtol=0)
     torch.testing.assert_close(found.upper, torch.tensor([[1.05]], dtype=F64), atol=1e-9, rtol=0)
+
+
+def test_residuals_of_states_count_the_rounding_of_the_activation():
+    z = 3 * torch.randn(500, 1, dtype=F64)
+    x, zero = torch.tanh(z), torch.zeros_like(z)
+    bounds = _one_residual(get_activation("tanh"), x, z, z.abs(), zero)
+    with mpmath.workdps(40):
+        for state, point, bound in zip(x.tolist(), z.tolist(), bounds.tolist(), strict=True):
+            assert abs(state[0] - mpmath.tanh(mpmath.mpf(point[0]))) <= bound[0]
+
+
+def test_residuals_of_large_states_are_not_bounded_from_below():
+    z = 1000 + torch.rand(100, 1, dtype=F64)
+    x = z + 2.0**-20  # exactly
+    assert (_one_residual(get_activation("relu"), x, z, z, torch.zeros_like(z)) >= 2.0**-20).all()
+
+
+def test_bounds_of_a_ball_count_the_rounding_of_a_large_output_bias():
+    """The output of a ball of no radius is the bias; the sum of its entries nearly cancels."""
+    zero, bias = torch.zeros(1, 2, dtype=F64), 1e8 * torch.randn(64, dtype=F64)
+    bias[0] -= bias.sum()
+    form = ImplicitForm(zero[:, :1], zero, torch.zeros(64, 1, dtype=F64), output_bias=bias)
+    found = box_bounds(Query(form, Ball(zero, 0.0), torch.ones(1, 1, 64, dtype=F64)))
+    exact = sum(Fraction(entry) for entry in bias.tolist())
+    assert Fraction(found.lower.item()) <= exact <= Fraction(found.upper.item())
+    assert found.upper - found.lower < 1e-3
+
+
+def test_the_norm_bound_is_finite_or_refused_where_the_norm_is_nearly_one():
+    """The norm is raised by a few roundings, so that it is exactly one for one of these matrices without loop."""
+    eye, outcomes = torch.eye(2, dtype=F64), set()
+    for k in range(1, 60):
+        form = ImplicitForm((1 - k * 2.0**-53) * eye.roll(1, 0).triu(), eye, eye)
+        try:
+            outcomes.add(bool(output_bounds(form, Box.around(0 * eye[:1], 0.1), "norm").upper.isfinite().all()))
+        except MethodError:
+            outcomes.add("refused")
+    assert outcomes == {True, "refused"}
 
 
 def test_range_over_a_box_is_that_of_its_corners():

@@ -24,6 +24,7 @@ from wellposed_lab.engine.training import TrainingRun, training_runs
 from wellposed_lab.tasks.mathematics import Identity
 
 from wellposed.errors import FileFormatError, InputError, NonFiniteLossError, UnknownNameError
+from wellposed.training import Checkpoint
 
 SMALL = Identity(samples=60, test_samples=20, points=(10.0,))
 
@@ -73,9 +74,16 @@ def test_every_suite_runs_at_tiny_scale(name, tmp_path):
     assert all(isinstance(text, str) for text in suite.findings(Store(tmp_path).records()))
 
 
-def test_published_parameter_counts_are_those_of_our_networks(tmp_path):
-    run_suite(get_suite("parameters"), Order("parameters", "tiny"), tmp_path)
-    counts = {(r.task, r.model, r.size): r.value("parameters") for r in Store(tmp_path).records()}
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory):
+    """The records of the suite that counts parameters."""
+    out = tmp_path_factory.mktemp("parameters")
+    run_suite(get_suite("parameters"), Order("parameters", "tiny"), out)
+    return Store(out).records()
+
+
+def test_published_parameter_counts_are_those_of_our_networks(sizes):
+    counts = {(r.task, r.model, r.size): r.value("parameters") for r in sizes}
     assert len(counts) > 60
     wrong = []
     for claim in (one for one in load_claims() if one.suite == "parameters" and isinstance(one.rule, Number)):
@@ -200,11 +208,17 @@ def _alive(process):
         return False
 
 
-def test_a_damaged_checkpoint_stops_the_run_with_a_remedy(tmp_path):
-    child = _child(tmp_path, 0.3)
-    child.stdout.readline()
-    child.kill()
-    child.wait()
+def test_a_damaged_checkpoint_stops_the_run_with_a_remedy(tmp_path, monkeypatch):
+    plain = Checkpoint.save
+
+    def interrupted(self, state):
+        plain(self, state)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_suite(SUITE, Order("small", "tiny"), tmp_path)
     (file,) = (path for path in (tmp_path / CHECKPOINTS).iterdir() if path.suffix == ".ckpt")
     file.write_bytes(file.read_bytes()[:-30])
     with pytest.raises(FileFormatError, match=r"cannot be used.*Delete it"):
@@ -339,9 +353,8 @@ def test_a_suite_says_what_its_scale_paper_differs_in(tmp_path):
     assert all(is_sentence(text) for text in told.values())
 
 
-def test_widths_of_equal_weights(tmp_path):
-    run_suite(get_suite("parameters"), Order("parameters", "tiny"), tmp_path)
-    (widths,) = [record for record in Store(tmp_path).records() if record.model == "deq"]
+def test_widths_of_equal_weights(sizes):
+    (widths,) = [record for record in sizes if record.model == "deq"]
     assert [widths.value("state_width", layers) for layers in (1, 3, 9, 13)] == [128, 223, 386, 464]
 
 
