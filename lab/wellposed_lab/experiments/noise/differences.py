@@ -11,11 +11,11 @@ SUITE = "noise-mnist"
 LAYERS = {width: layers for layers, width in WIDTHS.items()}
 EQUILIBRIUM = re.compile(r"deq-(\d+)((?:-noise-[\d.]+db)?(?:-jacobian)?)")
 TRAINED = re.compile(r"-noise-[\d.]+db")
-Key = tuple[str, str, int, str]
+Key = tuple[str, str, int, int, str]
 
 
 def with_noise_differences(records: Iterable[Record]) -> list[Record]:
-    """Adds to records of noise-mnist what compares them with others of the same seed.
+    """Adds to records of noise-mnist what compares them with others of the same seed and batch size.
 
     ``accuracy_gain`` is the lead of a DEQ over the FFW of its size that was trained alike, ``averaged_gain`` the
     same if it is read out at the mean of its last iterates, ``xavier_gain`` that over the FFW with Xavier's start,
@@ -37,7 +37,7 @@ def _usable(record: Record) -> bool:
 
 
 def _key(record: Record, model: str) -> Key:
-    return record.scale, record.task, record.seed, model
+    return record.scale, record.task, record.seed, record.config["batch_size"], model
 
 
 def _extended(record: Record, known: dict[Key, Record]) -> Record:

@@ -63,7 +63,8 @@ def _published(run: Make) -> list[NoiseRun]:
                 role: Role = "control" if inject else "baseline"
                 runs.append(run(role, Pair("ffw", layers, inject=inject), noise, epochs=64, batch_size=16))
     runs += [run("control", Pair("deq", layers), jacobian=1.0, epochs=30, batch_size=16) for layers in WIDTHS]
-    runs.append(run("control", Pair("ffw", 9), jacobian=1 / 9, epochs=64, batch_size=16))
+    for epochs, batch in ((64, 16), (30, 128)):
+        runs.append(run("control", Pair("ffw", 9), jacobian=1 / 9, epochs=epochs, batch_size=batch))
     return runs
 
 
