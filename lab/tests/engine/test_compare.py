@@ -303,6 +303,8 @@ def test_sizes_match_where_either_leaves_them_open():
 def test_the_own_suite_counts_first_then_one_with_both_sides():
     own, other = seeds([1.0] * 5), seeds([5.0] * 5, suite="activations")
     assert number([*other, *own]).ours == 1.0 and number(other).ours == 5.0
+    larger = seeds([5.0] * 5, suite="activations", scale="paper")
+    assert number([*larger, *own]).ours == 1.0, "at whatever scale"
     rule = Beats(OURS, RIVAL, "lower")
     rival = seeds([9.0] * 5, "mlp", suite="activations")
     found = judge(rule, [*own, *other, *rival])

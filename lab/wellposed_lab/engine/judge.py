@@ -271,10 +271,12 @@ def _fits(ours: str | None, wanted: str | None) -> bool:
 def _choices(claim: PublishedClaim, candidates: list[list[Sample]]) -> list[list[Sample]]:
     """Picks one configuration for each measure at every scale, the largest first.
 
-    Both sides are of one scale, and of one suite if there is one with both. Runs that failed are taken where there
-    are no others.
+    Both sides are of one scale, and of the claim's own suite if that has both, else of another that has. Runs that
+    failed are taken where there are no others.
     """
-    for usable in ([[one for one in samples if one.values] for samples in candidates], candidates):
+    whole = [[one for one in samples if one.values] for samples in candidates]
+    own = [[one for one in samples if one.suite == claim.suite] for samples in whole]
+    for usable in (own, whole, candidates):
         by_scale = [
             [[one for one in samples if one.scale == scale] for samples in usable] for scale in JUDGED_SCALES
         ]

@@ -11,7 +11,7 @@ SUITE = "noise-mnist"
 LAYERS = {width: layers for layers, width in WIDTHS.items()}
 EQUILIBRIUM = re.compile(r"deq-(\d+)((?:-noise-[\d.]+db)?(?:-jacobian)?)")
 TRAINED = re.compile(r"-noise-[\d.]+db")
-Key = tuple[str, str, int, int, str]
+Key = tuple[str, str, int, int | None, str]
 
 
 def with_noise_differences(records: Iterable[Record]) -> list[Record]:
@@ -37,7 +37,7 @@ def _usable(record: Record) -> bool:
 
 
 def _key(record: Record, model: str) -> Key:
-    return record.scale, record.task, record.seed, record.config["batch_size"], model
+    return record.scale, record.task, record.seed, record.config.get("batch_size"), model
 
 
 def _extended(record: Record, known: dict[Key, Record]) -> Record:
