@@ -63,6 +63,13 @@ def test_differences_pair_models_of_one_seed() -> None:
     assert found["deq-223", 0].value("accuracy_gain", 0.0) is None
 
 
+def test_differences_beside_the_network_with_the_input_in_every_layer() -> None:
+    ours, *_ = with_derived([record("deq-467", 0.9, 0.97, 0.5), record("ffw-13-inject", 0.8, 0.95, 2.0)])
+    assert ours.value("inject_accuracy_gain", 0.0) == pytest.approx(0.1)
+    assert ours.value("inject_sensitivity_ratio") == pytest.approx(0.25)
+    assert ours.value("inject_twin_accuracy") == 0.95 and ours.value("accuracy_gain", 0.0) is None
+
+
 def test_differences_pair_models_of_one_batch_size() -> None:
     published = [
         dataclasses.replace(one, config={**one.config, "batch_size": 16})

@@ -166,6 +166,8 @@ SUITE = Suite(
         Floor("accuracy", "at least", LEARNT),
         Floor("twin_accuracy", "at least", LEARNT, side="the FFW of its size",
               judging=("accuracy_gain", "averaged_gain", "sensitivity_ratio")),
+        Floor("inject_twin_accuracy", "at least", LEARNT, side="the FFW of its size with the input in every layer",
+              judging=("inject_accuracy_gain", "inject_averaged_gain", "inject_sensitivity_ratio")),
     ),
     differs="Beside the published epochs (30 and 64) and batches (16) there are shorter runs, 30 epochs in "
     "batches of 128, which are judged where the others were not run.",
