@@ -303,6 +303,8 @@ def test_sizes_match_where_either_leaves_them_open():
 def test_the_own_suite_counts_first_then_one_with_both_sides():
     own, other = seeds([1.0] * 5), seeds([5.0] * 5, suite="activations")
     assert number([*other, *own]).ours == 1.0 and number(other).ours == 5.0
+    larger = seeds([5.0] * 5, suite="activations", scale="paper")
+    assert number([*larger, *own]).ours == 1.0, "at whatever scale"
     rule = Beats(OURS, RIVAL, "lower")
     rival = seeds([9.0] * 5, "mlp", suite="activations")
     found = judge(rule, [*own, *other, *rival])
@@ -483,6 +485,19 @@ def test_every_reading_is_judged_and_a_claim_that_depends_on_it_is_undecided():
     assert found.verdict == "reproduced" and len(found.readings) == 2
     (found,) = verdicts(records, [both])
     assert found.verdict == "reproduced" and found.readings[1][1].verdict == "not judged"
+
+
+def test_a_reading_under_which_a_side_does_not_learn_is_left_out():
+    rule = Beats(Measure("accuracy", "deq-386", "mnist", 0), Measure("accuracy", "ffw-9", "mnist", 0), "higher")
+    other = replace(rule, rival=replace(rule.rival, model="ffw-9-inject"))
+    both = replace(claim(rule), suite="noise-mnist", reading="plain", readings=(("injected", other),))
+    ours, dead = noisy("deq-386", [0.7] * 3, [0.97] * 3), noisy("ffw-9", [0.1] * 3, [0.1] * 3)
+    (found,) = verdicts([*ours, *dead, *noisy("ffw-9-inject", [0.9] * 3, [0.97] * 3)], [both])
+    assert found.verdict == "refuted" and found.claim is both
+    assert found.why == "Under the readings under which both sides learn: injected, refuted (0.778)."
+    assert [one.verdict for _, one in found.readings] == ["undecided", "refuted"]
+    (found,) = verdicts([*ours, *dead], [both])
+    assert found.verdict == "undecided" and "did not learn" in found.why
 
 
 def test_one_claim_in_two_wordings_is_refused(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from wellposed_lab.engine.statistics import advantage, interval, mean, student_quantile
+from wellposed_lab.engine.statistics import advantage, interval, mean, rank_correlation, student_quantile
 
 from wellposed.errors import InputError
 
@@ -106,3 +106,10 @@ def test_few_pairs_have_no_interval_and_unequal_sides_are_refused():
     for ours in ([1.0], []):
         with pytest.raises(InputError, match="same seeds"):
             advantage(ours, [1.0, 2.0][: 2 * len(ours)], "lower")
+
+
+def test_rank_correlations_are_those_of_scipy_with_ties():
+    a, b = np.random.default_rng(1).integers(0, 5, (2, 40))
+    assert rank_correlation(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
+    assert rank_correlation(a, -a) == pytest.approx(-1)
+    assert math.isnan(rank_correlation(a, np.ones(40)))

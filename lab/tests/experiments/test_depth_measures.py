@@ -12,7 +12,6 @@ from wellposed_lab.experiments.depth.run import (
     homogeneity_error,
     local_rates,
     predicted_slope,
-    rank_correlation,
     sample_steps,
     scaled_steps,
     slope,
@@ -103,15 +102,6 @@ def test_the_rule_is_changed_on_a_copy_with_the_same_weights():
 def test_samples_that_end_early_have_no_slope():
     half = 1 / math.log(2)
     assert predicted_slope(torch.tensor([0.5, 0.25, 0.0])) == pytest.approx(half * (1 + 0.5 + 0) / 3)
-
-
-def test_rank_correlation_against_its_definition():
-    torch.manual_seed(1)
-    a, b = torch.randint(0, 5, (2, 40)).double()
-    ranks = [torch.stack([((x < v).sum() + ((x == v).sum() + 1) / 2) for v in x]) for x in (a, b)]
-    assert rank_correlation(a, b) == pytest.approx(float(torch.corrcoef(torch.stack(ranks))[0, 1]))
-    assert rank_correlation(a, -a) == pytest.approx(-1)
-    assert math.isnan(rank_correlation(a, torch.ones(40)))
 
 
 def test_deciles_follow_the_order():

@@ -19,7 +19,6 @@ from wellposed_lab.experiments.noise.findings import (
     draw_depths,
     draw_sensitivity,
     noise_findings,
-    rank_correlation,
 )
 from wellposed_lab.networks.twins import ConvNet
 
@@ -62,6 +61,23 @@ def test_differences_pair_models_of_one_seed() -> None:
     assert found["deq-128-noise-0db", 0].value("training_gain", 0.0) == pytest.approx(0.13)
     assert found["ffw-1", 0].value("accuracy_gain", 0.0) is None
     assert found["deq-223", 0].value("accuracy_gain", 0.0) is None
+
+
+def test_differences_beside_the_network_with_the_input_in_every_layer() -> None:
+    ours, *_ = with_derived([record("deq-467", 0.9, 0.97, 0.5), record("ffw-13-inject", 0.8, 0.95, 2.0)])
+    assert ours.value("inject_accuracy_gain", 0.0) == pytest.approx(0.1)
+    assert ours.value("inject_sensitivity_ratio") == pytest.approx(0.25)
+    assert ours.value("inject_twin_accuracy") == 0.95 and ours.value("accuracy_gain", 0.0) is None
+
+
+def test_differences_pair_models_of_one_batch_size() -> None:
+    published = [
+        dataclasses.replace(one, config={**one.config, "batch_size": 16})
+        for one in (record("deq-128", 0.9), record("ffw-1", 0.5))
+    ]
+    small, _, large, _ = with_derived([*published, record("deq-128", 0.8), record("ffw-1", 0.7)])
+    assert small.value("accuracy_gain", 0.0) == pytest.approx(0.4)
+    assert large.value("accuracy_gain", 0.0) == pytest.approx(0.1)
 
 
 def test_thresholds_see_differences() -> None:
@@ -205,4 +221,3 @@ def test_radii_order_the_models_that_learnt():
     (sentence,) = _ranks([*learnt, record("deq-128", 9, 99.0, 0.0, clean=0.2)])
     assert "Over the 7 recorded DEQs" in sentence
     assert "+1.00 with the jacobian radius, -1.00 with the weight radius" in sentence
-    assert rank_correlation([(1, 1), (2, 2), (2, 3)]) == pytest.approx(0.8660254)

@@ -121,6 +121,9 @@ def attacked(tmp_path_factory):
 def test_attacks_at_tiny_scale(attacked):
     clean = attacked["digits", "dense"]
     assert clean.value("row_correlation") > 0.7 and clean.value("accuracy") > 0.7
+    sums = [clean.value("class_sensitivity", str(digit)) for digit in range(10)]
+    assert clean.value("class_spread") == pytest.approx(max(sums) / min(sums))
+    assert all(-1 <= clean.value(f"class_{kind}_correlation") <= 1 for kind in ("noise", "error"))
     assert (clean.value("sensitivity_outputs"), clean.value("sensitivity_inputs")) == (10, 64)
     for (task, model), record in attacked.items():
         check_attack(task, model, record)

@@ -9,7 +9,8 @@
    effect, 1 % where none is printed. A difference of the other sign is refuted.
 6. Below five seeds the interval is called the range of the seeds, and the verdict is marked.
 7. A claim counts once, however many papers make it; our own questions are counted apart.
-8. Where a text leaves a choice open every reading is judged, and the claim is undecided if they differ.
+8. Where a text leaves a choice open every reading is judged, and the claim is undecided if they differ. A reading
+   under which a side does not learn is not the text's, and is left out.
 
 A seed in which training diverged counts against the model that a claim is about (as NaN, which no rule accepts)
 and is left out on the rival's side, so that no claim is won by a rival that was never trained.
@@ -191,12 +192,15 @@ def _judge_readings(claim: PublishedClaim, index: Index, printed: Printed) -> Ve
         return first
     others = [(name, _judge(replace(claim, rule=rule), index, printed)) for name, rule in claim.readings]
     readings = ((claim.reading, first), *others)
-    outcomes = {one.verdict for _, one in readings if one.verdict != "not judged"}
-    if len(outcomes) < 2:
+    telling = [(name, one) for name, one in readings if one.verdict != "not judged" and one.ours is not None]
+    said = "; ".join(f"{name}, {one.verdict} ({number(one.ours)})" for name, one in telling)
+    if len({one.verdict for _, one in telling}) > 1:
+        why = f"It depends on the reading: {said}."
+        return replace(first, verdict="undecided", why=why, readings=readings)
+    if not telling or telling[0][1] is first:
         return replace(first, readings=readings)
-    said = "; ".join(f"{name}, {one.verdict} ({number(one.ours)})" for name, one in readings)
-    why = f"It depends on the reading: {said}."
-    return replace(first, verdict="undecided", why=why, readings=readings)
+    why = f"Under the readings under which both sides learn: {said}."
+    return replace(telling[0][1], claim=claim, why=why, readings=readings)
 
 
 def _judge(claim: PublishedClaim, index: Index, printed: Printed) -> Verdict:
@@ -271,10 +275,12 @@ def _fits(ours: str | None, wanted: str | None) -> bool:
 def _choices(claim: PublishedClaim, candidates: list[list[Sample]]) -> list[list[Sample]]:
     """Picks one configuration for each measure at every scale, the largest first.
 
-    Both sides are of one scale, and of one suite if there is one with both. Runs that failed are taken where there
-    are no others.
+    Both sides are of one scale, and of the claim's own suite if that has both, else of another that has. Runs that
+    failed are taken where there are no others.
     """
-    for usable in ([[one for one in samples if one.values] for samples in candidates], candidates):
+    whole = [[one for one in samples if one.values] for samples in candidates]
+    own = [[one for one in samples if one.suite == claim.suite] for samples in whole]
+    for usable in (own, whole, candidates):
         by_scale = [
             [[one for one in samples if one.scale == scale] for samples in usable] for scale in JUDGED_SCALES
         ]

@@ -182,3 +182,17 @@ def number(value: float | None) -> str:
         return f"{value:,.0f}"
     mantissa, _, power = f"{value:.3g}".partition("e")
     return f"{mantissa}e{int(power)}" if power else mantissa
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Computes Spearman's correlation, ties at their mean rank; NaN where one side is constant.
+
+    Example:
+        >>> rank_correlation([1, 2, 3], [10, 30, 20])
+        0.5
+    """
+    columns = np.array([a, b], dtype=float)
+    below = (columns[:, None, :] < columns[:, :, None]).sum(2)
+    ties = (columns[:, None, :] == columns[:, :, None]).sum(2)
+    ranks = below + (ties - 1) / 2
+    return math.nan if (ranks.std(1) == 0).any() else float(np.corrcoef(ranks)[0, 1])

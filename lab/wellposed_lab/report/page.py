@@ -41,7 +41,8 @@ RULES = (
     "A limit is reproduced if every seed keeps to it, refuted if none does.",
     "What the records do not decide is undecided. No order is judged in seeds in which a side did not learn its "
     "task, nor where both sides are at chance or saturated.",
-    "Where a text leaves a choice open every reading is judged and shown; if they differ the claim is undecided.",
+    "Where a text leaves a choice open every reading is judged and shown; if they differ the claim is undecided. "
+    "A reading under which a side does not learn is not the text's, and is left out.",
     "Intervals are 95 % bootstrap intervals over the seeds, widened for small samples. Below 5 seeds it is the "
     "range of the seeds, and the verdict is marked; fewer than 3 seeds decide nothing but counts.",
     "A run that diverged counts against the model that a claim praises and is left out on the rival's side.",

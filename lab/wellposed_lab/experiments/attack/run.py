@@ -30,6 +30,7 @@ from wellposed.robust.attacks.attack import Loss, under_attack
 from wellposed.robust.draw import as_picture, row_correlation, strongest, telling
 from wellposed_lab.cache import cached
 from wellposed_lab.engine.run import Context, Run
+from wellposed_lab.engine.statistics import rank_correlation
 from wellposed_lab.engine.store import Result, Value
 from wellposed_lab.networks.trained import Dense, ImageNetwork
 
@@ -285,6 +286,7 @@ def text(pixels: Tensor) -> str:
 
 
 PART = 100  # images at a time
+NOISE = 0.2  # standard deviation of the noise under which classes are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +294,9 @@ class AttackRun(Run):
     """Attacks one network in one way.
 
     Of the images that were right before, ``success_rate`` is the share that are wrong afterwards;
-    ``lost_accuracy`` counts the same images against all.
+    ``lost_accuracy`` counts the same images against all. Of the network itself, ``class_spread`` is the largest
+    row sum of the sensitivity matrix over the smallest, ``class_noise_correlation`` their rank correlation with
+    the accuracy that a class loses under noise, ``class_error_correlation`` with its errors without noise.
 
     Args:
         victim: the network and its images.
@@ -370,7 +374,23 @@ class AttackRun(Run):
     def _about_sensitivity(self) -> list[Value]:
         S = sensitivity_matrix(self.victim, self.seed)
         sizes = Value("sensitivity_outputs", float(len(S))), Value("sensitivity_inputs", float(S.shape[1]))
-        return [Value("row_correlation", row_correlation(S)), *sizes]
+        return [Value("row_correlation", row_correlation(S)), *sizes, *self._about_classes(S.sum(1))]
+
+    def _about_classes(self, sums: Tensor) -> list[Value]:
+        """Says how the row sums of the sensitivity matrix differ, and whether they rank what classes lose."""
+        network = self.victim.trained(self.seed)
+        u, target = self.victim.sample(self.split, self.samples, self.seed)
+        noise = NOISE * torch.randn(u.shape, generator=torch.Generator().manual_seed(self.seed))
+        clean, noisy = (_class_errors(network, images, target, len(sums)) for images in (u, u + noise))
+        return [
+            Value("class_spread", float(sums.max() / sums.min())),
+            Value("class_error_correlation", rank_correlation(sums.tolist(), clean.tolist())),
+            Value("class_noise_correlation", rank_correlation(sums.tolist(), (noisy - clean).tolist())),
+            *(
+                Value("class_sensitivity", float(s), name)
+                for s, name in zip(sums, self.victim.classes, strict=True)
+            ),
+        ]
 
 
 def _joined(parts: Sequence[Attack]) -> Attack:
@@ -384,6 +404,12 @@ def _joined(parts: Sequence[Attack]) -> Attack:
 def _clean_accuracy(victim: ImageNetwork, seed: int, split: Split, samples: int) -> float:
     u, target = victim.sample(split, samples, seed)
     return float(_right(victim.trained(seed), u, target).double().mean())
+
+
+def _class_errors(network: nn.Module, u: Tensor, target: Tensor, classes: int) -> Tensor:  # (classes,)
+    """Returns the share of wrong answers in every class."""
+    wrong = ~_right(network, u, target)
+    return torch.stack([wrong[target == k].double().mean() for k in range(classes)])
 
 
 @torch.no_grad()

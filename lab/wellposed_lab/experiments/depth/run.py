@@ -26,6 +26,7 @@ from wellposed.equilibrium.stopping import Absolute, Relative, Stopping
 from wellposed.errors import InputError
 from wellposed.models.implicit import ImplicitModel
 from wellposed.training import History
+from wellposed_lab.engine.statistics import rank_correlation
 from wellposed_lab.engine.store import Result, Value
 from wellposed_lab.engine.training import ObservedRun
 from wellposed_lab.tasks.task import Pair
@@ -109,25 +110,6 @@ def homogeneity_error(model: ImplicitModel, u: Tensor, scales: Sequence[float]) 
     u = u.to(model.B.dtype)
     y = exact(u)
     return max(float((exact(scale * u) / scale - y).abs().max() / y.abs().max()) for scale in scales)
-
-
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Computes Spearman's correlation, ties at their mean rank; NaN where one side is constant.
-
-    Example:
-        >>> round(rank_correlation(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.2, 0.3])), 9)
-        1.0
-    """
-    ranks = torch.stack([_ranks(a), _ranks(b)])
-    ranks = ranks - ranks.mean(1, keepdim=True)
-    size = float(ranks[0].norm() * ranks[1].norm())
-    return float(ranks[0] @ ranks[1]) / size if size else math.nan
-
-
-def _ranks(values: Tensor) -> Tensor:
-    _, place, count = values.double().unique(return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double()
-    return (last - (count - 1) / 2)[place]
 
 
 def by_decile(values: Tensor, order: Tensor) -> list[float]:
@@ -234,7 +216,7 @@ def _of_samples(
         low, high = column.quantile(quantiles).tolist()
         values += [Value(f"{name}_low", low), Value(f"{name}_high", high)]
     for name, column in (("rate", rates), ("active", active), ("error", errors)):
-        values.append(Value(f"{name}_correlation", rank_correlation(steps, column)))
+        values.append(Value(f"{name}_correlation", rank_correlation(steps.tolist(), column.tolist())))
     return [value for value in values if not math.isnan(value.value)]
 
 

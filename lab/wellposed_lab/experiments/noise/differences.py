@@ -11,17 +11,18 @@ SUITE = "noise-mnist"
 LAYERS = {width: layers for layers, width in WIDTHS.items()}
 EQUILIBRIUM = re.compile(r"deq-(\d+)((?:-noise-[\d.]+db)?(?:-jacobian)?)")
 TRAINED = re.compile(r"-noise-[\d.]+db")
-Key = tuple[str, str, int, str]
+Key = tuple[str, str, int, int | None, str]
 
 
 def with_noise_differences(records: Iterable[Record]) -> list[Record]:
-    """Adds to records of noise-mnist what compares them with others of the same seed.
+    """Adds to records of noise-mnist what compares them with others of the same seed and batch size.
 
     ``accuracy_gain`` is the lead of a DEQ over the FFW of its size that was trained alike, ``averaged_gain`` the
     same if it is read out at the mean of its last iterates, ``xavier_gain`` that over the FFW with Xavier's start,
     ``sensitivity_ratio`` its sensitivity over that of the FFW, and ``training_gain`` the lead of a model trained
-    with noise over the one without. ``twin_accuracy`` is that of the FFW without noise. An FFW has one read-out,
-    so its ``averaged_accuracy`` is its accuracy.
+    with noise over the one without. ``twin_accuracy`` is that of the FFW without noise. With ``inject_`` before
+    them, they are about the FFW with the input in every layer. An FFW has one read-out, so its
+    ``averaged_accuracy`` is its accuracy.
 
     Example:
         >>> with_noise_differences([])
@@ -37,7 +38,7 @@ def _usable(record: Record) -> bool:
 
 
 def _key(record: Record, model: str) -> Key:
-    return record.scale, record.task, record.seed, model
+    return record.scale, record.task, record.seed, record.config.get("batch_size"), model
 
 
 def _extended(record: Record, known: dict[Key, Record]) -> Record:
@@ -45,11 +46,8 @@ def _extended(record: Record, known: dict[Key, Record]) -> Record:
     match = EQUILIBRIUM.fullmatch(record.model)
     if match and int(match[1]) in LAYERS:
         network = f"ffw-{LAYERS[int(match[1])]}"
-        twin = known.get(_key(record, network + match[2]))
-        added += _leads(record, twin, "accuracy_gain") + _ratio(record, twin)
-        added += _leads(record, twin, "averaged_gain", "averaged_accuracy")
-        clean = None if twin is None else twin.value("accuracy")
-        added += [] if clean is None else [Value("twin_accuracy", clean)]
+        for start, name in (("", network), ("inject_", f"{network}-inject")):
+            added += _beside(record, known.get(_key(record, name + match[2])), start)
         added += _leads(record, known.get(_key(record, f"{network}-xavier{match[2]}")), "xavier_gain")
     if TRAINED.search(record.model):
         added += _leads(record, known.get(_key(record, TRAINED.sub("", record.model))), "training_gain")
@@ -57,6 +55,17 @@ def _extended(record: Record, known: dict[Key, Record]) -> Record:
         own = [value for value in record.values if value.metric == "accuracy"]
         added += [dataclasses.replace(value, metric="averaged_accuracy") for value in own]
     return dataclasses.replace(record, values=(*record.values, *added)) if added else record
+
+
+def _beside(record: Record, twin: Record | None, start: str) -> list[Value]:
+    """Compares a DEQ with the FFW of its size; names of values begin with `start`."""
+    clean = None if twin is None else twin.value("accuracy")
+    return [
+        *_leads(record, twin, f"{start}accuracy_gain"),
+        *_leads(record, twin, f"{start}averaged_gain", "averaged_accuracy"),
+        *_ratio(record, twin, f"{start}sensitivity_ratio"),
+        *([] if clean is None else [Value(f"{start}twin_accuracy", clean)]),
+    ]
 
 
 def _leads(record: Record, rival: Record | None, name: str, metric: str = "accuracy") -> list[Value]:
@@ -67,6 +76,6 @@ def _leads(record: Record, rival: Record | None, name: str, metric: str = "accur
     return [Value(name, value.value - other, value.at) for value, other in pairs if other is not None]
 
 
-def _ratio(record: Record, rival: Record | None) -> list[Value]:
+def _ratio(record: Record, rival: Record | None, name: str) -> list[Value]:
     own, other = (None if one is None else one.value("sensitivity") for one in (record, rival))
-    return [] if own is None or not other else [Value("sensitivity_ratio", own / other)]
+    return [] if own is None or not other else [Value(name, own / other)]

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from wellposed.errors import require
 from wellposed_lab.config import JUDGED_SCALES
+from wellposed_lab.engine.statistics import rank_correlation
 from wellposed_lab.engine.store import Record, settings
 from wellposed_lab.experiments.noise.differences import with_noise_differences
 from wellposed_lab.experiments.noise.models import TOTALS, WIDTHS
@@ -119,7 +118,9 @@ def _ranks(records: Sequence[Record]) -> list[str]:
             pairs = [(r.value(metric), r.value("accuracy", 0.0)) for r in own]
             known = [(x, y) for x, y in pairs if x is not None and y is not None]
             if len(known) > 5:
-                told.append(f"{rank_correlation(known):+.2f} with the {metric.replace('_', ' ')}")
+                told.append(
+                    f"{rank_correlation(*zip(*known, strict=True)):+.2f} with the {metric.replace('_', ' ')}"
+                )
         if told:
             count = len([r for r in own if r.value("jacobian_radius") is not None])
             sentences.append(
@@ -127,19 +128,6 @@ def _ranks(records: Sequence[Record]) -> list[str]:
                 f"correlation of the accuracy at 0 dB is {', '.join(told)}."
             )
     return sentences
-
-
-def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Computes Spearman's rank correlation; ties have the mean of their ranks.
-
-    Example:
-        >>> rank_correlation([(1, 10), (2, 30), (3, 20)])
-        0.5
-    """
-    columns = np.array(pairs, dtype=float).T
-    below = (columns[:, None, :] < columns[:, :, None]).sum(2)
-    ties = (columns[:, None, :] == columns[:, :, None]).sum(2)
-    return float(np.corrcoef(below + (ties - 1) / 2)[0, 1])
 
 
 def _penalised(records: Sequence[Record]) -> list[str]:

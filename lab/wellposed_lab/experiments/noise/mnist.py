@@ -63,7 +63,8 @@ def _published(run: Make) -> list[NoiseRun]:
                 role: Role = "control" if inject else "baseline"
                 runs.append(run(role, Pair("ffw", layers, inject=inject), noise, epochs=64, batch_size=16))
     runs += [run("control", Pair("deq", layers), jacobian=1.0, epochs=30, batch_size=16) for layers in WIDTHS]
-    runs.append(run("control", Pair("ffw", 9), jacobian=1 / 9, epochs=64, batch_size=16))
+    for epochs, batch in ((64, 16), (30, 128)):
+        runs.append(run("control", Pair("ffw", 9), jacobian=1 / 9, epochs=epochs, batch_size=batch))
     return runs
 
 
@@ -165,6 +166,8 @@ SUITE = Suite(
         Floor("accuracy", "at least", LEARNT),
         Floor("twin_accuracy", "at least", LEARNT, side="the FFW of its size",
               judging=("accuracy_gain", "averaged_gain", "sensitivity_ratio")),
+        Floor("inject_twin_accuracy", "at least", LEARNT, side="the FFW of its size with the input in every layer",
+              judging=("inject_accuracy_gain", "inject_averaged_gain", "inject_sensitivity_ratio")),
     ),
     differs="Beside the published epochs (30 and 64) and batches (16) there are shorter runs, 30 epochs in "
     "batches of 128, which are judged where the others were not run.",

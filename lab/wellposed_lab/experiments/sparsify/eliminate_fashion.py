@@ -95,4 +95,5 @@ SUITE = Suite(
             0.01,
         ),
     ),
+    differs="How the network was trained, and on how many samples models are fitted, is not published.",
 )  # fmt: skip

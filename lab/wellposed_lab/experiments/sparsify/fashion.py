@@ -133,4 +133,5 @@ SUITE = Suite(
     figures=figures(DATA),
     findings=findings,
     thresholds=thresholds(DATA),
+    differs="The questions of 003 are asked of the MLP of 002, whose training is not published.",
 )
