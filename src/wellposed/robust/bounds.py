@@ -33,8 +33,10 @@ ORDER = ("interval", "l2", "crown", "optimised", "triangle")  # cheapest first; 
 def best_bounds(query: Query, methods: Registry[Callable[[Query], Bounds]]) -> Bounds:
     """Intersects the bounds of all methods that apply, as long as there is time; their names are joined by +.
 
-    The cheapest method always runs to its end, and the others stop tightening when the time is over.
+    The cheapest method always runs to its end, and the others stop tightening when the time is over. Where a loop
+    has no certificate, no method applies.
     """
+    query.form.certificate()
     best: Bounds | None = None
     reasons = []
     for name in ORDER:
