@@ -9,8 +9,7 @@ from wellposed_lab.networks.twins import ConvNet
 
 from wellposed.convert import UnsupportedError, to_implicit
 from wellposed.equilibrium.stopping import Relative
-from wellposed.models import DEQ, ImplicitModel
-from wellposed.models.cells import DenseCell, PlainConvCell, RecallCell
+from wellposed.models import ImplicitModel
 
 
 def assert_same(network, shape, tolerance=1e-9):
@@ -37,30 +36,6 @@ def test_implicit_model(options, shape):
     form = assert_same(nn.Sequential(nn.Linear(4, 4), model), shape, 1e-7)
     loops = [key for key in form.A.parts if key[0] == key[1]]
     assert len(loops) == 1 and form.certificate().holds
-
-
-@pytest.mark.parametrize(
-    ("cell", "shape"),
-    [
-        (lambda: DenseCell(4, 6), (4,)),
-        (lambda: DenseCell(4, 6, activation="relu", projection="identity"), (3, 4)),
-        (lambda: PlainConvCell(2, 3, projection="silu"), (2, 5)),
-        (lambda: PlainConvCell(1, 2, dims=2), (1, 4, 4)),
-    ],
-)
-def test_deep_equilibrium_model(cell, shape):
-    torch.manual_seed(0)
-    model = DEQ(cell(), stop=Relative(1e-12))
-    with torch.no_grad():
-        state = getattr(model.cell, "state", None) or model.cell.layers[0]
-        state.weight.mul_(0.9 / state.weight.abs().flatten(1).sum(1).max())
-    form = assert_same(model, shape, 1e-7)
-    assert any(i == j for i, j in form.A.parts)
-
-
-def test_other_cells_are_refused():
-    with pytest.raises(UnsupportedError, match=r"DEQ at '0': .*RecallCell"):
-        to_implicit(nn.Sequential(DEQ(RecallCell(1, 2))), (1, 4, 4))
 
 
 @pytest.mark.parametrize("activation", [name for name in MLP_ACTIVATIONS if name != "hardshrink"])

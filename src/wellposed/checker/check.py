@@ -2,20 +2,23 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from wellposed.checker import proofs
+from wellposed.checker.continuation import Lines, Network, Scaled, center, on_grid, upper_bound, value
 from wellposed.checker.grammar import anything, table
-from wellposed.checker.model import Part, parts_of
+from wellposed.checker.model import Part, acyclic, parts_of
+from wellposed.checker.phi import Phi
 from wellposed.checker.tensors import (
     LARGEST_HEADER,
     Budget,
     Matrix,
     RefusedError,
     TensorFile,
+    Vector,
     fraction,
     read_json,
     rounded,
@@ -173,28 +176,71 @@ def _well_posed(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding
     A = part.matrices["A"]()
     if A.shape != (len(part.phis), len(part.phis)) or not part.phis:
         raise RefusedError("A is not square, or has other states than phi")
-    given, long = claim.get("weights"), A.bits
-    proof.budget.multiply(len(A.rows) ** 2, long, LONGEST if given is not None else 1)
-    if condition in ("inf", "weighted"):
-        v = [Fraction(1)] * len(A.rows) if condition == "inf" else proof.vector(given, len(A.rows))
-        proofs.weighted(A, part.phis, v, value)
-        how = "gamma |A| v <= kappa v, row by row"
-    elif condition == "block" and part.size is not None and part.size > 0:
-        proofs.blocks(A, part.phis[0], part.size, str(claim.get("norm")), proof.vector(given), value)
-        how = "gamma N(A) v <= kappa v, block by block"
-    elif condition in CONDITIONS:
-        prove, how = CONDITIONS[condition]
-        if condition in ("spectral", "monotone"):  # products and factors of matrices, and what is left of them
-            proof.budget.multiply(len(A.rows) ** 3, long, long)
-            longer = 2 * (long - A.exponent + value.denominator.bit_length())
-            proof.budget.multiply(8 * len(A.rows) ** 2, longer, longer)
-        prove(A, part.phis, value)
-    else:
-        raise RefusedError(f"the checker does not know the condition {condition!r} for this model")
+    if condition == "components":
+        return _components(claim, value, part, A, proof)
+    how = _loop(claim, value, A, part.phis, part.size, proof)
     return Finding("well-posed", part.name, f"{condition}: {rounded(value):.9g} < 1", how)
 
 
-CONDITIONS: dict[str, tuple[Any, str]] = {
+def _components(claim: dict[str, Any], value: Fraction, part: Part, A: Matrix, proof: TensorFile) -> Finding:
+    """Proves the loops one by one: what is left when they are taken for one block each feeds in one direction."""
+    loops = claim.get("loops")
+    if not isinstance(loops, list) or not loops or not part.edges:
+        raise RefusedError("the claim names no loops, or the model has no blocks")
+    node = list(range(len(part.sizes)))
+    starts = [sum(part.sizes[:k]) for k in node]
+    for number, loop in enumerate(loops):
+        table(loop, dict.fromkeys(LOOP, anything), "a loop", LOOP)
+        own = loop.get("blocks")
+        if not isinstance(own, list) or not all(type(k) is int and 0 <= k < len(starts) for k in own):
+            raise RefusedError("a loop names no blocks of the model")
+        if not own or len({*own}) < len(own) or any(node[k] != k for k in own):
+            raise RefusedError("a loop has no blocks, or a block is named twice")
+        for k in own:
+            node[k] = len(starts) + number
+        states = [i for k in own for i in range(starts[k], starts[k] + part.sizes[k])]
+        proof.budget.spend(len(states) ** 2, A.bits)
+        inner = Matrix([[A.rows[i][j] for j in states] for i in states], A.exponent)
+        stated = fraction(loop.get("value"), "the value of a loop")
+        if stated > value:
+            raise RefusedError(f"the value {rounded(value):g} is below {rounded(stated):g}, that of a loop")
+        _loop(loop, stated, inner, [part.phis[i] for i in states], None, proof)
+    if alone := [i for i, j in part.edges if i == j and node[i] == i]:
+        raise RefusedError(f"block {alone[0]} feeds itself, and no loop holds it")
+    if not acyclic(len(starts) + len(loops), [(node[i], node[j]) for i, j in part.edges if node[i] != node[j]]):
+        raise RefusedError("the loops feed one another, so they are one loop")
+    kinds = ", ".join(sorted({str(loop.get("condition")) for loop in loops}))
+    return Finding(
+        "well-posed", part.name, f"{kinds}: {rounded(value):.9g} < 1", f"loop by loop, {len(loops)} in all"
+    )
+
+
+def _loop(
+    claim: dict[str, Any], value: Fraction, A: Matrix, phis: list[Phi], size: int | None, proof: TensorFile
+) -> str:
+    """Proves that a loop has exactly one solution, and says how."""
+    condition, given, long = str(claim.get("condition")), claim.get("weights"), A.bits
+    proof.budget.multiply(len(A.rows) ** 2, long, LONGEST if given is not None else 1)
+    if condition in ("inf", "weighted"):
+        v = [Fraction(1)] * len(A.rows) if condition == "inf" else proof.vector(given, len(A.rows))
+        proofs.weighted(A, phis, v, value)
+        return "gamma |A| v <= kappa v, row by row"
+    if condition == "block" and size is not None and size > 0:
+        proofs.blocks(A, phis[0], size, str(claim.get("norm")), proof.vector(given), value)
+        return "gamma N(A) v <= kappa v, block by block"
+    if condition not in CONDITIONS:
+        raise RefusedError(f"the checker does not know the condition {condition!r} for this model")
+    prove, how = CONDITIONS[condition]
+    if condition in ("spectral", "monotone"):  # products and factors of matrices, and what is left of them
+        proof.budget.multiply(len(A.rows) ** 3, long, long)
+        longer = 2 * (long - A.exponent + value.denominator.bit_length())
+        proof.budget.multiply(8 * len(A.rows) ** 2, longer, longer)
+    prove(A, phis, value)
+    return how
+
+
+LOOP = ("blocks", "condition", "value", "norm", "weights")
+CONDITIONS: dict[str, tuple[Callable[[Matrix, list[Phi], Fraction], None], str]] = {
     "mu": (proofs.one_sided, "gamma (A_ii + sum |A_ij|) <= kappa, row by row"),
     "triangular": (proofs.triangular, "zeros on one side, and the diagonal"),
     "spectral": (proofs.spectral, "kappa^2 I - gamma^2 A'A = LL' + a dominant remainder"),
@@ -228,12 +274,103 @@ def _enclosure(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
     return Finding("enclosure", part.name, f"{q} outputs within {width:.4g}", "a box of states maps into itself")
 
 
+def _continuation(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
+    """Proves that a box holds the pre-activations of all inputs of a box, and what follows for outputs.
+
+    Either the outputs lie in a box, or that of one class is the largest; see `wellposed.checker.continuation`.
+    """
+    u, z = (_box(claim, name, proof) for name in ("inputs", "preactivations"))
+    n, p = len(z.ends), len(u.ends)
+    sizes = {"A": (n, n), "B": (n, p), "C": (None, n), "D": (None, p)}
+    A, B, C, D = (_formed(part, name, *sizes[name]) for name in "ABCD")
+    if len(part.phis) != n:
+        raise RefusedError(f"there are {n} pre-activations and {len(part.phis)} states")
+    q = len(C.rows)
+    D = D if D.rows else Matrix([[0] * p for _ in range(q)], 0)
+    target, y = claim.get("target"), None if claim.get("outputs") is None else _box(claim, "outputs", proof)
+    if (target is None) == (y is None) or (y is not None and len(y.ends) != q):
+        raise RefusedError(f"a continuation is about one class or about a box of {q} outputs")
+    if target is not None and not (type(target) is int and 0 <= target < q and q > 1):
+        raise RefusedError(f"the class is {target!r}; there are {q} outputs")
+    slopes = claim.get("slopes")
+    if not isinstance(slopes, list) or len(slopes) != 2:
+        raise RefusedError("the continuation names no two slopes")
+    nu = proof.matrix(claim.get("multipliers"), 2 * n + (q if y is None else 2 * q), n)
+    lower, upper = (proof.values(name, (n,))[1] for name in slopes)
+    both, exponent = scaled([*lower, *upper], proof.budget)
+    Y = proof.matrix(claim.get("inverse"), n, n)
+    c, r = (proof.vector(claim.get(name), n) for name in ("center", "radius"))
+    long = max(A.bits, B.bits, C.bits, D.bits), nu.bits + max(entry.bit_length() for entry in both)
+    proof.budget.multiply(len(nu.rows) * n * (n + p), *long)
+    proof.budget.multiply(n**3, A.bits, Y.bits)
+    proof.budget.spend(16 * n * (n + p + len(nu.rows)), max(*long, u.bits, z.bits, Y.bits))
+    (b, unit), offset = scaled(map(float, _bias(part, "b", n)), proof.budget), _bias(part, "c", q)
+    inputs = Scaled([low for low, _ in u.ends] + [high for _, high in u.ends], u.exponent)
+    A_columns, B_columns = ([list(column) for column in zip(*M.rows, strict=True)] for M in (A, B))
+    network = Network(A, B, Scaled(b, unit), part.phis, inputs, (A_columns, B_columns))
+    box = [(low * z.unit, high * z.unit) for low, high in z.ends]
+    images = [(value(phi, low)[0], value(phi, high)[1]) for phi, (low, high) in zip(part.phis, box, strict=True)]
+    lines = Lines(box, Scaled(both[:n], exponent), Scaled(both[n:], exponent), on_grid(images))
+    center(network, c, r, Y)
+    if any(p - q < low or p + q > high for p, q, (low, high) in zip(c, r, box, strict=True)):
+        raise RefusedError("the equilibrium at the center of the inputs may lie outside of its box")
+
+    def bound(row: int, states: Vector, inputs: Vector, exponents: tuple[int, int]) -> Fraction:
+        given = Scaled(states, exponents[0]), Scaled(inputs, exponents[1])
+        return upper_bound(network, lines, *given, Scaled(nu.rows[row], nu.exponent))
+
+    for sign in (1, -1):
+        for i, (low, high) in enumerate(box):
+            rows = [sign * entry for entry in A.rows[i]], [sign * entry for entry in B.rows[i]]
+            most = bound(i if sign > 0 else n + i, *rows, (A.exponent, B.exponent))
+            if not most + sign * b[i] * network.b.unit < (high if sign > 0 else -low):
+                raise RefusedError(f"pre-activation {i} is not proven to lie inside its box")
+    return _outputs_of(part, C, D, offset, target, y, lambda row, *rows: bound(2 * n + row, *rows))
+
+
+def _outputs_of(
+    part: Part, C: Matrix, D: Matrix, offset: list[Fraction], target: int | None, y: "_Box | None", bound: Any
+) -> Finding:
+    """Proves the statement about outputs."""
+    q, exponents = len(C.rows), (C.exponent, D.exponent)
+    for i in range(q):
+        if y is None and target is not None:
+            rows = [[a - b for a, b in zip(M.rows[i], M.rows[target], strict=True)] for M in (C, D)]
+            if i != target and not bound(i, *rows, exponents) + offset[i] - offset[target] < 0:
+                raise RefusedError(f"output {i} is not proven to stay below output {target}")
+            continue
+        assert y is not None
+        for sign, end in ((1, y.ends[i][1]), (-1, -y.ends[i][0])):
+            rows = [[sign * entry for entry in M.rows[i]] for M in (C, D)]
+            if bound(i if sign > 0 else q + i, *rows, exponents) + sign * offset[i] > end * y.unit:
+                raise RefusedError(f"the box of outputs does not hold output {i}")
+    how = "lines and multipliers map a box of pre-activations into its interior"
+    if y is None:
+        return Finding("continuation", part.name, f"class {target} for all inputs of a box", how)
+    width = rounded(max(high - low for low, high in y.ends) * y.unit)
+    return Finding("continuation", part.name, f"{q} outputs within {width:.4g}", how)
+
+
+def _formed(part: Part, name: str, rows: int | None, columns: int) -> Matrix:
+    """Forms a matrix of the model; one that is not there has no entries but zeros."""
+    if name not in part.matrices:
+        return Matrix([[0] * columns for _ in range(rows or 0)], 0)
+    matrix = part.matrices[name]()
+    if rows not in (None, len(matrix.rows)) or any(len(row) != columns for row in matrix.rows):
+        raise RefusedError(f"{name} does not fit the boxes")
+    return matrix
+
+
 class _Box(NamedTuple):
     """The intervals ``[low * unit, high * unit]``."""
 
     ends: list[tuple[int, int]]
-    unit: Fraction
+    exponent: int
     bits: int
+
+    @property
+    def unit(self) -> Fraction:
+        return Fraction(2) ** self.exponent
 
 
 def _box(claim: dict[str, Any], name: str, proof: TensorFile) -> _Box:
@@ -248,7 +385,7 @@ def _box(claim: dict[str, Any], name: str, proof: TensorFile) -> _Box:
         raise RefusedError(f"the box of {name} is empty")
     whole, exponent = scaled([*low, *high], proof.budget)
     bits = max(entry.bit_length() for entry in whole)
-    return _Box(list(zip(whole[:size], whole[size:], strict=True)), Fraction(2) ** exponent, bits)
+    return _Box(list(zip(whole[:size], whole[size:], strict=True)), exponent, bits)
 
 
 def _reach(part: Part, name: str, box: _Box, rows: int, budget: Budget) -> list[tuple[Fraction, Fraction]]:
@@ -347,8 +484,17 @@ GROUP = (
     *("design", "targets", "dual", "ridge", "gaps"),
 )
 KEYS = {
-    "well-posed": ("kind", "about", "condition", "value", "norm", "weights"),
+    "well-posed": ("kind", "about", "condition", "value", "norm", "weights", "loops"),
     "enclosure": ("kind", "about", "inputs", "states", "outputs"),
     "row-gaps": ("kind", "about", "largest", "groups"),
+    "continuation": (
+        *("kind", "about", "inputs", "preactivations", "slopes", "multipliers"),
+        *("center", "radius", "inverse", "outputs", "target"),
+    ),
 }
-CLAIMS = {"well-posed": _well_posed, "enclosure": _enclosure, "row-gaps": _row_gaps}
+CLAIMS = {
+    "well-posed": _well_posed,
+    "enclosure": _enclosure,
+    "continuation": _continuation,
+    "row-gaps": _row_gaps,
+}

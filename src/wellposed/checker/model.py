@@ -44,6 +44,7 @@ class Part:
         names: of the activations, one a block of states.
         sizes: of these blocks.
         operators: how a form describes A, B, C and D; empty for other models.
+        edges: which of the blocks of states read which; empty for other models than forms.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Part:
     names: list[str]
     sizes: list[int]
     operators: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    edges: list[tuple[int, int]] = field(default_factory=list)
 
 
 def parts_of(file: TensorFile, config: dict[str, Any] | None) -> list[Part]:
@@ -213,8 +215,8 @@ def _form(file: TensorFile, header: dict[str, Any]) -> Part:
     places = {"b": header["bias"], "c": header["output_bias"]}
     biases = {name: partial(file.vector, given["tensor"]) for name, given in places.items() if given is not None}
     file.budget.spend(n)
-    acyclic, operators = _acyclic(len(sizes), edges), {name: header[name] for name in "ABCD"}
-    return Part("", acyclic, *_phis(names, sizes, n), matrices, biases, names, sizes, operators)
+    one_way, operators = acyclic(len(sizes), edges), {name: header[name] for name in "ABCD"}
+    return Part("", one_way, *_phis(names, sizes, n), matrices, biases, names, sizes, operators, edges)
 
 
 def _blocks(A: dict[str, Any], states: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -230,7 +232,7 @@ def _fits(phi: Phi, sizes: list[int]) -> bool:
     return phi.block is None or (phi.block > 0 and not any(size % phi.block for size in sizes))
 
 
-def _acyclic(count: int, edges: Iterable[tuple[int, int]]) -> bool:
+def acyclic(count: int, edges: Iterable[tuple[int, int]]) -> bool:
     """Tells whether the blocks have an order in which each one reads those before it."""
     reads: dict[int, set[int]] = {i: set() for i in range(count)}
     for i, j in edges:

@@ -22,6 +22,8 @@ class Phi(NamedTuple):
         constant: of Lipschitz in the norms 1 and inf; None where there is none.
         projection: whether it is the projection on an interval.
         image: encloses phi of an interval; None where phi is not increasing or not known here.
+        kinks: between which it is affine; None where it is not.
+        derivative: encloses phi' of a map that is odd up to a constant, convex below zero and concave above.
     """
 
     slope: tuple[Fraction, Fraction] | None
@@ -29,6 +31,8 @@ class Phi(NamedTuple):
     constant: Fraction | None = Fraction(1)
     projection: bool = False
     image: Callable[[Fraction], tuple[Fraction, Fraction]] | None = None
+    kinks: tuple[Fraction, ...] | None = None
+    derivative: Callable[[Fraction], tuple[Fraction, Fraction]] | None = None
 
     @property
     def gamma(self) -> Fraction:
@@ -70,7 +74,7 @@ def activation(name: Any) -> Phi:
 
 def _rescaled(name: str, exponent: float) -> Phi:
     """Returns 2^e phi(2^-e z), which has the slopes of phi; where it is phi itself, it has the name of phi."""
-    phi = activation(name)
+    phi = activation(name)._replace(kinks=None, derivative=None)
     if not 0 < abs(exponent) <= 1000 or name.partition("(")[0] in HOMOGENEOUS:
         raise RefusedError(f"the activation {name!r} cannot be read with the exponent {exponent!r}")
     if phi.image is None or not exponent.is_integer():
@@ -105,7 +109,8 @@ def _clip(low: Fraction, high: Fraction | None) -> Phi:
             f"an activation cannot be read: nothing lies between {rounded(low):g} and {rounded(high):g}"
         )
     cut = _exact(lambda z: max(low, z) if high is None else max(low, min(high, z)))
-    return Phi((Fraction(0), Fraction(1)), projection=True, image=cut)
+    kinks = (low,) if high is None else (low, high)
+    return Phi((Fraction(0), Fraction(1)), projection=True, image=cut, kinks=kinks)
 
 
 def _increasing(
@@ -114,13 +119,27 @@ def _increasing(
     return Phi((Fraction(0), Fraction(high)), image=function)
 
 
+def _sigmoidal(
+    high: Fraction, function: Callable[[float], float], derivative: Callable[[Fraction], Fraction]
+) -> Phi:
+    """Makes tanh or sigmoid, whose derivative is a function of the value that decreases from zero on."""
+    image = _computed(function)
+    start = image(ZERO)[1]
+
+    def slope(z: Fraction) -> tuple[Fraction, Fraction]:
+        low, top = image(abs(z))
+        return max(derivative(top), ZERO), derivative(low) if low > start else high
+
+    return _increasing(high, image)._replace(derivative=slope)
+
+
 def _between(low: str, high: str) -> Phi:
     return Phi((Fraction(low), Fraction(high)))
 
 
 def _leaky(slope: Fraction = Fraction(1, 100)) -> Phi:
     image = _exact(lambda z: max(z, Fraction(0)) + slope * min(z, Fraction(0))) if slope >= 0 else None
-    return Phi((min(slope, Fraction(1)), max(slope, Fraction(1))), image=image)
+    return Phi((min(slope, Fraction(1)), max(slope, Fraction(1))), image=image, kinks=(ZERO,))
 
 
 def _blocks(size: Fraction, constant: Fraction = ONE) -> Phi:
@@ -188,18 +207,21 @@ def _normalise(size: Fraction, eps: Fraction) -> Phi:
 WHOLE = {"max_pool": 1, "group_sort": 1, "softmax": 1, "normalise": 1, "matrix_product": 3}
 HOMOGENEOUS = ("identity", "relu", "leaky_relu", "max_pool", "group_sort")
 PHI: dict[str, Callable[..., Phi]] = {
-    "identity": lambda: Phi((ONE, ONE), projection=True, image=_exact(lambda z: z)),
+    "identity": lambda: Phi((ONE, ONE), projection=True, image=_exact(lambda z: z), kinks=()),
     "relu": lambda: _clip(ZERO, None),
     "relu6": lambda: _clip(ZERO, Fraction(6)),
     "hardtanh": lambda low=-ONE, high=ONE: _clip(low, high),
     "leaky_relu": _leaky,
-    "hardsigmoid": lambda: _increasing(SIXTH, _exact(lambda z: max(ZERO, min(ONE, z / 6 + HALF)))),
+    "hardsigmoid": lambda: _increasing(SIXTH, _exact(lambda z: max(ZERO, min(ONE, z / 6 + HALF))))._replace(
+        kinks=(Fraction(-3), Fraction(3))
+    ),
     "softsign": lambda: _increasing(1, _exact(lambda z: z / (1 + abs(z)))),
     "softshrink": lambda margin=HALF: _at_least(
-        margin, _increasing(1, _exact(lambda z: z - max(-margin, min(margin, z))))
+        margin,
+        _increasing(1, _exact(lambda z: z - max(-margin, min(margin, z))))._replace(kinks=(-margin, margin)),
     ),
-    "tanh": lambda: _increasing(1, _computed(math.tanh)),
-    "sigmoid": lambda: _increasing(QUARTER, _computed(lambda z: 1 / (1 + math.exp(-z)))),
+    "tanh": lambda: _sigmoidal(ONE, math.tanh, lambda t: 1 - t * t),
+    "sigmoid": lambda: _sigmoidal(QUARTER, lambda z: 1 / (1 + math.exp(-z)), lambda t: t * (1 - t)),
     "softplus": lambda beta=ONE: _at_least(beta, _increasing(1, None), above=True),
     "elu": lambda alpha=ONE: _at_least(alpha, Phi((ZERO, max(ONE, alpha)))),
     "tanhshrink": lambda: _increasing(1, None),

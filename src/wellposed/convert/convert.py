@@ -17,6 +17,7 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from wellposed.convert.signal import RULES, FunctionRule, ModuleRule, Network, Signal, UnsupportedError, signals_in
 from wellposed.errors import InputError
@@ -332,11 +333,11 @@ def convert_module(module: nn.Module, path: str, args: tuple, kwargs: dict[str, 
         if isinstance(graph, fx.Graph) and not has_hazard(graph, root):
             return Converter(root, graph, network, path).run(*args, **kwargs)
     reason = graph if isinstance(graph, Exception) else "values are read after they were changed in place"
-    if len(args) != 1 or kwargs or not isinstance(args[0], Signal):
+    if kwargs or not all(isinstance(leaf, Signal) for leaf in tree_leaves(args)):
         raise UnsupportedError(
             f"{name}{_where(path)} cannot be traced: {reason}; {REGISTER.format(name=name)}", placed=True
         )
-    return convert_program(_export(module, args[0], path, reason), args[0], path)
+    return _run_program(_export(module, args, path, reason), args, network, path)
 
 
 @contextmanager
@@ -375,11 +376,10 @@ def _opaque(module: nn.Module) -> bool:
     return False
 
 
-def _export(module: nn.Module, signal: Signal, path: str, reason: Exception | str) -> ExportedProgram:
-    example = torch.zeros(signal.shape, dtype=signal.dtype, device=signal.device)
+def _export(module: nn.Module, args: tuple, path: str, reason: Exception | str) -> ExportedProgram:
     try:
         with silenced():
-            return torch.export.export(module, (example,), strict=False)
+            return torch.export.export(module, tree_map_only(Signal, Signal.zeros, args), strict=False)
     except Exception as error:
         name = type(module).__name__
         raise UnsupportedError(
@@ -400,15 +400,19 @@ def convert_program(program: ExportedProgram, signal: Signal, path: str = "") ->
     if inputs and (len(inputs) != 1 or tuple(inputs[0].shape[1:]) != signal.shape[1:]):
         shapes = ", ".join(str(tuple(value.shape)) for value in inputs)
         raise InputError(f"the program takes inputs {shapes}; expected one of (batch, *{signal.shape[1:]})")
-    graph = program.module()
-    recorded = [size for size in _recorded_shape(graph.graph)[1:] if isinstance(size, int)]
+    recorded = [size for size in _recorded_shape(program.module().graph)[1:] if isinstance(size, int)]
     if len(recorded) == len(signal.shape) - 1 and recorded != [*signal.shape[1:]]:
         raise InputError(f"the program takes inputs of the shape {tuple(recorded)}; received {signal.shape[1:]}")
+    return _run_program(program, (signal,), signal.network, path)
+
+
+def _run_program(program: ExportedProgram, args: tuple, network: Network, path: str) -> Any:
+    graph = program.module()
     if has_hazard(graph.graph, graph):
         graph = program.run_decompositions({}).module()
     samples = next(iter(_recorded_shape(graph.graph)), 1)
     batch = samples if isinstance(samples, int) else 1  # 1 if for any number
-    return first_of(Converter(graph, graph.graph, signal.network, path, batch).run(signal), batch)
+    return first_of(Converter(graph, graph.graph, network, path, batch).run(*args), batch)
 
 
 def _recorded_shape(graph: fx.Graph) -> tuple[Any, ...]:

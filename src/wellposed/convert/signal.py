@@ -57,6 +57,10 @@ class Signal:
         """Where the numbers are."""
         return self.network.device
 
+    def zeros(self) -> Tensor:
+        """Returns zeros of its shape, as an example of what the network sees."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
     def linear(self, operator: Operator, shape: Sequence[int], offset: Tensor | None = None) -> "Signal":
         """Multiplies by an operator and adds an offset."""
         source = self if operator.picks and operator.one_entry_per()[0] else self.apart()
@@ -220,6 +224,7 @@ class Network:
         exact: whether nothing that rounds is multiplied out: offsets before a linear map become states of their
             own, `constants`, by their number.
         added: the states that there are only because of that.
+        opened: the sizes of signals that are known only later, by their numbers, which are below `INPUT`.
     """
 
     input_shape: tuple[int, ...]
@@ -228,6 +233,7 @@ class Network:
     exact: bool = False
     constants: dict[int, Tensor] = field(default_factory=dict)
     added: set[int] = field(default_factory=set)
+    opened: dict[int, int] = field(default_factory=dict)
     sources: list[Signal] = field(default_factory=list)
     activations: list[Activation] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -241,6 +247,8 @@ class Network:
 
     def width(self, k: int) -> int:
         """The size of a state, or of the input."""
+        if k in self.opened:
+            return self.opened[k]
         return math.prod(self.input_shape) if k == INPUT else self.sources[k].size
 
     def can_form(self, terms: Mapping[int, Operator]) -> bool:
@@ -270,6 +278,32 @@ class Network:
         k = len(self.sources) - 1
         self.sources[k] = replace(source, terms={**source.terms, k: feedback})
         return state
+
+    def open(self, shape: Sequence[int]) -> Signal:
+        """A signal that `close` replaces by another, which may depend on it: that is a loop."""
+        k = INPUT - 1 - len(self.opened)
+        self.opened[k] = math.prod(shape)
+        return Signal(self, tuple(shape), {k: Identity(self.opened[k], self.dtype, self.device)})
+
+    def close(self, opened: Sequence[Signal], values: Sequence[Signal]) -> list[Signal]:
+        """Puts values in the places of open signals, in all states, and returns them.
+
+        A value that takes some computing and is read more than once becomes a state, and so does one that is an
+        affine function of open signals themselves.
+        """
+        keys = [next(iter(signal.terms)) for signal in opened]
+        closed = dict(zip(keys, values, strict=True))
+        for k, value in closed.items():
+            readers = sum(k in source.terms for source in self.sources)
+            if (value.costly and readers > 1) or not closed.keys().isdisjoint(value.terms):
+                closed[k] = value.as_state()
+        for number, source in enumerate(list(self.sources)):
+            whole = replace(source, terms={k: part for k, part in source.terms.items() if k not in closed})
+            for k, part in source.terms.items():
+                if k in closed:
+                    whole = whole.plus(closed[k].linear(part, source.shape))
+            self.sources[number] = whole
+        return list(closed.values())
 
     def form(self, output: Signal) -> ImplicitForm:
         """Puts the form together, last layer first (003 eq. 2.10)."""

@@ -44,6 +44,7 @@ class LoopEquation:
 
     def __init__(self, A: Operator, activation: Activation, parts: tuple[Activation, ...]) -> None:
         self.A, self.activation, self.parts = A, activation, parts
+        self._why_not = ""  # there is no certificate, once that is known
 
     @cached_property
     def feedforward(self) -> bool:
@@ -54,6 +55,14 @@ class LoopEquation:
     @cached_property
     def certificate(self) -> Certificate:
         """The proof of exactly one solution for every v, by norms of blocks where those suffice."""
+        if not self._why_not:
+            try:
+                return self._proven()
+            except IllPosedError as error:
+                self._why_not = str(error)
+        raise IllPosedError(self._why_not)
+
+    def _proven(self) -> Certificate:
         if "inf" in self.activation.constants:
             norm = _row_norm(self.A)
             value = (norm + ROOM) * self.activation.lipschitz("inf") if norm else 0.0
@@ -70,7 +79,25 @@ class LoopEquation:
                 f"norms of blocks do not prove that the loop of {self.A.shape[0]} states has one solution, and "
                 f"finer conditions are tried up to {LARGEST_DENSE} states only; rescale or shrink its gains"
             )
-        return certify(self.A.to_dense(), self.activation)
+        A = self.A.to_dense()
+        if not self.activation.componentwise:
+            self._require_small(A)
+        return certify(A, self.activation)
+
+    @torch.no_grad()
+    def _require_small(self, A: Tensor) -> None:
+        """Raises where a map of blocks, such as a normalisation, is too steep for a proof by any norm of A."""
+        steepest = max(self.parts, key=lambda phi: min(phi.constants.values()))
+        constant = min(steepest.constants.values())
+        least = constant * float(A.abs().amax())  # |A|_p is no smaller than an entry
+        if steepest.componentwise or not least >= 1:
+            return
+        known = f"the Lipschitz constant {constant:.3g}" if math.isfinite(constant) else "no Lipschitz constant"
+        raise IllPosedError(
+            f"the loop of {len(A)} states is not proven to have one solution: it goes through {steepest.name}, a "
+            f"map of blocks with {known}; norms of blocks fail, and gamma |A| >= {least:.3g} in every norm, where "
+            "a proof needs less than 1"
+        )
 
     def iteration(self, v: Tensor) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
         """Returns a step ``(x, v) -> x`` that converges to the solution, in the dtype of v, and the v it takes."""

@@ -392,8 +392,17 @@ class ImplicitForm:
         moved = {name: None if v is None else v.to(*args, **kwargs) for name, v in values.items()}
         return self.replaced(**blocks, **moved)
 
-    def to_dense(self) -> "ImplicitForm":
-        """Forms all blocks; those of different activations stay apart."""
+    def to_dense(self, *, keep_blocks: bool = False) -> "ImplicitForm":
+        """Forms all matrices; the states of different activations stay apart.
+
+        Args:
+            keep_blocks: whether all blocks of states stay apart, so that the form keeps its order.
+        """
+        if keep_blocks:
+            A = self.blocks[0]
+            parts = {key: as_operator(part.to_dense()) for key, part in A.parts.items()}
+            formed = Block(A.heights, A.widths, parts, A.dtype, A.device)
+            return self.replaced(A=formed, B=self.B.to_dense(), C=self.C.to_dense(), D=self.D.to_dense())
         if len(set(self.activations)) == 1 and self.activations[0].block != 0:
             blocks = {name: getattr(self, name).to_dense() for name in "ABCD"}
             return self.replaced(**blocks, activation=self.activations[0], labels=None)

@@ -3,13 +3,14 @@
 A method takes a `Query` and returns `Bounds`; a further one is a line in `METHODS`. `best_bounds` is the method
 "best": what several methods prove, intersected, within a time budget. `worst_case_loss` bounds the largest loss on
 a set of inputs, and `certified` tells which samples provably keep their class (003, section 4.3). `enclosures`
-writes bounds as claims of a certificate: boxes of states that an implicit model maps into themselves.
+and `continuations` write bounds and verdicts as claims of a certificate, with what the checker needs for a proof.
 """
 
 import math
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,11 @@ from wellposed.forms import ImplicitForm
 from wellposed.models.io.certificates import Claim
 from wellposed.registry import Registry
 from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds, solve_states
-from wellposed.robust.crown import Crown
+from wellposed.robust.crown import MAX_STEPS, TOLERANCE, Crown, Multipliers, lines_of
 from wellposed.robust.intervals import interval_bounds
 from wellposed.robust.linear_programs import Relaxation
-from wellposed.robust.query import Bounds, Posed, Query, as_form, check_target, margins
-from wellposed.robust.sets import Box, Uncertainty
+from wellposed.robust.query import Bounds, MethodError, Posed, Query, as_form, check_target, margins
+from wellposed.robust.sets import Box, Interval, Uncertainty
 
 ORDER = ("interval", "l2", "crown", "optimised", "triangle")  # cheapest first; those that are registered are tried
 
@@ -33,8 +34,10 @@ ORDER = ("interval", "l2", "crown", "optimised", "triangle")  # cheapest first; 
 def best_bounds(query: Query, methods: Registry[Callable[[Query], Bounds]]) -> Bounds:
     """Intersects the bounds of all methods that apply, as long as there is time; their names are joined by +.
 
-    The cheapest method always runs to its end, and the others stop tightening when the time is over.
+    The cheapest method always runs to its end, and the others stop tightening when the time is over. Where a loop
+    has no certificate, no method applies.
     """
+    query.form.certificate()
     best: Bounds | None = None
     reasons = []
     for name in ORDER:
@@ -345,6 +348,159 @@ def enclosures(model: ImplicitForm | nn.Module, inputs: Box) -> list[Claim]:
     facts = {"inputs": ["u0", "u1"], "states": ["x0", "x1"], "outputs": ["y0", "y1"]}
     rows = ({name: part[k] for name, part in zip(names, ends, strict=True)} for k in range(len(box)))
     return [Claim("enclosure", facts, tensors) for tensors in rows]
+
+
+GROWTH, ROUNDS = 0.05, 20  # of boxes that do not hold their image, and how often they may grow
+
+
+@torch.no_grad()
+def continuations(model: ImplicitForm | nn.Module, inputs: Box, target: Tensor | None = None) -> list[Claim]:
+    """Claims, for the inputs of every box, that they keep their class, or a box that holds the outputs.
+
+    The proof is that of `Continuation`, by a box of pre-activations that lines and multipliers map into its own
+    interior, with numbers that the checker needs and does not trust. It holds whatever certificate of
+    well-posedness the model has.
+
+    Args:
+        model: an `ImplicitModel` or a form of matrices; activations are piecewise linear, tanh or sigmoid.
+        inputs: one box a sample; the claims refer to these numbers, in float64.
+        target: (B,), the classes; None claims boxes of outputs.
+
+    Raises:
+        IllPosedError: a sample is not proven; the message says which and why.
+
+    Example:
+        >>> from wellposed.models import ImplicitModel
+        >>> model = ImplicitModel(2, 1, 3).double()
+        >>> (claim,) = continuations(model, Box.around(torch.zeros(1, 2).double(), 0.1))
+        >>> claim.kind, claim.tensors["multipliers"].shape
+        ('continuation', torch.Size([8, 3]))
+    """
+    form, box = as_form(model, inputs).to(torch.float64), inputs.to(torch.float64)
+    if target is not None:
+        check_target(target, len(box), form.sizes[2])
+    x = solve_states(form, box.center)
+    claims = []
+    for k in range(len(box)):
+        one = Box(box.lower[k : k + 1], box.upper[k : k + 1])
+        proof = _Lines(form, one, None if target is None else int(target[k]))
+        try:
+            claims.append(proof.claim(x[k]))
+        except IllPosedError as error:
+            raise IllPosedError(f"sample {k}: {error}") from error
+    return claims
+
+
+class _Lines:
+    """The numbers of a continuation of one sample, found in floating point; the checker proves them."""
+
+    def __init__(self, form: ImplicitForm, box: Box, target: int | None) -> None:
+        self.form, self.box, self.target = form, box, target
+        self.A, self.B, self.C, self.D = (part.to_dense() for part in (form.A, form.B, form.C, form.D))
+        self.b, self.c = (
+            self.A.new_zeros(size) if given is None else given
+            for given, size in ((form.bias, form.sizes[0]), (form.output_bias, form.sizes[2]))
+        )
+        self.pieces = []
+        for phi, size in zip(form.activations, form.partition, strict=True):
+            lines = lines_of(phi)
+            if lines is None:
+                raise MethodError(f"continuation needs lines above and below phi; {phi.name!r} has none")
+            self.pieces.append((lines, size))
+
+    def each(self, function: Callable[[Any, Any], Tensor], *tensors: Tensor) -> Tensor:
+        """Applies a function of an activation's lines, block by block."""
+        parts = zip(*(tensor.split(self.form.partition, dim=-1) for tensor in tensors), strict=True)
+        return torch.cat(
+            [function(lines, part) for (lines, _), part in zip(self.pieces, parts, strict=True)], dim=-1
+        )
+
+    def claim(self, x: Tensor) -> Claim:
+        """Grows a box from the center until it holds its own image."""
+        pairs = (
+            (self.C, self.D, self.c)
+            if self.target is None
+            else (self.C - self.C[self.target], self.D - self.D[self.target], self.c - self.c[self.target])
+        )
+        signs = (1, -1) if self.target is None else (1,)
+        states, inputs, constant = (  # z, -z, and outputs or margins
+            torch.cat([own, -own, *(sign * out for sign in signs)])
+            for own, out in zip((self.A, self.B, self.b), pairs, strict=True)
+        )
+        n, center = len(self.A), x @ self.A.mT + self.box.center[0] @ self.B.mT + self.b
+        z = Interval(center[None], center[None])
+        for _ in range(ROUNDS):
+            slopes, nu, bound = self._bounds(z, states, inputs, constant)
+            lower, upper = -bound[None, n : 2 * n], bound[None, :n]
+            spare = ROOM * (1 + upper.abs().maximum(lower.abs()))
+            if bool(((lower - spare > z.lower) & (upper + spare < z.upper)).all()):
+                return self._stated(z, slopes, nu, bound[2 * n :], center)
+            room = GROWTH * (upper - lower) + 4 * spare
+            z = Interval(torch.minimum(z.lower, lower - room), torch.maximum(z.upper, upper + room))
+            if not bool((z.lower.isfinite() & z.upper.isfinite()).all()):
+                break
+        raise IllPosedError(
+            "no box of pre-activations was found that lines map into its interior; use a smaller set"
+        )
+
+    def _bounds(
+        self, z: Interval, states: Tensor, inputs: Tensor, constant: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+        """Bounds ``states' x + inputs' u + constant`` for pre-activations in a box, row by row."""
+        both = self.each(lambda lines, part: torch.cat(lines.slopes(Interval(*part))[:2]), *z)
+        lower, upper = both.float().double()  # shorter numbers are checked faster
+        rows = lower.expand(len(states), -1), upper.expand(len(states), -1)
+        sample = torch.zeros(len(states), dtype=torch.int64)
+        solved = Multipliers({0: states}, {0: rows}, {}).eliminated(self.A, sample, MAX_STEPS, TOLERANCE)
+        nu = solved[0].float().double()
+        lam = torch.where(nu > 0, upper, lower) * nu
+        wide = Interval(*(end.expand_as(nu) for end in z))
+        gaps = self.each(lambda lines, part: lines.intercept(*part[:2], Interval(*part[2:])), nu, lam, *wide)
+        x = Interval(*(self.each(lambda lines, part: lines.phi.function(part[0]), end) for end in z))
+        value = gaps.sum(1) + lam @ self.b + constant + x.largest(states + lam @ self.A - nu)
+        return (lower, upper), nu, value + self.box.interval.largest(inputs + lam @ self.B)
+
+    def _stated(
+        self, z: Interval, slopes: tuple[Tensor, Tensor], nu: Tensor, bound: Tensor, center: Tensor
+    ) -> Claim:
+        q, facts = len(self.C), dict[str, Any]()
+        tensors = {"u0": self.box.lower[0], "u1": self.box.upper[0], "z0": z.lower[0], "z1": z.upper[0]}
+        if self.target is None:
+            spare = ROOM * (1 + bound.abs())
+            tensors |= {"y0": -(bound[q:] + spare[q:]), "y1": bound[:q] + spare[:q]}
+            facts["outputs"] = ["y0", "y1"]
+        else:
+            others = torch.arange(q) != self.target
+            if not bool((bound[others] < -ROOM).all()):
+                worst = int(torch.where(others, bound, -math.inf).argmax())
+                raise IllPosedError(f"output {worst} may exceed that of class {self.target} by {bound[worst]:.3g}")
+            facts["target"] = self.target
+        Y, radius = self._inverse(center)
+        tensors |= {"s0": slopes[0], "s1": slopes[1], "multipliers": nu, "center": center, "radius": radius}
+        facts |= {"inputs": ["u0", "u1"], "preactivations": ["z0", "z1"], "slopes": ["s0", "s1"]}
+        facts |= {name: name for name in ("multipliers", "center", "radius", "inverse")}
+        return Claim("continuation", facts, tensors | {"inverse": Y})
+
+    def _inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns a rounded inverse of I - A phi'(z) and radii that Krawczyk's test accepts with it."""
+        eye = torch.eye(len(z), dtype=z.dtype)
+        slope, phi = self.each(
+            lambda lines, part: torch.cat([lines.phi.slope_at(*part), lines.phi.function(*part)]), z[None]
+        )
+        Y = torch.linalg.inv_ex(eye - self.A * slope)[0].float().double()
+        size = 1 + z.abs().amax()
+        radius = size * 1e-9
+        near = torch.stack([z - radius, z + radius])
+        change = self.each(lambda lines, part: lines.phi.slope_at(*part).diff(dim=0).abs(), near)[0]
+        P = (Y @ self.A).abs()
+        weights, value = perron_weights((eye - Y @ (eye - self.A * slope)).abs() + P * (change + 1e-6) + 1e-12)
+        if not value < 1:
+            raise IllPosedError(
+                "the equilibrium at the center is not proven: a state lies on a kink of its activation"
+            )
+        residual = z - phi @ self.A.mT - self.box.center[0] @ self.B.mT - self.b
+        moved = (Y @ residual).abs() + 1e-11 * size * (1 + P.sum(1))
+        return Y, weights * (2 * (moved / weights).amax() / (1 - value))
 
 
 def _weights(form: ImplicitForm, A: Tensor) -> Tensor:  # (n,)

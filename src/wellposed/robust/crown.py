@@ -888,7 +888,7 @@ def _continue(refine: Refinement, reason: str) -> Tensor:  # (B,)
         if stage.loop is not None:
             why_not = continuation.why_not(stage)
             if why_not and reason:
-                raise IllPosedError(f"{reason}; {why_not}")
+                raise IllPosedError(reason if why_not in reason else f"{reason}; {why_not}")
             if reason:
                 enclosure.forget(stage.blocks)
             elif fresh:

@@ -260,6 +260,7 @@ def starting_states(query: Query) -> list[Interval]:
             return method(query)
         except (IllPosedError, MethodError) as error:
             reasons.append(str(error))
+    reasons = list(dict.fromkeys(reasons))
     raise IllPosedError("nothing encloses the states of a loop: " + "; ".join(reasons))
 
 

@@ -121,7 +121,7 @@ def bounds(signal: Signal) -> tuple[Tensor, Tensor] | None:
             middle = middle + double.apply(value.double()[None])[0]
             size = size + abs_upper_bound(double, formed=False).apply(value.double().abs()[None])[0]
             continue
-        low, high = (-math.inf, math.inf) if k == INPUT else signal.network.activations[k].image
+        low, high = (-math.inf, math.inf) if k <= INPUT else signal.network.activations[k].image
         if not math.isfinite(low) or not math.isfinite(high):
             return None
         double = part.to(torch.float64)

@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map, tree_map_only
 
 from wellposed.activations.catalogue import spellings
+from wellposed.convert.convert import convert_module
 from wellposed.convert.rules.arithmetic import expanded, matrix_multiplied, plus, times, total
-from wellposed.convert.signal import RULES, Signal, UnsupportedError
+from wellposed.convert.signal import RULES, Signal, UnsupportedError, signals_in
 from wellposed.forms import Block, Dense, LowRank, Operator, Repeated
-from wellposed.models.cells import DenseCell, Nonlinearity, PlainConvCell
+from wellposed.models.cells import Nonlinearity
 from wellposed.models.deq import DEQ
 from wellposed.models.implicit import ImplicitModel
+from wellposed.models.multiscale import MultiscaleDEQ
 
 
 @RULES.named("linear")
@@ -185,33 +188,33 @@ def _repeated(operator: Operator, count: int) -> Operator:
 
 
 @RULES.module(DEQ)
-def deep_equilibrium(module: DEQ, signal: Signal, x0: Any = None) -> Signal:
-    """Converts ``x = phi(layer(x) + r(u))``, the cells of one layer, dense or convolutional.
+def deep_equilibrium(module: DEQ, u: Any, x0: Any = None) -> Any:
+    """Converts ``x = cell(x, u)``: the states of the cell, which read its own output in the place of x.
 
-    The form is evaluated only if its loop is proven well-posed, which training alone does not see to.
+    The start x0 is left out: the form is evaluated only if its loops are proven to have one solution.
     """
-    cell = module.cell
-    if isinstance(cell, DenseCell) and len(cell.layers) == 1:
-        layer: nn.Module = cell.layers[0]
-    elif isinstance(cell, PlainConvCell):
-        layer = cell.state
-    else:
-        raise UnsupportedError(
-            f"a DEQ converts if its cell is a DenseCell of depth 1 or a PlainConvCell; received "
-            f"{type(cell).__name__}; register a rule for the cell's DEQ with @to_implicit.register"
-        )
-    network = signal.network
-    injection = _converted(cell.projection, _converted(cell.input, signal))
-    x = network.state(injection, cell.activation.activation)
-    network.sources[-1] = _converted(layer, x).plus(injection)
-    return x
+    if module.noise is not None and not module.noise.silent():
+        raise UnsupportedError("noise disturbs its solves, so it has no equilibrium; set deq.noise = None")
+    first = next(iter(signals_in(u)))
+    network, path = first.network, first.network.path
+    start = module.start(tree_map_only(Signal, Signal.zeros, u))
+    x = tree_map(lambda part: network.open(part.shape), start)
+    image = convert_module(module.cell, f"{path}.cell" if path else "cell", (x, u), {})
+    opened, values = list(signals_in(x)), list(signals_in(image))
+    shapes = [[part.shape for part in signals] for signals in (opened, values)]
+    if shapes[0] != shapes[1]:
+        raise UnsupportedError(f"the cell maps states of the shapes {shapes[0]} to {shapes[1]}; give state_shape")
+    network.path = path
+    closed = network.close(opened, values)
+    return closed[0] if isinstance(image, Signal) else tuple(closed)
 
 
-def _converted(module: nn.Module, signal: Signal) -> Signal:
-    rule = RULES.of_module(module)
-    assert rule is not None
-    converted: Signal = rule(module, signal)
-    return converted
+@RULES.module(MultiscaleDEQ)
+def _multiscale(module: MultiscaleDEQ, signal: Any) -> Any:
+    path = signal.network.path
+    for name in ("stem", "deq", "head", "classifier"):
+        signal = convert_module(getattr(module, name), f"{path}.{name}" if path else name, (signal,), {})
+    return signal
 
 
 @RULES.module(Nonlinearity)

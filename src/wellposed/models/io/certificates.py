@@ -39,7 +39,7 @@ class Claim:
     """One statement about a saved model.
 
     Args:
-        kind: "well-posed", "enclosure" or "row-gaps".
+        kind: "well-posed", "enclosure", "continuation" or "row-gaps".
         facts: numbers and texts, as JSON holds them; a tensor is named by the key under which it is in `tensors`.
         tensors: what the checker needs beside the model, in float64.
         about: the part of the model, empty for one that has only one.
@@ -163,7 +163,30 @@ def _of_form(form: ImplicitForm) -> Claim:
         return Claim("well-posed", {"condition": "acyclic", "value": 0.0})
     if len(form.partition) == 1:
         return _claim(form.A.to_dense(), form.activations[0], proof, "")
-    return _weighted(form.A.to_dense(), form.activations, form.partition)
+    try:
+        return _weighted(form.A.to_dense(), form.activations, form.partition)
+    except IllPosedError:
+        return _components(form)
+
+
+def _components(form: ImplicitForm) -> Claim:
+    """Proves a form loop by loop, each by a condition of its own."""
+    loops, tensors = list[dict[str, Any]](), dict[str, Tensor]()
+    for stage in form.order.stages:
+        if stage.loop is None:
+            continue
+        A, phis = stage.loop.A.to_dense(), [form.activations[k] for k in stage.blocks]
+        if not all(phi.componentwise for phi in phis):
+            raise IllPosedError("loops through maps that act on blocks have no certificate that is a file")
+        if stage.loop.certificate.condition in CHECKED:
+            one = _stated(stage.loop.certificate, "")
+        else:
+            one = _weighted(A, phis, [form.partition[k] for k in stage.blocks])
+        names = {name: f"{name}{len(loops)}" for name in one.tensors}
+        tensors |= {names[name]: value for name, value in one.tensors.items()}
+        loops.append({"blocks": list(stage.blocks), **_renamed(one.facts, names)})
+    value = max(loop["value"] for loop in loops)
+    return Claim("well-posed", {"condition": "components", "value": value, "loops": loops}, tensors)
 
 
 def _weighted(A: Tensor, activations: Sequence[Activation], sizes: Sequence[int]) -> Claim:
