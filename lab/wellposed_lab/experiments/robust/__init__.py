@@ -6,4 +6,5 @@ SUITES = (
     bounds.SUITE,
     certified_training.SUITE,
     mondeq.SUITE,
+    mondeq.TRAINING,
 )
