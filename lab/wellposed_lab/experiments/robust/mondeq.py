@@ -403,7 +403,7 @@ SUITE = Suite(
     ),
     findings=findings,
     thresholds=_thresholds(),
-    differs="monDEQs see all images three times, published are more epochs; other loops see 20,000 four times.",
+    differs="All images are seen three times by monDEQs, published are more epochs; by others 20,000 four times.",
 )
 
 
