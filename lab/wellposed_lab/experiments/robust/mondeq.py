@@ -421,7 +421,7 @@ RADII = {"mnist": 0.1, "cifar10": 2 / 255, "digits": 0.05}  # of certified train
 
 def training_plan(scale: Scale) -> list[LoopRun]:
     """Returns loops trained plainly, and by the bounds that continuation gives."""
-    states, schedule, samples, share = 200, Schedule(60_000, 4, 256, 2e-3), 200, 0.8
+    states, schedule, samples, share = 200, Schedule(40_000, 4, 256, 3e-3), 200, 0.8
     if scale == "tiny":
         states, schedule, samples = 6, Schedule(256, 2, 64, 2e-2), 8
     elif scale == "default":
