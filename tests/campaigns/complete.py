@@ -1,6 +1,6 @@
 """Branch and bound against mixed-integer programs by HiGHS, on small networks with loops and without.
 
-Run: python -m tests.campaigns.complete --instances 400    writes tests/campaigns/results/complete.json
+Run: python -m tests.campaigns.complete --minutes 4    writes a run a seed to tests/campaigns/results/complete.json
 
 An instance is a form, a box and a property: some sets of outputs, each of one to three inequalities. The program
 knows the equations of the form, a large number in place of all bounds, and nothing of the library; it finds the
@@ -148,15 +148,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instances", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="ends the run early")
     options = parser.parse_args()
     start, tally, wrong = time.monotonic(), Counter[str](), list[str]()
     for number in range(options.instances):
+        if time.monotonic() - start > 60 * options.minutes:
+            break
         kind, status, complaints = instance(options.seed, number)
         tally[f"{kind}, {status}"] += 1
         wrong += complaints
-    result = {"seed": options.seed, "instances": options.instances, "by": dict(sorted(tally.items())),
+    result = {"seed": options.seed, "instances": tally.total(), "by": dict(sorted(tally.items())),
               "wrong": wrong, "seconds": round(time.monotonic() - start)}  # fmt: skip
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    others = json.loads(RESULT.read_text()) if RESULT.exists() else []
+    runs = sorted([*(run for run in others if run["seed"] != options.seed), result], key=lambda run: run["seed"])
+    RESULT.write_text(json.dumps(runs, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 

@@ -84,10 +84,13 @@ def test_bad_input_is_refused():
         branch_and_bound(form, box, torch.tensor([5]))
 
 
-@pytest.mark.parametrize("number", range(2 * len(KINDS)))
-def test_properties_are_decided_as_the_exact_program_decides_them(number):
+# The last three were undecided while counter-examples had to be solved better than the form solves them.
+@pytest.mark.parametrize(
+    ("seed", "number"), [*((11, number) for number in range(len(KINDS))), (0, 2), (0, 5), (0, 15)]
+)
+def test_properties_are_decided_as_the_exact_program_decides_them(seed, number):
     """A sample of the campaign: sets of outputs of one to three inequalities."""
-    *_, wrong = instance(11, number)
+    *_, wrong = instance(seed, number)
     assert wrong == []
 
 

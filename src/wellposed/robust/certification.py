@@ -281,6 +281,7 @@ def output_widths(
 TOGETHER = 16  # nodes that are split at once
 EPS = 2.0**-52
 SOLVED = 1e-8  # relative to the outputs, by which a counter-example must lead
+POLISHED = 4  # of the points that are tried at once
 ROOT_ROUNDS = 6  # of refinement before anything is split
 
 
@@ -588,20 +589,25 @@ class _Search:
         return weights if bool(weights.any()) else torch.ones(count, dtype=torch.float64)
 
     def _try(self, u: Tensor) -> None:
-        """Keeps an input of the box that was solved and is worse than those before, by more than rounding."""
+        """Keeps an input of the box that is worse than those before, once it was solved to the last digits."""
         box, form = self.query.set.box(), self.query.form
         u = u.clamp(box.lower, box.upper)
-        x = solve_states(form, u)
+        first = self._least(self._outputs(solve_states(form, u), u)).amax(1)
+        u = u[first.nan_to_num(-math.inf).topk(min(POLISHED, len(u))).indices]
+        x = solve_states(form, u, polish=True)
         z = form.A.apply(x) + form.B.apply(u) + (0.0 if form.bias is None else form.bias)
         phis = zip(form.activations, z.split(form.partition, dim=1), strict=True)
         residual = (x - torch.cat([phi.function(part) for phi, part in phis], dim=1)).abs().amax(1)
-        y = form.C.apply(x) + form.D.apply(u) + (0.0 if form.output_bias is None else form.output_bias)
-        rounding = SOLVED * (1 + y.abs().amax(1) * self.rows.abs().amax())
-        value = self._least(y).amax(1) - rounding
+        y = self._outputs(x, u)
+        value = self._least(y).amax(1) - SOLVED * (1 + y.abs().amax(1) * self.rows.abs().amax())
         value = torch.where(residual < 1e-4 * SOLVED * (1 + x.abs().amax(1)), value, -math.inf)
         worst = int(value.argmax())
         if float(value[worst]) > self.best:
             self.best, self.input = float(value[worst]), u[worst : worst + 1]
+
+    def _outputs(self, x: Tensor, u: Tensor) -> Tensor:
+        form = self.query.form
+        return form.C.apply(x) + form.D.apply(u) + (0.0 if form.output_bias is None else form.output_bias)
 
     def _least(self, y: Tensor) -> Tensor:  # (B, q) -> (B, goals)
         """Returns the least row of every goal."""
@@ -618,7 +624,7 @@ class _Search:
             u = u.detach().requires_grad_()
             x = form.equilibrium(u, on_failure="ignore").value
             assert isinstance(x, Tensor)
-            y = form.C.apply(x) + form.D.apply(u) + (0.0 if form.output_bias is None else form.output_bias)
+            y = self._outputs(x, u)
             (slope,) = torch.autograd.grad(self._least(y).diagonal().sum(), u)
             u = (u.detach() + radius * max(0.05, 1 - step / steps) * slope.sign()).clamp(box.lower, box.upper)
             points.append(u)
