@@ -34,7 +34,7 @@ from wellposed_lab.report.findings import median_of
 
 Kind = Literal["mondeq", "monotone", "spectral", "inf"]
 MARGIN = 20.0  # of monotonicity, as the published networks have it
-BOUNDED = 64  # samples of a batch of which certified training bounds the loss
+BOUNDED = 32  # samples of a batch of which certified training bounds the loss
 FEW = 100  # states that a processor bounds as fast as a device
 STRIDE = 3  # of the convolution that reads the image
 
@@ -421,7 +421,7 @@ RADII = {"mnist": 0.1, "cifar10": 2 / 255, "digits": 0.05}  # of certified train
 
 def training_plan(scale: Scale) -> list[LoopRun]:
     """Returns loops trained plainly, and by the bounds that continuation gives."""
-    states, schedule, samples, share = 200, Schedule(40_000, 4, 256, 3e-3), 200, 0.8
+    states, schedule, samples, share = 200, Schedule(20_000, 4, 256, 5e-3), 200, 0.8
     if scale == "tiny":
         states, schedule, samples = 6, Schedule(256, 2, 64, 2e-2), 8
     elif scale == "default":
