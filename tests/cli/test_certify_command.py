@@ -355,7 +355,8 @@ def wide():
     )
 
 
-OPEN = ("--method", "interval", "--steps", 1, "--no-widths", "--json", "--quiet", "--complete", "--budget", 20)
+OPEN = ("--method", "interval", "--steps", 1, "--no-widths", "--json", "--quiet", "--complete", "--budget", 20,
+        "--samples", 20)  # fmt: skip
 
 
 def test_an_interrupted_run_loses_no_finished_proof(folder, monkeypatch):
@@ -462,7 +463,9 @@ def test_properties_of_an_onnx_network_are_decided(folder):
     assert [one["status"] for one in (safe, broken, both)] == ["proven", "counter-example", "proven"]
     assert safe["gap"] < 0 and not (folder / "certify.html").exists()
     u = torch.tensor([broken["input"]])
-    assert float(model(u)[0, 0] - model(u)[0, 1]) >= lead - 0.01 and ((u >= 0.3 - 1e-6) & (u <= 0.5 + 1e-6)).all()
+    assert (model(u)[0, 0] - model(u)[0, 1]).item() >= lead - 0.01 and (
+        (u >= 0.3 - 1e-6) & (u <= 0.5 + 1e-6)
+    ).all()
     table = invoke("certify_networks:network", *given, "--quiet")
     assert table.exit_code == 0 and "counter-example" in table.stdout
     resumed = invoke(source, *given, "--complete", "--budget", 20, "--json", "--quiet", "--resume")

@@ -320,9 +320,9 @@ def plan(scale: Scale) -> list[LoopRun]:
     if scale == "tiny":
         data, samples, seconds = "digits", 8, 0.5
         networks = [Loops("mondeq", 6), Loops("mondeq", channels=2), Loops("monotone", 6), Loops("inf", 6)]
-        schedules = {}, Schedule(1_200, 6, 64, 2e-2)
+        schedules = {}, Schedule(1_200, 4, 64, 3e-2)
     elif scale == "default":
-        samples, seconds = 20, 0.5
+        samples, seconds = 10, 0.5
         networks = [Loops("mondeq", 40), Loops("mondeq", channels=2), *TABLE[::3]]
         schedules = {"mondeq": Schedule(6_000, 3, 128, 1e-2)}, Schedule(6_000, 3, 128, 3e-3)
     pairs = [(data, network) for network in networks]
