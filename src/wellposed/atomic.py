@@ -2,19 +2,20 @@
 
 `atomic_write` replaces one file, `atomic_write_with_proof` a file and its proof, and `atomic_write_folder` the
 files of a folder, which `read_folder` reads all of one version. Whatever the library or the lab keeps is written
-by these.
+by these. A `Journal` keeps the results of a long run, one by one.
 """
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from wellposed.errors import WellposedError
+from wellposed.errors import FileFormatError, InputError, WellposedError
 
 
 @contextlib.contextmanager
@@ -205,6 +206,61 @@ def _versions(folder: Path, names: tuple[str, ...]) -> list[tuple[Path, int, int
         else:
             versions.append((file, status.st_ino, status.st_mtime_ns, status.st_size))
     return versions
+
+
+class Journal(dict[str, Any]):
+    """Results by name, each appended to a file as a line of JSON as soon as it is known.
+
+    A process that is killed loses only what it was working on: a last line that is not whole is dropped.
+
+    Args:
+        path: the file.
+        about: what the results are about; a run goes on only with what is about the same.
+        resume: whether results in the file are read, else it is begun anew.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "run.jsonl"
+        >>> Journal(path, {"model": "a"})["first"] = 1
+        >>> Journal(path, {"model": "a"}, resume=True)
+        {'first': 1}
+    """
+
+    def __init__(self, path: str | os.PathLike[str], about: dict[str, Any], resume: bool = False) -> None:
+        super().__init__()
+        self.path = Path(path)
+        if resume and self.path.exists():
+            self._read(about)
+        else:
+            with atomic_write(self.path) as temporary:
+                temporary.write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+    def _read(self, about: dict[str, Any]) -> None:
+        whole, _, _ = self.path.read_bytes().rpartition(b"\n")
+        try:
+            said, *lines = [json.loads(line) for line in whole.split(b"\n")]
+            entries = {str(key): value for line in lines for key, value in line.items()}
+            differing = sorted(name for name in {*said, *about} if said.get(name) != about.get(name))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise FileFormatError(
+                f"{self.path} is no journal of results: {error}; delete it to begin anew"
+            ) from error
+        if differing:
+            raise InputError(
+                f"{self.path} has the results of another run, which differs in {', '.join(differing)}; begin "
+                "anew, or choose another file"
+            )
+        for key, value in entries.items():
+            super().__setitem__(key, value)
+        with name_file_in_errors(self.path):
+            os.truncate(self.path, len(whole) + 1)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        line = (json.dumps({key: value}) + "\n").encode()
+        with name_file_in_errors(self.path), self.path.open("ab", buffering=0) as file:
+            file.write(line)
+            os.fsync(file.fileno())
+        super().__setitem__(key, value)
 
 
 REMEDIES = {

@@ -1,7 +1,11 @@
 """`wellposed certify`: models and data of every kind, what it proves and writes, mistakes, Ctrl-C."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -335,3 +339,166 @@ def test_missing_data_do_not_name_arguments_of_python(folder, monkeypatch, tmp_p
     result = basic(data="mnist")
     assert result.exit_code == 2 and "mnist-5k" in result.stderr
     assert "fallback" not in result.stderr and "=True" not in result.stderr
+
+
+def wide():
+    """A network on which branch and bound takes several parts a sample."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))
+    u = torch.rand(12, 6)
+    np.savez("wide.npz", u=u.numpy(), y=model(u).argmax(1).numpy())
+    torch.save(model.state_dict(), "wide.pt")
+    Path("wide_network.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "network = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))\n"
+        "network.load_state_dict(torch.load('wide.pt', weights_only=True))\n"
+    )
+
+
+OPEN = ("--method", "interval", "--steps", 1, "--no-widths", "--json", "--quiet", "--complete", "--budget", 20,
+        "--samples", 20)  # fmt: skip
+
+
+def test_an_interrupted_run_loses_no_finished_proof(folder, monkeypatch):
+    whole = json.loads(basic(*OPEN, epsilons=(0.05, 0.1)).stdout)["radii"]
+    asked, search = [], certification.branch_and_bound
+
+    def interrupted(form, box, target, seconds):
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        asked.append(box)
+        return search(form, box, target, seconds)
+
+    monkeypatch.setattr(certification, "branch_and_bound", interrupted)
+    journal = folder / "certify.proofs.jsonl"
+    finished = journal.read_text().count("complete")
+    assert basic(*OPEN, epsilons=(0.05, 0.1)).exit_code == 1 and len(asked) == 3
+    assert journal.read_text().count("complete") == 3 < finished
+    with journal.open("a") as file:
+        file.write('{"0.05 7 comp')  # what a killed process may leave
+    again = []
+    monkeypatch.setattr(certification, "branch_and_bound", lambda *given: again.append(1) or search(*given))
+    resumed = basic(*OPEN, "--resume", epsilons=(0.05, 0.1))
+    assert json.loads(resumed.stdout)["radii"] == whole and len(again) == finished - 3
+    assert json.loads(basic(*OPEN, "--resume", epsilons=(0.05, 0.1)).stdout)["radii"] == whole
+    assert len(again) == finished - 3
+
+
+def test_a_journal_of_another_run_is_refused(folder):
+    assert basic(*OPEN).exit_code == 0
+    other = basic(*OPEN, "--resume", "--steps", 2)
+    assert other.exit_code == 2 and "differs in steps" in " ".join(other.stderr.split())
+    (folder / "certify.proofs.jsonl").write_text("junk\n")
+    junk = basic(*OPEN, "--resume")
+    assert junk.exit_code == 2 and "no journal of results" in " ".join(junk.stderr.split())
+    assert basic(*OPEN).exit_code == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle_of_proofs(folder):
+    wide()
+    main = "from wellposed.cli import main; main()"
+    command = [sys.executable, "-c", main, "certify", "wide_network:network", "--data", "wide.npz",
+               "--epsilon", "0.25", "--budget", "1", "--complete", "--no-widths", "--method", "interval",
+               "--steps", "1", "--json", "--quiet"]  # fmt: skip
+    package = Path(wellposed.__file__).resolve().parents[1]
+    options = {"text": True, "env": {**os.environ, "PYTHONPATH": str(package)}}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    journal = folder / "certify.proofs.jsonl"
+    while process.poll() is None and not (journal.exists() and "complete" in journal.read_text()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said.strip() == "interrupted"
+    before = journal.read_text().splitlines()
+    done = subprocess.run([*command, "--resume"], capture_output=True, timeout=120, **options)
+    assert done.returncode == 0 and json.loads(done.stdout)["samples"] == 12
+    assert journal.read_text().splitlines()[: len(before)] == before
+    keys = [key for line in journal.read_text().splitlines()[1:] for key in json.loads(line)]
+    assert len(keys) == len(set(keys)), "nothing is asked twice"
+
+
+VARIABLES = [f"(declare-const {name} Real)" for name in (*(f"X_{k}" for k in range(6)), "Y_0", "Y_1", "Y_2")]
+
+
+def property_file(name, outputs, low=0.3, high=0.5):
+    ends = [f"(assert (>= X_{k} {low}))\n(assert (<= X_{k} {high}))" for k in range(6)]
+    Path(name).write_text("\n".join([*VARIABLES, *ends, f"(assert {outputs})"]))
+    return name
+
+
+def onnx_file():
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    weights = {f"{kind}{k}": part.detach().numpy() for k, layer in enumerate(network()[::2])
+               for kind, part in (("W", layer.weight), ("b", layer.bias))}  # fmt: skip
+    nodes, at = [], "u"
+    for k in range(3):
+        nodes.append(onnx.helper.make_node("Gemm", [at, f"W{k}", f"b{k}"], [f"z{k}"], transB=1))
+        nodes.append(onnx.helper.make_node("Relu", [f"z{k}"], [f"x{k}"]))
+        at = f"x{k}"
+    ends = [onnx.helper.make_tensor_value_info(name, 1, [1, size]) for name, size in (("u", 6), ("z2", 3))]
+    tensors = [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = onnx.helper.make_graph(nodes[:-1], "g", ends[:1], ends[1:], tensors)
+    onnx.save(
+        onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)]), "net.onnx"
+    )
+    return "net.onnx"
+
+
+def test_properties_of_an_onnx_network_are_decided(folder):
+    model, source = network(), onnx_file()
+    points = 0.3 + 0.2 * torch.rand(20000, 6, generator=torch.Generator().manual_seed(0))
+    y = model(points).detach()
+    lead = (y[:, 0] - y[:, 1]).max().item()
+    sum_ = (y[:, 0] + 2 * y[:, 2]).max().item()
+    files = [
+        property_file("safe.vnnlib", f"(or (>= Y_0 (+ Y_1 {lead + 0.3})) (>= (+ Y_0 (* 2 Y_2)) {sum_ + 0.5}))"),
+        property_file("broken.vnnlib", f"(>= (- Y_0 Y_1) {lead - 0.01})"),
+        property_file("both.vnnlib", f"(and (>= (- Y_0 Y_1) {lead - 0.01}) (<= (- Y_0 Y_1) {lead - 0.02}))"),
+    ]
+    given = [part for name in files for part in ("--property", name)]
+    result = invoke(source, *given, "--complete", "--budget", 20, "--json", "--quiet")
+    assert result.exit_code == 0, result.output
+    safe, broken, both = json.loads(result.stdout)["properties"]
+    assert [one["status"] for one in (safe, broken, both)] == ["proven", "counter-example", "proven"]
+    assert safe["gap"] < 0 and not (folder / "certify.html").exists()
+    u = torch.tensor([broken["input"]])
+    assert (model(u)[0, 0] - model(u)[0, 1]).item() >= lead - 0.01 and (
+        (u >= 0.3 - 1e-6) & (u <= 0.5 + 1e-6)
+    ).all()
+    table = invoke("certify_networks:network", *given, "--quiet")
+    assert table.exit_code == 0 and "counter-example" in table.stdout
+    resumed = invoke(source, *given, "--complete", "--budget", 20, "--json", "--quiet", "--resume")
+    assert resumed.exit_code == 2 and "another run" in " ".join(resumed.stderr.split())
+
+
+def test_mistakes_about_properties_end_with_one_message(folder):
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    source, good = onnx_file(), property_file("good.vnnlib", "(>= Y_0 1)")
+    Path("bad.vnnlib").write_text("(declare-const X_0 Real)\n(assert (>= X_0 (1)")
+    Path("few.vnnlib").write_text("(declare-const X_0 Real)(declare-const Y_0 Real)(assert (>= X_0 0))"
+                                  "(assert (<= X_0 1))(assert (>= Y_0 0))")  # fmt: skip
+    property_file("outputs.vnnlib", "(>= Y_0 1)")
+    text = Path("outputs.vnnlib").read_text()
+    Path("outputs.vnnlib").write_text(text + "\n(declare-const Y_3 Real)\n(assert (>= Y_3 0))")
+    strange = onnx.load("net.onnx")
+    strange.graph.node[1].op_type = "Erf"
+    onnx.save(strange, "strange.onnx")
+    for arguments, complaint in [
+        ((source, "--property", "bad.vnnlib"), "bad.vnnlib, line 2: this '(' is never closed"),
+        ((source, "--property", "nowhere.vnnlib"), "there is no file 'nowhere.vnnlib'"),
+        ((source, "--property", "few.vnnlib"), "few.vnnlib declares 1 inputs; the network takes 6"),
+        ((source, "--property", "outputs.vnnlib"), "the property has 4 outputs, the network 3"),
+        (("strange.onnx", "--property", good), "the operator 'Erf' is not supported"),
+        (("nowhere.onnx", "--property", good), "there is no file 'nowhere.onnx'"),
+        ((source, "--property", good, "--data", "data.npz"), "leave --data and --epsilon out"),
+        ((source, "--model", source, "--property", good), "two networks were given"),
+        (("--property", good), "Missing option '--model'"),
+        ((source,), "Missing option '--data'"),
+        ((source, "--property", good, "--budget", 0), "0"),
+        (("certify_networks:softplus", "--property", good, "--complete"), "softplus"),
+    ]:
+        result = invoke(*arguments)
+        assert result.exit_code == 2, (arguments, result.output)
+        assert complaint in " ".join(result.stderr.split()), (arguments, result.stderr)
+        assert "Traceback" not in result.output and result.stdout == ""

@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 
+from tests.campaigns.complete import KINDS, instance
 from tests.robust.robust_cases import F64, exact_maximum, looped, mlp
 from tests.robust.test_continuation_enclosures import rotating
 from wellposed.convert import to_implicit
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.robust import Ball, Box, MethodError, certified
-from wellposed.robust.certification import branch_and_bound
+from wellposed.robust.certification import Forbidden, branch_and_bound, decide
 
 MAKERS = {
     "loop": lambda: looped(6),
@@ -81,3 +82,35 @@ def test_bad_input_is_refused():
         branch_and_bound(looped(4, "tanh"), box, target)
     with pytest.raises(InputError, match="classes are 0 to 2"):
         branch_and_bound(form, box, torch.tensor([5]))
+
+
+# The last three were undecided while counter-examples had to be solved better than the form solves them.
+@pytest.mark.parametrize(
+    ("seed", "number"), [*((11, number) for number in range(len(KINDS))), (0, 2), (0, 5), (0, 15)]
+)
+def test_properties_are_decided_as_the_exact_program_decides_them(seed, number):
+    """A sample of the campaign: sets of outputs of one to three inequalities."""
+    *_, wrong = instance(seed, number)
+    assert wrong == []
+
+
+def test_rows_that_cannot_hold_together_are_proven_apart():
+    """Each of two inequalities holds somewhere, never both: only the sum of them is negative."""
+    form = ImplicitForm(torch.zeros(1, 1, dtype=F64), torch.ones(1, 1, dtype=F64), torch.ones(1, 1, dtype=F64))
+    box = Box(torch.tensor([[-1.0]], dtype=F64), torch.tensor([[1.0]], dtype=F64))
+    rows, apart = torch.tensor([[1.0], [-1.0]], dtype=F64), torch.tensor([-0.5, 0.4], dtype=F64)
+    assert decide(form, [Forbidden(box, rows, apart)]).status == "proven"
+    assert decide(form, [Forbidden(box, rows, apart)], complete=False).status == "undecided"
+    meeting = Forbidden(box, rows, torch.tensor([-0.5, 0.6], dtype=F64))
+    verdict = decide(form, [meeting])
+    assert verdict.status == "counter-example" and 0.5 <= verdict.input.item() <= 0.6
+
+
+def test_properties_that_do_not_fit_are_refused():
+    box = Box(torch.zeros(1, 4, dtype=F64), torch.ones(1, 4, dtype=F64))
+    forbidden = Forbidden(box, torch.ones(1, 5, dtype=F64), torch.zeros(1, dtype=F64))
+    with pytest.raises(InputError, match="the property has 5 outputs, the network 3"):
+        decide(looped(4), [forbidden])
+    with pytest.raises(InputError, match="received -1"):
+        decide(looped(4), [], budget=-1)
+    assert decide(looped(4), []).status == "proven", "nothing is forbidden"

@@ -13,6 +13,7 @@ from wellposed.robust import (
     AdversarialLoss,
     Box,
     CertifiedLoss,
+    Crown,
     Penalised,
     Ramp,
     augment_with_attacks,
@@ -201,3 +202,45 @@ def test_convolutions_are_trained_with_bounds():
         losses[-1].backward()
         optimiser.step()
     assert float(losses[-1]) < 0.7 * float(losses[0])
+
+
+def rotating_model():
+    """A monotone model of which no norm proves anything, on two classes of points."""
+    torch.manual_seed(0)
+    model = ImplicitModel(4, 2, 8, condition="monotone", kappa=0.5, bias=True, feedthrough=False)
+    with torch.no_grad():
+        skew = torch.randn(8, 8)
+        for parameter in model.state.parameters():
+            parameter.copy_(0.4 * torch.eye(8) + 0.6 * (skew - skew.mT))
+    return model
+
+
+def test_loops_without_a_norm_are_trained_by_continuation():
+    model, u = rotating_model(), torch.rand(24, 4, generator=torch.Generator().manual_seed(1))
+    target = (u[:, 0] > u[:, 1]).long()
+    A = model.form().A.to_dense()
+    assert float(A.abs().sum(1).max()) > 1 and float(torch.linalg.matrix_norm(A, 2)) > 1
+    loss = CertifiedLoss(model, 0.05, method=Crown(rounds=1), share=1.0)
+    bound = loss(model(u), target)
+    attacked = pgd(model, u, target, 0.05, steps=10).inputs
+    assert float(bound.detach()) >= float(nn.functional.cross_entropy(model(attacked), target).detach())
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for _ in range(6):
+        optimizer.zero_grad()
+        value = loss(model(u), target)
+        value.backward()
+        optimizer.step()
+    assert float(value.detach()) < 0.95 * float(bound.detach())
+
+
+def test_part_of_a_batch_is_bounded_in_training_only():
+    model, u = rotating_model(), torch.rand(6, 4)
+    target = torch.zeros(6, dtype=torch.int64)
+    whole, part = (CertifiedLoss(model, 0.05, method=Crown(rounds=0), share=1.0, samples=k) for k in (None, 2))
+    first = CertifiedLoss(model, 0.05, method=Crown(rounds=0), share=1.0)
+    bounded = float(part(model(u), target))
+    assert bounded == pytest.approx(float(first(model(u[:2]), target[:2])), rel=1e-5)
+    model.eval()
+    assert float(part(model(u), target)) == pytest.approx(float(whole(model(u), target)), rel=1e-5)
+    with pytest.raises(InputError, match="at least 1; received 0"):
+        CertifiedLoss(model, 0.05, samples=0)

@@ -16,6 +16,7 @@ from wellposed_lab.experiments.attack.plan import PRINTED
 from wellposed_lab.experiments.attack.run import AttackRun, surrogate, white_attack
 from wellposed_lab.experiments.robust.bounds import random_loops, reached
 from wellposed_lab.experiments.robust.certified_training import CertifiedRun
+from wellposed_lab.experiments.robust.mondeq import STEPWISE, Loops
 from wellposed_lab.networks.trained import Dense, ImageNetwork, ResidualNetwork
 from wellposed_lab.report import write_report
 
@@ -107,6 +108,40 @@ def test_the_linear_program_joins_the_attack():
     alone = dataclasses.replace(run, programs=0)._attacked(model, u, target, 0.1)
     joined = run._attacked(model, u, target, 0.1)
     assert bool((joined.success | ~alone.success).all()) and "triangle" in joined.name
+
+
+def test_proofs_for_loops_at_tiny_scale(tmp_path):
+    for name, planned in (("mondeq", 4), ("certified-loops", 4)):
+        folder = tmp_path / name
+        state = run_suite(get_suite(name), Order(name, "tiny"), folder)
+        assert state.failed == 0 and state.finished == state.planned == planned
+        records = list(Store(folder).records())
+        for record in records:
+            (at,) = {value.at for value in record.values if value.at is not None}
+            proven, left = record.value("certified_continuation", at), record.value("attacked_accuracy", at)
+            assert 0 <= record.value("certified_norms", at) <= proven <= left <= record.value("accuracy") <= 1
+            assert record.value("certified_excess", at) == 0
+            steps = [record.value(f"certified_{method}", at) for method in STEPWISE]
+            known = [share for share in steps if share is not None]
+            assert known == sorted(known)
+        told = " ".join(get_suite(name).findings(records))
+        assert "% clean" in told
+
+
+@pytest.mark.parametrize("network", [Loops("mondeq", 5), Loops("mondeq", channels=2)])
+def test_monotone_networks_are_solved_and_differentiated(network):
+    model = network.build((1, 8, 8), 0).double()
+    u = torch.rand(3, 1, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(model(u), model.form()(u.flatten(1)), rtol=1e-6, atol=1e-7)
+    assert model.form().certificate().holds
+    model(u).square().sum().backward()
+    entry = (0, 1) if network.states else (0, 1, 2, 0)
+    with torch.no_grad():
+        sums = []
+        for move in (1e-6, -2e-6, 1e-6):
+            model.S[entry] += move
+            sums.append(model(u).square().sum())
+    assert float(model.S.grad[entry]) == pytest.approx(float(sums[0] - sums[1]) / 2e-6, rel=1e-3)
 
 
 def _of(values, metric):

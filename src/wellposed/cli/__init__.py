@@ -67,7 +67,14 @@ NEEDS = {
         Need("robust", ("pyautoattack",), lambda options: options["kind"] == "autoattack"),
         Need("plots", ("matplotlib",), lambda options: _ends(options, "out", still=True)),
     ),
-    "certify": (Need("robust", ("highspy",), lambda options: options["method"] in ("lp", "triangle")),),
+    "certify": (
+        Need(
+            "robust",
+            ("highspy",),
+            lambda options: options["method"] in ("lp", "triangle") or options["complete"],
+        ),
+        Need("share", ("onnx",), lambda options: str(options["network"] or options["model"]).endswith(".onnx")),
+    ),
     "export": (Need("share", ("onnx", "onnxscript")),),
     "show": (
         Need("plots", ("matplotlib",), lambda options: _ends(options, "picture", "diagram", still=True)),
@@ -179,7 +186,7 @@ def _checked(name: str, command: click.Command) -> click.Command:
 
 def _for_data(name: str, options: Options) -> list[tuple[str, str]]:
     """Lists the packages needed to fetch the named data sets that are not here."""
-    if "data" not in options:
+    if options.get("data") is None:
         return []
     data_packages = EntryPoint("data", "wellposed.cli.inputs:data_packages", GROUP).load()
     splits = ("train", "test") if name == "sparsify" else ("test",)

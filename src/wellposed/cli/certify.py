@@ -1,7 +1,12 @@
-"""`wellposed certify`: which samples provably keep their class, and which an attack changes."""
+"""`wellposed certify`: which samples provably keep their class, which an attack changes, which properties hold.
+
+What is proven is appended to a journal beside the page, so that a run which was interrupted goes on with --resume.
+"""
 
 import contextlib
+import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,14 +19,39 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from torch import Tensor
 
-from wellposed.cli.inputs import Epsilon, Labelled, PagePath, RefusedError, read_labelled, refused, write_file
+from wellposed.atomic import Journal
+from wellposed.cli.inputs import (
+    Classifier,
+    Epsilon,
+    Labelled,
+    PagePath,
+    RefusedError,
+    read_classifier,
+    read_labelled,
+    refused,
+    write_file,
+    wrong,
+)
 from wellposed.cli.robust_pages import Heading, certificate_page
 from wellposed.cli.terminal import print_table
-from wellposed.errors import IllPosedError, unknown_name
+from wellposed.data.vnnlib import Property, read_property
+from wellposed.errors import FileFormatError, IllPosedError, InputError, unknown_name
 from wellposed.forms import ImplicitForm
+from wellposed.forms.operators.base import tensors
+from wellposed.models import ImplicitModel
+from wellposed.models.io.onnx_network import OnnxNetwork
 from wellposed.robust import METHODS
-from wellposed.robust.certification import WIDTHS, Examination, Radius, examine_radii, output_widths
+from wellposed.robust.certification import (
+    WIDTHS,
+    Examination,
+    Forbidden,
+    Radius,
+    decide,
+    examine_radii,
+    output_widths,
+)
 from wellposed.workers import threads_for
 
 WIDTH_SAMPLES = 8
@@ -72,8 +102,13 @@ class Certificate:
 
 
 @click.command()
-@click.option("--model", required=True, metavar="SOURCE", help="A file, module:factory or reference:NAME.")
-@click.option("--data", required=True, metavar="DATA", help="A set (digits, mnist, fashion, cifar10) or a file.")
+@click.argument("network", required=False, metavar="[SOURCE]")
+@click.option("--model", metavar="SOURCE", help="A file, module:factory or reference:NAME; or as the argument.")
+@click.option("--data", metavar="DATA", help="A set (digits, mnist, fashion, cifar10) or a file.")
+@click.option(
+    "--property", "properties", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
+    help="A property to prove, in VNN-LIB, instead of data; repeat for more.",
+)  # fmt: skip
 @click.option(
     "--epsilon", "epsilons", type=Epsilon(), multiple=True, show_default="several", help="Radius; repeat for more."
 )
@@ -85,45 +120,46 @@ class Certificate:
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds for the bounds of 50 samples; with --complete, of every sample left open.",
+    help="Seconds for the bounds of 50 samples; with --complete, of every sample left open; of every property.",
 )
+@click.option("--resume", is_flag=True, help="Go on where an interrupted run with --complete ended.")
 @click.option("--widths/--no-widths", default=True, help="Compare the widths of all methods.")
 @click.option("--out", type=PagePath(".html"), default="certify.html", help="Page to write.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 def certify(
-    model: str,
-    data: str,
-    epsilons: tuple[float, ...],
-    method: str,
-    samples: int,
-    valid: tuple[float, float],
-    steps: int,
-    complete: bool,
-    budget: float | None,
-    widths: bool,
-    out: Path,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+    network: str | None, model: str | None, data: str | None, properties: tuple[Path, ...],
+    epsilons: tuple[float, ...], method: str, samples: int, valid: tuple[float, float], steps: int, complete: bool,
+    budget: float | None, resume: bool, widths: bool, out: Path, quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Prove which samples keep their class on a box, and attack the rest.
 
-    Every input may move by epsilon, within the valid range; without --epsilon several radii are tried. DATA is a
-    set or a part of one (digits:holdout; its test part if none is named), or a .npz, .npy, .safetensors or .pt
-    file with inputs u and classes y. A sample is certified if the bounds prove its class; attacked accuracy is
-    what projected gradients leave.
+    SOURCE is a file (.safetensors, .pt2, .onnx), module:factory or reference:NAME. Every input may move by
+    epsilon, within the valid range; without --epsilon several radii are tried. DATA is a set or a part of one
+    (digits:holdout; its test part if none is named), or a .npz, .npy, .safetensors or .pt file with inputs u and
+    classes y. A sample is certified if the bounds prove its class; attacked accuracy is what projected gradients
+    leave. --property asks about a property of the network instead, and writes no page.
     """
-    given = read_labelled(model, data, samples, valid)
+    source = _one_source(network, model)
+    if properties:
+        if data is not None or epsilons:
+            raise click.UsageError("a property says which inputs are meant: leave --data and --epsilon out")
+        return _certify_properties(source, properties, complete, budget, resume, out, quiet, as_json)
+    if data is None:
+        raise click.UsageError("Missing option '--data' (or '--property').")
+    given = read_labelled(source, data, samples, valid)
     wanted = sorted(set(epsilons or [radius * (valid[1] - valid[0]) for radius in RADII]))
     start = time.monotonic()
     with _bounded(), progress(len(wanted) * len(given.u), quiet) as tell:
         form = given.form()
         options: dict[str, Any] = {"valid": valid, "budget": None if complete else budget}
         seconds = (COMPLETE if budget is None else budget) if complete else None
+        about = {"method": method, "range": list(valid), "steps": steps, "samples": _digest(given.u, given.target)}
+        known = _journal(out, {"model": _digest_of(given.model), **about}, resume) if complete or resume else None
         with threads_for(max(form.sizes)):
             examination = examine_radii(
                 given.model, form, given.u, given.target, wanted, method=method, steps=steps, complete=seconds,
-                tell=tell, **options,
+                known=known, tell=tell, **options,
             )  # fmt: skip
             radii = _measured(form, given, examination, options) if widths else examination.radii
     result = Certificate(given, method, radii, min(WIDTH_SAMPLES, len(given.u)), time.monotonic() - start)
@@ -135,6 +171,112 @@ def certify(
         print_table(result.table())
     if not quiet:
         click.echo(f"{result.seconds:.0f} s; now open {out}", err=True)
+
+
+def _one_source(network: str | None, model: str | None) -> str:
+    if network is not None and model is not None:
+        raise click.UsageError(f"two networks were given, {network!r} and {model!r}; give one")
+    source = model if network is None else network
+    if source is None:
+        raise click.UsageError("Missing option '--model'.")
+    return source
+
+
+def _journal(out: Path, about: dict[str, Any], resume: bool) -> Journal:
+    try:
+        return Journal(out.with_suffix(".proofs.jsonl"), about, resume)
+    except (InputError, FileFormatError) as error:
+        raise RefusedError(f"{error} (leave --resume out, or give another --out)") from error
+
+
+def _digest(*values: Tensor) -> str:
+    """Returns a checksum of tensors and their shapes."""
+    total = hashlib.sha256()
+    for value in values:
+        total.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        total.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def _digest_of(model: Classifier) -> str:
+    if isinstance(model, ImplicitForm):
+        pieces = [*(value for part in (model.A, model.B, model.C, model.D) for value in tensors(part))]
+        pieces += [value for value in (model.bias, model.output_bias) if value is not None]
+        return _digest(*pieces)
+    return _digest(*model.state_dict().values())
+
+
+def _certify_properties(
+    source: str, paths: tuple[Path, ...], complete: bool, budget: float | None, resume: bool, out: Path,
+    quiet: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Decides every property, and prints what is known of them."""
+    properties = [_read_property(path) for path in paths]
+    model = read_classifier(source)
+    seconds = COMPLETE if budget is None else budget
+    about = {"model": _digest_of(model), "complete": complete}
+    known, rows = _journal(out, about, resume), []
+    with _bounded(), progress(len(paths), quiet) as tell:
+        for path, one in zip(paths, properties, strict=True):
+            key = hashlib.sha256(path.read_bytes()).hexdigest()
+            if key not in known or (known[key]["status"] == "undecided" and known[key]["budget"] < seconds):
+                start = time.monotonic()
+                facts = _decided_property(model, one, seconds, complete)
+                known[key] = {**facts, "seconds": round(time.monotonic() - start, 3), "budget": seconds}
+            rows.append({"property": str(path), **known[key]})
+            tell(1)
+    if as_json:
+        click.echo(json.dumps({"model": source, "complete": complete, "properties": rows}, indent=2))
+        return
+    table = Table(box=box.SIMPLE)
+    for name in ("property", "status", "gap", "parts", "seconds"):
+        table.add_column(name, justify="left" if name in ("property", "status") else "right")
+    for row in rows:
+        gap = "" if row["gap"] is None else f"{row['gap']:.4g}"
+        table.add_row(row["property"], row["status"], gap, str(row["nodes"]), f"{row['seconds']:.2f}")
+    print_table(table)
+
+
+def _read_property(path: Path) -> Property:
+    if not path.is_file():
+        raise wrong(f"there is no file {str(path)!r}", "--property")
+    try:
+        return read_property(path)
+    except FileFormatError as error:
+        raise wrong(str(error), "--property") from error
+
+
+def _decided_property(model: Classifier, asked: Property, seconds: float, complete: bool) -> dict[str, Any]:
+    """Decides one property; a counter-example counts only if the model itself gives such outputs."""
+    if isinstance(model, ImplicitForm | OnnxNetwork):
+        shape = model.input_shape
+    else:
+        shape = (model.in_features if isinstance(model, ImplicitModel) else asked.inputs,)
+    if math.prod(shape) != asked.inputs:
+        raise RefusedError(f"{asked.name} declares {asked.inputs} inputs; the network takes {math.prod(shape)}")
+    values = () if isinstance(model, ImplicitForm) else (*model.parameters(), *model.buffers())
+    kinds = [value.dtype for value in values if value.is_floating_point()]
+    dtype = model.dtype if isinstance(model, ImplicitForm) else (*kinds, torch.float32)[0]
+    try:
+        sets = asked.forbidden(shape, dtype)
+    except FileFormatError as error:
+        raise wrong(str(error), "--property") from error
+    with refused():
+        verdict = decide(model, sets, seconds, complete)
+    facts = verdict.facts()
+    if verdict.input is not None and not any(_leads_into(model, one, verdict.input) for one in sets):
+        facts |= {"status": "undecided", "input": None}
+    return facts
+
+
+@torch.no_grad()
+def _leads_into(model: Classifier, forbidden: Forbidden, point: Tensor) -> bool:
+    """Asks the model itself about a counter-example of its form."""
+    inputs = forbidden.inputs
+    u = point.to(inputs.lower).clamp(inputs.lower, inputs.upper)
+    y = model(u.reshape(1, *inputs.sample_shape)).double()
+    near = torch.allclose(u.double(), point.double(), rtol=1e-6, atol=1e-6)
+    return near and bool((y @ forbidden.rows.mT + forbidden.offset >= 0).all())
 
 
 def _measured(

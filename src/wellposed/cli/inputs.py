@@ -55,6 +55,7 @@ from wellposed.models.io.archives import (
     write_zip,
 )
 from wellposed.models.io.arrays import read_arrays
+from wellposed.models.io.onnx_network import OnnxNetwork, read_onnx
 
 ALIASES = {"fashion": "fashion-mnist"}
 SETS = ("digits", "fashion-mnist", "mnist", "mnist-5k", "cifar10", "cifar100")
@@ -615,7 +616,8 @@ def read_labelled(source: str, data: str, count: int, valid: tuple[float, float]
     """Reads a classifier and draws labelled samples for it.
 
     Args:
-        source: a file that `wellposed.save` wrote, an exported program, module:factory, or reference:name.
+        source: a file that `wellposed.save` wrote, an exported program, an ONNX file, module:factory, or
+            reference:name.
         data: a set, a part of one (its test part if none is named), or a file of arrays.
         count: how many samples are drawn.
         valid: the range in which every input lies.
@@ -637,6 +639,8 @@ def read_classifier(source: str, option: str = "--model") -> Classifier:
         return _reference(source.removeprefix(REFERENCE), option)
     if source.endswith(".safetensors"):
         return _loaded(Path(source), option)
+    if source.endswith(".onnx"):
+        return _from_onnx(Path(source), option)
     try:
         network = read_source(source)
     except click.BadParameter as error:
@@ -656,6 +660,15 @@ def _loaded(path: Path, option: str) -> Classifier:
     except FileFormatError as error:
         raise wrong(str(error), option) from error
     return _usable(model, str(path), option)
+
+
+def _from_onnx(path: Path, option: str) -> nn.Module:
+    if not path.is_file():
+        raise wrong(f"there is no file {str(path)!r}", option)
+    try:
+        return read_onnx(path)
+    except FileFormatError as error:
+        raise wrong(str(error), option) from error
 
 
 def _reference(name: str, option: str) -> Classifier:
@@ -746,6 +759,8 @@ def _fitted(model: Classifier, samples: Samples) -> tuple[Tensor, Tensor]:
         values = (*model.parameters(), *model.buffers())
         kind = next((value.dtype for value in values if value.is_floating_point()), samples.u.dtype)
         shapes = [tuple(samples.u.shape[1:]), (samples.u[0].numel(),)]
+        if isinstance(model, OnnxNetwork) and math.prod(model.input_shape) == samples.u[0].numel():
+            shapes = [model.input_shape]
     complaints = []
     for shape in dict.fromkeys(shapes):
         u = samples.u.reshape(-1, *shape).to(kind)

@@ -68,12 +68,17 @@ class CenterSolve:
         return torch.cat(self.states, dim=1)
 
 
-def solve_states(form: ImplicitForm, u: Tensor) -> Tensor:  # (B, p) -> (B, n)
-    """Solves for the states as the form does, and loops that this leaves open by splitting and Newton's method."""
+def solve_states(form: ImplicitForm, u: Tensor, polish: bool = False) -> Tensor:  # (B, p) -> (B, n)
+    """Solves for the states as the form does, and loops that this leaves open by splitting and Newton's method.
+
+    Args:
+        polish: whether Newton's method goes on from what the form has solved, too.
+    """
     solution = form.equilibrium(u, on_failure="ignore")
     assert isinstance(solution.value, Tensor)
     x = solution.value.clone()
-    (left,) = ((solution.status >= Status.MAX_STEPS) & x.isfinite().all(1)).nonzero(as_tuple=True)
+    open_ = (solution.status >= Status.MAX_STEPS) | polish
+    (left,) = (open_ & x.isfinite().all(1)).nonzero(as_tuple=True)
     if len(left):
         states = list(x[left].split(form.partition, dim=1))
         bias = torch.zeros_like(x[0]) if form.bias is None else form.bias

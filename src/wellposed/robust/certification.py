@@ -1,11 +1,12 @@
 """Which samples provably keep their class, which an attack changes, and how wide the bounds of each method are.
 
-`examine_radii` asks bounds and attacks about several radii. `branch_and_bound` decides what they leave open.
+`examine_radii` asks bounds and attacks about several radii. `branch_and_bound` decides what they leave open, and
+`decide` whether a network has a property: that its outputs avoid sets which linear inequalities describe.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from time import monotonic
@@ -25,7 +26,9 @@ from wellposed.robust.boxes import solve_states
 from wellposed.robust.crown import CrownPass, bounded_units
 from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.linear_programs import (
+    LinearProgram,
     Objectives,
+    RelaxedSet,
     ReluConstraints,
     in_float64,
     of_sample,
@@ -33,7 +36,17 @@ from wellposed.robust.linear_programs import (
     tightest_intervals,
     triangle_set,
 )
-from wellposed.robust.query import Functionals, MethodError, Posed, Query, check_target, margins, to_form
+from wellposed.robust.query import (
+    Functionals,
+    MethodError,
+    Operators,
+    Posed,
+    Query,
+    check_target,
+    margins,
+    output_size,
+    to_form,
+)
 from wellposed.robust.sets import Box, Interval
 
 FIRST = "crown"  # decides most samples in little time; "best" goes on with those it leaves open
@@ -84,6 +97,9 @@ def _agreed(proven: Tensor, attack: Attack, target: Tensor, where: str) -> Tenso
     return proven & ~attack.success
 
 
+Known = MutableMapping[str, Any]  # results of an earlier run, by radius, sample and method
+
+
 def _proven(
     form: ImplicitForm, box: Box, target: Tensor, standing: Tensor, method: str, budget: float | None
 ) -> Tensor:  # (B,)
@@ -99,23 +115,44 @@ def _proven(
     return proven
 
 
+def _bounded(
+    form: ImplicitForm, box: Box, target: Tensor, standing: Tensor, method: str, budget: float | None,
+    known: Known, keys: list[str],
+) -> Tensor:  # (B,)  # fmt: skip
+    """Bounds the samples of which nothing is known yet, and remembers the results."""
+    asked = torch.tensor([index for index, key in enumerate(keys) if key not in known], dtype=torch.int64)
+    if len(asked):
+        some = Box(box.lower[asked], box.upper[asked])
+        proven = _proven(form, some, target[asked], standing[asked], method, budget)
+        for index, held in zip(asked.tolist(), proven.tolist(), strict=True):
+            known[keys[index]] = held
+    return torch.tensor([bool(known[key]) for key in keys], device=target.device)
+
+
 def _decided(
-    model: ImplicitForm | nn.Module, proof: ImplicitForm, box: Box, target: Tensor, unsure: Tensor, proven: Tensor,
-    attack: Attack, seconds: float,
+    model: ImplicitForm | nn.Module, proof: ImplicitForm, box: Box, target: Tensor, unsure: list[int],
+    proven: Tensor, attack: Attack, seconds: float, known: Known, keys: list[str],
 ) -> tuple[Tensor, Attack]:  # fmt: skip
     """Asks branch and bound about what is left open; its counter-examples join the attack if the model agrees."""
     inputs, outputs, success = attack.inputs.clone(), attack.outputs.clone(), attack.success.clone()
-    verdicts = branch_and_bound(proof, Box(box.lower[unsure], box.upper[unsure]), target[unsure], seconds)
-    for row, verdict in zip(unsure.tolist(), verdicts, strict=True):
-        if verdict.status == "proven":
+    for row in unsure:
+        one = Box(box.lower[row : row + 1], box.upper[row : row + 1])
+        said = known.get(keys[row])
+        if said is None or (said["status"] == "undecided" and said["budget"] < seconds):
+            (verdict,) = branch_and_bound(proof, one, target[row : row + 1], seconds)
+            said = {**verdict.facts(), "budget": seconds}
+            known[keys[row]] = said
+        if said["status"] == "proven":
             proven[row] = True
-        elif verdict.input is not None:
-            point = verdict.input.clamp(box.lower[row], box.upper[row]).to(inputs)
-            point = point.reshape(inputs[row : row + 1].shape)
+        elif said["input"] is not None:
+            point = (
+                torch.tensor(said["input"], dtype=torch.float64).to(one.lower).clamp(one.lower[0], one.upper[0])
+            )
+            point = point.to(inputs).reshape(inputs[row : row + 1].shape)
             with torch.no_grad():
-                said = model(point)
-            if int(said.argmax(1)) != int(target[row]):
-                inputs[row], outputs[row], success[row] = point[0], said[0], True
+                answer = model(point)
+            if int(answer.argmax(1)) != int(target[row]):
+                inputs[row], outputs[row], success[row] = point[0], answer[0], True
     return proven, replace(attack, inputs=inputs, outputs=outputs, success=success)
 
 
@@ -151,6 +188,7 @@ def examine_radii(
     budget: float | None = None,
     steps: int = 40,
     complete: float | None = None,
+    known: Known | None = None,
     tell: Callable[[int], None] = lambda count: None,
 ) -> Examination:
     """Certifies and attacks every sample at several radii, of which each box contains the ones before.
@@ -164,6 +202,7 @@ def examine_radii(
         epsilons, valid: the radii, in any order, and the range of the inputs.
         budget, steps: seconds for the bounds of `PART` samples, and steps of the attack.
         complete: seconds of `branch_and_bound` for every sample that bounds and attack leave open; None for none.
+        known: what is known already of these samples, such as a `Journal`; every result is added to it.
         tell: is told how many samples are done, once for every radius.
 
     Raises:
@@ -176,6 +215,7 @@ def examine_radii(
         >>> examination.proven.tolist(), [one.share("attacked") for one in examination.radii]
         ([0.1, 0.02, -1.0], [0.666..., 0.333...])
     """
+    known = {} if known is None else known
     network = isinstance(model, nn.Module) and not isinstance(model, ImplicitModel)
     proof = to_form(model, form.input_shape) if network else form
     if complete is not None:
@@ -192,13 +232,19 @@ def examine_radii(
             attack = pgd(model, u[rows], target[rows], epsilon, steps=steps, lower=valid[0], upper=valid[1])
             box = Box.around(u[rows].reshape(len(rows), *form.input_shape), epsilon, *valid).to(proof.dtype)
             proven, asked = open_[rows], open_[rows].nonzero()[:, 0]
+            keys = [f"{epsilon!r} {row} " for row in rows.tolist()]
             if len(asked):
                 some, left = Box(box.lower[asked], box.upper[asked]), ~attack.success[asked]
-                proven[asked] = _proven(proof, some, target[rows[asked]], left, method, budget)
+                named = [keys[index] + method for index in asked.tolist()]
+                classes = target[rows[asked]]
+                proven[asked] = _bounded(proof, some, classes, left, method, budget, known, named)
             proven = _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}")
-            unsure = (open_[rows] & ~proven & ~attack.success).nonzero()[:, 0]
-            if complete is not None and len(unsure):
-                proven, attack = _decided(model, proof, box, target[rows], unsure, proven, attack, complete)
+            unsure = (open_[rows] & ~proven & ~attack.success).nonzero()[:, 0].tolist()
+            if complete is not None:
+                named = [f"{key}complete" for key in keys]
+                proven, attack = _decided(
+                    model, proof, box, target[rows], unsure, proven, attack, complete, known, named
+                )
             fallen = rows[attack.success]
             inputs[fallen], said[fallen] = attack.inputs[attack.success], attack.outputs.argmax(1)[attack.success]
             standing[fallen], broken_at[fallen] = False, epsilon
@@ -233,18 +279,20 @@ def output_widths(
 
 
 TOGETHER = 16  # nodes that are split at once
+EPS = 2.0**-52
 SOLVED = 1e-8  # relative to the outputs, by which a counter-example must lead
+POLISHED = 4  # of the points that are tried at once
 ROOT_ROUNDS = 6  # of refinement before anything is split
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one sample.
+    """What is known of one sample, or of one property.
 
     Args:
         status: "proven", "counter-example" or "undecided", when time was over.
         gap: an upper bound of the lead of any other class, negative where the class is proven; the lead reached
-            by a counter-example.
+            by a counter-example. Of a property: of the smallest of the values that were to be negative.
         nodes: how many parts of the problem were bounded.
         input: the counter-example; None if there is none.
     """
@@ -253,6 +301,27 @@ class Verdict:
     gap: float
     nodes: int
     input: Tensor | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Returns everything as plain numbers."""
+        point = None if self.input is None else self.input.flatten().tolist()
+        gap = self.gap if math.isfinite(self.gap) else None
+        return {"status": self.status, "gap": gap, "nodes": self.nodes, "input": point}
+
+
+@dataclass(frozen=True, eq=False)
+class Forbidden:
+    """Outputs that a network must not have for inputs of a box: ``rows y + offset >= 0`` in every row.
+
+    Args:
+        inputs: a box of one sample.
+        rows: (k, q).
+        offset: (k,).
+    """
+
+    inputs: Box
+    rows: Tensor
+    offset: Tensor
 
 
 @torch.no_grad()
@@ -278,59 +347,114 @@ def branch_and_bound(
     """
     if not isinstance(inputs, Box):
         raise InputError(f"branch and bound splits boxes; received a {type(inputs).__name__}")
-    if not budget > 0:
-        raise InputError(f"the time budget is a positive number of seconds; received {budget}")
+    _check_budget(budget)
     form, exact, _ = Posed.of(model, inputs)
-    rows = margins(form.sizes[2], check_target(target, len(inputs), form.sizes[2]), exact.center)
+    q = form.sizes[2]
+    rows = margins(q, check_target(target, len(inputs), q), exact.center)
     verdicts = []
     for index in range(len(inputs)):
         one = Box(exact.box().lower[index : index + 1], exact.box().upper[index : index + 1])
         query = in_float64(Query(form, one, rows[index : index + 1], monotonic() + budget))
-        verdicts.append(_Search(query, int(target[index])).run())
+        goals = [[row] for row in range(q) if row != int(target[index])]
+        verdicts.append(_Search(query, goals, torch.zeros(q, dtype=torch.float64)).run())
     return verdicts
+
+
+@torch.no_grad()
+def decide(
+    model: ImplicitForm | nn.Module, sets: Sequence[Forbidden], budget: float = 60.0, complete: bool = True
+) -> Verdict:
+    """Decides whether the outputs avoid all of some sets; a counter-example is an input that leads into one.
+
+    Args:
+        sets: those with the same box of inputs share what is known of the states.
+        budget: seconds for all of them.
+        complete: whether what bounds and attack leave open is split as by `branch_and_bound`, which asks for ReLU.
+
+    Example:
+        >>> form = ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1))  # y = max(u, 0)
+        >>> box, row = Box(torch.tensor([[-1.0]]), torch.tensor([[2.0]])), torch.ones(1, 1)
+        >>> [decide(form, [Forbidden(box, row, torch.tensor([-most]))]).status for most in (3.0, 1.0)]
+        ['proven', 'counter-example']
+    """
+    _check_budget(budget)
+    deadline, verdicts = monotonic() + budget, []
+    boxes: dict[int, list[Forbidden]] = {}
+    for one in sets:
+        boxes.setdefault(id(one.inputs), []).append(one)
+    for together in boxes.values():
+        form, exact, _ = Posed.of(model, together[0].inputs)
+        rows, offset = (torch.cat([getattr(one, name) for one in together]) for name in ("rows", "offset"))
+        if rows.shape[1:] != form.sizes[2:]:
+            raise InputError(f"the property has {rows.shape[1]} outputs, the network {form.sizes[2]}")
+        query = in_float64(Query(form, exact, rows[None].to(exact.center), deadline))
+        numbers = torch.arange(len(rows)).split([len(one.rows) for one in together])
+        search = _Search(query, [part.tolist() for part in numbers], offset.double(), complete)
+        verdicts.append(search.run())
+        if verdicts[-1].status == "counter-example":
+            return replace(verdicts[-1], nodes=sum(verdict.nodes for verdict in verdicts))
+    gap = max((verdict.gap for verdict in verdicts), default=-math.inf)
+    proven = all(verdict.status == "proven" for verdict in verdicts)
+    return Verdict("proven" if proven else "undecided", gap, sum(verdict.nodes for verdict in verdicts))
+
+
+def _check_budget(budget: float) -> None:
+    if not budget > 0:
+        raise InputError(f"the time budget is a positive number of seconds; received {budget}")
 
 
 Node = tuple[float, int, list[Interval]]  # minus the bound, a number, and the pre-activations of all blocks
 
 
 class _Search:
-    """The parts of one sample's problem, the one with the largest bound first."""
+    """The parts of one sample's problem, the one with the largest bound first.
 
-    def __init__(self, query: Query, target: int) -> None:
-        self.query, self.target, self.nodes = query, target, 0
-        self.constraints = ReluConstraints.of(query.form, "branch_and_bound")
+    A goal is some rows of the query's combination: is there an input at which all of them, with their offsets, are
+    nonnegative? For a class every other class is a goal of one row.
+    """
+
+    def __init__(self, query: Query, goals: list[list[int]], offset: Tensor, complete: bool = True) -> None:
+        self.query, self.goals, self.offset, self.complete, self.nodes = query, goals, offset, complete, 0
+        if complete:
+            self.constraints = ReluConstraints.of(query.form, "branch_and_bound")
         self.relu = [phi.is_relu for phi in query.form.activations]
         self.best, self.input = -math.inf, query.set.center
         self.number = count()
 
+    @property
+    def rows(self) -> Tensor:  # (R, q)
+        """All rows."""
+        assert self.query.combination is not None
+        return self.query.combination[0]
+
     def run(self) -> Verdict:
         """Splits until nothing is left, a counter-example is found or the time is over."""
         self._try(self._ascend())
-        root = tightest_intervals(self.query, ROOT_ROUNDS)
-        assert self.query.combination is not None
         gaps = [-math.inf]
-        for row in range(self.query.combination.shape[1]):
-            if row != self.target and self.best < 0:
-                gaps.append(self._class(root, row))
+        if self.best < 0:
+            root = tightest_intervals(self.query, ROOT_ROUNDS)
+            for goal in self.goals:
+                if self.best < 0:
+                    gaps.append(self._bound_goal(root, goal))
         if self.best >= 0:
             return Verdict("counter-example", self.best, self.nodes, self.input)
         return Verdict("proven" if max(gaps) < 0 else "undecided", max(gaps), self.nodes)
 
-    def _class(self, root: IntervalPropagation, row: int) -> float:
-        """Bounds the lead of one class as far as there is time, or until it is known to be negative."""
+    def _bound_goal(self, root: IntervalPropagation, goal: list[int]) -> float:
+        """Bounds the least row of a goal as far as there is time, or until it is known to be negative."""
         start = [root.z(k) for k in range(len(root.activations))]
         done = -math.inf
         parts: list[Node] = []
-        self._add(parts, row, root, start)
-        while parts and -parts[0][0] >= 0 and self.best < 0 and not self.query.late:
+        self._add(parts, goal, root, start)
+        while self.complete and parts and -parts[0][0] >= 0 and self.best < 0 and not self.query.late:
             some = [heapq.heappop(parts) for _ in range(min(TOGETHER, len(parts)))]
             open_ = [node for node in some if -node[0] >= 0]
             done = max([done, *(-node[0] for node in some if -node[0] < 0)])
             children = []
             for bound, _, z in open_:
-                split = self._split(z, row)
+                split = self._split(z, goal)
                 if split is None:
-                    done = max(done, min(self._leaf(z, row), -bound))
+                    done = max(done, min(self._leaf(z, goal), -bound))
                 else:
                     children += split
             if children:
@@ -338,10 +462,10 @@ class _Search:
                     Interval(*(torch.cat([child[k][end] for child in children]) for end in (0, 1)))
                     for k in range(len(start))
                 ]
-                self._add(parts, row, root, joined)
+                self._add(parts, goal, root, joined)
         return max([done, *(-node[0] for node in parts)])
 
-    def _add(self, parts: list[Node], row: int, root: IntervalPropagation, z: list[Interval]) -> None:
+    def _add(self, parts: list[Node], goal: list[int], root: IntervalPropagation, z: list[Interval]) -> None:
         """Bounds some parts at once; those whose intervals are empty are left out."""
         number = len(z[0].lower)
         self.nodes += number
@@ -350,21 +474,22 @@ class _Search:
         enclosure.assume(dict(enumerate(z)))
         for k in range(len(z)):
             lines = backward.lines[k]
-            assert lines is not None
+            if lines is None:
+                continue
             known = enclosure.z(k)
             found = bounded_units(backward, k, lines.unstable(known), known).within(known)
             empty = empty | (found.lower > found.upper).any(1)
             enclosure.assume({k: found.where(~empty[:, None], known)})
-        combination = self.query.combination
-        assert combination is not None
-        rows = combination[:, row].expand(number, -1)
+        rows = self.rows[goal].repeat(number, 1)
+        sample = torch.arange(number).repeat_interleave(len(goal))
         functionals = Functionals.of_outputs(
-            enclosure.operators, rows, enclosure.states, enclosure.query.set, enclosure.query.sample
+            enclosure.operators, rows, enclosure.states, enclosure.query.set, sample
         )
         upper, _ = backward.upper(functionals)
+        least = _sum_up(upper.view(number, -1), self.offset[goal]).amin(1)
         for part in (~empty).nonzero()[:, 0].tolist():
             own = [Interval(*(end[part : part + 1] for end in enclosure.z(k))) for k in range(len(z))]
-            heapq.heappush(parts, (-float(upper[part]), next(self.number), own))
+            heapq.heappush(parts, (-float(least[part]), next(self.number), own))
 
     def _repeated(self, root: IntervalPropagation, number: int) -> IntervalPropagation:
         """Copies what is known at the root for several parts."""
@@ -378,10 +503,11 @@ class _Search:
             enclosure.replace(k, z, x, root.size(k).expand(number, -1))
         return enclosure
 
-    def _split(self, z: list[Interval], row: int) -> list[list[Interval]] | None:
-        """Splits the state that moves the bound most, by the area between its lines; None if all are affine."""
+    def _split(self, z: list[Interval], goal: list[int]) -> list[list[Interval]] | None:
+        """Splits the state that moves the bounds most, by the area between its lines; None if all are affine."""
         scores = []
-        for k, (one, weight) in enumerate(zip(z, self._weights(row), strict=True)):
+        weights = [torch.stack(each).sum(0) for each in zip(*(self._weights(row) for row in goal), strict=True)]
+        for k, (one, weight) in enumerate(zip(z, weights, strict=True)):
             low, high = one.lower[0].clamp(max=0), one.upper[0].clamp(min=0)
             area = torch.where((low < 0) & (high > 0), -low * high / (high - low), 0.0)
             scores.append((weight + 1e-6) * area if self.relu[k] else torch.zeros_like(area))
@@ -402,7 +528,7 @@ class _Search:
         return [(k, int(start)) for k, start in enumerate(ends[:-1])]
 
     def _weights(self, row: int) -> list[Tensor]:
-        """Returns how much the lead changes with every state, to first order at the center."""
+        """Returns how much a row changes with every state, to first order at the center."""
 
         def made(_: Query) -> list[Tensor]:
             form = self.query.form
@@ -414,49 +540,98 @@ class _Search:
             nu = torch.linalg.solve_ex(system.mT, self.query.combination[0, row] @ C)[0]
             return list(nu.nan_to_num().abs().split(form.partition))
 
-        return self.query.once(f"weights of class {row}", made)
+        return self.query.once(f"weights of row {row}", made)
 
-    def _leaf(self, z: list[Interval], row: int) -> float:
-        """Solves the linear program of a part in which no state is left to split."""
+    def _leaf(self, z: list[Interval], goal: list[int]) -> float:
+        """Solves the linear program of a part in which no state is left to split.
+
+        Several rows are added up with the weights at which their least is largest: if the sum is negative
+        everywhere, so is the least.
+        """
         x = [Interval(*(end.clamp(min=0) for end in one)) if self.relu[k] else one for k, one in enumerate(z)]
         wide, joined = side_by_side(x), side_by_side(z)
         polyhedron = triangle_set(self.constraints, of_sample(wide, 0), of_sample(joined, 0), self.query.set, 0)
-        objectives = Objectives.of(self.query, x)
-        states, inputs = objectives.objective(0, row)
-        optimum = polyhedron.program.maximum(polyhedron.objective(states, inputs))
+        rows, offset = self.rows[goal], self.offset[goal]
+        weights = self._least_rows(polyhedron, x, goal) if len(goal) > 1 else torch.ones(1, dtype=torch.float64)
+        query = replace(self.query, combination=(weights @ rows)[None, None], cache={})
+        objectives = Objectives.of(query, x)
+        optimum = polyhedron.program.maximum(polyhedron.objective(*objectives.objective(0, 0)))
         if np.isfinite(optimum.value):
             self._try(torch.as_tensor(polyhedron.input(optimum.point))[None])
-        return optimum.bound + float(objectives.constant[row]) + float(objectives.slack[row])
+        size = (weights @ rows.abs()) @ output_size(Operators(query.form), x, query.set)[
+            0
+        ] + weights @ offset.abs()
+        slack = float(objectives.slack[0]) + 8 * (len(goal) + 1) * EPS * float(size) * (len(goal) > 1)
+        total = optimum.bound + float(objectives.constant[0]) + slack
+        return math.nextafter(total + float(weights @ offset), math.inf) / float(weights.sum())
+
+    def _least_rows(self, polyhedron: RelaxedSet, x: list[Interval], goal: list[int]) -> Tensor:
+        """Returns weights of rows whose sum bounds the least of them; tries the input at which that is largest."""
+        objectives, program = Objectives.of(self.query, x), polyhedron.program
+        lines = np.stack([polyhedron.objective(*objectives.objective(0, row)) for row in goal])
+        constants = (objectives.constant[goal] + self.offset[goal]).numpy()
+        largest = np.maximum(np.abs(program.lower), np.abs(program.upper))
+        reach = float((np.abs(lines) @ largest + np.abs(constants)).max()) + 1.0
+        count, tall = len(goal), len(program.matrix)
+        matrix = np.zeros((tall + count, program.matrix.shape[1] + 1))  # the last variable is the least row
+        matrix[:tall, :-1], matrix[tall:, :-1], matrix[tall:, -1] = program.matrix, lines, -1.0
+        with_least = LinearProgram(
+            matrix,
+            np.concatenate([program.row_lower, -constants]),
+            np.concatenate([program.row_upper, np.full(count, np.inf)]),
+            np.append(program.lower, -reach),
+            np.append(program.upper, reach),
+        )
+        optimum = with_least.maximum(np.append(np.zeros(matrix.shape[1] - 1), 1.0))
+        if np.isfinite(optimum.value):
+            self._try(torch.as_tensor(polyhedron.input(optimum.point))[None])
+        weights = torch.as_tensor(np.abs(optimum.duals[tall:]))
+        return weights if bool(weights.any()) else torch.ones(count, dtype=torch.float64)
 
     def _try(self, u: Tensor) -> None:
-        """Keeps an input of the box that was solved and is worse than those before, by more than rounding."""
+        """Keeps an input of the box that is worse than those before, once it was solved to the last digits."""
         box, form = self.query.set.box(), self.query.form
         u = u.clamp(box.lower, box.upper)
-        x = solve_states(form, u)
+        first = self._least(self._outputs(solve_states(form, u), u)).amax(1)
+        u = u[first.nan_to_num(-math.inf).topk(min(POLISHED, len(u))).indices]
+        x = solve_states(form, u, polish=True)
         z = form.A.apply(x) + form.B.apply(u) + (0.0 if form.bias is None else form.bias)
         phis = zip(form.activations, z.split(form.partition, dim=1), strict=True)
         residual = (x - torch.cat([phi.function(part) for phi, part in phis], dim=1)).abs().amax(1)
-        y = form.C.apply(x) + form.D.apply(u) + (0.0 if form.output_bias is None else form.output_bias)
-        lead = y.clone()
-        lead[:, self.target] = -math.inf
-        value = lead.amax(1) - y[:, self.target] - SOLVED * (1 + y.abs().amax(1))
+        y = self._outputs(x, u)
+        value = self._least(y).amax(1) - SOLVED * (1 + y.abs().amax(1) * self.rows.abs().amax())
         value = torch.where(residual < 1e-4 * SOLVED * (1 + x.abs().amax(1)), value, -math.inf)
         worst = int(value.argmax())
         if float(value[worst]) > self.best:
             self.best, self.input = float(value[worst]), u[worst : worst + 1]
 
+    def _outputs(self, x: Tensor, u: Tensor) -> Tensor:
+        form = self.query.form
+        return form.C.apply(x) + form.D.apply(u) + (0.0 if form.output_bias is None else form.output_bias)
+
+    def _least(self, y: Tensor) -> Tensor:  # (B, q) -> (B, goals)
+        """Returns the least row of every goal."""
+        values = y @ self.rows.mT + self.offset
+        return torch.stack([values[:, goal].amin(1) for goal in self.goals], dim=1)
+
     @torch.enable_grad()
     def _ascend(self, steps: int = 20) -> Tensor:
-        """Goes up the lead of every other class by sign gradients; returns the points on the way."""
+        """Goes up the least row of every goal by sign gradients; returns the points on the way."""
         box, form = self.query.set.box(), self.query.form
-        q, radius = form.sizes[2], (box.upper - box.lower) / 2
-        u, points = box.center.expand(q, -1), []
+        radius = (box.upper - box.lower) / 2
+        u, points = box.center.expand(len(self.goals), -1), []
         for step in range(steps):
             u = u.detach().requires_grad_()
             x = form.equilibrium(u, on_failure="ignore").value
             assert isinstance(x, Tensor)
-            y = form.C.apply(x) + form.D.apply(u)
-            (slope,) = torch.autograd.grad((y.diagonal() - y[:, self.target]).sum(), u)
+            y = self._outputs(x, u)
+            (slope,) = torch.autograd.grad(self._least(y).diagonal().sum(), u)
             u = (u.detach() + radius * max(0.05, 1 - step / steps) * slope.sign()).clamp(box.lower, box.upper)
             points.append(u)
         return torch.cat(points).detach()
+
+
+def _sum_up(bound: Tensor, offset: Tensor) -> Tensor:
+    """Adds, rounded up; an offset of zero changes nothing."""
+    total = bound + offset
+    return torch.where(offset == 0, total, torch.nextafter(total, torch.tensor(math.inf, dtype=total.dtype)))

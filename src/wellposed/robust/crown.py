@@ -840,7 +840,9 @@ def _center_by_certificates(point: Query, center: CenterSolve) -> IntervalPropag
     return enclosure
 
 
-def enclosed(query: Query, rounds: int, everything: bool, slope_steps: int = 0) -> list[CrownPass]:
+def enclosed(
+    query: Query, rounds: int, everything: bool, slope_steps: int = 0, continuation: bool = True
+) -> list[CrownPass]:
     """Encloses all pre-activations and states by intervals that CROWN refined.
 
     With loops there may be two passes, of which each may prove what the other does not: one starts from what norms
@@ -849,17 +851,22 @@ def enclosed(query: Query, rounds: int, everything: bool, slope_steps: int = 0) 
 
     Args:
         everything: whether to refine also what is affine on its interval.
+        continuation: whether the second pass is tried.
     """
     states, contracting, reason = unbounded_states(query), not query.form.order.loops, ""
     if query.form.order.loops:
         try:
             states, contracting = loop_states(query)
         except (IllPosedError, MethodError) as error:
+            if not continuation:
+                raise
             reason = str(error)
     backward = CrownPass(IntervalPropagation(query, lambda _: states))
     refine = Refinement(backward, rounds, everything, slope_steps)
-    if contracting:
+    if contracting or not continuation:
         backward.enclosure.run(refine)
+        if not continuation:
+            return [backward]
         other = CrownPass(backward.enclosure.copy())
         tightened = query.form.order.loops and bool((_continue(replace(refine, backward=other), "") > 1).any())
         return [backward, other] if tightened else [backward]
@@ -915,6 +922,7 @@ class Crown:
     Args:
         rounds: how often the pre-activations of unstable units are refined; 0 takes those of the intervals.
         slope_steps: how many steps the free slopes of every bound are optimised for.
+        continuation: whether loops are enclosed by `Continuation` too, or by norms alone.
 
     Example:
         >>> from wellposed.forms import ImplicitForm
@@ -927,6 +935,7 @@ class Crown:
 
     rounds: int = 3
     slope_steps: int = 0
+    continuation: bool = True
 
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.slope_steps < 0:
@@ -935,7 +944,8 @@ class Crown:
     def __call__(self, query: Query) -> Bounds:
         """Answers a query."""
         everything = query.combination is None
-        answers = [self._answer(one) for one in enclosed(query, self.rounds, everything, self.slope_steps)]
+        passes = enclosed(query, self.rounds, everything, self.slope_steps, self.continuation)
+        answers = [self._answer(one) for one in passes]
         return reduce(Bounds.within, answers).named(answers[0].method)
 
     def _answer(self, backward: CrownPass) -> Bounds:

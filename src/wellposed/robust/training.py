@@ -114,8 +114,10 @@ class CertifiedLoss:
     Args:
         model: the model that is trained, an `ImplicitModel` or a network that `to_implicit` converts.
         ramp: the radius, or how it grows.
-        method: of the bound; ``"interval"`` is cheap and trains well, ``"crown"`` is tighter.
+        method: of the bound; ``"interval"`` is cheap and trains well, ``"crown"`` is tighter, and of loops whose
+            norm proves nothing it is the one that applies (`Crown`, by continuation).
         share: of the bound.
+        samples: of how many samples of a batch in training the loss is bounded, its first; of all if None.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -132,12 +134,15 @@ class CertifiedLoss:
         *,
         method: str | Method = "interval",
         share: float = 0.5,
+        samples: int | None = None,
         loss: Loss = nn.functional.cross_entropy,
         lower: float | None = 0.0,
         upper: float | None = 1.0,
     ) -> None:
+        if samples is not None and samples < 1:
+            raise InputError(f"samples must be at least 1; received {samples}")
         self.watch, self.ramp = Watch(model), as_ramp(ramp)
-        self.method, self.share, self.loss = method, in_unit("share", share), loss
+        self.method, self.share, self.samples, self.loss = method, in_unit("share", share), samples, loss
         self.range = lower, upper
 
     def __call__(self, predictions: Tensor, target: Tensor) -> Tensor:
@@ -146,8 +151,10 @@ class CertifiedLoss:
         clean = self.loss(predictions, target)
         if radius == 0 or self.share == 0:
             return clean
-        box = Box.around(u.flatten(1), radius, *self.range)
-        worst = worst_case_loss(differentiable_form(model, tuple(u.shape[1:])), box, target, method=self.method)
+        some = slice(self.samples if model.training else None)
+        box = Box.around(u[some].flatten(1), radius, *self.range)
+        form = differentiable_form(model, tuple(u.shape[1:]))
+        worst = worst_case_loss(form, box, target[some], method=self.method)
         return (1 - self.share) * clean + self.share * worst.mean()
 
 
