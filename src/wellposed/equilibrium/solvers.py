@@ -30,6 +30,11 @@ class Solver(abc.ABC):
 
     steps_per_check: int = 1  # steps that may be taken between checks of the loop; 1 where a step is expensive
 
+    @property
+    def cycle(self) -> int:
+        """Steps after which the state has the shapes of `init` again; 0 if that is never or not known."""
+        return 0
+
     def init(self, x: Tensor) -> SolverState:
         """Returns the solver's own state for a solve that starts at `x`."""
         return ()
@@ -50,6 +55,10 @@ class Picard(Solver):
     def __post_init__(self) -> None:
         if not 0 < self.damping <= 1:
             raise InputError(f"damping must lie in (0, 1]; received {self.damping}")
+
+    @property
+    def cycle(self) -> int:
+        return 1
 
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
         return (fx if self.damping == 1 else torch.lerp(x, fx, self.damping)), state
@@ -97,6 +106,10 @@ class Anderson(Solver):
     # The state: cycles to sit out, failures in a row, and then either the plain points (x, f(x), f(f(x)), ...)
     # or, after a jump, where to go if it fails, the residual to beat and the samples that jumped. Cycles have the
     # same length for all samples, jump or not, so that a sample does not depend on its companions.
+
+    @property
+    def cycle(self) -> int:
+        return self.memory + 2
 
     def init(self, x: Tensor) -> SolverState:
         none = x.new_zeros(x.shape[0])
@@ -162,7 +175,8 @@ def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B
     size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
     image = (columns @ right[..., None]).double().sum(1)
-    solution = eliminate(gram, image) if gram.is_cuda else torch.linalg.solve_ex(gram, image)[0]
+    by_hand = gram.is_cuda or torch.compiler.is_compiling()  # the library waits for the device, or calls LAPACK
+    solution = eliminate(gram, image) if by_hand else torch.linalg.solve_ex(gram, image)[0]
     return solution[:, :, 0].to(right.dtype)
 
 
@@ -380,6 +394,10 @@ class RobbinsMonro(Solver):
             raise InputError(f"rate must lie in (0, 1]; received {self.rate}")
         if not 0 <= self.decay <= 1:
             raise InputError(f"decay must lie in [0, 1]; received {self.decay}")
+
+    @property
+    def cycle(self) -> int:
+        return 1
 
     def init(self, x: Tensor) -> SolverState:
         return (x.new_zeros(x.shape[0], 1),)
