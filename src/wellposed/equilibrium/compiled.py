@@ -1,8 +1,8 @@
 """The loop under torch.compile: evaluations, steps and verdicts of a chunk as one program.
 
-A chunk is a whole number of the solver's cycles, so that one program serves all chunks of a solve. It does what the
-plain loop does for samples that converge, leave the range of numbers or run out of steps. Before anything else, a
-residual that stagnates or a state that runs off, the plain loop takes over from the last chunk on.
+A chunk is a whole number of the solver's cycles, so that one program serves all chunks of a solve. It does what
+the plain loop does for samples that converge, leave the range of numbers or run out of steps. Before anything
+else, a residual that stagnates or a state that runs off, the plain loop takes over where the chunk began.
 """
 
 import time
@@ -10,17 +10,17 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from wellposed.equilibrium.gradients import LinearMap
-from wellposed.equilibrium.loop import CHEAP, PERIOD, RUN_OFF, Iterates, Progress, iterate
+from wellposed.equilibrium.loop import CHEAP, PERIOD, RUN_OFF, Iterates, Progress, iterate, stands_still
 from wellposed.equilibrium.maps import FunctionMap, Map, Packing, max_norm
-from wellposed.equilibrium.method import Loop
+from wellposed.equilibrium.method import Loop, callers_level
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import ErrorBound, Step, Steps, Stopping
@@ -53,19 +53,25 @@ class Chunk:
 
     def __call__(
         self, function: Callable, inputs: tuple[Tensor, ...], point: tuple[Tensor, ...], carry: Carry
-    ) -> tuple[Carry, Tensor, Tensor, Tensor]:
-        """Returns what the next chunk needs, the residuals ``(K, B)``, a record of three numbers, and the last image.
+    ) -> tuple[Carry, tuple[Tensor, Tensor], Tensor, Tensor]:
+        """Takes the steps of a chunk.
 
         Args:
             function, inputs: of the map, or of the map whose derivative is solved with.
             point: nothing, or where the derivative is taken and what is added to its product.
             carry: what the chunk before returned.
+
+        Returns:
+            what the next chunk needs; the residuals ``(K, B)`` and where they are near the rounding of the map;
+            how many samples are left, whether a state runs off or a residual may stagnate, and the worst status;
+            and the last image.
         """
         x, solver_state, value, counts, scales, index = carry
         f = self._map(function, inputs, point)
         first, start, largest, least = scales.unbind()
         status, steps = counts.unbind()
-        running, odd, residuals, before = status == 0, torch.zeros_like(status, dtype=torch.bool), [], least
+        running, residuals, near, before = status == 0, [], [], least
+        strays = stuck = torch.zeros_like(running)
         for k in range(self.size):
             fx = f(x)
             residual, size = max_norm(fx - x), max_norm(x)
@@ -78,21 +84,23 @@ class Chunk:
             event = running & accepted
             value = torch.where(event[:, None], x, value)
             status, steps = torch.where(event, outcome, status), torch.where(event, index + (k + 1), steps)
-            if self.stop.certifies:
-                stuck = (residual >= before) & (residual <= 4 * f.rounding(x, fx)) & ~accepted
-                odd = odd | (running & (stuck | (size > bound)))
+            strays = strays | (running & (size > bound))
             running = running & ~accepted
+            near.append(running & (residual <= 4 * f.rounding(x, fx)))
+            stuck = stuck | (near[-1] & (residual >= before))
             largest = torch.maximum(largest, torch.where(residual.isfinite(), residual, 0))
             least = torch.minimum(least, residual)
             residuals.append(residual)
             if self.solver is not None:
                 x, solver_state = self.solver.step(f, x, fx, solver_state)
         counts, scales = torch.stack([status, steps]), torch.stack([first, start, largest, least])
-        record = torch.stack([running.sum(), odd.any().long(), status.amax()])
-        return (x, solver_state, value, counts, scales, index + self.size), torch.stack(residuals), record, fx
+        record = torch.stack([running.sum(), strays.any(), stuck.any(), status.amax()])
+        history = torch.stack(residuals), torch.stack(near)
+        return (x, solver_state, value, counts, scales, index + self.size), history, record, fx
 
     def _map(self, function: Callable, inputs: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Map:
         primal = _Evaluated(function, inputs, self.packing, self.precision)
+        primal.known_eps = self.eps
         if not point:
             return primal
         transposed = torch.func.vjp(primal.__call__, point[0])[1]
@@ -105,16 +113,20 @@ class Chunk:
             accepted, done = last | torch.zeros_like(finite), int(Status.STEPS_DONE)
         else:
             accepted, done = self.stop.check(step, ())[0], int(Status.CONVERGED)
+        assert step.first is not None
         grown = step.residual > 1e3 * step.first
         given_up = torch.where(grown, int(Status.DIVERGED), int(Status.MAX_STEPS))
         outcome = torch.where(finite, torch.where(accepted, done, given_up), int(Status.NONFINITE))
         return accepted | ~finite | last, outcome
 
 
-
-
 class _Evaluated(FunctionMap):
-    """A map on whole batches: none of its rows is dropped."""
+    """A map on whole batches: none of its rows is dropped. Its rounding unit is known."""
+
+    known_eps: float
+
+    def eps(self, x: Tensor) -> float:
+        return self.known_eps
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._evaluate(x)
@@ -122,10 +134,10 @@ class _Evaluated(FunctionMap):
 
 def _begin(x: Tensor, solver: Solver) -> Carry:
     """Returns the state of a solve that begins."""
-    batch, device = x.shape[0], x.device
-    counts = torch.zeros(2, batch, dtype=torch.int64, device=device)  # status and steps
-    scales = x.new_full((4, batch), torch.inf)  # first residual, size of the start, largest and least residual
-    return x, solver.init(x), x, counts, scales, torch.zeros((), dtype=torch.int64, device=device)
+    counts = torch.zeros(2, x.shape[0], dtype=torch.int64, device=x.device)  # status and steps
+    scales = x.new_full((4, x.shape[0]), torch.inf)  # first residual, size of the start, largest, least residual
+    state = tuple(value.clone() for value in solver.init(x))  # one tensor twice would make a program of its own
+    return x, state, torch.empty_like(x), counts, scales, counts.new_zeros(())
 
 
 class _Program:
@@ -136,24 +148,29 @@ class _Program:
         call = Chunk.__call__
         # A code object of its own, since torch keeps and searches the programs of one code together.
         own = types.FunctionType(call.__code__.replace(), call.__globals__, "chunk")
-        self.compiled = torch.compile(types.MethodType(own, chunk), fullgraph=True, backend=backend)
+        options: dict[str, Any] = {"guard_filter_fn": _guards_of_user}
+        if backend == "inductor":
+            options["cpp_wrapper"] = not self.stepped  # calls of many small kernels from Python would cost most
+        bound = types.MethodType(own, chunk)
+        self.compiled = torch.compile(bound, fullgraph=True, backend=backend, options=options)
 
     def solve(self, f: Map, x: Tensor, stop: Stopping, max_steps: int) -> tuple[Iterates, str]:
         """Solves an equation; returns the result and how it was computed."""
         carry, residuals, left, worst, taken = _begin(x, self.solver), [], 1, 0, 0
-        source, point = (f, ()) if isinstance(f, FunctionMap) else (f.origin[0], (f.origin[1], f.offset))
+        source, point = _source(f)
         inputs = tuple(value.detach() for value in source.inputs)
         while left > 0:
-            # Where the steps are taken outside, the program must not see how the solver's state changes its shapes.
+            # Where steps are taken outside, the program must not see the solver's state change its shapes.
             given = (carry[0], (), *carry[2:]) if self.stepped else carry
             if self.given:
-                after, norms, record, fx = self.compiled(_image, (f(carry[0]),), (), given)
+                after, (norms, near), record, fx = self.compiled(_image, (f(carry[0]),), (), given)
             else:
-                after, norms, record, fx = self.compiled(source.function, inputs, point, given)
-            left, odd, worst = record.tolist()
-            if odd:
-                return self._go_on(f, carry, residuals, stop, max_steps), f"{taken} steps, then the plain loop"
+                after, (norms, near), record, fx = self.compiled(source.function, inputs, point, given)
+            left, strays, stuck, worst = record.tolist()
             residuals.append(norms)
+            if stop.certifies and (strays or (stuck and _stagnates(residuals, near))):
+                rest = self._go_on(f, carry, residuals[:-1], stop, max_steps)
+                return rest, f"{taken} steps by {self.size}, then the plain loop"
             taken += self.size
             if self.stepped and left > 0:
                 new, state = self.solver.step(f, carry[0], fx, carry[1])
@@ -168,15 +185,35 @@ class _Program:
 
         return Iterates(carry[2], status.to(torch.int8), steps, trace, worst), f"{taken} steps by {self.size}"
 
-    def _go_on(
-        self, f: Map, carry: Carry, residuals: list[Tensor], stop: Stopping, max_steps: int
-    ) -> Iterates:
+    def _go_on(self, f: Map, carry: Carry, residuals: list[Tensor], stop: Stopping, max_steps: int) -> Iterates:
         """Leaves the rest of a solve to the plain loop."""
         x, state, value, (status, steps), (_, *scale, _), _ = carry
         if not residuals:
             return iterate(f, x, self.solver, stop, max_steps)
         progress = Progress(x, state, value, status, steps, torch.cat(residuals), tuple(scale))
         return iterate(f, x, self.solver, stop, max_steps, progress=progress)
+
+
+def _stagnates(residuals: list[Tensor], near: Tensor) -> bool:
+    """Tells whether the plain loop would find a row stagnated in the last chunk."""
+    whole = torch.cat(residuals)
+    begin = len(whole) - len(near)
+    for end in range(begin - begin % PERIOD + PERIOD, len(whole) + 1, PERIOD):
+        minima = whole[:end].unflatten(0, (-1, PERIOD)).amin(1)
+        if len(minima) > 1 and bool((stands_still(minima) & near[end - 1 - begin]).any()):
+            return True
+    return False
+
+
+def _guards_of_user(guards: Sequence[Any]) -> list[bool]:
+    """Chooses what torch checks before a program runs: not its constants, nor torch and this package."""
+    constant = ("self", "dict(type(self", "G['__import_torch", "G['__import_wellposed_dot_equilibrium")
+    inside = "__import__('torch')", "G['"  # torch itself, and globals of this module
+    return [
+        not guard.name.startswith(constant)
+        and (guard.name.startswith("G['__import_") or not any(name in guard.name for name in inside))
+        for guard in guards
+    ]
 
 
 def _image(x: Tensor, image: Tensor) -> Tensor:
@@ -188,15 +225,19 @@ class CompiledLoop:
     """Solves like `iterate`, by programs of torch.compile; where one cannot be had it warns once and says why.
 
     A program is compiled at the first solve of its kind: for a solver, a stopping rule, shapes and dtype, forward
-    and backward. Where evaluations are cheap a program takes a whole cycle of steps and a few may be in vain; where
-    they are not, it evaluates once. Torch keeps compiled code on disk for other processes.
+    and backward. Where evaluations are cheap a program takes a whole cycle of steps, of which the last may be in
+    vain; where they are not, it evaluates once. No rows are dropped. Torch keeps compiled code on disk for other
+    processes.
 
     Args:
         backend: of torch.compile.
 
     Example:
-        >>> loop = CompiledLoop(backend="eager")
-        >>> solution = fixed_point(torch.cos, torch.zeros(1, 1), loop=loop)
+        >>> from wellposed.equilibrium.fixed_point import fixed_point
+        >>> loop = CompiledLoop(backend="eager")  # traces, and generates no code
+        >>> solution = fixed_point(lambda x: 0.5 * x + 1, torch.zeros(1, 1), solver="picard", loop=loop)
+        >>> print(loop.explain())
+        forward compiled: 24 steps by 8
     """
 
     def __init__(self, backend: str = "inductor") -> None:
@@ -219,10 +260,14 @@ class CompiledLoop:
         kind, key, reason = "forward" if isinstance(f, FunctionMap) else "backward", None, why_not(f, x, stop)
         if not reason:
             try:
-                key = self._key(f, x, solver, stop, max_steps)
+                source, point = _source(f)
+                packing, cycle = replace(source.packing, batch=0), max(1, solver.cycle)
+                size = cycle * max(1, PERIOD // cycle)
+                chunk = Chunk(solver, stop, max_steps, size, packing, source.precision, f.eps(x))
+                key = chunk, not point, x.device
                 reason = self.reasons.get(key, "")
                 if not reason:
-                    program = self.programs.get(key) or self._compile(key, f, x, solver, stop, max_steps)
+                    program = self.programs.get(key) or self._compile(key, f, x)
                     iterates, text = program.solve(f, x, stop, max_steps)
                     self.latest[kind] = f"compiled: {text}"
                     return iterates
@@ -234,37 +279,39 @@ class CompiledLoop:
         self.latest[kind] = f"not compiled: {reason}"
         if reason not in self.warned:
             self.warned.add(reason)
-            warnings.warn(f"compile=True: the {kind} solve runs in the plain loop: {reason}", stacklevel=2)
+            message = f"compile=True: the {kind} solve is not compiled: {reason}"
+            warnings.warn(message, stacklevel=callers_level())
         return iterates
 
-    @staticmethod
-    def _key(f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int) -> Hashable:
-        source = f if isinstance(f, FunctionMap) else f.origin[0]
-        packing = replace(source.packing, batch=0)
-        return f is source, solver, stop, max_steps, packing, source.precision, f.eps(x), x.device
-
-    def _compile(
-        self, key: Hashable, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int
-    ) -> _Program:
-        """Makes a program of one step or of a cycle, whatever pays for a map of its cost."""
-        forward, *_, packing, precision, eps, _ = key
-        whole = solver.cycle > 0 and _seconds(f, x) < CHEAP
-        size = solver.cycle * max(1, PERIOD // solver.cycle) if whole else 1
-        given = not forward and not whole
-        if given:
-            packing, precision = Packing.of(x), None
-        chunk = Chunk(solver if whole else None, stop, max_steps, size, packing, precision, eps)
-        self.programs[key] = _Program(chunk, solver, given, self.backend)
+    def _compile(self, key: tuple[Chunk, bool, torch.device], f: Map, x: Tensor) -> _Program:
+        """Makes a program of a cycle of steps or of one evaluation, whatever pays for a map of its cost."""
+        chunk, forward, _ = key
+        solver, given = chunk.solver, False
+        assert solver is not None
+        if solver.cycle == 0 or _seconds(f, x) >= CHEAP:
+            chunk, given = replace(chunk, solver=None, size=1), not forward
+        if given:  # products with the derivative reuse what autograd has stored, and only the verdict is compiled
+            chunk = replace(chunk, packing=replace(Packing.of(x), batch=0), precision=None)
+        self.programs[key] = program = _Program(chunk, solver, given, self.backend)
         while len(self.programs) > KEEP:
             self.programs.popitem(last=False)
-        return self.programs[key]
+        return program
+
+
+def _source(f: Map) -> tuple[FunctionMap, tuple[Tensor, ...]]:
+    """Returns the map behind an equation and, for the backward one, its point and offset."""
+    if isinstance(f, LinearMap) and f.origin:
+        primal, x = f.origin
+        return cast(FunctionMap, primal), (x.detach(), f.offset)
+    return cast(FunctionMap, f), ()
 
 
 def _summary(error: Exception) -> str:
     """Returns an error in one line, with torch's explanation where it gives one."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip() for line in str(error).splitlines()] or [""]
     explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
-    return f"{type(error).__name__}: {(explained or lines or [''])[0]}"
+    first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return f"{type(error).__name__}: {explained[0] if explained else first}"
 
 
 def _seconds(f: Map, x: Tensor) -> float:

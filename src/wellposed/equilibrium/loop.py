@@ -144,14 +144,19 @@ class _ActiveRows:
         periods = torch.cat(self.trace).split(PERIOD)  # several, if the first block was longer
         self.minima += [residuals.amin(0) for residuals in periods]
         self.trace.clear()
-        window = max(1, len(self.minima) // 4)
-        if len(self.minima) < 2 * window or len(self.minima) < 2:
+        if len(self.minima) < 2:
             return None
-        recent = torch.stack(self.minima[-2 * window :])
-        flat = (recent[window:].amin(0) >= recent[:window].amin(0)) & ~self.finished
+        flat = stands_still(torch.stack(self.minima)) & ~self.finished
         if not masked and not bool(flat.any()):
             return None
         return flat & (step.residual <= 4 * step.f.rounding(step.x, step.fx))
+
+
+def stands_still(minima: Tensor) -> Tensor:  # (B,), from (periods, B)
+    """Marks rows whose least residual did not fall in the last quarter of two periods or more."""
+    window = max(1, len(minima) // 4)
+    recent = minima[-2 * window :]
+    return recent[window:].amin(0) >= recent[:window].amin(0)
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
