@@ -224,11 +224,11 @@ class Safeguard:
         best = torch.where(rejected, best, norm)
         return rejected, (torch.where(rejected[:, None], safe, fx), best, pending, wait)
 
-    def choose(self, trial: Tensor, rejected: Tensor, fx: Tensor, guard: Guard) -> tuple[Tensor, Guard]:
-        """Takes the trial where it may be tried and is finite, the safe image where one failed, f(x) elsewhere."""
+    def choose(self, trial: Tensor, rejected: Tensor, guard: Guard) -> tuple[Tensor, Guard]:
+        """Takes the trial where it may be tried and is finite, the plain image of the best point elsewhere."""
         safe, best, _, wait = guard
         taken = ~rejected & (wait <= 0) & trial.detach().isfinite().all(1)
-        x = torch.where(taken[:, None], trial, torch.where(rejected[:, None], safe, fx))
+        x = torch.where(taken[:, None], trial, safe)
         return x, (safe, best, taken, wait)
 
 
@@ -263,39 +263,40 @@ class Broyden(Solver):
     def init(self, x: Tensor) -> SolverState:
         terms = x.new_zeros(x.shape[0], 0, x.shape[1])  # grows up to the memory
         count = x.new_zeros(x.shape[0], 0, 0)  # its last size is the number of terms
-        unknown = torch.full_like(x, torch.nan)
-        return (terms, terms, count, unknown, unknown, *self.guard.init(x))
+        zeros = torch.zeros_like(x)  # the first step has moved nowhere, so it adds a term of zeros
+        return (terms, terms, count, x, zeros, zeros, *self.guard.init(x))
 
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
-        left, right, count, old_x, old_g, *old_guard = state
+        left, right, count, old_x, old_g, old_image, *old_guard = state  # the image is H g
         rejected, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
         g, used = fx - x, count.shape[2]
-        unknown = ~old_g.isfinite().all(1, keepdim=True)
-        dx, dg = (x - old_x).masked_fill(unknown, 0), (g - old_g).masked_fill(unknown, 0)
+        dx = x - old_x
         if used == self.memory:
             full = (left[:, :1] != 0).any(2, keepdim=True)
             left, right = left[:, :used].masked_fill(full, 0)[:, 1:], right[:, 1:used].clone()
+            old_image = torch.where(full[:, 0], -old_g, old_image)
             used -= 1
-        column, term = _new_term(left[:, :used], right[:, :used], dx, dg)
+        image = _apply(left[:, :used], right[:, :used], g)
+        term = _apply(right[:, :used], left[:, :used], dx)
+        column = _new_column(dx, image - old_image)
         left, right = _append(left, used, column), _append(right, used, term)
-        used += 1
-        trial = x - _apply(left[:, :used], right[:, :used], g)
-        new_x, guard = self.guard.choose(trial, rejected, fx, guard)
-        return new_x, (left, right, x.new_zeros(x.shape[0], 0, used), x, g, *guard)
+        image = image + column * (term * g).sum(1, keepdim=True)
+        new_x, guard = self.guard.choose(x - image, rejected, guard)
+        return new_x, (left, right, x.new_zeros(x.shape[0], 0, used + 1), x, g, image, *guard)
 
 
 def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum left right') vector
+    if vector.shape[1] <= 64 and not vector.is_cuda:  # faster than products of many small matrices
+        return (left * (right * vector[:, None]).sum(2, keepdim=True)).sum(1) - vector
     return (left.mT @ (right @ vector[:, :, None]))[:, :, 0] - vector
 
 
-def _new_term(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor, Tensor]:  # (B, n) each
-    """Returns the rank-one term that makes ``H dg = dx``."""
-    image = _apply(left, right, dg)
-    term = _apply(right, left, dx)
+def _new_column(dx: Tensor, image: Tensor) -> Tensor:  # (B, n)
+    """Returns the left vector of the rank-one term that makes ``H dg = dx``; `image` is ``H dg`` before."""
     denominator = (dx * image).sum(1, keepdim=True)
-    sizes = [torch.linalg.vector_norm(vector.detach(), dim=1, keepdim=True) for vector in (dx, image)]
-    safe = denominator.abs() > 1e-8 * sizes[0] * sizes[1]
-    return ((dx - image) / denominator.masked_fill(~safe, 1)).masked_fill(~safe, 0), term
+    sizes = (torch.linalg.vector_norm(vector.detach(), dim=1, keepdim=True) for vector in (dx, image))
+    safe = denominator.abs() > 1e-8 * math.prod(sizes)
+    return ((dx - image) / denominator.masked_fill(~safe, 1)).masked_fill(~safe, 0)
 
 
 def _append(terms: Tensor, used: int, term: Tensor) -> Tensor:
