@@ -22,7 +22,7 @@ from wellposed.equilibrium.loop import CHEAP, PERIOD, RUN_OFF, Iterates, Progres
 from wellposed.equilibrium.maps import FunctionMap, Map, Packing, max_norm
 from wellposed.equilibrium.method import Loop, callers_level
 from wellposed.equilibrium.solution import Status
-from wellposed.equilibrium.solvers import Solver
+from wellposed.equilibrium.solvers import Anderson, Solver
 from wellposed.equilibrium.stopping import ErrorBound, Step, Steps, Stopping
 from wellposed.equilibrium.tracing import under_forward_mode, under_transform
 from wellposed.errors import InputError
@@ -153,6 +153,10 @@ class _Program:
             options["cpp_wrapper"] = not self.stepped  # calls of many small kernels from Python would cost most
         bound = types.MethodType(own, chunk)
         self.compiled = torch.compile(bound, fullgraph=True, backend=backend, options=options)
+        self.step = solver.step
+        if self.stepped and isinstance(solver, Anderson):  # one program for every length of its history
+            step = types.FunctionType(Anderson.step.__code__.replace(), Anderson.step.__globals__, "step")
+            self.step = torch.compile(types.MethodType(step, solver), backend=backend)
 
     def solve(self, f: Map, x: Tensor, stop: Stopping, max_steps: int) -> tuple[Iterates, str]:
         """Solves an equation; returns the result and how it was computed."""
@@ -173,7 +177,8 @@ class _Program:
                 return rest, f"{taken} steps by {self.size}, then the plain loop"
             taken += self.size
             if self.stepped and left > 0:
-                new, state = self.solver.step(f, carry[0], fx, carry[1])
+                source_map = None if isinstance(self.solver, Anderson) else f
+                new, state = self.step(source_map, carry[0], fx, carry[1])
                 after = new, state, *after[2:]
             carry = after
         status, steps = carry[3].unbind()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.linear import eliminate, gmres, solve_rows
-from wellposed.equilibrium.maps import Map, pieces
+from wellposed.equilibrium.maps import Map, max_norm, pieces
 from wellposed.equilibrium.tracing import under_functorch, under_transform
 from wellposed.errors import InputError
 from wellposed.registry import Registry
@@ -138,9 +138,8 @@ class Anderson(Solver):
         ridge = default_ridge(points.dtype) if self.ridge is None else self.ridge
         latest = -min(self.memory, last.shape[1])  # more differences than states determine nothing
         gamma = least_squares(residuals.diff(dim=2)[:, :, latest:], residuals[:, :, -1], ridge)
-        images = points[:, :, 1:].diff(dim=2)[:, :, latest:]
-        jump = last - _combination(images, gamma).reshape(last.shape)
-        jumps = jumps & jump.detach().isfinite().all(1)
+        jump = last - _combination(residuals[:, :, latest:], gamma).reshape(last.shape)  # differences of images
+        jumps = jumps & max_norm(jump.detach()).isfinite()
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
 
     @staticmethod
@@ -174,7 +173,7 @@ def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B
     gram = (columns @ columns.mT).double().sum(1)
     size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
-    image = (columns @ right[..., None]).double().sum(1)
+    image = (right[:, :, None] @ columns.mT).double().sum(1).mT  # a column on the right is many times slower
     by_hand = gram.is_cuda or torch.compiler.is_compiling()  # the library waits for the device, or calls LAPACK
     solution = eliminate(gram, image) if by_hand else torch.linalg.solve_ex(gram, image)[0]
     return solution[:, :, 0].to(right.dtype)
@@ -190,7 +189,7 @@ def _power_of_two(values: Tensor) -> Tensor:  # (B,), from (B, s, c)
 
 def _combination(vectors: Tensor, weights: Tensor) -> Tensor:  # (B, s, m, c), (B, m) -> (B, s, c)
     """Adds up weighted vectors; as a matrix product where that is faster."""
-    if not vectors.is_cuda:
+    if not vectors.is_cuda and vectors.shape[-1] < 1024:
         return (vectors * weights[:, None, :, None]).sum(2)
     return (weights[:, None, None].expand(-1, vectors.shape[1], -1, -1) @ vectors)[:, :, 0]
 
@@ -227,7 +226,7 @@ class Safeguard:
     def choose(self, trial: Tensor, rejected: Tensor, guard: Guard) -> tuple[Tensor, Guard]:
         """Takes the trial where it may be tried and is finite, the plain image of the best point elsewhere."""
         safe, best, _, wait = guard
-        taken = ~rejected & (wait <= 0) & trial.detach().isfinite().all(1)
+        taken = ~rejected & (wait <= 0) & max_norm(trial.detach()).isfinite()
         x = torch.where(taken[:, None], trial, safe)
         return x, (safe, best, taken, wait)
 
