@@ -33,9 +33,9 @@ def test_safeguard_takes_back_what_has_grown_and_waits():
     assert wait.tolist() == [3.0, 4.0, 4.0, 3.0]
     trial = torch.tensor([[7.0], [7.0], [torch.inf], [7.0]])
     ready = wait - torch.tensor([3.0, 4.0, 4.0, 3.0])
-    chosen, (*_, taken, _) = guard.choose(trial, rejected, fx, (image, known, still, ready))
+    chosen, (*_, taken, _) = guard.choose(trial, rejected, (image, known, still, ready))
     assert chosen[:, 0].tolist() == [10.0, 7.0, 9.0, 40.0] and taken.tolist() == [False, True, False, False]
-    assert guard.choose(trial, torch.tensor([False] * 4), fx, (image, known, still, wait))[0][1] == 2.0
+    assert guard.choose(trial, torch.tensor([False] * 4), (image, known, still, wait))[0][1] == 2.0
 
 
 @pytest.mark.parametrize("solver", [Broyden(), Anderson(), Picard()], ids=lambda solver: type(solver).__name__)

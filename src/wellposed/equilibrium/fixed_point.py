@@ -1,11 +1,13 @@
 """fixed_point(): solves ``x = f(x, *inputs)`` for any function f."""
 
+import functools
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from wellposed.equilibrium.compiled import loop_of
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import FunctionMap, Map, Packing, State
@@ -91,6 +93,7 @@ def fixed_point(
     gradient: Gradient | str | None = None,
     on_failure: OnFailure = "warn",
     generator: torch.Generator | None = None,
+    compile: bool = False,
     loop: Loop = iterate,
     hooks: SolveHooks | None = None,
 ) -> Solution:
@@ -107,6 +110,8 @@ def fixed_point(
         gradient: object or name; `Implicit` if None.
         on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` samples that reach no equilibrium.
         generator: randomness of the stopping rule.
+        compile: runs the loop, forward and backward, under torch.compile; worth its seconds where equations of one
+            kind are solved again and again. Where f cannot be compiled, warns once and runs the plain loop.
         loop: runs the steps, forward and backward; another implementation of the same loop may be given.
         hooks: receive the results, and choose where the backward solve starts.
 
@@ -118,6 +123,7 @@ def fixed_point(
     packing = Packing.of(x0)
     packed = packing.pack(x0)
     _check_values(packed, inputs)
+    loop = functools.partial(loop_of(f), otherwise=loop) if compile else loop
     solve = Solve(make_options(solver, stop, max_steps, on_failure, generator), loop, hooks=hooks)
     rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
     kind = packed.device.type

@@ -261,15 +261,48 @@ def _pick(stack: Tensor, first: Tensor) -> Tensor:  # (B, ...), from (K, B, ...)
     return stack[first, torch.arange(first.shape[0], device=first.device)]
 
 
+@dataclass(frozen=True)
+class Progress:
+    """A solve that has taken some steps: what the loop needs to go on."""
+
+    x: Tensor  # (B, n): where to evaluate next
+    state: tuple[Tensor, ...]  # of the solver
+    value: Tensor  # (B, n)
+    status: Tensor  # (B,)
+    steps: Tensor  # (B,)
+    residuals: Tensor  # (K, B): one row a step taken; at least one
+    scale: tuple[Tensor, Tensor]  # (B,): size of the start, and the largest residual since
+
+    def restore(self, results: _Results, active: _ActiveRows) -> int:
+        """Writes itself into the fresh records of a solve; returns the number of steps taken."""
+        residuals, whole = self.residuals, len(self.residuals) - len(self.residuals) % PERIOD
+        results.value, results.status, results.steps = self.value, self.status.to(torch.int8), self.steps
+        results.segments[-1][1].append(residuals)
+        active.x, active.state, active.scale = self.x, self.state, self.scale
+        active.finished = self.status != Status.RUNNING
+        active.first = residuals[0]
+        active.minima = [period.amin(0) for period in residuals[:whole].split(PERIOD)] if whole else []
+        active.trace = [residuals[whole:]] if whole < len(residuals) else []
+        return len(residuals)
+
+
 def iterate(
-    f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, *, masked: bool = False
+    f: Map,
+    x: Tensor,
+    solver: Solver,
+    stop: Stopping,
+    max_steps: int,
+    *,
+    masked: bool = False,
+    progress: Progress | None = None,
 ) -> Iterates:
     """Iterates until every sample is finished.
 
     A sample's result is that of the first step which its stopping rule accepts; later steps of its row are
     ignored, and the row is dropped once half of the active rows are finished. Where evaluations are cheap, several
     steps are judged together, which changes no value and no count. With `masked` the number of steps is fixed and
-    nothing depends on values, as tracing needs.
+    nothing depends on values, as tracing needs. With `progress` the solve goes on from there; its stopping rule
+    must be stateless.
     """
     results = _Results(x, masked)
     if x.shape[0] == 0:
@@ -278,13 +311,14 @@ def iterate(
     active = _ActiveRows(f, x, None, solver.init(x), stop.begin(x), finished)
     # So many evaluations of a cheap map cost less than reading the results.
     cheap = 12 if x.numel() < 1 << 14 else 4 if x.numel() < 1 << 16 else 1
-    index, largest = 0, 1 if masked else min(f.steps_per_check, solver.steps_per_check, cheap)
+    begin = index = 0 if progress is None else progress.restore(results, active)
+    largest = 1 if masked else min(f.steps_per_check, solver.steps_per_check, cheap)
     # A general map is timed where evaluations have no side effects and do not run asynchronously. The time decides
     # only how many steps are judged together: no value and no count.
     timed = f.may_decay and stop.stateless and x.device.type == "cpu" and x.numel() < 1 << 16 and not masked
     before = torch.get_rng_state() if timed else None
     while index < max_steps:
-        if before is not None and index == TRIALS:
+        if before is not None and index == begin + TRIALS:
             drawn, before = not torch.equal(before, torch.get_rng_state()), None
             largest = min(PERIOD, solver.steps_per_check) if active.seconds < CHEAP and not drawn else 1
         size = min(largest, max_steps - index, PERIOD - index % PERIOD if index else largest)

@@ -8,7 +8,6 @@ import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,7 +55,7 @@ class Packing:
                 )
         return cls(tuple(tuple(p.shape[1:]) for p in tensors), single, tensors[0].shape[0], tensors[0].dtype)
 
-    @cached_property
+    @property
     def plain(self) -> bool:
         """Whether a state is packed as it is: one tensor of rows."""
         return self.single and len(self.shapes[0]) == 1

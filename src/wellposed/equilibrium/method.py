@@ -70,7 +70,7 @@ def report(
     )
     if on_failure == "raise":
         raise ConvergenceError(message)
-    warnings.warn(message, ConvergenceWarning, stacklevel=_callers_level())
+    warnings.warn(message, ConvergenceWarning, stacklevel=callers_level())
 
 
 def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: WarnOnce | None = None) -> None:
@@ -104,7 +104,7 @@ def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: War
     )
     if on_failure == "raise":
         raise ConvergenceError(message)
-    warnings.warn(message, ConvergenceWarning, stacklevel=_callers_level())
+    warnings.warn(message, ConvergenceWarning, stacklevel=callers_level())
 
 
 class WeightCheck:
@@ -155,7 +155,7 @@ class WeightCheck:
         if on_failure == "raise":
             raise ConvergenceError(message)
         if on_failure == "warn":
-            warnings.warn(message, ConvergenceWarning, stacklevel=_callers_level())
+            warnings.warn(message, ConvergenceWarning, stacklevel=callers_level())
         return True
 
 
@@ -200,7 +200,7 @@ def checked_under_functorch(y: Tensor, x: Tensor, on_failure: OnFailure) -> Tens
     return checked
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """Counts the frames up to the first one outside the package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("wellposed.", "torch.")):

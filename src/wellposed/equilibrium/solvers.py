@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wellposed.equilibrium.linear import eliminate, gmres, solve_rows
-from wellposed.equilibrium.maps import Map, pieces
+from wellposed.equilibrium.maps import Map, max_norm, pieces
 from wellposed.equilibrium.tracing import under_functorch, under_transform
 from wellposed.errors import InputError
 from wellposed.registry import Registry
@@ -29,6 +29,11 @@ class Solver(abc.ABC):
     """
 
     steps_per_check: int = 1  # steps that may be taken between checks of the loop; 1 where a step is expensive
+
+    @property
+    def cycle(self) -> int:
+        """Steps after which the state has the shapes of `init` again; 0 if that is never or not known."""
+        return 0
 
     def init(self, x: Tensor) -> SolverState:
         """Returns the solver's own state for a solve that starts at `x`."""
@@ -54,6 +59,10 @@ class Picard(Solver):
     def __post_init__(self) -> None:
         if not 0 < self.damping <= 1:
             raise InputError(f"damping must lie in (0, 1]; received {self.damping}")
+
+    @property
+    def cycle(self) -> int:
+        return 1
 
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
         return (fx if self.damping == 1 else torch.lerp(x, fx, self.damping)), state
@@ -102,6 +111,10 @@ class Anderson(Solver):
     # or, after a jump, where to go if it fails, the residual to beat and the samples that jumped. Cycles have the
     # same length for all samples, jump or not, so that a sample does not depend on its companions.
 
+    @property
+    def cycle(self) -> int:
+        return self.memory + 2
+
     def init(self, x: Tensor) -> SolverState:
         none = x.new_zeros(x.shape[0])
         return none, none
@@ -129,9 +142,8 @@ class Anderson(Solver):
         ridge = default_ridge(points.dtype) if self.ridge is None else self.ridge
         latest = -min(self.memory, last.shape[1])  # more differences than states determine nothing
         gamma = least_squares(residuals.diff(dim=2)[:, :, latest:], residuals[:, :, -1], ridge)
-        images = points[:, :, 1:].diff(dim=2)[:, :, latest:]
-        jump = last - _combination(images, gamma).reshape(last.shape)
-        jumps = jumps & jump.detach().isfinite().all(1)
+        jump = last - _combination(residuals[:, :, latest:], gamma).reshape(last.shape)  # differences of images
+        jumps = jumps & max_norm(jump.detach()).isfinite()
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
 
     def only_plain(self, state: SolverState, rows: Tensor) -> SolverState:
@@ -171,8 +183,9 @@ def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B
     gram = (columns @ columns.mT).double().sum(1)
     size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
-    image = (columns @ right[..., None]).double().sum(1)
-    solution = eliminate(gram, image) if gram.is_cuda else torch.linalg.solve_ex(gram, image)[0]
+    image = (right[:, :, None] @ columns.mT).double().sum(1).mT  # a column on the right is many times slower
+    by_hand = gram.is_cuda or torch.compiler.is_compiling()  # the library waits for the device, or calls LAPACK
+    solution = eliminate(gram, image) if by_hand else torch.linalg.solve_ex(gram, image)[0]
     return solution[:, :, 0].to(right.dtype)
 
 
@@ -186,7 +199,7 @@ def _power_of_two(values: Tensor) -> Tensor:  # (B,), from (B, s, c)
 
 def _combination(vectors: Tensor, weights: Tensor) -> Tensor:  # (B, s, m, c), (B, m) -> (B, s, c)
     """Adds up weighted vectors; as a matrix product where that is faster."""
-    if not vectors.is_cuda:
+    if not vectors.is_cuda and vectors.shape[-1] < 1024:
         return (vectors * weights[:, None, :, None]).sum(2)
     return (weights[:, None, None].expand(-1, vectors.shape[1], -1, -1) @ vectors)[:, :, 0]
 
@@ -220,11 +233,11 @@ class Safeguard:
         best = torch.where(rejected, best, norm)
         return rejected, (torch.where(rejected[:, None], safe, fx), best, pending, wait)
 
-    def choose(self, trial: Tensor, rejected: Tensor, fx: Tensor, guard: Guard) -> tuple[Tensor, Guard]:
-        """Takes the trial where it may be tried and is finite, the safe image where one failed, f(x) elsewhere."""
+    def choose(self, trial: Tensor, rejected: Tensor, guard: Guard) -> tuple[Tensor, Guard]:
+        """Takes the trial where it may be tried and is finite, the plain image of the best point elsewhere."""
         safe, best, _, wait = guard
-        taken = ~rejected & (wait <= 0) & trial.detach().isfinite().all(1)
-        x = torch.where(taken[:, None], trial, torch.where(rejected[:, None], safe, fx))
+        taken = ~rejected & (wait <= 0) & max_norm(trial.detach()).isfinite()
+        x = torch.where(taken[:, None], trial, safe)
         return x, (safe, best, taken, wait)
 
 
@@ -259,39 +272,40 @@ class Broyden(Solver):
     def init(self, x: Tensor) -> SolverState:
         terms = x.new_zeros(x.shape[0], 0, x.shape[1])  # grows up to the memory
         count = x.new_zeros(x.shape[0], 0, 0)  # its last size is the number of terms
-        unknown = torch.full_like(x, torch.nan)
-        return (terms, terms, count, unknown, unknown, *self.guard.init(x))
+        zeros = torch.zeros_like(x)  # the first step has moved nowhere, so it adds a term of zeros
+        return (terms, terms, count, x, zeros, zeros, *self.guard.init(x))
 
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
-        left, right, count, old_x, old_g, *old_guard = state
+        left, right, count, old_x, old_g, old_image, *old_guard = state  # the image is H g
         rejected, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
         g, used = fx - x, count.shape[2]
-        unknown = ~old_g.isfinite().all(1, keepdim=True)
-        dx, dg = (x - old_x).masked_fill(unknown, 0), (g - old_g).masked_fill(unknown, 0)
+        dx = x - old_x
         if used == self.memory:
             full = (left[:, :1] != 0).any(2, keepdim=True)
             left, right = left[:, :used].masked_fill(full, 0)[:, 1:], right[:, 1:used].clone()
+            old_image = torch.where(full[:, 0], -old_g, old_image)
             used -= 1
-        column, term = _new_term(left[:, :used], right[:, :used], dx, dg)
+        image = _apply(left[:, :used], right[:, :used], g)
+        term = _apply(right[:, :used], left[:, :used], dx)
+        column = _new_column(dx, image - old_image)
         left, right = _append(left, used, column), _append(right, used, term)
-        used += 1
-        trial = x - _apply(left[:, :used], right[:, :used], g)
-        new_x, guard = self.guard.choose(trial, rejected, fx, guard)
-        return new_x, (left, right, x.new_zeros(x.shape[0], 0, used), x, g, *guard)
+        image = image + column * (term * g).sum(1, keepdim=True)
+        new_x, guard = self.guard.choose(x - image, rejected, guard)
+        return new_x, (left, right, x.new_zeros(x.shape[0], 0, used + 1), x, g, image, *guard)
 
 
 def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum left right') vector
+    if vector.shape[1] <= 64 and not vector.is_cuda:  # faster than products of many small matrices
+        return (left * (right * vector[:, None]).sum(2, keepdim=True)).sum(1) - vector
     return (left.mT @ (right @ vector[:, :, None]))[:, :, 0] - vector
 
 
-def _new_term(left: Tensor, right: Tensor, dx: Tensor, dg: Tensor) -> tuple[Tensor, Tensor]:  # (B, n) each
-    """Returns the rank-one term that makes ``H dg = dx``."""
-    image = _apply(left, right, dg)
-    term = _apply(right, left, dx)
+def _new_column(dx: Tensor, image: Tensor) -> Tensor:  # (B, n)
+    """Returns the left vector of the rank-one term that makes ``H dg = dx``; `image` is ``H dg`` before."""
     denominator = (dx * image).sum(1, keepdim=True)
-    sizes = [torch.linalg.vector_norm(vector.detach(), dim=1, keepdim=True) for vector in (dx, image)]
-    safe = denominator.abs() > 1e-8 * sizes[0] * sizes[1]
-    return ((dx - image) / denominator.masked_fill(~safe, 1)).masked_fill(~safe, 0), term
+    sizes = (torch.linalg.vector_norm(vector.detach(), dim=1, keepdim=True) for vector in (dx, image))
+    safe = denominator.abs() > 1e-8 * math.prod(sizes)
+    return ((dx - image) / denominator.masked_fill(~safe, 1)).masked_fill(~safe, 0)
 
 
 def _append(terms: Tensor, used: int, term: Tensor) -> Tensor:
@@ -390,6 +404,10 @@ class RobbinsMonro(Solver):
             raise InputError(f"rate must lie in (0, 1]; received {self.rate}")
         if not 0 <= self.decay <= 1:
             raise InputError(f"decay must lie in [0, 1]; received {self.decay}")
+
+    @property
+    def cycle(self) -> int:
+        return 1
 
     def init(self, x: Tensor) -> SolverState:
         return (x.new_zeros(x.shape[0], 1),)

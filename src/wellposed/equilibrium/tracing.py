@@ -61,7 +61,7 @@ def no_host_reads() -> Iterator[None]:
 
 def under_transform() -> bool:
     """Tells whether values cannot be read on the host: inside vmap, jacrev, export or a captured program."""
-    return under_functorch() or torch.compiler.is_compiling() or _NO_HOST_READS.get()
+    return torch.compiler.is_compiling() or under_functorch() or _NO_HOST_READS.get()
 
 
 def check_traceable(model: str, fixed_steps: bool) -> None:

@@ -6,6 +6,7 @@ there would be none. `DEQ` is the model.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
+from wellposed.equilibrium.compiled import CompiledLoop
 from wellposed.equilibrium.fixed_point import fixed_point, make_options
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.maps import Packing, State, max_norm
@@ -79,6 +81,12 @@ class CellFunction:
             if hasattr(layer, "equilibrium"):
                 return f"the cell has an equilibrium of its own at {name!r}"
         return ""
+
+    def why_not_compiled(self) -> str:
+        """Says why compiled steps would not do what the cell does; empty if they would."""
+        if self.parametrised:
+            return "weights under a parametrisation are computed once a solve, which compiled steps cannot do"
+        return self.why_not()
 
     def fingerprint(self) -> Hashable:
         """Returns the addresses of all tensors that the layers hold, and all their settings.
@@ -231,6 +239,8 @@ class DEQ(nn.Module):
         executor: ``"auto"`` captures the steps of repeated solves on a CUDA device as graphs where that is
             possible, ``"graph"`` raises where it is not, ``"reference"`` launches every step by itself. `explain`
             says what happened.
+        compile: runs the loop, forward and backward, under torch.compile, on any device. Where the cell cannot be
+            compiled, warns once and solves by the executor; `explain` says why.
         noise: what disturbs every solve; may be reassigned at any time. No iterate of a noisy map is at rest, so
             stop by `MeanRelative`, which tests the mean of several.
 
@@ -256,6 +266,7 @@ class DEQ(nn.Module):
         gradient: Gradient | str | None = None,
         on_failure: OnFailure = "warn",
         executor: str = "auto",
+        compile: bool = False,
         noise: Noise | None = None,
     ) -> None:
         super().__init__()
@@ -268,6 +279,7 @@ class DEQ(nn.Module):
         self.gradient = GRADIENTS.get(Implicit() if gradient is None else gradient)
         check_graph_executor(executor)
         self.executor, self._graphs, self.weight_check = executor, GraphLoop(), WeightCheck()
+        self.compile_loop, self._compiled = compile, CompiledLoop()
         self.hooks: Callable[[], SolveHooks] | None = None  # makes those of every solve
         make_options(solver, stop, max_steps, on_failure)  # checks them here, not at the first call
         self.noise, self._independence_checked = noise, False
@@ -319,6 +331,8 @@ class DEQ(nn.Module):
         }
         try:
             loop = self._graphs.loop_for(self.executor)
+            if self.compile_loop:
+                loop = functools.partial(self._compiled, otherwise=loop)
             return fixed_point(f, start, *inputs, on_failure=self.on_failure, loop=loop, hooks=hooks, **options)
         except (RuntimeError, AttributeError, TypeError) as error:
             known_shape = self.state_shape is not None or hasattr(self.cell, "state_shape")
@@ -337,7 +351,10 @@ class DEQ(nn.Module):
         Args:
             u: inputs, of which only the device counts.
         """
-        return self._graphs.explain(self.executor, _inputs(u)[0])
+        if self.compile_loop and "not compiled" not in (text := self._compiled.explain()):
+            return text
+        graphs = self._graphs.explain(self.executor, _inputs(u)[0])
+        return f"{text}\n{graphs}" if self.compile_loop else graphs
 
     def start(self, u: State) -> State:
         """Returns the zeros from which a solve begins."""

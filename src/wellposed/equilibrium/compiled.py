@@ -1,0 +1,367 @@
+"""The loop under torch.compile: evaluations, steps and verdicts of a chunk as one program.
+
+A chunk is a whole number of the solver's cycles, so that one program serves all chunks of a solve. It does what
+the plain loop does for samples that converge, leave the range of numbers or run out of steps. Before anything
+else, a residual that stagnates or a state that runs off, the plain loop takes over where the chunk began.
+"""
+
+import time
+import types
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from wellposed.equilibrium.gradients import LinearMap
+from wellposed.equilibrium.loop import CHEAP, PERIOD, RUN_OFF, Iterates, Progress, flat_rows, iterate
+from wellposed.equilibrium.maps import FunctionMap, Map, Packing, max_norm
+from wellposed.equilibrium.method import Loop, callers_level
+from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.solvers import Anderson, Solver
+from wellposed.equilibrium.stopping import ErrorBound, Step, Steps, Stopping
+from wellposed.equilibrium.tracing import under_forward_mode, under_transform
+from wellposed.errors import InputError
+
+KEEP = 64  # programs of a loop, the most recently used
+
+# x, the state of the solver, value, status and steps (2, B), scales (4, B) and the number of steps taken
+Carry = tuple[Tensor, tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A program that takes `size` steps: what is constant in it. Called, it is traced.
+
+    Args:
+        solver: None if the caller takes the steps, one after every evaluation.
+        packing, precision: of the map.
+        eps: rounding unit of the map.
+    """
+
+    solver: Solver | None
+    stop: Stopping
+    max_steps: int
+    size: int
+    packing: Packing
+    precision: torch.dtype | None
+    eps: float
+
+    def __call__(
+        self, function: Callable, inputs: tuple[Tensor, ...], point: tuple[Tensor, ...], carry: Carry
+    ) -> tuple[Carry, tuple[Tensor, Tensor], Tensor, Tensor]:
+        """Takes the steps of a chunk.
+
+        Args:
+            function, inputs: of the map, or of the map whose derivative is solved with.
+            point: nothing, or where the derivative is taken and what is added to its product.
+            carry: what the chunk before returned.
+
+        Returns:
+            what the next chunk needs; the residuals ``(K, B)`` and where they are near the rounding of the map;
+            how many samples are left, whether a state runs off or a residual may stagnate, and the worst status;
+            and the last image.
+        """
+        x, solver_state, value, counts, scales, index = carry
+        f = self._map(function, inputs, point)
+        first, start, largest, least = scales.unbind()
+        status, steps = counts.unbind()
+        running, residuals, near, before = status == 0, [], [], least
+        strays = stuck = torch.zeros_like(running)
+        for k in range(self.size):
+            fx = f(x)
+            residual, size = max_norm(fx - x), max_norm(x)
+            if k == 0:
+                begins = index == 0
+                first = torch.where(begins, residual, first)
+                start, largest = torch.where(begins, size, start), torch.where(begins, residual, largest)
+                bound = RUN_OFF * (start + largest)
+            accepted, outcome = self._verdict(Step(x, fx, f, residual, 0, first), index + k)
+            event = running & accepted
+            value = torch.where(event[:, None], x, value)
+            status, steps = torch.where(event, outcome, status), torch.where(event, index + (k + 1), steps)
+            strays = strays | (running & (size > bound))
+            running = running & ~accepted
+            near.append(running & (residual <= 4 * f.rounding(x, fx)))
+            stuck = stuck | (near[-1] & (residual >= before))
+            largest = torch.maximum(largest, torch.where(residual.isfinite(), residual, 0))
+            least = torch.minimum(least, residual)
+            residuals.append(residual)
+            if self.solver is not None:
+                x, solver_state = self.solver.step(f, x, fx, solver_state)
+        counts, scales = torch.stack([status, steps]), torch.stack([first, start, largest, least])
+        record = torch.stack([running.sum(), strays.any(), stuck.any(), status.amax()])
+        history = torch.stack(residuals), torch.stack(near)
+        return (x, solver_state, value, counts, scales, index + self.size), history, record, fx
+
+    def _map(self, function: Callable, inputs: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Map:
+        primal = _Evaluated(function, inputs, self.packing, self.precision)
+        primal.known_eps = self.eps
+        if not point:
+            return primal
+        transposed = torch.func.vjp(primal.__call__, point[0])[1]
+        return LinearMap(lambda w: transposed(w)[0], point[1], self.eps)
+
+    def _verdict(self, step: Step, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the samples that end with a step, and the status of those that do."""
+        last, finite = index == self.max_steps - 1, step.residual.isfinite()
+        if isinstance(self.stop, Steps):
+            accepted, done = last | torch.zeros_like(finite), int(Status.STEPS_DONE)
+        else:
+            accepted, done = self.stop.check(step, ())[0], int(Status.CONVERGED)
+        assert step.first is not None
+        grown = step.residual > 1e3 * step.first
+        given_up = torch.where(grown, int(Status.DIVERGED), int(Status.MAX_STEPS))
+        outcome = torch.where(finite, torch.where(accepted, done, given_up), int(Status.NONFINITE))
+        return accepted | ~finite | last, outcome
+
+
+class _Evaluated(FunctionMap):
+    """A map on whole batches: none of its rows is dropped. Its rounding unit is known."""
+
+    known_eps: float
+
+    def eps(self, x: Tensor) -> float:
+        return self.known_eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._evaluate(x)
+
+
+def _begin(x: Tensor, solver: Solver) -> Carry:
+    """Returns the state of a solve that begins."""
+    counts = torch.zeros(2, x.shape[0], dtype=torch.int64, device=x.device)  # status and steps
+    scales = x.new_full((4, x.shape[0]), torch.inf)  # first residual, size of the start, largest, least residual
+    state = tuple(value.clone() for value in solver.init(x))  # one tensor twice would make a program of its own
+    return x, state, torch.empty_like(x), counts, scales, counts.new_zeros(())
+
+
+class _Program:
+    """A chunk that has been compiled, and whether its steps are taken outside it."""
+
+    def __init__(self, chunk: Chunk, solver: Solver, given: bool, backend: str) -> None:
+        self.size, self.solver, self.given, self.stepped = chunk.size, solver, given, chunk.solver is None
+        call = Chunk.__call__
+        # A code object of its own, since torch keeps and searches the programs of one code together.
+        own = types.FunctionType(call.__code__.replace(), call.__globals__, "chunk")
+        options: dict[str, Any] = {"guard_filter_fn": _guards_of_user}
+        if backend == "inductor":
+            options["cpp_wrapper"] = not self.stepped  # calls of many small kernels from Python would cost most
+        bound = types.MethodType(own, chunk)
+        self.compiled = torch.compile(bound, fullgraph=True, backend=backend, options=options)
+        self.step: Callable[..., Any] = solver.step
+        if self.stepped and isinstance(solver, Anderson):  # one program for every length of its history
+            step = types.FunctionType(Anderson.step.__code__.replace(), Anderson.step.__globals__, "step")
+            self.step = torch.compile(types.MethodType(step, solver), backend=backend)
+
+    def solve(self, f: Map, x: Tensor, stop: Stopping, max_steps: int) -> tuple[Iterates, str]:
+        """Solves an equation; returns the result and how it was computed."""
+        carry, residuals, left, worst, taken = _begin(x, self.solver), [], 1, 0, 0
+        source, point = _source(f)
+        inputs = tuple(value.detach() for value in source.inputs)
+        while left > 0:
+            # Where steps are taken outside, the program must not see the solver's state change its shapes.
+            given = (carry[0], (), *carry[2:]) if self.stepped else carry
+            if self.given:
+                after, (norms, near), record, fx = self.compiled(_image, (f(carry[0]),), (), given)
+            else:
+                after, (norms, near), record, fx = self.compiled(source.function, inputs, point, given)
+            left, strays, stuck, worst = record.tolist()
+            residuals.append(norms)
+            if stop.certifies and (strays or (stuck and _stagnates(residuals, near))):
+                rest = self._go_on(f, carry, residuals[:-1], stop, max_steps)
+                return rest, f"{taken} steps by {self.size}, then the plain loop"
+            taken += self.size
+            if self.stepped and left > 0:
+                source_map = None if isinstance(self.solver, Anderson) else f
+                new, state = self.step(source_map, carry[0], fx, carry[1])
+                after = new, state, *after[2:]
+            carry = after
+        status, steps = carry[3].unbind()
+
+        def trace() -> Tensor:  # (B, K)
+            whole = torch.cat(residuals)[: int(steps.max())].mT
+            after = torch.arange(whole.shape[1], device=x.device) >= steps[:, None]
+            return whole.masked_fill(after, torch.nan)
+
+        return Iterates(carry[2], status.to(torch.int8), steps, trace, worst), f"{taken} steps by {self.size}"
+
+    def _go_on(self, f: Map, carry: Carry, residuals: list[Tensor], stop: Stopping, max_steps: int) -> Iterates:
+        """Leaves the rest of a solve to the plain loop."""
+        x, state, value, (status, steps), (_, *scale, _), _ = carry
+        if not residuals:
+            return iterate(f, x, self.solver, stop, max_steps)
+        progress = Progress(x, state, value, status, steps, torch.cat(residuals), tuple(scale))
+        return iterate(f, x, self.solver, stop, max_steps, progress=progress)
+
+
+def _stagnates(residuals: list[Tensor], near: Tensor) -> bool:
+    """Tells whether the plain loop would find a row stagnated in the last chunk."""
+    whole = torch.cat(residuals)
+    begin = len(whole) - len(near)
+    for end in range(begin - begin % PERIOD + PERIOD, len(whole) + 1, PERIOD):
+        minima = whole[:end].unflatten(0, (-1, PERIOD)).amin(1)
+        if len(minima) > 1 and bool((flat_rows(minima, len(minima), None) & near[end - 1 - begin]).any()):
+            return True
+    return False
+
+
+def _guards_of_user(guards: Sequence[Any]) -> list[bool]:
+    """Chooses what torch checks before a program runs: not its constants, nor torch and this package."""
+    constant = ("self", "dict(type(self", "G['__import_torch", "G['__import_wellposed_dot_equilibrium")
+    inside = "__import__('torch')", "G['"  # torch itself, and globals of this module
+    return [
+        not guard.name.startswith(constant)
+        and (guard.name.startswith("G['__import_") or not any(name in guard.name for name in inside))
+        for guard in guards
+    ]
+
+
+def _image(x: Tensor, image: Tensor) -> Tensor:
+    """Stands for a map that has been evaluated."""
+    return image
+
+
+class CompiledLoop:
+    """Solves like `iterate`, by programs of torch.compile; where one cannot be had it warns once and says why.
+
+    A program is compiled at the first solve of its kind: for a solver, a stopping rule, shapes and dtype, forward
+    and backward. Where evaluations are cheap a program takes a whole cycle of steps, of which the last may be in
+    vain; where they are not, it evaluates once. No rows are dropped. Torch keeps compiled code on disk for other
+    processes.
+
+    Args:
+        backend: of torch.compile.
+
+    Example:
+        >>> from wellposed.equilibrium.fixed_point import fixed_point
+        >>> loop = CompiledLoop(backend="eager")  # traces, and generates no code
+        >>> solution = fixed_point(lambda x: 0.5 * x + 1, torch.zeros(1, 1), solver="picard", loop=loop)
+        >>> print(loop.explain())
+        forward compiled: 24 steps by 8
+    """
+
+    def __init__(self, backend: str = "inductor") -> None:
+        self.backend = backend
+        self.programs: OrderedDict[Hashable, _Program] = OrderedDict()
+        self.reasons: dict[Hashable, str] = {}
+        self.latest: dict[str, str] = {}
+        self.warned: set[str] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.backend,)  # a copy compiles for itself
+
+    def explain(self) -> str:
+        """Says how the latest solves were run."""
+        return "\n".join(f"{kind} {text}" for kind, text in self.latest.items()) or "compiled at the first solve"
+
+    def __call__(
+        self, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int, *, otherwise: Loop = iterate
+    ) -> Iterates:
+        kind, key, reason = "forward" if isinstance(f, FunctionMap) else "backward", None, why_not(f, x, stop)
+        if not reason:
+            try:
+                source, point = _source(f)
+                packing, cycle = replace(source.packing, batch=0), max(1, solver.cycle)
+                size = cycle * max(1, PERIOD // cycle)
+                chunk = Chunk(solver, stop, max_steps, size, packing, source.precision, f.eps(x))
+                key = chunk, not point, x.device
+                reason = self.reasons.get(key, "")
+                if not reason:
+                    program = self.programs.get(key) or self._compile(key, f, x)
+                    iterates, text = program.solve(f, x, stop, max_steps)
+                    self.latest[kind] = f"compiled: {text}"
+                    return iterates
+            except Exception as error:  # whatever is wrong with the map itself, the plain loop will say
+                reason = _summary(error)
+        iterates = otherwise(f, x, solver, stop, max_steps)
+        if key is not None:
+            self.reasons[key] = reason
+        self.latest[kind] = f"not compiled: {reason}"
+        if reason not in self.warned:
+            self.warned.add(reason)
+            message = f"compile=True: the {kind} solve is not compiled: {reason}"
+            warnings.warn(message, stacklevel=callers_level())
+        return iterates
+
+    def _compile(self, key: tuple[Chunk, bool, torch.device], f: Map, x: Tensor) -> _Program:
+        """Makes a program of a cycle of steps or of one evaluation, whatever pays for a map of its cost."""
+        chunk, forward, _ = key
+        solver, given = chunk.solver, False
+        assert solver is not None
+        if solver.cycle == 0 or _seconds(f, x) >= CHEAP:
+            chunk, given = replace(chunk, solver=None, size=1), not forward
+        if given:  # products with the derivative reuse what autograd has stored, and only the verdict is compiled
+            chunk = replace(chunk, packing=replace(Packing.of(x), batch=0), precision=None)
+        self.programs[key] = program = _Program(chunk, solver, given, self.backend)
+        while len(self.programs) > KEEP:
+            self.programs.popitem(last=False)
+        return program
+
+
+def _source(f: Map) -> tuple[FunctionMap, tuple[Tensor, ...]]:
+    """Returns the map behind an equation and, for the backward one, its point and offset."""
+    if isinstance(f, LinearMap) and f.origin:
+        primal, x = f.origin
+        return cast(FunctionMap, primal), (x.detach(), f.offset)
+    return cast(FunctionMap, f), ()
+
+
+def _summary(error: Exception) -> str:
+    """Returns an error in one line, with torch's explanation where it gives one."""
+    lines = [line.strip() for line in str(error).splitlines()] or [""]
+    explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
+    first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return f"{type(error).__name__}: {explained[0] if explained else first}"
+
+
+def _seconds(f: Map, x: Tensor) -> float:
+    """Returns the time of an evaluation; raises if it draws random numbers."""
+    before, best = torch.get_rng_state(), float("inf")
+    for _ in range(3):
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        begin = time.perf_counter()
+        f(x)
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        best = min(best, time.perf_counter() - begin)
+    if not torch.equal(before, torch.get_rng_state()):
+        raise InputError("the map draws random numbers, which makes every step another map")
+    return best
+
+
+def why_not(f: Map, x: Tensor, stop: Stopping) -> str:
+    """Says why an equation cannot be compiled, whatever its values; empty if it may be."""
+    source = f.origin[0] if isinstance(f, LinearMap) and f.origin else f
+    if not isinstance(source, FunctionMap):
+        return "the map is not a function of the user"
+    if x.shape[0] == 0:
+        return "the batch is empty"
+    if torch.is_grad_enabled():
+        return "its steps are to be differentiated"
+    if under_transform() or under_forward_mode():
+        return "inside a transform of torch.func, forward mode or a captured program"
+    if not (stop.stateless or isinstance(stop, ErrorBound | Steps)):
+        return f"the stopping rule {type(stop).__name__} judges steps one by one"
+    if hasattr(source.function, "noiseless"):
+        return "the map is noisy"
+    check = getattr(source.function, "why_not_compiled", None)
+    return "" if check is None else check()
+
+
+_LOOPS: "weakref.WeakKeyDictionary[Any, CompiledLoop]" = weakref.WeakKeyDictionary()
+
+
+def loop_of(function: Callable) -> CompiledLoop:
+    """Returns the loop that keeps the programs of a function; functions of the same code share one."""
+    inner = getattr(function, "function", function)  # of a declared contraction
+    owner = getattr(getattr(inner, "__func__", inner), "__code__", inner)
+    try:
+        return _LOOPS.setdefault(owner, CompiledLoop())
+    except TypeError:  # neither hashable nor weakly referable
+        return _LOOPS.setdefault(type(owner), CompiledLoop())
