@@ -16,6 +16,14 @@ from wellposed.conditions.projections import (
     project_rows_one_sided,
 )
 from wellposed.errors import InputError, SecondDerivativeError
+from wellposed.kernels.engine import NUMBA
+from wellposed.kernels.layer import projected_rows
+
+
+def compiled_rows(W, radius):
+    """Does what `project_rows` does, by the kernel of numba."""
+    return projected_rows(NUMBA, W, radius)
+
 
 ROW_MAPS = [project_rows, project_rows_one_sided]
 CLIPS = [clip_singular_values, clip_symmetric_part]
@@ -62,7 +70,7 @@ def exact_sums(W, one_sided):
     ]
 
 
-@pytest.mark.parametrize("project", ROW_MAPS)
+@pytest.mark.parametrize("project", [*ROW_MAPS, compiled_rows])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(
     seed=st.integers(0, 10**6),
@@ -81,15 +89,16 @@ def test_rows_match_bisection_and_never_exceed_the_radius(project, dtype, seed, 
     assert torch.equal(project(P, radius), P)
 
 
-def test_a_long_row_whose_sum_rounds_down_does_not_pass_for_one_inside():
+@pytest.mark.parametrize("project", [project_rows, compiled_rows])
+def test_a_long_row_whose_sum_rounds_down_does_not_pass_for_one_inside(project):
     W = torch.full((1, 8192), 2.0**-54, dtype=torch.float64)
     W[:, :64] = 1.0  # to which the small ones are added in vain
     radius = 64 * (1 + 2.0**-49)
     assert exact_sums(W, False)[0] > radius >= float(torch.linalg.vector_norm(W, 1))
-    assert exact_sums(project_rows(W, radius), False)[0] <= Fraction(radius)
+    assert exact_sums(project(W, radius), False)[0] <= Fraction(radius)
 
 
-@pytest.mark.parametrize("project", ROW_MAPS)
+@pytest.mark.parametrize("project", [*ROW_MAPS, compiled_rows])
 def test_the_radius_is_used_up(project):
     W = random_matrix(0, 30, dtype=torch.float32)
     P = project(W, 0.95)
@@ -106,7 +115,7 @@ def test_inside_is_the_identity_bit_for_bit(project):
     assert torch.equal(project(mixed, 0.95)[0].view(torch.int32), W.view(torch.int32))
 
 
-@pytest.mark.parametrize("project", ALL_MAPS)
+@pytest.mark.parametrize("project", [*ALL_MAPS, compiled_rows])
 def test_projection_is_the_nearest_point_of_its_set(project):
     """<W - P(W), Q - P(W)> <= 0 for every Q in the convex set."""
     W = random_matrix(2, 8, scale=2.0)
@@ -117,19 +126,19 @@ def test_projection_is_the_nearest_point_of_its_set(project):
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.5, 5.0])
-@pytest.mark.parametrize("project", ALL_MAPS)
+@pytest.mark.parametrize("project", [*ALL_MAPS, compiled_rows])
 def test_gradient(project, scale):
     W = random_matrix(3, 5, scale=scale).requires_grad_()
     assert gradcheck(lambda W: project(W, 0.9), W)
 
 
-@pytest.mark.parametrize("project", ROW_MAPS)
+@pytest.mark.parametrize("project", [*ROW_MAPS, compiled_rows])
 def test_second_derivative_of_row_maps(project):
     W = random_matrix(4, 4).requires_grad_()
     assert gradgradcheck(lambda W: project(W, 0.9) ** 3, W)
 
 
-@pytest.mark.parametrize("project", ROW_MAPS)
+@pytest.mark.parametrize("project", [*ROW_MAPS, compiled_rows])
 def test_zero_entries_inside_keep_their_gradient(project):
     W = torch.zeros(4, 4, requires_grad=True)
     with torch.no_grad():
@@ -264,14 +273,15 @@ FAR = {
 }
 
 
+@pytest.mark.parametrize("project", [project_rows, compiled_rows])
 @pytest.mark.parametrize(("dtype", "size"), [(dtype, size) for dtype, sizes in FAR.items() for size in sizes])
-def test_rows_far_outside_are_projected_to_a_few_units_of_the_radius(dtype, size):
+def test_rows_far_outside_are_projected_to_a_few_units_of_the_radius(project, dtype, size):
     generator = torch.Generator().manual_seed(0)
     signs = torch.randn(8, 5, dtype=torch.float64, generator=generator)
     few = signs.sign() * size + 0.2 * torch.randn(8, 5, dtype=torch.float64, generator=generator)
     W = torch.cat([signs * size, few, signs.sign() * size * (1 + 1e-9 * signs)]).to(dtype)
     for radius in (0.95, 1.0, 1e-3):
-        P = project_rows(W, radius)
+        P = project(W, radius)
         for row, found in zip(W.tolist(), P.tolist(), strict=True):
             best = nearest_row([Fraction(entry) for entry in row], Fraction(radius))
             assert sum(map(abs, map(Fraction, found))) <= Fraction(radius)

@@ -50,7 +50,7 @@ def _forward(
 ) -> tuple[Tensor, ...]:
     """Returns outputs, states, A, what its projection left, and what the engine saved."""
     u, W, B, C, D, bias = tensors
-    A, levels = (W, W) if radius is None else engine.project_rows(W, radius)  # type: ignore[union-attr]
+    A, levels = (W, W) if radius is None else engine.project_rows(W, radius)
     with engine.threads(_work(u, B, C)):
         solve = engine.begin(spec, A, _product(u, B, bias), saves=saves)
         x = solve.value
@@ -131,10 +131,10 @@ def _differentiable(
 
 
 class _ProjectedRows(torch.autograd.Function):
-    """The projection of rows on the l1 ball by an engine."""
+    """The projection of rows on the l1 ball, by the kernel of an engine."""
 
     @staticmethod
-    def forward(ctx: Any, engine: Triton, W: Tensor, radius: float) -> Tensor:
+    def forward(ctx: Any, engine: Triton | Numba, W: Tensor, radius: float) -> Tensor:
         A, levels = engine.project_rows(W, radius)
         ctx.save_for_backward(W, levels)
         ctx.how = engine, radius
@@ -149,7 +149,7 @@ class _ProjectedRows(torch.autograd.Function):
         return None, engine.project_rows_backward(W, levels, gradients[0]), None
 
 
-def projected_rows(engine: Triton, W: Tensor, radius: float) -> Tensor:
-    """Does what `project_rows` does, in one launch."""
+def projected_rows(engine: Triton | Numba, W: Tensor, radius: float) -> Tensor:
+    """Does what `project_rows` does, by a kernel."""
     A: Tensor = _ProjectedRows.apply(engine, W, radius)
     return A

@@ -214,12 +214,11 @@ class ImplicitModel(nn.Module):
             D, bias = (None if matrix is None else matrix.to(dtype) for matrix in rest[2:])
             A, B, C = (matrix.to(dtype) for matrix in (self.state.dense(), self.B, self.C))
             return run_layer(engine, spec, None, u.to(dtype), A, B, C, D, bias).to(own)
-        radius = self.state.row_radius if own in engine.projects else None
-        if radius is not None:
-            return run_layer(engine, spec, radius, u, self.state.raw, *rest)
         sparse = self._sparse_matrices(u)
         if sparse is NOTHING:
-            return run_layer(engine, spec, None, u, self.state.factors()[0], *rest)
+            radius = self.state.row_radius if own in engine.projects else None
+            W = self.state.factors()[0] if radius is None else self.state.raw
+            return run_layer(engine, spec, radius, u, W, *rest)
         matrices = self.state.dense() if sparse.A is None else sparse.A, self.B, self.C, self.D
         chosen = [matrix if rows is None else rows for rows, matrix in zip(sparse, matrices, strict=True)]
         return run_layer(engine, spec, None, u, *chosen, self.bias)  # type: ignore[call-arg, arg-type]

@@ -35,7 +35,8 @@ from wellposed.equilibrium.tracing import (
     under_transform,
 )
 from wellposed.errors import InputError, not_a_tensor, positive_integer
-from wellposed.kernels.engine import COMPILED, TRITON, Compiled
+from wellposed.kernels.cpu.engine import installation_why_not
+from wellposed.kernels.engine import COMPILED, NUMBA, TRITON, Compiled
 from wellposed.kernels.gpu.engine import Triton, device_why_not
 from wellposed.kernels.layer import projected_rows
 from wellposed.kernels.sequence import run_sequences
@@ -535,18 +536,16 @@ class _Pass:
 
 
 def _system(cell: ImplicitModel) -> IterationSystem:
-    """Returns what to iterate with; on a GPU rows are projected in one launch where torch takes thirty."""
-    radius, transformed = cell.state.row_radius, under_transform() or under_forward_mode()
-    asked = cell.executor in ("auto", "triton") and cell.B.is_cuda
-    if (
-        not asked
-        or radius is None
-        or transformed
-        or cell.B.dtype not in TRITON.projects
-        or device_why_not(cell.B.device)
-    ):
+    """Returns what to iterate with; rows are projected by a kernel where torch takes thirty operations."""
+    if under_transform() or under_forward_mode():
         return cell.state.system()
-    return IterationSystem((projected_rows(TRITON, cell.state.raw, radius),))
+    radius, engine = cell.state.row_radius, TRITON if cell.B.is_cuda else NUMBA
+    missing = device_why_not(cell.B.device) if cell.B.is_cuda else installation_why_not()
+    if radius is None or missing or cell.B.dtype not in engine.projects:
+        return cell.state.system()
+    if cell.executor not in ("auto", engine.name) or cell.B.device.type not in ("cuda", "cpu"):
+        return cell.state.system()
+    return IterationSystem((projected_rows(engine, cell.state.raw, radius),))
 
 
 def _resize(h: Tensor, x: Tensor | None, size: int, h0: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:

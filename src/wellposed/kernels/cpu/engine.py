@@ -68,6 +68,11 @@ def kernels() -> ModuleType:
 
 
 @functools.cache
+def _projection() -> ModuleType:
+    return require("wellposed.kernels.cpu.projection", extra="fast")
+
+
+@functools.cache
 def _newton() -> ModuleType:
     return require("wellposed.kernels.cpu.newton", extra="fast")
 
@@ -422,7 +427,7 @@ class Numba:
 
     sparse: SparseRows | None = None
     name = "numba"
-    projects: ClassVar[tuple[torch.dtype, ...]] = ()  # dtypes whose rows a kernel projects
+    projects: ClassVar[tuple[torch.dtype, ...]] = DTYPES  # whose rows a kernel projects
 
     def why_not(self, spec: AffineSpec, factors: Factors) -> str:
         """Says why an equation has no kernel; empty if it has one."""
@@ -485,6 +490,21 @@ class Numba:
     def threads(self, work: int) -> contextlib.AbstractContextManager[None]:
         """Runs small products on the calling thread."""
         return few_threads(work)
+
+    def project_rows(self, W: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+        """Projects rows on the l1 ball; returns A and what the backward pass needs."""
+        W = W.detach().contiguous()
+        P, levels = torch.empty_like(W), W.new_empty(len(W))
+        arrays = np.from_dlpack(W), P.numpy(), levels.numpy()  # W as in `pack_matrix`
+        _projection().shrink(*arrays, radius, torch.finfo(W.dtype).eps)
+        return P, levels
+
+    def project_rows_backward(self, W: Tensor, levels: Tensor, g: Tensor) -> Tensor:
+        """Returns the gradient by W from that by A."""
+        W, gradient = W.detach().contiguous(), torch.empty_like(W)
+        arrays = np.from_dlpack(W), levels.numpy(), g.contiguous().numpy(), gradient.numpy()
+        _projection().pull_back(*arrays, torch.finfo(W.dtype).eps)
+        return gradient
 
     def begin(self, spec: AffineSpec, A: Matrix, v: Tensor, *, saves: bool) -> Finished:
         """Solves the equation of a model and reports failures."""
