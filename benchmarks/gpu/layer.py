@@ -243,6 +243,33 @@ def memory() -> list[dict[str, Any]]:
     return found
 
 
+def training_step(n: int, batch: int) -> dict[str, float]:
+    """Times a whole training step, forward, backward and optimiser, by itself and captured in one CUDA graph."""
+    case = make_case("positive", n, batch)
+    model = ImplicitModel.from_matrices(
+        case.A, torch.eye(n), case.C, stop=Absolute(TOLERANCE), on_failure="ignore"
+    ).cuda()
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-4, capturable=True)
+
+    def train() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        (model(case.u) - case.g).square().mean().backward()
+        optimiser.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            train()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        train()
+    row = {"n": n, "batch": batch, "by itself": seconds(train), "captured": seconds(graph.replay)}
+    print(f"training step, n = {n}, batch {batch}: {row}", flush=True)
+    return row
+
+
 def compile_one(case: tuple[str, int, int]) -> None:
     """Fills the compiler's cache, in a process of its own."""
     warnings.simplefilter("ignore")
@@ -284,6 +311,10 @@ def main() -> None:
         print(line(rows[-1]), flush=True)
         about = {"versions": versions(*LIBRARIES, "triton"), "ceilings": limits, "summary": summary(rows)}
         save(options, **about, memory=peaks, seconds=time.perf_counter() - start, rows=rows)
+    captured = [training_step(n, batch) for _, n, batch in chosen[:4]]
+    save(
+        options, **about, memory=peaks, captured=captured, seconds=time.perf_counter() - start, rows=rows
+    )  # fmt: skip
     print(json.dumps(summary(rows), indent=1))
 
 

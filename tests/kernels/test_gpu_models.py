@@ -181,6 +181,38 @@ def test_in_a_captured_graph():
         assert torch.equal(y, expected)
 
 
+def test_a_training_step_in_a_captured_graph():
+    u, target, losses = inputs(), torch.ones(70, 4, device="cuda"), []
+    for captured in (False, True):
+        fast = model(on_failure="ignore")
+        optimiser = torch.optim.SGD(fast.parameters(), lr=0.01)
+
+        def train(fast=fast, optimiser=optimiser):
+            optimiser.zero_grad(set_to_none=True)
+            loss = (fast(u) - target).square().mean()
+            loss.backward()
+            optimiser.step()
+            return loss
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                train()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                loss = train()
+        for _ in range(5):
+            if captured:
+                graph.replay()
+            else:
+                loss = train()
+        losses.append(float(loss))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_memory_does_not_grow_with_steps():
     peaks, steps = [], []
     for kappa in (0.3, 0.95):  # beyond, models are computed in float64
