@@ -35,7 +35,7 @@ print("rows of |A|:", float(form.A.abs().row_sums().max()), "->", float(small.A.
 same = torch.equal(small(test.flat()), form(test.flat()))
 print("outputs identical:", same)
 print("the output moves at most", float(lipschitz(form)), "times as far as the largest change of a pixel")
-wp.spy(form, "network.png")
+wp.forms.spy(form, "network.png")
 
 # %% [markdown]
 # And it can go on training, now with feedback between all states, from exactly where the network stood.

@@ -182,7 +182,7 @@ def test_files_have_the_rights_of_the_user(tmp_path, mask):
     with umask(mask):
         wp.save(wp.ImplicitModel(3, 2, 4), tmp_path / "model.safetensors", certificate=True)
         wp.save(wp.ImplicitModel(3, 2, 4), tmp_path / "model.safetensors", certificate=True)  # over the old one
-        wp.save_pretrained(wp.ImplicitModel(3, 2, 4), tmp_path / "folder")
+        wp.models.save_pretrained(wp.ImplicitModel(3, 2, 4), tmp_path / "folder")
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 2
     assert {oct(path.stat().st_mode & 0o777) for path in files} == {oct(0o666 & ~mask)}

@@ -23,7 +23,9 @@ def test_nothing_is_missing():
 
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS])
 def test_a_saved_model_answers_as_it_did(name):
-    model = wp.load(SAVED / f"{name}.safetensors") if name in FILES else wp.from_pretrained(SAVED / name).eval()
+    model = (
+        wp.load(SAVED / f"{name}.safetensors") if name in FILES else wp.models.from_pretrained(SAVED / name).eval()
+    )
     with torch.no_grad():
         answer = model(ANSWERS[f"{name}.u"])
     answer = answer[0] if isinstance(answer, tuple) else answer

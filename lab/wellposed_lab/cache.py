@@ -67,8 +67,8 @@ def cached(function: Callable[P, T]) -> Callable[P, T]:
     """Keeps the results of a function of hashable arguments in the cache of the process."""
 
     @functools.wraps(function)
-    def kept(*args: P.args, **kwargs: P.kwargs) -> T:
+    def lookup(*args: P.args, **kwargs: P.kwargs) -> T:
         key = (function.__module__, function.__qualname__, args, tuple(sorted(kwargs.items())))
         return CACHE.get(key, lambda: function(*args, **kwargs))
 
-    return kept
+    return lookup

@@ -131,11 +131,11 @@ def run(
 @JSON
 def resume(jobs: int, backend: str, address: str | None, out: Path, quiet: bool, as_json: bool) -> None:
     """Go on with everything in a results folder that is not finished."""
-    found = _orders(out)
-    if not found:
+    begun = _orders(out)
+    if not begun:
         raise click.ClickException(f"nothing was begun in {out}; start with: wellposed run SUITE{_at(out)}")
     with cluster(backend, address):
-        _run(found, out, jobs, backend, quiet, as_json)
+        _run(begun, out, jobs, backend, quiet, as_json)
 
 
 @click.command()
@@ -162,10 +162,10 @@ def _at(out: Path) -> str:
 
 
 def _orders(out: Path) -> list[Order]:
-    found = orders(out)
-    for order in found:
+    begun = orders(out)
+    for order in begun:
         get_suite(order.suite)
-    return found
+    return begun
 
 
 def _damage(out: Path) -> list[str]:
@@ -219,19 +219,19 @@ def _reasons(wanted: list[Order], out: Path) -> str:
 @JSON
 def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_json: bool) -> None:
     """Write one page with plots, our numbers beside the published ones, and verdicts."""
-    stores = [Store(place) for other in (out, *others) for place in _files(other)]
+    stores = [Store(path) for other in (out, *others) for path in _files(other)]
     records = merged(stores)
     for line in (line for store in stores for line in store.damaged):
         click.echo(f"warning: {line}", err=True)
     if not records:
         raise click.ClickException(f"no records in {out}; start with: wellposed run SUITE{_at(out)}")
     make_folder(out)
-    place = write_report(records, out / "report.html")
+    page_path = write_report(records, out / "report.html")
     drawn = _draw_figures(records, out / "figures") if figures else []
     judged = [verdict for verdict in verdicts(records) if verdict.verdict != "not judged"]
     reached = checks_of(all_suites().values(), with_derived(records))
     if as_json:
-        pages = {"page": str(place), "figures": [str(path) for path in drawn]}
+        pages = {"page": str(page_path), "figures": [str(path) for path in drawn]}
         facts = {"verdicts": verdict_facts(judged), "thresholds": threshold_facts(reached)}
         click.echo(json.dumps({**pages, **facts}, indent=2))
     elif judged or reached:
@@ -242,12 +242,12 @@ def report(out: Path, others: tuple[Path, ...], figures: bool, quiet: bool, as_j
     else:
         click.echo("no verdicts: only runs at scale default or paper are judged", err=True)
     if not quiet:
-        click.echo(f"\nnow open {place}", err=True)
+        click.echo(f"\nnow open {page_path}", err=True)
 
 
-def _files(place: Path) -> list[Path]:
+def _files(path: Path) -> list[Path]:
     """Returns the record files of a folder, or the file itself."""
-    return sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    return sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
 
 
 def _draw_figures(records: list[Record], folder: Path) -> list[Path]:

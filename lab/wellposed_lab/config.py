@@ -43,8 +43,8 @@ class Training:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the settings as `fit` takes them."""
-        kept = ("epochs", "schedule", "batch_size", "patience", "clip")
-        return {"optimizer": self.make_optimizer, **{name: getattr(self, name) for name in kept}}
+        names = ("epochs", "schedule", "batch_size", "patience", "clip")
+        return {"optimizer": self.make_optimizer, **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True)

@@ -153,22 +153,22 @@ def _sparsity(model: Trained) -> dict[str, float]:
 
 @torch.no_grad()
 def _errors(model: Trained) -> dict[str, float]:
-    found = {}
+    errors = {}
     for k in (2.0, 100.0, 1e5):
         u, y = ADDITION.test(0, k)
         error = (model(u) - y).square().mean().sqrt() / y.square().mean().sqrt()
-        found[f"relative error on U(-{k / 2:g}, {k / 2:g})"] = float(error)
-    return found
+        errors[f"relative error on U(-{k / 2:g}, {k / 2:g})"] = float(error)
+    return errors
 
 
 @torch.no_grad()
 def _argmaxes(model: Trained) -> dict[str, float]:
     assert isinstance(model, ImplicitRNN)
-    found = {}
+    accuracies = {}
     for k in (1.0, 1e5):
         u, y = ARGMAX.test(0, k)
-        found[f"accuracy on U(0, {k:g})"] = ARGMAX.score(model(u[:, :, None])[0][:, -1], y)["accuracy"]
-    return found
+        accuracies[f"accuracy on U(0, {k:g})"] = ARGMAX.score(model(u[:, :, None])[0][:, -1], y)["accuracy"]
+    return accuracies
 
 
 RECIPES: dict[str, Recipe] = {

@@ -5,6 +5,7 @@ The public names stand in ``__init__.pyi``; each is imported when it is first us
 """
 
 import ast
+import warnings
 from importlib import import_module
 from pathlib import Path
 
@@ -18,9 +19,22 @@ _MODULES = {  # by public name
 }
 # Without what needs an extra (scikit-learn), so that a star import works in every installation.
 __all__ = sorted(name for name, module in _MODULES.items() if module != "wellposed.estimators")
+_DEPRECATED = {  # names that version 0.2 had here, with the package that has them
+    "Ensemble": "wellposed.models",
+    "ImplicitSequenceClassifier": "wellposed.estimators",
+    "ImplicitSequenceRegressor": "wellposed.estimators",
+    "Noisy": "wellposed.models",
+    "from_pretrained": "wellposed.models",
+    "save_pretrained": "wellposed.models",
+    "spy": "wellposed.forms",
+}
 
 
 def __getattr__(name):
+    if name in _DEPRECATED:
+        package = _DEPRECATED[name]
+        warnings.warn(f"wellposed.{name} is deprecated; use {package}.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(package), name)
     if name not in _MODULES:
         raise AttributeError(f"module 'wellposed' has no attribute {name!r}{_elsewhere(name)}")
     module = _MODULES[name]
@@ -34,8 +48,7 @@ def _elsewhere(name):
     if name.startswith("_"):
         return ""
     packages = sorted({module for module in _MODULES.values() if module not in (__name__, "wellposed.estimators")})
-    found = [package for package in packages if hasattr(import_module(package), name)]
-    return f"; it is {found[0]}.{name}" if found else ""
+    return next((f"; it is {package}.{name}" for package in packages if hasattr(import_module(package), name)), "")
 
 
 def __dir__():

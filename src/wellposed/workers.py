@@ -1,7 +1,10 @@
 """Parallel work through joblib, and the number of threads of torch.
 
-`Workers` do the work in threads, in processes or on a `cluster`. `one_thread` and `threads_for` decide how many
-threads torch takes for small products.
+`Workers` do the work in threads, in processes or on a `cluster`, by ``joblib.parallel_config`` and
+``joblib.Parallel``. What is added is what those leave out: processes end with the one that started them (those of
+loky and multiprocessing outlive a killed parent until their task is done, which for a run may be hours), data that
+all tasks share is sent once to a cluster, and a lost worker is one error whatever the backend calls it.
+`one_thread` and `threads_for` decide how many threads torch takes for small products.
 """
 
 import contextlib
@@ -81,8 +84,8 @@ class Workers:
             yield from parallel(joblib.delayed(call)(common, *task) for task in tasks)
         except self._losses() as error:
             raise WorkerLostError(
-                f"a {self.backend} worker was lost ({type(error).__name__}: {error}); run it again: what was kept "
-                "on disk is not done twice"
+                f"a {self.backend} worker was lost ({type(error).__name__}: {error}); run it again: what is "
+                "on the disk is not done twice"
             ) from error
 
     def _options(self, common: Any) -> dict[str, Any]:
@@ -101,14 +104,14 @@ class Workers:
     def _prepare(self, function: Callable[..., Any], common: Any) -> tuple[Callable[..., Any], Any]:
         """Puts the common data into Ray's store; makes processes end with their parent."""
         if self.backend in ("loky", "multiprocessing"):
-            return _EndsWithParent(function, os.getpid()), common
+            return functools.partial(_call_below_parent, function, os.getpid()), common
         if self.backend != "ray":
             return function, common
         require("ray.util.joblib").register_ray()
         ray = require("ray")
         if not ray.is_initialized():
             ray.init(logging_level="error", log_to_driver=False)
-        return _GetsCommonFromRay(function), ray.put(common)
+        return functools.partial(_call_on_ray, function), ray.put(common)
 
     def _losses(self) -> tuple[type[BaseException], ...]:
         if self.backend == "dask":
@@ -120,39 +123,28 @@ class Workers:
         return (BrokenExecutor,)
 
 
-@dataclass(frozen=True)
-class _GetsCommonFromRay:
+def _call_on_ray(function: Callable[..., Any], common: Any, *task: Any) -> Any:
     """Calls a function with common data from Ray's object store."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, common: Any, *task: Any) -> Any:
-        return self.function(require("ray").get(common), *task)
+    return function(require("ray").get(common), *task)
 
 
-@dataclass(frozen=True)
-class _EndsWithParent:
+def _call_below_parent(function: Callable[..., Any], parent: int, common: Any, *task: Any) -> Any:
     """Calls a function in a process that exits when its parent is gone."""
-
-    function: Callable[..., Any]
-    parent: int
-
-    def __call__(self, common: Any, *task: Any) -> Any:
-        _watch_parent(self.parent)
-        return self.function(common, *task)
+    _watch_parent(parent)
+    return function(common, *task)
 
 
 @functools.cache
 def _watch_parent(parent: int) -> None:
     """Starts a thread that watches the parent, once in every process."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PAUSE)
+        os._exit(1)
+
     if os.getppid() == parent:
-        threading.Thread(target=_exit_when_orphaned, args=(parent,), daemon=True).start()
-
-
-def _exit_when_orphaned(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PAUSE)
-    os._exit(1)
+        threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager

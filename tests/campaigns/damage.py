@@ -115,7 +115,7 @@ def kinds(folder: Path) -> dict[str, Damaged]:
     checkpoint.save({"a": torch.arange(50), "b": [1, "x"]})
     model, shared = wp.ImplicitModel(3, 2, 6).double(), folder / "shared"
     wp.save(model, folder / "model.safetensors", certificate=True)
-    wp.save_pretrained(model, shared)
+    wp.models.save_pretrained(model, shared)
     append(folder / "store", silent, 0, 20)
     sparsify(folder / "rows", silent)
     write_estimator(folder / "estimator", {"a": torch.arange(40.0)}, {"kind": "K", "parameters": {"kappa": 0.5}})
@@ -132,10 +132,10 @@ def kinds(folder: Path) -> dict[str, Damaged]:
             folder / "model.cert", lambda: check(folder / "model.safetensors"), weaker=partial(less, model)
         ),
         "folder of a model, weights": Damaged(
-            shared / "model.safetensors", lambda: settled(wp.from_pretrained(shared))
+            shared / "model.safetensors", lambda: settled(wp.models.from_pretrained(shared))
         ),
         "folder of a model, configuration": Damaged(
-            shared / "config.json", lambda: settled(wp.from_pretrained(shared))
+            shared / "config.json", lambda: settled(wp.models.from_pretrained(shared))
         ),
         "estimator": Damaged(folder / "estimator", lambda: repr(read_estimator(folder / "estimator", "K"))),
         "network in the cache": trained(folder),

@@ -63,14 +63,14 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "recurrent": (partial(wp.ImplicitRNN, 4, 2, 6, out_features=2, num_layers=2, batch_first=True), (5, 4)),
     "equilibrium, dense": (lambda: wp.DEQ(DenseCell(4, 6)), (4,)),
     "equilibrium, convolution": (lambda: wp.DEQ(PlainConvCell(2, 3, dims=2), on_failure="ignore"), (2, 6, 6)),
-    "noisy": (lambda: wp.Noisy(wp.ImplicitModel(4, 2, 8, stop=wp.Steps(9)), wp.Noise(signal=20.0)), (4,)),
+    "noisy": (lambda: wp.models.Noisy(wp.ImplicitModel(4, 2, 8, stop=wp.Steps(9)), wp.Noise(signal=20.0)), (4,)),
     "multilayer perceptron": (lambda: MLP((4, 8, 2)), (4,)),
 }
 
 
 def ensemble(folder: Path) -> None:
     """Trains several seeds as one program."""
-    together = wp.Ensemble.of(lambda: wp.ImplicitModel(4, 2, 6), seeds=[1, 2, 3])
+    together = wp.models.Ensemble.of(lambda: wp.ImplicitModel(4, 2, 6), seeds=[1, 2, 3])
     together(torch.randn(8, 4)).square().mean().backward()
 
 
@@ -114,8 +114,8 @@ def files(folder: Path) -> None:
     wp.save(model, folder / "m.safetensors", certificate=True)
     check(folder / "m.safetensors")
     wp.load(folder / "m.safetensors")
-    wp.save_pretrained(model, folder / "shared")
-    wp.from_pretrained(folder / "shared")
+    wp.models.save_pretrained(model, folder / "shared")
+    wp.models.from_pretrained(folder / "shared")
     wp.save(
         wp.series(wp.to_implicit(network(), (4,)), wp.to_implicit(nn.Linear(3, 2), (3,))), folder / "f.safetensors"
     )

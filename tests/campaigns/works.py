@@ -22,10 +22,11 @@ from wellposed_lab.engine.training import training_runs
 from wellposed_lab.report.page import write_report
 from wellposed_lab.tasks.mathematics import Identity
 
-from wellposed import ImplicitModel, from_pretrained, load, save, save_pretrained
+from wellposed import ImplicitModel, load, save
 from wellposed.checker import RefusedError, check
 from wellposed.convex.rows import RowFit
 from wellposed.errors import WellposedError
+from wellposed.models import from_pretrained, save_pretrained
 from wellposed.models.io.certificates import with_projected_parameters
 from wellposed.training import Checkpoint, fit
 

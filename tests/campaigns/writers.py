@@ -112,14 +112,14 @@ def with_proof(file: Path, found: Any) -> str:
 def fresh(folder: Path, number: int) -> None:
     """Saves to a folder that is not there yet."""
     taken = len(list(folder.iterdir())) if folder.exists() else 0
-    wp.save_pretrained(model(number), folder / f"{taken}")
+    wp.models.save_pretrained(model(number), folder / f"{taken}")
 
 
 def all_fresh(folder: Path) -> str:
     """Reads every folder in which a save has come to its end; of the others nothing is to be seen."""
     for place in folder.iterdir():
         if any(not path.name.startswith(".new.") for path in place.iterdir()):
-            wp.from_pretrained(place)
+            wp.models.from_pretrained(place)
     return "whole"
 
 
@@ -309,18 +309,18 @@ WRITERS: dict[str, Writer] = {
         lambda f: with_proof(f / FILE, wp.load(f / FILE)),
     ),
     "save_pretrained": Writer(
-        lambda f, k: wp.save_pretrained(model(k), f), lambda f: numbers_of(wp.from_pretrained(f))
+        lambda f, k: wp.models.save_pretrained(model(k), f), lambda f: numbers_of(wp.models.from_pretrained(f))
     ),
     "save_pretrained, with its certificate": Writer(
-        lambda f, k: wp.save_pretrained(model(k), f, certificate=True),
-        lambda f: with_proof(f / "model.safetensors", wp.from_pretrained(f)),
+        lambda f, k: wp.models.save_pretrained(model(k), f, certificate=True),
+        lambda f: with_proof(f / "model.safetensors", wp.models.from_pretrained(f)),
     ),
     "save_pretrained, a fresh folder": Writer(fresh, all_fresh, versions=False),
     "write_certificate": Writer(
         certify_again, lambda f: with_proof(f / FILE, wp.load(f / FILE)), versions=False
     ),
     "reference model": Writer(
-        lambda f, k: store_reference(model(k), CARD, f), lambda f: numbers_of(wp.from_pretrained(f / "m"))
+        lambda f, k: store_reference(model(k), CARD, f), lambda f: numbers_of(wp.models.from_pretrained(f / "m"))
     ),
     "recorded states": Writer(
         lambda f, k: save_states(record_states(network(k), [torch.ones(6 + k, 4)]), f),

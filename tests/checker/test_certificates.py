@@ -123,7 +123,7 @@ def test_kinds_of_models(make, tmp_path):
     model = make()
     wp.save(model, tmp_path / "m.safetensors", certificate=True)
     assert all(finding.claim == "well-posed" for finding in check(tmp_path / "m.safetensors"))
-    wp.save_pretrained(model, tmp_path / "folder", certificate=True)
+    wp.models.save_pretrained(model, tmp_path / "folder", certificate=True)
     assert check(tmp_path / "folder" / "model.safetensors") == check(tmp_path / "m.safetensors")
     config = tmp_path / "folder" / "config.json"
     config.write_text(config.read_text() + " ")
@@ -138,7 +138,7 @@ def test_what_is_not_proven_gets_no_certificate(tmp_path):
         wp.save(loop, path, certificate=True)
     assert not path.with_suffix(".cert").exists()
     with pytest.raises(InputError, match="DEQ"):
-        wp.save_pretrained(wp.DEQ(wp.models.DenseCell(3, 4)), tmp_path, certificate=True)
+        wp.models.save_pretrained(wp.DEQ(wp.models.DenseCell(3, 4)), tmp_path, certificate=True)
 
 
 SIGNS = st.floats(-1, 1, width=32)

@@ -45,7 +45,7 @@ def refused_by_both(path, error=FileFormatError):
     with pytest.raises(RefusedError):
         check(path)
     with pytest.raises(error):
-        wp.from_pretrained(path) if path.is_dir() else wp.load(path)
+        wp.models.from_pretrained(path) if path.is_dir() else wp.load(path)
     done = CliRunner().invoke(cli, ["verify", str(path)])
     assert done.exit_code == 1 and "is not proven" in done.output, done.output
 

@@ -95,7 +95,7 @@ def test_a_form_is_read_by_the_library_once_it_is_proven(tmp_path):
     form = wp.ImplicitModel(3, 2, 6).form()
     path = tmp_path / "form.safetensors"
     wp.save(form, path, certificate=True)
-    wp.save_pretrained(form, tmp_path / "folder", certificate=True)
+    wp.models.save_pretrained(form, tmp_path / "folder", certificate=True)
     for model in (path, tmp_path / "folder"):
         done = invoke("verify", str(model), "--json")
         assert done.exit_code == 0 and '"proven": true' in done.stdout and "a form" in done.stdout, done.stderr
@@ -117,7 +117,7 @@ def test_a_form_beside_the_configuration_of_a_model_is_not_taken_for_a_form(tmp_
     """The checker reads the file here, and `from_pretrained` the configuration."""
     torch.manual_seed(0)
     model = wp.ImplicitModel(3, 2, 6)
-    wp.save_pretrained(model, tmp_path, certificate=True)
+    wp.models.save_pretrained(model, tmp_path, certificate=True)
     wp.save(model.form(), tmp_path / WEIGHTS, certificate=True)
     assert invoke("verify", str(tmp_path / WEIGHTS)).exit_code == 0
     result = invoke("verify", str(tmp_path))

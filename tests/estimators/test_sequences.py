@@ -11,6 +11,7 @@ from sklearn.utils import get_tags
 
 import wellposed as wp
 from wellposed.errors import InputError
+from wellposed.estimators import ImplicitSequenceClassifier, ImplicitSequenceRegressor
 
 QUICK = {"max_epochs": 60, "random_state": 0, "batch_size": 20, "learning_rate": 0.03, "weight_decay": 0.1}
 
@@ -24,13 +25,13 @@ def walks():
 
 @pytest.fixture(scope="module")
 def regressor(walks):
-    return wp.ImplicitSequenceRegressor(8, **QUICK).fit(*walks)
+    return ImplicitSequenceRegressor(8, **QUICK).fit(*walks)
 
 
 @pytest.fixture(scope="module")
 def classifier(walks):
     X, y = walks
-    return wp.ImplicitSequenceClassifier(8, **QUICK).fit(X, np.where(y[:, 0] > 5, "up", "down"))
+    return ImplicitSequenceClassifier(8, **QUICK).fit(X, np.where(y[:, 0] > 5, "up", "down"))
 
 
 def test_learns_from_all_of_the_sequence(walks, regressor):
@@ -82,7 +83,7 @@ def test_classifier(walks, classifier):
 
 def test_pipeline_grid_search_and_clone(walks):
     X, y = walks
-    pipeline = make_pipeline(FunctionTransformer(np.sqrt), wp.ImplicitSequenceRegressor(4, max_epochs=5))
+    pipeline = make_pipeline(FunctionTransformer(np.sqrt), ImplicitSequenceRegressor(4, max_epochs=5))
     search = GridSearchCV(pipeline, {"implicitsequenceregressor__kappa": [0.5, 0.9]}, cv=2)
     assert np.isfinite(search.fit(np.abs(X), y).cv_results_["mean_test_score"]).all()
     assert clone(search.best_estimator_[-1]).get_params()["state_features"] == 4
@@ -90,37 +91,35 @@ def test_pipeline_grid_search_and_clone(walks):
 
 def test_partial_fit_weights_pickle_and_save(walks, regressor, tmp_path):
     X, y = walks
-    fitted = wp.ImplicitSequenceRegressor(6, random_state=0, batch_size=20)
+    fitted = ImplicitSequenceRegressor(6, random_state=0, batch_size=20)
     for _ in range(12):
         fitted.partial_fit(X, y)
     assert fitted.loss_curve_[-1] < fitted.loss_curve_[0] / 2 and fitted.n_iter_ == 12
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict(X), fitted.predict(X))
     fitted.save(tmp_path / "file")
-    np.testing.assert_array_equal(
-        wp.ImplicitSequenceRegressor.load(tmp_path / "file").predict(X), fitted.predict(X)
-    )
+    np.testing.assert_array_equal(ImplicitSequenceRegressor.load(tmp_path / "file").predict(X), fitted.predict(X))
     counted = np.random.default_rng(0).integers(0, 3, size=20)
     options = {"max_epochs": 10, "random_state": 0}
-    weighted = wp.ImplicitSequenceRegressor(4, **options).fit(X[:20], y[:20], sample_weight=counted)
-    repeated = wp.ImplicitSequenceRegressor(4, **options).fit(X[:20].repeat(counted, 0), y[:20].repeat(counted, 0))
+    weighted = ImplicitSequenceRegressor(4, **options).fit(X[:20], y[:20], sample_weight=counted)
+    repeated = ImplicitSequenceRegressor(4, **options).fit(X[:20].repeat(counted, 0), y[:20].repeat(counted, 0))
     np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-6)
 
 
 def test_wrong_inputs(walks, regressor):
     X, y = walks
     with pytest.raises(InputError, match=r"\(samples, time, features\)"):
-        wp.ImplicitSequenceRegressor().fit(X[:, :, 0], y)
+        ImplicitSequenceRegressor().fit(X[:, :, 0], y)
     with pytest.raises(InputError, match="expecting 2 features"):
         regressor.predict(X[:, :, :1])
     with pytest.raises(ValueError, match="NaN"):
         regressor.predict(np.full_like(X, np.nan))
     with pytest.raises(ValueError, match="inconsistent"):
-        wp.ImplicitSequenceRegressor().fit(X, y[:-1])
+        ImplicitSequenceRegressor().fit(X, y[:-1])
     with pytest.raises(NotFittedError):
-        wp.ImplicitSequenceRegressor().predict(X)
+        ImplicitSequenceRegressor().predict(X)
 
 
-@pytest.mark.parametrize("kind", [wp.ImplicitSequenceRegressor, wp.ImplicitSequenceClassifier])
+@pytest.mark.parametrize("kind", [ImplicitSequenceRegressor, ImplicitSequenceClassifier])
 def test_sequences_have_defaults_of_their_own(kind):
     estimator = kind(4, kappa=0.7)
     assert (estimator.state_features, estimator.kappa, estimator.max_epochs) == (4, 0.7, 200)

@@ -193,7 +193,7 @@ def test_a_state_that_nobody_reads_is_forgotten_at_once():
     sizes = (2, 2, 2)
     B = Block(sizes, (3,), {(k, 0): rows(2, 3, 1.0) for k in range(3)})
     form = ImplicitForm(Block(sizes, sizes, {}, F64), B, Block((2,), sizes, {(0, 2): rows(2, 2, 1.0)}))
-    evaluation = Evaluation(form.order, form._offset(inputs()), kept=frozenset({2})).run()
+    evaluation = Evaluation(form.order, form._offset(inputs()), outputs=frozenset({2})).run()
     assert [state is not None for state in evaluation.states] == [False, False, True]
 
 

@@ -72,7 +72,7 @@ def seeds() -> list[Seed]:
         with tempfile.TemporaryDirectory() as folder:
             wp.save(model, Path(folder) / "m.safetensors")
             found.append(Seed(name, (Path(folder) / "m.safetensors").read_bytes()))
-            wp.save_pretrained(model, folder)
+            wp.models.save_pretrained(model, folder)
             weights, config = (Path(folder) / part for part in (WEIGHTS, CONFIG))
             found.append(Seed(f"{name}, folder", weights.read_bytes(), config.read_bytes()))
     return found
@@ -194,7 +194,7 @@ def matrix_of(part: Part, name: str) -> np.ndarray | None:
 def by_library(path: Path) -> Any:
     """Returns what the library sees, or why it refuses."""
     try:
-        return wp.from_pretrained(path) if path.is_dir() else wp.load(path)
+        return wp.models.from_pretrained(path) if path.is_dir() else wp.load(path)
     except (WellposedError, FileNotFoundError) as error:
         return str(error)
 

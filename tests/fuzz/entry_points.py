@@ -192,10 +192,11 @@ ENTRIES = {
         lambda: {"u": batch(), "solver": "anderson", "max_steps": 20, "on_failure": "ignore"},
     ),
     "Ensemble": Entry(
-        lambda u, seeds: wp.Ensemble.of(model, seeds=seeds)(u), lambda: {"u": batch(), "seeds": [1, 2]}
+        lambda u, seeds: wp.models.Ensemble.of(model, seeds=seeds)(u), lambda: {"u": batch(), "seeds": [1, 2]}
     ),
     "Noisy": Entry(
-        lambda u, **o: wp.Noisy(model(), wp.Noise(**o))(u), lambda: {"u": batch(), "signal": 20.0, "state": 30.0}
+        lambda u, **o: wp.models.Noisy(model(), wp.Noise(**o))(u),
+        lambda: {"u": batch(), "signal": 20.0, "state": 30.0},
     ),
     "ImplicitForm": Entry(
         form, lambda: {"A": square(), "B": square(), "C": square(), "D": square(), "activation": "relu"}

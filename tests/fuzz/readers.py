@@ -215,7 +215,7 @@ def pretrained(make: Callable[[], Any], first: str) -> Callable[[], dict[str, by
     names = sorted(("config.json", "model.safetensors"), key=lambda name: name != first)
 
     def open_to_changes(place: Path) -> None:
-        wp.save_pretrained(make(), place)
+        wp.models.save_pretrained(make(), place)
         unsealed(place / "config.json")
 
     return lambda: written(open_to_changes, *names)
@@ -540,12 +540,15 @@ READERS = [
     ),
     reader("recurrent", model_file(RNN), lambda f: wp.load(f / MODEL), ST, ST),
     reader("form", model_file(LOOP), lambda f: wp.load(f / MODEL), ST, ST),
-    reader("folder, configuration", pretrained(CELL, "config.json"), wp.from_pretrained, in_json, in_json),
+    reader("folder, configuration", pretrained(CELL, "config.json"), wp.models.from_pretrained, in_json, in_json),
     reader(
-        "folder, model", pretrained(lambda: wp.ImplicitModel(2, 1, 3), "config.json"), wp.from_pretrained, in_json
+        "folder, model",
+        pretrained(lambda: wp.ImplicitModel(2, 1, 3), "config.json"),
+        wp.models.from_pretrained,
+        in_json,
     ),
-    reader("folder, form", pretrained(LOOP, "config.json"), wp.from_pretrained, in_json, in_json),
-    reader("folder, weights", pretrained(CELL, "model.safetensors"), wp.from_pretrained, ST),
+    reader("folder, form", pretrained(LOOP, "config.json"), wp.models.from_pretrained, in_json, in_json),
+    reader("folder, weights", pretrained(CELL, "model.safetensors"), wp.models.from_pretrained, ST),
     reader("certificate", certified, lambda f: check(f / MODEL), ST, ST),
     reader("certified model", lambda: dict(reversed(certified().items())), lambda f: check(f / MODEL), ST),
     reader(

@@ -258,13 +258,13 @@ def test_a_model_that_claims_to_be_huge_is_refused_before_it_is_built(changes, t
 
 @pytest.mark.parametrize("changes", [{"state_features": 10**6}, {"depth": 10**9}, {"in_features": 2**60}])
 def test_a_folder_that_claims_to_be_huge_is_refused(changes, tmp_path):
-    wp.save_pretrained(wp.DEQ(DenseCell(2, 3, depth=2)), tmp_path)
+    wp.models.save_pretrained(wp.DEQ(DenseCell(2, 3, depth=2)), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["config"]["cell"] |= changes
     del config["sha256"]  # or nothing but the checksum would be looked at
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(WellposedError, match=r"asks for|tensors|positive integer"):
-        wp.from_pretrained(tmp_path)
+        wp.models.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -276,10 +276,10 @@ def test_a_folder_that_claims_to_be_huge_is_refused(changes, tmp_path):
      b'{"format": "wellposed-1", "config": {"kind": "ImplicitRNN", "cells": []}}'],
 )  # fmt: skip
 def test_configurations_of_another_shape(text, tmp_path):
-    wp.save_pretrained(wp.DEQ(DenseCell(2, 3)), tmp_path)
+    wp.models.save_pretrained(wp.DEQ(DenseCell(2, 3)), tmp_path)
     (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(FileFormatError, match="make no model"):
-        wp.from_pretrained(tmp_path)
+        wp.models.from_pretrained(tmp_path)
 
 
 def test_a_model_without_tensors(tmp_path):

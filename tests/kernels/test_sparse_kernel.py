@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from problems import compiled_loop, state_matrix
 
 import wellposed.kernels.cpu.engine as cpu_engine
-from wellposed import Ensemble, ImplicitModel
+from wellposed import ImplicitModel
 from wellposed.activations import get_activation, leaky_relu
 from wellposed.equilibrium import Absolute, Anderson, Picard, Relative, Status, Steps
 from wellposed.equilibrium.affine import AffineMap
@@ -21,6 +21,7 @@ from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.stopping import Settled
 from wellposed.kernels.cpu.engine import multiply_sparse
 from wellposed.kernels.sparse import ALONE, NEAR, Cache, SparseRows, compress
+from wellposed.models import Ensemble
 
 ACTIVATIONS = ["relu", leaky_relu(0.2), "tanh", "sigmoid", "identity"]
 DTYPES = [torch.float32, torch.float64]

@@ -7,10 +7,10 @@ from deq_cells import Cell, Pair
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from wellposed import DEQ, Ensemble, Implicit, Phantom, Picard, Relative, Status, Steps, Unrolled
+from wellposed import DEQ, Implicit, Phantom, Picard, Relative, Status, Steps, Unrolled
 from wellposed.equilibrium import SOLVERS
 from wellposed.errors import ConvergenceWarning, InputError, MapError, UnknownNameError
-from wellposed.models import VariationalDropout
+from wellposed.models import Ensemble, VariationalDropout
 
 TIGHT = {"stop": Relative(1e-13), "max_steps": 500}
 

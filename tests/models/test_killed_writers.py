@@ -35,11 +35,14 @@ WRITERS = {
         lambda place, k: wp.save(model(k), place / FILE, certificate=True),
         lambda place: wp.load(place / FILE),
     ),
-    "folder": (lambda place, k: wp.save_pretrained(model(k), place), wp.from_pretrained),
-    "folder, proven": (lambda place, k: wp.save_pretrained(model(k), place, certificate=True), wp.from_pretrained),
+    "folder": (lambda place, k: wp.models.save_pretrained(model(k), place), wp.models.from_pretrained),
+    "folder, proven": (
+        lambda place, k: wp.models.save_pretrained(model(k), place, certificate=True),
+        wp.models.from_pretrained,
+    ),
     "reference": (
         lambda place, k: store_reference(model(k), CARD, place),
-        lambda place: wp.from_pretrained(place / "m"),
+        lambda place: wp.models.from_pretrained(place / "m"),
     ),
     "states": (lambda place, k: save_states(states(k), place), open_states),
 }
@@ -99,7 +102,7 @@ def test_a_writer_that_dies_at_any_step_leaves_the_old_or_the_new(name, tmp_path
         seen.append(size(read(place)))
         files = [path for path in proven(place) if NEW not in str(path.parent)]
         for path in files:  # the file that is proven is the model that is loaded
-            loaded = wp.load(path) if name.startswith("file") else wp.from_pretrained(path.parent)
+            loaded = wp.load(path) if name.startswith("file") else wp.models.from_pretrained(path.parent)
             assert size(loaded) == seen[-1]
         write(place, 1)  # goes on after what was left
         assert size(read(place)) == 1 and not list(place.rglob(NEW))
@@ -125,7 +128,7 @@ def test_a_certificate_that_is_refused_leaves_the_model_alone(name, tmp_path, mo
 
 
 def test_a_folder_that_cannot_be_written_whole_stays(tmp_path):
-    wp.save_pretrained(model(0), tmp_path, certificate=True)
+    wp.models.save_pretrained(model(0), tmp_path, certificate=True)
     before = sorted(tmp_path.iterdir())
 
     def fill():
@@ -135,7 +138,7 @@ def test_a_folder_that_cannot_be_written_whole_stays(tmp_path):
 
     with pytest.raises(OSError, match="could not be written"):
         fill()
-    assert sorted(tmp_path.iterdir()) == before and size(wp.from_pretrained(tmp_path)) == 0
+    assert sorted(tmp_path.iterdir()) == before and size(wp.models.from_pretrained(tmp_path)) == 0
     assert proven(tmp_path)
 
 
@@ -180,8 +183,8 @@ def test_a_file_that_is_moved_to_its_place_while_it_is_read_is_found_there(tmp_p
 
 def test_a_newer_version_beside_a_proven_one_is_not_passed_over(tmp_path):
     """What is proven must be what is loaded."""
-    wp.save_pretrained(model(0), tmp_path, certificate=True)
-    wp.save_pretrained(model(1), tmp_path / NEW)
-    assert size(wp.from_pretrained(tmp_path)) == 1
+    wp.models.save_pretrained(model(0), tmp_path, certificate=True)
+    wp.models.save_pretrained(model(1), tmp_path / NEW)
+    assert size(wp.models.from_pretrained(tmp_path)) == 1
     with pytest.raises(RefusedError, match="newer model"):
         check(Path(tmp_path) / "model.safetensors")

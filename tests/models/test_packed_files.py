@@ -51,12 +51,12 @@ def test_numbers_without_zeros_stay_as_they_are(tmp_path):
 def test_a_sparse_model_is_small_as_a_file_and_as_a_folder_and_stays_certified(tmp_path):
     model, path = sparse_model(), tmp_path / "m.safetensors"
     wp.save(model, path, certificate=True)
-    wp.save_pretrained(model, tmp_path / "folder", certificate=True)
+    wp.models.save_pretrained(model, tmp_path / "folder", certificate=True)
     dense = sum(value.nbytes for value in model.state_dict().values())
     u = torch.randn(4, 20)
     for place, folder in ((path, False), (tmp_path / "folder" / "model.safetensors", True)):
         assert place.stat().st_size < 0.3 * dense
-        loaded = wp.from_pretrained(place.parent) if folder else wp.load(place)
+        loaded = wp.models.from_pretrained(place.parent) if folder else wp.load(place)
         assert torch.equal(loaded(u), model(u))
         assert check(place.parent if folder else place)[0].claim == "well-posed"
         assert as_stored(place, folder=folder).stated == "bit for bit"

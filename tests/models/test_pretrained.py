@@ -73,8 +73,8 @@ def test_round_trip(name, way, tmp_path):
     if isinstance(model, wp.MultiscaleDEQ):
         model(torch.randn(shape))  # batch norm has statistics and a counter now
     if way == "pretrained":
-        wp.save_pretrained(model, path, card="Trained on *nothing*.")
-        loaded = wp.from_pretrained(path)
+        wp.models.save_pretrained(model, path, card="Trained on *nothing*.")
+        loaded = wp.models.from_pretrained(path)
     else:
         wp.save(model, path)
         loaded = wp.load(path)
@@ -137,7 +137,7 @@ def test_file_folder_and_repository_are_told_apart(tmp_path):
     with pytest.raises(InputError, match="revision"):
         wp.load(tmp_path / "file", revision="main")
     with pytest.raises(FileNotFoundError, match=r"wellposed\.load reads files"):
-        wp.from_pretrained(tmp_path / "file")
+        wp.models.from_pretrained(tmp_path / "file")
     for missing in (tmp_path / "none", str(tmp_path / "none"), "models/none.safetensors", "tests/none"):
         with pytest.raises(FileNotFoundError, match="owner/model"):
             wp.load(missing)
@@ -146,12 +146,12 @@ def test_file_folder_and_repository_are_told_apart(tmp_path):
 
 
 def test_dtype_is_kept(tmp_path):
-    wp.save_pretrained(wp.DEQ(DenseCell(3, 4)).double(), tmp_path)
-    assert wp.from_pretrained(tmp_path)(torch.zeros(2, 3, dtype=torch.float64)).dtype == torch.float64
+    wp.models.save_pretrained(wp.DEQ(DenseCell(3, 4)).double(), tmp_path)
+    assert wp.models.from_pretrained(tmp_path)(torch.zeros(2, 3, dtype=torch.float64)).dtype == torch.float64
 
 
 def test_the_folder_is_text_and_tensors(tmp_path):
-    wp.save_pretrained(wp.ImplicitModel(3, 2, 6), tmp_path, card="Trained on *nothing*.")
+    wp.models.save_pretrained(wp.ImplicitModel(3, 2, 6), tmp_path, card="Trained on *nothing*.")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["library_name"] == "wellposed" and config["architectures"] == ["ImplicitModel"]
@@ -162,28 +162,28 @@ def test_the_folder_is_text_and_tensors(tmp_path):
 
 def test_what_cannot_be_saved_is_said(tmp_path):
     with pytest.raises(InputError, match="noise"):
-        wp.save_pretrained(wp.DEQ(DenseCell(3, 4), noise=wp.Noise(signal=20.0)), tmp_path)
+        wp.models.save_pretrained(wp.DEQ(DenseCell(3, 4), noise=wp.Noise(signal=20.0)), tmp_path)
     with pytest.raises(InputError, match="nothing is proven of a DEQ"):
         wp.save(wp.DEQ(DenseCell(3, 4)), tmp_path / "file", certificate=True)
     with pytest.raises(InputError, match="remove_norms"):
-        wp.save_pretrained(wp.DEQ(weight_norm(DenseCell(3, 4))), tmp_path)
+        wp.models.save_pretrained(wp.DEQ(weight_norm(DenseCell(3, 4))), tmp_path)
     with pytest.raises(InputError, match="received Linear"):
-        wp.save_pretrained(nn.Linear(2, 2), tmp_path)
+        wp.models.save_pretrained(nn.Linear(2, 2), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_damaged_folders(tmp_path):
     with pytest.raises(FileNotFoundError, match="owner/model"):
-        wp.from_pretrained(tmp_path / "nowhere" / "at" / "all")
+        wp.models.from_pretrained(tmp_path / "nowhere" / "at" / "all")
     with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
-        wp.from_pretrained(tmp_path)
-    wp.save_pretrained(wp.DEQ(DenseCell(3, 4)), tmp_path)
+        wp.models.from_pretrained(tmp_path)
+    wp.models.save_pretrained(wp.DEQ(DenseCell(3, 4)), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert len(config.pop("sha256")) == 64
 
     def tried(**changes):
         (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
-        return wp.from_pretrained(tmp_path)
+        return wp.models.from_pretrained(tmp_path)
 
     with pytest.raises(FileFormatError, match="format 'other'"):
         tried(format="other")
@@ -192,7 +192,7 @@ def test_damaged_folders(tmp_path):
     with pytest.raises(FileFormatError, match="make no model"):
         tried(config={**config["config"], "cell": {**config["config"]["cell"], "state_features": 5}})
     with pytest.raises(InputError, match="revision"):
-        wp.from_pretrained(tmp_path, revision="main")
+        wp.models.from_pretrained(tmp_path, revision="main")
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(FileFormatError, match="make no model"):
         tried()
@@ -201,14 +201,14 @@ def test_damaged_folders(tmp_path):
 def test_weights_and_configuration_of_two_models_are_refused(tmp_path):
     """As a kill between the two files leaves them, when a folder is written over."""
     for activation, name in (("relu", "a"), ("tanh", "b")):
-        wp.save_pretrained(wp.ImplicitModel(3, 2, 6, activation=activation), tmp_path / name)
+        wp.models.save_pretrained(wp.ImplicitModel(3, 2, 6, activation=activation), tmp_path / name)
     (tmp_path / "a" / "model.safetensors").replace(tmp_path / "b" / "model.safetensors")
     with pytest.raises(FileFormatError, match="checksum does not match"):
-        wp.from_pretrained(tmp_path / "b")
+        wp.models.from_pretrained(tmp_path / "b")
 
 
 def test_a_repository_is_downloaded_once_the_hub_is_there(tmp_path, monkeypatch):
-    wp.save_pretrained(wp.ImplicitModel(3, 2, 6), tmp_path)
+    wp.models.save_pretrained(wp.ImplicitModel(3, 2, 6), tmp_path)
     asked = []
 
     def snapshot_download(name, **options):
@@ -216,8 +216,8 @@ def test_a_repository_is_downloaded_once_the_hub_is_there(tmp_path, monkeypatch)
         return str(tmp_path)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
-    assert wp.from_pretrained("someone/model", revision="v1").state_features == 6
+    assert wp.models.from_pretrained("someone/model", revision="v1").state_features == 6
     assert asked == [("someone/model", "v1")]
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"wellposed\[share\]"):
-        wp.from_pretrained("someone/model")
+        wp.models.from_pretrained("someone/model")

@@ -6,7 +6,6 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from wellposed import (
-    Ensemble,
     ErrorBound,
     Implicit,
     ImplicitRNN,
@@ -20,6 +19,7 @@ from wellposed import (
 )
 from wellposed.equilibrium import SOLVERS
 from wellposed.errors import ConvergenceError, ConvergenceWarning, FileFormatError, InputError
+from wellposed.models import Ensemble
 
 TIGHT = {"stop": Relative(1e-14), "max_steps": 3000}
 LAYOUTS = {

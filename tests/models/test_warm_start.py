@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from training_problems import QUIET, implicit, problem, seeded
 
-from wellposed import DEQ, Ensemble, ImplicitModel, ImplicitRNN, MultiscaleDEQ, Phantom, Steps, watch
+from wellposed import DEQ, ImplicitModel, ImplicitRNN, MultiscaleDEQ, Phantom, Steps, watch
 from wellposed.errors import ConvergenceWarning, FileFormatError, InputError
+from wellposed.models import Ensemble
 from wellposed.models.cells import DenseCell
 from wellposed.models.warm_start import WarmStart
 from wellposed.training import Interrupted, fit

@@ -7,8 +7,9 @@ import torch
 from attack_cases import digits, trained
 from torch import nn
 
-from wellposed import Ensemble, ImplicitModel
+from wellposed import ImplicitModel
 from wellposed.errors import IllPosedError, InputError
+from wellposed.models import Ensemble
 from wellposed.robust import (
     AdversarialLoss,
     Box,

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from training_problems import QUIET, implicit, problem, seeded
 
-from wellposed import Ensemble
 from wellposed.errors import FileFormatError, InputError
+from wellposed.models import Ensemble
 from wellposed.training import Checkpoint, Interrupted, checkpoint, fit
 
 

@@ -12,8 +12,8 @@ from wellposed_lab.networks.simple import LinearRegression
 from wellposed_lab.networks.transformers import ArgmaxTransformer, ArrayEncoder, ArrayTransformer, SequenceEncoder
 from wellposed_lab.networks.twins import ConvNet, FeedForward
 
-from wellposed import Ensemble
 from wellposed.errors import InputError
+from wellposed.models import Ensemble
 
 KINDS = {
     **{f"MLP {name}": functools.partial(MLP, [5, 7, 2], name) for name in MLP_ACTIVATIONS},

@@ -50,11 +50,11 @@ def layer_units(network: nn.Module, kappa: float) -> dict[str, RowUnits]:
     part = inner(network)[1]
     own = part.exponents(kappa)
     exponents = (own[0], *own)  # inputs have the units of the first layer
-    found = {}
+    units = {}
     for k, (name, sources) in enumerate(zip(layer_names(network), part.sources, strict=True), start=1):
         shifts = tuple(exponents[k] - exponents[source] for source in sources)
-        found[name] = RowUnits(shifts, tuple(source > 0 for source in sources))
-    return found
+        units[name] = RowUnits(shifts, tuple(source > 0 for source in sources))
+    return units
 
 
 def raw_sizes(network: nn.Module) -> dict[str, Tensor]:
@@ -107,10 +107,10 @@ def _without_norm(pair: nn.Sequential) -> tuple[nn.Conv2d, Tensor]:
     assert isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
     assert norm.running_mean is not None and norm.running_var is not None
     slope = norm.weight.detach() / (norm.running_var + norm.eps).sqrt()
-    found = copy.deepcopy(convolution)
+    scaled = copy.deepcopy(convolution)
     with torch.no_grad():
-        found.weight.mul_(slope[:, None, None, None])
-    return found, norm.bias.detach() - slope * norm.running_mean
+        scaled.weight.mul_(slope[:, None, None, None])
+    return scaled, norm.bias.detach() - slope * norm.running_mean
 
 
 def _with_shortcut(block: BasicBlock) -> Filters:

@@ -54,9 +54,9 @@ def prune_by_magnitude(network: nn.Sequential, sparsity: float, *, layerwise: bo
     with torch.no_grad():
         for group in [[weight] for weight in weights] if layerwise else [weights]:
             sizes = torch.cat([weight.abs().flatten() for weight in group])
-            kept = torch.ones(len(sizes), dtype=torch.bool)
-            kept[sizes.topk(round(sparsity * len(sizes)), largest=False).indices] = False
-            for weight, part in zip(group, kept.split([weight.numel() for weight in group]), strict=True):
+            remains = torch.ones(len(sizes), dtype=torch.bool)
+            remains[sizes.topk(round(sparsity * len(sizes)), largest=False).indices] = False
+            for weight, part in zip(group, remains.split([weight.numel() for weight in group]), strict=True):
                 weight.mul_(part.view_as(weight))
     return twin
 
@@ -83,10 +83,10 @@ def prune_units(network: nn.Sequential, scores: Iterable[Tensor], sparsity: floa
         sparsity: the share of zero weights to reach.
     """
     _check(sparsity)
-    twin, found = copy.deepcopy(network), [score.detach() for score in scores]
+    twin, known = copy.deepcopy(network), [score.detach() for score in scores]
     layers = linear_layers(twin)
-    best = {(k, int(score.argmax())) for k, score in enumerate(found)}
-    units = [(float(value), k, i) for k, score in enumerate(found) for i, value in enumerate(score)]
+    best = {(k, int(score.argmax())) for k, score in enumerate(known)}
+    units = [(float(value), k, i) for k, score in enumerate(known) for i, value in enumerate(score)]
     with torch.no_grad():
         for _, k, i in sorted(units):
             if weight_sparsity(twin) >= sparsity:
@@ -200,9 +200,9 @@ def perspective_penalty(weights: Iterable[Tensor], alpha: float, largest: float)
     """
     if not 0 < alpha < 1 or not largest > 0:
         raise InputError(f"alpha lies between 0 and 1 and largest above 0; received {alpha!r}, {largest!r}")
-    parts = list(weights)
-    total, count = parts[0].new_zeros(()), sum(part.numel() for part in parts)
-    for part in parts:
+    matrices = list(weights)
+    total, count = matrices[0].new_zeros(()), sum(part.numel() for part in matrices)
+    for part in matrices:
         square = part.square().sum(1).clamp(min=1e-12)  # keeps the slope of the root finite
         y = (alpha / (1 - alpha) * square).sqrt()
         y = y.maximum(part.abs().amax(1) / largest).clamp(max=1.0)

@@ -172,9 +172,9 @@ def moved(u: Tensor, generator: torch.Generator) -> Tensor:  # (B, C, H, W)
     rows = draw(2 * MARGIN + 1) + torch.arange(height, device=u.device)  # (B, H)
     columns = draw(2 * MARGIN + 1) + torch.arange(width, device=u.device)
     columns = torch.where(draw(2) == 1, columns.flip(1), columns)
-    place = torch.arange(batch, device=u.device)[:, None, None]
+    sample = torch.arange(batch, device=u.device)[:, None, None]
     wide = pad(u, (MARGIN,) * 4).permute(0, 2, 3, 1)
-    return wide[place, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return wide[sample, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 def train_resnet(
@@ -238,6 +238,6 @@ def accuracy(model: nn.Module, images: Images) -> float:
     """Returns the share of images that are classified as they should be."""
     device = next(model.parameters()).device
     with torch.no_grad():
-        parts = zip(images.pixels.split(500), images.labels.split(500), strict=True)
-        right = sum(int((model(u.to(device) / 255).argmax(1).cpu() == y).sum()) for u, y in parts)
+        batches = zip(images.pixels.split(500), images.labels.split(500), strict=True)
+        right = sum(int((model(u.to(device) / 255).argmax(1).cpu() == y).sum()) for u, y in batches)
     return right / len(images)

@@ -215,8 +215,8 @@ class LogHAR(nn.Module):
         return y
 
     def _features(self, prices: Tensor) -> Tensor:  # (B, T) -> (B, 3)
-        found = torch.cat([recent(prices.double()) for recent in self.recent], 1)
-        return found.clamp_min(self.least).log()
+        averages = torch.cat([recent(prices.double()) for recent in self.recent], 1)
+        return averages.clamp_min(self.least).log()
 
 
 class Garch(nn.Module):
@@ -262,8 +262,8 @@ class Garch(nn.Module):
         model = require("arch", extra="lab").arch_model(
             np.concatenate(returns), mean="Zero", vol="GARCH", p=1, q=1, rescale=False
         )
-        found = model.fit(disp="off", show_warning=False).params
-        known = found["omega"], found["alpha[1]"], found["beta[1]"]
+        fitted = model.fit(disp="off", show_warning=False).params
+        known = fitted["omega"], fitted["alpha[1]"], fitted["beta[1]"]
         factor = variance.double().mean() / self.set(*known)(prices).mean()
         return self.set(*known, float(factor))
 

@@ -187,8 +187,8 @@ class ImageNetwork(TrainedNetwork):
 
     def pair(self, split: str) -> Pair:
         """Returns inputs and classes of a split."""
-        found = self.images(split)
-        return self.inputs(found), found.labels
+        given = self.images(split)
+        return self.inputs(given), given.labels
 
     def sample(self, split: str, count: int, seed: int) -> Pair:
         """Returns inputs and classes of a split, all of it or some that are drawn."""
@@ -342,9 +342,9 @@ def images(data: str, split: str) -> Images:
 
 @cached
 def _floats(data: str, split: str, count: int | None) -> Pair:
-    found = images(data, split)
-    found = found if count is None else found.subset(min(count, len(found)))
-    return found.to_float(), found.labels
+    given = images(data, split)
+    given = given if count is None else given.subset(min(count, len(given)))
+    return given.to_float(), given.labels
 
 
 @cached
@@ -398,15 +398,15 @@ def train_or_load(
     Raises:
         FileFormatError: a file is there, and damaged or of something else.
     """
-    place = _place(name, config, folder)
-    if place is not None and place.is_file():
-        _load(network, place)
+    path = _path(name, config, folder)
+    if path is not None and path.is_file():
+        _load(network, path)
         return
     train()
-    if place is not None:
-        place.parent.mkdir(parents=True, exist_ok=True)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
-        with atomic_write(place) as part:
+        with atomic_write(path) as part:
             write_tensors(part, tensors, {"sha256": checksum(tensors)})
 
 
@@ -425,24 +425,24 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _place(name: str, config: Any, folder: Path | None) -> Path | None:
+def _path(name: str, config: Any, folder: Path | None) -> Path | None:
     try:
         return (folder or cache_folder()) / FOLDER / f"{name}-{identity((VERSION, config))}.safetensors"
     except MissingExtraError:  # no cache
         return None
 
 
-def _load(network: nn.Module, place: Path) -> None:
+def _load(network: nn.Module, path: Path) -> None:
     remedy = "delete it, so that the network is trained again"
     try:
-        with safe_open(os.fspath(place), "pt") as stored:
+        with safe_open(os.fspath(path), "pt") as stored:
             promised = (stored.metadata() or {}).get("sha256")
             tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 - it is no mapping
     except (OSError, SafetensorError) as error:
-        raise FileFormatError(f"{os.fspath(place)!r} holds no weights ({error}); {remedy}") from error
+        raise FileFormatError(f"{os.fspath(path)!r} holds no weights ({error}); {remedy}") from error
     if checksum(tensors) != promised:
-        raise FileFormatError(f"{os.fspath(place)!r} is damaged: its checksum is wrong; {remedy}")
+        raise FileFormatError(f"{os.fspath(path)!r} is damaged: its checksum is wrong; {remedy}")
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
-        raise FileFormatError(f"{os.fspath(place)!r} holds the weights of another network; {remedy}") from error
+        raise FileFormatError(f"{os.fspath(path)!r} holds the weights of another network; {remedy}") from error

@@ -597,43 +597,43 @@ def load_distilbert(path: str | os.PathLike[str], *, heads: int | None = None) -
     Raises:
         FileFormatError: no such file, or tensors are missing; the message says which.
     """
-    place = Path(path)
-    place = place / "model.safetensors" if place.is_dir() else place
+    weights = Path(path)
+    weights = weights / "model.safetensors" if weights.is_dir() else weights
     try:
-        tensors = load_file(place)
+        tensors = load_file(weights)
     except (OSError, SafetensorError) as error:
         raise FileFormatError(
-            f"{str(place)!r} is not a safetensors file: {error}; give model.safetensors of a DistilBERT for "
+            f"{str(weights)!r} is not a safetensors file: {error}; give model.safetensors of a DistilBERT for "
             "sequence classification, or the folder that holds it"
         ) from error
-    found = {name.removeprefix(PREFIX): value for name, value in tensors.items()}
-    renamed = _renamed(found, place)
-    shape = _shape(renamed, heads or _heads(place))
+    named = {name.removeprefix(PREFIX): value for name, value in tensors.items()}
+    renamed = _renamed(named, weights)
+    shape = _shape(renamed, heads or _heads(weights))
     model = TextClassifier(shape)
     model.load_state_dict({name: value.to(model.words.weight) for name, value in renamed.items()})
     return model.eval()
 
 
-def _renamed(tensors: dict[str, Tensor], place: Path) -> dict[str, Tensor]:
+def _renamed(tensors: dict[str, Tensor], weights: Path) -> dict[str, Tensor]:
     """Gives the tensors our names."""
     pairs = dict(OUTSIDE | HEAD)
     numbers = {name.split(".")[2] for name in tensors if name.startswith("transformer.layer.")}
     for k in range(len(numbers)):
         pairs |= {f"transformer.layer.{k}.{theirs}": f"layers.{k}.{ours}" for theirs, ours in LAYER.items()}
-    found, missing = {}, [] if numbers else ["transformer.layer.0.attention.q_lin.weight"]
+    renamed, missing = {}, [] if numbers else ["transformer.layer.0.attention.q_lin.weight"]
     for theirs, ours in pairs.items():
         for ending in ("weight",) if "_embeddings" in theirs else ("weight", "bias"):
             if (value := tensors.get(f"{theirs}.{ending}")) is None:
                 missing.append(f"{theirs}.{ending}")
             else:
-                found[f"{ours}.{ending}"] = value
+                renamed[f"{ours}.{ending}"] = value
     if missing:
         hint = "; train it to classify first" if any(name.split(".")[0] in HEAD for name in missing) else ""
         raise FileFormatError(
-            f"{str(place)!r} lacks {len(missing)} tensors of a DistilBERT for sequence classification, such as "
+            f"{str(weights)!r} lacks {len(missing)} tensors of a DistilBERT for sequence classification, such as "
             f"{missing[0]!r}{hint}"
         )
-    return found
+    return renamed
 
 
 def _shape(tensors: dict[str, Tensor], heads: int | None) -> TextShape:

@@ -92,7 +92,7 @@ def verdict_facts(judged: Sequence[Verdict]) -> list[dict[str, object]]:
     """Returns every verdict as data."""
     return [
         {
-            "where": [f"{paper} {place}" for paper, place in verdict.claim.where],
+            "where": [f"{paper} {section}" for paper, section in verdict.claim.where],
             "suite": verdict.claim.suite,
             "claim": verdict.claim.says,
             "published": verdict.claim.value,

@@ -149,7 +149,7 @@ def _summary(values: list[float]) -> tuple[float, float, float]:
 
 def is_line(drawn: dict[str, list[Curve]]) -> bool:
     """Whether numbers run along the axis; else each model is a dot with whiskers."""
-    return any(isinstance(at, float) for found in drawn.values() for curve in found for at in curve.x)
+    return any(isinstance(at, float) for curves in drawn.values() for curve in curves for at in curve.x)
 
 
 def styles(records: Iterable[Record]) -> dict[str, Style]:
@@ -205,7 +205,7 @@ def draw(figure: Figure, records: Sequence[Record], path: str | os.PathLike[str]
     columns = min(2, len(drawn))
     rows = -(-len(drawn) // columns)
     spare = rows * columns > len(drawn)
-    models = {curve.name for found in drawn.values() for curve in found}
+    models = {curve.name for curves in drawn.values() for curve in curves}
     legend = 0.17 * -(-len(models) // 3) if lines and not spare else 0.0
     panel = 2.5 if lines else 0.16 * max(map(len, drawn.values())) + 0.8
     page = canvas.Figure(figsize=(6, panel * rows + legend + 0.5), layout="constrained")
@@ -276,7 +276,7 @@ def _legend(holder: Any, axes: Sequence[Any], drawn: dict[str, list[Curve]], nam
     for panel in axes:
         handles |= {name: handle for handle, name in zip(*panel.get_legend_handles_labels(), strict=True)}
     order, inside = [name for name in names if name in handles], hasattr(holder, "get_xlim")
-    seeds = sorted({curve.seeds for found in drawn.values() for curve in found})
+    seeds = sorted({curve.seeds for curves in drawn.values() for curve in curves})
     count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     bands = "bands" if max(map(len, drawn.values())) <= CROWD else "band of ours"
     holder.legend(

@@ -71,8 +71,8 @@ def summary(paper: str, records: Iterable[Record]) -> Html:
         >>> "distinct claims of this paper" in summary("000", [])
         True
     """
-    found = _verdicts(paper, list(records))
-    judged, own = ([one for one in found if one.claim.own is mine] for mine in (False, True))
+    verdicts = _verdicts(paper, list(records))
+    judged, own = ([one for one in verdicts if one.claim.own is mine] for mine in (False, True))
     named = [element("li", f"{count} ", badge(name)) for name, count in tally(judged).items() if count]
     text = f"{plural(len(judged), 'distinct claim')} of this paper, by the rules that judge them"
     text += f" (and {plural(len(own), 'question')} of our own, not counted):" if own else ":"

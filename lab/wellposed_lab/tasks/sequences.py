@@ -82,11 +82,11 @@ class Spiky(Task):
         middle = float(target[~spiky].median())
         heights, distances = [], []
         for start, stop in spans(spiky):
-            found, true = (part[start:stop] - middle for part in (prediction, target))
+            guess, true = (part[start:stop] - middle for part in (prediction, target))
             limit = 0.5 * float(true.abs().max())
-            places, guesses = peaks(true.abs(), limit), peaks(found.abs(), limit)
-            heights.append((found - true)[places].abs())
-            distances.append(_distances(places, guesses, stop - start))
+            positions, guesses = peaks(true.abs(), limit), peaks(guess.abs(), limit)
+            heights.append((guess - true)[positions].abs())
+            distances.append(_distances(positions, guesses, stop - start))
         return {
             "spike_mse": float(F.mse_loss(prediction[spiky], target[spiky])),
             "calm_mse": float(F.mse_loss(prediction[~spiky], target[~spiky])),

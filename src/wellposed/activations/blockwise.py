@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -220,7 +221,7 @@ def piecewise(activations: Sequence[Activation], sizes: Sequence[int]) -> Activa
     """Joins the maps of consecutive blocks, phi(z) = (phi_1(z_1), ..., phi_L(z_L)) (003, section 2.4).
 
     Blocks of one and the same map that acts in blocks of its own size are that map; a mixture with a map on
-    blocks is one map on the whole vector, with the largest constant of its parts in every norm.
+    blocks is one map on the whole vector, with the largest constant of them all in every norm.
 
     Example:
         >>> from wellposed.activations import get_activation
@@ -234,12 +235,12 @@ def piecewise(activations: Sequence[Activation], sizes: Sequence[int]) -> Activa
     whole = all(part.componentwise for part in activations)
     shared = [norm for norm in NORMS if all(norm in part.constants for part in activations)]
     constants = {norm: max(part.constants[norm] for part in activations) for norm in shared}
-    derivative = partial(_slopes, parts=tuple(activations), sizes=tuple(sizes)) if whole else None
+    blocks: dict[str, Any] = {"activations": tuple(activations), "sizes": tuple(sizes)}
     return Activation(
         _name(activations, sizes),
-        partial(_apply, parts=tuple(activations), sizes=tuple(sizes)),
+        partial(_apply, **blocks),
         (min(part.slope[0] for part in activations), max(part.slope[1] for part in activations)),
-        derivative,
+        partial(_slopes, **blocks) if whole else None,
         homogeneous=all(part.homogeneous for part in activations),
         projection=all(part.projection for part in activations),
         block=None if whole else 0,
@@ -250,7 +251,7 @@ def piecewise(activations: Sequence[Activation], sizes: Sequence[int]) -> Activa
 
 
 def _name(activations: Sequence[Activation], sizes: Sequence[int]) -> str:
-    """Names the parts with their sizes, neighbours of one name together."""
+    """Names the maps with their sizes, neighbours of one name together."""
     runs: list[tuple[str, int]] = []
     for part, size in zip(activations, sizes, strict=True):
         if runs and runs[-1][0] == part.name:
@@ -269,16 +270,16 @@ def parts_of(activation: Activation) -> tuple[tuple[Activation, int], ...] | Non
         [('max_pool(2)', 4), ('softmax(3)', 3)]
     """
     bound = getattr(activation.function, "keywords", {})
-    if "parts" not in bound or not same_map(piecewise(bound["parts"], bound["sizes"]), activation):
+    if bound.keys() != {"activations", "sizes"} or not same_map(piecewise(**bound), activation):
         return None
-    return tuple(zip(bound["parts"], bound["sizes"], strict=True))
+    return tuple(zip(bound["activations"], bound["sizes"], strict=True))
 
 
-def _apply(z: Tensor, parts: tuple[Activation, ...], sizes: tuple[int, ...]) -> Tensor:
-    pieces = z.split(sizes, dim=-1)
-    return torch.cat([part.function(piece) for part, piece in zip(parts, pieces, strict=True)], dim=-1)
+def _apply(z: Tensor, activations: tuple[Activation, ...], sizes: tuple[int, ...]) -> Tensor:
+    pieces = zip(activations, z.split(sizes, dim=-1), strict=True)
+    return torch.cat([phi.function(piece) for phi, piece in pieces], dim=-1)
 
 
-def _slopes(z: Tensor, parts: tuple[Activation, ...], sizes: tuple[int, ...]) -> Tensor:
-    pieces = z.split(sizes, dim=-1)
-    return torch.cat([part.slope_at(piece) for part, piece in zip(parts, pieces, strict=True)], dim=-1)
+def _slopes(z: Tensor, activations: tuple[Activation, ...], sizes: tuple[int, ...]) -> Tensor:
+    pieces = zip(activations, z.split(sizes, dim=-1), strict=True)
+    return torch.cat([phi.slope_at(piece) for phi, piece in pieces], dim=-1)

@@ -2,7 +2,7 @@
 
 First come the families with parameters (`leaky_relu`, `elu`, `hardtanh`, `softplus`, `softshrink`), then the table
 of named maps and the map of states in other units, phi_D(z) = D phi(D^-1 z) with D = 2^e
-(`rescaled_by`, `rescaled`). `get_activation` looks a name up, `register_activation` adds one.
+(`rescaled`). `get_activation` looks a name up, `register_activation` adds one.
 """
 
 import ast
@@ -262,28 +262,6 @@ _CATALOGUE = [  # an entry is all that the library knows of a map
 ]  # fmt: skip
 
 
-def rescaled_by(activation: Activation, exponent: float) -> Activation:
-    """Returns phi_D(z) = 2^e phi(2^-e z); phi itself if it is homogeneous or e is zero."""
-    exponent = real("exponent of rescaled", exponent)
-    if activation.homogeneous or exponent == 0:
-        return activation
-    if abs(exponent) > 1000:
-        raise InputError(
-            f"exponent of rescaled must lie within +-1000, the range of float64; received {exponent:g}"
-        )
-    factor = 2.0**exponent
-    bind = partial(_rescaled, factor=factor)
-    derivative = activation.derivative and partial(bind, phi=activation.derivative, outer=False)
-    return replace(
-        activation,
-        name=f"rescaled({activation.name!r}, {exponent!r})",
-        function=partial(bind, phi=activation.function),
-        derivative=derivative,
-        rounding=activation.rounding + (0.0 if exponent.is_integer() else 4.0),
-        image=product_ends(*activation.image, factor),
-    )
-
-
 def _rescaled(z: Tensor, phi: Callable[[Tensor], Tensor], factor: float, outer: bool = True) -> Tensor:
     value = phi(z / factor)
     return value * factor if outer else value
@@ -467,7 +445,25 @@ def rescaled(activation: str | Activation, exponent: float) -> Activation:
         >>> rescaled("tanh", 3).image
         (-8.0, 8.0)
     """
-    return rescaled_by(get_activation(activation), exponent)
+    activation = get_activation(activation)
+    exponent = real("exponent of rescaled", exponent)
+    if activation.homogeneous or exponent == 0:
+        return activation
+    if abs(exponent) > 1000:
+        raise InputError(
+            f"exponent of rescaled must lie within +-1000, the range of float64; received {exponent:g}"
+        )
+    factor = 2.0**exponent
+    bind = partial(_rescaled, factor=factor)
+    derivative = activation.derivative and partial(bind, phi=activation.derivative, outer=False)
+    return replace(
+        activation,
+        name=f"rescaled({activation.name!r}, {exponent!r})",
+        function=partial(bind, phi=activation.function),
+        derivative=derivative,
+        rounding=activation.rounding + (0.0 if exponent.is_integer() else 4.0),
+        image=product_ends(*activation.image, factor),
+    )
 
 
 def _gelu(approximate: str = "none") -> Activation:

@@ -24,19 +24,15 @@ def check_constants(activation: Activation, seed: int = 0) -> None:
     for width in (activation.block, 3 * activation.block) if activation.block else widths:
         for scale in (1e-3, 1e-1, 1.0, 10.0, 1e3):
             z = scale * torch.randn(400, width, generator=generator, dtype=torch.float64)
-            for other in _partners(z, scale, generator):
-                _check_pairs(activation, z, other)
+            step = torch.randn(z.shape, generator=generator, dtype=z.dtype)
+            axis = torch.eye(width, dtype=z.dtype)[torch.randint(width, (len(z),), generator=generator)]
+            for move in (scale * axis, 1e-4 * scale * axis, 1e-4 * scale * step.sign(), scale * step):
+                _check_pairs(activation, z, z + move)
             _check_flags(activation, z)
     _check_traits(activation, generator)
     if activation.componentwise:
         grid = 10 * torch.linspace(-1, 1, 20001, dtype=torch.float64).unsqueeze(-1)
         _check_pairs(activation, grid[:-1], grid[1:])
-
-
-def _partners(z: Tensor, scale: float, generator: torch.Generator) -> list[Tensor]:
-    step = torch.randn(z.shape, generator=generator, dtype=z.dtype)
-    axis = torch.eye(z.shape[1], dtype=z.dtype)[torch.randint(z.shape[1], (len(z),), generator=generator)]
-    return [z + scale * axis, z + 1e-4 * scale * axis, z + 1e-4 * scale * step.sign(), z + scale * step]
 
 
 def _check_pairs(activation: Activation, a: Tensor, b: Tensor) -> None:

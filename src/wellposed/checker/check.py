@@ -80,8 +80,8 @@ def _not_too_deep() -> Iterator[None]:
 
 
 def _check(model: Path, certificate: Path | None) -> list[Finding]:
-    file, place = _tensors(model), certificate or certificate_path(_weights(model))
-    proof = TensorFile(place, LARGEST_CERTIFICATE)
+    file = _tensors(model)
+    proof = TensorFile(certificate or certificate_path(_weights(model)), LARGEST_CERTIFICATE)
     if proof.metadata.get("format") != FORMAT or not isinstance(proof.metadata.get("certificate"), str):
         raise RefusedError(f"{proof.path.name} is no certificate of the format {FORMAT!r}")
     said = read_json(proof.metadata["certificate"], "the certificate")
@@ -113,9 +113,9 @@ def _check(model: Path, certificate: Path | None) -> list[Finding]:
         if kind == "well-posed" and proven[about]:
             raise RefusedError(f"well-posedness of {about or model.name} is claimed twice; one proof is enough")
         proven[about].append(CLAIMS[kind](claim, parts[about], proof))
-    if open_parts := [name for name, found in proven.items() if not found]:
+    if open_parts := [name for name, findings in proven.items() if not findings]:
         raise RefusedError(f"nothing is claimed about the part {open_parts[0]!r}")
-    return [finding for found in proven.values() for finding in found]
+    return [finding for findings in proven.values() for finding in findings]
 
 
 def equations(model: Path) -> list[Part]:
@@ -156,10 +156,10 @@ def _config(file: TensorFile) -> bytes | None:
         raise RefusedError(
             f"a newer model waits in {NEW} beside {file.path.name}, left by a save that was stopped; save it again"
         )
-    place = file.path.with_name(CONFIG)
-    if not place.is_file() or place.stat().st_size > LARGEST_HEADER:
+    path = file.path.with_name(CONFIG)
+    if not path.is_file() or path.stat().st_size > LARGEST_HEADER:
         raise RefusedError(f"{CONFIG} is missing or too large")
-    return place.read_bytes()
+    return path.read_bytes()
 
 
 def _equations(file: TensorFile, text: bytes | None) -> list[Part]:
@@ -392,20 +392,20 @@ def _reach(part: Part, name: str, box: _Box, rows: int, budget: Budget) -> list[
     """Encloses a matrix times a box, row by row; without a matrix that is zero."""
     if name not in part.matrices:
         return [(Fraction(0), Fraction(0))] * rows
-    found = part.matrices[name]()
-    if len(found.rows) != rows or any(len(row) != len(box.ends) for row in found.rows):
+    matrix = part.matrices[name]()
+    if len(matrix.rows) != rows or any(len(row) != len(box.ends) for row in matrix.rows):
         raise RefusedError(f"{name} does not fit the boxes")
-    budget.multiply(4 * rows * len(box.ends), found.bits, box.bits)
-    unit = found.unit * box.unit
-    ends = (proofs.reach(row, box.ends) for row in found.rows)
+    budget.multiply(4 * rows * len(box.ends), matrix.bits, box.bits)
+    unit = matrix.unit * box.unit
+    ends = (proofs.reach(row, box.ends) for row in matrix.rows)
     return [(low * unit, high * unit) for low, high in ends]
 
 
 def _bias(part: Part, name: str, size: int) -> list[Fraction]:
-    found = part.biases[name]() if name in part.biases else [Fraction(0)] * size
-    if len(found) != size:
+    bias = part.biases[name]() if name in part.biases else [Fraction(0)] * size
+    if len(bias) != size:
         raise RefusedError(f"the bias {name} does not fit the boxes")
-    return found
+    return bias
 
 
 def _row_gaps(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
@@ -458,14 +458,14 @@ def _group(group: Any, largest: Fraction, A: Matrix, B: Matrix, proof: TensorFil
     low = min(A.exponent, B.exponent)
     for k, i in enumerate(rows):
         w = [entry << (A.exponent - low) for entry in given[0][k]] + [e << (B.exponent - low) for e in given[1][k]]
-        kept = [j for j, entry in enumerate(w) if entry or only == "all"]
+        used = [j for j, entry in enumerate(w) if entry or only == "all"]
         outside = sum(map(bool, A.rows[i])) + sum(map(bool, B.rows[i])) - sum(map(bool, w))
         if outside:
             raise RefusedError(f"row {i} has entries outside of its columns")
         gap = proofs.row_gap(
-            [columns[j] for j in kept], design.exponent, (targets.rows[k], targets.exponent),
-            ([w[j] for j in kept], low), (dual.rows[k], dual.exponent), [ridge[j] for j in kept],
-            sum(j < capped for j in kept), kappa,
+            [columns[j] for j in used], design.exponent, (targets.rows[k], targets.exponent),
+            ([w[j] for j in used], low), (dual.rows[k], dual.exponent), [ridge[j] for j in used],
+            sum(j < capped for j in used), kappa,
         )  # fmt: skip
         size = proofs.dot(targets.rows[k], targets.rows[k]) * targets.unit**2 / 2
         if gap > gaps[k]:

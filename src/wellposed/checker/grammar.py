@@ -154,8 +154,10 @@ def expect_tensors(file: TensorFile, shapes: Mapping[str, tuple[int, ...]]) -> N
             f"{file.path.name} holds the tensor {name!r}, of which its configuration does not speak"
         )
     for name, shape in shapes.items():
-        if (found := file.entries[name][1]) != shape:
-            raise RefusedError(f"{name!r} in {file.path.name} has the shape {list(found)}, expected {list(shape)}")
+        if (actual := file.entries[name][1]) != shape:
+            raise RefusedError(
+                f"{name!r} in {file.path.name} has the shape {list(actual)}, expected {list(shape)}"
+            )
     kinds = {kind for kind, *_ in file.entries.values()}
     if len(kinds) != 1 or not kinds <= {*FLOATS.values()}:
         raise RefusedError(f"the tensors of {file.path.name} are {', '.join(sorted(kinds))}; a model has one type")
@@ -184,8 +186,8 @@ class Walk:
 
     def tensor(self, given: Any, dimensions: int, *, whole: bool = False, empty: bool = False) -> tuple[int, ...]:
         """Returns the shape of a tensor that a header names, as the operator sees it."""
-        found = table(given, {"tensor": is_text, "order": list_of(is_count)}, "a tensor", ("order",))
-        name, order = found["tensor"], found.get("order", list(range(dimensions)))
+        entry = table(given, {"tensor": is_text, "order": list_of(is_count)}, "a tensor", ("order",))
+        name, order = entry["tensor"], entry.get("order", list(range(dimensions)))
         if name not in self.file.entries:
             raise RefusedError(f"{self.file.path.name} has no tensor {name!r}")
         kind, shape, _ = self.file.entries[name]
@@ -194,7 +196,7 @@ class Walk:
         if len(shape) != dimensions or not (empty or all(shape)):
             raise RefusedError(f"{name!r} in {self.file.path.name} has the shape {list(shape)}")
         identity = list(range(dimensions))
-        if sorted(order) != identity or ("order" in found and order == identity):
+        if sorted(order) != identity or ("order" in entry and order == identity):
             raise RefusedError(f"the order {order} of {name!r} is no other order of {dimensions} dimensions")
         self.used.add(name)
         return tuple(shape[order.index(dimension)] for dimension in identity)
@@ -286,16 +288,16 @@ class Walk:
         heights, widths = given["heights"]["tuple"], given["widths"]["tuple"]
         pairs = table(given["parts"], {"dict": list_of(list_of(anything, 2, 2))}, "the blocks of a matrix")["dict"]
         keys, dtype, stored = set(), given["kind"]["dtype"], False
-        for place, part in pairs:
-            if not tuple_of(is_count, 2, 2)(place):
-                raise RefusedError(f"{_short(place)} is no place of a block")
-            i, j = place["tuple"]
+        for key, part in pairs:
+            if not tuple_of(is_count, 2, 2)(key):
+                raise RefusedError(f"{_short(key)} is no row and column of a block")
+            i, j = key["tuple"]
             if (i, j) in keys or i >= len(heights) or j >= len(widths):
                 raise RefusedError(f"there is no block {i, j}, or it is given twice")
             keys.add((i, j))
             seen = self.operator(part)
             if seen.shape != (heights[i], widths[j]):
-                raise RefusedError(f"the block {i, j} has another size than its place")
+                raise RefusedError(f"the block {i, j} has another size than its row and column")
             if part["operator"] != "Zero":
                 dtype, stored = seen.dtype, stored or seen.stored
         return Seen((sum(heights), sum(widths)), dtype, stored)

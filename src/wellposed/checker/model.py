@@ -154,10 +154,10 @@ def _product(file: TensorFile, left: Any, right: Any) -> Matrix:
 
 def _stored(file: TensorFile, given: dict[str, Any]) -> Matrix:
     """Reads a matrix of a form, which may lie in its file column by column."""
-    found = file.matrix(given["tensor"])
+    matrix = file.matrix(given["tensor"])
     if given.get("order") != [1, 0]:
-        return found
-    return Matrix([list(column) for column in zip(*found.rows, strict=True)], found.exponent)
+        return matrix
+    return Matrix([list(column) for column in zip(*matrix.rows, strict=True)], matrix.exponent)
 
 
 def _phis(names: list[str], sizes: list[int], states: int) -> tuple[list[Phi], int | None]:
@@ -271,14 +271,14 @@ def _sparse(file: TensorFile, given: dict[str, Any]) -> Matrix:
     (_, count), indices = file.values(given["sparse"][0]["tensor"], (2, None))
     entries, exponent = scaled(file.values(given["sparse"][1]["tensor"], (count,))[1], file.budget)
     file.budget.spend(rows * columns)
-    found, before = [[0] * columns for _ in range(rows)], (-1, -1)
+    dense, before = [[0] * columns for _ in range(rows)], (-1, -1)
     for i, j, entry in zip(indices[:count], indices[count:], entries, strict=True):
         if not (before < (i, j) and 0 <= i < rows and 0 <= j < columns):
             raise RefusedError(
                 f"the entry {i, j} of a sparse matrix is outside of it, out of order or given twice"
             )
-        found[i][j], before = entry, (i, j)
-    return Matrix(found, exponent)
+        dense[i][j], before = entry, (i, j)
+    return Matrix(dense, exponent)
 
 
 def _block(file: TensorFile, header: dict[str, Any]) -> Matrix:

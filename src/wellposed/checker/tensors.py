@@ -92,7 +92,7 @@ class TensorFile:
         self.metadata: dict[str, str] = metadata
         self.entries = {name: self._entry(name, given) for name, given in header.items()}
         end = 0
-        for begin, stop in sorted(place for *_, place in self.entries.values()):
+        for begin, stop in sorted(span for *_, span in self.entries.values()):
             if begin != end:
                 raise RefusedError(f"the tensors of {path.name} leave gaps or overlap")
             end = stop
@@ -114,8 +114,8 @@ class TensorFile:
         if not isinstance(table, dict) or not table:
             raise RefusedError(f"{self.path.name} has no table of packed tensors")
         for name, said in table.items():
-            dtype, size, place = self.entries.get(name, ("", (), (0, 0)))
-            if dtype != "U8" or len(size) != 1 or size[0] != place[1] - place[0] or name in self.packed:
+            dtype, size, span = self.entries.get(name, ("", (), (0, 0)))
+            if dtype != "U8" or len(size) != 1 or size[0] != span[1] - span[0] or name in self.packed:
                 raise RefusedError(f"{self.path.name} has no packed tensor {name!r}")
             if not isinstance(said, dict) or said.keys() != {"dtype", "shape"}:
                 raise RefusedError(f"the packed tensor {name!r} is described by other entries than a tensor has")
@@ -124,7 +124,7 @@ class TensorFile:
             if not isinstance(kind, str) or kind not in KINDS or not whole:
                 raise RefusedError(f"the packed tensor {name!r} has the type {kind!r} and the shape {shape!r}")
             self.packed.add(name)
-            self.entries[name] = (kind, tuple(shape), place)
+            self.entries[name] = (kind, tuple(shape), span)
         stored, total = self.size - self.start, sum(map(self._length, self.entries))
         if total > UNPACKED_PER_BYTE * stored + UNPACKED_FREE:
             raise RefusedError(f"the {stored} bytes of tensors in {self.path.name} would unpack to {total}")
@@ -143,20 +143,22 @@ class TensorFile:
         """Reads a tensor of that shape, None being any size, of finite numbers."""
         if not isinstance(name, str) or name not in self.entries:
             raise RefusedError(f"{self.path.name} has no tensor {name!r}")
-        kind, found, (begin, end) = self.entries[name]
-        if len(found) != len(shape) or any(w not in (None, f) for w, f in zip(shape, found, strict=True)):
-            raise RefusedError(f"{name!r} in {self.path.name} has the shape {list(found)}, expected {list(shape)}")
+        kind, actual, (begin, end) = self.entries[name]
+        if len(actual) != len(shape) or any(w not in (None, f) for w, f in zip(shape, actual, strict=True)):
+            raise RefusedError(
+                f"{name!r} in {self.path.name} has the shape {list(actual)}, expected {list(shape)}"
+            )
         length = self._length(name)
         if kind not in KINDS or length > LARGEST_TENSOR:
             raise RefusedError(f"{name!r} in {self.path.name} is {kind} of {length} bytes, which is not read")
-        self.budget.spend(math.prod(max(1, size) for size in found))  # rows without entries are rows too
+        self.budget.spend(math.prod(max(1, size) for size in actual))  # rows without entries are rows too
         with self.path.open("rb") as file:
             file.seek(self.start + begin)
             data = file.read(end - begin)
         numbers = _numbers(data, kind) if name not in self.packed else _unpacked(data, kind, length)
         if not all(map(math.isfinite, numbers)):
             raise RefusedError(f"{name!r} in {self.path.name} holds NaN or infinity")
-        return found, numbers
+        return actual, numbers
 
     def matrix(self, name: Any, rows: int | None = None, columns: int | None = None) -> Matrix:
         """Reads a matrix exactly."""
@@ -185,12 +187,12 @@ def _unpacked(data: bytes, kind: str, length: int) -> Any:
     numbers = _numbers(bytes(laid), kind)
     if kind != "I64":
         return numbers
-    total, found = 0, array("q")
+    total, decoded = 0, array("q")
     for code in numbers:
         total += (code % (1 << 64) >> 1) ^ -(code & 1)  # the sign of a difference is its lowest bit
         total = (total + (1 << 63)) % (1 << 64) - (1 << 63)
-        found.append(total)
-    return found
+        decoded.append(total)
+    return decoded
 
 
 def _numbers(data: bytes, kind: str) -> Any:
@@ -200,10 +202,10 @@ def _numbers(data: bytes, kind: str) -> Any:
     if code == "bf":  # the upper half of a float32
         wide = b"".join(b"\0\0" + data[k : k + 2] for k in range(0, len(data), 2))
         return struct.unpack(f"<{len(data) // 2}f", wide)
-    found = array(code, data)
+    numbers = array(code, data)
     if sys.byteorder == "big":
-        found.byteswap()
-    return found
+        numbers.byteswap()
+    return numbers
 
 
 def scaled(numbers: Iterable[float], budget: Budget) -> tuple[Vector, int]:
@@ -262,10 +264,10 @@ def read_json(text: bytes | str, name: str) -> dict[str, Any]:
 
     try:
         plain = text if isinstance(text, str) else text.decode()
-        found = json.loads(plain, object_pairs_hook=once, parse_constant=never, parse_float=finite)
-        json.dumps(found, ensure_ascii=False).encode()  # half of a character that is written as two
+        table = json.loads(plain, object_pairs_hook=once, parse_constant=never, parse_float=finite)
+        json.dumps(table, ensure_ascii=False).encode()  # half of a character that is written as two
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"{name} is no readable JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise RefusedError(f"{name} is no table")
-    return found
+    return table

@@ -28,7 +28,11 @@ def export(source: str, out: Path, shape: tuple[int, ...] | None, steps: int | N
     (model.pt2), package.module:factory or path/to/file.py:factory.
     """
     model = _read(source, shape)
-    example = None if shape is None else _example(model, shape)
+    example = None
+    if shape is not None:
+        values = [] if isinstance(model, ImplicitForm) else [*model.parameters(), *model.buffers()]
+        kind = model.dtype if isinstance(model, ImplicitForm) else values[0].dtype if values else torch.float32
+        example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(kind)
     with refused():
         difference = export_onnx(model, out, example, steps=steps)
     told = {"file": str(out), "bytes": out.stat().st_size, "difference": difference}
@@ -57,9 +61,3 @@ def _read(source: str, shape: tuple[int, ...] | None) -> nn.Module | ImplicitFor
         raise wrong("the shape of one sample is not known; give it as in 3,32,32", "--input-shape")
     with refused():
         return to_implicit(network, shape)
-
-
-def _example(model: nn.Module | ImplicitForm, shape: tuple[int, ...]) -> torch.Tensor:
-    values = [] if isinstance(model, ImplicitForm) else [*model.parameters(), *model.buffers()]
-    kind = model.dtype if isinstance(model, ImplicitForm) else values[0].dtype if values else torch.float32
-    return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(kind)

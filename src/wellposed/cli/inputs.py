@@ -456,7 +456,10 @@ def read_source(source: str) -> Network:
     home = _file(Path(module)) if module.endswith(".py") else _module(module)
     network = _attribute(home, module, name)
     if callable(network) and not isinstance(network, nn.Module):
-        network = _called(network, source)
+        try:
+            network = network()
+        except Exception as error:
+            raise click.ClickException(f"{source!r} called without arguments fails: {_line(error)}") from error
     if not isinstance(network, nn.Module | ExportedProgram):
         raise _wrong(f"{source!r} gives {type(network).__name__}; it must give a torch.nn.Module")
     return network
@@ -526,13 +529,6 @@ def _attribute(home: Any, module: str, name: str) -> Any:
             raise _wrong(f"{module!r} has no {name!r}; it offers {', '.join(sorted(offered)[:12]) or 'nothing'}")
         value = getattr(value, part)
     return value
-
-
-def _called(factory: Any, source: str) -> Any:
-    try:
-        return factory()
-    except Exception as error:
-        raise click.ClickException(f"{source!r} called without arguments fails: {_line(error)}") from error
 
 
 def _line(error: Exception) -> str:
@@ -648,8 +644,11 @@ def read_classifier(source: str, option: str = "--model") -> Classifier:
         raise
     if isinstance(network, nn.Module):
         return network.eval()
+    example = network.example_inputs[0] if network.example_inputs else ()
+    if not example or not isinstance(example[0], Tensor):
+        raise wrong(f"{source!r} has no example input, so the shape of a sample is not known", option)
     with refused():
-        return to_implicit(network, _example(network, source, option))
+        return to_implicit(network, tuple(example[0].shape[1:]))
 
 
 def _loaded(path: Path, option: str) -> Classifier:
@@ -685,13 +684,6 @@ def _usable(model: object, source: str, option: str) -> Classifier:
     if not isinstance(model, ImplicitModel):
         raise wrong(f"{source!r} holds {type(model).__name__}, not a form or an ImplicitModel", option)
     return model.eval()
-
-
-def _example(program: ExportedProgram, source: str, option: str) -> tuple[int, ...]:
-    given = program.example_inputs[0] if program.example_inputs else ()
-    if not given or not isinstance(given[0], Tensor):
-        raise wrong(f"{source!r} has no example input, so the shape of a sample is not known", option)
-    return tuple(given[0].shape[1:])
 
 
 class Adapted(nn.Module):

@@ -179,17 +179,13 @@ def _width_section(radii: Sequence[Radius]) -> list[Html]:
     for method in methods:
         cells = [f"{one.widths[method]:.4g}" if method in one.widths else "\N{EN DASH}" for one in radii]
         lines.append([method, *cells])
-    reasons = {method: text for one in radii for method, text in one.reasons.items()}
-    told = [element("li", element("b", name), f": {METHODS[name]}.", _why(reasons.get(name))) for name in methods]
+    why = {name: f" Not computed: {text.rstrip('.')}." for one in radii for name, text in one.reasons.items()}
+    told = [element("li", element("b", name), f": {METHODS[name]}.", why.get(name, "")) for name in methods]
     return [
         element("h2", "Widths of the outputs' bounds"),
         table(["method", *(f"{one.epsilon:g}" for one in radii)], lines),
         element("ul", told, class_="quiet"),
     ]
-
-
-def _why(reason: str | None) -> str:
-    return f" Not computed: {reason.rstrip('.')}." if reason else ""
 
 
 def attack_page(heading: Heading, attack: Attack, before: Tensor, epsilon: float) -> str:

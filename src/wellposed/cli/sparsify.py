@@ -52,7 +52,7 @@ from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.operators.entries import LARGEST_DENSE
 from wellposed.forms.storage import registered_name
-from wellposed.models import Claim, ImplicitModel
+from wellposed.models import ImplicitModel
 from wellposed.pages.charts import bar_chart, matrix_chart
 from wellposed.pages.markup import Html, Step, element, figure, percent
 from wellposed.pages.markup import page as markup_page
@@ -145,8 +145,12 @@ def sparsify(
     """
     row_folder = Path(f"{out}.rows") if rows is None else rows
     given = read_samples(data).drawn(samples)
-    unseen = _unseen(data, test)
-    built = _network(network)
+    name = _set_of(data)
+    unseen = None if test is None else read_samples(test, "--test", "test")
+    if test is None and name and not data.endswith(":test"):
+        unseen = read_samples(f"{name}:test", "--test")
+    classifier = read_classifier(network, "--network")
+    built = classifier.form() if isinstance(classifier, ImplicitModel) else classifier
     before = sizes_of(built)
     with refused():
         _check_score(built, given, unseen)
@@ -184,9 +188,13 @@ def _fitted_rows(
                     states, targets=given.targets, folder=row_folder, progress=bar, **options
                 )
     except KeyboardInterrupt:
-        click.echo(f"finished rows are kept in {row_folder}; the same command goes on from there", err=True)
+        click.echo(f"finished rows are in {row_folder}; the same command goes on from there", err=True)
         raise
-    claims = [_gap_claim(model, report, states, options)] if gaps else []
+    claims = []
+    if gaps:
+        debiased, mask = options["target_sparsity"] is not None, support_mask(states, options["support"])
+        own = debiased and is_feedforward(mask, states.blocks)
+        claims.append(gap_claim(model, report, states, None if debiased else mask, own=own))
     stored = _as_stored(model, report)
     save_certified(stored, out, claims)
     return stored, with_claimed_gaps(report, claims[0]) if claims else report
@@ -299,13 +307,6 @@ def _check_score(network: nn.Module | ImplicitForm, fitted: Samples, unseen: Sam
                 ) from error
 
 
-def _gap_claim(model: ImplicitModel, report: FitReport, states: States, options: dict[str, Any]) -> Claim:
-    """Claims the gaps of the rows."""
-    debiased, mask = options["target_sparsity"] is not None, support_mask(states, options["support"])
-    own = debiased and is_feedforward(mask, states.blocks)
-    return gap_claim(model, report, states, None if debiased else mask, own=own)
-
-
 def _check_gaps(states: States, options: dict[str, Any]) -> None:
     """Refuses gaps that no certificate would prove, before the work."""
     n, p = states.X.shape[1], states.U.shape[1]
@@ -318,23 +319,10 @@ def _check_gaps(states: States, options: dict[str, Any]) -> None:
         )
 
 
-def _unseen(data: str, test: str | None) -> Samples | None:
-    if test is not None:
-        return read_samples(test, "--test", "test")
-    name = _set_of(data)
-    return read_samples(f"{name}:test", "--test") if name and not data.endswith(":test") else None
-
-
 def _set_of(data: str) -> str | None:
     """Returns the name of the set that DATA is or is a part of; None for a file."""
     name = data.partition(":")[0]
     return name if ALIASES.get(name.lower(), name.lower()) in SETS else None
-
-
-def _network(source: str) -> nn.Module | ImplicitForm:
-    """Reads the network; an exported program, or a model of the library, becomes its form."""
-    model = read_classifier(source, "--network")
-    return model.form() if isinstance(model, ImplicitModel) else model
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from wellposed.checker.tensors import Budget, RefusedError, TensorFile, scaled
 from wellposed.errors import WellposedError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form
-from wellposed.models import Claim, ImplicitModel, ImplicitRNN, load, save
+from wellposed.models import Claim, ImplicitModel, load, save
 from wellposed.models.io.storage import Model
 
 SMALL = 1 << 20  # entries of a matrix that is formed to be compared
@@ -88,7 +88,7 @@ def as_stored(path: Path, *, folder: bool) -> Finding:
         return Finding("evaluated as stored", "", "a form", "the loaded form is the one in the file")
     if not isinstance(model, Model):
         raise RefusedError(f"{path.name} holds {type(model).__name__}, of which nothing is proven")
-    cells = cells_of(model)
+    cells = [model] if isinstance(model, ImplicitModel) else [model.cell(k) for k in range(len(model.cells))]
     if len(cells) != len(equations):
         raise RefusedError(
             f"the library reads {len(cells)} equations in {path.name}, the checker {len(equations)}"
@@ -116,14 +116,9 @@ def _same_cell(file: TensorFile, part: Part, cell: ImplicitModel) -> None:
     for name, value in others.items():
         _same_matrix(part, name, value)
     _same_biases(part, {"b": cell.bias})
-    if _runs(zip(part.names, part.sizes, strict=True)) != _runs(_named(cell)):
-        raise RefusedError(f"the library reads another activation than {part.names} of {part.sizes} states")
-
-
-def _named(cell: ImplicitModel) -> list[tuple[str, int]]:
-    """Lists the activations of a model with the numbers of their states."""
     blocks = parts_of(cell.activation) or ((cell.activation, cell.state_features),)
-    return [(phi.name, size) for phi, size in blocks]
+    if _runs(zip(part.names, part.sizes, strict=True)) != _runs((phi.name, size) for phi, size in blocks):
+        raise RefusedError(f"the library reads another activation than {part.names} of {part.sizes} states")
 
 
 def _same_form(file: TensorFile, part: Part, form: ImplicitForm) -> None:
@@ -208,8 +203,3 @@ def _runs(named: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
         else:
             merged.append((name, size))
     return merged
-
-
-def cells_of(model: ImplicitModel | ImplicitRNN) -> list[ImplicitModel]:
-    """Lists the equations of a model."""
-    return [model] if isinstance(model, ImplicitModel) else [model.cell(k) for k in range(len(model.cells))]

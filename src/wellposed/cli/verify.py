@@ -46,7 +46,10 @@ def verify(model: Path, certificate: Path | None, as_json: bool) -> None:
                 f"a newer model waits in {model / NEW}, as a save that was stopped leaves it; save it again"
             )
         findings = check(model, proof)
-        findings.append(_evaluated(path, folder=model.is_dir()))
+        # Whether the library evaluates what is in the file takes torch, imported only once all else is proven.
+        from wellposed.cli.stored import as_stored
+
+        findings.append(as_stored(path, folder=model.is_dir()))
     except (RefusedError, WellposedError, OSError) as error:
         if as_json:
             click.echo(json.dumps({"file": str(path), "proven": False, "reason": str(error)}, indent=2))
@@ -56,16 +59,6 @@ def verify(model: Path, certificate: Path | None, as_json: bool) -> None:
         click.echo(json.dumps({"file": str(path), "proven": True, "claims": claims}, indent=2))
     else:
         print_table(table(findings))
-
-
-def _evaluated(path: Path, *, folder: bool) -> Finding:
-    """Checks that the library evaluates what is in the file, which is what the proofs are about.
-
-    That takes the library itself, and torch, which is imported for this alone and only once all is proven.
-    """
-    from wellposed.cli.stored import as_stored
-
-    return as_stored(path, folder=folder)
 
 
 def table(findings: Iterable[Finding]) -> Table:

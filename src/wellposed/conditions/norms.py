@@ -229,17 +229,17 @@ def perron_weights(M: Tensor) -> tuple[Tensor, float]:
     """
     if not len(M):
         return M.new_ones(0), 0.0
-    scored = [_scored(M, v) for v in _solutions(M, KAPPAS)]
+    scored = [(collatz_wielandt(M, v), v) for v in _solutions(M, KAPPAS)]
     if not any(value < 1 for value, _ in scored):
         exponent = power_of_two_scaling(M, 0.9)
         powers = torch.zeros_like(M[0]) if exponent is None else _normalised(torch.exp2(-exponent))
-        scored = [_scored(M, v) for v in (*_solutions(M, NEARLY_ONE), powers, _power_steps(M))]
+        iterated = torch.ones_like(M[0])
+        for _ in range(50):
+            iterated = _normalised(iterated + M @ iterated)
+        candidates = (*_solutions(M, NEARLY_ONE), powers, iterated)
+        scored = [(collatz_wielandt(M, v), v) for v in candidates]
     value, weights = min(scored, key=lambda pair: _error_constant(*pair))
     return weights, value
-
-
-def _scored(M: Tensor, v: Tensor) -> tuple[float, Tensor]:
-    return collatz_wielandt(M, v), v
 
 
 def _solutions(M: Tensor, kappas: tuple[float, ...]) -> list[Tensor]:
@@ -309,13 +309,6 @@ def _reduce(values: Tensor, groups: Tensor, how: str) -> Tensor:
 
 def _normalised(v: Tensor) -> Tensor:
     return v.abs() / v.abs().amax()
-
-
-def _power_steps(M: Tensor) -> Tensor:
-    v = torch.ones(M.shape[-1], dtype=M.dtype, device=M.device)
-    for _ in range(50):
-        v = _normalised(v + M @ v)
-    return v
 
 
 def _error_constant(value: float, weights: Tensor) -> tuple[float, float]:

@@ -375,17 +375,16 @@ def _cheapest(readers: Sequence[Readers], features: Tensor, groups: FeatureGroup
         return _summed(readers, features & ~groups.fixed).topk(count, largest=False).indices
     left = [own for own in groups.members if bool(features[own[0]])]
     alone = _summed(readers, features)
-    costs = [float(alone[own[0]]) if len(own) == 1 else _together(readers, own) / len(own) for own in left]
+    costs = [
+        float(alone[own[0]]) if len(own) == 1 else sum(reader.rise(own) for reader in readers) / len(own)
+        for own in left
+    ]
     gone: list[int] = []
     for cost in sorted(range(len(left)), key=costs.__getitem__):
         gone += left[cost].tolist()
         if len(gone) >= count:
             break
     return torch.tensor(gone, dtype=torch.long)
-
-
-def _together(readers: Sequence[Readers], features: Tensor) -> float:
-    return sum(reader.rise(features) for reader in readers)
 
 
 def _prices(work: FeatureProblem, sizes: Sequence[int]) -> Tensor:  # (n,)

@@ -258,8 +258,8 @@ class RowMatcher:
         >>> from wellposed.activations import get_activation
         >>> X, U = torch.zeros(3, 1), torch.tensor([[1.0], [2.0], [4.0]])
         >>> data = FitData(X, U, 2 * U + 1, (1,), (get_activation("relu"),))
-        >>> found = RowMatcher(fit=RowFit(), bias=True).rows(data, torch.ones(1, 2, dtype=torch.bool))
-        >>> found.weights.round(decimals=6), found.bias.round(decimals=6)
+        >>> matched = RowMatcher(fit=RowFit(), bias=True).rows(data, torch.ones(1, 2, dtype=torch.bool))
+        >>> matched.weights.round(decimals=6), matched.bias.round(decimals=6)
         (tensor([[0., 2.]], dtype=torch.float64), tensor([1.], dtype=torch.float64))
     """
 

@@ -108,7 +108,10 @@ class FitReport:
 
     def table(self) -> Table:
         """Lays the report out, one line a layer."""
-        table = Table(title=self._title(), box=box.SIMPLE, caption=self._caption(), caption_justify="left")
+        which = "rows of A" if self.bound == "state" else "rows of (A, B)"
+        goal = "" if self.objective == "none" else f", {self.objective} {self.strength:.3g}"
+        title = f"{which} within {self.kappa:g}{goal}; {100 * self.sparsity:.1f} % zeros"
+        table = Table(title=title, box=box.SIMPLE, caption=self._caption(), caption_justify="left")
         for name in LAYERS:
             table.add_column(name, justify="left" if name in ("layer", "phi") else "right")
         for row in self.rows():
@@ -134,11 +137,6 @@ class FitReport:
                 ]
             )
         return table
-
-    def _title(self) -> str:
-        which = "rows of A" if self.bound == "state" else "rows of (A, B)"
-        goal = "" if self.objective == "none" else f", {self.objective} {self.strength:.3g}"
-        return f"{which} within {self.kappa:g}{goal}; {100 * self.sparsity:.1f} % zeros"
 
     def _caption(self) -> str:
         lines = [f"well-posed: {self.certificate}", f"output at the own equilibrium: {self.output_error:.2e} off"]
@@ -173,7 +171,7 @@ def relative_errors(
     """Computes |states - wanted| / |wanted| block by block; the plain error where wanted is zero.
 
     Args:
-        found, wanted: ``(m, n)``.
+        states, wanted: ``(m, n)``.
         sizes: of the blocks.
         factors: by which `wanted` is multiplied, ``(n,)``.
 

@@ -164,13 +164,13 @@ def positions(layer: SharedLayer, outputs: Tensor) -> tuple[int, int]:
     return len(outputs), outputs[0].numel() // rows
 
 
-def read_by_rows(layer: SharedLayer, inputs: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
+def read_by_rows(layer: SharedLayer, inputs: tuple[Tensor, ...], chosen: Tensor) -> tuple[Tensor, ...]:
     """Gathers what the rows of a layer read at given positions, ``(m, d_i)`` for each input.
 
     Args:
         layer: which one.
         inputs: of the layer.
-        places: k P + i is position i of sample k, where there are P positions.
+        chosen: k P + i is position i of sample k, where there are P positions.
 
     Example:
         >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
@@ -178,21 +178,23 @@ def read_by_rows(layer: SharedLayer, inputs: tuple[Tensor, ...], places: Tensor)
         tensor([[1., 2., 5., 6.]])
     """
     if isinstance(layer, nn.Linear):
-        return (inputs[0].reshape(-1, layer.in_features)[places],)
+        return (inputs[0].reshape(-1, layer.in_features)[chosen],)
     read = []
     for part, x in zip(convolutions(layer), inputs, strict=True):
-        patches = unfold(x, part.kernel_size, part.dilation, _padding(part), part.stride)
+        if isinstance(part.padding, str):
+            raise InputError(f"a convolution to be fitted has its padding in numbers; received {part.padding!r}")
+        patches = unfold(x, part.kernel_size, part.dilation, part.padding, part.stride)
         count = patches.shape[2]
-        read.append(patches[places // count, :, places % count])
+        read.append(patches[chosen // count, :, chosen % count])
     return tuple(read)
 
 
-def given_by_rows(layer: SharedLayer, outputs: Tensor, places: Tensor) -> Tensor:  # (m, r)
+def given_by_rows(layer: SharedLayer, outputs: Tensor, chosen: Tensor) -> Tensor:  # (m, r)
     """Gathers what the rows of a layer return at the same positions."""
     if isinstance(layer, nn.Linear):
-        return outputs.reshape(-1, layer.out_features)[places]
+        return outputs.reshape(-1, layer.out_features)[chosen]
     flat = outputs.flatten(2)
-    return flat[places // flat.shape[2], :, places % flat.shape[2]]
+    return flat[chosen // flat.shape[2], :, chosen % flat.shape[2]]
 
 
 def row_weights(layer: SharedLayer) -> Tensor:  # (r, d)
@@ -242,12 +244,6 @@ def convolutions(layer: nn.Conv2d | Filters) -> list[nn.Conv2d]:
     return plain
 
 
-def _padding(part: nn.Conv2d) -> tuple[int, ...]:
-    if isinstance(part.padding, str):
-        raise InputError(f"a convolution to be fitted has its padding in numbers; received {part.padding!r}")
-    return tuple(part.padding)
-
-
 Valid = Callable[[Tensor], Tensor]
 
 
@@ -279,8 +275,8 @@ class PositionSampler:
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
-        >>> found = PositionSampler(samples=10).run(network, {"0": network[0]}, [torch.zeros(4, 1, 5, 5)])
-        >>> found["0"].parts[0].shape, found["0"].targets.shape
+        >>> data = PositionSampler(samples=10).run(network, {"0": network[0]}, [torch.zeros(4, 1, 5, 5)])
+        >>> data["0"].parts[0].shape, data["0"].targets.shape
         (torch.Size([10, 9]), torch.Size([10, 2]))
     """
 
@@ -313,8 +309,8 @@ class PositionSampler:
     def _hook(self, log: "_Log", name: str, layer_seed: int, quota: int) -> Callable[..., None]:
         def hook(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + layer_seed) * 1009 + log.batch)
-            places = _sampled_positions(positions(layer, output), log.valid, generator, quota)
-            log.add(name, RowData(read_by_rows(layer, inputs, places), given_by_rows(layer, output, places)))
+            chosen = _sampled_positions(positions(layer, output), log.valid, generator, quota)
+            log.add(name, RowData(read_by_rows(layer, inputs, chosen), given_by_rows(layer, output, chosen)))
 
         return hook
 
@@ -352,8 +348,8 @@ def _sampled_positions(
         return torch.randperm(count, generator=generator)[:quota]
     if valid.numel() != count:
         raise InputError(f"valid must mark {size[0]} x {size[1]} positions; received {tuple(valid.shape)}")
-    places = torch.nonzero(valid.flatten())[:, 0]
-    return places[torch.randperm(len(places), generator=generator)[:quota]]
+    marked = torch.nonzero(valid.flatten())[:, 0]
+    return marked[torch.randperm(len(marked), generator=generator)[:quota]]
 
 
 def _joined(pieces: list[RowData]) -> RowData:

@@ -403,11 +403,8 @@ def first_tensor(output: Any) -> Tensor:
         return output
     if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
         return output[0]
-    raise InputError(f"a network must return a tensor, or a tuple that starts with one; got {_shape(output)}")
-
-
-def _shape(value: Any) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+    kind = type(output).__name__
+    raise InputError(f"a network must return a tensor, or a tuple that starts with one; received {kind}")
 
 
 @contextmanager
@@ -472,21 +469,21 @@ def open_states(folder: str | os.PathLike[str], *, verify: bool = True) -> State
     """
     path = Path(folder)
     names = (INDEX, *_files(True))
-    return read_folder(path, names, lambda places: _opened(path, places, verify))
+    return read_folder(path, names, lambda paths: _opened(path, paths, verify))
 
 
-def _opened(folder: Path, places: dict[str, Path], verify: bool) -> States:
+def _opened(folder: Path, paths: dict[str, Path], verify: bool) -> States:
     try:
-        index = json.loads(places[INDEX].read_text(encoding="utf-8"))
+        index = json.loads(paths[INDEX].read_text(encoding="utf-8"))
         if index["format"] != FORMAT:
             raise FileFormatError(f"its format is {index['format']!r}, expected {FORMAT!r}")
         if "sha256" in index:  # older folders have no checksums
-            _check(places, index, verify)
+            _check(paths, index, verify)
         return States(
-            **{name: _mapped(places[f"{name}.npy"]) for name in _MATRICES},
+            **{name: _mapped(paths[f"{name}.npy"]) for name in _MATRICES},
             blocks=tuple(index["blocks"]),
             activations=tuple(get_activation(name) for name in index["activations"]),
-            form=_form(places[FORM]) if index["form"] else None,
+            form=_form(paths[FORM]) if index["form"] else None,
             input_shape=None if index["input_shape"] is None else tuple(index["input_shape"]),
         )
     except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
@@ -503,10 +500,10 @@ def _sealed(index: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _check(places: dict[str, Path], index: dict[str, Any], verify: bool) -> None:
+def _check(paths: dict[str, Path], index: dict[str, Any], verify: bool) -> None:
     damaged = [INDEX] if index["sha256"] != _sealed(index) else []
     if verify and not damaged:
-        damaged = [name for name in _files(index["form"]) if file_digest(places[name]) != index["files"][name]]
+        damaged = [name for name in _files(index["form"]) if file_digest(paths[name]) != index["files"][name]]
     if damaged:
         raise FileFormatError(f"{damaged[0]} is damaged: its checksum does not match; record the states again")
 

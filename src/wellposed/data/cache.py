@@ -174,18 +174,14 @@ def _download(file: DataFile) -> Path:
     failures = []
     for url in file.urls:
         try:
-            _check_scheme(url)
+            if urlsplit(url).scheme not in SCHEMES:
+                raise InputError(f"only {', '.join(SCHEMES)} addresses are used")
             downloader = functools.partial(_stream, size=file.size)
             pooch.retrieve(url, f"sha256:{file.sha256}", target.name, target.parent, downloader=downloader)
             return target
         except (OSError, ValueError) as error:
             failures.append(f"{url} failed: {error}")
     raise _NoDownloadError("; ".join(failures))
-
-
-def _check_scheme(url: str) -> None:
-    if urlsplit(url).scheme not in SCHEMES:
-        raise InputError(f"only {', '.join(SCHEMES)} addresses are used")
 
 
 def _stream(url: str, output_file: str, pooch: object, size: int | None) -> None:

@@ -89,9 +89,10 @@ def byte_matrix(record: object, columns: int) -> Tensor:
     Raises:
         FileFormatError: it is something else.
     """
-    if not isinstance(record, NumpyRecord) or record.name not in _ARRAY or not _is_five(record.state):
+    state = record.state if isinstance(record, NumpyRecord) and record.name in _ARRAY else None
+    if not isinstance(state, tuple) or len(state) != 5:
         raise FileFormatError(f"expected a numpy array, received {type(record).__name__}")
-    _, shape, dtype, fortran_order, data = record.state
+    _, shape, dtype, fortran_order, data = state
     kind = dtype.arguments[:1] if isinstance(dtype, NumpyRecord) else ()
     if kind != ("u1",) or fortran_order or not isinstance(shape, tuple) or shape[1:] != (columns,):
         raise FileFormatError(f"expected unsigned bytes (N, {columns}), received {kind} of shape {shape}")
@@ -99,10 +100,6 @@ def byte_matrix(record: object, columns: int) -> Tensor:
     if not isinstance(raw, bytes) or not raw or len(raw) != shape[0] * columns:
         raise FileFormatError(f"the array declares the shape {shape}, which is not what it holds")
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).reshape(shape)
-
-
-def _is_five(state: object) -> bool:
-    return isinstance(state, tuple) and len(state) == 5
 
 
 def _check_opcodes(data: bytes) -> None:

@@ -289,18 +289,14 @@ def read_members(
                     yield member.name, stream.read()
                 if archive.offset > largest:  # where the next member begins, which must be unpacked to get there
                     raise FileFormatError(f"{os.fspath(path)!r} unpacks to more than {largest} bytes; refused")
-            _drain(archive, largest)
+            # To the end, so that gzip and xz verify their checksum, which tarfile would skip.
+            while archive.fileobj is not None and (data := archive.fileobj.read(1 << 20)):
+                largest -= len(data)
+                if largest < 0:
+                    raise FileFormatError("nothing but the end belongs behind the last member; it is refused")
     except FileFormatError:
         raise
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise
         raise FileFormatError(f"{os.fspath(path)!r} is damaged or not a tar archive: {error}") from error
-
-
-def _drain(archive: tarfile.TarFile, largest: int) -> None:
-    """Reads to the end, so that gzip and xz verify their checksum, which tarfile would skip."""
-    while archive.fileobj is not None and (data := archive.fileobj.read(1 << 20)):
-        largest -= len(data)
-        if largest < 0:
-            raise FileFormatError("nothing but the end belongs behind the last member; it is refused")

@@ -39,11 +39,11 @@ class LoopEquation:
     Args:
         A: operator from the states to themselves.
         activation: phi of all of them.
-        parts: phi of every block where A is a block matrix.
+        activations: phi of every block where A is a block matrix.
     """
 
-    def __init__(self, A: Operator, activation: Activation, parts: tuple[Activation, ...]) -> None:
-        self.A, self.activation, self.parts = A, activation, parts
+    def __init__(self, A: Operator, activation: Activation, activations: tuple[Activation, ...]) -> None:
+        self.A, self.activation, self.activations = A, activation, activations
         self._why_not = ""  # there is no certificate, once that is known
 
     @cached_property
@@ -68,8 +68,9 @@ class LoopEquation:
             value = (norm + ROOM) * self.activation.lipschitz("inf") if norm else 0.0
             if value < 1:
                 return Certificate.of("inf", value, gain=reciprocal_gap(value))
-        if isinstance(self.A, Block) and len(self.parts) > 1 and all("inf" in p.constants for p in self.parts):
-            certificate = block_certificate(self.A, self.parts)
+        bounded = all("inf" in phi.constants for phi in self.activations)
+        if isinstance(self.A, Block) and len(self.activations) > 1 and bounded:
+            certificate = block_certificate(self.A, self.activations)
             if certificate.holds:
                 return certificate
         if self.feedforward:
@@ -87,7 +88,7 @@ class LoopEquation:
     @torch.no_grad()
     def _require_small(self, A: Tensor) -> None:
         """Raises where a map of blocks, such as a normalisation, is too steep for a proof by any norm of A."""
-        steepest = max(self.parts, key=lambda phi: min(phi.constants.values()))
+        steepest = max(self.activations, key=lambda phi: min(phi.constants.values()))
         constant = min(steepest.constants.values())
         least = constant * float(A.abs().amax())  # |A|_p is no smaller than an entry
         if steepest.componentwise or not least >= 1:
@@ -262,7 +263,7 @@ class Evaluation:
     order: EvaluationOrder
     offset: Sequence[Tensor]  # (B, n_k) of every block: Bu + b
     options: dict[str, Any] = field(default_factory=dict)
-    kept: frozenset[int] | None = None  # blocks that are needed at the end; None keeps all
+    outputs: frozenset[int] | None = None  # blocks that the output reads; None for all
     states: list[Tensor | None] = field(default_factory=list)
     solutions: list[Solution] = field(default_factory=list)
     total: Tensor | float = 0.0  # (B,) of all entries, so that it is not finite if one of them is not
@@ -298,20 +299,22 @@ class Evaluation:
             pieces = start.split(self.order.A.heights, dim=1)
             options["x0"] = torch.cat([pieces[k] for k in blocks], dim=1)
         solution = loop.solve(v, options)
+        x = solution.value
+        assert isinstance(x, Tensor)
         if overflow:
-            solution = _without(solution, lost)
-        assert isinstance(solution.value, Tensor)
+            x = x.masked_fill(lost, torch.nan)
+            solution = replace(solution, value=x, status=solution.status.masked_fill(lost[:, 0], Status.NONFINITE))
         sizes = [self.order.A.heights[k] for k in blocks]
-        for k, piece in zip(blocks, solution.value.split(sizes, dim=1), strict=True):
+        for k, piece in zip(blocks, x.split(sizes, dim=1), strict=True):
             self.states[k] = piece
-        self.total = self.total + solution.value.detach().sum(1)
+        self.total = self.total + x.detach().sum(1)
         self.solutions.append(solution)
 
     def _forget(self, number: int) -> None:
-        if self.kept is None:
+        if self.outputs is None:
             return
         for k in self.order.last_read[number]:
-            if k not in self.kept:
+            if k not in self.outputs:
                 self.states[k] = None
 
     def solution(self) -> Solution:
@@ -328,10 +331,3 @@ class Evaluation:
         steps = steps.clamp(min=1)
         trace = value.new_full((len(steps), int(steps.max()) if len(steps) else 0), torch.nan)
         return Solution(value, status, steps, trace.scatter(1, steps[:, None] - 1, residual.detach()[:, None]))
-
-
-def _without(solution: Solution, lost: Tensor) -> Solution:  # (B, 1)
-    """Marks samples that overflowed before the loop: no value, status NONFINITE."""
-    assert isinstance(solution.value, Tensor)
-    status = solution.status.masked_fill(lost[:, 0], Status.NONFINITE)
-    return replace(solution, value=solution.value.masked_fill(lost, torch.nan), status=status)

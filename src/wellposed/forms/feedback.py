@@ -135,7 +135,11 @@ def feedback(f: ImplicitForm, g: ImplicitForm | None = None) -> ImplicitForm:
         >>> feedback(halved)(torch.ones(1, 1))
         tensor([[1.]])
     """
-    g = _unit(f) if g is None else g
+    if g is None:
+        _, p, q = f.sizes
+        if p != q:
+            raise InputError(f"unit feedback needs as many outputs as inputs; received {q} and {p}; pass a form g")
+        g = linear(Identity(p, f.dtype, f.device))
     check_same_device(f, g)
     if (f.sizes[1], f.sizes[2]) != (g.sizes[2], g.sizes[1]):
         raise InputError(
@@ -170,13 +174,6 @@ def _small_gain(forward: Tensor, back: Tensor) -> tuple[float, Tensor]:
     around = upward(forward @ back, forward.shape[1])  # (q, q)
     weights, value = perron_weights(around)
     return value, weights
-
-
-def _unit(f: ImplicitForm) -> ImplicitForm:
-    _, p, q = f.sizes
-    if p != q:
-        raise InputError(f"unit feedback needs as many outputs as inputs; received {q} and {p}; pass a form g")
-    return linear(Identity(p, f.dtype, f.device))
 
 
 def _closed(first: ImplicitForm, second: ImplicitForm) -> ImplicitForm:

@@ -116,19 +116,17 @@ def rescaled_blocks(
     new_A = {(i, j): _times(part, power[i] - power[j]) for (i, j), part in A.parts.items()}
     new_B = {(i, j): _times(part, power[i]) for (i, j), part in B.parts.items()}
     new_C = {(i, j): _times(part, -power[j]) for (i, j), part in C.parts.items()}
+    new_bias = None
+    if bias is not None:
+        pieces = zip(bias.split(A.heights), power, strict=True)
+        new_bias = torch.cat([_times(Diagonal(piece), value).row_sums() for piece, value in pieces])
     return RescaledBlocks(
         Block(A.heights, A.widths, new_A, A.dtype, A.device),
         Block(B.heights, B.widths, new_B, B.dtype, B.device),
         Block(C.heights, C.widths, new_C, C.dtype, C.device),
-        None if bias is None else _scaled_bias(bias, A.heights, power),
+        new_bias,
         tuple(rescaled(phi, value) for phi, value in zip(activations, power, strict=True)),
     )
-
-
-def _scaled_bias(bias: Tensor, sizes: tuple[int, ...], power: list[float]) -> Tensor:
-    pieces = zip(bias.split(sizes), power, strict=True)
-    scaled = [_times(Diagonal(piece), value) for piece, value in pieces]
-    return torch.cat([part.row_sums() for part in scaled])
 
 
 def _times(operator: Operator, power: float) -> Operator:
@@ -260,9 +258,10 @@ class ImplicitForm:
     @cached_property
     def blocks(self) -> tuple[Block, Block, Block]:
         """A, B and C as block matrices along the blocks of the state."""
+        widths = self.B.widths if isinstance(self.B, Block) else (self.B.shape[1],)
+        heights = self.C.heights if isinstance(self.C, Block) else (self.C.shape[0],)
         A = partitioned(self.A, self.partition, self.partition)
-        B = partitioned(self.B, self.partition, _widths(self.B))
-        return A, B, partitioned(self.C, _heights(self.C), self.partition)
+        return A, partitioned(self.B, self.partition, widths), partitioned(self.C, heights, self.partition)
 
     @cached_property
     def order(self) -> EvaluationOrder:
@@ -273,7 +272,7 @@ class ImplicitForm:
         """Evaluates the rule."""
         flat, C = self._flat(u), self.blocks[2]
         read = frozenset(j for _, j in C.parts)
-        evaluation = Evaluation(self.order, self._offset(flat), kept=read).run()
+        evaluation = Evaluation(self.order, self._offset(flat), outputs=read).run()
         y = self._output(C, evaluation.states, flat)
         if not under_transform() and not bool((evaluation.total + y.detach().sum(1)).isfinite().all()):
             self._check_finite(flat, y)
@@ -379,11 +378,8 @@ class ImplicitForm:
     def replaced(self, **changes: Any) -> "ImplicitForm":
         """Copies the form with some of its constructor's arguments changed."""
         same = {name: getattr(self, name) for name in ("A", "B", "C", "D", "bias", "input_shape", "output_bias")}
-        return ImplicitForm(**{**same, "activation": self._own_activation(), "labels": self.labels, **changes})
-
-    def _own_activation(self) -> Activation | Sequence[Activation]:
-        whole = len(self.partition) == 1
-        return self.activations[0] if whole else self.activations
+        activation = self.activations[0] if len(self.partition) == 1 else self.activations
+        return ImplicitForm(**{**same, "activation": activation, "labels": self.labels, **changes})
 
     def to(self, *args: Any, **kwargs: Any) -> "ImplicitForm":
         """Returns the form with all entries converted, as `torch.Tensor.to` does; this one stays as it is."""
@@ -400,8 +396,8 @@ class ImplicitForm:
         """
         if keep_blocks:
             A = self.blocks[0]
-            parts = {key: as_operator(part.to_dense()) for key, part in A.parts.items()}
-            formed = Block(A.heights, A.widths, parts, A.dtype, A.device)
+            dense = {key: as_operator(part.to_dense()) for key, part in A.parts.items()}
+            formed = Block(A.heights, A.widths, dense, A.dtype, A.device)
             return self.replaced(A=formed, B=self.B.to_dense(), C=self.C.to_dense(), D=self.D.to_dense())
         if len(set(self.activations)) == 1 and self.activations[0].block != 0:
             blocks = {name: getattr(self, name).to_dense() for name in "ABCD"}
@@ -468,11 +464,3 @@ class ImplicitForm:
 
 def _natural(A: Operator) -> tuple[int, ...]:
     return A.heights if isinstance(A, Block) and A.heights == A.widths and A.heights else (A.shape[0],)
-
-
-def _widths(operator: Operator) -> tuple[int, ...]:
-    return operator.widths if isinstance(operator, Block) else (operator.shape[1],)
-
-
-def _heights(operator: Operator) -> tuple[int, ...]:
-    return operator.heights if isinstance(operator, Block) else (operator.shape[0],)

@@ -83,11 +83,9 @@ class Loop:
         if self.dense is not None:
             M, share = self.dense
             return upward(v @ M.mT + share * w, self.terms + 2) + FLOOR / 4
-        return self._spread(upward(self.A.apply(v) + w, self.terms)) + FLOOR / 4
-
-    def _spread(self, z: Tensor) -> Tensor:
+        z = upward(self.A.apply(v) + w, self.terms)
         pieces = zip(self.activations, z.split(self.A.heights, dim=1), strict=True)
-        return torch.cat([lipschitz_image(phi, piece) for phi, piece in pieces], dim=1)
+        return torch.cat([lipschitz_image(phi, piece) for phi, piece in pieces], dim=1) + FLOOR / 4
 
     def _candidate(self, w: Tensor, inflation: float) -> Tensor:
         if self.dense is not None:

@@ -140,7 +140,7 @@ def permute(form: ImplicitForm, order: Sequence[int]) -> ImplicitForm:
     """Puts the blocks of a form in another order; outputs and certificates stay (003, Remark 4).
 
     Args:
-        order: the number of the block that comes to each place.
+        order: the number of the block that comes to each position.
 
     Example:
         >>> from wellposed.forms.compose import linear, parallel, series
@@ -162,7 +162,7 @@ def permute_states(form: ImplicitForm, order: Sequence[int] | Tensor) -> Implici
     Neighbours that come from one block make up a block again. The windows of a map on blocks must stay whole.
 
     Args:
-        order: the number of the state that comes to each place.
+        order: the number of the state that comes to each position.
 
     Example:
         >>> form = ImplicitForm(torch.tensor([[0.0, 2.0], [0.0, 0.0]]), torch.eye(2), torch.eye(2))
@@ -253,7 +253,9 @@ def _layers(form: ImplicitForm, stage: Stage) -> list[Group]:
         layers.setdefault((level, component if loop else -1), []).extend(members)
     groups = []
     for _, chosen in sorted(layers.items()):
-        groups += _located(stage.blocks, numbers, torch.tensor(sorted(chosen), device=form.device))
+        wanted = torch.tensor(sorted(chosen), device=form.device)
+        masks = [(k, torch.isin(number, wanted)) for k, number in zip(stage.blocks, numbers, strict=True)]
+        groups += [_group(k, mask) for k, mask in masks if bool(mask.any())]
     return groups
 
 
@@ -281,10 +283,8 @@ def _unit_edges(form: ImplicitForm, blocks: tuple[int, ...], numbers: list[Tenso
     return edges
 
 
-def _located(blocks: tuple[int, ...], numbers: list[Tensor], chosen: Tensor) -> list[Group]:
-    """Finds the states of some units in their blocks."""
-    groups = [(k, torch.isin(number, chosen)) for k, number in zip(blocks, numbers, strict=True)]
-    return [Group(k, None if bool(m.all()) else m.nonzero()[:, 0]) for k, m in groups if bool(m.any())]
+def _group(k: int, mask: Tensor) -> Group:
+    return Group(k, None if bool(mask.all()) else mask.nonzero()[:, 0])
 
 
 def trim(form: ImplicitForm) -> ImplicitForm:
@@ -302,10 +302,10 @@ def trim(form: ImplicitForm) -> ImplicitForm:
         >>> small.partition, small.bias
         ((1,), tensor([10.]))
     """
-    seen = _spread(form, observed=True)
+    seen = _connected(form, observed=True)
     if not all(bool(part.all()) for part in seen):
         form = regroup(form, _groups(seen))
-    reached = _spread(form, observed=False)
+    reached = _connected(form, observed=False)
     if all(bool(part.all()) for part in reached):
         return form
     return _without_constants(form, reached)
@@ -330,12 +330,13 @@ def _constants(form: ImplicitForm, reached: list[Tensor]) -> Tensor:  # (n,)
 
 
 @torch.no_grad()
-def _spread(form: ImplicitForm, observed: bool) -> list[Tensor]:  # (n_k,) of every block
+def _connected(form: ImplicitForm, observed: bool) -> list[Tensor]:  # (n_k,) of every block
     """Marks the states on a path from the input or, if `observed`, to the output."""
     f = BlockForm.of(form)
     A, B, C = (abs_upper_bound_block(part, part.device, False) for part in (f.A, f.B, f.C))
     A, start = (A.T, C.T) if observed else (A, B)
-    marked = _marks(start.apply(torch.ones(1, start.shape[1], dtype=A.dtype, device=A.device)), form)
+    first = start.apply(torch.ones(1, start.shape[1], dtype=A.dtype, device=A.device))[0]
+    marked = [_together(piece > 0, form, k) for k, piece in enumerate(first.split(form.partition))]
     queue = {k for k, part in enumerate(marked) if bool(part.any())}
     while queue:
         j = queue.pop()
@@ -349,10 +350,6 @@ def _spread(form: ImplicitForm, observed: bool) -> list[Tensor]:  # (n_k,) of ev
     return marked
 
 
-def _marks(values: Tensor, form: ImplicitForm) -> list[Tensor]:
-    return [_together(part > 0, form, k) for k, part in enumerate(values[0].split(form.partition))]
-
-
 def _together(marks: Tensor, form: ImplicitForm, k: int) -> Tensor:
     """Marks all states of a window if one is marked."""
     if form.activations[k].componentwise or not len(marks):
@@ -363,11 +360,9 @@ def _together(marks: Tensor, form: ImplicitForm, k: int) -> Tensor:
 
 
 def _groups(chosen: list[Tensor]) -> list[Group]:
-    """Lists what is kept of every block; one empty block where nothing is."""
-    groups = [(k, part) for k, part in enumerate(chosen) if bool(part.any())]
-    if not groups:
-        return [Group(0, torch.zeros(0, dtype=torch.int64, device=chosen[0].device))]
-    return [Group(k, None if bool(part.all()) else part.nonzero()[:, 0]) for k, part in groups]
+    """Lists the chosen states of every block; one empty block where there are none."""
+    groups = [_group(k, mask) for k, mask in enumerate(chosen) if bool(mask.any())]
+    return groups or [Group(0, torch.zeros(0, dtype=torch.int64, device=chosen[0].device))]
 
 
 def cap_rows(form: ImplicitForm, kappa: float | None = None) -> ImplicitForm:

@@ -64,7 +64,11 @@ def unpack_form(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> I
         shape, labels = header["input_shape"], header["labels"]
         if not _list_of(shape, _is_size) or not _list_of(labels, lambda label: isinstance(label, str)):
             raise FileFormatError(f"its inputs have the shape {shape!r} and its blocks the labels {labels!r}")
-        form = ImplicitForm(**arguments, activation=_found(header), input_shape=tuple(shape), labels=labels)
+        names = header["activation"]
+        if not isinstance(names, str | list):
+            raise FileFormatError(f"activations are stored by their names; received {names!r}")
+        known = stored_activation(names) if isinstance(names, str) else [stored_activation(name) for name in names]
+        form = ImplicitForm(**arguments, activation=known, input_shape=tuple(shape), labels=labels)
         _check(form, header, tensors, reader.used)
     except (UnknownNameError, FileFormatError):
         raise
@@ -168,13 +172,6 @@ def _same(known: Activation, own: Activation) -> bool:
         return False
     z = torch.linspace(-3, 3, 12 * (known.block or 1), dtype=torch.float64)
     return bool(torch.equal(known(z), own(z)))
-
-
-def _found(header: dict[str, Any]) -> Activation | list[Activation]:
-    named = header["activation"]
-    if not isinstance(named, str | list):
-        raise FileFormatError(f"activations are stored by their names; received {named!r}")
-    return stored_activation(named) if isinstance(named, str) else [stored_activation(name) for name in named]
 
 
 def _type_name(dtype: torch.dtype) -> str:
@@ -365,7 +362,7 @@ class _Reader:
         order = value["order"]
         if not _list_of(order, lambda d: _is_size(d, 0)) or sorted(order) != straight or order == straight:
             raise FileFormatError(f"{order!r} is no other order of {len(straight)} dimensions")
-        return tensor.permute(_inverse(order))
+        return tensor.permute(sorted(straight, key=order.__getitem__))  # the inverse
 
     def _sparse(self, value: Any) -> Tensor:
         if not isinstance(value, dict) or value.keys() != {"sparse", "size"} or len(value["sparse"]) != 2:
@@ -377,7 +374,8 @@ class _Reader:
         entries = self._tensor(value["sparse"][1], whole=False, empty=True)
         if indices.dim() != 2 or entries.dim() != 1:
             raise FileFormatError(f"a sparse matrix has indices {tuple(indices.shape)} and {tuple(entries.shape)}")
-        if not _ordered(indices, size):
+        flat = indices[0] * size[1] + indices[1]
+        if not bool((flat[1:] > flat[:-1]).all()):  # as a coalesced matrix has them
             raise FileFormatError("the entries of a sparse matrix come row by row, and none twice; these do not")
         return torch.sparse_coo_tensor(indices, entries, size, check_invariants=True, is_coalesced=True)
 
@@ -396,13 +394,3 @@ def _is_size(value: Any, least: int = 1) -> bool:
 
 def _list_of(value: Any, rule: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(rule, value))
-
-
-def _ordered(indices: Tensor, size: list[int]) -> bool:
-    """Tells whether entries come row by row and none twice, as a coalesced matrix has them."""
-    flat = indices[0] * size[1] + indices[1]
-    return bool((flat[1:] > flat[:-1]).all())
-
-
-def _inverse(order: list[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch.func import jvp
 from wellposed.activations import Activation, get_activation
 from wellposed.activations.catalogue import of_layer
 from wellposed.equilibrium.maps import State
-from wellposed.errors import InputError
+from wellposed.errors import InputError, unknown_name
 
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL = 0x9E3779B9, 0xBB67AE85  # what the key grows by in every round
@@ -98,7 +98,7 @@ def _box_muller(radius: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 Kind = Literal["multiplicative", "additive"]
-KINDS = ("multiplicative", "additive")
+KINDS = get_args(Kind)
 TARGETS = {"input": INPUT, "state": STATE, "signal": SIGNAL}
 
 
@@ -140,7 +140,7 @@ class Noise:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InputError(f"kind must be one of {', '.join(KINDS)}; received {self.kind!r}")
+            raise unknown_name("kind of noise", self.kind, KINDS)
         if self.literal and self.kind == "additive":
             raise InputError("literal is about multiplicative noise; additive noise has one reading only")
         for name in ("signal", "state", "input"):

@@ -117,12 +117,9 @@ class WarmStart:
         for name, states in state.items():
             if states.shape[0] != self.samples:
                 raise ValueError(f"starts of {states.shape[0]} samples, expected {self.samples}")
-            dtype, device = self.dtype or states.dtype, self.device or self._device(name)
+            parameter = next(self._solvers[name.partition("#")[0]].parameters(), torch.empty(0))
+            dtype, device = self.dtype or states.dtype, self.device or parameter.device
             self.states[name] = states.to(device, dtype, copy=True)
-
-    def _device(self, name: str) -> torch.device:
-        parameter = next(self._solvers[name.partition("#")[0]].parameters(), torch.empty(0))
-        return parameter.device
 
 
 @dataclass

@@ -90,7 +90,8 @@ def line_chart(
     """Draws lines and bands over a logarithmic y axis."""
     ys = [max(value, 1e-20) for one in series for value in one.values]
     top = 34 + 16 * (len(series) > 2)
-    y = Scale(*_whole_decades(min(ys), max(ys)), BOTTOM, top, log=True)
+    lowest, highest = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)))  # whole decades
+    y = Scale(10.0**lowest, 10.0 ** max(highest, lowest + 1), BOTTOM, top, log=True)
     return _lines(series, title, (x_label, y_label), y, x_ticks, log_x)
 
 
@@ -273,11 +274,6 @@ def svg(title: str, shapes: Sequence[str], height: float = HEIGHT, width: float 
     """Writes a drawing with its title."""
     head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">'
     return "\n".join([head, f"<title>{escape(title)}</title>", *shapes, "</svg>"])
-
-
-def _whole_decades(low: float, high: float) -> tuple[float, float]:
-    bottom, top = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    return 10.0**bottom, 10.0 ** max(top, bottom + 1)
 
 
 def _axes(x: Scale, y: Scale, x_ticks: Sequence[float], x_label: str, y_label: str, share: bool = False) -> str:

@@ -1,4 +1,8 @@
-"""Pictures inside a page: PNG files as data addresses, without a package for images."""
+"""Pictures inside a page: PNG files as data addresses.
+
+The pages of demo, certify and attack, with their pictures, are written by an installation without extras, and
+Pillow comes with the extra `data` only; so `png` writes the few chunks of a file itself.
+"""
 
 import base64
 import struct

@@ -195,10 +195,6 @@ class Snapshot:
             ) from error
         self.best.load_state_dict(state["best"])
         self.history.load_state_dict(state["history"])
-        _set_random(state["random"], state["random_cuda"])
-
-
-def _set_random(cpu: Tensor, cuda: list[Tensor]) -> None:
-    torch.set_rng_state(cpu)
-    if cuda and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(cuda)
+        torch.set_rng_state(state["random"])
+        if state["random_cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["random_cuda"])

@@ -1,6 +1,7 @@
 """`wellposed demo`: one digit reader, six questions, a page about the answers."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import click
@@ -30,7 +31,7 @@ def demo(out: Path, seed: int, quiet: bool, as_json: bool) -> None:
     """Train a reader of digits and ask it six questions, in under a minute."""
     page_file = out / "demo.html"
     make_folder(out)
-    result = run_demo(DemoConfig(seed=seed), out, (lambda text: None) if quiet else _tell)
+    result = run_demo(DemoConfig(seed=seed), out, (lambda text: None) if quiet else partial(click.echo, err=True))
     numbers = {**record(result), "page": str(page_file)}
     for path, text in ((page_file, page(result)), (out / "demo.json", json.dumps(numbers, indent=1) + "\n")):
         with atomic_write(path) as temporary:
@@ -41,10 +42,6 @@ def demo(out: Path, seed: int, quiet: bool, as_json: bool) -> None:
         _show(result, page_file)
     if not result.certified:
         raise click.ClickException("a certificate of well-posedness does not hold; see above")
-
-
-def _tell(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def table(result: DemoResult) -> Table:

@@ -325,7 +325,8 @@ def _proof(result: DemoResult) -> Html:
     checked = result.checked
     heading, x_label = "Row sums of |A| against the limit 1", "states of the feedback model"
     drawn = limit_chart(checked.row_sums, 1.0, heading, x_label, "row sum of |A|")
-    lines = [f"{name}: {line}" for name, proven in checked.proven.items() for line in map(_tabbed, proven)]
+    claims = [(name, line.split("\t")) for name, proven in checked.proven.items() for line in proven]
+    lines = [f"{name}: {', '.join(filter(None, cells))}" for name, cells in claims]
     used = (
         " Training has used up the cap in every row." if checked.row_sums[-1] > 0.99 * checked.row_sums[0] else ""
     )
@@ -336,10 +337,6 @@ def _proof(result: DemoResult) -> Html:
     )
     said = element("pre", element("code", "\n".join([*lines, f"one bit changed: {checked.why_not}"])))
     return join(element("div", figure(drawn, caption), element("h4", "What the checker says"), said))
-
-
-def _tabbed(line: str) -> str:
-    return ", ".join(filter(None, line.split("\t")))
 
 
 def _radii(result: DemoResult) -> Html:
@@ -360,7 +357,10 @@ def _radii(result: DemoResult) -> Html:
     sections: list[Html] = [figure(drawn, caption)]
     if robustness.images:
         sections += [element("h4", f"Broken and proven at {robustness.epsilon:g}"), _broken(result)]
-    sections += [element("h4", "And how fast?"), _speed(result)]
+    seconds = result.feedback.seconds
+    shown = {name: f"{1e3 * value:.1f} ms" for name, value in seconds.items()}
+    bars = bar_chart(seconds, "Time for all equilibria", shown)
+    sections += [element("h4", "And how fast?"), figure(bars, speed(result))]
     return element("div", sections)
 
 
@@ -375,12 +375,6 @@ def _broken(result: DemoResult) -> Html:
                     element("span", f"robust proven {label}", class_="good"))
         )  # fmt: skip
     return figure(element("div", tiles, class_="gallery"), "Above the image, below it what the attack made of it.")
-
-
-def _speed(result: DemoResult) -> Html:
-    seconds = result.feedback.seconds
-    shown = {name: f"{1e3 * value:.1f} ms" for name, value in seconds.items()}
-    return figure(bar_chart(seconds, "Time for all equilibria", shown), speed(result))
 
 
 def files(result: DemoResult) -> list[str]:

@@ -57,11 +57,11 @@ def backward_factory(
         name = next((name for name, function in BUILT_IN.items() if function is solver), None)
         if name is None or writer is not None:
             return [solve_in_hook(func, z_pred, solver, settings, writer)]
-        found = attach(func, z_pred, name, **settings)
+        solution = attach(func, z_pred, name, **settings)
         if trainer is not None:
-            trainer.adjoint_record = found.adjoint_record
-        assert isinstance(found.value, Tensor)
-        return [found.value]
+            trainer.adjoint_record = solution.adjoint_record
+        assert isinstance(solution.value, Tensor)
+        return [solution.value]
 
     return implicit
 

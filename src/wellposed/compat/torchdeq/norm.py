@@ -52,13 +52,11 @@ class _Scaled(nn.Module):
     def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return (self.start(weight), weight) if self.learn_scale else weight
 
-    def _others(self, weight: Tensor) -> tuple[int, ...]:
-        return tuple(axis for axis in range(weight.dim()) if axis != self.dim)
-
 
 class _ScaledRows(_Scaled):
     def size(self, weight: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(weight, dim=self._others(weight), keepdim=True)
+        others = tuple(axis for axis in range(weight.dim()) if axis != self.dim)
+        return torch.linalg.vector_norm(weight, dim=others, keepdim=True)
 
     def start(self, weight: Tensor) -> Tensor:
         length = self.size(weight.detach())

@@ -111,21 +111,21 @@ class Recorded:
         states = [last if step >= len(self.residuals) else self.states.get(step, last) for step in self.indexing]
         return [state.reshape(self.shape) for state in states]
 
-    def info(self, found: Solution, max_iter: int) -> dict[str, Any]:
+    def info(self, solution: Solution, max_iter: int) -> dict[str, Any]:
         """Returns the entries of torchdeq, and the whole solution; a trace stays where its sample ended."""
-        last = int(found.steps.max())
+        last = int(solution.steps.max())
         residuals, sizes = (torch.stack(part[:last], dim=1) for part in (self.residuals, self.sizes))  # (B, K)
-        place = torch.arange(last, device=residuals.device).minimum(found.steps[:, None] - 1)
-        absolute = residuals.gather(1, place)
-        relative = absolute / (sizes.gather(1, place) + 1e-9)
+        index = torch.arange(last, device=residuals.device).minimum(solution.steps[:, None] - 1)
+        absolute = residuals.gather(1, index)
+        relative = absolute / (sizes.gather(1, index) + 1e-9)
         return {
             "abs_lowest": absolute.amin(1),
             "rel_lowest": relative.amin(1),
             "abs_trace": absolute,
             "rel_trace": relative,
-            "nstep": found.steps.clamp_max(max_iter).to(torch.get_default_dtype()),
+            "nstep": solution.steps.clamp_max(max_iter).to(torch.get_default_dtype()),
             "sradius": residuals.new_full((1,), -1.0),
-            "solution": found,
+            "solution": solution,
         }
 
 
@@ -150,7 +150,7 @@ def _solve(
     stepping = options["tau"] if name == "fixed_point_iter" and not counted else None
     recorded = Recorded(func, x0.shape, list(indexing or ()), stepping)
     with torch.no_grad():
-        found = fixed_point(
+        solution = fixed_point(
             recorded,
             start,
             solver=make_solver(name, options),
@@ -158,9 +158,9 @@ def _solve(
             max_steps=max(most, 1),
             on_failure=on_failure,
         )
-        value = found.value if stepping is None else recorded.best
+        value = solution.value if stepping is None else recorded.best
         assert isinstance(value, Tensor)
-        return value.reshape(x0.shape), recorded.sampled(value), recorded.info(found, most)
+        return value.reshape(x0.shape), recorded.sampled(value), recorded.info(solution, most)
 
 
 def anderson_solver(
@@ -273,7 +273,8 @@ def solver_stat_from_final_step(
         >>> solver_stat_from_final_step(torch.zeros(2, 3), torch.ones(2, 3), 7)["nstep"]
         tensor([7., 7.])
     """
-    first, second = (_joined(part) for part in (z, fz))
+    states = [[tensor] if isinstance(tensor, Tensor) else tensor for tensor in (z, fz)]
+    first, second = (torch.cat([part.reshape(len(part), -1) for part in state], dim=1) for state in states)
     absolute, size = _lengths(second - first), _lengths(second)
     relative = absolute / (size + 1e-8)
     return {
@@ -284,7 +285,3 @@ def solver_stat_from_final_step(
         "nstep": torch.full_like(absolute, nstep),
         "sradius": absolute.new_full((1,), -1.0),
     }
-
-
-def _joined(z: Tensor | Sequence[Tensor]) -> Tensor:  # (B, n)
-    return torch.cat([part.reshape(len(part), -1) for part in ([z] if isinstance(z, Tensor) else z)], dim=1)

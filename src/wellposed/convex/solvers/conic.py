@@ -144,7 +144,7 @@ class Cvxpy(RowSolver):
 
     def why_not(self, problem: RowProblem) -> str | None:
         if problem.design is None:
-            return "needs the data of the problem, which it has not kept; use Conic()"
+            return "needs the data of the problem, which it no longer has; use Conic()"
         return None
 
     def solve(self, problem: RowProblem) -> RowSolution:
@@ -187,11 +187,7 @@ class Cvxpy(RowSolver):
                 f"row {i} has no solution ({model.status}): the states cannot be met under this cap; relax kappa, "
                 "rescale the states, or drop equality"
             )
-        return np.asarray(w.value, dtype=float), _reported_gap(model)
-
-
-def _reported_gap(model: Any) -> float:
-    """Reads the difference of primal and dual value that the solver reports; NaN if it does not."""
-    extra = getattr(model.solver_stats, "extra_stats", None)
-    primal, dual = getattr(extra, "obj_val", None), getattr(extra, "obj_val_dual", None)
-    return math.nan if primal is None or dual is None else abs(float(primal) - float(dual))
+        extra = getattr(model.solver_stats, "extra_stats", None)
+        primal, dual = getattr(extra, "obj_val", None), getattr(extra, "obj_val_dual", None)
+        gap = math.nan if primal is None or dual is None else abs(float(primal) - float(dual))  # if it is reported
+        return np.asarray(w.value, dtype=float), gap

@@ -93,7 +93,10 @@ class Homotopy(RowSolver):
         if len(rest) == 0:
             return solution
         part = problem.chosen(rest)
-        return merged(solution, self._path(part, _perturbed(part)), rest)
+        # A relative change of 1e-9 lets columns that would join at the same lambda do so one by one.
+        noise = torch.rand(part.cross.shape, generator=torch.Generator().manual_seed(0), dtype=part.cross.dtype)
+        nudge = NUDGE * part.cross.abs().amax(1, keepdim=True) * (noise.to(part.cross) - 0.5)
+        return merged(solution, self._path(part, part.cross + nudge), rest)
 
     def _path(self, problem: RowProblem, cross: Tensor) -> RowSolution:
         weights, steps = self._follow(replace(problem, cross=cross))
@@ -110,13 +113,6 @@ class Homotopy(RowSolver):
         kappa = float(problem.kappa) if problem.capped else math.inf
         followed = _compiled().follow_all(gram, cross, kappa, float(problem.lasso), targets, allowed, limit)
         return torch.from_numpy(followed[0]).to(problem.cross), torch.from_numpy(followed[2])
-
-
-def _perturbed(problem: RowProblem) -> Tensor:
-    """Changes c by a relative 1e-9, so that columns which would join at the same lambda do so one by one."""
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.rand(problem.cross.shape, generator=generator, dtype=problem.cross.dtype).to(problem.cross)
-    return problem.cross + NUDGE * problem.cross.abs().amax(1, keepdim=True) * (noise - 0.5)
 
 
 def inside_ball(problem: RowProblem) -> Tensor:  # (r, d)
@@ -240,7 +236,7 @@ class Schur(RowSolver):
         if problem.lasso > 0:
             return "eliminates b only where it has no lasso; use Projected()"
         if self.passes and problem.design is None:
-            return "refines by way of the data, which this problem has not kept; set refine=0 and tol=None"
+            return "refines by way of the data, which this problem no longer has; set refine=0 and tol=None"
         return None
 
     def solve(self, problem: RowProblem) -> RowSolution:
@@ -260,18 +256,17 @@ class Schur(RowSolver):
             if len(rest) == 0:
                 break
             part = problem if len(rest) == problem.rows else problem.chosen(rest)
-            solution = self._kept(solution, self._pass(part, solution.weights[rest]), rest)
+            again = self._pass(part, solution.weights[rest])
+            if self.tol is None:  # a pass may seem worse by the Gram matrix alone; all of them count
+                solution = replace(again, steps=solution.steps + again.steps)
+            else:
+                solution = merged(solution, again, rest)
         return solution
 
     def _unfinished(self, problem: RowProblem, solution: RowSolution) -> Tensor:
         if self.tol is None:
             return torch.arange(problem.rows, device=problem.cross.device)
         return torch.nonzero(solution.gap > self.tol * problem.scale)[:, 0]
-
-    def _kept(self, solution: RowSolution, again: RowSolution, rest: Tensor) -> RowSolution:
-        if self.tol is None:  # a pass may seem worse by the Gram matrix alone; all of them count
-            return replace(again, steps=solution.steps + again.steps)
-        return merged(solution, again, rest)
 
     def _pass(self, problem: RowProblem, weights: Tensor) -> RowSolution:
         """Solves once more with gradients from the data."""
@@ -293,13 +288,10 @@ class Schur(RowSolver):
             part = restricted(problem.chosen(rows), columns)
             if part.support is not None and bool(part.support.all()):
                 part = replace(part, support=None)
-            solution = self._solve_group(part)
+            solution = self.inner.solve(part) if part.free == 0 else self._solve(part)
             weights[rows[:, None], columns] = solution.weights
             steps[rows], gap[rows] = solution.steps.to(steps), solution.gap
         return RowSolution(weights, gap, problem.scale, steps)
-
-    def _solve_group(self, problem: RowProblem) -> RowSolution:
-        return self.inner.solve(problem) if problem.free == 0 else self._solve(problem)
 
 
 def restricted(problem: RowProblem, columns: Tensor) -> RowProblem:

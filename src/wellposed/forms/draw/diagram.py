@@ -113,7 +113,8 @@ def still(diagram: Diagram) -> Any:
         look["alpha"] = FAINT if arrow.faint else 1.0
         axes.add_patch(patches.FancyArrowPatch(path=paths.Path(arrow.points), shrinkA=0, shrinkB=0, **look))
         if diagram.labelled and arrow.label:
-            x, y = _label_place(arrow)
+            way = np.concatenate([[0.0], np.linalg.norm(np.diff(arrow.points, axis=0), axis=1).cumsum()])
+            x, y = (np.interp(way[-1] / 2, way, arrow.points[:, axis]) for axis in (0, 1))  # the curve's middle
             back = {"boxstyle": "round,pad=0.12", "color": "white", "alpha": 0.85}
             axes.text(x, y, arrow.label, fontsize=5.5, color=QUIET, ha="center", va="center", bbox=back)
     for node in diagram.nodes:
@@ -123,14 +124,6 @@ def still(diagram: Diagram) -> Any:
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=7, frameon=False)
     figure.suptitle(diagram.title, fontsize=9, color=INK)
     return figure
-
-
-def _label_place(arrow: Arrow) -> tuple[float, float]:
-    """Returns the middle of the curve."""
-    steps = np.linalg.norm(np.diff(arrow.points, axis=0), axis=1)
-    way = np.concatenate([[0.0], steps.cumsum()])
-    x, y = (float(np.interp(way[-1] / 2, way, arrow.points[:, axis])) for axis in (0, 1))
-    return x, y
 
 
 def _draw_node(axes: Any, patches: Any, node: Node) -> None:
@@ -244,7 +237,7 @@ def block_diagram(wiring: BlockGraph, title: str) -> Diagram:
     loops = {k for start, end, link in links if link.feedback != "none" for k in (start, end)}
     nodes = tuple(
         Node(
-            *sheet.place(*placed.spot(k)),
+            *sheet.position(*placed.spot(k)),
             text.width,
             HEIGHT,
             text.kind,
@@ -304,7 +297,7 @@ class _Sheet:
             edge.append(max(placed.x[spot] + half[spot] for spot in spots) + shift[-1])
         return cls(column, shift, edge, LAYER * (max(column.count(k) for k in column) - 1))
 
-    def place(self, x: float, layer: int) -> tuple[float, float]:
+    def position(self, x: float, layer: int) -> tuple[float, float]:
         """Returns where a spot of a layer is."""
         number = self.column[layer]
         return x + self.shift[number], LAYER * (layer - self.column.index(number))
@@ -352,7 +345,7 @@ def _down(start: Node, end: Node, way: Sequence[tuple[float, int]], port: float,
     """Leads from the bottom of a node to the top of another, straight down through every layer between."""
     stops = [(start.x, start.y + HEIGHT / 2, sheet.column[way[0][1]])]
     for x, layer in way[1:-1]:
-        across, down = sheet.place(x, layer)
+        across, down = sheet.position(x, layer)
         stops += [(across, down + side * HEIGHT / 2, sheet.column[layer]) for side in (-1, 1)]
     stops.append((end.x + port, end.y - HEIGHT / 2, sheet.column[way[-1][1]]))
     pieces = [
@@ -421,11 +414,13 @@ def state_diagram(wiring: BlockGraph, title: str) -> Diagram:
     n, p, q = wiring.form.sizes
     weights = [weight for link in wiring.links for weight in _weights(link, n, p)]
     feedback = any(role == "feedback" for *_, role in weights)
-    places = None if feedback else _in_layers(n + p + q, p, weights)
-    circle = places is None
-    places = _around(n, p, q) if places is None else places
-    nodes = tuple(_node(k, n, p, q, places[k], weights) for k in range(n + p + q))
-    largest = _largest(weights)
+    positions = None if feedback else _in_layers(n + p + q, p, weights)
+    circle = positions is None
+    positions = _around(n, p, q) if positions is None else positions
+    nodes = tuple(_node(k, n, p, q, positions[k], weights) for k in range(n + p + q))
+    largest: dict[str, float] = {}  # weight of each matrix
+    for weight in weights:
+        largest[_family(weight)] = max(largest.get(_family(weight), 1e-300), abs(weight[2]))
     arrows = tuple(_state_arrow(nodes, weight, largest[_family(weight)], circle) for weight in weights)
     return Diagram(nodes, arrows, title)
 
@@ -475,14 +470,6 @@ def _node(k: int, n: int, p: int, q: int, position: tuple[float, float], weights
 
 def _family(weight: Weight) -> str:
     return {"input": "B", "output": "C", "through": "D"}.get(weight[3], "A")
-
-
-def _largest(weights: Sequence[Weight]) -> dict[str, float]:
-    """Returns the largest weight of each matrix."""
-    largest: dict[str, float] = {}
-    for weight in weights:
-        largest[_family(weight)] = max(largest.get(_family(weight), 1e-300), abs(weight[2]))
-    return largest
 
 
 def _state_arrow(nodes: Sequence[Node], weight: Weight, largest: float, circle: bool) -> Arrow:

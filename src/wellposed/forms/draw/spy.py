@@ -85,7 +85,7 @@ class Raster:
 
 
 def raster(wiring: BlockGraph, pixels: int, scale: Scale) -> Raster:
-    """Draws every non-zero block at its place.
+    """Draws every non-zero block where it stands in the matrix.
 
     Args:
         wiring: of the form.
@@ -107,7 +107,11 @@ def raster(wiring: BlockGraph, pixels: int, scale: Scale) -> Raster:
         for sums, role in ((forward, ahead), (feedback, "feedback")):
             if sums.any():
                 seen.add(role)
-                _paint(canvas[top:bottom, left:right], sums, role)
+                # More of the colour where entries are many or large.
+                share = FAINTEST + (1 - FAINTEST) * np.sqrt(sums / sums.max())
+                strength = np.where(sums > 0, share, 0.0)[..., None].astype(np.float32)
+                colour = np.array([int(COLOURS[role][k : k + 2], 16) / 255 for k in (1, 3, 5)], dtype=np.float32)
+                canvas[top:bottom, left:right] += strength * (colour - canvas[top:bottom, left:right])
     roles = tuple(role for role in COLOURS if role in seen)
     return Raster((255 * canvas).round().astype(np.uint8), rows, columns, roles)
 
@@ -162,14 +166,6 @@ def _feeds_back(link: BlockEdge, offset: torch.Tensor) -> torch.Tensor:
     return offset <= 0 if link.feedback == "lower" else offset >= 0
 
 
-def _paint(pixels: np.ndarray, sums: np.ndarray, role: Role) -> None:
-    """Mixes a colour into a block, more of it where entries are many or large."""
-    share = np.sqrt(sums / sums.max())
-    strength = np.where(sums > 0, FAINTEST + (1 - FAINTEST) * share, 0.0)[..., None].astype(np.float32)
-    colour = np.array([int(COLOURS[role][k : k + 2], 16) / 255 for k in (1, 3, 5)], dtype=np.float32)
-    pixels += strength * (colour - pixels)
-
-
 SINGLE = 100  # rows and columns up to which every entry shows its value
 ROOM = 30  # pixels of the picture between two names
 Cells = tuple[list[list[int | None]], list[list[str]]]
@@ -182,7 +178,8 @@ def interactive(wiring: BlockGraph, picture: Raster) -> Any:
     states, inputs, outputs = wiring.labels
     source = {"source": png_address(picture.pixels), "sizing": "stretch", "sizex": width, "sizey": height}
     small = max(sum(wiring.sizes[0]) + sum(sizes) for sizes in wiring.sizes[1:]) <= SINGLE
-    x, y = (_edges(axis, sizes, small) for axis, sizes in _sides(wiring, picture))
+    x = _edges(picture.columns, (*wiring.sizes[0], *wiring.sizes[1]), small)
+    y = _edges(picture.rows, (*wiring.sizes[0], *wiring.sizes[2]), small)
     z, text = (_single_entries if small else _whole_blocks)(wiring, picture, x, y)
     clear = [[0, "rgba(0,0,0,0)"], [1, "rgba(0,0,0,0)"]]
     look = {"colorscale": clear, "showscale": False, "hoverongaps": False}
@@ -201,11 +198,6 @@ def interactive(wiring: BlockGraph, picture: Raster) -> Any:
             "dragmode": "zoom",
         },
     )
-
-
-def _sides(wiring: BlockGraph, picture: Raster) -> list[tuple[Axis, tuple[int, ...]]]:
-    states, inputs, outputs = wiring.sizes
-    return [(picture.columns, (*states, *inputs)), (picture.rows, (*states, *outputs))]
 
 
 def _edges(axis: Axis, sizes: tuple[int, ...], small: bool) -> list[float]:

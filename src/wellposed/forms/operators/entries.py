@@ -210,23 +210,18 @@ def _pieces(operator: Operator) -> Iterator[Entries]:
         down, across = ([0, *accumulate(sizes)] for sizes in (operator.heights, operator.widths))
         for (i, j), part in operator.parts.items():
             yield from _shifted(_pieces(part), down[i], across[j])
-    elif isinstance(operator, Dense):
-        yield from _row_pieces(operator.matrix)
-    elif isinstance(operator, LowRank):
+    elif isinstance(operator, Dense | LowRank):
         step = max(1, PIECE // max(1, operator.shape[1]))
         for start in range(0, operator.shape[0], step):
-            part = LowRank(operator.left[start : start + step], operator.right)
-            yield from _shifted([part.coordinates()], start, 0)
+            rows = slice(start, start + step)
+            if isinstance(operator, Dense):
+                yield from _shifted([Dense(operator.matrix[rows]).coordinates()], start, 0)
+            else:
+                yield from _shifted([LowRank(operator.left[rows], operator.right).coordinates()], start, 0)
     elif isinstance(operator, Convolution) and operator.groups == 1:
         yield from _channel_pieces(operator)
     else:
         yield operator.coordinates()
-
-
-def _row_pieces(matrix: Tensor) -> Iterator[Entries]:
-    step = max(1, PIECE // max(1, matrix.shape[1]))
-    for start in range(0, matrix.shape[0], step):
-        yield from _shifted([Dense(matrix[start : start + step]).coordinates()], start, 0)
 
 
 def _channel_pieces(operator: Convolution) -> Iterator[Entries]:

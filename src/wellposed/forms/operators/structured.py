@@ -295,17 +295,14 @@ class Convolution(Operator):
             )
             return result.flatten(1)
         image = x.reshape(x.shape[0], *self.output_shape)
-        result = _BACKWARD[self.dimensions](
-            image, self.weight, None, self.stride, self.padding, self._left_over(), self.groups, self.dilation
-        )
-        return result.flatten(1)
-
-    def _left_over(self) -> list[int]:
-        """Counts the rows and columns at the far end that no window reaches."""
         sizes = zip(
             self.input_shape[1:], self.weight.shape[2:], self.stride, self.padding, self.dilation, strict=True
         )
-        return [(n + 2 * p - d * (k - 1) - 1) % s for n, k, s, p, d in sizes]
+        unread = [(n + 2 * p - d * (k - 1) - 1) % s for n, k, s, p, d in sizes]  # rows and columns at the far end
+        result = _BACKWARD[self.dimensions](
+            image, self.weight, None, self.stride, self.padding, unread, self.groups, self.dilation
+        )
+        return result.flatten(1)
 
     @property
     def T(self) -> "Convolution":
@@ -323,7 +320,7 @@ class Convolution(Operator):
         windows, kernel = positions.shape
         within = math.prod(self.input_shape[1:])
         per_group = out // self.groups
-        # every output channel and window reads every input channel of its group at every place of the kernel
+        # every output channel and window reads every input channel of its group at every position of the kernel
         columns = channels.repeat_interleave(per_group, 0)[:, None, :, None] * within + positions[None, :, None, :]
         rows = torch.arange(out * windows, device=self.device).view(out, windows, 1, 1).expand_as(columns)
         values = self.weight.reshape(out, 1, -1, kernel).expand(columns.shape)

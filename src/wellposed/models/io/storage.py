@@ -723,7 +723,8 @@ def reference_models() -> dict[str, ReferenceModel]:
         >>> sorted(reference_models())
         ['addition', 'digits', 'digits-convolutional', 'digits-robust', 'digits-sparse', 'rolling-argmax']
     """
-    return {card_file.parent.name: _read(card_file) for card_file in sorted(HOME.glob(f"*/{FACTS}"))}
+    cards = sorted(HOME.glob(f"*/{FACTS}"))
+    return {card.parent.name: ReferenceModel(**json.loads(card.read_text())) for card in cards}
 
 
 def load_reference(name: str) -> Storable:
@@ -744,8 +745,3 @@ def store_reference(model: Storable, card: ReferenceModel, home: Path = HOME) ->
     folder = home / card.name
     _write_folder(model, folder, card.text(), False, {FACTS: json.dumps(asdict(card), indent=2) + "\n"})
     return folder
-
-
-def _read(card_file: Path) -> ReferenceModel:
-    facts: dict[str, Any] = json.loads(card_file.read_text())
-    return ReferenceModel(**facts)

@@ -96,7 +96,8 @@ def read_config(function: str, args: Any, given: Mapping[str, Any], valid: Itera
     known = [*valid, *NORM_OPTIONS, *PROGRAM_OPTIONS]
     config = DEQConfig(args)
     strict = isinstance(args, Mapping) and not isinstance(args, DEQConfig)
-    require_known(function, [name for name in config if strict or _looks_like(name, known)], known)
+    similar = [name for name in config if difflib.get_close_matches(name, known, n=1, cutoff=0.85)]
+    require_known(function, config if strict else similar, known)
     require_known(function, given, known)
     config.update(given)
     return config
@@ -109,11 +110,7 @@ def read_options(args: Any, given: Mapping[str, Any]) -> Options:
     return Options(**{name: config[name] for name in names if name in config})
 
 
-def _looks_like(name: str, valid: list[str]) -> bool:
-    return bool(difflib.get_close_matches(name, valid, n=1, cutoff=0.85))
-
-
-def require_known(function: str, found: Iterable[str], valid: Iterable[str]) -> None:
+def require_known(function: str, given: Iterable[str], valid: Iterable[str]) -> None:
     """Raises TypeError at the first option that is not one.
 
     Example:
@@ -123,6 +120,6 @@ def require_known(function: str, found: Iterable[str], valid: Iterable[str]) -> 
         TypeError: get_deq: unknown option 'f_max_iters'; valid: f_max_iter, f_tol; did you mean 'f_max_iter'?
     """
     names = list(valid)
-    for name in found:
+    for name in given:
         if name not in names:
             raise TypeError(f"{function}: {unknown_name('option', name, names)}")
