@@ -35,13 +35,21 @@ MODELS: list[tuple[Role, Choice]] = [
     ("control", Choice("implicit-rnn", "000")),
     ("control", Choice.of("implicit-bias", "001", **OPTIONS)),
 ]
+PUBLISHED = (
+    "implicit-rnn-bias",
+    "implicit",
+    "lstm",
+    "transformer-decoder-masked",
+    "transformer-decoder-unmasked",
+    "transformer-no-position",
+)
 OBSERVED = ("implicit-rnn", "implicit", "lstm")  # tested after every epoch at k = 10
 TITLES = {
     "logistic": "A logistic regression without bias, 100 parameters",
     "lstm-normalised": "An LSTM that reads the sequence over its largest element",
     "rnn-relu": "A plain ReLU network without biases",
     "copy-last-label": "Copying the label of the step before, which transformers are shown",
-    "implicit-rnn-bias": "The implicitRNN with a bias in its readout, as published",
+    "implicit-rnn": "The implicitRNN without the published bias in its read-out",
     "implicit-bias": "The regular implicit model with a bias in its states",
 }
 NEAR, FAR = 10.0, 1e5
@@ -122,6 +130,7 @@ SUITE = Suite(
             "k, test inputs from U(0, k)",
             paper="001 Figure 5 (right)",
             log="x",
+            models=PUBLISHED,
         ),
         Figure(
             "Accuracy at k = 10 during training",
@@ -133,6 +142,14 @@ SUITE = Suite(
             paper="000 Figure 4 (left), 001 Figure 11 (bottom)",
         ),
         Figure("Training loss", ("rolling-argmax",), "train_loss", "epoch", over="epoch", log="y"),
+        Figure(
+            "Accuracy of the controls under shift",
+            ("rolling-argmax",),
+            "accuracy",
+            "k, test inputs from U(0, k)",
+            log="x",
+            models=(PUBLISHED[0], *TITLES),
+        ),
     ),
     findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)), ("batch_size", (100, 500))),
