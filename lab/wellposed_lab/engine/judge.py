@@ -6,7 +6,7 @@
 4. A smaller scale never overrules a larger one: where they disagree the claim is undecided. Tiny runs are never
    judged.
 5. A number is reproduced if its mean lies within the tolerance, an order if it has at least half of the printed
-   effect, 1 % where none is printed. A difference of the other sign is refuted, and so is a count that differs.
+   effect, 1 % where none is printed. A difference of the other sign is refuted, and so is a count that differs at scale paper.
 6. Below five seeds the interval is called the range of the seeds, and the verdict is marked.
 7. A claim counts once, however many papers make it; our own questions are counted apart.
 8. Where a text leaves a choice open every reading is judged, and the claim is undecided if they differ. A reading
@@ -20,7 +20,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, cast
 
 from wellposed.errors import InputError
 from wellposed_lab.config import JUDGED_SCALES
@@ -342,8 +342,12 @@ def _is_count(rule: object) -> bool:
 
 def _count(claim: PublishedClaim, published: float, against: str, sample: Sample) -> Verdict:
     values = list(sample.values.values())
-    judged: Judgement = "reproduced" if all(value == published for value in values) else "refuted"
-    return _verdict(claim, judged, f"Ours is {number(mean(values))}; {against}", [sample], mean(values))
+    text, judged = f"Ours is {number(mean(values))}; {against}", cast(Judgement, "reproduced")
+    if any(value != published for value in values):
+        smaller = sample.scale != JUDGED_SCALES[0]
+        judged = "undecided" if smaller else "refuted"
+        text = f"{text.rstrip('.')}, and runs at scale {sample.scale} may be smaller." if smaller else text
+    return _verdict(claim, judged, text, [sample], mean(values))
 
 
 def _overlap(ends: Interval, published: float, tolerance: float) -> bool:

@@ -34,7 +34,7 @@ TITLE = "What the papers claim and what we measured"
 RULES = (
     "A number is reproduced if its mean over the seeds lies within the tolerance around the published value, "
     "better or worse if the whole interval lies beyond, refuted if it has the other sign. A count that is not the "
-    "same is refuted.",
+    "same at scale paper is refuted.",
     "An order is judged seed by seed: reproduced if the whole interval of the ratio is beyond half of the "
     "printed effect (1 % where none is printed), worse if the order is right and the effect smaller, refuted if "
     "the opposite was found or there is no difference.",
