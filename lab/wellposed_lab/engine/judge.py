@@ -6,7 +6,8 @@
 4. A smaller scale never overrules a larger one: where they disagree the claim is undecided. Tiny runs are never
    judged.
 5. A number is reproduced if its mean lies within the tolerance, an order if it has at least half of the printed
-   effect, 1 % where none is printed. A difference of the other sign is refuted, and so is a count that differs at scale paper.
+   effect, 1 % where none is printed. A difference of the other sign is refuted, and so is a count that differs at
+   scale paper.
 6. Below five seeds the interval is called the range of the seeds, and the verdict is marked.
 7. A claim counts once, however many papers make it; our own questions are counted apart.
 8. Where a text leaves a choice open every reading is judged, and the claim is undecided if they differ. A reading
