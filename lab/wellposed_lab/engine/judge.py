@@ -21,7 +21,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Literal
 
 from wellposed.errors import InputError
 from wellposed_lab.config import JUDGED_SCALES
@@ -343,12 +343,13 @@ def _is_count(rule: object) -> bool:
 
 def _count(claim: PublishedClaim, published: float, against: str, sample: Sample) -> Verdict:
     values = list(sample.values.values())
-    text, judged = f"Ours is {number(mean(values))}; {against}", cast(Judgement, "reproduced")
-    if any(value != published for value in values):
-        smaller = sample.scale != JUDGED_SCALES[0]
-        judged = "undecided" if smaller else "refuted"
-        text = f"{text.rstrip('.')}, and runs at scale {sample.scale} may be smaller." if smaller else text
-    return _verdict(claim, judged, text, [sample], mean(values))
+    text = f"Ours is {number(mean(values))}; {against}"
+    if all(value == published for value in values):
+        return _verdict(claim, "reproduced", text, [sample], mean(values))
+    if sample.scale == JUDGED_SCALES[0]:
+        return _verdict(claim, "refuted", text, [sample], mean(values))
+    why = f"{text.rstrip('.')}, and runs at scale {sample.scale} may be smaller."
+    return _verdict(claim, "undecided", why, [sample], mean(values))
 
 
 def _overlap(ends: Interval, published: float, tolerance: float) -> bool:
