@@ -355,9 +355,9 @@ def _down(start: Node, end: Node, way: Sequence[tuple[float, int]], port: float,
     return np.concatenate([pieces[0], *(piece[1:] for piece in pieces[1:])])
 
 
-def _bend(a: tuple[float, float], b: tuple[float, float], count: int = 14) -> np.ndarray:
+def _bend(a: tuple[float, float], b: tuple[float, float]) -> np.ndarray:
     """Leaves and arrives vertically."""
-    t = np.linspace(0, 1, 2 if abs(a[0] - b[0]) < 1e-9 else count)
+    t = np.linspace(0, 1, 2 if abs(a[0] - b[0]) < 1e-9 else 14)
     ease = t * t * (3 - 2 * t)
     return np.stack([a[0] + (b[0] - a[0]) * ease, a[1] + (b[1] - a[1]) * t], axis=1)
 
@@ -376,11 +376,11 @@ def _over(a: Stop, b: Stop, sheet: _Sheet, inside: float) -> np.ndarray:
     return np.concatenate([*points, np.array(corners[-1])[None]])
 
 
-def _rounded(before: np.ndarray, corner: np.ndarray, after: np.ndarray, radius: float = 0.16) -> np.ndarray:
+def _rounded(before: np.ndarray, corner: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Replaces a corner by a curve."""
     lengths = [max(float(np.linalg.norm(end - corner)), 1e-9) for end in (before, after)]
     start, end = (
-        corner + (neighbour - corner) * min(radius / length, 0.5)
+        corner + (neighbour - corner) * min(0.16 / length, 0.5)
         for neighbour, length in zip((before, after), lengths, strict=True)
     )
     t = np.linspace(0, 1, 8)[:, None]
