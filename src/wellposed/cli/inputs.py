@@ -453,8 +453,8 @@ def read_source(source: str) -> Network:
     module, colon, name = source.rpartition(":")
     if not colon or not module or not name:
         raise _wrong(f"{source!r} is neither an exported program (.pt2) nor module:factory")
-    home = _file(Path(module)) if module.endswith(".py") else _module(module)
-    network = _attribute(home, module, name)
+    namespace = _file(Path(module)) if module.endswith(".py") else _module(module)
+    network = _attribute(namespace, module, name)
     if callable(network) and not isinstance(network, nn.Module):
         try:
             network = network()
@@ -521,11 +521,13 @@ def _module(name: str) -> Any:
         raise click.ClickException(f"{name!r} fails on import: {_line(error)}") from error
 
 
-def _attribute(home: Any, module: str, name: str) -> Any:
-    value = home
+def _attribute(namespace: Any, module: str, name: str) -> Any:
+    value = namespace
     for part in name.split("."):
         if not hasattr(value, part):
-            offered = [key for key in vars(home) if not key.startswith("_") and callable(getattr(home, key))]
+            offered = [
+                key for key in vars(namespace) if not key.startswith("_") and callable(getattr(namespace, key))
+            ]
             raise _wrong(f"{module!r} has no {name!r}; it offers {', '.join(sorted(offered)[:12]) or 'nothing'}")
         value = getattr(value, part)
     return value

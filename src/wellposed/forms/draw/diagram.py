@@ -226,15 +226,15 @@ class _Text:
         return max(0.9, 0.078 * len(self.title) + 0.2, 0.066 * len(self.below) + 0.2)
 
 
-def block_diagram(wiring: BlockGraph, title: str) -> Diagram:
+def block_diagram(block_graph: BlockGraph, title: str) -> Diagram:
     """Makes every block of states one node, below all that it reads, between input and output."""
-    texts = _texts(wiring)
-    links = [(*_ends(wiring, link), link) for link in wiring.links]
-    forward = [(start, end) for start, end, link in links if link.feedback != "all" and start != end]
-    inputs = len(wiring.sizes[1])
+    texts = _texts(block_graph)
+    edges = [(*_ends(block_graph, edge), edge) for edge in block_graph.edges]
+    forward = [(start, end) for start, end, edge in edges if edge.feedback != "all" and start != end]
+    inputs = len(block_graph.sizes[1])
     placed = layered([text.width for text in texts], forward, pinned=range(inputs))
-    sheet = _Sheet.of(placed, texts, [(start, end) for start, end, _ in links])
-    loops = {k for start, end, link in links if link.feedback != "none" for k in (start, end)}
+    sheet = _Sheet.of(placed, texts, [(start, end) for start, end, _ in edges])
+    loops = {k for start, end, edge in edges if edge.feedback != "none" for k in (start, end)}
     nodes = tuple(
         Node(
             *sheet.position(*placed.spot(k)),
@@ -248,19 +248,19 @@ def block_diagram(wiring: BlockGraph, title: str) -> Diagram:
         )
         for k, text in enumerate(texts)
     )
-    return Diagram(nodes, tuple(_arrows(wiring, links, nodes, placed, sheet)), title)
+    return Diagram(nodes, tuple(_arrows(block_graph, edges, nodes, placed, sheet)), title)
 
 
-def _ends(wiring: BlockGraph, link: BlockEdge) -> tuple[int, int]:
-    """Returns the numbers of the nodes that a link joins: inputs come first, then states, then outputs."""
-    states, inputs, _ = (len(sizes) for sizes in wiring.sizes)
-    start = link.column + (inputs if link.name in "AC" else 0)
-    return start, inputs + link.row + (states if link.name in "CD" else 0)
+def _ends(block_graph: BlockGraph, edge: BlockEdge) -> tuple[int, int]:
+    """Returns the numbers of the nodes that an edge joins: inputs come first, then states, then outputs."""
+    states, inputs, _ = (len(sizes) for sizes in block_graph.sizes)
+    start = edge.column + (inputs if edge.name in "AC" else 0)
+    return start, inputs + edge.row + (states if edge.name in "CD" else 0)
 
 
-def _texts(wiring: BlockGraph) -> list[_Text]:
-    (states, inputs, outputs), form = wiring.sizes, wiring.form
-    names, sources, results = wiring.labels
+def _texts(block_graph: BlockGraph) -> list[_Text]:
+    (states, inputs, outputs), form = block_graph.sizes, block_graph.form
+    names, sources, results = block_graph.labels
     shape = " x ".join(map(str, form.input_shape)) if len(inputs) == 1 else ""
     texts = []
     for name, size in zip(sources, inputs, strict=True):
@@ -311,34 +311,36 @@ def _passing(placed: Layering, pairs: Sequence[tuple[int, int]], layer: int) -> 
 
 
 def _arrows(
-    wiring: BlockGraph,
-    links: Sequence[tuple[int, int, BlockEdge]],
+    block_graph: BlockGraph,
+    edges: Sequence[tuple[int, int, BlockEdge]],
     nodes: Sequence[Node],
     placed: Layering,
     sheet: _Sheet,
 ) -> list[Arrow]:
     arriving: dict[int, list[tuple[float, int, BlockEdge]]] = defaultdict(list)
     arrows = []
-    for start, end, link in links:
-        if start == end or link.feedback == "all":
-            loops = {i for i, j, _ in links if i == j}
-            arrows.append(_block_arrow(wiring, link, _back(nodes, start, end, loops)))
+    for start, end, edge in edges:
+        if start == end or edge.feedback == "all":
+            loops = {i for i, j, _ in edges if i == j}
+            arrows.append(_block_arrow(block_graph, edge, _back(nodes, start, end, loops)))
         else:
-            arriving[end].append((placed.route(start, end)[-2][0], start, link))
-    for end, edges in arriving.items():
-        edges.sort(key=lambda entry: entry[0])
-        for number, (_, start, link) in enumerate(edges):
-            port = (number - (len(edges) - 1) / 2) * min(0.16, 0.6 * nodes[end].width / len(edges))
+            arriving[end].append((placed.route(start, end)[-2][0], start, edge))
+    for end, incoming in arriving.items():
+        incoming.sort(key=lambda entry: entry[0])
+        for number, (_, start, edge) in enumerate(incoming):
+            port = (number - (len(incoming) - 1) / 2) * min(0.16, 0.6 * nodes[end].width / len(incoming))
             arrows.append(
-                _block_arrow(wiring, link, _down(nodes[start], nodes[end], placed.route(start, end), port, sheet))
+                _block_arrow(
+                    block_graph, edge, _down(nodes[start], nodes[end], placed.route(start, end), port, sheet)
+                )
             )
     return arrows
 
 
-def _block_arrow(wiring: BlockGraph, link: BlockEdge, points: np.ndarray) -> Arrow:
-    first, *rest = map(escape, wiring.about(link))
-    role = "feedback" if link.feedback != "none" else link.role
-    return Arrow(points, role, link.kind, "<br>".join([f"<b>{first}</b>", *rest]))
+def _block_arrow(block_graph: BlockGraph, edge: BlockEdge, points: np.ndarray) -> Arrow:
+    first, *rest = map(escape, block_graph.about(edge))
+    role = "feedback" if edge.feedback != "none" else edge.role
+    return Arrow(points, role, edge.kind, "<br>".join([f"<b>{first}</b>", *rest]))
 
 
 def _down(start: Node, end: Node, way: Sequence[tuple[float, int]], port: float, sheet: _Sheet) -> np.ndarray:
@@ -409,10 +411,10 @@ SIZE = 0.36  # of a node
 Weight = tuple[int, int, float, Role]  # from, to, value, colour
 
 
-def state_diagram(wiring: BlockGraph, title: str) -> Diagram:
+def state_diagram(block_graph: BlockGraph, title: str) -> Diagram:
     """Draws states in layers where none feeds back, else on a circle between inputs and outputs."""
-    n, p, q = wiring.form.sizes
-    weights = [weight for link in wiring.links for weight in _weights(link, n, p)]
+    n, p, q = block_graph.form.sizes
+    weights = [weight for edge in block_graph.edges for weight in _weights(edge, n, p)]
     feedback = any(role == "feedback" for *_, role in weights)
     positions = None if feedback else _in_layers(n + p + q, p, weights)
     circle = positions is None
@@ -425,15 +427,15 @@ def state_diagram(wiring: BlockGraph, title: str) -> Diagram:
     return Diagram(nodes, arrows, title)
 
 
-def _weights(link: BlockEdge, n: int, p: int) -> list[Weight]:
+def _weights(edge: BlockEdge, n: int, p: int) -> list[Weight]:
     """Lists entries as arrows between nodes, which are inputs, states and outputs in this order."""
-    down = p + (n if link.name in "CD" else 0)
-    across = p if link.name in "AC" else 0
+    down = p + (n if edge.name in "CD" else 0)
+    across = p if edge.name in "AC" else 0
     weights: list[Weight] = []
-    for piece in entries(link.operator):
+    for piece in entries(edge.operator):
         for i, j, value in zip(*(part.tolist() for part in piece), strict=True):
-            wrong = (link.feedback == "lower" and j <= i) or (link.feedback == "upper" and j >= i)
-            weights.append((across + j, down + i, value, "feedback" if wrong else link.role))
+            wrong = (edge.feedback == "lower" and j <= i) or (edge.feedback == "upper" and j >= i)
+            weights.append((across + j, down + i, value, "feedback" if wrong else edge.role))
     return weights
 
 
@@ -547,11 +549,11 @@ def graph(
         >>> len(graph(form).axes[0].texts)  # three states, three inputs, one output
         7
     """
-    page, wiring = is_page(path), BlockGraph(form)
+    page, block_graph = is_page(path), BlockGraph(form)
     n, p, q = form.sizes
     heading = title or f"{n:,} states, {p:,} inputs, {q:,} outputs"
     small = len(form.partition) == 1 and max(n, p, q) <= STATES
-    diagram = state_diagram(wiring, heading) if small else block_diagram(wiring, heading)
+    diagram = state_diagram(block_graph, heading) if small else block_diagram(block_graph, heading)
     if page and path is not None:
         figure = interactive(diagram)
         about = "Hover nodes and arrows for details, drag to move, scroll to zoom, double-click to go back."
