@@ -292,7 +292,7 @@ def _check_stored(config: Mapping[str, Any], name: str, members: Mapping[str, by
 
 
 def _check_text(value: Any, name: str) -> None:
-    """Walks over a table: nothing pickled, only known operators, and sizes that are arithmetic."""
+    """Checks a table: nothing pickled, only known operators, and sizes that are arithmetic."""
     if isinstance(value, list):
         for part in value:
             _check_text(part, name)
@@ -432,7 +432,7 @@ def check_work(program: ExportedProgram, size: int) -> None:
 
 
 def _some_size(size: Any) -> int:
-    """Returns a size, of one that may vary a small one."""
+    """Returns a size; a small one where it may vary."""
     if isinstance(size, int):
         return size
     expression = size.node.expr

@@ -344,7 +344,7 @@ def _block_arrow(block_graph: BlockGraph, edge: BlockEdge, points: np.ndarray) -
 
 
 def _down(start: Node, end: Node, way: Sequence[tuple[float, int]], port: float, sheet: _Sheet) -> np.ndarray:
-    """Leads from the bottom of a node to the top of another, straight down through every layer between."""
+    """Returns a line from the bottom of a node to the top of another, straight down through the layers between."""
     stops = [(start.x, start.y + HEIGHT / 2, sheet.column[way[0][1]])]
     for x, layer in way[1:-1]:
         across, down = sheet.position(x, layer)
@@ -358,14 +358,14 @@ def _down(start: Node, end: Node, way: Sequence[tuple[float, int]], port: float,
 
 
 def _bend(a: tuple[float, float], b: tuple[float, float]) -> np.ndarray:
-    """Leaves and arrives vertically."""
+    """Returns a curve that leaves and arrives vertically."""
     t = np.linspace(0, 1, 2 if abs(a[0] - b[0]) < 1e-9 else 14)
     ease = t * t * (3 - 2 * t)
     return np.stack([a[0] + (b[0] - a[0]) * ease, a[1] + (b[1] - a[1]) * t], axis=1)
 
 
 def _over(a: Stop, b: Stop, sheet: _Sheet, inside: float) -> np.ndarray:
-    """Leads from the foot of a column through the gutter to the head of the next, on round corners.
+    """Returns a line from the foot of a column through the gutter to the head of the next, on round corners.
 
     Lines of one node lie side by side, those that go on to further layers by `inside` nearer to the first column.
     """
@@ -391,7 +391,7 @@ def _rounded(before: np.ndarray, corner: np.ndarray, after: np.ndarray) -> np.nd
 
 
 def _back(nodes: Sequence[Node], start: int, end: int, loops: set[int]) -> np.ndarray:
-    """Leads from the right of a node around everything on the way to the right of another, or of itself."""
+    """Returns a line from the right of a node around all on the way to the right of another, or of itself."""
     a, b = nodes[start], nodes[end]
     if start == end:
         side, out = a.x + a.width / 2, a.x + a.width / 2 + 0.5
@@ -484,7 +484,7 @@ def _state_arrow(nodes: Sequence[Node], weight: Weight, largest: float, circle: 
 
 
 def _arc(a: Node, b: Node, bend: float) -> np.ndarray:
-    """Curves to the left of its direction, so that an arrow and its opposite lie apart."""
+    """Returns a curve to the left of its direction, so that an arrow and its opposite lie apart."""
     start, end = np.array([a.x, a.y]), np.array([b.x, b.y])
     along = end - start
     middle = (start + end) / 2 + bend * np.array([along[1], -along[0]])
@@ -494,7 +494,7 @@ def _arc(a: Node, b: Node, bend: float) -> np.ndarray:
 
 
 def _cut(curve: np.ndarray, radius: float) -> np.ndarray:
-    """Takes off what lies inside the nodes at both ends."""
+    """Removes what lies inside the nodes at both ends."""
     fine = np.linspace(0, 1, 200)
     grid = np.linspace(0, 1, len(curve))
     dense = np.stack([np.interp(fine, grid, curve[:, axis]) for axis in (0, 1)], axis=1)
@@ -504,7 +504,7 @@ def _cut(curve: np.ndarray, radius: float) -> np.ndarray:
 
 
 def _loop(node: Node, circle: bool) -> np.ndarray:
-    """Leaves a node outwards and comes back to it."""
+    """Returns a curve that leaves a node outwards and comes back to it."""
     out = np.array([node.x, node.y]) if circle else np.array([1.0, 0.0])
     out = out / max(float(np.linalg.norm(out)), 1e-9)
     side = np.array([-out[1], out[0]])

@@ -89,7 +89,7 @@ def _with_lines(layer: dict[int, int], edges: Sequence[tuple[int, int]]) -> Laye
 
 
 def _reorder(layering: Layering) -> None:
-    """Sorts each layer by the mean place of its neighbours, down and up again, and keeps the best."""
+    """Sorts each layer by the mean position of its neighbours, down and up again, and keeps the best."""
     best, fewest = [list(row) for row in layering.rows], _crossings(layering)
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0

@@ -288,7 +288,7 @@ def _row_norms(block_graph: BlockGraph) -> list[float]:
 
 
 def _memory(form: ImplicitForm) -> tuple[int, int]:
-    """Counts the numbers that are kept and their bytes, shared ones once."""
+    """Counts the stored numbers and their bytes, shared ones once."""
     seen: dict[tuple, Tensor] = {}
     for value in (form.A, form.B, form.C, form.D, form.bias, form.output_bias):
         for part in tensors(value):
