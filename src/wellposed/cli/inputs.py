@@ -633,12 +633,8 @@ def read_labelled(source: str, data: str, count: int, valid: tuple[float, float]
 
 def read_classifier(source: str, option: str = "--model") -> Classifier:
     """Reads a model in evaluation mode; an exported program becomes its form."""
-    if source.startswith(REFERENCE):
-        return _reference(source.removeprefix(REFERENCE), option)
-    if source.endswith(".safetensors"):
-        return _loaded(Path(source), option)
-    if source.endswith(".onnx"):
-        return _from_onnx(Path(source), option)
+    if source.startswith(REFERENCE) or source.endswith((".safetensors", ".onnx")):
+        return _stored(source, option)
     try:
         network = read_source(source)
     except click.BadParameter as error:
@@ -653,37 +649,18 @@ def read_classifier(source: str, option: str = "--model") -> Classifier:
         return to_implicit(network, tuple(example[0].shape[1:]))
 
 
-def _loaded(path: Path, option: str) -> Classifier:
-    if not path.is_file():
+def _stored(source: str, option: str) -> Classifier:
+    """Reads a reference model, or a file that `save` or an exporter of ONNX has written."""
+    path, reference = Path(source), source.startswith(REFERENCE)
+    if not reference and not path.is_file():
         raise wrong(f"there is no file {str(path)!r}", option)
     try:
-        model = load(path)
-    except FileFormatError as error:
+        if not reference and path.suffix == ".onnx":
+            return read_onnx(path)
+        model = load_reference(source.removeprefix(REFERENCE)) if reference else load(path)
+    except (FileFormatError, UnknownNameError) as error:
         raise wrong(str(error), option) from error
-    return _usable(model, str(path), option)
-
-
-def _from_onnx(path: Path, option: str) -> nn.Module:
-    if not path.is_file():
-        raise wrong(f"there is no file {str(path)!r}", option)
-    try:
-        return read_onnx(path)
-    except FileFormatError as error:
-        raise wrong(str(error), option) from error
-
-
-def _reference(name: str, option: str) -> Classifier:
-    try:
-        model = load_reference(name)
-    except UnknownNameError as error:
-        raise wrong(str(error), option) from error
-    return _usable(model, f"{REFERENCE}{name}", option)
-
-
-def _usable(model: object, source: str, option: str) -> Classifier:
-    if isinstance(model, ImplicitForm):
-        return model
-    if not isinstance(model, ImplicitModel):
+    if not isinstance(model, ImplicitForm | ImplicitModel):
         raise wrong(f"{source!r} holds {type(model).__name__}, not a form or an ImplicitModel", option)
     return model.eval()
 
