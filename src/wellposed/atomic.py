@@ -125,12 +125,12 @@ def atomic_write_folder(folder: str | os.PathLike[str], stale: Iterable[str] = (
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _settle(target)
+    _install(target)
 
 
 def _committed(temporary: Path, folder: Path, stale: Iterable[str]) -> bool:
     """Makes a complete folder the new version; False if another writer was faster with its own."""
-    _settle(folder)
+    _install(folder)
     for name in stale:
         (folder / name).unlink(missing_ok=True)
     try:
@@ -142,7 +142,7 @@ def _committed(temporary: Path, folder: Path, stale: Iterable[str]) -> bool:
     return True
 
 
-def _settle(folder: Path) -> None:
+def _install(folder: Path) -> None:
     """Moves the files of the new version into place; any process may, at any time and several at once."""
     waiting = folder / NEW
     try:

@@ -8,7 +8,7 @@ import torch
 from row_cases import case
 
 from wellposed.convex import Clarabel, Design, Homotopy, RowFit, Schur, row_groups, row_problem
-from wellposed.convex.rows import _COMMON, _OWN, _Keeper, _packed, _work
+from wellposed.convex.rows import _COMMON, _OWN, _packed, _RowFile, _work
 from wellposed.errors import FileFormatError, InputError
 
 
@@ -42,7 +42,7 @@ def test_a_problem_survives_the_way_to_another_process():
     here = Schur().solve(problem)
     common, part = _packed(problem, _COMMON), _packed(problem, _OWN)
     common["gram"].setflags(write=False)
-    k, there = _work(*pickle.loads(pickle.dumps((common, Schur(), 3, part, _Keeper(None)))))
+    k, there = _work(*pickle.loads(pickle.dumps((common, Schur(), 3, part, _RowFile(None)))))
     assert k == 3
     assert torch.equal(here.weights, there.weights) and torch.equal(here.gap, there.gap)
 

@@ -110,7 +110,7 @@ def test_arrows_join_the_right_boxes(form):
     wiring = BlockGraph(form)
     diagram = block_diagram(wiring, "")
     boxes = {node.title: node for node in diagram.nodes}
-    assert len(diagram.arrows) == len(wiring.links)
+    assert len(diagram.arrows) == len(wiring.edges)
     for arrow in diagram.arrows:
         reader, source = re.search(r"<b>(.*) reads (.*?)</b>", arrow.hover).groups()
         reader, source = (name.replace("&lt;", "<").replace("&gt;", ">") for name in (reader, source))

@@ -80,7 +80,7 @@ def colours(form, **options):
         return max(known, key=lambda role: (away @ (255 - known[role])) / np.linalg.norm(255.0 - known[role]))
 
     def places(axis, count, others):
-        (a, b), (c, d) = axis.halves
+        (a, b), (c, d) = axis.sections
         return [
             *(a + (b - a) * (k + 0.5) / count for k in range(count)),
             *(c + (d - c) * (k + 0.5) / others for k in range(others)),
@@ -133,7 +133,7 @@ def looped(order):
 def test_blocks_of_a_loop_on_the_wrong_side_feed_back(order):
     sides = {
         (order[link.row], order[link.column]): link.feedback
-        for link in BlockGraph(looped(order)).links
+        for link in BlockGraph(looped(order)).edges
         if link.name == "A"
     }
     assert sides == {(1, 0): "none", (2, 1): "none", (0, 2): "all"}
@@ -141,7 +141,7 @@ def test_blocks_of_a_loop_on_the_wrong_side_feed_back(order):
 
 def test_zero_blocks_close_no_loop():
     A = Block((1, 1), (1, 1), {(0, 1): Dense(torch.ones(1, 1)), (1, 0): Dense(torch.zeros(1, 1))})
-    links = BlockGraph(ImplicitForm(A, torch.ones(2, 1), torch.ones(1, 2))).links
+    links = BlockGraph(ImplicitForm(A, torch.ones(2, 1), torch.ones(1, 2))).edges
     assert [(link.row, link.column, link.feedback) for link in links if link.name == "A"] == [(0, 1, "none")]
 
 
@@ -205,7 +205,7 @@ def test_a_page_needs_nothing_else_and_describes_every_block(tmp_path):
         and not re.search(r'(src|href)="http', text.split("<script>")[0])
     )
     hover = [cell for row in figure["data"][0]["text"] for cell in row if cell]
-    assert len(hover) == len(BlockGraph(form).links) == 5
+    assert len(hover) == len(BlockGraph(form).edges) == 5
     block = next(cell for cell in hover if "reads first" in cell and "convolution" in cell)
     count = form.A.parts[1, 2].nonzeros()
     assert f"{count:,} non-zero entries" in block and "4,096 x 4,096" in block
@@ -218,7 +218,7 @@ def test_hover_cells_lie_where_their_blocks_are(tmp_path):
     form = residual()
     figure = spy(form, tmp_path / "spy.html", pixels=300)
     picture, cells = raster(BlockGraph(form), 300, "auto"), figure.data[0]
-    for link in BlockGraph(form).links:
+    for link in BlockGraph(form).edges:
         left, right, top, bottom = picture.box(link)
         i, j = list(cells.y).index(top), list(cells.x).index(left)
         assert (cells.y[i + 1], cells.x[j + 1]) == (bottom, right) and link.kind in cells.text[i][j]

@@ -10,7 +10,7 @@ from wellposed_lab.reference import RECIPES, train_reference
 from wellposed.conditions import certificate
 from wellposed.errors import UnknownNameError
 from wellposed.models import ImplicitForm, ImplicitRNN, load_reference, reference_models
-from wellposed.models.io.storage import FACTS, HOME, store_reference
+from wellposed.models.io.storage import FACTS, TRAINED, store_reference
 
 NAMES = sorted(RECIPES)
 LEAST = {  # what would be a poor model
@@ -23,7 +23,7 @@ LEAST = {  # what would be a poor model
 
 
 def test_there_is_a_card_for_every_recipe_and_no_other():
-    assert sorted(reference_models()) == NAMES == sorted(path.name for path in HOME.iterdir())
+    assert sorted(reference_models()) == NAMES == sorted(path.name for path in TRAINED.iterdir())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,7 +44,7 @@ def test_card_is_measured_again(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_are_small_and_say_the_same(name):
-    card, folder = reference_models()[name], HOME / name
+    card, folder = reference_models()[name], TRAINED / name
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2**20
     text = (folder / "README.md").read_text()
     assert card.title in text and card.command in text and card.name == name == folder.name
@@ -68,7 +68,7 @@ def test_a_stored_model_is_read_back(tmp_path):
     folder = store_reference(model, card, tmp_path)
     assert json.loads((folder / FACTS).read_text())["measured"] == card.measured
     weights = "model.safetensors"
-    assert (folder / weights).read_bytes() == (HOME / "addition" / weights).read_bytes()
+    assert (folder / weights).read_bytes() == (TRAINED / "addition" / weights).read_bytes()
     shutil.rmtree(folder)
 
 

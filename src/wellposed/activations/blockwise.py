@@ -78,9 +78,9 @@ def softmax(size: int) -> Activation:
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     size = whole("size of softmax", size)
-    halves = dict.fromkeys(NORMS, 0.5)
+    constants = dict.fromkeys(NORMS, 0.5)
     function = partial(_softmax, size=size)
-    return Activation(f"softmax({size})", function, block=size, constants=halves, image=(0.0, 1.0))
+    return Activation(f"softmax({size})", function, block=size, constants=constants, image=(0.0, 1.0))
 
 
 def normalise(size: int, eps: float = 1e-5) -> Activation:

@@ -120,14 +120,14 @@ FORM: dict[str, Rule] = {
     "labels": list_of(is_text),
     "dtype": one_of(*FLOATS),
 }
-HOME: dict[str, Rule] = {"kind": is_dtype, "place": one_of("cpu")}
+ENTRY_TYPE: dict[str, Rule] = {"kind": is_dtype, "place": one_of("cpu")}
 OPERATORS: dict[str, dict[str, Rule]] = {
     "Dense": {"matrix": anything},
     "Sparse": {"matrix": anything},
     "LowRank": {"left": anything, "right": anything},
     "Diagonal": {"values": anything},
-    "Zero": {"size": tuple_of(is_count, 2, 2), **HOME},
-    "Identity": {"size": is_count, **HOME},
+    "Zero": {"size": tuple_of(is_count, 2, 2), **ENTRY_TYPE},
+    "Identity": {"size": is_count, **ENTRY_TYPE},
     "Repeated": {"inner": anything, "count": is_size},
     "Selection": {"index": anything, "columns": is_count, "kind": is_dtype},
     "Accumulation": {"selection": lambda value: isinstance(value, dict) and value.get("operator") == "Selection"},
@@ -141,7 +141,7 @@ OPERATORS: dict[str, dict[str, Rule]] = {
     },
     "Product": {"factors": tuple_of(anything)},
     "Sum": {"terms": tuple_of(anything)},
-    "Block": {"heights": tuple_of(is_count), "widths": tuple_of(is_count), "parts": anything, **HOME},
+    "Block": {"heights": tuple_of(is_count), "widths": tuple_of(is_count), "parts": anything, **ENTRY_TYPE},
 }
 
 
@@ -177,8 +177,8 @@ class Seen(NamedTuple):
     stored: bool
 
 
-class Walk:
-    """Goes through the operators of a form, sees that they fit, and keeps the names of their tensors."""
+class FormReader:
+    """Checks that the operators of a form fit together, and lists the tensors that they name."""
 
     def __init__(self, file: TensorFile, dtype: str) -> None:
         self.file, self.dtype = file, dtype
@@ -202,7 +202,7 @@ class Walk:
         return tuple(shape[order.index(dimension)] for dimension in identity)
 
     def vector(self, given: Any, size: int) -> None:
-        """Sees that a bias has the right size."""
+        """Checks the size of a bias."""
         if (shape := self.tensor(given, 1)) != (size,):
             raise RefusedError(f"a bias has the shape {list(shape)}, expected {[size]}")
 

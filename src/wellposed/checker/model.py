@@ -12,8 +12,8 @@ from wellposed.checker.grammar import (
     CELL,
     FORM,
     RECURRENT,
+    FormReader,
     Rule,
-    Walk,
     anything,
     expect_tensors,
     is_size,
@@ -185,8 +185,8 @@ def _size(value: Any) -> int:
 
 def _form(file: TensorFile, header: dict[str, Any]) -> Part:
     """Reads a form; if its blocks feed one another in one direction only, nothing else of A matters."""
-    walk, named = Walk(file, header["dtype"]), header["activation"]
-    seen = {name: walk.operator(header[name]) for name in "ABCD"}
+    reader, named = FormReader(file, header["dtype"]), header["activation"]
+    seen = {name: reader.operator(header[name]) for name in "ABCD"}
     n, p, q = seen["A"].shape[0], seen["B"].shape[1], seen["C"].shape[0]
     for name, shape in {"A": (n, n), "B": (n, p), "C": (q, n), "D": (q, p)}.items():
         if seen[name].shape != shape or not p or not q:  # a form without states is a linear map
@@ -195,8 +195,8 @@ def _form(file: TensorFile, header: dict[str, Any]) -> Part:
             raise RefusedError(f"{name} is {seen[name].dtype} and the form {header['dtype']}")
     for name, size in (("bias", n), ("output_bias", q)):
         if header[name] is not None:
-            walk.vector(header[name], size)
-    if unused := sorted(file.entries.keys() - walk.used):
+            reader.vector(header[name], size)
+    if unused := sorted(file.entries.keys() - reader.used):
         raise RefusedError(f"{file.path.name} holds the tensor {unused[0]!r}, of which the form does not speak")
     if prod(header["input_shape"]) != p:
         raise RefusedError(f"inputs of the shape {header['input_shape']} are not the {p} that B takes")

@@ -186,11 +186,11 @@ def attack(
     """
     _check_options(kind, count, surrogate)
     given = read_labelled(model, data, samples, valid)
-    with _carried_out():
+    with _errors_in_one_line():
         other = None if surrogate is None else read_surrogate(surrogate, given)
     request = Request(given, epsilon, count, steps, valid, seed, other)
     start = time.monotonic()
-    with _carried_out(), _waiting(kind, quiet), threads_for(widest_layer(given.model, given.u)):
+    with _errors_in_one_line(), _spinner(kind, quiet), threads_for(widest_layer(given.model, given.u)):
         attack = ATTACKS[kind](request)
         with torch.no_grad():
             before = given.model(given.u).argmax(1)
@@ -278,8 +278,8 @@ def _shown(request: Request, attack: Attack, before: Tensor, facts: dict[str, An
 
 
 @contextlib.contextmanager
-def _waiting(kind: str, quiet: bool) -> Iterator[None]:
-    """Turns a wheel on stderr while an attack runs, if that is a terminal."""
+def _spinner(kind: str, quiet: bool) -> Iterator[None]:
+    """Shows a spinner on stderr while an attack runs, if that is a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_interactive:
         yield
@@ -289,7 +289,7 @@ def _waiting(kind: str, quiet: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _carried_out() -> Iterator[None]:
+def _errors_in_one_line() -> Iterator[None]:
     """Turns a model or an attack that cannot be used into one line and the exit code 2."""
     try:
         with refused():

@@ -292,7 +292,7 @@ def _check_stored(config: Mapping[str, Any], name: str, members: Mapping[str, by
 
 
 def _check_text(value: Any, name: str) -> None:
-    """Walks over a table: nothing pickled, only known operators, and sizes that are arithmetic."""
+    """Checks a table: nothing pickled, only known operators, and sizes that are arithmetic."""
     if isinstance(value, list):
         for part in value:
             _check_text(part, name)
@@ -432,7 +432,7 @@ def check_work(program: ExportedProgram, size: int) -> None:
 
 
 def _some_size(size: Any) -> int:
-    """Returns a size, of one that may vary a small one."""
+    """Returns a size; a small one where it may vary."""
     if isinstance(size, int):
         return size
     expression = size.node.expr
@@ -453,8 +453,8 @@ def read_source(source: str) -> Network:
     module, colon, name = source.rpartition(":")
     if not colon or not module or not name:
         raise _wrong(f"{source!r} is neither an exported program (.pt2) nor module:factory")
-    home = _file(Path(module)) if module.endswith(".py") else _module(module)
-    network = _attribute(home, module, name)
+    namespace = _file(Path(module)) if module.endswith(".py") else _module(module)
+    network = _attribute(namespace, module, name)
     if callable(network) and not isinstance(network, nn.Module):
         try:
             network = network()
@@ -521,11 +521,13 @@ def _module(name: str) -> Any:
         raise click.ClickException(f"{name!r} fails on import: {_line(error)}") from error
 
 
-def _attribute(home: Any, module: str, name: str) -> Any:
-    value = home
+def _attribute(namespace: Any, module: str, name: str) -> Any:
+    value = namespace
     for part in name.split("."):
         if not hasattr(value, part):
-            offered = [key for key in vars(home) if not key.startswith("_") and callable(getattr(home, key))]
+            offered = [
+                key for key in vars(namespace) if not key.startswith("_") and callable(getattr(namespace, key))
+            ]
             raise _wrong(f"{module!r} has no {name!r}; it offers {', '.join(sorted(offered)[:12]) or 'nothing'}")
         value = getattr(value, part)
     return value
@@ -631,12 +633,8 @@ def read_labelled(source: str, data: str, count: int, valid: tuple[float, float]
 
 def read_classifier(source: str, option: str = "--model") -> Classifier:
     """Reads a model in evaluation mode; an exported program becomes its form."""
-    if source.startswith(REFERENCE):
-        return _reference(source.removeprefix(REFERENCE), option)
-    if source.endswith(".safetensors"):
-        return _loaded(Path(source), option)
-    if source.endswith(".onnx"):
-        return _from_onnx(Path(source), option)
+    if source.startswith(REFERENCE) or source.endswith((".safetensors", ".onnx")):
+        return _stored(source, option)
     try:
         network = read_source(source)
     except click.BadParameter as error:
@@ -651,37 +649,18 @@ def read_classifier(source: str, option: str = "--model") -> Classifier:
         return to_implicit(network, tuple(example[0].shape[1:]))
 
 
-def _loaded(path: Path, option: str) -> Classifier:
-    if not path.is_file():
+def _stored(source: str, option: str) -> Classifier:
+    """Reads a reference model, or a file that `save` or an exporter of ONNX has written."""
+    path, reference = Path(source), source.startswith(REFERENCE)
+    if not reference and not path.is_file():
         raise wrong(f"there is no file {str(path)!r}", option)
     try:
-        model = load(path)
-    except FileFormatError as error:
+        if not reference and path.suffix == ".onnx":
+            return read_onnx(path)
+        model = load_reference(source.removeprefix(REFERENCE)) if reference else load(path)
+    except (FileFormatError, UnknownNameError) as error:
         raise wrong(str(error), option) from error
-    return _usable(model, str(path), option)
-
-
-def _from_onnx(path: Path, option: str) -> nn.Module:
-    if not path.is_file():
-        raise wrong(f"there is no file {str(path)!r}", option)
-    try:
-        return read_onnx(path)
-    except FileFormatError as error:
-        raise wrong(str(error), option) from error
-
-
-def _reference(name: str, option: str) -> Classifier:
-    try:
-        model = load_reference(name)
-    except UnknownNameError as error:
-        raise wrong(str(error), option) from error
-    return _usable(model, f"{REFERENCE}{name}", option)
-
-
-def _usable(model: object, source: str, option: str) -> Classifier:
-    if isinstance(model, ImplicitForm):
-        return model
-    if not isinstance(model, ImplicitModel):
+    if not isinstance(model, ImplicitForm | ImplicitModel):
         raise wrong(f"{source!r} holds {type(model).__name__}, not a form or an ImplicitModel", option)
     return model.eval()
 

@@ -293,7 +293,7 @@ def _outputs(network: nn.Module | ImplicitForm, u: Tensor) -> Tensor:
 
 
 def _check_score(network: nn.Module | ImplicitForm, fitted: Samples, unseen: Samples | None) -> None:
-    """Sees before the work that outputs can be compared with the targets."""
+    """Checks before the work that outputs can be compared with the targets."""
     for given in (fitted, unseen):
         if given is not None and given.targets is not None:
             with torch.no_grad():
@@ -336,7 +336,7 @@ def progress(quiet: bool, units: str = "rows") -> Iterator[Callable[[int, int], 
 
 
 def _recorded(network: nn.Module | ImplicitForm, given: Samples, options: dict[str, Any], *, gaps: bool) -> States:
-    """Records states, and sees before the work that what is fitted to them can be stored."""
+    """Records states, and checks before the work that what is fitted to them can be stored."""
     states = record_states(network, _shaped(network, given).split(BATCH))
     for phi in states.activations:
         registered_name(phi)

@@ -290,9 +290,9 @@ class LowRankBound:
         return self.certificate.gain * max_norm(error)
 
 
-def low_rank_certificate(left: Tensor, right: Tensor, activation: Activation, rows: int = 256) -> Certificate:
+def low_rank_certificate(left: Tensor, right: Tensor, activation: Activation) -> Certificate:
     """Checks ``gamma |L R'|_inf < 1`` a few rows at a time."""
-    blocks = double(left).split(rows)
+    blocks = double(left).split(256)
     sums = [(block @ double(right).mT).abs().sum(1).max() for block in blocks]
     magnitude = double(left).abs() @ double(right).abs().sum(0)  # bounds the terms of every row sum
     terms = left.shape[0] + left.shape[1]

@@ -396,7 +396,7 @@ def _prices(work: FeatureProblem, sizes: Sequence[int]) -> Tensor:  # (n,)
 
 
 def _summed(readers: Sequence[Readers], features: Tensor) -> Tensor:  # (n + p,)
-    """Adds the rises of all rows up; features that are gone are infinitely dear."""
+    """Adds the rises of all rows up; features that are gone cost infinitely much."""
     total = torch.where(features, 0.0, torch.inf).to(WIDE)
     for group in readers:
         total[group.columns[group.left]] += group.rises()[group.left]

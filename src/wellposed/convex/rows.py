@@ -28,7 +28,7 @@ from wellposed.workers import Workers
 Progress = Callable[[int, int], object]
 _COMMON = ("gram", "ridge", "kappa", "capped", "lasso")  # of all rows of a problem
 _OWN = ("cross", "power", "support", "reference")
-KEPT = ("weights", "gap", "steps")  # of a solution, in the file of finished rows
+STORED = ("weights", "gap", "steps")  # of a solution, in the file of finished rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ class RowFit:
         places = [slice(start, start + self.chunk) for start in range(0, problem.rows, self.chunk)]
         result = _empty(problem)
         for k, solution in self._run(solver, [problem.chosen(rows) for rows in places]):
-            for name in KEPT:
+            for name in STORED:
                 part = getattr(result, name)
                 part[places[k]] = getattr(solution, name).to(part)
             done += len(solution.gap)
@@ -184,20 +184,20 @@ class RowFit:
         return result
 
     def _run(self, solver: RowSolver, problems: Sequence[RowProblem]) -> Iterator[tuple[int, RowSolution]]:
-        keepers = [_Keeper.of(self.folder, solver, part) for part in problems]
+        files = [_RowFile.of(self.folder, solver, part) for part in problems]
         waiting = []
-        for k, keeper in enumerate(keepers):
-            if (known := keeper.load(problems[k])) is not None:
+        for k, file in enumerate(files):
+            if (known := file.load(problems[k])) is not None:
                 yield k, known
             else:
                 waiting.append(k)
         workers = Workers(self.jobs if len(waiting) > 1 else 1, self.backend)
         common = _packed(problems[0], _COMMON) if workers.apart else None
         tasks = [
-            (solver, k, _packed(problems[k], _OWN) if workers.apart else problems[k], keepers[k]) for k in waiting
+            (solver, k, _packed(problems[k], _OWN) if workers.apart else problems[k], files[k]) for k in waiting
         ]
         for k, solution in workers.run(_work, tasks, common):
-            keepers[k].save(solution)
+            files[k].save(solution)
             yield k, solution
 
 
@@ -208,9 +208,9 @@ def _packed(problem: RowProblem, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _work(
-    common: dict[str, Any] | None, solver: RowSolver, k: int, part: RowProblem | dict[str, Any], keeper: "_Keeper"
+    common: dict[str, Any] | None, solver: RowSolver, k: int, part: RowProblem | dict[str, Any], file: "_RowFile"
 ) -> tuple[int, RowSolution]:
-    """Solves some rows and keeps them, so that they are not lost if others are."""
+    """Solves some rows and stores them, so that they are not lost if others are."""
     if isinstance(part, dict):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a mapped array is read-only; nothing writes to it
@@ -218,7 +218,7 @@ def _work(
             arrays = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in arrays.items()}
         part = RowProblem(**arrays)
     solution = solver.solve(part)
-    keeper.save(solution)
+    file.save(solution)
     return k, solution
 
 
@@ -228,22 +228,22 @@ def _empty(problem: RowProblem) -> RowSolution:
     return RowSolution(torch.zeros_like(problem.cross), torch.zeros_like(problem.power), problem.scale, steps)
 
 
-def _digest(settings: bytes, *parts: Tensor | None) -> "hashlib.blake2b":
+def _digest(settings: bytes, *tensors: Tensor | None) -> "hashlib.blake2b":
     """Hashes the bytes of some tensors."""
     digest = hashlib.blake2b(settings, digest_size=16)
-    for part in parts:
-        digest.update(b"none" if part is None else np.ascontiguousarray(part.cpu().numpy()).data)
+    for tensor in tensors:
+        digest.update(b"none" if tensor is None else np.ascontiguousarray(tensor.cpu().numpy()).data)
     return digest
 
 
 @dataclass(frozen=True)
-class _Keeper:
-    """Keeps finished rows in a file whose name tells data and settings."""
+class _RowFile:
+    """Finished rows in a file that is named after data and settings."""
 
     path: Path | None
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str] | None, solver: RowSolver, problem: RowProblem) -> "_Keeper":
+    def of(cls, folder: str | os.PathLike[str] | None, solver: RowSolver, problem: RowProblem) -> "_RowFile":
         if folder is None:
             return cls(None)
         matrix = problem.once("digest", lambda: _digest(b"", problem.gram, problem.ridge))
@@ -256,10 +256,10 @@ class _Keeper:
     def load(self, problem: RowProblem) -> RowSolution | None:
         if self.path is None or not self.path.exists():
             return None
-        expected = {name: getattr(_empty(problem), name) for name in KEPT}
+        expected = {name: getattr(_empty(problem), name) for name in STORED}
         try:
             stored = read_arrays(self.path, 2 * sum(part.nbytes for part in expected.values()) + (1 << 16))
-            arrays = {name: torch.from_numpy(stored[name]) for name in KEPT}
+            arrays = {name: torch.from_numpy(stored[name]) for name in STORED}
             for name, part in expected.items():
                 if arrays[name].shape != part.shape:
                     shapes = f"{tuple(arrays[name].shape)}, expected {tuple(part.shape)}"
@@ -274,7 +274,7 @@ class _Keeper:
         if self.path is None or self.path.exists():
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        arrays = {name: getattr(solution, name).cpu().numpy() for name in KEPT}
+        arrays = {name: getattr(solution, name).cpu().numpy() for name in STORED}
         with atomic_write(self.path) as temporary, open(temporary, "wb") as file:
             np.savez(file, **arrays)
 

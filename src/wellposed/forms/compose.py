@@ -195,10 +195,10 @@ def linear(
         tensor([[3.]])
     """
     D = as_operator(D)
-    (q, p), home = D.shape, (D.dtype, D.device)
+    (q, p), entry_type = D.shape, (D.dtype, D.device)
     heights, widths = (D.heights, D.widths) if isinstance(D, Block) else ((q,), (p,))
-    B, C = Block((0,), widths, {}, *home), Block(heights, (0,), {}, *home)
-    A = Zero((0, 0), *home)
+    B, C = Block((0,), widths, {}, *entry_type), Block(heights, (0,), {}, *entry_type)
+    A = Zero((0, 0), *entry_type)
     return ImplicitForm(A, B, C, D, None, "identity", input_shape, output_bias=output_bias)
 
 
@@ -371,14 +371,14 @@ def product(first: ImplicitForm, second: ImplicitForm, bounds: tuple[float, floa
             f"a product is Lipschitz for bounded factors only; here |f| <= {c1:g} and |g| <= {c2:g}; pass "
             "bounds=(c1, c2), at which they are clipped, or end the factors with a bounded activation as tanh"
         )
-    q, home = first.sizes[2], (first.dtype, first.device)
+    q, entry_type = first.sizes[2], (first.dtype, first.device)
     entry = torch.arange(2 * q, device=first.device)
     inputs = {
         (0, 0): Selection(torch.where(entry % 2 == 0, entry // 2, -1), q, first.dtype),
         (0, 1): Selection(torch.where(entry % 2 == 1, entry // 2, -1), q, first.dtype),
     }
     pairs = ImplicitForm(
-        Block((2 * q,), (2 * q,), {}, *home),
+        Block((2 * q,), (2 * q,), {}, *entry_type),
         Block((2 * q,), (q, q), dict(inputs)),
         Selection(entry[::2], 2 * q, first.dtype),
         activation=[multiply(c1, c2)],

@@ -101,12 +101,12 @@ def _is_inverse(inverse: Tensor, around: Tensor, left: Block, right: Block) -> b
     """Checks |I - R (I - P)|_inf < 1 with outward rounding, which proves I - P invertible."""
     eye, size = torch.eye(len(inverse), dtype=inverse.dtype, device=inverse.device), len(inverse)
     terms = size + left.shape[1] + 4
-    spread = (
+    magnitude = (
         abs_upper_bound_block(left, inverse.device, False)
         .apply(abs_upper_bound_block(right, inverse.device, False).apply(eye))
         .mT
     )
-    rounding = upward(inverse.abs() @ (spread + around.abs() + eye), 2 * terms) * (2 * terms * EPS)
+    rounding = upward(inverse.abs() @ (magnitude + around.abs() + eye), 2 * terms) * (2 * terms * EPS)
     residual = (eye - inverse @ (eye - around)).abs() + rounding
     return float(upward(residual.sum(1), terms).amax()) < 1
 
@@ -216,9 +216,9 @@ def _prove(closed: ImplicitForm, f: ImplicitForm, g: ImplicitForm) -> str | None
         return f"the small gain condition lambda_PF(S_f S_g) < 1 fails: {value:.6g}"
     absolute = AbsoluteForm.of(f), AbsoluteForm.of(g)
     for formed in (False, True):
-        spread = AbsoluteForm.of(closed, formed=formed)
+        bounded = AbsoluteForm.of(closed, formed=formed)
         for slack in SLACKS:
-            proofs = _proofs(closed, spread, _weights(absolute, (forward, back), slack), value)
+            proofs = _proofs(closed, bounded, _weights(absolute, (forward, back), slack), value)
             if all(proof.holds for proof in proofs):
                 for loop, proof in zip(closed.order.loops, proofs, strict=True):
                     loop.certificate = proof
@@ -247,24 +247,24 @@ def _weights(
 
 
 def _proofs(
-    closed: ImplicitForm, spread: AbsoluteForm, weights: list[Tensor] | None, value: float
+    closed: ImplicitForm, bounded: AbsoluteForm, weights: list[Tensor] | None, value: float
 ) -> list[Certificate]:
     if weights is None:
         return [Certificate.of("small gain", torch.inf)]
     note = f"lambda_PF(S_f S_g) = {value:.4g}"
-    proofs = [_proof(spread, stage, weights) for stage in closed.order.stages if stage.loop is not None]
+    proofs = [_proof(bounded, stage, weights) for stage in closed.order.stages if stage.loop is not None]
     return [replace(proof, note=note) for proof in proofs]
 
 
-def _proof(spread: AbsoluteForm, stage: Stage, weights: list[Tensor]) -> Certificate:
+def _proof(bounded: AbsoluteForm, stage: Stage, weights: list[Tensor]) -> Certificate:
     """Checks ``T(|A| v) <= c v`` on one loop, the contraction in max_i |x_i| / v_i by c."""
-    inner = spread.A.chosen(stage.blocks, stage.blocks)
+    inner = bounded.A.chosen(stage.blocks, stage.blocks)
     v = torch.cat([weights[k] for k in stage.blocks])
     if not bool((v.isfinite() & (v > 0)).all()):
         return Certificate.of("small gain", torch.inf)
     v = v / v.amax()
-    reached = upward(inner.apply(v[None]), spread.terms).split(inner.heights, dim=1)
-    activations = [spread.order.activations[k] for k in stage.blocks]
+    reached = upward(inner.apply(v[None]), bounded.terms).split(inner.heights, dim=1)
+    activations = [bounded.order.activations[k] for k in stage.blocks]
     moved = torch.cat([lipschitz_image(phi, z) for phi, z in zip(activations, reached, strict=True)], dim=1)[0]
     value = float(upward(moved / v, 2).amax()) + 1e-100
     gap = reciprocal_gap(value)

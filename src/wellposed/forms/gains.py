@@ -56,7 +56,7 @@ class Loop:
 
         Args:
             exact: A itself where negative self-loops shall lower the bound.
-            terms: the length of the longest sum in a product with the cover.
+            terms: the length of the longest sum in a product with the bound.
         """
         dense = None
         if abs_upper_bound.shape[0] <= LARGEST_DENSE and all(phi.componentwise for phi in activations):
@@ -202,9 +202,9 @@ def gains(form: ImplicitForm, *, self_loops: bool = True, columns: int = 256) ->
         >>> gains(form).round(decimals=6)
         tensor([[6.]], dtype=torch.float64)
     """
-    spread, p = AbsoluteForm.of(form, self_loops=self_loops), form.sizes[1]
-    units = torch.eye(p, dtype=torch.float64, device=spread.device).split(columns)
-    return torch.cat([spread.outputs(spread.states(unit), unit) for unit in units]).mT
+    absolute, p = AbsoluteForm.of(form, self_loops=self_loops), form.sizes[1]
+    units = torch.eye(p, dtype=torch.float64, device=absolute.device).split(columns)
+    return torch.cat([absolute.outputs(absolute.states(unit), unit) for unit in units]).mT
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,8 @@ class AbsoluteForm:
         """Reads a form; without `formed` a product counts as the product of absolute values."""
         require_finite_entries(form)
         f = BlockForm.of(form)
-        home = torch.empty(0, dtype=form.dtype, device=form.device)
-        A, B, C, D = (abs_upper_bound_block(part, double(home).device, formed) for part in (f.A, f.B, f.C, f.D))
+        like = torch.empty(0, dtype=form.dtype, device=form.device)
+        A, B, C, D = (abs_upper_bound_block(part, double(like).device, formed) for part in (f.A, f.B, f.C, f.D))
         return cls(form.order, A, B, C, D, self_loops)
 
     @property

@@ -175,10 +175,10 @@ def permute_states(form: ImplicitForm, order: Sequence[int] | Tensor) -> Implici
     if not torch.equal(order.sort().values, torch.arange(n, device=form.device)):
         raise InputError(f"order must list each of the {n} states once; received {tuple(order.shape)} numbers")
     sizes = torch.tensor(form.partition, device=form.device)
-    home = torch.arange(len(sizes), device=form.device).repeat_interleave(sizes)[order]
+    block_of = torch.arange(len(sizes), device=form.device).repeat_interleave(sizes)[order]
     starts = sizes.cumsum(0) - sizes
-    runs, counts = torch.unique_consecutive(home, return_counts=True)
-    pieces = (order - starts[home]).split(counts.tolist())
+    runs, counts = torch.unique_consecutive(block_of, return_counts=True)
+    pieces = (order - starts[block_of]).split(counts.tolist())
     groups = [Group(int(k), piece) for k, piece in zip(runs, pieces, strict=True)]
     for group in groups:
         _require_whole(form.activations[group.block], group, form.partition[group.block])
@@ -216,8 +216,8 @@ def block_triangular(form: ImplicitForm) -> ImplicitForm:
 def _last_first(form: ImplicitForm) -> list[Stage]:
     """Orders the stages so that each comes after all that read it, else as their blocks are ordered."""
     stages = form.order.stages
-    home = {k: number for number, stage in enumerate(stages) for k in stage.blocks}
-    reads = {(home[i], home[j]) for i, j in form.blocks[0].parts if home[i] != home[j]}
+    stage_of = {k: number for number, stage in enumerate(stages) for k in stage.blocks}
+    reads = {(stage_of[i], stage_of[j]) for i, j in form.blocks[0].parts if stage_of[i] != stage_of[j]}
     sources: dict[int, list[int]] = {number: [] for number in range(len(stages))}
     readers = [0] * len(stages)
     for reader, source in reads:

@@ -151,7 +151,7 @@ def stored_activation(name: Any) -> Activation:
 
 
 def registered_name(activation: Activation) -> str:
-    """Returns the name under which an activation can be found again.
+    """Returns the name under which an activation is looked up.
 
     Example:
         >>> registered_name(get_activation("leaky_relu(0.25)"))
@@ -197,7 +197,7 @@ class _Store:
         self._kept: list[Tensor] = []  # while they live, no other tensor has their address
 
     def encode(self, value: Any, path: str) -> Any:
-        """Returns the JSON of an operator's field, named by its place."""
+        """Returns the JSON of an operator's field, named by its path."""
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Tensor):
@@ -343,7 +343,7 @@ class _Reader:
         for key, part in value["dict"]:
             position = _tuple(key)
             if len(position) != 2 or not all(_is_size(index, 0) for index in position) or position in blocks:
-                raise FileFormatError(f"a block has a place of its own, row and column; received {position}")
+                raise FileFormatError(f"a block has a row and a column of its own; received {position}")
             blocks[position] = self.operator(part)
         return blocks
 

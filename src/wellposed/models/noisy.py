@@ -100,7 +100,7 @@ class Noisy(nn.Module):
         return f"reference: {type(self.model).__name__} under noise has no kernel"
 
     def _around(self, inner: list[DEQ], u: Tensor) -> Tensor:
-        """Lends the noise to the equilibrium models inside."""
+        """Adds the noise to the equilibrium models inside, until the block ends."""
         before = [deq.noise for deq in inner]
         try:
             for deq in inner:

@@ -109,8 +109,8 @@ def _require_known_padding(layer: Convolution) -> None:
         )
 
 
-def norm_bound(matrix: Tensor, squarings: int = SQUARINGS) -> Tensor:  # (...,), from (..., m, n)
-    """Bounds the largest singular value from above: ``|(M M')^(2^k)|_F ^ (1 / 2^(k + 1))`` with k squarings.
+def norm_bound(matrix: Tensor) -> Tensor:  # (...,), from (..., m, n)
+    """Bounds the largest singular value from above: ``|(M M')^(2^k)|_F ^ (1 / 2^(k + 1))`` with k = `SQUARINGS`.
 
     The bound exceeds the value by a factor ``r^(1 / 2^(k + 2))`` at most, where r is the rank (1.013 for
     r = 1000 and k = 7), and by an allowance of m + n roundings.
@@ -124,7 +124,7 @@ def norm_bound(matrix: Tensor, squarings: int = SQUARINGS) -> Tensor:  # (...,),
     matrix = matrix / unit  # squares of its entries neither overflow nor vanish
     power = matrix @ matrix.mT if rows <= columns else matrix.mT @ matrix
     logarithm, share = matrix.new_zeros(matrix.shape[:-2]), 0.5
-    for k in range(squarings + 1):
+    for k in range(SQUARINGS + 1):
         power = power if k == 0 else power @ power
         size = torch.linalg.matrix_norm(power).clamp_min(torch.finfo(matrix.dtype).tiny)
         power, logarithm, share = power / size[..., None, None], logarithm + share * size.log(), share / 2

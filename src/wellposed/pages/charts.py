@@ -78,21 +78,13 @@ class Scale:
         return [step * index for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def line_chart(
-    series: Sequence[Series],
-    title: str,
-    x_label: str,
-    y_label: str,
-    *,
-    x_ticks: Sequence[float] | None = None,
-    log_x: bool = False,
-) -> str:
+def line_chart(series: Sequence[Series], title: str, x_label: str, y_label: str) -> str:
     """Draws lines and bands over a logarithmic y axis."""
     ys = [max(value, 1e-20) for one in series for value in one.values]
     top = 34 + 16 * (len(series) > 2)
     lowest, highest = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)))  # whole decades
     y = Scale(10.0**lowest, 10.0 ** max(highest, lowest + 1), BOTTOM, top, log=True)
-    return _lines(series, title, (x_label, y_label), y, x_ticks, log_x)
+    return _lines(series, title, (x_label, y_label), y)
 
 
 def share_chart(
@@ -106,7 +98,7 @@ def share_chart(
         (3, 1)
     """
     y = Scale(0.0, 1.0, BOTTOM, 34 + 16 * (len(series) > 2))
-    return _lines(series, title, (x_label, y_label), y, x_ticks, False)
+    return _lines(series, title, (x_label, y_label), y, x_ticks)
 
 
 def _lines(
@@ -114,11 +106,10 @@ def _lines(
     title: str,
     labels: tuple[str, str],
     y: Scale,
-    x_ticks: Sequence[float] | None,
-    log_x: bool,
+    x_ticks: Sequence[float] | None = None,
 ) -> str:
     xs = [value for one in series for value in one.x]
-    x = Scale(min(xs), max(xs), LEFT + 8, RIGHT - 8, log_x)
+    x = Scale(min(xs), max(xs), LEFT + 8, RIGHT - 8)
     ticks = x.ticks() if x_ticks is None else spaced(x_ticks, x)
     share = not y.log
     shapes = [_axes(x, y, ticks, *labels, share=share)]
@@ -270,9 +261,9 @@ def spaced(values: Sequence[float], x: Scale) -> list[float]:
     return shown
 
 
-def svg(title: str, shapes: Sequence[str], height: float = HEIGHT, width: float = WIDTH) -> str:
+def svg(title: str, shapes: Sequence[str], height: float = HEIGHT) -> str:
     """Writes a drawing with its title."""
-    head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">'
+    head = f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(title)}">'
     return "\n".join([head, f"<title>{escape(title)}</title>", *shapes, "</svg>"])
 
 

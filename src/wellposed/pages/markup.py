@@ -149,7 +149,6 @@ def page(
     facts: Iterable[str] = (),
     command: str | None = None,
     steps: Iterable[Step] = (),
-    small_print: str | None = None,
 ) -> str:
     """Writes a page: heading, results, the given body, and at its end where to go next.
 
@@ -159,7 +158,6 @@ def page(
         facts: about model and data, a line each.
         command: writes the page again.
         steps: where to go next.
-        small_print: versions and the like.
     """
     listed = [element("li", fact) for fact in facts]
     again = join(element("h2", "Run it again"), element("pre", element("code", command))) if command else None
@@ -170,8 +168,7 @@ def page(
             element("header", element("h1", title), element("div", lead, class_="finding") if lead else None,
                     element("ul", listed, class_="quiet") if listed else None),
             element("main", body, again),
-            element("footer", element("h2", "Where to go next"), next_steps(steps),
-                    element("p", small_print, class_="quiet") if small_print else None),
+            element("footer", element("h2", "Where to go next"), next_steps(steps)),
         ],
     )  # fmt: skip
 
@@ -188,13 +185,12 @@ def brand() -> Html:
                    class_="brand")  # fmt: skip
 
 
-def table(names: Sequence[str], lines: Iterable[Sequence[Child]], *, values: bool = True) -> Html:
+def table(names: Sequence[str], lines: Iterable[Sequence[Child]]) -> Html:
     """Writes a table whose lines become cards where the window is narrow.
 
     Args:
         names: of the columns.
-        lines: cells; the first one is the line's name.
-        values: whether all but the first column are numbers.
+        lines: cells; the first one is the line's name, the others are numbers.
 
     Example:
         >>> table(["model", "size"], [["a", "3"]])[-75:]
@@ -205,8 +201,7 @@ def table(names: Sequence[str], lines: Iterable[Sequence[Child]], *, values: boo
     for first, *others in lines:
         cells = [element("td", cell, data_label=name) for name, cell in zip(names[1:], others, strict=True)]
         rows.append(element("tr", element("th", first, scope="row"), cells))
-    kind = "stack values" if values else "stack"
-    return element("table", element("thead", head), element("tbody", rows), class_=kind)
+    return element("table", element("thead", head), element("tbody", rows), class_="stack values")
 
 
 def figure(drawing: str, caption: Child = None) -> Html:

@@ -16,7 +16,8 @@ from wellposed.compat.torchdeq.solver import BUILT_IN, SOLVER_OPTIONS, get_solve
 from wellposed.compat.torchdeq.utils.config import DEQConfig, read_options, require_known
 from wellposed.equilibrium.maps import Packing, State
 from wellposed.equilibrium.solution import Adjoint, Solution
-from wellposed.errors import InputError, unknown_name
+from wellposed.errors import InputError
+from wellposed.registry import Registry
 
 __all__ = ["DEQIndexing", "DEQSliced", "get_deq", "register_deq", "reset_deq"]
 
@@ -177,7 +178,9 @@ class _Function:
         return z if self.single else list(self.packing.unpack(z))
 
 
-CORES: dict[str, Callable[..., nn.Module]] = {"indexing": DEQIndexing, "sliced": DEQSliced}
+CORES: Registry[Callable[..., nn.Module]] = Registry.of(
+    "core", Callable, {"indexing": DEQIndexing, "sliced": DEQSliced}
+)
 
 
 def get_deq(args: Any = None, **options: Any) -> Any:
@@ -203,18 +206,15 @@ def get_deq(args: Any = None, **options: Any) -> Any:
     """
     config = DEQConfig(args, **options)
     core = config.get("core", "sliced")
-    if core not in CORES:
-        raise unknown_name("core", core, CORES)
-    if CORES[core] in (DEQIndexing, DEQSliced):
-        return CORES[core](args, **options)
-    return CORES[core](config)
+    build = CORES[core]
+    return build(args, **options) if build in (DEQIndexing, DEQSliced) else build(config)
 
 
 def register_deq(deq_type: str, core: Callable[..., nn.Module]) -> None:
     """Adds a class for ``get_deq(core=...)``; it is built from the options, a `DEQConfig`."""
     if not callable(core):
         raise InputError(f"a core is a class that takes the options; received {type(core).__name__}")
-    CORES[deq_type] = core
+    CORES.register(deq_type, lambda: core)
 
 
 def reset_deq(model: nn.Module) -> None:

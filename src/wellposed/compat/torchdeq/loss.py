@@ -6,23 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellposed.errors import InputError, unknown_name
+from wellposed.errors import InputError
+from wellposed.registry import Registry
 
 __all__ = ["fp_correction", "jac_reg", "power_method", "register_weight_func"]
 
 WeightFunction = Callable[..., Any]
-WEIGHTS: dict[str, WeightFunction] = {
+_WEIGHTS: dict[str, WeightFunction] = {
     "exp": lambda n, k, gamma=0.8: gamma ** (n - 1 - k),
     "linear": lambda n, k, gamma=0.9, bias=0.0: bias + 1 - gamma * (n - 1 - k) / n,
     "const": lambda n, k, c=1.0: c,
 }
+WEIGHTS: Registry[WeightFunction] = Registry.of("weight function", Callable, _WEIGHTS)
 
 
 def register_weight_func(name: str, func: WeightFunction) -> None:
     """Adds a weight for `fp_correction`, a function of the number of states n and the index k of a state."""
     if not callable(func):
         raise InputError(f"a weight is a function (n, k) -> float; received {type(func).__name__}")
-    WEIGHTS[name] = func
+    WEIGHTS.register(name, lambda: func)
 
 
 def fp_correction(
@@ -46,12 +48,11 @@ def fp_correction(
         >>> float(fp_correction(lambda z, y: (z - y).abs().mean(), (states, target), gamma=0.5))
         2.0
     """
-    if weight_func not in WEIGHTS:
-        raise unknown_name("weight function", weight_func, WEIGHTS)
+    weight = WEIGHTS[weight_func]
     lists = [list(value) if isinstance(value, list | tuple) else [value] for value in args]
     n = max(map(len, lists))
     losses = [crit(*(values[k % len(values)] for values in lists)) for k in range(n)]
-    total = sum(WEIGHTS[weight_func](n, k, **kwargs) * loss for k, loss in enumerate(losses))
+    total = sum(weight(n, k, **kwargs) * loss for k, loss in enumerate(losses))
     return (total, [loss.item() for loss in losses]) if return_loss_values else total
 
 

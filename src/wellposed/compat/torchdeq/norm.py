@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from wellposed.compat.torchdeq.utils.config import DEQConfig, read_config
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import InputError, unknown_name
+from wellposed.registry import Registry
 
 __all__ = ["apply_norm", "register_norm", "register_norm_module", "remove_norm", "reset_norm"]
 
@@ -172,7 +173,7 @@ class SpectralNorm(Norm):
     scaled, stored = _ScaledMatrix, "_orig"
 
 
-NORMS: dict[str, Any] = {"weight_norm": WeightNorm, "spectral_norm": SpectralNorm}
+NORMS: Registry[Any] = Registry.of("norm_type", type, {"weight_norm": WeightNorm, "spectral_norm": SpectralNorm})
 
 
 def register_norm(norm_type: str, norm_class: Any) -> None:
@@ -182,7 +183,7 @@ def register_norm(norm_type: str, norm_class: Any) -> None:
             raise InputError(
                 f"a norm has a class method 'apply' and a table '_target_modules'; {name!r} is missing"
             )
-    NORMS[norm_type] = norm_class
+    NORMS.register(norm_type, lambda: norm_class)
 
 
 def register_norm_module(
@@ -192,8 +193,6 @@ def register_norm_module(
     dims: int | Sequence[int] = 0,
 ) -> None:
     """Lets `apply_norm` treat a kind of module: parameters by name, and which of their dimensions are outputs."""
-    if norm_type not in NORMS:
-        raise unknown_name("norm_type", norm_type, NORMS)
     NORMS[norm_type]._target_modules[module_class] = (names, dims)
 
 

@@ -17,7 +17,8 @@ from wellposed.equilibrium.method import OnFailure
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Anderson, Broyden, Picard, Solver
 from wellposed.equilibrium.stopping import Step, Steps, Stopping
-from wellposed.errors import InputError, unknown_name
+from wellposed.errors import InputError
+from wellposed.registry import Registry
 
 __all__ = ["get_solver", "register_solver", "solver_stat_from_final_step"]
 
@@ -241,7 +242,7 @@ BUILT_IN: dict[str, Function] = {
     "fixed_point_iter": fixed_point_iter,
     "simple_fixed_point_iter": simple_fixed_point_iter,
 }
-SOLVERS: dict[str, Function] = dict(BUILT_IN)
+SOLVERS: Registry[Function] = Registry.of("solver", Callable, BUILT_IN)
 
 
 def get_solver(key: str) -> Function:
@@ -252,8 +253,6 @@ def get_solver(key: str) -> Function:
         >>> [round(float(entry), 2) for entry in z]
         [0.74, 0.74]
     """
-    if key not in SOLVERS:
-        raise unknown_name("solver", key, SOLVERS)
     return SOLVERS[key]
 
 
@@ -261,7 +260,7 @@ def register_solver(solver_type: str, solver: Function) -> None:
     """Adds a solver for ``f_solver`` and ``b_solver``: a function as `fixed_point_iter`."""
     if not callable(solver):
         raise InputError(f"a solver is a function (f, x0, max_iter, tol, ...); received {type(solver).__name__}")
-    SOLVERS[solver_type] = solver
+    SOLVERS.register(solver_type, lambda: solver)
 
 
 def solver_stat_from_final_step(

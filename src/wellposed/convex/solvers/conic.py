@@ -79,7 +79,7 @@ def _program(
     return clarabel.DefaultSolver(P, linear, A, b, [clarabel.NonnegativeConeT(len(b))], settings).solve()
 
 
-def interior_multipliers(problem: RowProblem, tol: float = 1e-8) -> tuple[Tensor, Tensor]:  # (r, d) each
+def interior_multipliers(problem: RowProblem) -> tuple[Tensor, Tensor]:  # (r, d) each
     """Computes mu_1 of a <= t and mu_2 of -a <= t (002 eq. 4) as an interior-point method leaves them: positive.
 
     At an exact optimum both are positive only where a = 0; an iterate is off by a little, and then both are
@@ -96,7 +96,7 @@ def interior_multipliers(problem: RowProblem, tol: float = 1e-8) -> tuple[Tensor
     for i in range(problem.rows):
         columns, size = _columns(problem, i), math.sqrt(float(problem.power[i])) or 1.0
         if len(columns):
-            solution = _program(problem, i, columns, size, tol, clarabel, sparse)
+            solution = _program(problem, i, columns, size, 1e-8, clarabel, sparse)
             multipliers = torch.tensor(np.asarray(solution.z)).to(upper) * size
             upper[i, columns], lower[i, columns] = (
                 multipliers[: len(columns)],

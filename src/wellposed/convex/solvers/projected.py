@@ -93,7 +93,7 @@ class _Rows:
         self.taken[self.rows] = self.steps
 
     def check(self) -> None:
-        """Looks at the gaps, keeps the best points and drops what is not needed."""
+        """Computes the gaps, stores the best points and drops what is not needed."""
         self._keep(feasible(self.problem, self.x))
         if self.solver.polish:
             self._keep(feasible(self.problem, polished(self.problem, self.best)))

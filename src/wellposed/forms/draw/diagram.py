@@ -226,15 +226,15 @@ class _Text:
         return max(0.9, 0.078 * len(self.title) + 0.2, 0.066 * len(self.below) + 0.2)
 
 
-def block_diagram(wiring: BlockGraph, title: str) -> Diagram:
+def block_diagram(block_graph: BlockGraph, title: str) -> Diagram:
     """Makes every block of states one node, below all that it reads, between input and output."""
-    texts = _texts(wiring)
-    links = [(*_ends(wiring, link), link) for link in wiring.links]
-    forward = [(start, end) for start, end, link in links if link.feedback != "all" and start != end]
-    inputs = len(wiring.sizes[1])
+    texts = _texts(block_graph)
+    edges = [(*_ends(block_graph, edge), edge) for edge in block_graph.edges]
+    forward = [(start, end) for start, end, edge in edges if edge.feedback != "all" and start != end]
+    inputs = len(block_graph.sizes[1])
     placed = layered([text.width for text in texts], forward, pinned=range(inputs))
-    sheet = _Sheet.of(placed, texts, [(start, end) for start, end, _ in links])
-    loops = {k for start, end, link in links if link.feedback != "none" for k in (start, end)}
+    sheet = _Sheet.of(placed, texts, [(start, end) for start, end, _ in edges])
+    loops = {k for start, end, edge in edges if edge.feedback != "none" for k in (start, end)}
     nodes = tuple(
         Node(
             *sheet.position(*placed.spot(k)),
@@ -248,19 +248,19 @@ def block_diagram(wiring: BlockGraph, title: str) -> Diagram:
         )
         for k, text in enumerate(texts)
     )
-    return Diagram(nodes, tuple(_arrows(wiring, links, nodes, placed, sheet)), title)
+    return Diagram(nodes, tuple(_arrows(block_graph, edges, nodes, placed, sheet)), title)
 
 
-def _ends(wiring: BlockGraph, link: BlockEdge) -> tuple[int, int]:
-    """Returns the numbers of the nodes that a link joins: inputs come first, then states, then outputs."""
-    states, inputs, _ = (len(sizes) for sizes in wiring.sizes)
-    start = link.column + (inputs if link.name in "AC" else 0)
-    return start, inputs + link.row + (states if link.name in "CD" else 0)
+def _ends(block_graph: BlockGraph, edge: BlockEdge) -> tuple[int, int]:
+    """Returns the numbers of the nodes that an edge joins: inputs come first, then states, then outputs."""
+    states, inputs, _ = (len(sizes) for sizes in block_graph.sizes)
+    start = edge.column + (inputs if edge.name in "AC" else 0)
+    return start, inputs + edge.row + (states if edge.name in "CD" else 0)
 
 
-def _texts(wiring: BlockGraph) -> list[_Text]:
-    (states, inputs, outputs), form = wiring.sizes, wiring.form
-    names, sources, results = wiring.labels
+def _texts(block_graph: BlockGraph) -> list[_Text]:
+    (states, inputs, outputs), form = block_graph.sizes, block_graph.form
+    names, sources, results = block_graph.labels
     shape = " x ".join(map(str, form.input_shape)) if len(inputs) == 1 else ""
     texts = []
     for name, size in zip(sources, inputs, strict=True):
@@ -311,38 +311,40 @@ def _passing(placed: Layering, pairs: Sequence[tuple[int, int]], layer: int) -> 
 
 
 def _arrows(
-    wiring: BlockGraph,
-    links: Sequence[tuple[int, int, BlockEdge]],
+    block_graph: BlockGraph,
+    edges: Sequence[tuple[int, int, BlockEdge]],
     nodes: Sequence[Node],
     placed: Layering,
     sheet: _Sheet,
 ) -> list[Arrow]:
     arriving: dict[int, list[tuple[float, int, BlockEdge]]] = defaultdict(list)
     arrows = []
-    for start, end, link in links:
-        if start == end or link.feedback == "all":
-            loops = {i for i, j, _ in links if i == j}
-            arrows.append(_block_arrow(wiring, link, _back(nodes, start, end, loops)))
+    for start, end, edge in edges:
+        if start == end or edge.feedback == "all":
+            loops = {i for i, j, _ in edges if i == j}
+            arrows.append(_block_arrow(block_graph, edge, _back(nodes, start, end, loops)))
         else:
-            arriving[end].append((placed.route(start, end)[-2][0], start, link))
-    for end, edges in arriving.items():
-        edges.sort(key=lambda entry: entry[0])
-        for number, (_, start, link) in enumerate(edges):
-            port = (number - (len(edges) - 1) / 2) * min(0.16, 0.6 * nodes[end].width / len(edges))
+            arriving[end].append((placed.route(start, end)[-2][0], start, edge))
+    for end, incoming in arriving.items():
+        incoming.sort(key=lambda entry: entry[0])
+        for number, (_, start, edge) in enumerate(incoming):
+            port = (number - (len(incoming) - 1) / 2) * min(0.16, 0.6 * nodes[end].width / len(incoming))
             arrows.append(
-                _block_arrow(wiring, link, _down(nodes[start], nodes[end], placed.route(start, end), port, sheet))
+                _block_arrow(
+                    block_graph, edge, _down(nodes[start], nodes[end], placed.route(start, end), port, sheet)
+                )
             )
     return arrows
 
 
-def _block_arrow(wiring: BlockGraph, link: BlockEdge, points: np.ndarray) -> Arrow:
-    first, *rest = map(escape, wiring.about(link))
-    role = "feedback" if link.feedback != "none" else link.role
-    return Arrow(points, role, link.kind, "<br>".join([f"<b>{first}</b>", *rest]))
+def _block_arrow(block_graph: BlockGraph, edge: BlockEdge, points: np.ndarray) -> Arrow:
+    first, *rest = map(escape, block_graph.about(edge))
+    role = "feedback" if edge.feedback != "none" else edge.role
+    return Arrow(points, role, edge.kind, "<br>".join([f"<b>{first}</b>", *rest]))
 
 
 def _down(start: Node, end: Node, way: Sequence[tuple[float, int]], port: float, sheet: _Sheet) -> np.ndarray:
-    """Leads from the bottom of a node to the top of another, straight down through every layer between."""
+    """Returns a line from the bottom of a node to the top of another, straight down through the layers between."""
     stops = [(start.x, start.y + HEIGHT / 2, sheet.column[way[0][1]])]
     for x, layer in way[1:-1]:
         across, down = sheet.position(x, layer)
@@ -355,15 +357,15 @@ def _down(start: Node, end: Node, way: Sequence[tuple[float, int]], port: float,
     return np.concatenate([pieces[0], *(piece[1:] for piece in pieces[1:])])
 
 
-def _bend(a: tuple[float, float], b: tuple[float, float], count: int = 14) -> np.ndarray:
-    """Leaves and arrives vertically."""
-    t = np.linspace(0, 1, 2 if abs(a[0] - b[0]) < 1e-9 else count)
+def _bend(a: tuple[float, float], b: tuple[float, float]) -> np.ndarray:
+    """Returns a curve that leaves and arrives vertically."""
+    t = np.linspace(0, 1, 2 if abs(a[0] - b[0]) < 1e-9 else 14)
     ease = t * t * (3 - 2 * t)
     return np.stack([a[0] + (b[0] - a[0]) * ease, a[1] + (b[1] - a[1]) * t], axis=1)
 
 
 def _over(a: Stop, b: Stop, sheet: _Sheet, inside: float) -> np.ndarray:
-    """Leads from the foot of a column through the gutter to the head of the next, on round corners.
+    """Returns a line from the foot of a column through the gutter to the head of the next, on round corners.
 
     Lines of one node lie side by side, those that go on to further layers by `inside` nearer to the first column.
     """
@@ -376,11 +378,11 @@ def _over(a: Stop, b: Stop, sheet: _Sheet, inside: float) -> np.ndarray:
     return np.concatenate([*points, np.array(corners[-1])[None]])
 
 
-def _rounded(before: np.ndarray, corner: np.ndarray, after: np.ndarray, radius: float = 0.16) -> np.ndarray:
+def _rounded(before: np.ndarray, corner: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Replaces a corner by a curve."""
     lengths = [max(float(np.linalg.norm(end - corner)), 1e-9) for end in (before, after)]
     start, end = (
-        corner + (neighbour - corner) * min(radius / length, 0.5)
+        corner + (neighbour - corner) * min(0.16 / length, 0.5)
         for neighbour, length in zip((before, after), lengths, strict=True)
     )
     t = np.linspace(0, 1, 8)[:, None]
@@ -389,7 +391,7 @@ def _rounded(before: np.ndarray, corner: np.ndarray, after: np.ndarray, radius: 
 
 
 def _back(nodes: Sequence[Node], start: int, end: int, loops: set[int]) -> np.ndarray:
-    """Leads from the right of a node around everything on the way to the right of another, or of itself."""
+    """Returns a line from the right of a node around all on the way to the right of another, or of itself."""
     a, b = nodes[start], nodes[end]
     if start == end:
         side, out = a.x + a.width / 2, a.x + a.width / 2 + 0.5
@@ -409,10 +411,10 @@ SIZE = 0.36  # of a node
 Weight = tuple[int, int, float, Role]  # from, to, value, colour
 
 
-def state_diagram(wiring: BlockGraph, title: str) -> Diagram:
+def state_diagram(block_graph: BlockGraph, title: str) -> Diagram:
     """Draws states in layers where none feeds back, else on a circle between inputs and outputs."""
-    n, p, q = wiring.form.sizes
-    weights = [weight for link in wiring.links for weight in _weights(link, n, p)]
+    n, p, q = block_graph.form.sizes
+    weights = [weight for edge in block_graph.edges for weight in _weights(edge, n, p)]
     feedback = any(role == "feedback" for *_, role in weights)
     positions = None if feedback else _in_layers(n + p + q, p, weights)
     circle = positions is None
@@ -425,15 +427,15 @@ def state_diagram(wiring: BlockGraph, title: str) -> Diagram:
     return Diagram(nodes, arrows, title)
 
 
-def _weights(link: BlockEdge, n: int, p: int) -> list[Weight]:
+def _weights(edge: BlockEdge, n: int, p: int) -> list[Weight]:
     """Lists entries as arrows between nodes, which are inputs, states and outputs in this order."""
-    down = p + (n if link.name in "CD" else 0)
-    across = p if link.name in "AC" else 0
+    down = p + (n if edge.name in "CD" else 0)
+    across = p if edge.name in "AC" else 0
     weights: list[Weight] = []
-    for piece in entries(link.operator):
+    for piece in entries(edge.operator):
         for i, j, value in zip(*(part.tolist() for part in piece), strict=True):
-            wrong = (link.feedback == "lower" and j <= i) or (link.feedback == "upper" and j >= i)
-            weights.append((across + j, down + i, value, "feedback" if wrong else link.role))
+            wrong = (edge.feedback == "lower" and j <= i) or (edge.feedback == "upper" and j >= i)
+            weights.append((across + j, down + i, value, "feedback" if wrong else edge.role))
     return weights
 
 
@@ -482,7 +484,7 @@ def _state_arrow(nodes: Sequence[Node], weight: Weight, largest: float, circle: 
 
 
 def _arc(a: Node, b: Node, bend: float) -> np.ndarray:
-    """Curves to the left of its direction, so that an arrow and its opposite lie apart."""
+    """Returns a curve to the left of its direction, so that an arrow and its opposite lie apart."""
     start, end = np.array([a.x, a.y]), np.array([b.x, b.y])
     along = end - start
     middle = (start + end) / 2 + bend * np.array([along[1], -along[0]])
@@ -492,7 +494,7 @@ def _arc(a: Node, b: Node, bend: float) -> np.ndarray:
 
 
 def _cut(curve: np.ndarray, radius: float) -> np.ndarray:
-    """Takes off what lies inside the nodes at both ends."""
+    """Removes what lies inside the nodes at both ends."""
     fine = np.linspace(0, 1, 200)
     grid = np.linspace(0, 1, len(curve))
     dense = np.stack([np.interp(fine, grid, curve[:, axis]) for axis in (0, 1)], axis=1)
@@ -502,7 +504,7 @@ def _cut(curve: np.ndarray, radius: float) -> np.ndarray:
 
 
 def _loop(node: Node, circle: bool) -> np.ndarray:
-    """Leaves a node outwards and comes back to it."""
+    """Returns a curve that leaves a node outwards and comes back to it."""
     out = np.array([node.x, node.y]) if circle else np.array([1.0, 0.0])
     out = out / max(float(np.linalg.norm(out)), 1e-9)
     side = np.array([-out[1], out[0]])
@@ -547,11 +549,11 @@ def graph(
         >>> len(graph(form).axes[0].texts)  # three states, three inputs, one output
         7
     """
-    page, wiring = is_page(path), BlockGraph(form)
+    page, block_graph = is_page(path), BlockGraph(form)
     n, p, q = form.sizes
     heading = title or f"{n:,} states, {p:,} inputs, {q:,} outputs"
     small = len(form.partition) == 1 and max(n, p, q) <= STATES
-    diagram = state_diagram(wiring, heading) if small else block_diagram(wiring, heading)
+    diagram = state_diagram(block_graph, heading) if small else block_diagram(block_graph, heading)
     if page and path is not None:
         figure = interactive(diagram)
         about = "Hover nodes and arrows for details, drag to move, scroll to zoom, double-click to go back."

@@ -48,7 +48,7 @@ def layered(
     """
     layering = _with_lines(_layers(len(widths), edges, pinned), edges)
     _reorder(layering)
-    _spread(layering, widths, gap)
+    _space_out(layering, widths, gap)
     return layering
 
 
@@ -89,7 +89,7 @@ def _with_lines(layer: dict[int, int], edges: Sequence[tuple[int, int]]) -> Laye
 
 
 def _reorder(layering: Layering) -> None:
-    """Sorts each layer by the mean place of its neighbours, down and up again, and keeps the best."""
+    """Sorts each layer by the mean position of its neighbours, down and up again, and keeps the best."""
     best, fewest = [list(row) for row in layering.rows], _crossings(layering)
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
@@ -122,7 +122,7 @@ def _crossings(layering: Layering) -> int:
     return total
 
 
-def _spread(layering: Layering, widths: Sequence[float], gap: float) -> None:
+def _space_out(layering: Layering, widths: Sequence[float], gap: float) -> None:
     """Moves every spot towards its neighbours as far as the others in its layer allow."""
     width = {
         spot: widths[spot[0]] if layering.layer[spot[0]] == spot[1] else 0.2

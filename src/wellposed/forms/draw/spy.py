@@ -42,7 +42,7 @@ class Axis:
         return self.edges[-1][1]
 
     @property
-    def halves(self) -> tuple[tuple[int, int], tuple[int, int]]:
+    def sections(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """First and last pixel of the states, and of the rest."""
         cut = self.states
         return (self.edges[0][0], self.edges[cut - 1][1]), (self.edges[cut][0], self.edges[-1][1])
@@ -72,27 +72,27 @@ class Raster:
     columns: Axis
     roles: tuple[Role, ...]  # those that occur
 
-    def box(self, link: BlockEdge) -> tuple[int, int, int, int]:
+    def box(self, edge: BlockEdge) -> tuple[int, int, int, int]:
         """Returns left, right, top and bottom of a block."""
-        row = link.row + (self.rows.states if link.name in "CD" else 0)
-        column = link.column + (self.columns.states if link.name in "BD" else 0)
+        row = edge.row + (self.rows.states if edge.name in "CD" else 0)
+        column = edge.column + (self.columns.states if edge.name in "BD" else 0)
         return *self.columns.edges[column], *self.rows.edges[row]
 
     @property
     def frames(self) -> list[tuple[int, int, int, int]]:
         """Left, right, top and bottom of A, B, C and D."""
-        return [(*across, *down) for down in self.rows.halves for across in self.columns.halves]
+        return [(*across, *down) for down in self.rows.sections for across in self.columns.sections]
 
 
-def raster(wiring: BlockGraph, pixels: int, scale: Scale) -> Raster:
+def raster(block_graph: BlockGraph, pixels: int, scale: Scale) -> Raster:
     """Draws every non-zero block where it stands in the matrix.
 
     Args:
-        wiring: of the form.
+        block_graph: of the form.
         pixels: on the side of A.
         scale: how the size of a block grows with its number of states.
     """
-    states, inputs, outputs = wiring.sizes
+    states, inputs, outputs = block_graph.sizes
     if scale == "auto":
         smallest = min(size for size in (*states, *inputs, *outputs, 1 << 62) if size)
         scale = "linear" if smallest >= 2 * SMALLEST * sum(states) else "sqrt"
@@ -100,10 +100,10 @@ def raster(wiring: BlockGraph, pixels: int, scale: Scale) -> Raster:
     canvas = np.ones((rows.length, columns.length, 3), dtype=np.float32)
     picture = Raster(canvas, rows, columns, ())
     seen: set[Role] = set()
-    for link in wiring.links:
-        left, right, top, bottom = picture.box(link)
-        forward, feedback = density(link, bottom - top, right - left)
-        ahead: Role = "weights" if link.role == "feedback" else link.role
+    for edge in block_graph.edges:
+        left, right, top, bottom = picture.box(edge)
+        forward, feedback = density(edge, bottom - top, right - left)
+        ahead: Role = "weights" if edge.role == "feedback" else edge.role
         for sums, role in ((forward, ahead), (feedback, "feedback")):
             if sums.any():
                 seen.add(role)
@@ -133,17 +133,17 @@ def _block_axis(states: Sequence[int], others: Sequence[int], pixels: int, scale
     return Axis((*moved[:count], *((a + gap, b + gap) for a, b in moved[count:])), count)
 
 
-def density(link: BlockEdge, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+def density(edge: BlockEdge, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Adds up absolute values at each of ``(height, width)`` spots, of entries that do not and that do feed back.
 
     A block with fewer entries than spots has every entry on several of them.
     """
-    n, m = link.operator.shape
+    n, m = edge.operator.shape
     down, across = min(n, height), min(m, width)
     sums = torch.zeros(2, down * across, dtype=torch.float64)
-    for rows, columns, values in entries(link.operator):
+    for rows, columns, values in entries(edge.operator):
         spot = (rows * down // n) * across + columns * across // m
-        spot += _feeds_back(link, columns - rows) * (down * across)
+        spot += _feeds_back(edge, columns - rows) * (down * across)
         size = values.abs().nan_to_num(1.0, posinf=1.0).double()
         sums += torch.bincount(spot.cpu(), size.cpu(), minlength=2 * down * across).view(2, -1)
     shares = sums.view(2, down, across).numpy()
@@ -160,10 +160,10 @@ def _thickened(share: np.ndarray) -> np.ndarray:
     return np.maximum.reduce([wide[1:, 1:], wide[:-1, 1:], wide[1:, :-1], wide[:-1, :-1]])
 
 
-def _feeds_back(link: BlockEdge, offset: torch.Tensor) -> torch.Tensor:
-    if link.feedback in ("none", "all"):
-        return torch.full_like(offset, link.feedback == "all", dtype=torch.bool)
-    return offset <= 0 if link.feedback == "lower" else offset >= 0
+def _feeds_back(edge: BlockEdge, offset: torch.Tensor) -> torch.Tensor:
+    if edge.feedback in ("none", "all"):
+        return torch.full_like(offset, edge.feedback == "all", dtype=torch.bool)
+    return offset <= 0 if edge.feedback == "lower" else offset >= 0
 
 
 SINGLE = 100  # rows and columns up to which every entry shows its value
@@ -171,16 +171,16 @@ ROOM = 30  # pixels of the picture between two names
 Cells = tuple[list[list[int | None]], list[list[str]]]
 
 
-def interactive(wiring: BlockGraph, picture: Raster) -> Any:
+def interactive(block_graph: BlockGraph, picture: Raster) -> Any:
     """Lays the picture below cells that say what they are: blocks, or entries where those are few."""
     graph = require("plotly.graph_objects", extra="plots")
     height, width, _ = picture.pixels.shape
-    states, inputs, outputs = wiring.labels
+    states, inputs, outputs = block_graph.labels
     source = {"source": png_address(picture.pixels), "sizing": "stretch", "sizex": width, "sizey": height}
-    small = max(sum(wiring.sizes[0]) + sum(sizes) for sizes in wiring.sizes[1:]) <= SINGLE
-    x = _edges(picture.columns, (*wiring.sizes[0], *wiring.sizes[1]), small)
-    y = _edges(picture.rows, (*wiring.sizes[0], *wiring.sizes[2]), small)
-    z, text = (_single_entries if small else _whole_blocks)(wiring, picture, x, y)
+    small = max(sum(block_graph.sizes[0]) + sum(sizes) for sizes in block_graph.sizes[1:]) <= SINGLE
+    x = _edges(picture.columns, (*block_graph.sizes[0], *block_graph.sizes[1]), small)
+    y = _edges(picture.rows, (*block_graph.sizes[0], *block_graph.sizes[2]), small)
+    z, text = (_single_entries if small else _whole_blocks)(block_graph, picture, x, y)
     clear = [[0, "rgba(0,0,0,0)"], [1, "rgba(0,0,0,0)"]]
     look = {"colorscale": clear, "showscale": False, "hoverongaps": False}
     hover = graph.Heatmap(x=x, y=y, z=z, text=text, hovertemplate="%{text}<extra></extra>", **look)
@@ -235,23 +235,23 @@ def _empty(x: list[float], y: list[float]) -> Cells:
     return [[None] * columns for _ in range(rows)], [[""] * columns for _ in range(rows)]
 
 
-def _whole_blocks(wiring: BlockGraph, picture: Raster, x: list[float], y: list[float]) -> Cells:
+def _whole_blocks(block_graph: BlockGraph, picture: Raster, x: list[float], y: list[float]) -> Cells:
     z, text = _empty(x, y)
-    for link in wiring.links:
-        left, _, top, _ = picture.box(link)
+    for edge in block_graph.edges:
+        left, _, top, _ = picture.box(edge)
         i, j = y.index(top), x.index(left)
-        first, *rest = map(escape, wiring.about(link))
+        first, *rest = map(escape, block_graph.about(edge))
         z[i][j], text[i][j] = 1, "<br>".join([f"<b>{first}</b>", *rest])
     return z, text
 
 
-def _single_entries(wiring: BlockGraph, picture: Raster, x: list[float], y: list[float]) -> Cells:
+def _single_entries(block_graph: BlockGraph, picture: Raster, x: list[float], y: list[float]) -> Cells:
     z, text = _empty(x, y)
-    for link in wiring.links:
-        left, _, top, _ = picture.box(link)
+    for edge in block_graph.edges:
+        left, _, top, _ = picture.box(edge)
         down, across = y.index(top), x.index(left)
-        about = "<br>".join(map(escape, wiring.about(link)))
-        for piece in entries(link.operator):
+        about = "<br>".join(map(escape, block_graph.about(edge)))
+        for piece in entries(edge.operator):
             for i, j, value in zip(*(part.tolist() for part in piece), strict=True):
                 z[down + i][across + j] = 1
                 text[down + i][across + j] = f"<b>{value:.4g}</b> in row {i} and column {j} of<br>{about}"
@@ -297,31 +297,31 @@ def spy(
     """
     if scale not in ("auto", *SCALES):
         raise unknown_name("scale", scale, ("auto", *SCALES))
-    page, wiring = is_page(path), BlockGraph(form)
+    page, block_graph = is_page(path), BlockGraph(form)
     n, p, q = form.sizes
     shown = title or f"[[A, B], [C, D]] of {n:,} states, {p:,} inputs and {q:,} outputs"
-    picture = raster(wiring, pixels, scale)
+    picture = raster(block_graph, pixels, scale)
     if page and path is not None:
-        figure = interactive(wiring, picture)
-        count = sum(link.operator.nonzeros() for link in wiring.links)
+        figure = interactive(block_graph, picture)
+        count = sum(edge.operator.nonzeros() for edge in block_graph.edges)
         about = f"{count:,} non-zero entries. Hover for details, drag or scroll to zoom, double-click to go back."
         keys = {MEANING[role]: COLOURS[role] for role in picture.roles}
         write_page(figure, path, shown, about, keys, model_file=model_file)
         return figure
-    figure = _still(wiring, picture, shown)
+    figure = _still(block_graph, picture, shown)
     if path is not None:
         save_figure(figure, path, dpi=200)
     return figure
 
 
-def _still(wiring: BlockGraph, picture: Raster, title: str) -> Any:
+def _still(block_graph: BlockGraph, picture: Raster, title: str) -> Any:
     canvas, patches = (require(f"matplotlib.{name}", extra="plots") for name in ("figure", "patches"))
     height, width, _ = picture.pixels.shape
     figure = canvas.Figure(figsize=(SIDE, SIDE * height / width + 0.35), layout="constrained")
     axes = figure.subplots()
     axes.imshow(picture.pixels, extent=(0, width, height, 0), interpolation="antialiased")
     _draw_lines(axes, picture)
-    states, inputs, outputs = wiring.labels
+    states, inputs, outputs = block_graph.labels
     room = 8 * max(width, height) / (0.78 * SIDE * 72)  # eight points
     axes.set_yticks(*picture.rows.ticks((*states, *outputs), room), fontsize=7)
     axes.set_xticks(*picture.columns.ticks((*states, *inputs), room), fontsize=7, rotation=90)

@@ -119,12 +119,12 @@ def _is_wiring(operator: Operator) -> bool:
 
 @dataclass(frozen=True)
 class BlockGraph:
-    """A form as blocks of states with the links between them.
+    """A form as blocks of states with the edges between them.
 
     Example:
         >>> import torch
-        >>> wiring = BlockGraph(ImplicitForm(torch.ones(2, 2) / 4, torch.eye(2), torch.ones(1, 2)))
-        >>> [(link.name, link.kind, link.feedback) for link in wiring.links]
+        >>> block_graph = BlockGraph(ImplicitForm(torch.ones(2, 2) / 4, torch.eye(2), torch.ones(1, 2)))
+        >>> [(edge.name, edge.kind, edge.feedback) for edge in block_graph.edges]
         [('A', 'dense', 'lower'), ('B', 'dense', 'none'), ('C', 'dense', 'none')]
     """
 
@@ -147,7 +147,7 @@ class BlockGraph:
         return own, tuple(_numbered("u", len(inputs))), tuple(_numbered("y", len(outputs)))
 
     @cached_property
-    def links(self) -> tuple[BlockEdge, ...]:
+    def edges(self) -> tuple[BlockEdge, ...]:
         """The non-zero blocks of A, B, C and D."""
         A, B, C = self.form.blocks
         D = partitioned(self.form.D, C.heights, B.widths)
@@ -158,20 +158,20 @@ class BlockGraph:
             edges += [BlockEdge(name, i, j, part) for (i, j), part in _present(block).items()]  # type: ignore[arg-type]
         return tuple(edges)
 
-    def about(self, link: BlockEdge) -> list[str]:
-        """Describes a link in a few lines: what reads what, by which operator, how large."""
+    def about(self, edge: BlockEdge) -> list[str]:
+        """Describes an edge in a few lines: what reads what, by which operator, how large."""
         states, inputs, outputs = self.labels
-        reader = (states if link.name in "AB" else outputs)[link.row]
-        source = (states if link.name in "AC" else inputs)[link.column]
-        rows, columns = link.operator.shape
-        low, high = link.extent
+        reader = (states if edge.name in "AB" else outputs)[edge.row]
+        source = (states if edge.name in "AC" else inputs)[edge.column]
+        rows, columns = edge.operator.shape
+        low, high = edge.extent
         lines = [
             f"{reader} reads {source}",
-            f"{link.name}: {link.kind}, {rows:,} x {columns:,}",
-            f"{link.operator.nonzeros():,} non-zero entries from {low:.3g} to {high:.3g}",
-            f"largest row sum {link.norm:.4g}",
+            f"{edge.name}: {edge.kind}, {rows:,} x {columns:,}",
+            f"{edge.operator.nonzeros():,} non-zero entries from {low:.3g} to {high:.3g}",
+            f"largest row sum {edge.norm:.4g}",
         ]
-        return lines if link.feedback == "none" else [*lines, "feeds back"]
+        return lines if edge.feedback == "none" else [*lines, "feeds back"]
 
 
 def _numbered(letter: str, count: int) -> Iterable[str]:
@@ -226,9 +226,9 @@ def form_facts(form: ImplicitForm) -> dict[str, Any]:
         >>> facts["states"], facts["nonzeros"]["A"], facts["loops"]
         (3, 3, [])
     """
-    wiring, (n, p, q) = BlockGraph(form), form.sizes
-    used = {name: [link for link in wiring.links if link.name == name] for name in "ABCD"}
-    nonzeros = {name: sum(link.operator.nonzeros() for link in links) for name, links in used.items()}
+    block_graph, (n, p, q) = BlockGraph(form), form.sizes
+    used = {name: [edge for edge in block_graph.edges if edge.name == name] for name in "ABCD"}
+    nonzeros = {name: sum(edge.operator.nonzeros() for edge in edges) for name, edges in used.items()}
     stored, memory = _memory(form)
     return {
         "states": n,
@@ -240,55 +240,55 @@ def form_facts(form: ImplicitForm) -> dict[str, Any]:
         "density": nonzeros["A"] / max(1, n * n),
         "stored": stored,
         "bytes": memory,
-        "norm": max(_row_norms(wiring), default=0.0),
-        "loops": _loops(wiring),
+        "norm": max(_row_norms(block_graph), default=0.0),
+        "loops": _loops(block_graph),
         "certificate": _certificate(form),
-        "blocks": _blocks(wiring, used),
+        "blocks": _blocks(block_graph, used),
     }
 
 
-def _blocks(wiring: BlockGraph, used: dict[str, list[BlockEdge]]) -> list[dict[str, Any]]:
-    form, norms = wiring.form, _row_norms(wiring)
-    states, inputs, outputs = wiring.labels
+def _blocks(block_graph: BlockGraph, used: dict[str, list[BlockEdge]]) -> list[dict[str, Any]]:
+    form, norms = block_graph.form, _row_norms(block_graph)
+    states, inputs, outputs = block_graph.labels
     rows = []
     for k, (label, size) in enumerate(zip(states, form.partition, strict=True)):
-        links = [link for name in "AB" for link in used[name] if link.row == k]
+        edges = [edge for name in "AB" for edge in used[name] if edge.row == k]
         facts = {"block": label, "activation": form.activations[k].name, "states": size, "norm": norms[k]}
-        rows.append({**facts, **_reads(links, {"A": states, "B": inputs})})
-    for k, (label, size) in enumerate(zip(outputs, wiring.sizes[2], strict=True)):
-        links = [link for name in "CD" for link in used[name] if link.row == k]
+        rows.append({**facts, **_reads(edges, {"A": states, "B": inputs})})
+    for k, (label, size) in enumerate(zip(outputs, block_graph.sizes[2], strict=True)):
+        edges = [edge for name in "CD" for edge in used[name] if edge.row == k]
         rows.append(
             {
                 "block": label,
                 "activation": None,
                 "states": size,
                 "norm": None,
-                **_reads(links, {"C": states, "D": inputs}),
+                **_reads(edges, {"C": states, "D": inputs}),
             }
         )
     return rows
 
 
-def _reads(links: list[BlockEdge], labels: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+def _reads(edges: list[BlockEdge], labels: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     reads = [
-        {"block": labels[link.name][link.column], "operator": link.kind, "feedback": link.feedback != "none"}
-        for link in links
+        {"block": labels[edge.name][edge.column], "operator": edge.kind, "feedback": edge.feedback != "none"}
+        for edge in edges
     ]
-    return {"reads": reads, "nonzeros": sum(link.operator.nonzeros() for link in links)}
+    return {"reads": reads, "nonzeros": sum(edge.operator.nonzeros() for edge in edges)}
 
 
-def _row_norms(wiring: BlockGraph) -> list[float]:
+def _row_norms(block_graph: BlockGraph) -> list[float]:
     """Returns ``|A_k|_inf`` of every block row."""
     sums: dict[int, Tensor] = {}
-    for link in wiring.links:
-        if link.name == "A":
-            own = link.operator.abs().row_sums().double()
-            sums[link.row] = sums[link.row] + own if link.row in sums else own
-    return [float(sums[k].max()) if k in sums else 0.0 for k in range(len(wiring.form.partition))]
+    for edge in block_graph.edges:
+        if edge.name == "A":
+            own = edge.operator.abs().row_sums().double()
+            sums[edge.row] = sums[edge.row] + own if edge.row in sums else own
+    return [float(sums[k].max()) if k in sums else 0.0 for k in range(len(block_graph.form.partition))]
 
 
 def _memory(form: ImplicitForm) -> tuple[int, int]:
-    """Counts the numbers that are kept and their bytes, shared ones once."""
+    """Counts the stored numbers and their bytes, shared ones once."""
     seen: dict[tuple, Tensor] = {}
     for value in (form.A, form.B, form.C, form.D, form.bias, form.output_bias):
         for part in tensors(value):
@@ -297,11 +297,11 @@ def _memory(form: ImplicitForm) -> tuple[int, int]:
     return sum(part.numel() for part in storages), sum(part.numel() * part.element_size() for part in storages)
 
 
-def _loops(wiring: BlockGraph) -> list[list[str]]:
+def _loops(block_graph: BlockGraph) -> list[list[str]]:
     """Names the blocks of every loop."""
-    states = wiring.labels[0]
-    feeding = {link.row for link in wiring.links if link.feedback != "none"}
-    stages = wiring.form.order.stages
+    states = block_graph.labels[0]
+    feeding = {edge.row for edge in block_graph.edges if edge.feedback != "none"}
+    stages = block_graph.form.order.stages
     return [[states[k] for k in stage.blocks] for stage in stages if feeding & set(stage.blocks)]
 
 

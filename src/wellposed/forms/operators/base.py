@@ -19,7 +19,7 @@ _EXACT: ContextVar[bool] = ContextVar("exact", default=False)
 
 @contextmanager
 def exact_algebra() -> Iterator[None]:
-    """Has products and sums of operators merge their entries only where nothing is rounded.
+    """Merges the entries of products and sums of operators only where nothing is rounded.
 
     Example:
         >>> from wellposed.forms import Dense, Diagonal
@@ -137,7 +137,7 @@ class Operator(abc.ABC):
         return int(self.coordinates()[2].count_nonzero())
 
     def stored(self) -> int:
-        """Counts the numbers that are kept in memory."""
+        """Counts the numbers in memory."""
         return sum(part.numel() for part in tensors(self))
 
     def band(self) -> tuple[int, int] | None:

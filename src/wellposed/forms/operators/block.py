@@ -82,18 +82,20 @@ class Block(Operator):
     @property
     def T(self) -> "Block":
         return Block(
-            self.widths, self.heights, {(j, i): part.T for (i, j), part in self.parts.items()}, *self._home
+            self.widths, self.heights, {(j, i): part.T for (i, j), part in self.parts.items()}, *self._entry_type
         )
 
     def abs(self) -> "Block":
-        return Block(self.heights, self.widths, {key: part.abs() for key, part in self.parts.items()}, *self._home)
+        return Block(
+            self.heights, self.widths, {key: part.abs() for key, part in self.parts.items()}, *self._entry_type
+        )
 
     def scaled(self, factor: float) -> "Block":
         blocks = {key: part.scaled(factor) for key, part in self.parts.items()}
-        return Block(self.heights, self.widths, blocks, *self._home)
+        return Block(self.heights, self.widths, blocks, *self._entry_type)
 
     @property
-    def _home(self) -> tuple[torch.dtype, torch.device | str]:
+    def _entry_type(self) -> tuple[torch.dtype, torch.device | str]:
         return self.kind, self.place
 
     def coordinates(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +125,7 @@ class Block(Operator):
         down, across = {i: k for k, i in enumerate(rows)}, {j: k for k, j in enumerate(columns)}
         blocks = {(down[i], across[j]): part for (i, j), part in self.parts.items() if i in down and j in across}
         heights, widths = tuple(self.heights[i] for i in rows), tuple(self.widths[j] for j in columns)
-        return Block(heights, widths, blocks, *self._home)
+        return Block(heights, widths, blocks, *self._entry_type)
 
 
 def combine(row: Mapping[int, Operator], pieces: Sequence[Tensor | None], start: Tensor | None = None) -> Tensor:
@@ -150,11 +152,11 @@ def partitioned(operator: Operator, heights: Sequence[int], widths: Sequence[int
         return operator
     if operator.shape != (sum(heights), sum(widths)):
         raise InputError(f"blocks of {heights} rows and {widths} columns do not make up {operator.shape}")
-    home = operator.dtype, operator.device
+    entry_type = operator.dtype, operator.device
     if isinstance(operator, Zero):
-        return Block(heights, widths, {}, *home)
+        return Block(heights, widths, {}, *entry_type)
     if len(heights) == len(widths) == 1:
-        return Block(heights, widths, {(0, 0): operator}, *home)
+        return Block(heights, widths, {(0, 0): operator}, *entry_type)
     down, across = _starts(heights), _starts(widths)
     cuts = {
         (i, j): _cut(operator, range(down[i], down[i + 1]), range(across[j], across[j + 1]))
@@ -163,7 +165,7 @@ def partitioned(operator: Operator, heights: Sequence[int], widths: Sequence[int
     }
     if isinstance(operator, Dense | Sparse | Diagonal | Selection | Accumulation):  # whose entries are at hand
         cuts = {key: part for key, part in cuts.items() if part.nonzeros()}
-    return Block(heights, widths, cuts, *home)
+    return Block(heights, widths, cuts, *entry_type)
 
 
 def _cut(operator: Operator, rows: range, columns: range) -> Operator:

@@ -41,13 +41,13 @@ def abs_upper_bound(operator: Operator, formed: bool = True) -> Operator:
     if isinstance(operator, Repeated):
         return Repeated(abs_upper_bound(operator.inner, formed), operator.count)
     if isinstance(operator, Product | Sum | LowRank):
-        return _cover_compound(operator, formed)
+        return _bound_compound(operator, formed)
     return operator.abs()
 
 
-def _cover_compound(operator: Product | Sum | LowRank, formed: bool) -> Operator:
+def _bound_compound(operator: Product | Sum | LowRank, formed: bool) -> Operator:
     if not isinstance(operator, Sum) and least_entry(operator) < SMALLEST:
-        return _cover_small(operator)
+        return _bound_small(operator)
     if isinstance(operator, Product):
         bounds = [abs_upper_bound(factor, formed) for factor in operator.factors]
         outer, length = bounds[0], sum(part.shape[1] for part in bounds)
@@ -66,8 +66,8 @@ def _cover_compound(operator: Product | Sum | LowRank, formed: bool) -> Operator
     return operator.abs() + outer.scaled(2 * (length + 2) * EPS)
 
 
-def _cover_small(operator: Product | LowRank) -> Operator:
-    """Covers a product that would underflow while it is formed, by entries that do not."""
+def _bound_small(operator: Product | LowRank) -> Operator:
+    """Bounds a product that would underflow while it is formed, by entries that do not."""
     given = operator.factors if isinstance(operator, Product) else (Dense(operator.left), Dense(operator.right.mT))
     floor = SMALLEST ** (1 / len(given))
     first, *rest = (_raised(abs_upper_bound(factor, False), floor) for factor in given)
@@ -94,7 +94,7 @@ def _raised(value: Any, floor: float) -> Any:
 
 
 def abs_upper_bound_block(block: Block, device: torch.device, formed: bool) -> Block:
-    """Covers every block of a matrix, in float64 on the given device."""
+    """Bounds every block of a matrix, in float64 on the given device."""
     exact = {key: part.to(device=device, dtype=torch.float64) for key, part in block.parts.items()}
     bounds = {key: abs_upper_bound(part, formed) for key, part in exact.items()}
     return Block(block.heights, block.widths, bounds, torch.float64, device)

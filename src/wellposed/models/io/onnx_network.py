@@ -99,14 +99,14 @@ class _Call(NamedTuple):
         return list(default)
 
 
-class Made(NamedTuple):
+class Operation(NamedTuple):
     """A function, and which inputs it takes, in their order; the rest are settings."""
 
     function: Function
     takes: tuple[int, ...] = (0,)
 
 
-def _kept_batch(dims: Sequence[int], rank: int) -> list[int]:
+def _feature_axes(dims: Sequence[int], rank: int) -> list[int]:
     """Counts axes from the front, and refuses that of the samples."""
     axes = [dim % rank for dim in dims]
     if 0 in axes:
@@ -114,7 +114,7 @@ def _kept_batch(dims: Sequence[int], rank: int) -> list[int]:
     return axes
 
 
-def _gemm(call: _Call) -> Made:
+def _gemm(call: _Call) -> Operation:
     alpha, beta = (call.setting(name, 1.0) for name in ("alpha", "beta"))
     if call.setting("transA", 0) or call.variable[1]:
         raise InputError("the second factor must be a constant, and the first one is not transposed")
@@ -125,33 +125,33 @@ def _gemm(call: _Call) -> Made:
         y = y if alpha == 1 else alpha * y
         return y if bias is None else y + (bias if beta == 1 else beta * bias)
 
-    return Made(function, (0, 1, 2) if biased else (0, 1))
+    return Operation(function, (0, 1, 2) if biased else (0, 1))
 
 
-def _matmul(call: _Call) -> Made:
+def _matmul(call: _Call) -> Operation:
     if call.variable[1] and call.given(1).dim() < 3:
         raise InputError("a constant times the input would mix samples of a batch")
     if not call.variable[1] and call.given(1).dim() == 2:
-        return Made(lambda x, weight: F.linear(x, weight.mT), (0, 1))
-    return Made(torch.matmul, (0, 1))
+        return Operation(lambda x, weight: F.linear(x, weight.mT), (0, 1))
+    return Operation(torch.matmul, (0, 1))
 
 
-def _binary(function: Function) -> Callable[[_Call], Made]:
-    return lambda call: Made(function, (0, 1))
+def _binary(function: Function) -> Callable[[_Call], Operation]:
+    return lambda call: Operation(function, (0, 1))
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:
     return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
 
 
-def _dropout(call: _Call) -> Made:
+def _dropout(call: _Call) -> Operation:
     if len(call.inputs) > 2 and call.inputs[2] is not None and (call.variable[2] or bool(call.inputs[2].any())):
         raise InputError("it is in training mode")
-    return Made(lambda x: x)
+    return Operation(lambda x: x)
 
 
-def _unary(function: Function) -> Callable[[_Call], Made]:
-    return lambda call: Made(function)
+def _unary(function: Function) -> Callable[[_Call], Operation]:
+    return lambda call: Operation(function)
 
 
 def _sliding(call: _Call, kernel: Sequence[int]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _sliding(call: _Call, kernel: Sequence[int]) -> dict[str, Any]:
     return {"stride": stride, "dilation": dilation, "padding": low if before is None else 0, "before": before}
 
 
-def _convolution(call: _Call) -> Made:
+def _convolution(call: _Call) -> Operation:
     weight = call.given(1)
     if call.variable[1]:
         raise InputError("its weights depend on the input")
@@ -184,10 +184,10 @@ def _convolution(call: _Call) -> Made:
     def function(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return convolve(x if before is None else F.pad(x, before), weight, bias, groups=groups, **sliding)
 
-    return Made(function, tuple(k for k, value in enumerate(call.inputs) if value is not None))
+    return Operation(function, tuple(k for k, value in enumerate(call.inputs) if value is not None))
 
 
-def _pool(kind: str, call: _Call) -> Made:
+def _pool(kind: str, call: _Call) -> Operation:
     kernel = [int(size) for size in call.setting("kernel_shape", [])]
     if call.x().dim() != len(kernel) + 2:
         raise InputError(f"its input {tuple(call.x().shape)} is not samples, channels and {len(kernel)} axes")
@@ -199,15 +199,15 @@ def _pool(kind: str, call: _Call) -> Made:
         if set(options.pop("dilation")) != {1}:
             raise InputError("an average with gaps is not supported")
         options["count_include_pad"] = bool(call.setting("count_include_pad", 0))
-    return Made(partial(getattr(F, f"{kind}_pool{len(kernel)}d"), kernel_size=kernel, **options))
+    return Operation(partial(getattr(F, f"{kind}_pool{len(kernel)}d"), kernel_size=kernel, **options))
 
 
-def _global_average(call: _Call) -> Made:
+def _global_average(call: _Call) -> Operation:
     dims = list(range(2, call.x().dim()))
-    return Made(lambda x: x.mean(dims, keepdim=True))
+    return Operation(lambda x: x.mean(dims, keepdim=True))
 
 
-def _batch_norm(call: _Call) -> Made:
+def _batch_norm(call: _Call) -> Operation:
     if call.setting("training_mode", 0):
         raise InputError("it is in training mode")
     epsilon = float(call.setting("epsilon", 1e-5))
@@ -215,42 +215,42 @@ def _batch_norm(call: _Call) -> Made:
     def function(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
 
-    return Made(function, (0, 1, 2, 3, 4))
+    return Operation(function, (0, 1, 2, 3, 4))
 
 
-def _reshaped(call: _Call) -> Made:
+def _reshaped(call: _Call) -> Operation:
     x = call.x()
     shape = call.numbers(1, "shape")
     if not call.setting("allowzero", 0):
         shape = [x.shape[k] if size == 0 else size for k, size in enumerate(shape)]
-    return _to_shape(x, x.reshape(shape)) if call.variable[0] else Made(lambda x: x.reshape(shape))
+    return _to_shape(x, x.reshape(shape)) if call.variable[0] else Operation(lambda x: x.reshape(shape))
 
 
-def _to_shape(x: Tensor, y: Tensor) -> Made:
+def _to_shape(x: Tensor, y: Tensor) -> Operation:
     """Reshapes samples of any number; the first size is theirs."""
     if y.dim() == 0 or y.shape[0] != x.shape[0]:
         raise InputError(f"it makes {tuple(y.shape)} of {tuple(x.shape)}, which mixes samples of a batch")
     rest = y.shape[1:]
-    return Made(lambda x: x.reshape(-1, *rest))
+    return Operation(lambda x: x.reshape(-1, *rest))
 
 
-def _flattened(call: _Call) -> Made:
+def _flattened(call: _Call) -> Operation:
     x, axis = call.x(), int(call.setting("axis", 1))
     return _to_shape(x, x.reshape(math.prod(x.shape[:axis]) if axis else 1, -1))
 
 
-def _squeezed(call: _Call) -> Made:
+def _squeezed(call: _Call) -> Operation:
     x = call.x()
     ones = [k for k in range(1, x.dim()) if x.shape[k] == 1]
-    axes = _kept_batch(call.numbers(1, "axes", ones), x.dim())
-    return _to_shape(x, x.squeeze(axes)) if call.variable[0] else Made(lambda x: x.squeeze(axes))
+    axes = _feature_axes(call.numbers(1, "axes", ones), x.dim())
+    return _to_shape(x, x.squeeze(axes)) if call.variable[0] else Operation(lambda x: x.squeeze(axes))
 
 
-def _unsqueezed(call: _Call) -> Made:
+def _unsqueezed(call: _Call) -> Operation:
     x, axes = call.x(), call.numbers(1, "axes")
     if not call.variable[0]:
-        return Made(lambda x: _with_axes(x, axes))
-    _kept_batch(axes, x.dim() + len(axes))
+        return Operation(lambda x: _with_axes(x, axes))
+    _feature_axes(axes, x.dim() + len(axes))
     return _to_shape(x, _with_axes(x, axes))
 
 
@@ -260,50 +260,50 @@ def _with_axes(x: Tensor, axes: Sequence[int]) -> Tensor:
     return x
 
 
-def _transposed(call: _Call) -> Made:
+def _transposed(call: _Call) -> Operation:
     order = [int(k) for k in call.setting("perm", range(call.x().dim())[::-1])]
     if call.variable[0] and order[0] != 0:
         raise InputError("it moves the axis of the samples")
-    return Made(lambda x: x.permute(order))
+    return Operation(lambda x: x.permute(order))
 
 
-def _joined(call: _Call) -> Made:
+def _joined(call: _Call) -> Operation:
     axis = int(call.setting("axis", 0))
     if any(call.variable):
-        _kept_batch([axis], call.given(call.variable.index(True)).dim())
-    return Made(lambda *parts: torch.cat(parts, axis), tuple(range(len(call.inputs))))
+        _feature_axes([axis], call.given(call.variable.index(True)).dim())
+    return Operation(lambda *tensors: torch.cat(tensors, axis), tuple(range(len(call.inputs))))
 
 
-def _reduced(name: str, call: _Call) -> Made:
+def _reduced(name: str, call: _Call) -> Operation:
     x, keep = call.x(), bool(call.setting("keepdims", 1))
-    axes = _kept_batch(call.numbers(1, "axes"), x.dim())
-    return Made(lambda x: getattr(x, name)(axes, keepdim=keep))
+    axes = _feature_axes(call.numbers(1, "axes"), x.dim())
+    return Operation(lambda x: getattr(x, name)(axes, keepdim=keep))
 
 
-def _clipped(call: _Call) -> Made:
+def _clipped(call: _Call) -> Operation:
     ends = [call.setting(name, None) for name in ("min", "max")]
     for index, value in enumerate(call.inputs[1:3]):
         if value is not None:
             if call.variable[index + 1]:
                 raise InputError("its ends depend on the input")
             ends[index] = float(value)
-    return Made(lambda x: x.clamp(*ends))
+    return Operation(lambda x: x.clamp(*ends))
 
 
-def _softmax(call: _Call) -> Made:
+def _softmax(call: _Call) -> Operation:
     axis, rank = int(call.setting("axis", -1 if call.version >= 13 else 1)), call.x().dim()
     if call.version < 13 and axis % rank != rank - 1:
         raise InputError("over several axes it is not supported")
-    _kept_batch([axis], rank)
-    return Made(lambda x: x.softmax(axis))
+    _feature_axes([axis], rank)
+    return Operation(lambda x: x.softmax(axis))
 
 
-def _gathered(call: _Call) -> Made:
+def _gathered(call: _Call) -> Operation:
     axis, index = int(call.setting("axis", 0)), call.given(1)
     if call.variable[1]:
         raise InputError("its indices depend on the input")
     if call.variable[0]:
-        _kept_batch([axis], call.x().dim())
+        _feature_axes([axis], call.x().dim())
     flat, size = index.flatten().tolist(), call.x().shape[axis]
     if flat and not -size <= min(flat) <= max(flat) < size:
         raise InputError(f"an index is outside of -{size} to {size - 1}")
@@ -314,10 +314,10 @@ def _gathered(call: _Call) -> Made:
 
     if index.dim() > 1:
         raise InputError("its indices must be a number or a list")
-    return Made(function)
+    return Operation(function)
 
 
-OPERATORS: dict[str, Callable[[_Call], Made]] = {
+OPERATORS: dict[str, Callable[[_Call], Operation]] = {
     "Add": _binary(torch.add),
     "AveragePool": partial(_pool, "avg"),
     "BatchNormalization": _batch_norm,
@@ -326,13 +326,13 @@ OPERATORS: dict[str, Callable[[_Call], Made]] = {
     "Conv": _convolution,
     "Div": _binary(_quotient),
     "Dropout": _dropout,
-    "Elu": lambda call: Made(partial(F.elu, alpha=float(call.setting("alpha", 1.0)))),
+    "Elu": lambda call: Operation(partial(F.elu, alpha=float(call.setting("alpha", 1.0)))),
     "Flatten": _flattened,
     "Gather": _gathered,
     "Gemm": _gemm,
     "GlobalAveragePool": _global_average,
     "Identity": _unary(lambda x: x),
-    "LeakyRelu": lambda call: Made(partial(F.leaky_relu, negative_slope=float(call.setting("alpha", 0.01)))),
+    "LeakyRelu": lambda call: Operation(partial(F.leaky_relu, negative_slope=float(call.setting("alpha", 0.01)))),
     "MatMul": _matmul,
     "MaxPool": partial(_pool, "max"),
     "Mul": _binary(torch.mul),
@@ -495,7 +495,7 @@ class _Reader:
         if any(variable[k] for k in made.takes):
             self._step(made, node, variable, output)
 
-    def _step(self, made: Made, node: Any, variable: list[bool], output: str) -> None:
+    def _step(self, made: Operation, node: Any, variable: list[bool], output: str) -> None:
         values = [node.input[k] for k in made.takes if variable[k]]
         constants = [self._buffer(node.input[k]) for k in made.takes if not variable[k]]
         order = [k for k in made.takes if variable[k]] + [k for k in made.takes if not variable[k]]

@@ -133,15 +133,15 @@ def save(
         with atomic_write(path) as temporary:
             write_tensors(temporary, tensors, metadata)
         return None
-    refusal: WellposedError | None = None
+    failure: WellposedError | None = None
     with atomic_write_with_proof(path, certificate_path(Path(path))) as (temporary, proof):
         write_tensors(temporary, tensors, metadata)
         try:
             prove_file(certified, temporary, proof, claims)
         except WellposedError as error:
-            refusal = error
-    if refusal is not None:
-        raise refusal
+            failure = error
+    if failure is not None:
+        raise failure
     return None
 
 
@@ -462,7 +462,7 @@ def _write_folder(model: Storable, folder: Path, card: str, certificate: bool, t
         config["packed"] = table
     config["sha256"] = _seal(config, tensors)
     written = {CONFIG: json.dumps(config, indent=2) + "\n", CARD: _card(model, config, card), **texts}
-    refusal: WellposedError | None = None
+    failure: WellposedError | None = None
     proof = certificate_path(Path(WEIGHTS))
     with atomic_write_folder(folder, stale=[proof.name]) as temporary:
         write_tensors(temporary / WEIGHTS, tensors, {"format": "pt"})
@@ -472,9 +472,9 @@ def _write_folder(model: Storable, folder: Path, card: str, certificate: bool, t
             try:
                 prove_file(certified, temporary / WEIGHTS, temporary / proof, config=True)
             except WellposedError as error:
-                refusal = error
-    if refusal is not None:
-        raise refusal
+                failure = error
+    if failure is not None:
+        raise failure
 
 
 def from_pretrained(
@@ -671,7 +671,7 @@ def _facts(model: Storable) -> list[str]:
 
 
 FACTS = "card.json"  # beside the files of save_pretrained
-HOME = Path(str(importlib.resources.files("wellposed.models") / "trained"))
+TRAINED = Path(str(importlib.resources.files("wellposed.models") / "trained"))
 
 
 @dataclass(frozen=True)
@@ -701,7 +701,7 @@ class ReferenceModel:
     @property
     def folder(self) -> Path:
         """Where its weights, its configuration and its card are."""
-        return HOME / self.name
+        return TRAINED / self.name
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.title}", f"data: {self.data}"]
@@ -723,7 +723,7 @@ def reference_models() -> dict[str, ReferenceModel]:
         >>> sorted(reference_models())
         ['addition', 'digits', 'digits-convolutional', 'digits-robust', 'digits-sparse', 'rolling-argmax']
     """
-    cards = sorted(HOME.glob(f"*/{FACTS}"))
+    cards = sorted(TRAINED.glob(f"*/{FACTS}"))
     return {card.parent.name: ReferenceModel(**json.loads(card.read_text())) for card in cards}
 
 
@@ -735,13 +735,13 @@ def load_reference(name: str) -> Storable:
         >>> model.certificate().holds
         True
     """
-    if not (HOME / name / FACTS).is_file():
+    if not (TRAINED / name / FACTS).is_file():
         raise unknown_name("reference model", name, reference_models())
-    return from_pretrained(HOME / name)
+    return from_pretrained(TRAINED / name)
 
 
-def store_reference(model: Storable, card: ReferenceModel, home: Path = HOME) -> Path:
+def store_reference(model: Storable, card: ReferenceModel, root: Path = TRAINED) -> Path:
     """Writes a model and its card as `load_reference` reads them; returns their folder."""
-    folder = home / card.name
+    folder = root / card.name
     _write_folder(model, folder, card.text(), False, {FACTS: json.dumps(asdict(card), indent=2) + "\n"})
     return folder
