@@ -26,7 +26,7 @@ def test_safeguard_takes_back_what_has_grown_and_waits():
     safe = torch.tensor([[10.0], [20.0], [30.0], [40.0]])
     best, pending = torch.ones(4), torch.tensor([True, True, False, True])
     x, fx = torch.zeros(4, 1), torch.tensor([[3.0], [2.0], [9.0], [torch.nan]])
-    rejected, (image, known, still, wait) = guard.judge((safe, best, pending, torch.full((4,), 5.0)), x, fx)
+    rejected, (image, known, still, wait) = guard.judge((safe, best, pending, torch.full((4,), 5.0)), fx - x, fx)
     assert rejected.tolist() == [True, False, False, True]  # the third was no trial
     assert image[:, 0].tolist() == [10.0, 2.0, 9.0, 40.0]
     assert known.tolist() == [1.0, 2.0, 9.0, 1.0]

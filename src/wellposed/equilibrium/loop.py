@@ -13,6 +13,7 @@ from wellposed.equilibrium.maps import Map, distance, max_norm
 from wellposed.equilibrium.solution import Status, last_residual
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Step, Stopping
+from wellposed.equilibrium.tracing import under_forward_mode
 
 PERIOD = 8  # steps between checks for stagnation
 PATIENCE = 8  # periods over which plain steps must bring nothing, once a solver has fallen back on them
@@ -49,8 +50,13 @@ class _Block:
     event: Tensor  # (K, B): accepted or not finite
     residual: Tensor  # (K, B)
     x: Tensor  # (K, B, n): the points, without history
+    fx: Tensor  # (K, B, n): their images
     finite: bool  # whether all residuals are known to be finite
-    last: Step  # the last of them
+    reach: float  # no entry of x is larger; inf if that is not known
+
+    def last(self, f: Map) -> Step:
+        """Returns the last of the steps."""
+        return Step(self.x[-1], self.fx[-1], f, self.residual[-1], self.index + len(self.x) - 1)
 
 
 @dataclass
@@ -63,11 +69,15 @@ class _ActiveRows:
     state: tuple[Tensor, ...]
     memo: tuple[Tensor, ...]
     finished: Tensor  # (B,)
+    left: int  # rows that are not
     trace: list[Tensor] = field(default_factory=list)  # residuals since the last check, (K, B) a block
     minima: list[Tensor] = field(default_factory=list)  # least residuals, (B,) a period
+    least: Tensor | None = None  # of these, (B,)
     first: Tensor | None = None  # residuals of the first evaluation, where states may decay to zero, (B,)
     seconds: float = math.inf  # of the fastest evaluation so far
     scale: tuple[Tensor, ...] = ()  # size of the start, and the largest residual of a state near that size, (B,)
+    unseen: list[Tensor] = field(default_factory=list)  # residuals that the scale does not contain yet, (K, B)
+    limit: float = 0.0  # a state whose entries are below is near that size in every row
     since: Tensor | None = None  # periods after which a row fell back on plain steps, 0 where it has not, (B,)
 
     def advance(self, solver: Solver, stop: Stopping, index: int, size: int, masked: bool) -> _Block:
@@ -82,35 +92,45 @@ class _ActiveRows:
             xs.append(self.x)
             fxs.append(self.fx)
             if not stop.stateless:
-                residual = _measure(self.f, self.x, self.fx, index + k, masked)[0].residual
+                residual = max_norm((self.fx - self.x).detach())
                 step = Step(self.x, self.fx, self.f, residual, index + k, self.first)
                 accepted, self.memo = stop.check(step, self.memo)
                 verdicts.append(accepted)
                 values.append(stop.accept(step, self.memo))
-        x = _stack(xs)
-        stacked, finite = _measure(self.f, x, _stack(fxs), index, masked)
-        if self.f.may_decay:
-            self.first = stacked.residual[0] if index == 0 else self.first
-            stacked = replace(stacked, first=self.first)
-        event = stop.check(stacked, ())[0] if stop.stateless else _stack(verdicts)
+        x, fx = _stack_pairs(xs, fxs)
+        points, images = x.detach(), fx.detach()
+        residual, finite, reach = (
+            (max_norm(images - points), False, math.inf) if masked else _judge(points, images)
+        )
+        if self.f.may_decay and index == 0:
+            self.first = residual[0]
+        if stop.stateless:
+            event = stop.check(Step(points, images, self.f, residual, index, self.first), ())[0]
+        else:
+            event = _stack(verdicts)
         if not finite:
-            event = event | ~stacked.residual.isfinite()
-        self.trace.append(stacked.residual)
-        last = Step(stacked.x[-1], stacked.fx[-1], self.f, stacked.residual[-1], index + size - 1)
-        value = _stack(values) if values else x
-        return _Block(index, value, event, stacked.residual, stacked.x, finite, last)
+            event = event | ~residual.isfinite()
+        self.trace.append(residual)
+        return _Block(index, _stack(values) if values else x, event, residual, points, images, finite, reach)
 
     def runaway(self, block: _Block, masked: bool) -> Tensor | None:  # (K, B)
         """Marks iterates whose residual is small only relative to a state that has grown out of proportion.
 
         Without it an accelerated solver "finds" the equilibrium of x + 1 near infinity. None if there are none.
         """
+        if block.reach <= self.limit:
+            self.unseen.append(block.residual)
+            return None
         residual, sizes = block.residual, max_norm(block.x)
         start, largest = self.scale or (sizes[0], residual[0])
+        if self.unseen:
+            largest = torch.maximum(largest, torch.cat(self.unseen).amax(0))
+            self.unseen = []
         # The bound of a step grows with the residuals before it: below the first bound all are ordinary.
         if not masked and not bool((sizes > RUN_OFF * (start + largest)).any()):
             known = residual if block.finite else residual.nan_to_num(0, posinf=0)
             self.scale = start, torch.maximum(largest, known.amax(0))
+            self.limit = float((RUN_OFF * (start + largest)).masked_fill(self.finished, torch.inf).amin())
             return None
         marks = []
         for size, now in zip(sizes, residual, strict=True):
@@ -122,36 +142,46 @@ class _ActiveRows:
 
     def narrow(self) -> bool:
         """Drops finished rows, if the map can be restricted to the others."""
-        keep = ~self.finished
+        keep = (~self.finished).nonzero()[:, 0]
         narrowed = self.f.rows(keep)
         if narrowed is None or self.fx is None:
             return False
         self.f, self.x, self.fx, self.finished = narrowed, self.x[keep], self.fx[keep], self.finished[keep]
         self.state, self.memo = tuple(s[keep] for s in self.state), tuple(s[keep] for s in self.memo)
         self.trace = [residual[:, keep] for residual in self.trace]
-        self.minima = [least[keep] for least in self.minima]
+        self.unseen = [residual[:, keep] for residual in self.unseen]
+        self.minima = list(torch.stack(self.minima)[:, keep]) if self.minima else []
+        self.least = None if self.least is None else self.least[keep]
         self.first = None if self.first is None else self.first[keep]
         self.scale = tuple(value[keep] for value in self.scale)
         self.since = None if self.since is None else self.since[keep]
         return True
 
-    def stagnated(self, solver: Solver, step: Step, masked: bool) -> Tensor | None:
+    def stagnated(self, solver: Solver, block: _Block, masked: bool) -> Tensor | None:
         """Marks rows whose residual stopped falling at the rounding level of the map.
 
         Checked at fixed step numbers, so that the verdict does not depend on batch companions. Extrapolation
         amplifies rounding: rows of a solver that extrapolates go on by plain steps first.
         """
-        if (step.index + 1) % PERIOD:
+        if (block.index + len(block.x)) % PERIOD:
             return None
-        periods = torch.cat(self.trace).split(PERIOD)  # several, if the first block was longer
-        self.minima += [residuals.amin(0) for residuals in periods]
-        self.trace.clear()
+        falls = True
+        for residuals in _cat(self.trace).split(PERIOD):  # several, if the first block was longer
+            low = residuals.amin(0)
+            # A residual that is lower than ever before is falling.
+            falls = not masked and (self.least is None or not bool(((low >= self.least) & ~self.finished).any()))
+            self.least = low if self.least is None else torch.minimum(self.least, low)
+            self.minima.append(low)
+        self.trace = []
+        if falls:
+            return None
         window = max(1 if self.since is None else PATIENCE, len(self.minima) // 4)
         recent = torch.stack(self.minima[-2 * window :])
         flat = flat_rows(recent, len(self.minima), self.since) & ~self.finished
         if not masked and not bool(flat.any()):
             return None
-        flat = flat & (step.residual <= 4 * step.f.rounding(step.x, step.fx))
+        step = block.last(self.f)
+        flat = flat & (step.residual <= 4 * self.f.rounding(step.x, step.fx))
         since = torch.zeros_like(flat, dtype=torch.int64) if self.since is None else self.since
         fresh = flat & (since == 0)
         plain = solver.only_plain(self.state, fresh)
@@ -184,11 +214,31 @@ def _stack(tensors: list[Tensor]) -> Tensor:
     return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
-def _measure(f: Map, x: Tensor, fx: Tensor, index: int, masked: bool) -> tuple[Step, bool]:
-    """Describes one step or several, and says whether everything is known to be finite."""
-    x, fx = x.detach(), fx.detach()
-    residual, finite = (max_norm(fx - x), False) if masked else distance(x, fx)
-    return Step(x, fx, f, residual, index), finite
+def _cat(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _stack_pairs(xs: list[Tensor], fxs: list[Tensor]) -> tuple[Tensor, Tensor]:  # (K, B, n) both
+    """Stacks points and their images: as one tensor where every image is the next point, as in plain steps."""
+    if len(xs) > 1 and all(fx is x for fx, x in zip(fxs[:-1], xs[1:], strict=True)):
+        whole = torch.stack([*xs, fxs[-1]])
+        return whole[:-1], whole[1:]
+    return _stack(xs), _stack(fxs)
+
+
+def _judge(x: Tensor, fx: Tensor) -> tuple[Tensor, bool, float]:
+    """Returns residuals, whether all are known to be finite, and a bound of the entries of x.
+
+    A sum of squares is finite if all of its terms are, and bounds them all: one pass over memory in place of two
+    for every row.
+    """
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        finite = math.isfinite(fx.sum())
+        return distance(x, fx, finite), finite, math.inf
+    before, after = (torch.dot(part, part).item() for part in (x.flatten(), fx.flatten()))
+    finite = math.isfinite(after) or math.isfinite(fx.sum())
+    tiny = x.numel() * torch.finfo(x.dtype).tiny  # squares may be lost below it
+    return distance(x, fx, finite), finite, math.sqrt(2 * before + tiny)  # twice: sums are rounded
 
 
 class _Results:
@@ -196,7 +246,8 @@ class _Results:
 
     def __init__(self, x: Tensor, masked: bool) -> None:
         size, device = x.shape[0], x.device
-        self.value, self.masked = x, masked
+        self.in_place = not (masked or torch.is_grad_enabled() or under_forward_mode())
+        self.value, self.masked = x.clone() if self.in_place else x, masked
         self.status = torch.zeros(size, dtype=torch.int8, device=device)
         self.steps = torch.zeros(size, dtype=torch.int64, device=device)
         self.rows = torch.arange(size, device=device)  # active ones
@@ -204,34 +255,38 @@ class _Results:
 
     def write(self, block: _Block, accepted: Status) -> None:
         """Writes the results of all rows that finish in a block."""
-        if len(block.event) == 1:
-            finished, finite = block.event[0], block.residual[0].isfinite()
-            value, steps = block.value[0], torch.full_like(self.rows, block.index + 1)
-        else:
-            first = block.event.to(torch.int8).argmax(0)
-            finished, finite = block.event.any(0), _pick(block.residual, first).isfinite()
-            value, steps = _pick(block.value, first), first + (block.index + 1)
-        self.put(finished, value, torch.where(finite, accepted, Status.NONFINITE), steps)
+        ends, first = block.event.max(0)
+        if self.masked:
+            status = torch.where(_pick(block.residual, first).isfinite(), accepted, Status.NONFINITE)
+            return self.put(ends, _pick(block.value, first), status, first + (block.index + 1))
+        chosen = (ends & (self._active(self.status) == Status.RUNNING)).nonzero()[:, 0]
+        first = first[chosen]
+        status = torch.full_like(first, accepted)
+        if not block.finite:
+            status = torch.where(block.residual[first, chosen].isfinite(), accepted, Status.NONFINITE)
+        self._copy(self.rows[chosen], block.value[first, chosen], status, first + (block.index + 1))
 
     def close(self, rows: Tensor, block: _Block, status: Tensor) -> None:
         """Ends rows that no stopping rule has accepted, after the last step of a block."""
-        steps = torch.full_like(self.rows, block.last.index + 1)
+        steps = torch.full_like(self.rows, block.index + len(block.x))
         self.put(rows, block.value[-1], status, steps)
 
     def put(self, newly: Tensor, value: Tensor, status: Tensor, steps: Tensor) -> None:
         """Writes results of active rows that have none yet."""
         newly = newly & (self._active(self.status) == Status.RUNNING)
-        new = (value, status.to(torch.int8), steps)
-        old = (self.value, self.status, self.steps)
         if self.masked:
-            mask = (newly[:, None], newly, newly)
-            self.value, self.status, self.steps = map(torch.where, mask, new, old)
+            mask, new = (newly[:, None], newly, newly), (value, status.to(torch.int8), steps)
+            self.value, self.status, self.steps = map(
+                torch.where, mask, new, (self.value, self.status, self.steps)
+            )
             return
         chosen = newly.nonzero()[:, 0]
-        rows = self.rows[chosen]
-        self.value, self.status, self.steps = (
-            whole.index_copy(0, rows, values[chosen]) for whole, values in zip(old, new, strict=True)
-        )
+        self._copy(self.rows[chosen], value[chosen], status[chosen], steps[chosen])
+
+    def _copy(self, rows: Tensor, value: Tensor, status: Tensor, steps: Tensor) -> None:
+        self.value = (self.value.index_copy_ if self.in_place else self.value.index_copy)(0, rows, value)
+        self.status.index_copy_(0, rows, status.to(torch.int8))
+        self.steps.index_copy_(0, rows, steps)
 
     def _active(self, whole: Tensor) -> Tensor:
         return whole if self.rows.shape[0] == whole.shape[0] else whole[self.rows]
@@ -276,12 +331,14 @@ class Progress:
     def restore(self, results: _Results, active: _ActiveRows) -> int:
         """Writes itself into the fresh records of a solve; returns the number of steps taken."""
         residuals, whole = self.residuals, len(self.residuals) - len(self.residuals) % PERIOD
-        results.value, results.status, results.steps = self.value, self.status.to(torch.int8), self.steps
+        results.value, results.status, results.steps = self.value, self.status.to(torch.int8), self.steps.clone()
         results.segments[-1][1].append(residuals)
         active.x, active.state, active.scale = self.x, self.state, self.scale
         active.finished = self.status != Status.RUNNING
         active.first = residuals[0]
+        active.left -= int(active.finished.sum())
         active.minima = [period.amin(0) for period in residuals[:whole].split(PERIOD)] if whole else []
+        active.least = torch.stack(active.minima).amin(0) if whole else None
         active.trace = [residuals[whole:]] if whole < len(residuals) else []
         return len(residuals)
 
@@ -308,7 +365,7 @@ def iterate(
     if x.shape[0] == 0:
         return Iterates(x, results.status, results.steps, lambda: x.new_zeros(0, 0))
     finished = torch.zeros_like(results.rows, dtype=torch.bool)
-    active = _ActiveRows(f, x, None, solver.init(x), stop.begin(x), finished)
+    active = _ActiveRows(f, x, None, solver.init(x), stop.begin(x), finished, x.shape[0])
     # So many evaluations of a cheap map cost less than reading the results.
     cheap = 12 if x.numel() < 1 << 14 else 4 if x.numel() < 1 << 16 else 1
     begin = index = 0 if progress is None else progress.restore(results, active)
@@ -318,9 +375,10 @@ def iterate(
     timed = f.may_decay and stop.stateless and x.device.type == "cpu" and x.numel() < 1 << 16 and not masked
     before = torch.get_rng_state() if timed else None
     while index < max_steps:
-        if before is not None and index == begin + TRIALS:
-            drawn, before = not torch.equal(before, torch.get_rng_state()), None
+        if before is not None and index > begin:
+            drawn = not torch.equal(before, torch.get_rng_state())
             largest = min(PERIOD, solver.steps_per_check) if active.seconds < CHEAP and not drawn else 1
+            before = None if drawn or largest > 1 or index == begin + TRIALS else before
         size = min(largest, max_steps - index, PERIOD - index % PERIOD if index else largest)
         block = active.advance(solver, stop, index, size, masked)
         results.segments[-1][1].append(block.residual)
@@ -333,10 +391,11 @@ def iterate(
         if gathers and index < max_steps and (not timed or index % PERIOD == 0) and active.narrow():
             results.narrow()
     if left > 0:
-        grown = block.last.residual > 1e3 * results.segments[0][1][0][0][results.rows]
+        last = block.last(active.f)
+        grown = last.residual > 1e3 * results.segments[0][1][0][0][results.rows]
         status = torch.where(grown, Status.DIVERGED, Status.MAX_STEPS)
         if active.since is not None:
-            level = block.last.residual <= 4 * active.f.rounding(block.last.x, block.last.fx)
+            level = last.residual <= 4 * active.f.rounding(last.x, last.fx)
             status = torch.where(level & (active.since > 0), Status.STAGNATED, status)
         results.close(torch.ones_like(active.finished), block, status)
     return Iterates(results.value, results.status, results.steps, results.trace)
@@ -353,13 +412,15 @@ def _close_finished(
     runaway = active.runaway(block, masked) if certifies and active.f.may_decay else None
     if runaway is not None:
         block = replace(block, event=block.event & ~runaway)
-    finished = block.event[0] if len(block.event) == 1 else block.event.any(0)
-    if masked or bool(finished.any()):
+    ended = block.event[0] if len(block.event) == 1 else block.event.any(0)
+    newly = 0 if masked else int((ended & ~active.finished).count_nonzero())
+    if masked or newly:
         results.write(block, Status.CONVERGED if certifies else Status.STEPS_DONE)
-        active.finished = active.finished | finished
-    stagnated = active.stagnated(solver, block.last, masked) if certifies else None
+        active.finished, active.left = active.finished | ended, active.left - newly
+    stagnated = active.stagnated(solver, block, masked) if certifies else None
     if stagnated is not None:
         stagnated = stagnated if runaway is None else stagnated & ~runaway[-1]
         results.close(stagnated, block, torch.full_like(results.rows, Status.STAGNATED))
         active.finished = active.finished | stagnated
-    return active.x.shape[0] if masked else active.x.shape[0] - int(active.finished.sum())
+        active.left = active.left if masked else len(active.finished) - int(active.finished.count_nonzero())
+    return active.left

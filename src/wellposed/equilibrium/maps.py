@@ -178,15 +178,14 @@ def piece_norms(x: Tensor) -> Tensor:  # (..., B, pieces), from (..., B, n)
     return torch.linalg.vector_norm(split, torch.inf, dim=-1) if x.is_cuda else split.abs().amax(-1)
 
 
-def distance(x: Tensor, y: Tensor) -> tuple[Tensor, bool]:  # (..., B), from (..., B, n) twice
-    """Returns the largest absolute difference of every row, and whether all of `y` is known to be finite."""
-    finite = math.isfinite(y.sum())
+def distance(x: Tensor, y: Tensor, finite: bool) -> Tensor:  # (..., B), from (..., B, n) twice
+    """Returns the largest absolute difference of every row, given whether all of `y` is known to be finite."""
     narrow = x.shape[-1] < 48 and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     if not (finite and narrow and x.numel()):
-        return max_norm(y - x), finite
+        return max_norm(y - x)
     rows = (-1, 1, x.shape[-1])
-    # On a CPU this is the fastest way for short rows; it ignores NaN, hence the check of `y`.
-    return torch.cdist(x.reshape(rows), y.reshape(rows), p=torch.inf).reshape(x.shape[:-1]), True
+    # On a CPU this is the fastest way for short rows; it ignores NaN, which `finite` rules out.
+    return torch.cdist(x.reshape(rows), y.reshape(rows), p=torch.inf).reshape(x.shape[:-1])
 
 
 class Contraction:
@@ -226,6 +225,7 @@ class FunctionMap(Map):
     ) -> None:
         self.function, self.inputs, self.packing = function, tuple(inputs), packing
         self.precision = precision  # of autocast, where that is on
+        self.plain = packing.plain and precision is None
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] == self.packing.batch:
@@ -246,6 +246,10 @@ class FunctionMap(Map):
         return self._apply(getattr(self.function, "noiseless", self.function), x)
 
     def _apply(self, function: Callable, x: Tensor) -> Tensor:
+        if self.plain:
+            result = function(x, *self.inputs)
+            fits = isinstance(result, Tensor) and result.shape == x.shape and result.dtype == x.dtype
+            return result if fits else self.packing.pack_result(result, batch=x.shape[0])
         state = self.packing.unpack(x)
         if self.precision is None:
             return self.packing.pack_result(function(state, *self.inputs), batch=x.shape[0])

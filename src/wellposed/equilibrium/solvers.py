@@ -127,23 +127,24 @@ class Anderson(Solver):
         plain = (*state, fx) if len(state) > 2 else (*state, x, fx)
         if len(plain) < self.memory + 4:
             return fx, plain
-        return self._jump(plain[0], plain[1], plain[-1], _stacked(plain[2:], pieces(x)))
+        return self._jump(*plain)
 
-    def _jump(self, rest: Tensor, failures: Tensor, last: Tensor, points: Tensor) -> tuple[Tensor, SolverState]:
-        """Extrapolates from the plain points ``(B, pieces, memory + 2, n / pieces)``, the last of them `last`."""
-        residuals = points.diff(dim=2)  # (B, pieces, memory + 1, n / pieces)
-        norms = residuals[:, :, -2:].detach().abs().sum((1, 3))
-        rate = (norms[:, 1] / norms[:, 0]).clamp_max(1)
-        goal = 8 * torch.finfo(points.dtype).eps * last.detach().abs().sum(1)
-        jumps = (norms[:, 1] * rate**self.patience > goal) & (rest <= 0)
-        target = rate**self.worth * norms[:, 1]
+    def _jump(self, rest: Tensor, failures: Tensor, *points: Tensor) -> tuple[Tensor, SolverState]:
+        """Extrapolates from the plain points, `memory` + 2 of them."""
+        last, dtype = points[-1], points[-1].dtype
+        norm, before = _l1_norm(last - points[-2]), _l1_norm(points[-2] - points[-3])
+        rate = (norm / before).clamp_max(1)
+        goal = 8 * torch.finfo(dtype).eps * _l1_norm(last)
+        jumps = (norm * rate**self.patience > goal) & (rest <= 0)
+        target = rate**self.worth * norm
         if not under_transform() and not bool(jumps.any()):
             return last, (rest - 1, failures, last, target, jumps)
-        ridge = default_ridge(points.dtype) if self.ridge is None else self.ridge
+        residuals = _stacked(points, pieces(last)).diff(dim=2)  # (B, pieces, memory + 1, n / pieces)
+        ridge = default_ridge(dtype) if self.ridge is None else self.ridge
         latest = -min(self.memory, last.shape[1])  # more differences than states determine nothing
         gamma = least_squares(residuals.diff(dim=2)[:, :, latest:], residuals[:, :, -1], ridge)
         jump = last - _combination(residuals[:, :, latest:], gamma).reshape(last.shape)  # differences of images
-        jumps = jumps & max_norm(jump.detach()).isfinite()
+        jumps = jumps & _finite_rows(jump)
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
 
     def only_plain(self, state: SolverState, rows: Tensor) -> SolverState:
@@ -157,16 +158,32 @@ class Anderson(Solver):
         x: Tensor, fx: Tensor, rest: Tensor, failures: Tensor, safe: Tensor, target: Tensor, jumped: Tensor
     ) -> tuple[Tensor, SolverState]:
         """Goes on from the jump where it paid, from the last plain point elsewhere."""
-        norm = (fx - x).detach().abs().sum(1)
-        failed = jumped & ~(norm <= target)
+        if _readable(jumped) and not bool(jumped.any()):
+            return fx, (rest, failures)
+        failed = jumped & ~(_l1_norm(fx - x) <= target)
         failures = torch.where(jumped, (failures + 1) * failed, failures)
-        rest = torch.where(failed, 2 ** (failures - 1).clamp_max(3) - 1, rest)
+        rest = torch.where(failed, (failures - 1).clamp_max(3).exp2() - 1, rest)
         return torch.where(failed[:, None], safe, fx), (rest, failures)
 
 
 def default_ridge(dtype: torch.dtype) -> float:
     """Returns a ridge that suppresses rounding and leaves useful differences alone."""
     return max(1e-12, torch.finfo(dtype).eps)
+
+
+def _l1_norm(vector: Tensor) -> Tensor:  # (B,), from (B, n)
+    return vector.detach().abs().sum(1)
+
+
+def _finite_rows(x: Tensor) -> Tensor:  # (B,), from (B, n)
+    """Tells which rows are finite; rows whose sum leaves the range of the dtype count as not."""
+    total = max_norm(x.detach()) if x.is_cuda else x.detach().sum(1)
+    return total * 0 == 0
+
+
+def _readable(x: Tensor) -> bool:
+    """Tells whether values can be read on the host without a wait, which is cheaper than masks."""
+    return not x.is_cuda and not under_transform()
 
 
 def _stacked(points: tuple[Tensor, ...], count: int) -> Tensor:  # (B, count, k, n / count)
@@ -179,11 +196,13 @@ def _stacked(points: tuple[Tensor, ...], count: int) -> Tensor:  # (B, count, k,
 def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, s, m, c), (B, s, c) -> (B, m)
     """Minimises ``|right - sum gamma_i columns_i|`` per sample by regularised normal equations."""
     unit = _power_of_two(right)  # squares of what is small or large would leave the range of the dtype
-    columns, right = columns * unit[:, None, None, None], right * unit[:, None, None]
-    gram = (columns @ columns.mT).double().sum(1)
-    size = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-    gram = gram + (ridge * size + torch.finfo(torch.float64).tiny) * torch.eye(gram.shape[1], device=gram.device)
-    image = (right[:, :, None] @ columns.mT).double().sum(1).mT  # a column on the right is many times slower
+    vectors = torch.cat([columns, right[:, :, None]], dim=2) * unit[:, None, None, None]
+    products = (vectors @ vectors.mT).double()
+    products = products[:, 0] if products.shape[1] == 1 else products.sum(1)
+    gram, image = products[:, :-1, :-1], products[:, :-1, -1:]
+    sizes = gram.diagonal(dim1=1, dim2=2)
+    shift = ridge * sizes.sum(1, keepdim=True) + torch.finfo(torch.float64).tiny
+    gram = gram + shift.expand_as(sizes).diag_embed()
     by_hand = gram.is_cuda or torch.compiler.is_compiling()  # the library waits for the device, or calls LAPACK
     solution = eliminate(gram, image) if by_hand else torch.linalg.solve_ex(gram, image)[0]
     return solution[:, :, 0].to(right.dtype)
@@ -191,10 +210,9 @@ def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B
 
 def _power_of_two(values: Tensor) -> Tensor:  # (B,), from (B, s, c)
     """Returns a power of two that brings the largest entry of every sample near one, exactly."""
-    size = values.detach().abs().amax((1, 2)) if values.numel() else values.new_zeros(values.shape[0])
-    exponent = torch.where((size > 0) & size.isfinite(), size, 1).log2().floor()
-    limit = -math.log2(torch.finfo(values.dtype).smallest_normal)
-    return torch.exp2(-exponent.clamp(-limit, limit))
+    size = max_norm(values.detach().flatten(1))
+    info = torch.finfo(values.dtype)
+    return torch.exp2(-torch.where(size > 0, size, 1).clamp(info.smallest_normal, info.max).log2().floor())
 
 
 def _combination(vectors: Tensor, weights: Tensor) -> Tensor:  # (B, s, m, c), (B, m) -> (B, s, c)
@@ -224,11 +242,13 @@ class Safeguard:
         size = x.new_zeros(x.shape[0])
         return x, torch.full_like(size, torch.inf), size.bool(), size
 
-    def judge(self, guard: Guard, x: Tensor, fx: Tensor) -> tuple[Tensor, Guard]:
-        """Judges the point that has just been evaluated; returns the samples whose trial is rejected."""
+    def judge(self, guard: Guard, g: Tensor, fx: Tensor) -> tuple[Tensor, Guard]:
+        """Judges the point that has just been evaluated, given ``g = fx - x``; returns the rejected samples."""
         safe, best, pending, wait = guard
-        norm = (fx - x).detach().abs().sum(1)
+        norm = _l1_norm(g)
         rejected = pending & ~(norm <= self.growth * best)
+        if _readable(fx) and not bool(rejected.any()):
+            return rejected, (fx, norm, pending, wait - 1)
         wait = (wait - 1).masked_fill(rejected, self.pause)
         best = torch.where(rejected, best, norm)
         return rejected, (torch.where(rejected[:, None], safe, fx), best, pending, wait)
@@ -236,9 +256,11 @@ class Safeguard:
     def choose(self, trial: Tensor, rejected: Tensor, guard: Guard) -> tuple[Tensor, Guard]:
         """Takes the trial where it may be tried and is finite, the plain image of the best point elsewhere."""
         safe, best, _, wait = guard
-        taken = ~rejected & (wait <= 0) & max_norm(trial.detach()).isfinite()
-        x = torch.where(taken[:, None], trial, safe)
-        return x, (safe, best, taken, wait)
+        taken = (wait <= 0) & ~rejected
+        if _readable(trial) and bool(taken.all()) and math.isfinite(trial.detach().sum()):
+            return trial, (safe, best, taken, wait)
+        taken = taken & _finite_rows(trial)
+        return torch.where(taken[:, None], trial, safe), (safe, best, taken, wait)
 
 
 ROOM = 8  # terms by which the memory grows at a time; a captured program would keep a copy of every size
@@ -277,43 +299,50 @@ class Broyden(Solver):
 
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
         left, right, count, old_x, old_g, old_image, *old_guard = state  # the image is H g
-        rejected, guard = self.guard.judge(tuple(old_guard), x, fx)  # type: ignore[arg-type]
         g, used = fx - x, count.shape[2]
+        rejected, guard = self.guard.judge(tuple(old_guard), g, fx)  # type: ignore[arg-type]
         dx = x - old_x
         if used == self.memory:
             full = (left[:, :1] != 0).any(2, keepdim=True)
             left, right = left[:, :used].masked_fill(full, 0)[:, 1:], right[:, 1:used].clone()
             old_image = torch.where(full[:, 0], -old_g, old_image)
             used -= 1
-        image = _apply(left[:, :used], right[:, :used], g)
-        term = _apply(right[:, :used], left[:, :used], dx)
+        in_use = left[:, :used], right[:, :used]
+        image, term = _apply(*in_use, g), _apply(*in_use[::-1], dx)
         column = _new_column(dx, image - old_image)
         left, right = _append(left, used, column), _append(right, used, term)
-        image = image + column * (term * g).sum(1, keepdim=True)
+        image = torch.addcmul(image, column, (term * g).sum(1, keepdim=True))
         new_x, guard = self.guard.choose(x - image, rejected, guard)
         return new_x, (left, right, x.new_zeros(x.shape[0], 0, used + 1), x, g, image, *guard)
 
 
 def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum left right') vector
+    if right.shape[1] == 0:
+        return -vector
+    weights = torch.bmm(right, vector[:, :, None])  # (B, k, 1)
     if vector.shape[1] <= 64 and not vector.is_cuda:  # faster than products of many small matrices
-        return (left * (right * vector[:, None]).sum(2, keepdim=True)).sum(1) - vector
-    return (left.mT @ (right @ vector[:, :, None]))[:, :, 0] - vector
+        return (left.transpose(0, 1) * weights.transpose(0, 1)).sum(0) - vector
+    return torch.bmm(left.mT, weights)[:, :, 0] - vector
 
 
 def _new_column(dx: Tensor, image: Tensor) -> Tensor:  # (B, n)
     """Returns the left vector of the rank-one term that makes ``H dg = dx``; `image` is ``H dg`` before."""
     denominator = (dx * image).sum(1, keepdim=True)
     sizes = (torch.linalg.vector_norm(vector.detach(), dim=1, keepdim=True) for vector in (dx, image))
-    safe = denominator.abs() > 1e-8 * math.prod(sizes)
-    return ((dx - image) / denominator.masked_fill(~safe, 1)).masked_fill(~safe, 0)
+    unsafe = ~(denominator.abs() > 1e-8 * math.prod(sizes))
+    return ((dx - image) / denominator.masked_fill(unsafe, 1)).masked_fill(unsafe, 0)
 
 
 def _append(terms: Tensor, used: int, term: Tensor) -> Tensor:
-    """Appends a term to those in use, in place if there is room and the step is not differentiated."""
+    """Appends a term to those in use, in place if there is room and the step is not differentiated.
+
+    In memory a term of all samples is one piece: the tensor is the transpose of ``(k, B, n)``.
+    """
     if torch.is_grad_enabled() or under_functorch() or torch.compiler.is_compiling():
         return torch.cat([terms[:, :used], term[:, None]], dim=1)
     if used == terms.shape[1]:
-        terms = torch.cat([terms, terms.new_zeros(terms.shape[0], ROOM, terms.shape[2])], dim=1)
+        room = terms.new_zeros(ROOM, terms.shape[0], terms.shape[2])
+        terms = torch.cat([terms.transpose(0, 1), room]).transpose(0, 1)
     terms[:, used] = term
     return terms
 
