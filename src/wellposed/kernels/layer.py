@@ -92,6 +92,8 @@ class _Layer(torch.autograd.Function):
         tensors, known = saved[:6], saved[6:]
         if torch.is_grad_enabled():
             return None, None, None, *_differentiable(engine, spec, radius, tensors, g, needs)
+        if len(known) == 1:
+            return None, None, None, *engine.backward_layer(spec, radius, tensors, known[0], g, needs)
         with engine.threads(_work(tensors[0], *tensors[2:4])):
             return None, None, None, *_backward(engine, spec, radius, tensors, known, g, needs)
 
@@ -100,9 +102,6 @@ def _backward(
     engine: Any, spec: AffineSpec, radius: float | None, tensors: Any, known: Any, g: Tensor, needs: Sequence[bool]
 ) -> list[Optional]:
     """Returns the gradients by u, W, B, C, D and the bias, as far as they are needed."""
-    if len(known) == 1:
-        gradients: list[Optional] = engine.backward_layer(spec, radius, tensors, known[0], g, needs)
-        return gradients
     (u, W, B, C, D, _), (x, *saved) = tensors, known
     du, dW, dB, dC, dD, db = needs
     mm, gT = torch.mm, g.t()  # `@` has overhead as long as a launch

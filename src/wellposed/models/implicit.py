@@ -73,6 +73,7 @@ LARGEST = 2 << 30  # bytes of a dense A
 class _Layer(NamedTuple):
     """How the outputs are computed as one node of the graph."""
 
+    spec: AffineSpec
     engine: Compiled | None  # has a kernel for the equation of A itself; None if there is none
     radius: float | None  # of the l1 ball on which the engine projects the rows of the free parameter
 
@@ -179,9 +180,10 @@ class ImplicitModel(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:  # (..., p) -> (..., q)
         """Computes the outputs."""
-        self._check(u)
+        B = self.B
+        self._check(u, B.dtype)
         rows = u if u.dim() == 2 else u.reshape(-1, self.in_features)
-        y = self._fused_outputs(rows) if self._runs_plainly(u) else None
+        y = self._fused_outputs(rows, B) if self._runs_plainly(u, B) else None
         if y is None:
             self._check_values(u)
             if self.weight_check.failed(self.state_weights(), self.on_failure):
@@ -191,12 +193,12 @@ class ImplicitModel(nn.Module):
             y = self._outputs(rows)
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
 
-    def _runs_plainly(self, u: Tensor) -> bool:
+    def _runs_plainly(self, u: Tensor, B: Tensor) -> bool:
         """Tells whether a solve is not observed, transformed or cast, so that it may be part of a larger kernel."""
         if under_transform() or under_forward_mode() or self.hooks is not None or active_logs():
             return False
-        own, device = self.B, u.device
-        return u.dtype == own.dtype and device == own.device and not torch.is_autocast_enabled(device.type)
+        device = u.device
+        return u.dtype == B.dtype and device == B.device and not torch.is_autocast_enabled(device.type)
 
     def _layer(self) -> _Layer:
         """Returns how the outputs are computed as one node of the graph, which is looked up once."""
@@ -206,24 +208,24 @@ class ImplicitModel(nn.Module):
             whole = not state.shifted and hasattr(state, "raw")
             engine = compiled_engine(spec, (self._like(),)) if whole else None
             projects = engine is not None and dtype == self.B.dtype and dtype in engine.projects
-            known = spec.prepared["layer"] = _Layer(engine, state.row_radius if projects else None)
+            known = spec.prepared["layer"] = _Layer(spec, engine, state.row_radius if projects else None)
         return known
 
-    def _fused_outputs(self, u: Tensor) -> Tensor | None:  # (B, p) -> (B, q)
+    def _fused_outputs(self, u: Tensor, B: Tensor) -> Tensor | None:  # (B, p) -> (B, q)
         """Computes the outputs by kernels that project the rows of A and check values; None if they cannot."""
-        engine, radius = self._layer()
+        spec, engine, radius = self._layer()
         if engine is None or radius is None or not (engine is NUMBA or u.is_cuda):
             return None
-        if self._sparse_matrices(u) is not NOTHING:
+        if self.state_features >= LEAST and self._sparse_matrices(u) is not NOTHING:
             return None
         try:
-            return run_layer(engine, self.spec(), radius, u, self.state.raw, self.B, self.C, self.D, self.bias)
+            return run_layer(engine, spec, radius, u, self.state.raw, B, self.C, self.D, self.bias)
         except NotFiniteError:
             return None
 
     def _outputs(self, u: Tensor) -> Tensor:  # (B, p) -> (B, q)
         """Computes the outputs for values that have been checked."""
-        engine = self._layer().engine if self._runs_plainly(u) else None
+        engine = self._layer().engine if self._runs_plainly(u, self.B) else None
         if engine is not None:
             return self._outputs_of_A(engine, u)
         text = _spec_text(self) if torch.compiler.is_compiling() and not torch.compiler.is_exporting() else None
@@ -245,7 +247,7 @@ class ImplicitModel(nn.Module):
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
         """Computes the states and, per sample, how they were reached."""
-        self._check(u)
+        self._check(u, self.B.dtype)
         self._check_values(u)
         if u.dim() != 2:
             raise InputError(f"u must have the shape (batch, {self.in_features}); received {tuple(u.shape)}")
@@ -452,16 +454,14 @@ class ImplicitModel(nn.Module):
             size = None if self.bias is None else self.bias.abs()
             return torch.cat([F.linear(u, self.B, self.bias), F.linear(u.abs(), self.B.abs(), size)], dim=1)
 
-    def _check(self, u: Tensor) -> None:
+    def _check(self, u: Tensor, dtype: torch.dtype) -> None:
         check_traceable("an ImplicitModel", isinstance(self.stop, Steps))
         if not isinstance(u, Tensor):
             raise not_a_tensor("u", u)
         if u.dim() == 0 or u.shape[-1] != self.in_features:
             raise InputError(f"u must have the width {self.in_features} (in_features); received {tuple(u.shape)}")
-        if u.is_complex() or (u.dtype != self.B.dtype and not torch.is_autocast_enabled(u.device.type)):
-            raise InputError(
-                f"u is {u.dtype} and the model {self.B.dtype}; convert one of them: u.to(...) or model.to(...)"
-            )
+        if u.dtype != dtype and (u.is_complex() or not torch.is_autocast_enabled(u.device.type)):
+            raise InputError(f"u is {u.dtype} and the model {dtype}; convert one of them: u.to(...) or model.to(...)")
 
     def _check_values(self, u: Tensor) -> None:
         # On a GPU reading a value synchronises with the device; there a failed solve blames its inputs.

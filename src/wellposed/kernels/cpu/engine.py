@@ -530,8 +530,10 @@ class Numba:
 
     def fuses(self, radius: float | None, tensors: Sequence[Any]) -> bool:
         """Tells whether `forward_layer` and `backward_layer` are for a model with these tensors."""
-        u, _, B, C = tensors[:4]
-        return radius is not None and u.shape[0] * sum(B.shape) * sum(C.shape) <= FUSED
+        if radius is None:
+            return False
+        (batch, inputs), (outputs, states) = tensors[0].shape, tensors[3].shape
+        return batch * (states + inputs) * (states + outputs) <= FUSED
 
     def forward_layer(self, spec: AffineSpec, radius: float, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Computes the outputs of a small model, checks its values and reports failures.
@@ -542,21 +544,20 @@ class Numba:
         Raises:
             NotFiniteError: inputs or weights of the states hold NaN or infinity, or there are no samples.
         """
-        u, W, _, C, D, _ = tensors
-        batch, n, options = len(u), len(W), spec.forward
-        passes = _passes(spec, n, u.dtype)
-        y, saved = u.new_empty(batch, len(C)), u.new_empty((2 * batch + n + 1) * n)
-        outcome, work = _run_layer(passes.forward, passes.kind, radius, tensors, NO_GRADIENTS, y, saved)
+        u, _, _, C, D, _ = tensors
+        (batch, p), (q, n), dtype, options = u.shape, C.shape, u.dtype, spec.forward
+        plan, sizes = _plan_layer(spec, n, dtype), (batch, n, p, q)
+        y, saved = torch.empty(batch, q, dtype=dtype), torch.empty((2 * batch + n + 1) * n, dtype=dtype)
+        outcome, work = _run_layer(plan, plan.forward, sizes, radius, tensors, NO_GRADIENTS, y, saved)
         if outcome < Status.MAX_STEPS:
             return y, saved
         x, v, A = _saved_matrices(saved, batch, n)
         if outcome < _layer().OUTPUTS:
-            iterates = self._finish_forward(spec, A, v, _iterates(work, A, v, None, x, passes.forward))
+            iterates = _iterates(work, A, v, None, x, plan.passes.forward)
+            iterates = self._finish_forward(spec, A, v, iterates)
             report(iterates, options.on_failure, solve="equilibrium", max_steps=options.max_steps)
             x.copy_(iterates.value)
-            torch.mm(x, C.t(), out=y)
-            if D is not None:
-                y.addmm_(u, D.t())
+            y = F.linear(x, C) if D is None else F.linear(x, C) + F.linear(u, D)
         report_outputs(y, x, options.on_failure)
         return y, saved
 
@@ -566,29 +567,26 @@ class Numba:
     ) -> list[Tensor | None]:  # fmt: skip
         """Computes the gradients of a small model, as far as they are needed, and reports failures."""
         u, W, B, C, D, _ = tensors
-        batch, n, options, g = len(u), len(W), spec.backward, g.contiguous()
-        passes = _passes(spec, n, u.dtype)
-        gradients = [torch.empty_like(tensor) if need else None for tensor, need in zip(tensors, needs, strict=True)]
-        outcome, work = _run_layer(passes.backward, passes.kind, radius, tensors, gradients, g, saved)
+        (batch, p), (q, n), options, g = u.shape, C.shape, spec.backward, g.contiguous()
+        plan, sizes = _plan_layer(spec, n, g.dtype), (batch, n, p, q)
+        gradients = [
+            torch.empty_like(tensor, memory_format=torch.contiguous_format) if need else None
+            for tensor, need in zip(tensors, needs, strict=True)
+        ]
+        outcome, work = _run_layer(plan, plan.backward, sizes, radius, tensors, gradients, g, saved)
         if outcome < Status.MAX_STEPS:
             return gradients
-        start, size = _layer().aligned(9 * batch), batch * n * u.element_size()
-        parts = work[start : start + 3 * size + batch * u.element_size()].view(u.dtype)
-        offset, d, y, scale = (part.view(batch, -1) for part in parts.split([batch * n] * 3 + [batch]))
-        x, _, A = _saved_matrices(saved, batch, n)
-        iterates = self._finish_adjoint(
-            spec, A.t(), d, offset, scale, _iterates(work, A.t(), offset, d, y, passes.backward)
-        )
+        (x, _, A), levels = _saved_matrices(saved, batch, n), saved[-n:]
+        start, size = _layer().aligned(9 * batch), batch * (3 * n + 1) * g.element_size()
+        parts = work[start : start + size].view(g.dtype).split([batch * n] * 3 + [batch])
+        offset, d, y, scale = (part.view(batch, -1) for part in parts)
+        iterates = _iterates(work, A.t(), offset, d, y, plan.passes.backward)
+        iterates = self._finish_adjoint(spec, A.t(), d, offset, scale, iterates)
         report(iterates, options.on_failure, solve="adjoint solve", max_steps=options.max_steps)
-        y, levels = iterates.value, saved[-n:]
-        products = (
-            lambda: torch.mm(y, B) if D is None else torch.addmm(torch.mm(g, D), y, B),
-            lambda: self.project_rows_backward(W, levels, torch.mm(y.t(), x)),
-            lambda: torch.mm(y.t(), u),
-            lambda: torch.mm(g.t(), x),
-            lambda: torch.mm(g.t(), u),
-            lambda: y.sum(0),
-        )
+        y, products = iterates.value, list[Callable[[], Tensor]]()
+        products += [lambda: torch.mm(y, B) if D is None else torch.addmm(torch.mm(g, D), y, B)]
+        products += [lambda: self.project_rows_backward(W, levels, torch.mm(y.t(), x))]
+        products += [lambda: y.t() @ u, lambda: g.t() @ x, lambda: g.t() @ u, lambda: y.sum(0)]
         return [product() if need else None for product, need in zip(products, needs, strict=True)]
 
     def _report(
@@ -669,20 +667,41 @@ class Numba:
         return adjoint, first, _done
 
 
+class LayerPlan(NamedTuple):
+    """What `cpu.layer` takes besides tensors, for a model of some size."""
+
+    passes: Passes
+    work: int  # bytes of its buffer without samples
+    sample: int  # bytes of a sample
+    forward: tuple[Any, ...]
+    backward: tuple[Any, ...]
+
+
+def _plan_layer(spec: AffineSpec, n: int, dtype: torch.dtype) -> LayerPlan:
+    key = "layer of numba", n, dtype
+    known: LayerPlan | None = spec.prepared.get(key)
+    if known is not None:
+        return known
+    passes = _passes(spec, n, dtype)
+    plans = [plan_kernel(kernel, n, dtype) for kernel in (passes.forward, passes.backward)]
+    size = max(plan.space.size for plan in plans)
+    work = _layer().work_bytes(n, size, plans[0].space.width, dtype.itemsize)
+    rest = [(plan.space.slots, plan.layout, plan.parameters, *passes.kind) for plan in plans]
+    known = spec.prepared[key] = LayerPlan(passes, *work, *rest)
+    return known
+
+
 def _run_layer(
-    spec: KernelSpec, kind: tuple[int, float], radius: float, tensors: Sequence[Any], gradients: Sequence[Any],
+    plan: LayerPlan, rest: tuple[Any, ...], sizes: tuple[int, ...], radius: float, tensors: Sequence[Any], gradients: Sequence[Any],
     y: Tensor, saved: Tensor,
 ) -> tuple[int, Tensor]:  # fmt: skip
     """Calls `cpu.layer.layer`; returns what it returns, and its buffer `work`."""
-    u, W, _, C = tensors[:4]
-    (batch, p), n, cpu = u.shape, len(W), _layer()
-    space, *_, layout, parameters = plan_kernel(spec, n, u.dtype)
     tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
-    work = torch.empty(cpu.work_bytes(batch, n, space.size, space.width, u.element_size()), dtype=torch.uint8)
-    given, wanted = (tuple([0 if t is None else t.data_ptr() for t in group]) for group in (tensors, gradients))
-    buffers, sizes = (y.data_ptr(), saved.data_ptr(), work.data_ptr()), (batch, n, p, len(C))
-    backward = gradients is not NO_GRADIENTS
-    outcome = cpu.layer(backward, given, wanted, *buffers, sizes, space.slots, layout, parameters, *kind, radius)
+    work = torch.empty(plan.work + sizes[0] * plan.sample, dtype=torch.uint8)
+    given = tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+    wanted = tuple([0 if tensor is None else tensor.data_ptr() for tensor in gradients])
+    buffers, backward = (y.data_ptr(), saved.data_ptr(), work.data_ptr()), gradients is not NO_GRADIENTS
+    outcome = _layer().layer(backward, given, wanted, *buffers, sizes, *rest, radius)
     if outcome < 0:
         raise NotFiniteError
     return outcome, work

@@ -43,16 +43,16 @@ def aligned(end: int) -> int:
     return (end + ALIGN - 1) // ALIGN * ALIGN
 
 
-def work_bytes(batch: int, n: int, size: int, width: int, itemsize: int) -> int:
-    """Returns the size of `work`.
+def work_bytes(n: int, size: int, width: int, itemsize: int) -> tuple[int, int]:
+    """Returns the bytes of `work` without samples, and those of one sample.
 
     Args:
-        batch, n: samples and states.
+        n: states.
         size, width: of the workspace of a group, in numbers, and its samples.
         itemsize: bytes of a number.
     """
-    numbers = batch * (3 * n + 1) + size + n * (n + ROWS) + BLOCK * (BLOCK + 2 * width)
-    return 9 * batch + numbers * itemsize + 24 * width + 7 * ALIGN
+    numbers = size + n * (n + ROWS) + BLOCK * (BLOCK + 2 * width)
+    return numbers * itemsize + 24 * width + 7 * ALIGN, 9 + (3 * n + 1) * itemsize
 
 
 next_part = compiled(aligned)

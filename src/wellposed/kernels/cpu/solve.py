@@ -95,6 +95,7 @@ class Numbers(NamedTuple):
 ) = range(16)  # fmt: skip
 SAMPLE, BIRTH, DUE = range(3)  # of `lanes`
 NEVER = 1 << 62
+SPARE = 4  # a group takes new samples when this part of a vector is free: samples that start together end together
 
 
 @cached
@@ -558,7 +559,7 @@ def solve_samples(
     # only, when the other slots hold no history.
     while True:
         if phase == 0:
-            if waiting < end and left < vectors * half:
+            if waiting < end and (left == 0 or vectors * half - left >= half // SPARE):
                 known = waiting
                 waiting = refill(work, slots[origin], at, lanes, width, v, d, x0, now, waiting, end)
                 left += waiting - known
