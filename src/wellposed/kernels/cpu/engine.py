@@ -548,10 +548,10 @@ class Numba:
         (batch, p), (q, n), dtype, options = u.shape, C.shape, u.dtype, spec.forward
         plan, sizes = _plan_layer(spec, n, dtype), (batch, n, p, q)
         y, saved = torch.empty(batch, q, dtype=dtype), torch.empty((2 * batch + n + 1) * n, dtype=dtype)
-        outcome, work = _run_layer(plan, plan.forward, sizes, radius, tensors, NO_GRADIENTS, y, saved)
+        outcome, work = run_fused(plan, plan.forward, sizes, radius, tensors, NO_GRADIENTS, y, saved)
         if outcome < Status.MAX_STEPS:
             return y, saved
-        x, v, A = _saved_matrices(saved, batch, n)
+        x, v, A = saved_matrices(saved, batch, n)
         if outcome < _layer().OUTPUTS:
             iterates = _iterates(work, A, v, None, x, plan.passes.forward)
             iterates = self._finish_forward(spec, A, v, iterates)
@@ -573,10 +573,10 @@ class Numba:
             torch.empty_like(tensor, memory_format=torch.contiguous_format) if need else None
             for tensor, need in zip(tensors, needs, strict=True)
         ]
-        outcome, work = _run_layer(plan, plan.backward, sizes, radius, tensors, gradients, g, saved)
+        outcome, work = run_fused(plan, plan.backward, sizes, radius, tensors, gradients, g, saved)
         if outcome < Status.MAX_STEPS:
             return gradients
-        (x, _, A), levels = _saved_matrices(saved, batch, n), saved[-n:]
+        (x, _, A), levels = saved_matrices(saved, batch, n), saved[-n:]
         start, size = _layer().aligned(9 * batch), batch * (3 * n + 1) * g.element_size()
         parts = work[start : start + size].view(g.dtype).split([batch * n] * 3 + [batch])
         offset, d, y, scale = (part.view(batch, -1) for part in parts)
@@ -691,7 +691,7 @@ def _plan_layer(spec: AffineSpec, n: int, dtype: torch.dtype) -> LayerPlan:
     return known
 
 
-def _run_layer(
+def run_fused(
     plan: LayerPlan, rest: tuple[Any, ...], sizes: tuple[int, ...], radius: float, tensors: Sequence[Any], gradients: Sequence[Any],
     y: Tensor, saved: Tensor,
 ) -> tuple[int, Tensor]:  # fmt: skip
@@ -707,7 +707,7 @@ def _run_layer(
     return outcome, work
 
 
-def _saved_matrices(saved: Tensor, batch: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
+def saved_matrices(saved: Tensor, batch: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the states, v and A that `cpu.layer` has saved."""
     x, v, A, _ = saved.view(-1, n).split([batch, batch, n, 1])
     return x, v, A
