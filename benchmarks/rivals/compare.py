@@ -2,7 +2,7 @@
 
 A full run replaces the page beside this file, too. Libraries that are not installed are left out, with the reason.
 
-Run: make rivals, or python -m benchmarks.rivals.compare [--quick]
+Run: make rivals, or python -m benchmarks.rivals.compare [--quick] [--only NAME]
 """
 
 import math
@@ -247,12 +247,14 @@ def page(rows: list[Row], about: dict[str, Any]) -> str:
     )
 
 
-def measure_all(quick: bool) -> list[Row]:
-    """Measures every problem, on one thread."""
+def measure_all(quick: bool, only: str = "") -> list[Row]:
+    """Measures every problem whose name contains `only`, on one thread."""
     one_thread()
     warnings.simplefilter("ignore")
     rows: list[Row] = []
     for problem in problems(SIZES[:1] if quick else SIZES):
+        if only not in problem.name:
+            continue
         print(f"{problem.name}, n = {problem.states}, batch {problem.batch}", file=sys.stderr, flush=True)
         rows += measure(problem, *(2, 0.03) if quick else (5, 0.15))
     return rows
@@ -263,10 +265,13 @@ def main() -> None:
     parser = make_parser(
         __doc__, __file__, quick="small problems and short timings", page="write the page, measuring nothing,"
     )
+    parser.add_argument("--only", default="", metavar="NAME", help="measure problems with NAME in theirs, write nothing")
     options = parser.parse_args()
     if not options.page:
-        rows = measure_all(options.quick)
+        rows = measure_all(options.quick, options.only)
         show(rows)
+        if options.only:
+            return
         about = {"python": platform.python_version(), "machine": f"{platform.machine()}, one thread"}
         about |= {"tolerance": TOLERANCE, "versions": versions(*PACKAGES)}
         save(options, **about, rows=[asdict(row) for row in rows])

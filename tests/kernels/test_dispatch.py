@@ -39,6 +39,9 @@ def model(dtype=torch.float64, seed=1, **options):
     return ImplicitModel(3, 2, 6, **options).to(dtype)
 
 
+KERNELS = ("run_kernel", "run_fused")  # all ways to a kernel of a model
+
+
 def inputs(batch=5, dtype=torch.float64):
     return torch.randn(batch, 3, dtype=dtype, generator=torch.Generator().manual_seed(2))
 
@@ -49,7 +52,8 @@ def test_falls_back_with_a_reason(options, reason, monkeypatch):
     asked = 'reference: executor="reference" was asked for'
     other = f"reference: the plain loop\nnot triton: {reason}\nnot numba: {reason}"
     assert implicit.explain(u) == (asked if reason == asked else other)
-    monkeypatch.setattr(cpu_engine, "run_kernel", lambda *args, **kwargs: pytest.fail("a kernel ran"))
+    for name in KERNELS:
+        monkeypatch.setattr(cpu_engine, name, lambda *args, **kwargs: pytest.fail("a kernel ran"))
     implicit(u)
 
 
@@ -71,8 +75,9 @@ def test_half_precision_falls_back():
 def test_explains_the_kernel_and_runs_it(options, text, monkeypatch):
     implicit, u, ran = model(**options), inputs(), []
     assert implicit.explain(u).splitlines() == [text, "not triton: device cpu has no kernel of triton"]
-    run = cpu_engine.run_kernel
-    monkeypatch.setattr(cpu_engine, "run_kernel", lambda *args, **kw: ran.append(1) or run(*args, **kw))
+    for name in KERNELS:
+        run = getattr(cpu_engine, name)
+        monkeypatch.setattr(cpu_engine, name, lambda *args, run=run, **kw: ran.append(1) or run(*args, **kw))
     implicit(u).sum().backward()
     assert len(ran) == 2
 

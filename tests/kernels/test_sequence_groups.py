@@ -82,12 +82,12 @@ def test_a_time_step_is_the_solve_of_the_single_kernel(stop):
     kernel = kernel_spec(kind_of(cell.activation), cell.options(), torch.float64)
     with torch.no_grad():
         v = F.linear(torch.cat([s[:, 0], s.new_zeros(40, 3)], 1), cell.B, cell.bias)
-        state, status, steps, _ = run_kernel(cell.A, v, None, torch.zeros_like(v), kernel, trace=False)
+        single = run_kernel(cell.A, v, None, torch.zeros_like(v), kernel, trace=False)
     found = rnn.equilibria(s)
-    assert torch.equal(found.status[:, 0, 0], status) and torch.equal(found.steps[:, 0, 0], steps)
+    assert torch.equal(found.status[:, 0, 0], single.status) and torch.equal(found.steps[:, 0, 0], single.steps)
     # On the way to an equilibrium a jump magnifies the rounding of its least squares problem.
     tolerance = 1e-13 if isinstance(stop, Relative) else 1e-7
-    torch.testing.assert_close(found.states[0][:, 0], state, rtol=tolerance, atol=tolerance / 10)
+    torch.testing.assert_close(found.states[0][:, 0], single.value, rtol=tolerance, atol=tolerance / 10)
 
 
 @pytest.mark.parametrize("wanted", ["inputs", "matrices", "one matrix"])

@@ -48,23 +48,24 @@ def run_layer(
 def _forward(
     engine: Triton | Numba, spec: AffineSpec, radius: float | None, tensors: Sequence[Any], *, saves: bool
 ) -> tuple[Tensor, ...]:
-    """Returns outputs, states, A, what its projection left, and what the engine saved."""
+    """Returns outputs and what the backward pass needs: one buffer, or the states and what the engine saved."""
+    if engine.fuses(radius, tensors):
+        return engine.forward_layer(spec, radius, tensors)
     u, W, B, C, D, bias = tensors
-    A, levels = (W, W) if radius is None else engine.project_rows(W, radius)
     with engine.threads(_work(u, B, C)):
-        solve = engine.begin(spec, A, _product(u, B, bias), saves=saves)
+        solve = engine.begin(spec, radius, W, _product(u, B, bias), saves=saves)
         x = solve.value
         y = _product(x, C, None)
         if D is not None:
             y = y + _product(u, D, None) if isinstance(D, SparseRows) else torch.addmm(y, u, D.t())
     solve.check(u, y)
-    return y, x, A, levels, *solve.saved
+    return y, x, *solve.saved
 
 
 def _work(u: Tensor, B: Matrix, C: Matrix) -> int:
     """Counts the multiplications of a step and of the products around the solve."""
     states, inputs = B.shape
-    return len(u) * (states + inputs) * (states + C.shape[0])
+    return u.shape[0] * (states + inputs) * (states + C.shape[0])
 
 
 def _product(u: Tensor, W: Matrix, bias: Optional) -> Tensor:
@@ -91,6 +92,8 @@ class _Layer(torch.autograd.Function):
         tensors, known = saved[:6], saved[6:]
         if torch.is_grad_enabled():
             return None, None, None, *_differentiable(engine, spec, radius, tensors, g, needs)
+        if len(known) == 1:
+            return None, None, None, *engine.backward_layer(spec, radius, tensors, known[0], g, needs)
         with engine.threads(_work(tensors[0], *tensors[2:4])):
             return None, None, None, *_backward(engine, spec, radius, tensors, known, g, needs)
 
@@ -99,10 +102,10 @@ def _backward(
     engine: Any, spec: AffineSpec, radius: float | None, tensors: Any, known: Any, g: Tensor, needs: Sequence[bool]
 ) -> list[Optional]:
     """Returns the gradients by u, W, B, C, D and the bias, as far as they are needed."""
-    (u, W, B, C, D, _), (x, A, levels, *saved) = tensors, known
+    (u, W, B, C, D, _), (x, *saved) = tensors, known
     du, dW, dB, dC, dD, db = needs
     mm, gT = torch.mm, g.t()  # `@` has overhead as long as a launch
-    solve = engine.begin_adjoint(spec, A, x, saved, mm(g, C)) if du or dW or dB or db else None
+    solve = engine.begin_adjoint(spec, saved, x, mm(g, C)) if du or dW or dB or db else None
     by_C, by_D = mm(gT, x) if dC else None, mm(gT, u) if dD else None
     if solve is None:
         return [None, None, None, by_C, by_D, None]
@@ -110,7 +113,7 @@ def _backward(
     yT = y.t()
     by_W, by_B, by_bias = mm(yT, x) if dW else None, mm(yT, u) if dB else None, y.sum(0) if db else None
     if by_W is not None and radius is not None:
-        by_W = engine.project_rows_backward(W, levels, by_W)
+        by_W = engine.project_rows_backward(W, saved[1], by_W)
     by_u = None if not du else mm(y, B) if D is None else torch.addmm(mm(g, D), y, B)
     solve.check()
     return [by_u, by_W, by_B, by_C, by_D, by_bias]

@@ -162,15 +162,15 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        self._entry: tuple[Any, Any] | None = None
+        self.entry: tuple[Any, Any] | None = None  # a key and what belongs to it
 
     def get(self, tensors: tuple[Tensor | None, ...], settings: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Returns the cached result of `make` for these tensors and settings."""
         key = settings, *[None if t is None else _change_key(t) for t in tensors]
-        entry = self._entry
+        entry = self.entry
         if entry is None or entry[0] != key:
             alive = [None if t is None else t.detach() for t in tensors]
-            entry = self._entry = key, (make(), alive)
+            entry = self.entry = key, (make(), alive)
         return entry[1][0]
 
     def __reduce__(self) -> tuple[Any, ...]:

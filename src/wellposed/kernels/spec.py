@@ -7,7 +7,7 @@ a run over sequences, `CellMatrices` are the matrices of a cell, and a `Sequence
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +45,7 @@ class KernelSpec:
         memory: of Anderson's extrapolation, 0 for plain steps; `worth`, `patience` and `ridge` as there.
         rule: accept a residual below ``max(atol, rtol |f(x)|)``, when nothing changes any more or after `limit`
             steps, or exactly after `limit` steps.
+        prepared: a cache for engines.
     """
 
     kind: int
@@ -58,6 +59,7 @@ class KernelSpec:
     rtol: float
     limit: int
     max_steps: int
+    prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 def kind_of(activation: Activation) -> tuple[int, float] | None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,7 @@ from wellposed.equilibrium.tracing import check_traceable, under_forward_mode, u
 from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.forms import Dense, ImplicitForm, LowRank, Zero, absorb_output_bias, cap_rows
 from wellposed.kernels.compiled_op import check_outputs, equilibrium_op, write_spec
+from wellposed.kernels.cpu.engine import NotFiniteError
 from wellposed.kernels.engine import NUMBA, Compiled, check_executor, choose, compiled_engine, explain
 from wellposed.kernels.layer import run_layer
 from wellposed.kernels.sparse import (
@@ -67,6 +68,14 @@ from wellposed.kernels.sparse import (
 
 MAX_STEPS = 1000  # of solves that are sure to converge
 LARGEST = 2 << 30  # bytes of a dense A
+
+
+class _Layer(NamedTuple):
+    """How the outputs are computed as one node of the graph."""
+
+    spec: AffineSpec
+    engine: Compiled | None  # has a kernel for the equation of A itself; None if there is none
+    radius: float | None  # of the l1 ball on which the engine projects the rows of the free parameter
 
 
 class ImplicitModel(nn.Module):
@@ -171,61 +180,75 @@ class ImplicitModel(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:  # (..., p) -> (..., q)
         """Computes the outputs."""
-        self._check(u)
-        if self.weight_check.failed(self.state_weights(), self.on_failure):
-            if self.hooks is not None:
-                self.hooks()  # the model was called, though nothing is solved
-            return no_equilibrium(u.new_empty(*u.shape[:-1], self.out_features), self.state_weights())
-        y = self._outputs(u if u.dim() == 2 else u.reshape(-1, self.in_features))
+        B = self.B
+        self._check(u, B.dtype)
+        rows = u if u.dim() == 2 else u.reshape(-1, self.in_features)
+        y = self._fused_outputs(rows, B) if self._runs_plainly(u, B) else None
+        if y is None:
+            self._check_values(u)
+            if self.weight_check.failed(self.state_weights(), self.on_failure):
+                if self.hooks is not None:
+                    self.hooks()  # the model was called, though nothing is solved
+                return no_equilibrium(u.new_empty(*u.shape[:-1], self.out_features), self.state_weights())
+            y = self._outputs(rows)
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
 
+    def _runs_plainly(self, u: Tensor, B: Tensor) -> bool:
+        """Tells whether a solve is not observed, transformed or cast, so that it may be part of a larger kernel."""
+        if under_transform() or under_forward_mode() or self.hooks is not None or active_logs():
+            return False
+        device = u.device
+        return u.dtype == B.dtype and device == B.device and not torch.is_autocast_enabled(device.type)
+
+    def _layer(self) -> _Layer:
+        """Returns how the outputs are computed as one node of the graph, which is looked up once."""
+        (spec, dtype), state = self._prepared(), self.state
+        known: _Layer | None = spec.prepared.get("layer")
+        if known is None:
+            whole = not state.shifted and hasattr(state, "raw")
+            engine = compiled_engine(spec, (self._like(),)) if whole else None
+            projects = engine is not None and dtype == self.B.dtype and dtype in engine.projects
+            known = spec.prepared["layer"] = _Layer(spec, engine, state.row_radius if projects else None)
+        return known
+
+    def _fused_outputs(self, u: Tensor, B: Tensor) -> Tensor | None:  # (B, p) -> (B, q)
+        """Computes the outputs by kernels that project the rows of A and check values; None if they cannot."""
+        spec, engine, radius = self._layer()
+        if engine is None or radius is None or not (engine is NUMBA or u.is_cuda):
+            return None
+        if self.state_features >= LEAST and self._sparse_matrices(u) is not NOTHING:
+            return None
+        try:
+            return run_layer(engine, spec, radius, u, self.state.raw, B, self.C, self.D, self.bias)
+        except NotFiniteError:
+            return None
+
     def _outputs(self, u: Tensor) -> Tensor:  # (B, p) -> (B, q)
-        engine = self._layer_engine(u)
+        """Computes the outputs for values that have been checked."""
+        engine = self._layer().engine if self._runs_plainly(u, self.B) else None
         if engine is not None:
-            return self._layer(engine, u)
+            return self._outputs_of_A(engine, u)
         text = _spec_text(self) if torch.compiler.is_compiling() and not torch.compiler.is_exporting() else None
         x = self._solve(u, None, trace=False)[0] if text is None else self._solve_in_graph(u, text)
         y = F.linear(x, self.C) if self.D is None else F.linear(x, self.C) + F.linear(u, self.D)
         return check_outputs(y, x, self.on_failure)
 
-    def _layer_engine(self, u: Tensor) -> Compiled | None:
-        """Returns the engine that computes the outputs as one node of the graph; None if it takes several."""
-        if under_transform() or under_forward_mode() or self.hooks is not None or active_logs():
-            return None
-        own, device = self.B, u.device
-        if u.dtype != own.dtype or device != own.device or torch.is_autocast_enabled(device.type):
-            return None
-        return self._whole_engine()
-
-    def _whole_engine(self) -> Compiled | None:
-        """Returns the engine with a kernel for the equation of A itself, which is looked up once."""
-        spec = self.spec()
-        if "layer" not in spec.prepared:
-            whole = not self.state.shifted and hasattr(self.state, "raw")
-            spec.prepared["layer"] = compiled_engine(spec, (self._like(),)) if whole else None
-        engine: Compiled | None = spec.prepared["layer"]
-        return engine
-
-    def _layer(self, engine: Compiled, u: Tensor) -> Tensor:  # (B, p) -> (B, q)
-        """Computes the outputs as one node of the graph."""
-        spec, dtype = self._prepared()
-        own, rest = self.B.dtype, (self.B, self.C, self.D, self.bias)
+    def _outputs_of_A(self, engine: Compiled, u: Tensor) -> Tensor:  # (B, p) -> (B, q)
+        """Computes the outputs as one node of the graph from A, in the dtype of solves, or from sparse rows."""
+        (spec, dtype), own = self._prepared(), self.B.dtype
         if dtype != own:
-            D, bias = (None if matrix is None else matrix.to(dtype) for matrix in rest[2:])
+            D, bias = (None if matrix is None else matrix.to(dtype) for matrix in (self.D, self.bias))
             A, B, C = (matrix.to(dtype) for matrix in (self.state.dense(), self.B, self.C))
             return run_layer(engine, spec, None, u.to(dtype), A, B, C, D, bias).to(own)
         sparse = self._sparse_matrices(u)
-        if sparse is NOTHING:
-            radius = self.state.row_radius if own in engine.projects else None
-            W = self.state.factors()[0] if radius is None else self.state.raw
-            return run_layer(engine, spec, radius, u, W, *rest)
         matrices = self.state.dense() if sparse.A is None else sparse.A, self.B, self.C, self.D
         chosen = [matrix if rows is None else rows for rows, matrix in zip(sparse, matrices, strict=True)]
         return run_layer(engine, spec, None, u, *chosen, self.bias)  # type: ignore[call-arg, arg-type]
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
         """Computes the states and, per sample, how they were reached."""
-        self._check(u)
+        self._check(u, self.B.dtype)
+        self._check_values(u)
         if u.dim() != 2:
             raise InputError(f"u must have the shape (batch, {self.in_features}); received {tuple(u.shape)}")
         shape = (u.shape[0], self.state_features)
@@ -262,10 +285,13 @@ class ImplicitModel(nn.Module):
 
     def _prepared(self) -> tuple[AffineSpec, torch.dtype]:
         """Returns the spec and the dtype of solves, made anew when options have changed."""
-        state, like = self.state, self.B
+        state, like, cache = self.state, self.B, self._specs
         options = self.solver, self.stop, self.max_steps, self.gradient, self.on_failure, self.executor
-        key = (*options, self.activation, state.condition, state.kappa, like.dtype, like.device)
-        prepared: tuple[AffineSpec, torch.dtype] = self._specs.get((), key, self._prepare)
+        key = (*options, self.activation, state, state.condition, state.kappa, like.dtype, like.device)
+        entry = cache.entry
+        if entry is None or entry[0] != key:
+            entry = cache.entry = key, self._prepare()
+        prepared: tuple[AffineSpec, torch.dtype] = entry[1]
         return prepared
 
     def _prepare(self) -> tuple[AffineSpec, torch.dtype]:
@@ -397,7 +423,7 @@ class ImplicitModel(nn.Module):
 
     def _may_be_sparse(self) -> bool:
         """Tells whether sparse products may be taken at all: numba has a kernel, and A can be read."""
-        if self.state_features < LEAST or under_transform() or self._whole_engine() is not NUMBA:
+        if self.state_features < LEAST or under_transform() or self._layer().engine is not NUMBA:
             return False
         # Changes to tensors made in inference mode are not counted.
         return not any(tensor is not None and tensor.is_inference() for tensor in self._tensors())
@@ -428,18 +454,18 @@ class ImplicitModel(nn.Module):
             size = None if self.bias is None else self.bias.abs()
             return torch.cat([F.linear(u, self.B, self.bias), F.linear(u.abs(), self.B.abs(), size)], dim=1)
 
-    def _check(self, u: Tensor) -> None:
+    def _check(self, u: Tensor, dtype: torch.dtype) -> None:
         check_traceable("an ImplicitModel", isinstance(self.stop, Steps))
         if not isinstance(u, Tensor):
             raise not_a_tensor("u", u)
         if u.dim() == 0 or u.shape[-1] != self.in_features:
             raise InputError(f"u must have the width {self.in_features} (in_features); received {tuple(u.shape)}")
-        if u.is_complex() or (u.dtype != self.B.dtype and not torch.is_autocast_enabled(u.device.type)):
-            raise InputError(
-                f"u is {u.dtype} and the model {self.B.dtype}; convert one of them: u.to(...) or model.to(...)"
-            )
+        if u.dtype != dtype and (u.is_complex() or not torch.is_autocast_enabled(u.device.type)):
+            raise InputError(f"u is {u.dtype} and the model {dtype}; convert one of them: u.to(...) or model.to(...)")
+
+    def _check_values(self, u: Tensor) -> None:
         # On a GPU reading a value synchronises with the device; there a failed solve blames its inputs.
-        if not under_transform() and not u.is_cuda and not math.isfinite(u.detach().sum()):
+        if not u.is_cuda:
             require_finite("u", u)
 
     @classmethod

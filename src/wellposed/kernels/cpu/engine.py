@@ -18,7 +18,7 @@ import contextlib
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
@@ -53,11 +53,18 @@ from wellposed.kernels.spec import (
 )
 
 DTYPES = (torch.float32, torch.float64)
+EPS = {dtype: torch.finfo(dtype).eps for dtype in DTYPES}
 MEMORY = 5  # of the workspace where a solver needs none
 SPLIT = 1 << 22  # multiplications of a step below which threads are not worth their start
+FUSED = 1 << 20  # multiplications of a step and the products around it up to which a model is one call
+NO_GRADIENTS = (None,) * 6  # of a forward pass
 COMPILED_EASY = 64  # steps of a kernel after which a small backward system is factorised
 
 Matrix = Tensor | SparseRows
+
+
+class NotFiniteError(Exception):
+    """Inputs or weights hold NaN or infinity; the caller finds out which and says so."""
 
 
 @functools.cache
@@ -70,6 +77,11 @@ def kernels() -> ModuleType:
 @functools.cache
 def _projection() -> ModuleType:
     return require("wellposed.kernels.cpu.projection", extra="fast")
+
+
+@functools.cache
+def _layer() -> ModuleType:
+    return require("wellposed.kernels.cpu.layer", extra="fast")
 
 
 @functools.cache
@@ -149,6 +161,7 @@ class Passes(NamedTuple):
     backward: KernelSpec
     forward_hands_over: bool
     backward_hands_over: bool
+    kind: tuple[int, float]  # of the activation, and its slope
 
 
 def _passes(spec: AffineSpec, states: int, dtype: torch.dtype) -> Passes:
@@ -167,6 +180,7 @@ def _passes(spec: AffineSpec, states: int, dtype: torch.dtype) -> Passes:
         kernel_spec((LINEAR, 0.0), second, dtype, turns or second.max_steps),
         limit < first.max_steps,
         turns > 0,
+        kind,
     )
     spec.prepared[key] = passes
     return passes
@@ -216,16 +230,6 @@ def _extend(before: Tensor, rest: Tensor, last: Tensor, steps: Tensor) -> Tensor
     return wide
 
 
-class Rows(NamedTuple):
-    """Offsets of the rows of a group behind the points of its solver."""
-
-    v: int
-    d: int
-    single: int
-    solution: int
-    minima: int
-
-
 class SequenceRows(NamedTuple):
     """Offsets of the rows of `kernels.cpu.sequence`, behind those of a solve."""
 
@@ -240,12 +244,11 @@ class Workspace(NamedTuple):
     """Offsets into the buffer of a group, in numbers."""
 
     slots: tuple[int, ...]
-    at: Rows
+    at: Any  # `cpu.solve.Rows`
     size: int
     width: int  # samples of a group
 
 
-@functools.lru_cache(maxsize=256)
 def plan_workspace(n: int, memory: int, max_steps: int, itemsize: int) -> Workspace:
     """Plans the memory of one group of samples."""
     lanes = kernels()
@@ -256,82 +259,76 @@ def plan_workspace(n: int, memory: int, max_steps: int, itemsize: int) -> Worksp
     solution = single + (lanes.PROBLEM + memory * (memory + 3) // 2 + 1) * width
     minima = solution + (memory + 1) * width
     size = minima + (max_steps // PERIOD + 1) * width
-    return Workspace(slots, Rows(v, v + n * width, single, solution, minima), size, width)
+    return Workspace(slots, lanes.Rows(v, v + n * width, single, solution, minima), size, width)
 
 
-class Counts(NamedTuple):
-    """The whole numbers of a `KernelSpec`."""
+class Plan(NamedTuple):
+    """A `KernelSpec` as the kernels take it, for a number of states and a dtype."""
 
-    kind: int
-    memory: int
-    rule: int
-    limit: int
-    max_steps: int
-
-
-class Numbers(NamedTuple):
-    """The other numbers of a `KernelSpec`, in the dtype of the states."""
-
-    slope: Any
-    worth: Any
-    patience: Any
-    ridge: Any
-    atol: Any
-    rtol: Any
-    eps: Any
+    space: Workspace
+    counts: Any  # `cpu.solve.Counts`
+    numbers: Any  # `cpu.solve.Numbers`
+    none: Any  # (0, n): where there is no array
+    layout: Any  # int64: offsets of the rows, counts, samples and size of a group
+    parameters: Any  # the numbers as an array, which is unpacked faster
 
 
-@functools.lru_cache(maxsize=256)
-def pack_spec(spec: KernelSpec, dtype: torch.dtype) -> tuple[Counts, Numbers]:
-    """Returns the numbers of a spec as the kernels take them."""
-    numbers = spec.slope, spec.worth, spec.patience, spec.ridge, spec.atol, spec.rtol, torch.finfo(dtype).eps
+def plan_kernel(spec: KernelSpec, n: int, dtype: torch.dtype) -> Plan:
+    """Returns what the kernels take besides matrices and vectors, from the cache of the spec."""
+    plan: Plan | None = spec.prepared.get((n, dtype))
+    if plan is not None:
+        return plan
+    numbers = spec.slope, spec.worth, spec.patience, spec.ridge, spec.atol, spec.rtol, EPS[dtype]
     scalar = np.float32 if dtype == torch.float32 else np.float64
-    counts = Counts(spec.kind, spec.memory, spec.rule, spec.limit, spec.max_steps)
-    return counts, Numbers(*(scalar(number) for number in numbers))
+    space = plan_workspace(n, spec.memory or MEMORY, spec.max_steps, dtype.itemsize)
+    counts = kernels().Counts(spec.kind, spec.memory, spec.rule, spec.limit, spec.max_steps)
+    plan = spec.prepared[n, dtype] = Plan(
+        space,
+        counts,
+        kernels().Numbers(*(scalar(number) for number in numbers)),
+        np.empty((0, n), scalar),
+        np.array([*space.at, *counts, space.width, space.size], np.int64),
+        np.array(numbers, scalar),
+    )
+    return plan
 
 
 def run_kernel(
     A: Matrix, v: Tensor, d: Tensor | None, x0: Tensor | None, spec: KernelSpec, *, trace: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> Iterates:
     """Solves ``x = phi(Ax + v)``, or ``y = d (Ay) + v`` where `d` is given, from `x0` or from zero.
 
     Args:
         A: dense or, without `d`, sparse.
         v, d, x0: ``(B, n)``.
         spec: how.
-        trace: whether residuals are wanted.
-
-    Returns:
-        states, statuses, steps, and residuals ``(B, K)``, without columns unless a trace is wanted.
+        trace: whether residuals are wanted; else they are computed by a second solve when asked for.
     """
-    batch, n = v.shape
-    cpu, space = kernels(), plan_workspace(n, spec.memory or MEMORY, spec.max_steps, v.element_size())
+    (batch, n), dtype = v.shape, v.dtype
+    space, counts, numbers, none, *_ = plan_kernel(spec, n, dtype)
+    cpu = kernels()
     packed, entries = (A.arrays, A.stored) if isinstance(A, SparseRows) else (pack_matrix(A, cpu), n * n)
-    value = torch.empty(batch, n, dtype=v.dtype)
+    value = torch.empty(batch, n, dtype=dtype)
     status, steps = np.empty(batch, np.int8), np.empty(batch, np.int64)
-    none = torch.empty(0, n, dtype=v.dtype).numpy()
-    residuals = np.empty((spec.max_steps if trace else 0, batch), none.dtype)
-    inputs = [none if t is None else t.detach().contiguous().numpy() for t in (v, d, x0)]
+    residuals = np.empty((spec.max_steps, batch), none.dtype) if trace else none
+    inputs = [none if tensor is None else tensor.detach().contiguous().numpy() for tensor in (v, d, x0)]
     outputs = value.numpy(), status, steps, residuals
-    counts, numbers = pack_spec(spec, v.dtype)
 
-    def solve_range(begin: int, end: int) -> None:
-        work = torch.empty(space.size, dtype=v.dtype).numpy()  # torch aligns it to vectors
+    def solve_range(begin: int, end: int) -> int:
+        work = torch.empty(space.size, dtype=dtype).numpy()  # torch aligns it to vectors
         lanes = np.empty(3 * space.width, np.int64)
-        cpu.solve(packed, *inputs, *outputs, work, lanes, space.slots, space.at, counts, numbers, begin, end)
+        worst: int = cpu.solve(
+            packed, *inputs, *outputs, work, lanes, space.slots, space.at, counts, numbers, begin, end
+        )
+        return worst
 
-    run_threads(solve_range, batch, space.width, batch * entries)
-    reports = torch.from_numpy(status), torch.from_numpy(steps), torch.from_numpy(residuals)
-    return value, *reports[:2], finished(reports[2], reports[1]) if trace else reports[2].mT
-
-
-def run_solve(
-    A: Matrix, v: Tensor, d: Tensor | None, x0: Tensor | None, spec: KernelSpec, *, trace: bool
-) -> Iterates:
-    """Solves as above; without a trace, residuals are computed by a second solve when asked for."""
-    value, status, steps, residuals = run_kernel(A, v, d, x0, spec, trace=trace)
-    retrace = lambda: run_kernel(A, v, d, x0, spec, trace=True)[3]  # noqa: E731
-    return Iterates(value, status, steps, (lambda: residuals) if trace else retrace)
+    worst = run_threads(solve_range, batch, space.width, batch * entries)
+    reports = torch.from_numpy(status), torch.from_numpy(steps)
+    if trace:
+        known = finished(torch.from_numpy(residuals), reports[1])
+        return Iterates(value, *reports, lambda: known, worst)
+    retrace = lambda: run_kernel(A, v, d, x0, spec, trace=True).residuals  # noqa: E731
+    return Iterates(value, *reports, retrace, worst)
 
 
 def multiply_sparse(u: Tensor, W: SparseRows, bias: Tensor | None) -> Tensor:  # (B, columns) -> (B, rows)
@@ -342,9 +339,10 @@ def multiply_sparse(u: Tensor, W: SparseRows, bias: Tensor | None) -> Tensor:  #
     added = y.new_empty(0) if bias is None else bias.detach().contiguous()
     arrays = [tensor.numpy() for tensor in (u.detach().contiguous(), added, y)]
 
-    def multiply_range(begin: int, end: int) -> None:
+    def multiply_range(begin: int, end: int) -> int:
         work = torch.empty(sum(W.shape) * width, dtype=u.dtype).numpy()
         cpu.multiply_batch(W.arrays, *arrays, work, width, begin, end)
+        return 0
 
     run_threads(multiply_range, batch, width, batch * W.stored)
     return y
@@ -356,7 +354,7 @@ def pack_matrix(A: Tensor, cpu: ModuleType) -> Any:
     flipped = n > 1 and A.stride() == (1, n)
     # After .numpy() torch could no longer free the storage of a parameter, as fully_shard does.
     matrix = np.from_dlpack((A.mT if flipped else A.contiguous()).detach())
-    packed = np.empty((n + cpu.ROWS - 1) // cpu.ROWS * cpu.ROWS * n, matrix.dtype)
+    packed = cpu.empty_tiles(n, matrix.dtype)
     cpu.pack(matrix, flipped, packed)
     return packed
 
@@ -367,22 +365,18 @@ def _threads(process: int, count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="wellposed")
 
 
-def run_threads(run: Callable[[int, int], None], batch: int, width: int, work: int) -> None:
-    """Splits samples among threads, one thread if there are few; calls ``run(begin, end)`` in each."""
+def run_threads(run: Callable[[int, int], int], batch: int, width: int, work: int) -> int:
+    """Splits samples among threads, one thread if there are few; returns the largest ``run(begin, end)``."""
     count = min(torch.get_num_threads(), batch // width) if work > SPLIT else 1
     if count <= 1:
-        run(0, batch)
-        return
+        return run(0, batch)
     ends = [batch * k // count for k in range(count + 1)]
     pool = _threads(os.getpid(), count - 1)
     others = [pool.submit(run, *ends[k : k + 2]) for k in range(1, count)]
-    run(*ends[:2])
-    for other in others:
-        other.result()
+    return max(run(*ends[:2]), *(other.result() for other in others))
 
 
-@contextlib.contextmanager
-def few_threads(work: int) -> Iterator[None]:
+class few_threads:  # noqa: N801
     """Runs the products of a block on the calling thread where there is too little to do for several.
 
     The library behind torch's products starts threads for the smallest of them, and on a busy machine waits for
@@ -392,15 +386,17 @@ def few_threads(work: int) -> Iterator[None]:
     Args:
         work: multiplications of the products.
     """
-    count = torch.get_num_threads()
-    if count == 1 or work > SPLIT:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(count)
+    def __init__(self, work: int) -> None:
+        count = torch.get_num_threads()
+        self.count = 1 if work > SPLIT else count
+
+    def __enter__(self) -> None:
+        if self.count > 1:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        if self.count > 1:
+            torch.set_num_threads(self.count)
 
 
 @dataclass(frozen=True)
@@ -408,7 +404,7 @@ class Finished:
     """A finished solve whose failures have been reported; see `wellposed.kernels.layer`."""
 
     value: Tensor
-    saved: tuple[Tensor, ...]
+    saved: tuple[Any, ...]  # A, what its projection left, and v
     on_failure: OnFailure
 
     def check(self, u: Tensor | None = None, y: Tensor | None = None) -> None:
@@ -454,9 +450,13 @@ class Numba:
         return self._forward(spec, A, v, x0, trace=trace)
 
     def _forward(self, spec: AffineSpec, A: Matrix, v: Tensor, x0: Tensor | None, *, trace: bool) -> Iterates:
+        iterates = run_kernel(A, v, None, x0, _passes(spec, v.shape[1], v.dtype).forward, trace=trace)
+        return self._finish_forward(spec, A, v, iterates)
+
+    def _finish_forward(self, spec: AffineSpec, A: Matrix, v: Tensor, iterates: Iterates) -> Iterates:
+        """Hands samples that are not finished over to Newton's method, where that was planned."""
         passes = _passes(spec, v.shape[1], v.dtype)
-        iterates = run_solve(A, v, None, x0, passes.forward, trace=trace)
-        if not passes.forward_hands_over or not _unfinished(iterates.status):
+        if iterates.worst < Status.MAX_STEPS or not passes.forward_hands_over:
             return iterates
         dense = A.to_dense() if isinstance(A, SparseRows) else A
         f, limit = AffineMap((dense,), v, spec.activation), passes.forward.max_steps
@@ -469,17 +469,23 @@ class Numba:
         """Solves the backward equation; samples that are slow are factorised."""
         M, passes, g = factors[0], _passes(spec, g.shape[1], g.dtype), g.contiguous()
         if slope is None:
-            kind = kind_of(spec.activation)
-            assert z is not None and kind is not None
+            assert z is not None
             d, offset, scale = torch.empty_like(z), torch.empty_like(z), z.new_empty(z.shape[0], 1)
             arrays = d.numpy(), offset.numpy(), scale.numpy()
-            kernels().prepare_adjoint(z.contiguous().numpy(), g.numpy(), *kind, *arrays)
+            kernels().prepare_adjoint(z.contiguous().numpy(), g.numpy(), *passes.kind, *arrays)
         else:
             d, scale = slope.contiguous(), row_scale(g)
             offset = d * g / scale
         y0 = None if start is None else start / scale
-        iterates = run_solve(M, offset, d, y0, passes.backward, trace=trace)
-        if passes.backward_hands_over and _unfinished(iterates.status):
+        iterates = run_kernel(M, offset, d, y0, passes.backward, trace=trace)
+        return self._finish_adjoint(spec, M, d, offset, scale, iterates)
+
+    def _finish_adjoint(
+        self, spec: AffineSpec, M: Tensor, d: Tensor, offset: Tensor, scale: Tensor, iterates: Iterates
+    ) -> Iterates:
+        """Factorises the systems of samples that are not finished, and undoes the scaling of g."""
+        passes = _passes(spec, d.shape[1], d.dtype)
+        if iterates.worst >= Status.MAX_STEPS and passes.backward_hands_over:
             f, limit = TransposedMap((M,), d, offset, 1.0), passes.backward.max_steps
             iterates = newton_handover(f, iterates, spec.backward.stop, limit, spec.backward.max_steps)
         iterates.value.mul_(scale)  # not shared yet
@@ -506,24 +512,87 @@ class Numba:
         _projection().pull_back(*arrays, torch.finfo(W.dtype).eps)
         return gradient
 
-    def begin(self, spec: AffineSpec, A: Matrix, v: Tensor, *, saves: bool) -> Finished:
-        """Solves the equation of a model and reports failures."""
+    def begin(self, spec: AffineSpec, radius: float | None, W: Matrix, v: Tensor, *, saves: bool) -> Finished:
+        """Solves the equation of a model and reports failures; rows of W are projected where there is a radius."""
+        A, levels = (W, W) if radius is None else self.project_rows(W, radius)
         if isinstance(A, SparseRows) and not spec.automatic:
             A = A.plain
         iterates = self._forward(spec, A, v, None, trace=False)
-        return self._report(iterates, (v,), spec.forward, "equilibrium")
+        return self._report(iterates, (A, levels, v), spec.forward, "equilibrium")
 
-    def begin_adjoint(
-        self, spec: AffineSpec, A: Tensor, x: Tensor, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Finished:
+    def begin_adjoint(self, spec: AffineSpec, saved: Sequence[Tensor], x: Tensor, g: Tensor) -> Finished:
         """Solves the backward equation of a model and reports failures."""
-        iterates = self.adjoint(spec, (A.t(),), g, z=torch.addmm(saved[0], x, A.t()))
+        A, _, v = saved
+        iterates = self.adjoint(spec, (A.t(),), g, z=torch.addmm(v, x, A.t()))
         return self._report(iterates, (), spec.backward, "adjoint solve")
 
+    # A small model in one call each way.
+
+    def fuses(self, radius: float | None, tensors: Sequence[Any]) -> bool:
+        """Tells whether `forward_layer` and `backward_layer` are for a model with these tensors."""
+        if radius is None:
+            return False
+        (batch, inputs), (outputs, states) = tensors[0].shape, tensors[3].shape
+        return batch * (states + inputs) * (states + outputs) <= FUSED
+
+    def forward_layer(self, spec: AffineSpec, radius: float, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Computes the outputs of a small model, checks its values and reports failures.
+
+        Returns:
+            the outputs, and what `backward_layer` needs: x, v, A and what its projection left.
+
+        Raises:
+            NotFiniteError: inputs or weights of the states hold NaN or infinity, or there are no samples.
+        """
+        u, _, _, C, D, _ = tensors
+        (batch, p), (q, n), dtype, options = u.shape, C.shape, u.dtype, spec.forward
+        plan, sizes = _plan_layer(spec, n, dtype), (batch, n, p, q)
+        y, saved = torch.empty(batch, q, dtype=dtype), torch.empty((2 * batch + n + 1) * n, dtype=dtype)
+        outcome, work = run_fused(plan, plan.forward, sizes, radius, tensors, NO_GRADIENTS, y, saved)
+        if outcome < Status.MAX_STEPS:
+            return y, saved
+        x, v, A = saved_matrices(saved, batch, n)
+        if outcome < _layer().OUTPUTS:
+            iterates = _iterates(work, A, v, None, x, plan.passes.forward)
+            iterates = self._finish_forward(spec, A, v, iterates)
+            report(iterates, options.on_failure, solve="equilibrium", max_steps=options.max_steps)
+            x.copy_(iterates.value)
+            y = F.linear(x, C) if D is None else F.linear(x, C) + F.linear(u, D)
+        report_outputs(y, x, options.on_failure)
+        return y, saved
+
+    def backward_layer(
+        self, spec: AffineSpec, radius: float, tensors: Sequence[Any], saved: Tensor, g: Tensor,
+        needs: Sequence[bool],
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Computes the gradients of a small model, as far as they are needed, and reports failures."""
+        u, W, B, C, D, _ = tensors
+        (batch, p), (q, n), options, g = u.shape, C.shape, spec.backward, g.contiguous()
+        plan, sizes = _plan_layer(spec, n, g.dtype), (batch, n, p, q)
+        gradients = [
+            torch.empty_like(tensor, memory_format=torch.contiguous_format) if need else None
+            for tensor, need in zip(tensors, needs, strict=True)
+        ]
+        outcome, work = run_fused(plan, plan.backward, sizes, radius, tensors, gradients, g, saved)
+        if outcome < Status.MAX_STEPS:
+            return gradients
+        (x, _, A), levels = saved_matrices(saved, batch, n), saved[-n:]
+        start, size = _layer().aligned(9 * batch), batch * (3 * n + 1) * g.element_size()
+        parts = work[start : start + size].view(g.dtype).split([batch * n] * 3 + [batch])
+        offset, d, y, scale = (part.view(batch, -1) for part in parts)
+        iterates = _iterates(work, A.t(), offset, d, y, plan.passes.backward)
+        iterates = self._finish_adjoint(spec, A.t(), d, offset, scale, iterates)
+        report(iterates, options.on_failure, solve="adjoint solve", max_steps=options.max_steps)
+        y, products = iterates.value, list[Callable[[], Tensor]]()
+        products += [lambda: torch.mm(y, B) if D is None else torch.addmm(torch.mm(g, D), y, B)]
+        products += [lambda: self.project_rows_backward(W, levels, torch.mm(y.t(), x))]
+        products += [lambda: y.t() @ u, lambda: g.t() @ x, lambda: g.t() @ u, lambda: y.sum(0)]
+        return [product() if need else None for product, need in zip(products, needs, strict=True)]
+
     def _report(
-        self, iterates: Iterates, saved: tuple[Tensor, ...], options: SolveOptions, solve: str
+        self, iterates: Iterates, saved: tuple[Any, ...], options: SolveOptions, solve: str
     ) -> Finished:
-        if _unfinished(iterates.status):
+        if iterates.worst >= Status.MAX_STEPS:
             report(iterates, options.on_failure, solve=solve, max_steps=options.max_steps)
         return Finished(iterates.value, saved, options.on_failure)
 
@@ -559,7 +628,7 @@ class Numba:
             if turn > 0 and spec.warm_start:
                 before = states[spec.rows(spec.times[turn - 1])][: len(start)]
                 start[: len(before)] = before
-            return run_kernel(cell.A, v, None, start, kernel, trace=True)[3]
+            return run_kernel(cell.A, v, None, start, kernel, trace=True).residuals
 
         iterates = Iterates(states, status, steps, data.new_zeros)
         spec.report_times(range(len(spec.sizes)), "equilibrium", iterates, options, retrace)
@@ -590,7 +659,7 @@ class Numba:
             rows = spec.rows(spec.times[turn])
             g = adjoint[n:, rows].mT @ cell.C + (outside[:, rows].mT if len(outside) else 0)
             d, scale = slopes(*kind, images[:, rows].mT), row_scale(g)
-            return run_kernel(cell.A.mT, d * g / scale, d, None, kernel, trace=True)[3]
+            return run_kernel(cell.A.mT, d * g / scale, d, None, kernel, trace=True).residuals
 
         turns = range(len(spec.sizes) - 1, -1, -1)
         iterates = Iterates(adjoint[:n].mT, status, steps, adjoint.new_zeros)
@@ -598,8 +667,58 @@ class Numba:
         return adjoint, first, _done
 
 
-def _unfinished(status: Tensor) -> bool:
-    return int(status.numpy().max(initial=0)) >= Status.MAX_STEPS
+class LayerPlan(NamedTuple):
+    """What `cpu.layer` takes besides tensors, for a model of some size."""
+
+    passes: Passes
+    work: int  # bytes of its buffer without samples
+    sample: int  # bytes of a sample
+    forward: tuple[Any, ...]
+    backward: tuple[Any, ...]
+
+
+def _plan_layer(spec: AffineSpec, n: int, dtype: torch.dtype) -> LayerPlan:
+    key = "layer of numba", n, dtype
+    known: LayerPlan | None = spec.prepared.get(key)
+    if known is not None:
+        return known
+    passes = _passes(spec, n, dtype)
+    plans = [plan_kernel(kernel, n, dtype) for kernel in (passes.forward, passes.backward)]
+    size = max(plan.space.size for plan in plans)
+    work = _layer().work_bytes(n, size, plans[0].space.width, dtype.itemsize)
+    rest = [(plan.space.slots, plan.layout, plan.parameters, *passes.kind) for plan in plans]
+    known = spec.prepared[key] = LayerPlan(passes, *work, *rest)
+    return known
+
+
+def run_fused(
+    plan: LayerPlan, rest: tuple[Any, ...], sizes: tuple[int, ...], radius: float, tensors: Sequence[Any], gradients: Sequence[Any],
+    y: Tensor, saved: Tensor,
+) -> tuple[int, Tensor]:  # fmt: skip
+    """Calls `cpu.layer.layer`; returns what it returns, and its buffer `work`."""
+    tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+    work = torch.empty(plan.work + sizes[0] * plan.sample, dtype=torch.uint8)
+    given = tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+    wanted = tuple([0 if tensor is None else tensor.data_ptr() for tensor in gradients])
+    buffers, backward = (y.data_ptr(), saved.data_ptr(), work.data_ptr()), gradients is not NO_GRADIENTS
+    outcome = _layer().layer(backward, given, wanted, *buffers, sizes, *rest, radius)
+    if outcome < 0:
+        raise NotFiniteError
+    return outcome, work
+
+
+def saved_matrices(saved: Tensor, batch: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the states, v and A that `cpu.layer` has saved."""
+    x, v, A, _ = saved.view(-1, n).split([batch, batch, n, 1])
+    return x, v, A
+
+
+def _iterates(work: Tensor, A: Tensor, v: Tensor, d: Tensor | None, value: Tensor, spec: KernelSpec) -> Iterates:
+    """Returns the result of the solve inside `cpu.layer`."""
+    batch = len(value)
+    retrace = lambda: run_kernel(A, v, d, None, spec, trace=True).residuals  # noqa: E731
+    status, steps = work[8 * batch : 9 * batch].view(torch.int8), work[: 8 * batch].view(torch.int64)
+    return Iterates(value, status, steps, retrace)
 
 
 def _done() -> None:
@@ -639,17 +758,17 @@ def _run_times(
 ) -> tuple[Tensor, Tensor]:
     """Runs a loop over all times, with sequences split among threads; returns statuses and steps."""
     (n, both), h, elements = cell.B.shape, cell.C.shape[0], int(spec.offsets[-1])
-    dtype, memory = cell.B.dtype, kernel.memory or MEMORY
-    space = plan_workspace(n, memory, kernel.max_steps, dtype.itemsize)
+    dtype = cell.B.dtype
+    space, counts, numbers, *_ = plan_kernel(kernel, n, dtype)
     rows, size, matrices = _sequence_rows(n, both, h, space)
-    counts, numbers = pack_spec(kernel, dtype)
     status, steps = np.empty(elements, np.int8), np.empty(elements, np.int64)
 
-    def run_range(low: int, high: int) -> None:
+    def run_range(low: int, high: int) -> int:
         work = torch.empty(size + matrices, dtype=dtype).numpy()  # torch aligns it to vectors
         lanes = np.empty(3 * space.width, np.int64)
         buffers = work[:size], work[size:], lanes, space.slots, space.at, rows, counts, numbers
-        loop(*arguments, status, steps, *buffers, spec.offsets, spec.backwards, low, high)
+        worst: int = loop(*arguments, status, steps, *buffers, spec.offsets, spec.backwards, low, high)
+        return worst
 
     run_threads(run_range, spec.sizes[0], space.width, elements * n * n)
     return torch.from_numpy(status), torch.from_numpy(steps)

@@ -32,7 +32,7 @@ from wellposed.equilibrium.solution import Status, failed
 from wellposed.equilibrium.solvers import Anderson
 from wellposed.equilibrium.stopping import Relative, Step, Stopping
 from wellposed.errors import InputError
-from wellposed.kernels.cpu.engine import run_solve
+from wellposed.kernels.cpu.engine import run_kernel
 from wellposed.kernels.cpu.lu import aligned, collect, factorise, substitute
 from wellposed.kernels.cpu.simd import VECTOR_BYTES
 from wellposed.kernels.spec import LINEAR, kernel_spec, kind_of
@@ -313,11 +313,11 @@ def _few_steps(f: AffineMap | TransposedMap, x0: Tensor, stop: Stopping, steps: 
     options, A = SolveOptions(Anderson(), stop, steps), f.factors[0]
     if isinstance(f, TransposedMap):
         kernel = kernel_spec((LINEAR, 0.0), options, x0.dtype)
-        return run_solve(A, f.offset, f.slope, x0, kernel, trace=True)
+        return run_kernel(A, f.offset, f.slope, x0, kernel, trace=True)
     kind = kind_of(f.activation)
     if kind is None:
         return iterate(f, x0, options.solver, stop, steps)
-    return run_solve(A, f.v, None, x0, kernel_spec(kind, options, x0.dtype), trace=True)
+    return run_kernel(A, f.v, None, x0, kernel_spec(kind, options, x0.dtype), trace=True)
 
 
 @dataclass

@@ -351,7 +351,25 @@ def borrow(typing: Any, array: Any) -> Any:
     return array(array), code
 
 
+@_extending.intrinsic
+def pointer_to(typing: Any, address: Any, like: Any) -> Any:
+    """Returns an address as a pointer to numbers, of the type `like` or of the entries of an array `like`."""
+    kind = _types.CPointer(like.dtype)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(kind))
+
+    return kind(_types.int64, like), code
+
+
 compiled = numba.njit(nogil=True, error_model="numpy")
+
+
+@compiled
+def array_at(address: int, shape: Any, like: Any) -> Any:
+    """Returns the array at an address, in rows without gaps; the caller keeps its memory alive."""
+    return numba.carray(pointer_to(address, like), shape)
+
 
 QUAD = 4  # entries of a row with sums of their own; rows are padded to a multiple
 

@@ -14,7 +14,7 @@ Where A has no cycles, states follow from each other in one pass (`substitute`).
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,39 @@ RUNNING, CONVERGED, STAGNATED = int(Status.RUNNING), int(Status.CONVERGED), int(
 STEPS_DONE, MAX_STEPS = int(Status.STEPS_DONE), int(Status.MAX_STEPS)
 DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 
+
+class Rows(NamedTuple):
+    """Offsets of the rows of a group behind the points of its solver."""
+
+    v: int
+    d: int
+    single: int
+    solution: int
+    minima: int
+
+
+class Counts(NamedTuple):
+    """The whole numbers of a `KernelSpec`."""
+
+    kind: int
+    memory: int
+    rule: int
+    limit: int
+    max_steps: int
+
+
+class Numbers(NamedTuple):
+    """The other numbers of a `KernelSpec`, in the dtype of the states."""
+
+    slope: Any
+    worth: Any
+    patience: Any
+    ridge: Any
+    atol: Any
+    rtol: Any
+    eps: Any
+
+
 # The workspace of a group: rows of `width` lanes, as `cpu.engine.plan_workspace` plans them, for a solver with the
 # memory m.
 #
@@ -62,6 +95,7 @@ DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 ) = range(16)  # fmt: skip
 SAMPLE, BIRTH, DUE = range(3)  # of `lanes`
 NEVER = 1 << 62
+SPARE = 4  # a group takes new samples when this part of a vector is free: samples that start together end together
 
 
 @cached
@@ -78,6 +112,11 @@ def pack(A: Any, transpose: bool, packed: Any) -> None:
                 packed[start + k * ROWS] = A[k, row]
             else:
                 packed[start + k * ROWS] = A[row, k]
+
+
+def empty_tiles(n: int, dtype: Any) -> Any:
+    """Allocates what `pack` fills."""
+    return np.empty((n + ROWS - 1) // ROWS * ROWS * n, dtype)
 
 
 @cached
@@ -494,6 +533,64 @@ def store_samples(work: Any, out: int, bias: Any, y: Any, first: int, size: int,
                 y[first + i, k] += bias[k]
 
 
+@compiled
+def worst_status(status: Any, begin: int, end: int) -> int:
+    """Returns the largest status of some samples, RUNNING if there are none."""
+    worst = RUNNING
+    for s in range(begin, end):
+        worst = max(worst, status[s])
+    return worst
+
+
+@compiled
+def solve_samples(
+    packed: Any, v: Any, d: Any, x0: Any, value: Any, status: Any, steps: Any, trace: Any, work: Any,
+    lanes: Any, slots: Any, at: Any, counts: Any, numbers: Any, begin: int, end: int,
+) -> int:  # fmt: skip
+    """Solves the samples from `begin` to `end`; returns the largest of their statuses."""
+    n, width = v.shape[1], lanes.shape[0] // 3
+    memory, plain, half = len(slots) - 2, counts.memory == 0, width // VECTORS
+    vectors, alone = 1 if end - begin <= half else VECTORS, end - begin == 1
+    clear(work, lanes, width, slots, at)
+    zero = begin - begin  # not a constant, for which numba would compile everything once more
+    now, phase, origin, left, waiting = zero, zero, zero, zero, begin
+    # Before every step the iterates of the `left` running samples are at slots[origin], `now` evaluations of
+    # the group have been made, and samples from `waiting` on have no lane yet. Lanes change samples in phase 0
+    # only, when the other slots hold no history.
+    while True:
+        if phase == 0:
+            if waiting < end and (left == 0 or vectors * half - left >= half // SPARE):
+                known = waiting
+                waiting = refill(work, slots[origin], at, lanes, width, v, d, x0, now, waiting, end)
+                left += waiting - known
+                scratch = slots[1 - origin]
+                substitute(
+                    work, packed, slots[origin], scratch, at, lanes, width, now, n, counts, numbers, vectors
+                )
+            if left == 0:
+                return worst_status(status, begin, end)
+            if vectors > 1 and waiting >= end and left <= half:
+                gather(work, slots[origin], at, lanes, width, n, counts.max_steps // PERIOD + 1)
+                vectors = 1
+        target = 1 - origin if plain else 1 if phase > memory else origin + 1
+        evaluate(
+            work, packed, slots[origin], slots[target], at, n, width, counts.kind, numbers.slope, vectors,
+            alone,
+        )  # fmt: skip
+        if trace.shape[0] > 0:
+            record_residuals(work, at, lanes, width, now, trace)
+        left -= write_finished(
+            work, slots[origin], at, lanes, width, now, counts, numbers, value, status, steps
+        )
+        now += 1
+        if plain:
+            origin = target
+        elif left == 0:
+            phase, origin = zero, zero
+        else:
+            phase, origin = advance(work, slots, at, lanes, width, n, numbers, vectors, phase)
+
+
 def _make_solve(key: int) -> Any:
     """Returns the kernel; what a function closes over is part of its key in numba's cache."""
 
@@ -502,51 +599,11 @@ def _make_solve(key: int) -> Any:
         packed: Any, v: Any, d: Any, x0: Any, value: Any, status: Any, steps: Any, trace: Any, work: Any,
         lanes: Any, slots: Any, at: Any, counts: Any, numbers: Any, begin: int, end: int,
     ) -> int:  # fmt: skip
-        """Solves the samples from `begin` to `end`; returns the number of evaluations of groups."""
-        work, lanes, packed = borrow(work), borrow(lanes), borrow(packed)
-        v, d, x0, trace = borrow(v), borrow(d), borrow(x0), borrow(trace)
-        value, status, steps = borrow(value), borrow(status), borrow(steps)
-        n, width = v.shape[1], lanes.shape[0] // 3 if key else 0
-        memory, plain, half = len(slots) - 2, counts.memory == 0, width // VECTORS
-        vectors, alone = 1 if end - begin <= half else VECTORS, end - begin == 1
-        clear(work, lanes, width, slots, at)
-        zero = begin - begin  # not a constant, for which numba would compile everything once more
-        now, phase, origin, left, waiting = zero, zero, zero, zero, begin
-        # Before every step the iterates of the `left` running samples are at slots[origin], `now` evaluations of
-        # the group have been made, and samples from `waiting` on have no lane yet. Lanes change samples in phase 0
-        # only, when the other slots hold no history.
-        while True:
-            if phase == 0:
-                if waiting < end and left < vectors * half:
-                    known = waiting
-                    waiting = refill(work, slots[origin], at, lanes, width, v, d, x0, now, waiting, end)
-                    left += waiting - known
-                    scratch = slots[1 - origin]
-                    substitute(
-                        work, packed, slots[origin], scratch, at, lanes, width, now, n, counts, numbers, vectors
-                    )
-                if left == 0:
-                    return now
-                if vectors > 1 and waiting >= end and left <= half:
-                    gather(work, slots[origin], at, lanes, width, n, counts.max_steps // PERIOD + 1)
-                    vectors = 1
-            target = 1 - origin if plain else 1 if phase > memory else origin + 1
-            evaluate(
-                work, packed, slots[origin], slots[target], at, n, width, counts.kind, numbers.slope, vectors,
-                alone,
-            )  # fmt: skip
-            if trace.shape[0] > 0:
-                record_residuals(work, at, lanes, width, now, trace)
-            left -= write_finished(
-                work, slots[origin], at, lanes, width, now, counts, numbers, value, status, steps
-            )
-            now += 1
-            if plain:
-                origin = target
-            elif left == 0:
-                phase, origin = zero, zero
-            else:
-                phase, origin = advance(work, slots, at, lanes, width, n, numbers, vectors, phase)
+        """Solves the samples from `begin` to `end`; returns the largest of their statuses."""
+        return solve_samples(
+            borrow(packed), borrow(v), borrow(d), borrow(x0), borrow(value), borrow(status), borrow(steps),
+            borrow(trace), borrow(work), borrow(lanes), slots, at, counts, numbers, begin, end if key else begin,
+        )  # fmt: skip
 
     return solve
 

@@ -195,7 +195,8 @@ class Launched:
         self.flag = failure_flag(options, v.device)
         target = no_flag(v.device) if self.flag is None else self.flag.flag
         self.answer = launcher().launch(*self.operands, spec, target, saves=saves, scaled=self.scaled)
-        self.value, self.saved = self.answer.value, (self.answer.slopes,) if saves else ()
+        self.value = self.answer.value
+        self.saved: tuple[Tensor, ...] = (self.answer.slopes,) if saves else ()
         if self.flag is not None:
             self.flag.record()
 
@@ -289,15 +290,21 @@ class Triton:
         gradient: Tensor = _projection().project_backward(W, levels, g)
         return gradient
 
-    def begin(self, spec: AffineSpec, A: Tensor, v: Tensor, *, saves: bool) -> Launched:
-        """Launches the solve of a model."""
-        return Launched(A, v, None, _passes(spec, v.dtype)[0], spec.forward, saves=saves)
+    def fuses(self, radius: float | None, tensors: Sequence[Any]) -> bool:
+        """Returns False: a model is several launches."""
+        return False
 
-    def begin_adjoint(
-        self, spec: AffineSpec, A: Tensor, x: Tensor, saved: tuple[Tensor, ...], g: Tensor
-    ) -> Launched:
+    def begin(self, spec: AffineSpec, radius: float | None, W: Tensor, v: Tensor, *, saves: bool) -> Launched:
+        """Launches the solve of a model, after the projection of the rows of W where a radius is given."""
+        A, levels = (W, W) if radius is None else self.project_rows(W, radius)
+        solve = Launched(A, v, None, _passes(spec, v.dtype)[0], spec.forward, saves=saves)
+        solve.saved = A, levels, *solve.saved
+        return solve
+
+    def begin_adjoint(self, spec: AffineSpec, saved: Sequence[Tensor], x: Tensor, g: Tensor) -> Launched:
         """Launches the backward solve of a model."""
-        return Launched(A.t(), g, saved[0], _passes(spec, g.dtype)[1], spec.backward, saves=False)
+        A, _, slopes = saved
+        return Launched(A.t(), g, slopes, _passes(spec, g.dtype)[1], spec.backward, saves=False)
 
     # Sequences, in `kernels.sequence`.
 

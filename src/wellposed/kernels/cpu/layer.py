@@ -1,0 +1,255 @@
+"""A whole small model, compiled: projection, products and solve in one call each way.
+
+Around a solve of a hundred samples with twenty states, torch and Python cost more than the solve. Here tensors are
+given by their addresses (zero for one that is missing), and everything else lies in two buffers:
+
+    saved    x (B, n), v (B, n), A (n, n), what the projection left (n)
+    work     steps and statuses; where gradients are computed, offset, d, y (B, n) and scale (B, 1); then the
+             workspace of `cpu.solve`, its lanes, the tiles of A and of a left factor, columns and rows of a product
+
+`saved` lives until the backward pass, `work` for one call. `layer` is one function for both directions, so that
+the solve in it is compiled once. Products run on vectors of columns, with `simd.multiply_tiles`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from wellposed.errors import require
+from wellposed.kernels.cpu.cache import njit_cached, source_key
+from wellposed.kernels.cpu.projection import pull_back, shrink
+from wellposed.kernels.cpu.simd import ROWS, VECTORS, array_at, multiply_tiles
+from wellposed.kernels.cpu.solve import (
+    MAX_STEPS,
+    Counts,
+    Numbers,
+    Rows,
+    pack,
+    prepare_adjoint,
+    solve_samples,
+)
+
+numba = require("numba", extra="fast")
+compiled = numba.njit(nogil=True, error_model="numpy")
+cached = njit_cached(nogil=True, error_model="numpy")
+
+BLOCK = 128  # rows and inner columns of a product that are computed at a time
+ALIGN = 64  # bytes to which parts of `work` are aligned, the largest vector
+NOT_FINITE, OUTPUTS = -1, 16  # what `layer` returns, or adds where outputs are not finite
+
+
+def aligned(end: int) -> int:
+    """Returns where the part of `work` after `end` begins."""
+    return (end + ALIGN - 1) // ALIGN * ALIGN
+
+
+def work_bytes(n: int, size: int, width: int, itemsize: int) -> tuple[int, int]:
+    """Returns the bytes of `work` without samples, and those of one sample.
+
+    Args:
+        n: states.
+        size, width: of the workspace of a group, in numbers, and its samples.
+        itemsize: bytes of a number.
+    """
+    numbers = size + n * (n + ROWS) + BLOCK * (BLOCK + 2 * width)
+    return numbers * itemsize + 24 * width + 7 * ALIGN, 9 + (3 * n + 1) * itemsize
+
+
+next_part = compiled(aligned)
+
+
+@compiled
+def all_finite(array: Any) -> bool:
+    """Tells whether an array holds no NaN or infinity."""
+    infinite, count = array.dtype.type(np.inf), 0
+    for entry in array.reshape(-1):
+        count += not abs(entry) < infinite
+    return count == 0
+
+
+@compiled
+def load_columns(work: Any, right: Any, transposed: bool, first: int, inner: int, column: int, width: int) -> int:
+    """Copies up to `width` columns of a right factor to lanes; returns how many."""
+    columns = min(width, (right.shape[0] if transposed else right.shape[1]) - column)
+    for k in range(inner):
+        for i in range(columns):
+            work[k * width + i] = right[column + i, first + k] if transposed else right[first + k, column + i]
+        for i in range(columns, width):
+            work[k * width + i] = 0
+    return columns
+
+
+@compiled
+def pack_part(tiles: Any, left: Any, by_columns: bool, row: int, size: int, first: int, depth: int) -> None:
+    """Copies `size` rows and `depth` columns of a left factor to tiles, as `cpu.solve.pack`."""
+    for r in range((size + ROWS - 1) // ROWS * ROWS):
+        at = r // ROWS * ROWS * depth + r % ROWS
+        for k in range(depth):
+            if r >= size:
+                tiles[at + k * ROWS] = 0
+            elif by_columns:
+                tiles[at + k * ROWS] = left[first + k, row + r]
+            else:
+                tiles[at + k * ROWS] = left[row + r, first + k]
+
+
+@compiled
+def product(
+    work: Any, tiles: Any, width: int, left: Any, by_columns: bool, right: Any, transposed: bool, out: Any,
+    add: bool,
+) -> None:  # fmt: skip
+    """Writes L R to `out`, or adds it to what is there.
+
+    L is `left`, or its transpose with `by_columns`; R is `right`, or its transpose with `transposed`.
+    """
+    rows, columns = out.shape
+    inner = left.shape[0] if by_columns else left.shape[1]
+    result = BLOCK * width
+    for column in range(0, columns, width):
+        for first in range(0, inner, BLOCK):
+            depth = min(BLOCK, inner - first)
+            count = load_columns(work, right, transposed, first, depth, column, width)
+            vectors = 1 if count * VECTORS <= width else VECTORS
+            for row in range(0, rows, BLOCK):
+                size = min(BLOCK, rows - row)
+                pack_part(tiles, left, by_columns, row, size, first, depth)
+                multiply_tiles(work, tiles, 0, 0, result, depth, size, width, vectors)
+                for r in range(size):
+                    if add or first > 0:
+                        for i in range(count):
+                            out[row + r, column + i] += work[result + r * width + i]
+                    else:
+                        for i in range(count):
+                            out[row + r, column + i] = work[result + r * width + i]
+
+
+@compiled
+def add_to_rows(array: Any, row: Any) -> None:
+    """Adds one row to all."""
+    for s in range(array.shape[0]):
+        for k in range(array.shape[1]):
+            array[s, k] += row[k]
+
+
+@compiled
+def scale_samples(array: Any, scale: Any) -> None:
+    """Multiplies every row by a number."""
+    for s in range(array.shape[0]):
+        for k in range(array.shape[1]):
+            array[s, k] *= scale[s, 0]
+
+
+@compiled
+def sum_rows(array: Any, total: Any) -> None:
+    """Writes the sum of all rows."""
+    for k in range(array.shape[1]):
+        total[k] = 0
+    for s in range(array.shape[0]):
+        for k in range(array.shape[1]):
+            total[k] += array[s, k]
+
+
+def _make_layer(key: int) -> Any:
+    """Returns the kernel; what a function closes over is part of its key in numba's cache."""
+
+    @cached
+    def layer(
+        backward: bool, tensors: Any, gradients: Any, y: int, saved: int, work: int, sizes: Any, slots: Any,
+        layout: Any, parameters: Any, kind: int, slope: float, radius: float,
+    ) -> int:  # fmt: skip
+        """Computes outputs, or gradients from those of the outputs.
+
+        Args:
+            tensors: addresses of u, W, B, C, D and bias.
+            gradients: addresses of their gradients, as far as they are wanted.
+            y: address of the outputs, or of their gradient.
+            saved, work: addresses of the buffers.
+            sizes: samples, states, inputs and outputs.
+            slots, layout, parameters: of `cpu.engine.Plan`.
+            kind, slope: the activation.
+            radius: of the l1 ball on which the rows of W are projected.
+
+        Returns:
+            the largest status of a sample, plus `OUTPUTS` if an output is not finite; from MAX_STEPS on, outputs
+            and gradients are not computed. `NOT_FINITE` if W or v is not finite or there are no samples.
+        """
+        (batch, n, p, q), width, item, like = sizes, layout[10], parameters.itemsize, parameters
+        at = Rows(layout[0], layout[1], layout[2], layout[3], layout[4])
+        counts = Counts(layout[5], layout[6], layout[7], layout[8], layout[9])
+        eps = like[6] if key else like[0]
+        numbers = Numbers(like[0], like[1], like[2], like[3], like[4], like[5], eps)
+        x, v = array_at(saved, (batch, n), like), array_at(saved + item * batch * n, (batch, n), like)
+        A = array_at(saved + 2 * item * batch * n, (n, n), like)
+        levels = array_at(saved + item * (2 * batch * n + n * n), (n,), like)
+        steps, status = array_at(work, (batch,), np.int64), array_at(work + 8 * batch, (batch,), np.int8)
+        rows, start = batch if backward else 0, work + next_part(9 * batch)
+        offset, d = array_at(start, (rows, n), like), array_at(start + item * rows * n, (rows, n), like)
+        value = array_at(start + 2 * item * rows * n, (rows, n), like)
+        scale = array_at(start + 3 * item * rows * n, (rows, 1), like)
+        start = work + next_part(start + item * rows * (3 * n + 1) - work)
+        group = array_at(start, (layout[11],), like)
+        start = work + next_part(start + item * layout[11] - work)
+        lanes = array_at(start, (3 * width,), np.int64)
+        start = work + next_part(start + 24 * width - work)
+        tiles = array_at(start, (n * (n + ROWS),), like)
+        start = work + next_part(start + item * n * (n + ROWS) - work)
+        packed = array_at(start, (BLOCK * BLOCK,), like)
+        room = array_at(start + item * BLOCK * BLOCK, (2 * BLOCK * width,), like)
+        none, outputs = array_at(work, (0, n), like), array_at(y, (batch, q), like)
+        u, W = array_at(tensors[0], (batch, p), like), array_at(tensors[1], (n, n), like)
+        B, C, D = (
+            array_at(tensors[2], (n, p), like),
+            array_at(tensors[3], (q, n), like),
+            array_at(tensors[4], (q, p), like),
+        )
+        if backward:
+            product(room, packed, width, outputs, False, C, False, offset, False)
+            for s in range(batch):
+                for k in range(n):
+                    d[s, k] = v[s, k]
+            product(room, packed, width, x, False, A, True, d, True)
+            prepare_adjoint(d, offset, kind, slope, d, offset, scale)
+            pack(A, True, tiles)
+        else:
+            value, offset = x, v
+            shrink(W, A, levels, radius, eps)
+            product(room, packed, width, u, False, B, True, v, False)
+            if tensors[5] != 0:
+                add_to_rows(v, array_at(tensors[5], (n,), like))
+            if batch == 0 or not all_finite(W) or not all_finite(v):
+                return NOT_FINITE
+            pack(A, False, tiles)
+        worst = solve_samples(
+            tiles, offset, d, none, value, status, steps, none, group, lanes, slots, at, counts, numbers, 0, batch
+        )
+        if worst >= MAX_STEPS:
+            return worst
+        if not backward:
+            product(room, packed, width, x, False, C, True, outputs, False)
+            if tensors[4] != 0:
+                product(room, packed, width, u, False, D, True, outputs, True)
+            return worst if all_finite(outputs) else worst + OUTPUTS
+        scale_samples(value, scale)
+        if gradients[0] != 0:
+            by_u = array_at(gradients[0], (batch, p), like)
+            product(room, packed, width, value, False, B, False, by_u, False)
+            if tensors[4] != 0:
+                product(room, packed, width, outputs, False, D, False, by_u, True)
+        if gradients[1] != 0:
+            by_W = array_at(gradients[1], (n, n), like)
+            product(room, packed, width, value, True, x, False, by_W, False)
+            pull_back(W, levels, by_W, by_W, eps)
+        if gradients[2] != 0:
+            product(room, packed, width, value, True, u, False, array_at(gradients[2], (n, p), like), False)
+        if gradients[3] != 0:
+            product(room, packed, width, outputs, True, x, False, array_at(gradients[3], (q, n), like), False)
+        if gradients[4] != 0:
+            product(room, packed, width, outputs, True, u, False, array_at(gradients[4], (q, p), like), False)
+        if gradients[5] != 0:
+            sum_rows(value, array_at(gradients[5], (n,), like))
+        return worst
+
+    return layer
+
+
+layer = _make_layer(source_key())
