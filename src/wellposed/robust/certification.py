@@ -22,8 +22,8 @@ from wellposed.models import ImplicitModel
 from wellposed.robust.attacks import Attack, pgd
 from wellposed.robust.attacks.attack import margin
 from wellposed.robust.bounds import METHODS, certified, output_bounds
-from wellposed.robust.boxes import solve_states
-from wellposed.robust.crown import CrownPass
+from wellposed.robust.boxes import CenterSolve, solve_states
+from wellposed.robust.crown import Continuation, CrownPass, center_preactivations
 from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.linear_programs import (
     STEPS,
@@ -32,6 +32,7 @@ from wellposed.robust.linear_programs import (
     Regions,
     RelaxedSet,
     ReluConstraints,
+    continued_box,
     in_float64,
     of_sample,
     side_by_side,
@@ -283,8 +284,9 @@ def output_widths(
 EPS = 2.0**-52
 SOLVED = 1e-8  # relative to the outputs, by which a counter-example must lead
 POLISHED = 4  # of the points that are tried at once
-ROOT_ROUNDS = 6  # of refinement before anything is split
-WORTH = 0.95  # of the widths at most that a round of refinement must leave for another one
+ROOT_ROUNDS = 8  # of refinement before anything is split
+FAR = 3.0  # times wider than first order are intervals of a loop that count as not enclosed
+WORTH = 0.97  # of the widths at most that a round of refinement must leave for another one
 
 
 @dataclass(frozen=True)
@@ -477,19 +479,54 @@ class _Search:
         self.objectives = replace(
             objectives, constant=objectives.constant + offset, slack=objectives.slack + 2 * EPS * size
         )
-        z = side_by_side([root.z(k) for k in range(len(root.activations))])
-        none = self.objectives.part([])
-        z = self._narrowed(z, none)
         self.nodes += 1
-        region = torch.zeros(len(self.rows), dtype=torch.int64)
-        regions = Regions(self.constraints, self._inputs, z, none)
-        bounds = regions.maximum(self.objectives, region, STEPS).bound
+        none, z = self.objectives.part([]), side_by_side([root.z(k) for k in range(len(root.activations))])
+        kept, assumed = self._kept(root, z), none
+        if kept is None:
+            z = self._narrowed(z, none)
+        else:
+            assumed = self.objectives.part([row for goal in self.goals for row in goal]).negated
+            kept = self._narrowed(kept, assumed)
+        bounds = self._maximum(z, none, self.objectives)
         gaps = []
         for goal in self.goals:
             bound = float(bounds[goal].min())
-            if self.best < 0:
-                gaps.append(bound if bound < 0 else self._bound_goal(z, goal, bound))
+            if bound >= 0 and self.best < 0 and not self.query.late:
+                gap = self._bound_goal(z if kept is None else kept, goal, bound, assumed)
+                bound = gap if gap < 0 or kept is None else bound
+            gaps.append(bound)
         return gaps
+
+    def _maximum(self, z: Interval, conditions: Objectives, rows: Objectives, steps: int = STEPS) -> Tensor:
+        regions = Regions(self.constraints, self._inputs, z, conditions)
+        return regions.maximum(rows, torch.zeros(len(rows), dtype=torch.int64), steps).bound
+
+    def _kept(self, root: IntervalPropagation, z: Interval) -> Interval | None:  # (1, n)
+        """Encloses a loop as far as no goal is reached, where it could not be enclosed for all inputs.
+
+        Let V be the inputs whose equilibrium lies in a closed box while all rows are nonpositive. If that puts the
+        equilibrium in the interior of the box, and no row can then reach zero, V is open; it is closed and holds
+        the center, so it holds all inputs, as in `Continuation`.
+        """
+        order, applies = root.operators.order, Continuation(CrownPass(root))
+        if len(order.stages) > 1 or not order.loops or any(len(goal) > 1 for goal in self.goals):
+            return None
+        if applies.why_not(order.stages[0]):
+            return None
+        rows = self.objectives.part([row for goal in self.goals for row in goal])
+        try:
+            center = side_by_side(self.query.once("center_preactivations", center_preactivations))
+            u = self.query.once("center", CenterSolve.of).u.double()
+        except (IllPosedError, MethodError):
+            return None
+        point = Regions(self.constraints, Interval(u[0], u[0]), center, rows.part([]))
+        if not bool((point.maximum(rows, torch.zeros(len(rows), dtype=torch.int64), 0).bound < 0).all()):
+            return None
+        box = continued_box(
+            self.constraints, self._inputs, of_sample(z, 0), of_sample(center, 0),
+            torch.ones_like(z.lower[0], dtype=torch.bool), self.query, rows.negated, FAR,
+        )  # fmt: skip
+        return None if box is None else Interval(box.lower[None], box.upper[None])
 
     @property
     def _inputs(self) -> Interval:
@@ -508,12 +545,17 @@ class _Search:
                 break
         return z
 
-    def _bound_goal(self, z: Interval, goal: list[int], bound: float) -> float:
-        """Bounds the least row of a goal as far as there is time, or until it is known to be negative."""
+    def _bound_goal(self, z: Interval, goal: list[int], bound: float, assumed: Objectives) -> float:
+        """Bounds the least row of a goal as far as there is time, or until it is known to be negative.
+
+        Args:
+            bound: what is known of it.
+            assumed: rows that are nonnegative wherever that matters.
+        """
         done, least = -math.inf, SOLVED * (1 + bound)
         rows = self.objectives.part(goal)
         rows = replace(rows, constant=rows.constant + least, slack=rows.slack + 2 * EPS * rows.constant.abs())
-        parts = self._examined(z, rows, [bound])
+        parts = self._examined(z, rows, assumed, [bound])
         while parts and self.best < 0 and not self.query.late:
             part = heapq.heappop(parts)
             split = self._split(part)
@@ -522,29 +564,28 @@ class _Search:
                 if done >= 0:
                     break
             else:
-                for child in self._examined(split, rows, [part.bound] * 2):
+                for child in self._examined(split, rows, assumed, [part.bound] * 2):
                     heapq.heappush(parts, child)
         return max([-least, done, *(part.bound for part in parts)])
 
-    def _examined(self, z: Interval, goal: Objectives, bounds: list[float]) -> list[_Part]:
+    def _examined(self, z: Interval, goal: Objectives, assumed: Objectives, bounds: list[float]) -> list[_Part]:
         """Tightens some parts together as far as is worth it; those that cannot reach the goal are left out.
 
         Args:
             z: (K, n).
-            goal: rows that are nonnegative where the goal is reached.
+            goal, assumed: rows that are nonnegative where the goal is reached.
             bounds: known bounds of the parts.
         """
         self.nodes += len(bounds)
         least = torch.tensor(bounds, dtype=torch.float64)
         scores = torch.zeros_like(z.lower)
         for _ in range(ROOT_ROUNDS):
-            regions = Regions(self.constraints, self._inputs, z, goal)
+            regions = Regions(self.constraints, self._inputs, z, goal.beside(assumed))
             region, unit = regions.open.nonzero(as_tuple=True)
             own = torch.arange(len(least)).repeat_interleave(len(goal))
             rows = regions.units(region, unit).beside(goal.part(torch.arange(len(goal)).repeat(len(least))))
             found = regions.maximum(rows, torch.cat([region, region, own]), STEPS)
             units = 2 * len(unit)
-            self._try(found.inputs[units:])
             before = z
             z, new = _tightened(z, region, unit, found.bound[:units]), found.bound[units:].view(len(least), -1)
             least = torch.minimum(least, new.amin(1))
@@ -553,8 +594,10 @@ class _Search:
             shrunk = z.width.sum(1) <= WORTH * before.width.sum(1)
             z, before = z.at(alive), before.at(alive)
             least, scores, shrunk = least[alive], scores[alive], shrunk[alive]
-            if not bool(shrunk.any()) or self.best >= 0 or self.query.late:
+            if not bool(shrunk.any()) or self.query.late:
                 break
+        if len(least):
+            self._try(found.inputs[units:])
         return [
             _Part((-float(least[k]), next(self.number)), of_sample(z, k), scores[k]) for k in range(len(least))
         ]
@@ -645,7 +688,7 @@ class _Search:
         return torch.stack([values[:, goal].amin(1) for goal in self.goals], dim=1)
 
     @torch.enable_grad()
-    def _ascend(self, steps: int = 20) -> Tensor:
+    def _ascend(self, steps: int = 10) -> Tensor:
         """Goes up the least row of every goal by sign gradients; returns the points on the way."""
         box, form = self.query.set.box(), self.query.form
         radius = (box.upper - box.lower) / 2

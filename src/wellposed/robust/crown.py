@@ -757,7 +757,7 @@ class Continuation:
             success = success | inside
             for k in blocks:
                 proven[k] = image[k].within(box[k]).where(inside[:, None], proven[k])
-            box = {k: grown_box(box[k], image[k]) for k in blocks}
+            box = {k: _grown(box[k], image[k]) for k in blocks}
             width = torch.cat([box[k].width for k in blocks], dim=1)
             if first is None:
                 first = width.amax(1)
@@ -798,7 +798,7 @@ def _within(inner: Interval, outer: Interval) -> Tensor:  # (B,)
     return ((inner.lower > outer.lower) & (inner.upper < outer.upper)).all(1)
 
 
-def grown_box(box: Interval, image: Interval) -> Interval:
+def _grown(box: Interval, image: Interval) -> Interval:
     """Returns the hull of a box and its image, made a little larger."""
     unit = torch.finfo(image.lower.dtype).eps
     room = GROWTH * image.width + 8 * unit * image.magnitude

@@ -22,7 +22,7 @@ from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
 from wellposed.errors import IllPosedError, InputError, require, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
-from wellposed.robust.crown import GAIN, Continuation, CrownPass, center_preactivations, enclosed, grown_box
+from wellposed.robust.crown import GAIN, GROWTH, Continuation, CrownPass, center_preactivations, enclosed
 from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.query import Bounds, Functionals, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval, SparseBox, Uncertainty, proven_upper
@@ -462,19 +462,27 @@ class Objectives:
         """Takes some rows."""
         return Objectives(self.states[rows], self.inputs[rows], self.constant[rows], self.slack[rows], len(rows))
 
+    @property
+    def negated(self) -> "Objectives":
+        """The rows times -1."""
+        return replace(self, states=-self.states, inputs=-self.inputs, constant=-self.constant)
+
     def beside(self, others: "Objectives") -> "Objectives":
         """Puts other rows after these."""
-        names = ("states", "inputs", "constant", "slack")
-        joined = [torch.cat([getattr(self, name), getattr(others, name)]) for name in names]
-        return Objectives(*joined, len(self) + len(others))
+        pairs = (
+            (getattr(self, name), getattr(others, name)) for name in ("states", "inputs", "constant", "slack")
+        )
+        states, inputs, constant, slack = (torch.cat(pair) for pair in pairs)
+        return Objectives(states, inputs, constant, slack, len(constant))
 
     def plus(self, weights: Tensor, others: "Objectives") -> "Objectives":
         """Adds other rows with some weights, none of which is negative."""
         if not len(others):
             return self
-        pairs = (("states", self.states), ("inputs", self.inputs), ("constant", self.constant))
-        sums = [own + weights @ getattr(others, name) for name, own in pairs]
-        return Objectives(*sums, self.slack + weights @ others.slack, self.count)
+        return Objectives(
+            self.states + weights @ others.states, self.inputs + weights @ others.inputs,
+            self.constant + weights @ others.constant, self.slack + weights @ others.slack, self.count,
+        )  # fmt: skip
 
     def objective(self, index: int, row: int) -> tuple[Array, Array]:
         """Returns the coefficients of the states and of the inputs."""
@@ -507,6 +515,10 @@ class Maximum(NamedTuple):
     weights: Tensor
     inputs: Tensor
     gaps: Tensor
+
+    def part(self, rows: Tensor) -> "Maximum":
+        """Takes some rows."""
+        return Maximum(*(part[rows] for part in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -798,13 +810,14 @@ def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
     return first
 
 
-STEPS = 60  # of the primal-dual method
+STEPS, GROWING_STEPS = 60, 40  # of the primal-dual method
 GROWN, GIVEN_UP = 16, 8.0  # rounds and times the first width after which a box is given up
 
 
 def _continue(enclosure: IntervalPropagation, constraints: ReluConstraints) -> None:
     """Encloses loops by `Continuation`'s theorem, with triangle programs, and what reads them by intervals."""
-    query, blocks, changed = enclosure.query, [], False
+    query, changed = enclosure.query, False
+    blocks: list[int] = []
     starts = np.cumsum((0, *query.form.partition))
     applies = Continuation(CrownPass(enclosure))
     for stage in enclosure.operators.order.stages:
@@ -834,44 +847,59 @@ def _continue(enclosure: IntervalPropagation, constraints: ReluConstraints) -> N
 
 
 def continued_box(
-    constraints: ReluConstraints,
-    inputs: Interval,
-    known: Interval,
-    center: Interval,
-    looping: Tensor,
-    query: Query,
-) -> Interval | None:  # (n,)
+    constraints: ReluConstraints, inputs: Interval, known: Interval, center: Interval, looping: Tensor,
+    query: Query, conditions: Objectives | None = None, gain: float = GAIN,
+) -> Interval | None:  # (n,)  # fmt: skip
     """Proves a box of all pre-activations of a loop; see `Continuation`. None if that fails or is of no use.
 
     Args:
         constraints: of the loop and of all states that it reads.
         known: what is proven of them, which may be nothing of the loop.
         center: the equilibrium at the center of the inputs.
-        looping: (n,), which states are the loop\'s.
+        looping: (n,), which states are the loop's.
+        conditions: rows that are assumed to be nonnegative; the box is proven as long as they are.
+        gain: how many times wider than the first guess what is known must be.
     """
     z, (unit,) = center.where(looping, known), looping.nonzero(as_tuple=True)
     region, found, first = torch.zeros(2 * len(unit), dtype=torch.int64), None, math.inf
-    old = known.width[unit].sum()
-    for _ in range(GROWN):
-        regions = Regions(
-            constraints, inputs, Interval(*(end[None] for end in z.within(known))), Objectives.none(constraints)
-        )
-        rows = regions.units(region[: len(unit)], unit)
-        found = regions.maximum(rows, region, STEPS, found)
+    assumed, old = conditions or Objectives.none(constraints), known.width[unit].sum()
+    for _ in range(GROWN * (1 if conditions is None else 2)):
+        regions = Regions(constraints, inputs, Interval(*(end[None] for end in z.within(known))), assumed)
+        found = _image(regions, regions.units(region[: len(unit)], unit), region, unit, found)
         image = Interval(-found.bound[len(unit) :], found.bound[: len(unit)]).within(known.at(unit))
         box = z.at(unit)
         if bool(((image.lower > box.lower) & (image.upper < box.upper)).all()):
-            low, high = known.lower.clone(), known.upper.clone()
-            low[unit], high[unit] = image
-            return Interval(low, high)
+            z = image
+            break
         first = min(first, float(image.width.sum()))
-        if query.late or not float(image.width.sum()) <= GIVEN_UP * first or bool(old < GAIN * first):
+        if query.late or not float(image.width.sum()) <= GIVEN_UP * first or bool(old < gain * first):
             return None
-        grown = grown_box(box, image)
-        low, high = z.lower.clone(), z.upper.clone()
-        low[unit], high[unit] = grown
-        z = Interval(low, high)
-    return None
+        grown = _grown(image, regions.relu[unit])
+        z = Interval(z.lower.index_put((unit,), grown.lower), z.upper.index_put((unit,), grown.upper))
+    else:
+        return None
+    return Interval(known.lower.index_put((unit,), z.lower), known.upper.index_put((unit,), z.upper))
+
+
+def _image(regions: Regions, rows: Objectives, region: Tensor, unit: Tensor, found: Maximum | None) -> Maximum:
+    """Bounds all pre-activations of a loop, with effort only where they are not affine, or may not be."""
+    found = regions.maximum(rows, region, 0, found)
+    upper, lower = found.bound.chunk(2)
+    near = regions.relu[unit] & ((upper > 0) & (lower > 0) | regions.open[0, unit])
+    (some,) = near.repeat(2).nonzero(as_tuple=True)
+    if len(some):
+        better = regions.maximum(rows.part(some), region[some], GROWING_STEPS, found.part(some))
+        found = Maximum(*(old.index_put((some,), new) for old, new in zip(found, better, strict=True)))
+    return found
+
+
+def _grown(image: Interval, relu: Tensor) -> Interval:
+    """Makes an image larger, and far larger where that leaves a state affine."""
+    on, off = ~relu | (image.lower > 0), relu & (image.upper < 0)
+    room = torch.where(on | off, 0.5, GROWTH) * image.width + 8 * 2 * UNIT * image.magnitude
+    lower, upper = image.lower - room, image.upper + room
+    lower = torch.where(on & relu, torch.maximum(lower, image.lower / 2), lower)
+    return Interval(lower, torch.where(off, torch.minimum(upper, image.upper / 2), upper))
 
 
 def in_float64(query: Query) -> Query:
