@@ -10,7 +10,7 @@ that have such a box (others are affine, or known well enough, or not proven).
 
 "open" images are left by the attack and not proven by CROWN. Branch and bound is asked about all of them, or about
 some drawn at random: "asked" are their number, then "proven", "counter-examples", and "undecided" when the seconds
-(of the clock, not of the processor) were over. "complete" is the percentage of all images that are proven then, and
+(of the clock, not of the processor) were over. "complete" is the percentage of all images that are proven then,
 "pgd and complete" what neither of the two attacks; both are missing where not all open images were asked about.
 Milliseconds are of the processor, per image.
 
