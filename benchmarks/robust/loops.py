@@ -3,17 +3,22 @@
 `ImplicitModel` without feedthrough, with biases, kappa .9, under the conditions monotone, spectral and inf, is
 trained on 20,000 images of MNIST for 4 epochs by Adam, without any robust training, in float32. The first images
 of the test set are then attacked (PGD, 40 steps) and certified in the box of radius eps, clipped to [0, 1], in
-float64 on one processor. All columns are percent of the same images: "clean" and "pgd" what keeps its class,
-"norms" what CROWN proves if loops are enclosed by norms alone, "crown" what it proves with boxes of continuation,
-"slopes" the same with eight rounds of refinement and slopes optimised; "boxes" are the samples that have such a
-box (others are affine, or known well enough, or not proven). "complete" adds what branch and bound proves within
-some seconds of what the attack leaves and "slopes" does not prove. Milliseconds are per image, for "complete" per
-image that it was asked about.
+float64 on one processor. All columns but those of "asked" are percent of the same images: "clean" and "pgd" what
+keeps its class, "norms" what CROWN proves if loops are enclosed by norms alone, "crown" what it proves with boxes
+of continuation, "slopes" the same with eight rounds of refinement and slopes optimised; "boxes" are the samples
+that have such a box (others are affine, or known well enough, or not proven).
 
-Run: python -m benchmarks.robust.loops [--quick] [--images 100] [--models monotone-87,inf-40]
-Models and radii that are not run keep what the file says of them.
+"open" images are left by the attack and not proven by CROWN. Branch and bound is asked about all of them, or about
+some drawn at random: "asked" are their number, then "proven", "counter-examples", and "undecided" when the seconds
+(of the clock, not of the processor) were over. "complete" is the percentage of all images that are proven then,
+"pgd and complete" what neither of the two attacks; both are missing where not all open images were asked about.
+Milliseconds are of the processor, per image.
+
+Run: python -m benchmarks.robust.loops [--quick] [--images 200] [--models monotone-87,inf-40] [--columns complete]
+Models, radii and columns that are not run keep what the file says of them.
 """
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -29,22 +34,29 @@ from wellposed.robust.attacks import pgd
 from wellposed.robust.certification import branch_and_bound
 from wellposed.training import fit
 
-MODELS = ("monotone-40", "monotone-87", "spectral-40", "spectral-87", "inf-40", "inf-87")
+MODELS = tuple(f"{condition}-{n}" for n in (40, 87, 200) for condition in ("monotone", "spectral", "inf"))
 EPSILONS, PART = (0.01, 0.02, 0.05), 20  # images that are bounded at once
-METHODS = {"crown": Crown(), "slopes": Crown(rounds=8, slope_steps=20)}
+METHODS = {"norms": Crown(continuation=False), "crown": Crown(), "slopes": Crown(rounds=8, slope_steps=20)}
+Line = dict[str, Any]
 
 
-def trained(name: str) -> ImplicitForm:
-    """Trains a classifier."""
+def trained(name: str, folder: Path | None = None) -> ImplicitForm:
+    """Trains a classifier, or reads one that an earlier run has left in a folder."""
     condition, states = name.split("-")
     data = load_images("mnist", "train")
     torch.manual_seed(0)
     model = ImplicitModel(
         784, 10, int(states), condition=condition, kappa=0.9, bias=True, feedthrough=False, on_failure="ignore"
     )
-    pairs = data.flat()[:20_000], data.labels[:20_000]
-    loss = torch.nn.functional.cross_entropy
-    fit(model, pairs, loss, epochs=4, optimizer=lambda p: torch.optim.Adam(p, 1e-3), seed=0, progress=False)
+    file = None if folder is None else folder / f"{name}.pt"
+    if file is not None and file.exists():
+        model.load_state_dict(torch.load(file))
+    else:
+        pairs = data.flat()[:20_000], data.labels[:20_000]
+        loss = torch.nn.functional.cross_entropy
+        fit(model, pairs, loss, epochs=4, optimizer=lambda p: torch.optim.Adam(p, 1e-3), seed=0, progress=False)
+        if file is not None:
+            torch.save(model.state_dict(), file)
     with torch.no_grad():
         return model.double().form()
 
@@ -59,35 +71,45 @@ def _counted(form: ImplicitForm, box: Box, labels: Tensor, method: Crown) -> tup
     return torch.cat(certain), 1000 * spent / len(labels)
 
 
-def row(form: ImplicitForm, u: Tensor, labels: Tensor, epsilon: float, seconds: float) -> dict[str, Any]:
-    """Attacks and certifies."""
-    box, line = Box.around(u, epsilon), {"epsilon": epsilon}
+def attacked(form: ImplicitForm, u: Tensor, labels: Tensor, epsilon: float) -> tuple[Tensor, Line]:
+    """Attacks all images; returns which keep their class."""
     clean = form.C.apply(form.equilibrium(u, on_failure="ignore", max_steps=2000).value).argmax(1) == labels
     attack = pgd(lambda v: _outputs(form, v), u, labels, epsilon, steps=40)
     left = clean & ~attack.success
-    line |= {"clean": _share(clean), "pgd": _share(left)}
-    with mock.patch.object(crown.Continuation, "why_not", return_value="switched off"):
-        norms, spent = _counted(form, box, labels, Crown())
-    line |= {"norms": _share(norms), "norms ms": round(spent, 1)}
+    return left, {"clean": _share(clean), "pgd": _share(left)}
+
+
+def proven(form: ImplicitForm, box: Box, labels: Tensor, name: str) -> tuple[Tensor, Line]:
+    """Certifies all images by bounds; returns which are proven."""
     boxes: list[Tensor] = []
     call = crown.Continuation.__call__
     with mock.patch.object(crown.Continuation, "__call__", lambda *given: boxes.append(call(*given)) or boxes[-1]):
-        held, spent = _counted(form, box, labels, METHODS["crown"])
-    line |= {"boxes": _share(torch.cat(boxes) > 1), "crown": _share(held), "crown ms": round(spent, 1)}
-    better, spent = _counted(form, box, labels, METHODS["slopes"])
-    line |= {"slopes": _share(better), "slopes ms": round(spent, 1)}
-    proven = norms | held | better
-    open_ = (left & ~proven).nonzero()[:, 0]
-    spent, verdicts = cpu_seconds(
-        lambda: branch_and_bound(form, Box(box.lower[open_], box.upper[open_]), labels[open_], seconds)
-    )
-    for index, verdict in zip(open_.tolist(), verdicts, strict=True):
-        proven[index] = verdict.status == "proven"
-        left[index] = verdict.status != "counter-example"
-    line |= {"complete": _share(proven), "complete ms": round(1000 * spent / max(1, len(open_)), 1)}
-    line |= {"pgd and complete": _share(left)}
-    if bool((proven & ~left).any()):
-        raise AssertionError("an attack changes a class that was proven")
+        held, spent = _counted(form, box, labels, METHODS[name])
+    line: Line = {name: _share(held), f"{name} ms": round(spent, 1)}
+    return held, line | ({"boxes": _share(torch.cat(boxes) > 1)} if name == "crown" else {})
+
+
+def decided(
+    form: ImplicitForm, box: Box, labels: Tensor, left: Tensor, held: Tensor, seconds: float, most: int
+) -> Line:
+    """Asks branch and bound about what is left and not proven, or about some of it drawn at random."""
+    open_ = (left & ~held).nonzero()[:, 0]
+    order = torch.randperm(len(open_), generator=torch.Generator().manual_seed(0))
+    asked = open_[order[:most].sort().values]
+    verdicts, spent = [], 0.0
+    for index in asked.tolist():
+        one = Box(box.lower[index : index + 1], box.upper[index : index + 1])
+        took, (verdict,) = cpu_seconds(
+            lambda one=one, index=index: branch_and_bound(form, one, labels[index : index + 1], seconds)
+        )
+        verdicts, spent = [*verdicts, verdict.status], spent + took
+    line: Line = {"open": len(open_), "asked": len(asked), "seconds": seconds}
+    line |= {name: verdicts.count(name.removesuffix("s")) for name in ("proven", "counter-examples", "undecided")}
+    line |= {"complete ms": round(1000 * spent / max(1, len(asked)), 1)}
+    if len(asked) == len(open_):
+        share = 100 / len(labels)
+        line["complete"] = round(_share(held) + share * line["proven"], 1)
+        line["pgd and complete"] = round(_share(left) - share * line["counter-examples"], 1)
     return line
 
 
@@ -104,10 +126,13 @@ def _share(marks: Tensor) -> float:
 def main() -> None:
     """Measures everything and writes the result."""
     parser = make_parser(__doc__, __file__, quick="ten images of one model at one radius", table="print the table")
-    parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
-    parser.add_argument("--seconds", type=float, default=5.0, help="for branch and bound of one image")
+    parser.add_argument("--columns", default=",".join((*METHODS, "complete")))
+    parser.add_argument("--seconds", type=float, default=10.0, help="for branch and bound of one image")
+    parser.add_argument("--most", type=int, default=10**6, help="images that branch and bound is asked about")
+    parser.add_argument("--forms", type=Path, help="a folder in which trained models are left")
     options = parser.parse_args()
     if options.table:
         for line in load(options)["lines"]:
@@ -117,16 +142,36 @@ def main() -> None:
     count = 10 if options.quick else options.images
     test = load_images("mnist", "test")
     u, labels = test.flat().double()[:count], test.labels[:count]
-    chosen, lines = options.models.split(","), []
-    if not options.quick and (options.out or options.result).exists():
-        asked = {(name, epsilon) for name in chosen for epsilon in options.epsilons}
-        lines = [line for line in load(options)["lines"] if (line["model"], line["epsilon"]) not in asked]
-    for name in chosen[: 1 if options.quick else None]:
-        form = trained(name)
+    for name in options.models.split(",")[: 1 if options.quick else None]:
+        form = trained(name, options.forms)
         for epsilon in options.epsilons[: 1 if options.quick else None]:
-            lines.append({"model": name, **row(form, u, labels, epsilon, options.seconds)})
-            print(lines[-1], flush=True)
-            save(options, images=count, seconds=options.seconds, lines=lines)
+            box, columns = Box.around(u, epsilon), options.columns.split(",")
+            left, new = attacked(form, u, labels, epsilon)
+            held = torch.zeros_like(left)
+            for method in METHODS:
+                if method in columns or (method == "crown" and "complete" in columns):
+                    which, more = proven(form, box, labels, method)
+                    held, new = held | which, new | more
+            if "complete" in columns:
+                new |= decided(form, box, labels, left, held, options.seconds, options.most)
+            if bool((held & ~left).any()):
+                raise AssertionError("an attack changes a class that was proven")
+            print({"model": name, "epsilon": epsilon, **new}, flush=True)
+            _save(options, count, {"model": name, "epsilon": epsilon, "images": count}, new)
+
+
+def _save(options: Any, count: int, about: Line, new: Line) -> None:
+    """Adds columns to a line of the file, or replaces them; a line about other images is dropped."""
+    exists = not options.quick and (options.out or options.result).exists()
+    lines = load(options)["lines"] if exists else []
+    keys = [(name, epsilon) for name in MODELS for epsilon in EPSILONS]
+    same = [line for line in lines if (line["model"], line["epsilon"]) == (about["model"], about["epsilon"])]
+    old = same[0] if same and same[0].get("images") == count else {}
+    lines = [line for line in lines if line not in same and line.get("images") == count]
+    lines = sorted(
+        [*lines, {**old, **about, **new}], key=lambda line: keys.index((line["model"], line["epsilon"]))
+    )
+    save(options, images=count, lines=lines)
 
 
 if __name__ == "__main__":

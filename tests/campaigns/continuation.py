@@ -5,8 +5,9 @@ Run: python -m tests.campaigns.continuation --points 1000000    writes tests/cam
 One trial is one form, two sets and some hundred points of each: random ones, vertices, and extreme points in the
 directions in which states rise most, which least squares read off the other points. Points are solved by Newton's
 method and by operator splitting in numpy, which share nothing with the library; what does not reach a residual of
-1e-11 is counted and not compared. A number and the seed decide a trial; the file holds one
-run a seed. `--minutes` ends a run early.
+1e-11 is counted and not compared. Where phi is ReLU and the set a box, so are the intervals that triangle programs
+prove, before and after a condition on an output, to which only points that meet it are compared. A number and the
+seed decide a trial; the file holds one run a seed. `--minutes` ends a run early.
 """
 
 import argparse
@@ -27,6 +28,16 @@ from numpy.typing import NDArray
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Dense, ImplicitForm
 from wellposed.robust import Ball, Box, MethodError, SparseBox, Uncertainty, crown, output_bounds, state_bounds
+from wellposed.robust.linear_programs import (
+    Objectives,
+    Regions,
+    ReluConstraints,
+    in_float64,
+    of_sample,
+    side_by_side,
+    tightest_intervals,
+)
+from wellposed.robust.query import Query
 
 RESULT = Path(__file__).parent / "results" / "continuation.json"
 BATCH, SOLVED = 2, 1e-11
@@ -227,7 +238,7 @@ class Tally:
     nearest: float = 0.0  # how much of a bound's radius a point reached
 
 
-def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int = 300) -> None:
+def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int = 900) -> None:
     """Runs one trial; every seventh one is about sets of the size of the rounding."""
     torch.manual_seed(1_000_003 * seed + number)
     case = case_of(seed, number, dtype)
@@ -248,6 +259,7 @@ def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int =
     except (IllPosedError, MethodError) as error:
         tally.trials[f"refused: {type(error).__name__}"] += 1
         return
+    tally.trials[f"certificate: {case.form.certificate().condition}"] += 1
     tally.trials[
         "proven by continuation" if any(bool((one > 1).any()) for one in answers) else "not by continuation"
     ] += 1
@@ -267,6 +279,44 @@ def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int =
             if len(value) and np.isfinite(high - low).all() and (high - low).min() > 1e3 * slack:
                 reach = np.abs(2 * value - high - low) / np.maximum(high - low, 1e-300)
                 tally.nearest = max(tally.nearest, float(reach.max()))
+    if case.phi == "relu" and isinstance(inputs, Box):
+        compare_programs(case, inputs, points, tally, about)
+
+
+def program_bounds(form: ImplicitForm, inputs: Box, output: float | None, b: int) -> tuple[Array, Array]:
+    """Bounds the pre-activations of one sample by triangle programs, where the first output is large enough."""
+    unit = torch.eye(form.sizes[2], dtype=form.dtype).expand(BATCH, -1, -1)
+    wide = in_float64(Query(form, inputs, unit))
+    enclosure = tightest_intervals(wide, 3)
+    z = side_by_side([enclosure.z(k) for k in range(len(form.partition))])
+    if output is None:
+        return z.lower[b].numpy(), z.upper[b].numpy()
+    row = Objectives.of(wide, enclosure.states).part([b * form.sizes[2]])
+    row = Objectives(row.states, row.inputs, row.constant - output, row.slack + 1e-12 * (1 + abs(output)), 1)
+    constraints, box = ReluConstraints.of(wide.form, "campaign"), wide.set.box().interval
+    regions = Regions(constraints, of_sample(box, b), type(z)(z.lower[b : b + 1], z.upper[b : b + 1]), row)
+    region = torch.zeros(form.sizes[0], dtype=torch.int64)
+    rows = regions.units(region, torch.arange(form.sizes[0]))
+    upper, lower = regions.maximum(rows, region.repeat(2), 60).bound.chunk(2)
+    return -lower.numpy(), upper.numpy()
+
+
+def compare_programs(case: Case, inputs: Box, points: Array, tally: Tally, about: dict[str, Any]) -> None:
+    """Compares the pre-activations of points with what triangle programs prove."""
+    C = case.form.C.to_dense().double().numpy()
+    for b in range(BATCH):
+        x, solved = solve(case, points[:, b])
+        x, u = x[solved], points[solved, b]
+        z, output = x @ case.A.T + u @ case.B.T + case.bias, x @ C[0]
+        for least in (None, float(np.quantile(output, 0.7)) if len(output) else 0.0):
+            low, high = program_bounds(case.form, inputs, least, b)
+            some = z if least is None else z[output >= least + 1e-9 * (1 + abs(least))]
+            tally.points[f"triangle programs, {about['dtype']}"] += len(some)
+            outside = np.maximum(some - high, low - some)
+            slack = 1e-9 * (1 + np.abs(some).max(initial=0.0))
+            if (outside > slack).any():
+                what = "triangle programs" + ("" if least is None else ", with a condition")
+                tally.violations.append({**about, "what": what, "by": float(outside.max()), "slack": slack})
 
 
 def main() -> None:

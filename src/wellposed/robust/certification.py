@@ -22,14 +22,17 @@ from wellposed.models import ImplicitModel
 from wellposed.robust.attacks import Attack, pgd
 from wellposed.robust.attacks.attack import margin
 from wellposed.robust.bounds import METHODS, certified, output_bounds
-from wellposed.robust.boxes import solve_states
-from wellposed.robust.crown import CrownPass, bounded_units
+from wellposed.robust.boxes import CenterSolve, solve_states
+from wellposed.robust.crown import Continuation, CrownPass, center_preactivations
 from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.linear_programs import (
+    STEPS,
     LinearProgram,
     Objectives,
+    Regions,
     RelaxedSet,
     ReluConstraints,
+    continued_box,
     in_float64,
     of_sample,
     side_by_side,
@@ -278,11 +281,12 @@ def output_widths(
     return widths, reasons
 
 
-TOGETHER = 16  # nodes that are split at once
 EPS = 2.0**-52
 SOLVED = 1e-8  # relative to the outputs, by which a counter-example must lead
 POLISHED = 4  # of the points that are tried at once
-ROOT_ROUNDS = 6  # of refinement before anything is split
+ROOT_ROUNDS = 8  # of refinement before anything is split
+FAR = 3.0  # times wider than first order are intervals of a loop that count as not enclosed
+WORTH = 0.97  # of the widths at most that a round of refinement must leave for another one
 
 
 @dataclass(frozen=True)
@@ -403,14 +407,33 @@ def _check_budget(budget: float) -> None:
         raise InputError(f"the time budget is a positive number of seconds; received {budget}")
 
 
-Node = tuple[float, int, list[Interval]]  # minus the bound, a number, and the pre-activations of all blocks
+@dataclass(order=True)
+class _Part:
+    """A part of the problem: what the pre-activations may be there.
+
+    Args:
+        order: minus its bound, then its number.
+        z: (n,), all pre-activations.
+        scores: (n,), what splitting each state promises.
+    """
+
+    order: tuple[float, int]
+    z: Interval = field(compare=False)
+    scores: Tensor = field(compare=False)
+
+    @property
+    def bound(self) -> float:
+        """An upper bound of the least row of the goal."""
+        return -self.order[0]
 
 
 class _Search:
     """The parts of one sample's problem, the one with the largest bound first.
 
     A goal is some rows of the query's combination: is there an input at which all of them, with their offsets, are
-    nonnegative? For a class every other class is a goal of one row.
+    nonnegative? For a class every other class is a goal of one row. Equilibria of interest have these rows
+    nonnegative, so whatever bounds a part may assume that: intervals of the pre-activations become narrower, until
+    some are empty or the rows are negative all the same.
     """
 
     def __init__(self, query: Query, goals: list[list[int]], offset: Tensor, complete: bool = True) -> None:
@@ -433,124 +456,174 @@ class _Search:
         gaps = [-math.inf]
         if self.best < 0:
             root = tightest_intervals(self.query, ROOT_ROUNDS)
-            for goal in self.goals:
-                if self.best < 0:
-                    gaps.append(self._bound_goal(root, goal))
+            if self.complete:
+                gaps += self._bound_goals(root)
+            else:
+                gaps += [self._crown(root, goal) for goal in self.goals]
         if self.best >= 0:
             return Verdict("counter-example", self.best, self.nodes, self.input)
         return Verdict("proven" if max(gaps) < 0 else "undecided", max(gaps), self.nodes)
 
-    def _bound_goal(self, root: IntervalPropagation, goal: list[int]) -> float:
-        """Bounds the least row of a goal as far as there is time, or until it is known to be negative."""
-        start = [root.z(k) for k in range(len(root.activations))]
-        done = -math.inf
-        parts: list[Node] = []
-        self._add(parts, goal, root, start)
-        while self.complete and parts and -parts[0][0] >= 0 and self.best < 0 and not self.query.late:
-            some = [heapq.heappop(parts) for _ in range(min(TOGETHER, len(parts)))]
-            open_ = [node for node in some if -node[0] >= 0]
-            done = max([done, *(-node[0] for node in some if -node[0] < 0)])
-            children = []
-            for bound, _, z in open_:
-                split = self._split(z, goal)
-                if split is None:
-                    done = max(done, min(self._leaf(z, goal), -bound))
-                else:
-                    children += split
-            if children:
-                joined = [
-                    Interval(*(torch.cat([child[k][end] for child in children]) for end in (0, 1)))
-                    for k in range(len(start))
-                ]
-                self._add(parts, goal, root, joined)
-        return max([done, *(-node[0] for node in parts)])
+    def _crown(self, root: IntervalPropagation, goal: list[int]) -> float:
+        """Bounds the least row of a goal without splitting anything."""
+        self.nodes += 1
+        sample = torch.zeros(len(goal), dtype=torch.int64)
+        functionals = Functionals.of_outputs(root.operators, self.rows[goal], root.states, self.query.set, sample)
+        upper, _ = CrownPass(root).upper(functionals)
+        return float(_sum_up(upper, self.offset[goal]).min())
 
-    def _add(self, parts: list[Node], goal: list[int], root: IntervalPropagation, z: list[Interval]) -> None:
-        """Bounds some parts at once; those whose intervals are empty are left out."""
-        number = len(z[0].lower)
-        self.nodes += number
-        enclosure = self._repeated(root, number)
-        backward, empty = CrownPass(enclosure), torch.zeros(number, dtype=torch.bool)
-        enclosure.assume(dict(enumerate(z)))
-        for k in range(len(z)):
-            lines = backward.lines[k]
-            if lines is None:
-                continue
-            known = enclosure.z(k)
-            found = bounded_units(backward, k, lines.unstable(known), known).within(known)
-            empty = empty | (found.lower > found.upper).any(1)
-            enclosure.assume({k: found.where(~empty[:, None], known)})
-        rows = self.rows[goal].repeat(number, 1)
-        sample = torch.arange(number).repeat_interleave(len(goal))
-        functionals = Functionals.of_outputs(
-            enclosure.operators, rows, enclosure.states, enclosure.query.set, sample
+    def _bound_goals(self, root: IntervalPropagation) -> list[float]:
+        """Bounds all goals, and splits those that are open one after the other."""
+        objectives, offset = Objectives.of(self.query, root.states), self.offset
+        size = objectives.constant.abs() + offset.abs()
+        self.objectives = replace(
+            objectives, constant=objectives.constant + offset, slack=objectives.slack + 2 * EPS * size
         )
-        upper, _ = backward.upper(functionals)
-        least = _sum_up(upper.view(number, -1), self.offset[goal]).amin(1)
-        for part in (~empty).nonzero()[:, 0].tolist():
-            own = [Interval(*(end[part : part + 1] for end in enclosure.z(k))) for k in range(len(z))]
-            heapq.heappush(parts, (-float(least[part]), next(self.number), own))
+        self.nodes += 1
+        none, z = self.objectives.part([]), side_by_side([root.z(k) for k in range(len(root.activations))])
+        kept, assumed = self._kept(root, z), none
+        if kept is None:
+            z = self._narrowed(z, none)
+        else:
+            assumed = self.objectives.part([row for goal in self.goals for row in goal]).negated
+            kept = self._narrowed(kept, assumed)
+        bounds = self._maximum(z, none, self.objectives)
+        gaps = []
+        for goal in self.goals:
+            bound = float(bounds[goal].min())
+            if bound >= 0 and self.best < 0 and not self.query.late:
+                gap = self._bound_goal(z if kept is None else kept, goal, bound, assumed)
+                bound = gap if gap < 0 or kept is None else bound
+            gaps.append(bound)
+        return gaps
 
-    def _repeated(self, root: IntervalPropagation, number: int) -> IntervalPropagation:
-        """Copies what is known at the root for several parts."""
-        lower, upper = (end.expand(number, -1) for end in (self.query.set.box().lower, self.query.set.box().upper))
-        combination = lower.new_zeros(number, 1, self.query.form.sizes[2])
-        query = Query(self.query.form, Box(lower, upper), combination, self.query.deadline)
-        states = [Interval(*(end.expand(number, -1) for end in x)) for x in root.states]
-        enclosure = IntervalPropagation(query, lambda _: states)
-        for k, x in enumerate(states):
-            z = Interval(*(end.expand(number, -1) for end in root.z(k)))
-            enclosure.replace(k, z, x, root.size(k).expand(number, -1))
-        return enclosure
+    def _maximum(self, z: Interval, conditions: Objectives, rows: Objectives, steps: int = STEPS) -> Tensor:
+        regions = Regions(self.constraints, self._inputs, z, conditions)
+        return regions.maximum(rows, torch.zeros(len(rows), dtype=torch.int64), steps).bound
 
-    def _split(self, z: list[Interval], goal: list[int]) -> list[list[Interval]] | None:
-        """Splits the state that moves the bounds most, by the area between its lines; None if all are affine."""
-        scores = []
-        weights = [torch.stack(each).sum(0) for each in zip(*(self._weights(row) for row in goal), strict=True)]
-        for k, (one, weight) in enumerate(zip(z, weights, strict=True)):
-            low, high = one.lower[0].clamp(max=0), one.upper[0].clamp(min=0)
-            area = torch.where((low < 0) & (high > 0), -low * high / (high - low), 0.0)
-            scores.append((weight + 1e-6) * area if self.relu[k] else torch.zeros_like(area))
-        whole = torch.cat(scores)
-        if not bool((whole > 0).any()):
+    def _kept(self, root: IntervalPropagation, z: Interval) -> Interval | None:  # (1, n)
+        """Encloses a loop as far as no goal is reached, where it could not be enclosed for all inputs.
+
+        Let V be the inputs whose equilibrium lies in a closed box while all rows are nonpositive. If that puts the
+        equilibrium in the interior of the box, and no row can then reach zero, V is open; it is closed and holds
+        the center, so it holds all inputs, as in `Continuation`.
+        """
+        order, applies = root.operators.order, Continuation(CrownPass(root))
+        if len(order.stages) > 1 or not order.loops or any(len(goal) > 1 for goal in self.goals):
             return None
-        best = int(whole.argmax())
-        k, unit = next((k, best - start) for k, start in self._starts() if best - start < z[k].lower.shape[1])
-        off, on = z[k].upper.clone(), z[k].lower.clone()
-        off[0, unit], on[0, unit] = 0.0, 0.0
+        if applies.why_not(order.stages[0]):
+            return None
+        rows = self.objectives.part([row for goal in self.goals for row in goal])
+        try:
+            center = side_by_side(self.query.once("center_preactivations", center_preactivations))
+            u = self.query.once("center", CenterSolve.of).u.double()
+        except (IllPosedError, MethodError):
+            return None
+        point = Regions(self.constraints, Interval(u[0], u[0]), center, rows.part([]))
+        if not bool((point.maximum(rows, torch.zeros(len(rows), dtype=torch.int64), 0).bound < 0).all()):
+            return None
+        box = continued_box(
+            self.constraints, self._inputs, of_sample(z, 0), of_sample(center, 0),
+            torch.ones_like(z.lower[0], dtype=torch.bool), self.query, rows.negated, FAR,
+        )  # fmt: skip
+        return None if box is None else Interval(box.lower[None], box.upper[None])
+
+    @property
+    def _inputs(self) -> Interval:
+        return of_sample(self.query.set.box().interval, 0)
+
+    def _narrowed(self, z: Interval, conditions: Objectives) -> Interval:
+        """Tightens all pre-activations that are not affine, as long as that makes them much narrower."""
+        for _ in range(ROOT_ROUNDS):
+            regions = Regions(self.constraints, self._inputs, z, conditions)
+            region, unit = regions.open.nonzero(as_tuple=True)
+            if not len(unit) or self.query.late:
+                break
+            bound = regions.maximum(regions.units(region, unit), region.repeat(2), STEPS).bound
+            before, z = z, _tightened(z, region, unit, bound)
+            if float(z.width.sum()) > WORTH * float(before.width.sum()):
+                break
+        return z
+
+    def _bound_goal(self, z: Interval, goal: list[int], bound: float, assumed: Objectives) -> float:
+        """Bounds the least row of a goal as far as there is time, or until it is known to be negative.
+
+        Args:
+            bound: what is known of it.
+            assumed: rows that are nonnegative wherever that matters.
+        """
+        done, least = -math.inf, SOLVED * (1 + bound)
+        rows = self.objectives.part(goal)
+        rows = replace(rows, constant=rows.constant + least, slack=rows.slack + 2 * EPS * rows.constant.abs())
+        parts = self._examined(z, rows, assumed, [bound])
+        while parts and self.best < 0 and not self.query.late:
+            part = heapq.heappop(parts)
+            split = self._split(part)
+            if split is None:
+                done = max(done, min(self._leaf(part.z, goal), part.bound))
+                if done >= 0:
+                    break
+            else:
+                for child in self._examined(split, rows, assumed, [part.bound] * 2):
+                    heapq.heappush(parts, child)
+        return max([-least, done, *(part.bound for part in parts)])
+
+    def _examined(self, z: Interval, goal: Objectives, assumed: Objectives, bounds: list[float]) -> list[_Part]:
+        """Tightens some parts together as far as is worth it; those that cannot reach the goal are left out.
+
+        Args:
+            z: (K, n).
+            goal, assumed: rows that are nonnegative where the goal is reached.
+            bounds: known bounds of the parts.
+        """
+        self.nodes += len(bounds)
+        least = torch.tensor(bounds, dtype=torch.float64)
+        scores = torch.zeros_like(z.lower)
+        for _ in range(ROOT_ROUNDS):
+            regions = Regions(self.constraints, self._inputs, z, goal.beside(assumed))
+            region, unit = regions.open.nonzero(as_tuple=True)
+            own = torch.arange(len(least)).repeat_interleave(len(goal))
+            rows = regions.units(region, unit).beside(goal.part(torch.arange(len(goal)).repeat(len(least))))
+            found = regions.maximum(rows, torch.cat([region, region, own]), STEPS)
+            units = 2 * len(unit)
+            before = z
+            z, new = _tightened(z, region, unit, found.bound[:units]), found.bound[units:].view(len(least), -1)
+            least = torch.minimum(least, new.amin(1))
+            scores = found.gaps[units:].view(len(least), len(goal), -1).sum(1)
+            alive = (least >= 0) & (z.lower <= z.upper).all(1)
+            shrunk = z.width.sum(1) <= WORTH * before.width.sum(1)
+            z, before = z.at(alive), before.at(alive)
+            least, scores, shrunk = least[alive], scores[alive], shrunk[alive]
+            if not bool(shrunk.any()) or self.query.late:
+                break
+        if len(least):
+            self._try(found.inputs[units:])
         return [
-            [Interval(one.lower, off) if j == k else one for j, one in enumerate(z)],
-            [Interval(on, one.upper) if j == k else one for j, one in enumerate(z)],
+            _Part((-float(least[k]), next(self.number)), of_sample(z, k), scores[k]) for k in range(len(least))
         ]
 
-    def _starts(self) -> list[tuple[int, int]]:
-        ends = np.cumsum((0, *self.query.form.partition))
-        return [(k, int(start)) for k, start in enumerate(ends[:-1])]
+    def _split(self, part: _Part) -> Interval | None:  # (2, n)
+        """Splits the state whose relaxation raises the bound most; None if all are affine."""
+        low, high = part.z
+        area = -low.clamp(max=0) * high.clamp(min=0) / part.z.width.clamp(min=1e-300)
+        area = torch.where(torch.from_numpy(self.constraints.relu), area, 0.0)
+        if not bool((area > 0).any()):
+            return None
+        unit = int(torch.where(area > 0, part.scores + 1e-6 * area / area.sum(), -1.0).argmax())
+        lower, upper = low.repeat(2, 1), high.repeat(2, 1)
+        upper[0, unit], lower[1, unit] = 0.0, 0.0
+        return Interval(lower, upper)
 
-    def _weights(self, row: int) -> list[Tensor]:
-        """Returns how much a row changes with every state, to first order at the center."""
-
-        def made(_: Query) -> list[Tensor]:
-            form = self.query.form
-            x = form.equilibrium(self.query.set.center, on_failure="ignore").value
-            assert isinstance(x, Tensor) and self.query.combination is not None
-            slope = torch.tensor(self.constraints.relu) & ~(x[0] > 0)
-            A, C = form.A.to_dense(), form.C.to_dense()
-            system = torch.eye(len(A), dtype=A.dtype) - torch.where(slope, 0.0, 1.0)[:, None] * A
-            nu = torch.linalg.solve_ex(system.mT, self.query.combination[0, row] @ C)[0]
-            return list(nu.nan_to_num().abs().split(form.partition))
-
-        return self.query.once(f"weights of row {row}", made)
-
-    def _leaf(self, z: list[Interval], goal: list[int]) -> float:
+    def _leaf(self, joined: Interval, goal: list[int]) -> float:
         """Solves the linear program of a part in which no state is left to split.
 
         Several rows are added up with the weights at which their least is largest: if the sum is negative
         everywhere, so is the least.
         """
+        ends = zip(*(end[None].split(self.query.form.partition, dim=1) for end in joined), strict=True)
+        z = [Interval(*pair) for pair in ends]
         x = [Interval(*(end.clamp(min=0) for end in one)) if self.relu[k] else one for k, one in enumerate(z)]
-        wide, joined = side_by_side(x), side_by_side(z)
-        polyhedron = triangle_set(self.constraints, of_sample(wide, 0), of_sample(joined, 0), self.query.set, 0)
+        polyhedron = triangle_set(self.constraints, of_sample(side_by_side(x), 0), joined, self.query.set, 0)
         rows, offset = self.rows[goal], self.offset[goal]
         weights = self._least_rows(polyhedron, x, goal) if len(goal) > 1 else torch.ones(1, dtype=torch.float64)
         query = replace(self.query, combination=(weights @ rows)[None, None], cache={})
@@ -615,7 +688,7 @@ class _Search:
         return torch.stack([values[:, goal].amin(1) for goal in self.goals], dim=1)
 
     @torch.enable_grad()
-    def _ascend(self, steps: int = 20) -> Tensor:
+    def _ascend(self, steps: int = 10) -> Tensor:
         """Goes up the least row of every goal by sign gradients; returns the points on the way."""
         box, form = self.query.set.box(), self.query.form
         radius = (box.upper - box.lower) / 2
@@ -629,6 +702,14 @@ class _Search:
             u = (u.detach() + radius * max(0.05, 1 - step / steps) * slope.sign()).clamp(box.lower, box.upper)
             points.append(u)
         return torch.cat(points).detach()
+
+
+def _tightened(z: Interval, region: Tensor, unit: Tensor, bound: Tensor) -> Interval:
+    """Intersects some pre-activations with bounds from above, and after these from below."""
+    upper, lower = bound.chunk(2)
+    new = Interval(z.lower.clone(), z.upper.clone())
+    new.lower[region, unit], new.upper[region, unit] = -lower, upper
+    return new.within(z)
 
 
 def _sum_up(bound: Tensor, offset: Tensor) -> Tensor:

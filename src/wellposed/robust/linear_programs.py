@@ -5,8 +5,9 @@
 programs for every bound.
 """
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from time import monotonic
@@ -18,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
-from wellposed.errors import InputError, require, unknown_name
+from wellposed.errors import IllPosedError, InputError, require, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
-from wellposed.robust.crown import enclosed
+from wellposed.robust.crown import GAIN, GROWTH, Continuation, CrownPass, center_preactivations, enclosed
 from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.query import Bounds, Functionals, MethodError, Operators, Query, of_states
-from wellposed.robust.sets import Box, Interval, SparseBox, Uncertainty
+from wellposed.robust.sets import Box, Interval, SparseBox, Uncertainty, proven_upper
 
 Array = NDArray[np.float64]
 UNIT = 2.0**-53
@@ -214,6 +215,14 @@ class ReluConstraints:
             to_array(operators.abs_upper_bound(part, False).to_dense()) for part in (form.A, form.B)
         )
         return cls(A, B, over_states, over_inputs, to_array(bias), relu, operators.terms, operators.lost)
+
+    def part(self, states: np.ndarray) -> "ReluConstraints":
+        """Takes some states, which read no others."""
+        square = np.ix_(states, states)
+        return replace(
+            self, A=self.A[square], B=self.B[states], absolute_states=self.absolute_states[square],
+            absolute_inputs=self.absolute_inputs[states], bias=self.bias[states], relu=self.relu[states],
+        )  # fmt: skip
 
     def equations(self, x: Interval, u: Interval) -> tuple[Array, Array, Array]:
         """Returns ``(I - A, -B)`` and the two sides of ``x - Ax - Bu``, apart by what rounds in forming them."""
@@ -439,6 +448,42 @@ class Objectives:
         slack = rounding_slack(4 * functionals.size, operators.terms + 8) + 2 * functionals.lost
         return cls(pieces, functionals.inputs, functionals.constant, slack, count)
 
+    @classmethod
+    def none(cls, constraints: ReluConstraints) -> "Objectives":
+        """Returns no rows."""
+        n, p = constraints.B.shape
+        empty = torch.zeros(0, dtype=torch.float64)
+        return cls(empty.view(0, n), empty.new_zeros(0, p), empty, empty, 0)
+
+    def __len__(self) -> int:
+        return len(self.constant)
+
+    def part(self, rows: list[int] | Tensor) -> "Objectives":
+        """Takes some rows."""
+        return Objectives(self.states[rows], self.inputs[rows], self.constant[rows], self.slack[rows], len(rows))
+
+    @property
+    def negated(self) -> "Objectives":
+        """The rows times -1."""
+        return replace(self, states=-self.states, inputs=-self.inputs, constant=-self.constant)
+
+    def beside(self, others: "Objectives") -> "Objectives":
+        """Puts other rows after these."""
+        pairs = (
+            (getattr(self, name), getattr(others, name)) for name in ("states", "inputs", "constant", "slack")
+        )
+        states, inputs, constant, slack = (torch.cat(pair) for pair in pairs)
+        return Objectives(states, inputs, constant, slack, len(constant))
+
+    def plus(self, weights: Tensor, others: "Objectives") -> "Objectives":
+        """Adds other rows with some weights, none of which is negative."""
+        if not len(others):
+            return self
+        return Objectives(
+            self.states + weights @ others.states, self.inputs + weights @ others.inputs,
+            self.constant + weights @ others.constant, self.slack + weights @ others.slack, self.count,
+        )  # fmt: skip
+
     def objective(self, index: int, row: int) -> tuple[Array, Array]:
         """Returns the coefficients of the states and of the inputs."""
         flat = index * self.count + row
@@ -454,13 +499,407 @@ class Objectives:
         return total if total > -np.inf else np.inf
 
 
+class Maximum(NamedTuple):
+    """What `Regions.maximum` has found for every row.
+
+    Args:
+        bound: (R,), proven.
+        multipliers: (R, n), where it was proven.
+        weights: (R, q), of the conditions.
+        inputs: (R, p), where the relaxed program is largest, about.
+        gaps: (R, n), by how much the triangle of each state raised the bound there.
+    """
+
+    bound: Tensor
+    multipliers: Tensor
+    weights: Tensor
+    inputs: Tensor
+    gaps: Tensor
+
+    def part(self, rows: Tensor) -> "Maximum":
+        """Takes some rows."""
+        return Maximum(*(part[rows] for part in self))
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """Parts of one sample's equilibria, each with an interval for every pre-activation; bounds many rows at once.
+
+    For any multipliers lam and weights w >= 0, with ``c = states + w' G`` and so on for the rows G that are known
+    to be nonnegative, and ``nu = c + A' lam``,
+
+        ``c' x + g' u + k <= k + lam' b + max_u (g + B' lam)' u + sum_i max_z (nu_i phi(z_i) - lam_i z_i)``
+
+    where u ranges over the box and z_i over its interval. The least of these bounds is the maximum of the triangle
+    program. `bounds` evaluates them in float64 and pays for all rounding, so that no multipliers are unsound;
+    `maximum` finds good ones.
+
+    Args:
+        inputs: (p,), the box.
+        z: (K, n), intervals of the pre-activations in every region.
+        conditions: rows that are nonnegative in all regions.
+    """
+
+    constraints: ReluConstraints
+    inputs: Interval
+    z: Interval
+    conditions: "Objectives"
+
+    @cached_property
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
+        """A, B and b."""
+        return tuple(
+            torch.from_numpy(part) for part in (self.constraints.A, self.constraints.B, self.constraints.bias)
+        )  # type: ignore[return-value]
+
+    @cached_property
+    def relu(self) -> Tensor:
+        """(n,), which states pass a ReLU."""
+        return torch.from_numpy(self.constraints.relu)
+
+    def values(self, z: Tensor) -> Tensor:
+        """Applies the activations."""
+        return torch.where(self.relu, z.clamp(min=0), z)
+
+    @cached_property
+    def open(self) -> Tensor:
+        """(K, n), which states are not affine on their interval."""
+        return self.relu & (self.z.lower < 0) & (self.z.upper > 0)
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """(K, n), the largest absolute values of the states."""
+        return Interval(self.values(self.z.lower), self.values(self.z.upper)).magnitude
+
+    @cached_property
+    def size(self) -> Tensor:
+        """(K, n), the sizes of ``|A||x| + |B||u| + |b|``."""
+        over_states, over_inputs = (
+            torch.from_numpy(part) for part in (self.constraints.absolute_states, self.constraints.absolute_inputs)
+        )
+        driven = over_inputs @ self.inputs.magnitude + self.matrices[2].abs()
+        return self.largest @ over_states.mT + driven
+
+    @cached_property
+    def lost(self) -> Tensor:
+        """(K,), what underflow may take, times one and the sum of all multipliers."""
+        reached = 1 + self.largest.sum(1) + self.inputs.magnitude.sum()
+        return (4 * self.constraints.terms * TINY + self.constraints.underflow) * reached
+
+    @cached_property
+    def _sizes(self) -> Tensor:
+        """(K, q), the sizes of the conditions' terms."""
+        rows = self.conditions
+        by_inputs = rows.inputs.abs() @ self.inputs.magnitude + rows.constant.abs()
+        return self.largest @ rows.states.abs().mT + by_inputs
+
+    def units(self, region: Tensor, unit: Tensor) -> "Objectives":
+        """Reads some pre-activations and, after all of them, their negatives."""
+        A, B, b = (part[unit] for part in self.matrices)
+        slack = 2 * self.constraints.terms * UNIT * self.size[region, unit] + self.lost[region]
+        return Objectives(torch.cat([A, -A]), torch.cat([B, -B]), torch.cat([b, -b]), slack.repeat(2), len(slack))
+
+    def bounds(self, rows: "Objectives", region: Tensor, lam: Tensor, weights: Tensor) -> Tensor:  # (R,)
+        """Bounds rows from above by given multipliers."""
+        A, B, b = self.matrices
+        size = (rows.states.abs() * self.largest[region]).sum(1) + rows.inputs.abs() @ self.inputs.magnitude
+        size = size + rows.constant.abs() + (weights * self._sizes[region]).sum(1)
+        rows = rows.plus(weights, self.conditions)
+        nu, along = rows.states + lam @ A, rows.inputs + lam @ B
+        value = rows.constant + lam @ b + self.inputs.largest(along)
+        z = self.z.at(region)
+        kink = torch.zeros_like(z.lower).clamp(z.lower, z.upper)
+        points = [nu * self.values(point) - lam * point for point in (*z, kink)]
+        value = value + torch.stack(points).amax(0).sum(1)
+        size = size + (lam.abs() * (self.size[region] + 4 * z.magnitude)).sum(1)
+        size = size + 4 * (nu.abs() * self.largest[region]).sum(1)
+        terms = self.constraints.terms + 2 * A.shape[1] + B.shape[1] + weights.shape[1] + 64
+        slack = rounding_slack(4 * size, terms)
+        lost = 4 * self.lost[region] * (1 + lam.abs().sum(1) + weights.sum(1))
+        return proven_upper(value + slack + rows.slack + lost)
+
+    def maximum(self, rows: "Objectives", region: Tensor, steps: int, start: Maximum | None = None) -> Maximum:
+        """Bounds rows from above.
+
+        Args:
+            region: (R,), the region of every row.
+            steps: of the primal-dual method.
+            start: what was found for the same rows before, in other regions.
+        """
+        search = _PrimalDual(self, rows, region)
+        lam, weights = search.run(steps, start)
+        inputs, gaps = search.solution()
+        bound = self.bounds(rows, region, lam, weights)
+        if start is not None:
+            before = self.bounds(rows, region, start.multipliers, start.weights)
+            worse = (before < bound)[:, None]
+            lam, weights = (
+                torch.where(worse, start.multipliers, lam),
+                torch.where(worse, start.weights, weights),
+            )
+            bound = torch.minimum(before, bound)
+        return Maximum(bound, lam, weights, inputs, gaps)
+
+
+SMALL = 2**12  # entries of B, of the states that are not affine, up to which float64 costs nothing
+LOOKS = 20  # steps of the primal-dual method between two looks at the bounds
+
+
+class _PrimalDual:
+    """Looks for multipliers of `Regions` by the primal-dual hybrid gradient method (Chambolle and Pock, 2011).
+
+    States that are affine in all regions are eliminated; the others are pairs (x, z) in triangles, and inputs t in
+    [-1, 1] times the radii of the box. Multipliers of ``z = Ax + Bu + b`` and weights of the conditions are tried
+    every few steps, the last ones and their means. Nothing here is proven, so float32 does.
+    """
+
+    def __init__(self, regions: Regions, rows: "Objectives", region: Tensor) -> None:
+        A, B, b = regions.matrices
+        affine_on = (~regions.relu | (regions.z.lower >= 0)).all(0)
+        affine_off = ~affine_on & (regions.z.upper <= 0).all(0)
+        (self.on,) = affine_on.nonzero(as_tuple=True)
+        (self.open,) = (~affine_on & ~affine_off).nonzero(as_tuple=True)
+        self.regions, self.rows, self.region = regions, rows, region
+        self.center, self.radius = regions.inputs.center, regions.inputs.radius
+        self.dtype = torch.float64 if len(self.open) * B.shape[1] <= SMALL else torch.float32
+        on = self.on
+        self.inverse = torch.linalg.inv_ex(torch.eye(len(on), dtype=A.dtype) - A[on][:, on])[0]
+        self.across, back = A[self.open][:, on], self.inverse @ A[on][:, self.open]
+        driven, constant = self.inverse @ B[on], self.inverse @ b[on]
+        self.reduction = back, driven, constant
+        inputs = B[self.open] + self.across @ driven
+        offset = b[self.open] + self.across @ constant + inputs @ self.center
+        matrix = A[self.open][:, self.open] + self.across @ back
+        self.A, self.B, self.b = (part.to(self.dtype) for part in (matrix, inputs * self.radius, offset))
+        z = Interval(*(end[:, self.open][region].to(self.dtype) for end in regions.z))
+        self.low, self.high = z
+        self.c, self.g, self.k = self._reduced(rows)
+        self.G, self.H, self.d = self._reduced(regions.conditions)
+        whole = torch.cat([self.A, -torch.eye(len(self.A), dtype=self.dtype), self.B], dim=1)
+        self.norm = float(torch.linalg.matrix_norm(whole, 2)) if whole.numel() else 1.0
+
+    def _reduced(self, rows: "Objectives") -> tuple[Tensor, Tensor, Tensor]:
+        """Writes rows as functions of the states that are left and of t."""
+        back, driven, constant = self.reduction
+        states, inputs = rows.states[:, self.open] + rows.states[:, self.on] @ back, rows.inputs
+        inputs = inputs + rows.states[:, self.on] @ driven
+        offset = rows.constant + rows.states[:, self.on] @ constant + inputs @ self.center
+        return states.to(self.dtype), (inputs * self.radius).to(self.dtype), offset.to(self.dtype)
+
+    def _parallel(self) -> Tensor:  # (R, m)
+        """Returns the multipliers of parallel lines above and below every state."""
+        low, high = (end[:, self.open].to(self.dtype) for end in self.regions.z)
+        slope = high.clamp(min=0) / (high.clamp(min=0) - low.clamp(max=0)).clamp(min=1e-30)
+        system = torch.eye(len(self.A), dtype=self.dtype) - slope[:, :, None] * self.A
+        inverse = torch.linalg.inv_ex(system)[0]  # (K, m, m)
+        nu = torch.bmm(self.c[:, None], inverse[self.region])[:, 0]
+        return (nu * slope[self.region]).nan_to_num(0.0, 0.0, 0.0)
+
+    def value(self, lam: Tensor, weights: Tensor) -> Tensor:  # (R,)
+        """Bounds rows, but for rounding."""
+        nu = self.c + weights @ self.G + lam @ self.A
+        along = self.g + weights @ self.H + lam @ self.B
+        kink = torch.zeros_like(self.low).clamp(self.low, self.high)
+        ends = [nu * point.clamp(min=0) - lam * point for point in (self.low, self.high, kink)]
+        constant = self.k + weights @ self.d + lam @ self.b
+        return constant + along.abs().sum(1) + torch.stack(ends).amax(0).sum(1)
+
+    def _begin(self, start: Maximum | None) -> tuple[Tensor, Tensor]:
+        if start is None:
+            lam, weights = self._parallel(), self.c.new_zeros(len(self.c), len(self.G))
+        else:
+            lam, weights = start.multipliers[:, self.open].to(self.dtype), start.weights.to(self.dtype)
+        self.t = (self.g + lam @ self.B).sign()
+        nu = self.c + lam @ self.A
+        top = (nu - lam) * self.high.clamp(min=0) > (-lam * self.low).clamp(min=0)
+        self.z = torch.where(top, self.high, self.low)
+        self.x = self.z.clamp(min=0)
+        return lam, weights
+
+    def run(self, steps: int, start: Maximum | None) -> tuple[Tensor, Tensor]:
+        """Returns the best multipliers and weights, of all states, in float64."""
+        lam, weights = self._begin(start)
+        best, least = (lam, weights), self.value(lam, weights)
+        project = _Triangles(self.low, self.high)
+        width = (self.high - self.low).mean(1).clamp(min=1e-30) if len(self.A) else self.k.new_ones(len(self.k))
+        reach = lam.abs().mean(1) if len(self.A) else self.k.new_ones(len(self.k))
+        dual = (reach / width).clamp(min=1e-6)[:, None]
+        primal = (0.5 if len(self.G) else 1.0) / (self.norm**2 * dual)
+        size = float(self.G.square().sum() + self.H.square().sum())
+        of_weights = 0.5 * dual * self.norm**2 / size if size else torch.zeros_like(dual)
+        sums, count = (torch.zeros_like(lam), torch.zeros_like(weights)), 0
+        for step in range(1, steps * bool(len(self.A)) + 1):
+            x, z = project(self.x + primal * (self.c + weights @ self.G + lam @ self.A), self.z - primal * lam)
+            t = (self.t + primal * (self.g + weights @ self.H + lam @ self.B)).clamp(-1, 1)
+            over_x, over_z, over_t = 2 * x - self.x, 2 * z - self.z, 2 * t - self.t
+            lam = lam - dual * (over_x @ self.A.mT + over_t @ self.B.mT + self.b - over_z)
+            weights = (weights - of_weights * (over_x @ self.G.mT + over_t @ self.H.mT + self.d)).clamp(min=0)
+            self.x, self.z, self.t = x, z, t
+            sums, count = (sums[0] + lam, sums[1] + weights), count + 1
+            if step % LOOKS == 0 or step == steps:
+                for tried in ((lam, weights), (sums[0] / count, sums[1] / count)):
+                    value = self.value(*tried)
+                    better = (value < least)[:, None]
+                    best = torch.where(better, tried[0], best[0]), torch.where(better, tried[1], best[1])
+                    least = torch.minimum(least, value)
+                sums, count = (torch.zeros_like(lam), torch.zeros_like(weights)), 0
+        self.lam, self.weights = best
+        return self._whole(*(part.double().nan_to_num(0.0, 0.0, 0.0) for part in best))
+
+    def _whole(self, lam: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds the multipliers of eliminated states: ``lam = nu`` where x = z, none where x = 0."""
+        rows = self.rows.plus(weights, self.regions.conditions)
+        whole = torch.zeros_like(rows.states)
+        whole[:, self.open] = lam
+        whole[:, self.on] = (rows.states[:, self.on] + lam @ self.across) @ self.inverse
+        return whole.nan_to_num(0.0, 0.0, 0.0), weights
+
+    def solution(self) -> tuple[Tensor, Tensor]:  # (R, p), (R, n)
+        """Returns the inputs of the last point, and what the triangle of every state adds to the bound there."""
+        nu = self.c + self.weights @ self.G + self.lam @ self.A
+        gaps = torch.zeros_like(self.rows.states)
+        gaps[:, self.open] = (nu.abs() * (self.x - self.z.clamp(min=0)).clamp(min=0)).double()
+        return self.center + self.radius * self.t.double(), gaps.nan_to_num(0.0)
+
+
+class _Triangles:
+    """Projects pairs (x, z) on the hull of ReLU over intervals, a triangle, or a line where it is affine."""
+
+    def __init__(self, low: Tensor, high: Tensor) -> None:
+        self.low, self.high = low, high
+        self.on, self.off = low >= 0, high <= 0
+        self.slope = high / (high - low).clamp(min=1e-30)
+        self.scale = 1 / (1 + self.slope.square())
+
+    def __call__(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        equal = ((x + z) / 2).clamp(self.low.clamp(min=0), self.high.clamp(min=0))
+        flat = z.clamp(self.low.clamp(max=0), self.high.clamp(max=0))
+        above = ((z + self.slope * (x + self.slope * self.low)) * self.scale).clamp(self.low, self.high)
+        chord = self.slope * (above - self.low)
+        distances = (
+            x.square() + (z - flat).square(),
+            (x - equal).square() + (z - equal).square(),
+            (x - chord).square() + (z - above).square(),
+        )
+        to_flat = distances[0] <= torch.minimum(distances[1], distances[2])
+        to_equal = distances[1] <= distances[2]
+        inside = (x >= 0) & (x >= z) & (x <= self.slope * (z - self.low))
+        nearest_x = torch.where(to_flat, 0.0, torch.where(to_equal, equal, chord))
+        nearest_z = torch.where(to_flat, flat, torch.where(to_equal, equal, above))
+        new_x, new_z = torch.where(inside, x, nearest_x), torch.where(inside, z, nearest_z)
+        new_x = torch.where(self.on, equal, torch.where(self.off, 0.0, new_x))
+        return new_x, torch.where(self.on, equal, torch.where(self.off, flat, new_z))
+
+
 def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
-    """Encloses all pre-activations and states by what the passes of CROWN prove together."""
+    """Encloses all pre-activations and states by what the passes of CROWN prove together.
+
+    Loops of ReLU over boxes are enclosed by continuation once more, with triangle programs in place of CROWN: they
+    map far larger boxes into themselves.
+    """
     first, *others = (backward.enclosure for backward in enclosed(wide, rounds, wide.combination is None))
     for other in others:
         for k in range(len(first.activations)):
             first.tighten(k, other.z(k))
+    if wide.form.order.loops and isinstance(wide.set, Box):
+        try:
+            constraints = ReluConstraints.of(wide.form, "continuation")
+        except MethodError:
+            return first
+        _continue(first, constraints)
     return first
+
+
+STEPS, GROWING_STEPS = 60, 40  # of the primal-dual method
+GROWN, GIVEN_UP = 16, 8.0  # rounds and times the first width after which a box is given up
+
+
+def _continue(enclosure: IntervalPropagation, constraints: ReluConstraints) -> None:
+    """Encloses loops by `Continuation`'s theorem, with triangle programs, and what reads them by intervals."""
+    query, changed = enclosure.query, False
+    blocks: list[int] = []
+    starts = np.cumsum((0, *query.form.partition))
+    applies = Continuation(CrownPass(enclosure))
+    for stage in enclosure.operators.order.stages:
+        blocks += stage.blocks
+        if stage.loop is not None and not applies.why_not(stage):
+            try:
+                centers = query.once("center_preactivations", center_preactivations)
+            except (IllPosedError, MethodError):  # nothing bounds the error at the center
+                return
+            states = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in blocks])
+            looping = torch.from_numpy(
+                np.concatenate([np.full(query.form.partition[k], k in stage.blocks) for k in blocks])
+            )
+            part, known = constraints.part(states), side_by_side([enclosure.z(k) for k in blocks])
+            center = side_by_side([centers[k] for k in blocks])
+            low, high = known.lower.clone(), known.upper.clone()
+            for index in range(len(query.set)):
+                inputs, start = of_sample(query.set.box().interval, index), of_sample(center, index)
+                proven = continued_box(part, inputs, of_sample(known, index), start, looping, query)
+                if proven is not None:
+                    low[index], high[index], changed = *proven, True
+            sizes = [query.form.partition[k] for k in blocks]
+            for k, *ends in zip(blocks, low.split(sizes, dim=1), high.split(sizes, dim=1), strict=True):
+                enclosure.tighten(k, Interval(*ends))
+        if changed:
+            enclosure.enclose(stage)
+
+
+def continued_box(
+    constraints: ReluConstraints, inputs: Interval, known: Interval, center: Interval, looping: Tensor,
+    query: Query, conditions: Objectives | None = None, gain: float = GAIN,
+) -> Interval | None:  # (n,)  # fmt: skip
+    """Proves a box of all pre-activations of a loop; see `Continuation`. None if that fails or is of no use.
+
+    Args:
+        constraints: of the loop and of all states that it reads.
+        known: what is proven of them, which may be nothing of the loop.
+        center: the equilibrium at the center of the inputs.
+        looping: (n,), which states are the loop's.
+        conditions: rows that are assumed to be nonnegative; the box is proven as long as they are.
+        gain: how many times wider than the first guess what is known must be.
+    """
+    z, (unit,) = center.where(looping, known), looping.nonzero(as_tuple=True)
+    region, found, first = torch.zeros(2 * len(unit), dtype=torch.int64), None, math.inf
+    assumed, old = conditions or Objectives.none(constraints), known.width[unit].sum()
+    for _ in range(GROWN * (1 if conditions is None else 2)):
+        regions = Regions(constraints, inputs, Interval(*(end[None] for end in z.within(known))), assumed)
+        found = _image(regions, regions.units(region[: len(unit)], unit), region, unit, found)
+        image = Interval(-found.bound[len(unit) :], found.bound[: len(unit)]).within(known.at(unit))
+        box = z.at(unit)
+        if bool(((image.lower > box.lower) & (image.upper < box.upper)).all()):
+            z = image
+            break
+        first = min(first, float(image.width.sum()))
+        if query.late or not float(image.width.sum()) <= GIVEN_UP * first or bool(old < gain * first):
+            return None
+        grown = _grown(image, regions.relu[unit])
+        z = Interval(z.lower.index_put((unit,), grown.lower), z.upper.index_put((unit,), grown.upper))
+    else:
+        return None
+    return Interval(known.lower.index_put((unit,), z.lower), known.upper.index_put((unit,), z.upper))
+
+
+def _image(regions: Regions, rows: Objectives, region: Tensor, unit: Tensor, found: Maximum | None) -> Maximum:
+    """Bounds all pre-activations of a loop, with effort only where they are not affine, or may not be."""
+    found = regions.maximum(rows, region, 0, found)
+    upper, lower = found.bound.chunk(2)
+    near = regions.relu[unit] & ((upper > 0) & (lower > 0) | regions.open[0, unit])
+    (some,) = near.repeat(2).nonzero(as_tuple=True)
+    if len(some):
+        better = regions.maximum(rows.part(some), region[some], GROWING_STEPS, found.part(some))
+        found = Maximum(*(old.index_put((some,), new) for old, new in zip(found, better, strict=True)))
+    return found
+
+
+def _grown(image: Interval, relu: Tensor) -> Interval:
+    """Makes an image larger, and far larger where that leaves a state affine."""
+    on, off = ~relu | (image.lower > 0), relu & (image.upper < 0)
+    room = torch.where(on | off, 0.5, GROWTH) * image.width + 8 * 2 * UNIT * image.magnitude
+    lower, upper = image.lower - room, image.upper + room
+    lower = torch.where(on & relu, torch.maximum(lower, image.lower / 2), lower)
+    return Interval(lower, torch.where(off, torch.minimum(upper, image.upper / 2), upper))
 
 
 def in_float64(query: Query) -> Query:
