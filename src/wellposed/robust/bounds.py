@@ -9,6 +9,7 @@ and `continuations` write bounds and verdicts as claims of a certificate, with w
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from wellposed.models.io.certificates import Claim
 from wellposed.registry import Registry
 from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds, solve_states
 from wellposed.robust.crown import MAX_STEPS, TOLERANCE, Crown, Multipliers, lines_of
-from wellposed.robust.intervals import interval_bounds
+from wellposed.robust.intervals import branch_states, interval_bounds
 from wellposed.robust.linear_programs import Relaxation
 from wellposed.robust.query import Bounds, MethodError, Posed, Query, as_form, check_target, margins
 from wellposed.robust.sets import Box, Interval, Uncertainty
@@ -35,9 +36,12 @@ def best_bounds(query: Query, methods: Registry[Callable[[Query], Bounds]]) -> B
     """Intersects the bounds of all methods that apply, as long as there is time; their names are joined by +.
 
     The cheapest method always runs to its end, and the others stop tightening when the time is over. Where a loop
-    has no certificate, no method applies.
+    has no certificate, they bound a branch of its equilibria, or none applies.
     """
-    query.form.certificate()
+    try:
+        query.form.certificate()
+    except IllPosedError:
+        branch_states(query)  # says why if there is none
     best: Bounds | None = None
     reasons = []
     for name in ORDER:
@@ -98,7 +102,7 @@ def state_bounds(
     if states is None:
         return bounds
     lower, upper, slack = (part[:, states] for part in (bounds.lower, bounds.upper, bounds.slack))
-    return Bounds(lower, upper, bounds.method, slack)
+    return replace(bounds, lower=lower, upper=upper, slack=slack)
 
 
 def output_bounds(
@@ -153,10 +157,10 @@ def _answer(method: str | Method, query: Query, dtype: torch.dtype) -> Bounds:
         return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
     with plain_convolutions(query.set.center):
         bounds = prove(query).stated()
-    if query.form.dtype == dtype:
-        return bounds
-    (lower, below), (upper, above) = convert_outward(bounds.lower, dtype), convert_outward(bounds.upper, dtype)
-    return Bounds(lower - below, upper + above, bounds.method, bounds.slack.to(dtype)).stated()
+    if query.form.dtype != dtype:
+        (lower, below), (upper, above) = convert_outward(bounds.lower, dtype), convert_outward(bounds.upper, dtype)
+        bounds = Bounds(lower - below, upper + above, bounds.method, bounds.slack.to(dtype)).stated()
+    return bounds.of_branch(query.branches[0]) if query.branches else bounds
 
 
 def get_method(method: str | Method) -> Method:
