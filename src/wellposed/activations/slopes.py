@@ -5,15 +5,18 @@ a and b of the box. J is diagonal for componentwise maps and has blocks for soft
 All ranges are rounded outward.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from wellposed.activations.activation import Activation, block_view
+from wellposed.activations.activation import Activation, block_view, used
 from wellposed.activations.blockwise import _matrix_product, _multiply, _normalise, _softmax
+from wellposed.activations.catalogue import _softplus
 from wellposed.errors import InputError
 
 SLACK = 1e-12  # more than the rounding of a slope, relative to what it is computed from
@@ -57,8 +60,9 @@ def is_product(phi: Activation) -> bool:
         (True, False)
     """
     function = phi.function
-    product = isinstance(function, partial) and function.func in (_multiply, _matrix_product)
-    return product and function.keywords.get("bounds") is None
+    if not isinstance(function, partial) or function.func not in (_multiply, _matrix_product):
+        return False
+    return function.keywords.get("bounds") is None
 
 
 @torch.no_grad()
@@ -111,10 +115,15 @@ def _ends(phi: Activation, center: Tensor, radius: Tensor, secants: bool) -> tup
     least, most = phi.slope
     if phi.traits.stretch is not None:  # the slope falls with the distance from zero, on both sides
         nearest = torch.zeros_like(center).clamp(lower, upper)
-        low = torch.minimum(phi.slope_at(lower), phi.slope_at(upper)) - SLACK
-        return low.clamp(least, most), (phi.slope_at(nearest) + SLACK).clamp(least, most)
+        low = (torch.minimum(phi.slope_at(lower), phi.slope_at(upper)) - SLACK).clamp(least, most)
+        high = (phi.slope_at(nearest) + SLACK).clamp(least, most)
+        bent = (lower < 0) & (upper > 0)  # elsewhere quotients are monotone
+        return _narrowed(phi, center, low, high, [lower, upper], bent) if secants else (low, high)
     if phi.traits.kinks is None:
-        return torch.full_like(center, least), torch.full_like(center, most)
+        if math.isinf(curvature := _curvature(phi)):
+            return torch.full_like(center, least), torch.full_like(center, most)
+        here, change = phi.slope_at(center), curvature * wide
+        return (here - change - SLACK).clamp(least, most), (here + change + SLACK).clamp(least, most)
     ends = torch.stack([lower, upper])
     for kink in phi.traits.kinks:  # a piece begins and ends at each
         sides = torch.stack([torch.full_like(center, kink) - 1e-9, torch.full_like(center, kink) + 1e-9])
@@ -124,21 +133,42 @@ def _ends(phi: Activation, center: Tensor, radius: Tensor, secants: bool) -> tup
     low, high = (slopes - slack).amin(0).clamp(least, most), (slopes + slack).amax(0).clamp(least, most)
     if not secants:
         return low, high
-    kinks = (torch.full_like(center, kink).clamp(lower, upper) for kink in phi.traits.kinks)
-    quotients, slacks = zip(*(_quotients(phi, center, point) for point in (lower, upper, *kinks)), strict=True)
-    middle, doubt = torch.stack(quotients), torch.stack(slacks)  # monotone between two kinks
-    return torch.maximum(low, (middle - doubt).amin(0)), torch.minimum(high, (middle + doubt).amax(0))
+    kinks = [torch.full_like(center, kink).clamp(lower, upper) for kink in phi.traits.kinks]
+    return _narrowed(phi, center, low, high, [lower, upper, *kinks], torch.zeros_like(center, dtype=torch.bool))
 
 
-def _quotients(phi: Activation, center: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns difference quotients between the center and points, and bounds of their errors."""
-    step, here, there = point - center, phi.function(center), phi.function(point)
-    size = here.abs() + there.abs() + center.abs() + point.abs()
-    error = (phi.rounding + 8) * EPS * (size + float(phi.function(torch.zeros(1)).abs())) / step.abs()
+def _narrowed(
+    phi: Activation, center: Tensor, low: Tensor, high: Tensor, points: list[Tensor], bent: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Cuts slopes to the difference quotients between the center and points, between which they are monotone.
+
+    Args:
+        bent: where they are not, and all slopes stay.
+    """
+    here, there, step = phi.function(center), phi.function(torch.stack(points)), torch.stack(points) - center
+    size = here.abs() + there.abs() + center.abs() + torch.stack(points).abs()
+    origin = float(phi.function(torch.zeros(1, dtype=torch.float64)).abs())
+    error = (phi.rounding + 8) * EPS * (size + origin) / step.abs()
     quotient = (there - here) / torch.where(step == 0, 1.0, step)
-    return quotient, torch.where(step == 0, torch.inf, error)
+    error = torch.where((step == 0) | bent, torch.inf, error)
+    return torch.maximum(low, (quotient - error).amin(0)), torch.minimum(high, (quotient + error).amax(0))
 
 
+def _curvature(phi: Activation) -> float:
+    """Bounds the second derivative of a smooth map; infinite where that is not known."""
+    if isinstance(phi.function, partial):
+        return used(phi.function.keywords["beta"])[1] / 4 if phi.function.func is _softplus else math.inf
+    return CURVATURES.get(phi.function, math.inf)
+
+
+CURVATURES: dict[Callable[[Tensor], Tensor], float] = {
+    F.gelu: 0.79789,  # 2 / sqrt(2 pi), at zero as the next ones
+    F.silu: 0.5,
+    F.logsigmoid: 0.25,
+    F.softsign: 2.0,
+    F.tanhshrink: 0.76981,  # 4 / sqrt(27)
+    torch.sin: 1.0,
+}
 BlockRule = Callable[[Tensor, Tensor], SlopeRange]  # (B, m, k), (B, m, k) -> (B, m, k, k)
 
 
@@ -178,7 +208,7 @@ def _softmax_range(center: Tensor, radius: Tensor) -> SlopeRange:
 
 
 def _normalise_range(center: Tensor, radius: Tensor, eps: float) -> SlopeRange:
-    """``(I - 11'/k - y y'/k) / s`` with ``y = m / s``, m the deviation from the mean and s its root mean square."""
+    """``(I - 11'/k - y y'/k) / s``, ``y = m / s``; m is the deviation from the mean, s its root mean square."""
     size = center.shape[-1]
     mean = torch.full((size, size), 1 / size, dtype=center.dtype, device=center.device)
     centering = torch.eye(size, dtype=center.dtype, device=center.device) - mean

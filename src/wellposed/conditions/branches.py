@@ -70,11 +70,10 @@ class BranchEquation:
         >>> from wellposed.activations import get_activation
         >>> A = torch.tensor([[3.0]], dtype=torch.float64)  # tanh(3 x) has three fixed points
         >>> equation = BranchEquation(A, torch.zeros_like(A), ((get_activation("tanh"), 1),))
-        >>> start, v = torch.tensor([3.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-        >>> around = [(torch.ones(1, 1, dtype=torch.float64), torch.tensor([radius]).double()) for radius in (0.5, 2.0)]
-        >>> small, large = (equation.prove(start, v, 0 * v, [one]) for one in around)
-        >>> small.why_not, large.why_not
-        ('', 'no box around the equilibrium holds its own image')
+        >>> start, none, one = (torch.tensor([entry], dtype=torch.float64) for entry in (3.0, 0.0, 1.0))
+        >>> boxes = [equation.prove(start, none, none, [(one[None], radius * one)]) for radius in (0.5, 2.0)]
+        >>> [box.why_not for box in boxes]
+        ['', 'no box around the equilibrium holds its own image']
     """
 
     A: Tensor
@@ -84,7 +83,9 @@ class BranchEquation:
     def function(self, z: Tensor) -> Tensor:
         """Returns phi(z)."""
         pieces = z.split([size for _, size in self.activations])
-        return torch.cat([phi.function(part[None])[0] for (phi, _), part in zip(self.activations, pieces, strict=True)])
+        return torch.cat(
+            [phi.function(part[None])[0] for (phi, _), part in zip(self.activations, pieces, strict=True)]
+        )
 
     def slopes(self, z: Tensor, radius: Tensor, secants: bool = False) -> SlopeRange:
         """Encloses the slopes of phi on a box; with `secants` those between its center and other points."""
@@ -107,9 +108,7 @@ class BranchEquation:
             z = z - torch.linalg.solve_ex(self._eye - _times(self.A, slope), residual)[0]
         return best
 
-    def prove(
-        self, z: Tensor, v: Tensor, slack: Tensor, drive: Sequence[tuple[Tensor, Tensor]]
-    ) -> BranchBox:
+    def prove(self, z: Tensor, v: Tensor, slack: Tensor, drive: Sequence[tuple[Tensor, Tensor]]) -> BranchBox:
         """Proves a box around the solution near z, for drives ``v +- slack + sum W d`` with ``|d| <= radius``.
 
         Args:

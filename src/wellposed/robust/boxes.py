@@ -104,10 +104,7 @@ def _by_stages(
         ]
         sizes = [form.partition[k] for k in stage.blocks]
         v, now = torch.cat(drives, dim=1), torch.cat([states[k] for k in stage.blocks], dim=1)
-        if stage.loop is None:
-            now = form.activations[stage.blocks[0]].function(v)
-        else:
-            now = solve(stage.loop, v, now)
+        now = form.activations[stage.blocks[0]].function(v) if stage.loop is None else solve(stage.loop, v, now)
         for k, part in zip(stage.blocks, now.split(sizes, dim=1), strict=True):
             states[k] = part
     return torch.cat(states, dim=1)
@@ -115,7 +112,7 @@ def _by_stages(
 
 @torch.no_grad()
 def states_of_branch(form: ImplicitForm, u: Tensor, start: Tensor | None = None) -> Tensor:  # (B, n)
-    """Solves loops that may have no certificate: from zero as a DEQ does, and by Newton's method what is left open.
+    """Solves loops that may have no certificate: from zero as a DEQ does, then by Newton's method.
 
     Nothing says that there are no other solutions.
 

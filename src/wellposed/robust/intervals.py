@@ -5,7 +5,6 @@ all pre-activations and states over a set of inputs, block by block, sound at an
 method.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable
 from copy import copy
@@ -23,7 +22,7 @@ from wellposed.forms import ImplicitForm
 from wellposed.forms.evaluation import Stage
 from wellposed.forms.gains import COMPOUND, lipschitz_image
 from wellposed.robust.boxes import CenterSolve, Distances, box_states, branch_equation, states_of_branch
-from wellposed.robust.query import Bounds, Branches, MethodError, Operators, Query, of_states
+from wellposed.robust.query import Bounds, Branches, MethodError, Operators, Query, of_states, well_posed
 from wellposed.robust.sets import Box, Interval, outward_ends
 
 
@@ -314,8 +313,8 @@ def branch_states(query: Query) -> list[Interval]:
 
 @torch.no_grad()
 def _prove_branches(query: Query) -> list[Interval]:
-    with contextlib.suppress(IllPosedError):
-        raise MethodError(f"the form has a certificate: {query.form.certificate()}")
+    if well_posed(query.form):
+        raise MethodError("the form has a certificate, so it has no branches")
     form, inputs = query.form.to(torch.float64), query.set.to(torch.float64)
     if reason := _why_no_branch(form):
         raise MethodError(f"and no branch of equilibria: {reason}")
@@ -324,15 +323,19 @@ def _prove_branches(query: Query) -> list[Interval]:
     enclosure = IntervalPropagation(exact, unbounded_states)
     count = len(inputs)
     value, why_not = x.new_zeros(count), [""] * count
+    everything = torch.full_like(x, torch.inf).split(form.partition, dim=1)
+    boxes = [Interval(-all_, all_) for all_ in everything]
     for stage in enclosure.operators.order.stages:
         if stage.loop is not None:
             for sample, box in enumerate(_branch_boxes(enclosure, stage, x)):
                 value[sample] = max(float(value[sample]), box.value)
                 why_not[sample] = why_not[sample] or box.why_not
+            for k in stage.blocks:
+                boxes[k] = enclosure.z(k)
         enclosure.enclose(stage)
     proven = torch.tensor([not reason for reason in why_not], dtype=torch.bool, device=x.device)
-    query.branches[:] = [Branches(proven, x, value, tuple(why_not))]
-    everything = torch.full_like(x, torch.inf).split(form.partition, dim=1)
+    joined = Interval(*(torch.cat(ends, dim=1) for ends in zip(*boxes, strict=True)))
+    query.branches[:] = [Branches(proven, x, value, tuple(why_not), joined)]
     states = []
     for interval, all_ in zip(enclosure.states, everything, strict=True):
         held = interval.where(proven[:, None], Interval(-all_, all_))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from wellposed.conditions.rounding import rounding_slack
 from wellposed.convert import exact_form, to_implicit
-from wellposed.errors import InputError
+from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import Block, ImplicitForm, Operator
 from wellposed.forms.compose import BlockForm
 from wellposed.forms.evaluation import EvaluationOrder
@@ -126,6 +126,19 @@ def _fitting(form: ImplicitForm, inputs: Uncertainty, dtype: torch.dtype) -> Imp
         )
     require_finite_entries(form)
     return form
+
+
+def well_posed(form: ImplicitForm) -> bool:
+    """Tells whether a form has a certificate.
+
+    Example:
+        >>> well_posed(ImplicitForm(torch.eye(1) / 2, torch.ones(1, 1), torch.ones(1, 1)))
+        True
+    """
+    try:
+        return form.certificate().holds
+    except IllPosedError:
+        return False
 
 
 class Posed(NamedTuple):
@@ -388,12 +401,21 @@ class Branches:
         states: (B, n), the equilibrium at the center of the set through which the branch goes.
         value: (B,), bounds of the Perron-Frobenius eigenvalue behind the proof, the largest of all loops.
         why_not: of every sample, what failed; empty where nothing did.
+        preactivations: (B, n), boxes in which every input has one equilibrium; all numbers outside of loops.
     """
 
     proven: Tensor
     states: Tensor
     value: Tensor
     why_not: tuple[str, ...]
+    preactivations: Interval
+
+    def without(self, samples: Tensor, reason: str) -> "Branches":
+        """Takes back what was proven of some samples, (B,)."""
+        why_not = tuple(
+            why or (reason if gone else "") for why, gone in zip(self.why_not, samples.tolist(), strict=True)
+        )
+        return replace(self, proven=self.proven & ~samples, why_not=why_not)
 
     def __str__(self) -> str:
         count = f"{int(self.proven.sum())} of {len(self.proven)} samples"
