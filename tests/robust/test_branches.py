@@ -1,4 +1,4 @@
-"""Branches of equilibria proven without a certificate: they hold what continuation in numpy reaches, and folds refuse.
+"""Branches of equilibria proven without a certificate: they hold what continuation reaches, and folds refuse.
 
 The oracles share no code with the library: Newton's method along paths in numpy, and determinants in fractions.
 """
