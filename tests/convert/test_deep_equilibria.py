@@ -66,11 +66,11 @@ PROVEN = {
     "own": (lambda: DEQ(weak(Residual()), state_shape=(5,)), (4,)),
     "own of two states": (lambda: DEQ(weak(TwoRooms()), state_shape=((3,), (2,))), (4,)),
 }
-NOT_PROVEN = {
-    "convolution": (lambda: DEQ(ConvCell(1, 4, groups=2)), (1, 4, 4), "normalise"),
-    "transformer": (lambda: DEQ(TransformerCell(4, 2, 6)), (3, 4), "matrix_product"),
-    "multiscale": (lambda: DEQ(MultiscaleCell((2, 4), groups=2)), (2, 4, 4), "normalise"),
-    "gated": (lambda: DEQ(Gated(), state_shape=(5,)), (4,), "multiply"),
+NOT_PROVEN = {  # the last: a radius at which one branch is proven
+    "convolution": (lambda: DEQ(ConvCell(1, 4, groups=2)), (1, 4, 4), "normalise", 1e-4),
+    "transformer": (lambda: DEQ(TransformerCell(4, 2, 6)), (3, 4), "matrix_product", 1e-4),
+    "multiscale": (lambda: DEQ(MultiscaleCell((2, 4), groups=2)), (2, 4, 4), "normalise", 1e-5),
+    "gated": (lambda: DEQ(Gated(), state_shape=(5,)), (4,), "multiply", 1e-3),
 }
 
 
@@ -147,7 +147,7 @@ def test_bounds_of_a_network_with_a_loop_hold(name):
 @pytest.mark.parametrize("name", NOT_PROVEN)
 def test_what_is_not_proven_says_so_in_one_line(name):
     torch.manual_seed(0)
-    make, shape, culprit = NOT_PROVEN[name]
+    make, shape, culprit, _ = NOT_PROVEN[name]
     deq, u = make().double(), drawn(shape)
     form = to_implicit(deq, shape)
     torch.testing.assert_close(
@@ -156,10 +156,25 @@ def test_what_is_not_proven_says_so_in_one_line(name):
     with pytest.raises(IllPosedError, match=rf"not proven.*{culprit}") as refusal:
         form.certificate()
     assert "\n" not in str(refusal.value)
-    for work in (lambda: form(u), lambda: output_bounds(form, Box.around(u, 0.01), "best")):
-        with pytest.raises(IllPosedError) as other:
-            work()
-        assert str(other.value) == str(refusal.value)
+    with pytest.raises(IllPosedError) as other:
+        form(u)
+    assert str(other.value) == str(refusal.value)
+
+
+@pytest.mark.parametrize("name", NOT_PROVEN)
+def test_one_branch_of_what_is_not_proven_is_bounded(name):
+    """Plain steps of the cell from the equilibrium at the center stay on its branch."""
+    torch.manual_seed(0)
+    make, shape, _, radius = NOT_PROVEN[name]
+    deq, u = make().double(), drawn(shape, 1)
+    bounds = output_bounds(to_implicit(deq, shape), Box.around(u, radius, None, None))
+    assert bounds.branch.proven.all() and "for the branch through" in bounds.method
+    signs = (2 * drawn(shape, 30) - 1).sign()
+    y = iterated(deq, torch.cat([u + radius * signs, u + radius * (2 * drawn(shape, 30) - 1)])).flatten(1)
+    assert bool(((y >= bounds.lower) & (y <= bounds.upper)).all())
+    assert bool((bounds.width < 100 * (y.amax(0) - y.amin(0)) + 1e-6).all())
+    wide = output_bounds(to_implicit(deq, shape), Box.around(u, 3.0, None, None))
+    assert not wide.branch.proven.any() and not wide.lower.isfinite().any() and wide.branch.why_not[0]
 
 
 def test_multiscale_classifier():

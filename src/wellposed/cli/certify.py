@@ -52,6 +52,7 @@ from wellposed.robust.certification import (
     examine_radii,
     output_widths,
 )
+from wellposed.robust.query import BRANCH
 from wellposed.workers import threads_for
 
 WIDTH_SAMPLES = 8
@@ -59,6 +60,7 @@ RADII = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2)  # of an input range of one, where no
 COMPLETE = 60.0  # seconds of branch and bound for a sample, unless told
 SLOW = ("optimised", "lp", "triangle")  # take long on large forms
 LARGE = 2000  # states above which the slow methods are left out of the comparison
+NO_CERTIFICATE = f"no certificate proves that equilibria are unique: what is proven is {BRANCH} of each box"
 
 
 class MethodName(click.ParamType):
@@ -82,12 +84,14 @@ class Certificate:
     radii: list[Radius]
     width_samples: int
     seconds: float
+    branch: bool
 
     def facts(self) -> dict[str, Any]:
         """Returns everything as plain numbers and texts."""
-        about = {"model": self.given.name, "data": self.given.source, "samples": len(self.given.u)}
+        about: dict[str, Any] = {"model": self.given.name, "data": self.given.source, "samples": len(self.given.u)}
         radii = [one.facts() for one in self.radii]
-        return {**about, "method": self.method, "seconds": self.seconds, "radii": radii}
+        about |= {"method": self.method, "seconds": self.seconds, "radii": radii}
+        return {**about, "branch": BRANCH} if self.branch else about
 
     def table(self) -> Table:
         """Lays out the accuracies, one line a radius."""
@@ -162,13 +166,16 @@ def certify(
                 known=known, tell=tell, **options,
             )  # fmt: skip
             radii = _measured(form, given, examination, options) if widths else examination.radii
-    result = Certificate(given, method, radii, min(WIDTH_SAMPLES, len(given.u)), time.monotonic() - start)
+    spent, few = time.monotonic() - start, min(WIDTH_SAMPLES, len(given.u))
+    result = Certificate(given, method, radii, few, spent, examination.branch)
     heading = _heading(result, form.sizes, valid, out, seconds)
     write_file(out, certificate_page(heading, examination, radii, method, result.width_samples))
     if as_json:
         click.echo(json.dumps({**result.facts(), "page": str(out)}, indent=2))
     else:
         print_table(result.table())
+        if result.branch:
+            click.echo(f"{NO_CERTIFICATE}.")
     if not quiet:
         click.echo(f"{result.seconds:.0f} s; now open {out}", err=True)
 
@@ -235,6 +242,8 @@ def _certify_properties(
         gap = "" if row["gap"] is None else f"{row['gap']:.4g}"
         table.add_row(row["property"], row["status"], gap, str(row["nodes"]), f"{row['seconds']:.2f}")
     print_table(table)
+    if any("branch" in row for row in rows):
+        click.echo(f"{NO_CERTIFICATE}.")
 
 
 def _read_property(path: Path) -> Property:
@@ -301,6 +310,7 @@ def _heading(
         f"{n:,} states, {p:,} inputs in [{valid[0]:g}, {valid[1]:g}] and {q:,} outputs, in {kind}",
         f"{result.seconds:.0f} seconds with torch {torch.__version__}",
     ]
+    about += [NO_CERTIFICATE] if result.branch else []
     radii = " ".join(f"--epsilon {one.epsilon:g}" for one in result.radii)
     command = f"wellposed certify --model {given.name} --data {given.data} {radii} --method {result.method}"
     if complete is not None:

@@ -461,7 +461,9 @@ class ImplicitModel(nn.Module):
         if u.dim() == 0 or u.shape[-1] != self.in_features:
             raise InputError(f"u must have the width {self.in_features} (in_features); received {tuple(u.shape)}")
         if u.dtype != dtype and (u.is_complex() or not torch.is_autocast_enabled(u.device.type)):
-            raise InputError(f"u is {u.dtype} and the model {dtype}; convert one of them: u.to(...) or model.to(...)")
+            raise InputError(
+                f"u is {u.dtype} and the model {dtype}; convert one of them: u.to(...) or model.to(...)"
+            )
 
     def _check_values(self, u: Tensor) -> None:
         # On a GPU reading a value synchronises with the device; there a failed solve blames its inputs.

@@ -9,6 +9,7 @@ and `continuations` write bounds and verdicts as claims of a certificate, with w
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +20,24 @@ from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import convert_outward, plain_convolutions, upward
 from wellposed.errors import IllPosedError, InputError, MissingExtraError, unknown_name
 from wellposed.forms import ImplicitForm
+from wellposed.models import ImplicitModel
 from wellposed.models.io.certificates import Claim
 from wellposed.registry import Registry
 from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds, solve_states
 from wellposed.robust.crown import MAX_STEPS, TOLERANCE, Crown, Multipliers, lines_of
-from wellposed.robust.intervals import interval_bounds
+from wellposed.robust.intervals import interval_bounds, starting_states
 from wellposed.robust.linear_programs import Relaxation
-from wellposed.robust.query import Bounds, MethodError, Posed, Query, as_form, check_target, margins
+from wellposed.robust.query import (
+    Bounds,
+    Branches,
+    MethodError,
+    Posed,
+    Query,
+    as_form,
+    check_target,
+    margins,
+    well_posed,
+)
 from wellposed.robust.sets import Box, Interval, Uncertainty
 
 ORDER = ("interval", "l2", "crown", "optimised", "triangle")  # cheapest first; those that are registered are tried
@@ -35,9 +47,10 @@ def best_bounds(query: Query, methods: Registry[Callable[[Query], Bounds]]) -> B
     """Intersects the bounds of all methods that apply, as long as there is time; their names are joined by +.
 
     The cheapest method always runs to its end, and the others stop tightening when the time is over. Where a loop
-    has no certificate, no method applies.
+    has no certificate, they bound a branch of its equilibria, or none applies.
     """
-    query.form.certificate()
+    if not well_posed(query.form):
+        starting_states(query)  # of a branch, or says why there is none
     best: Bounds | None = None
     reasons = []
     for name in ORDER:
@@ -94,11 +107,11 @@ def state_bounds(
         tensor([[4.]])
     """
     form, exact, states = Posed.of(model, inputs)
-    bounds = _answer(method, Query(form, exact, None, _deadline(budget)), inputs.dtype)
+    bounds = _answer(method, Query(form, exact, None, _deadline(budget)), inputs, model)
     if states is None:
         return bounds
     lower, upper, slack = (part[:, states] for part in (bounds.lower, bounds.upper, bounds.slack))
-    return Bounds(lower, upper, bounds.method, slack)
+    return replace(bounds, lower=lower, upper=upper, slack=slack)
 
 
 def output_bounds(
@@ -119,7 +132,7 @@ def output_bounds(
     form, exact, _ = Posed.of(model, inputs)
     unit = torch.eye(form.sizes[2], dtype=form.dtype, device=form.device)
     query = Query(form, exact, unit.expand(len(inputs), -1, -1), _deadline(budget))
-    return _answer(method, query, inputs.dtype)
+    return _answer(method, query, inputs, model)
 
 
 def margin_bounds(
@@ -143,20 +156,51 @@ def margin_bounds(
     form, exact, _ = Posed.of(model, inputs)
     q = form.sizes[2]
     rows = margins(q, check_target(target, len(inputs), q), exact.center)
-    return _answer(method, Query(form, exact, rows, _deadline(budget)), inputs.dtype)
+    return _answer(method, Query(form, exact, rows, _deadline(budget)), inputs, model)
 
 
-def _answer(method: str | Method, query: Query, dtype: torch.dtype) -> Bounds:
-    prove = get_method(method)
+def _answer(method: str | Method, query: Query, inputs: Uncertainty, model: ImplicitForm | nn.Module) -> Bounds:
+    prove, dtype = get_method(method), inputs.dtype
     if not math.prod(query.shape):
         none = query.set.center.new_zeros(query.shape, dtype=dtype)
         return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
     with plain_convolutions(query.set.center):
         bounds = prove(query).stated()
-    if query.form.dtype == dtype:
+    if query.form.dtype != dtype:
+        (lower, below), (upper, above) = convert_outward(bounds.lower, dtype), convert_outward(bounds.upper, dtype)
+        bounds = Bounds(lower - below, upper + above, bounds.method, bounds.slack.to(dtype)).stated()
+    if not query.branches:
         return bounds
-    (lower, below), (upper, above) = convert_outward(bounds.lower, dtype), convert_outward(bounds.upper, dtype)
-    return Bounds(lower - below, upper + above, bounds.method, bounds.slack.to(dtype)).stated()
+    branch = query.branches[0]
+    if isinstance(model, nn.Module) and not isinstance(model, ImplicitModel):
+        apart = ~_same_outputs(model, inputs, query.form, branch.states)
+        branch = branch.without(apart, "the network itself finds another equilibrium at the center")
+    return bounds.of_branch(branch)
+
+
+AGREEMENT = 1e-2  # relative to the outputs, within which a network that solves its loops itself has the same ones
+
+
+@torch.no_grad()
+def _same_outputs(model: nn.Module, inputs: Uncertainty, form: ImplicitForm, x: Tensor) -> Tensor:  # (B,)
+    """Tells for which samples a network computes the outputs of given states at the center of the set."""
+    u = inputs.center
+    kinds = [part.dtype for part in (*model.parameters(), *model.buffers()) if part.is_floating_point()]
+    own = model(u.reshape(len(u), *inputs.sample_shape).to((*kinds, u.dtype)[0]))
+    own = (own[0] if isinstance(own, tuple | list) else own).flatten(1)
+    y = outputs(form, x.to(form.dtype), u.to(form.dtype))
+    return ((own - y).abs() <= AGREEMENT * (1e-3 + y.abs().amax(1, keepdim=True))).all(1)
+
+
+def outputs(form: ImplicitForm, x: Tensor, u: Tensor) -> Tensor:  # (B, n), (B, p) -> (B, q)
+    """Returns ``y = Cx + Du + c`` for given states.
+
+    Example:
+        >>> outputs(ImplicitForm(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1)), *torch.ones(2, 1, 1))
+        tensor([[1.]])
+    """
+    y = form.C.apply(x) + form.D.apply(u)
+    return y if form.output_bias is None else y + form.output_bias
 
 
 def get_method(method: str | Method) -> Method:
@@ -261,22 +305,21 @@ def certified(
     """
     with torch.no_grad():
         form, exact, _ = Posed.of(model, inputs)
-        bounds = margin_bounds(form, exact, target, method, budget)
-        given = _given(form, exact, target)
+        rows = margins(form.sizes[2], check_target(target, len(inputs), form.sizes[2]), exact.center)
+        bounds = _answer(method, Query(form, exact, rows, _deadline(budget)), exact, model)
+        given = _given(form, exact, target, bounds.branch)
     own = torch.zeros_like(bounds.upper, dtype=torch.bool).scatter(1, target[:, None], True)
     negative = (bounds.upper < 0) & bounds.upper.isfinite() & bounds.lower.isfinite()
     return (negative | own).all(1) & given
 
 
-def _given(form: ImplicitForm, inputs: Uncertainty, target: Tensor) -> Tensor:  # (B,)
+def _given(form: ImplicitForm, inputs: Uncertainty, target: Tensor, branch: Branches | None) -> Tensor:  # (B,)
     """Tells for which samples the model itself gives the class at the center of the set."""
     if not len(inputs):
         return torch.zeros_like(target, dtype=torch.bool)
     finite = inputs.center.isfinite().all(1)
     u = torch.where(finite[:, None], inputs.center, 0.0)
-    x = solve_states(form, u)
-    y = form.C.apply(x) + form.D.apply(u)
-    y = y if form.output_bias is None else y + form.output_bias
+    y = outputs(form, solve_states(form, u) if branch is None else branch.states.to(u), u)
     return finite & y.isfinite().all(1) & (y.argmax(1) == target)
 
 

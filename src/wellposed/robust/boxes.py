@@ -7,15 +7,20 @@ Euclidean norm, from the monotone or the spectral certificate of every loop.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
+from wellposed.activations.slopes import why_no_slopes
+from wellposed.conditions.branches import BranchEquation
 from wellposed.conditions.conditions import Monotone
 from wellposed.conditions.norms import largest_eigenvalue, largest_singular_value, spectral_norm
 from wellposed.conditions.rounding import EPS, TINY, euclidean_norm, reciprocal_gap, upward
+from wellposed.equilibrium.fixed_point import fixed_point
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import IllPosedError
 from wellposed.forms import Block, Identity, ImplicitForm, Operator
@@ -80,25 +85,68 @@ def solve_states(form: ImplicitForm, u: Tensor, polish: bool = False) -> Tensor:
     open_ = (solution.status >= Status.MAX_STEPS) | polish
     (left,) = (open_ & x.isfinite().all(1)).nonzero(as_tuple=True)
     if len(left):
-        states = list(x[left].split(form.partition, dim=1))
-        bias = torch.zeros_like(x[0]) if form.bias is None else form.bias
-        offsets = (form.blocks[1].apply(u[left]) + bias).split(form.partition, dim=1)
-        for stage in form.order.stages:
-            rows = {k: form.order.rows[k] for k in stage.blocks}
-            drives = [
-                sum((part.apply(states[j]) for j, part in rows[k].items() if j not in stage.blocks), offsets[k])
-                for k in stage.blocks
-            ]
-            sizes = [form.partition[k] for k in stage.blocks]
-            v, now = torch.cat(drives, dim=1), torch.cat([states[k] for k in stage.blocks], dim=1)
-            if stage.loop is None:
-                now = form.activations[stage.blocks[0]].function(v)
-            else:
-                now = solve_loop(stage.loop, v, now)
-            for k, part in zip(stage.blocks, now.split(sizes, dim=1), strict=True):
-                states[k] = part
-        x[left] = torch.cat(states, dim=1)
+        x[left] = _by_stages(form, u[left], x[left], solve_loop)
     return x
+
+
+def _by_stages(
+    form: ImplicitForm, u: Tensor, x: Tensor, solve: Callable[[LoopEquation, Tensor, Tensor], Tensor]
+) -> Tensor:  # (B, n)
+    """Computes the states block by block, loops by ``solve(loop, v, start)``."""
+    states = list(x.split(form.partition, dim=1))
+    bias = torch.zeros_like(x[0]) if form.bias is None else form.bias
+    offsets = (form.blocks[1].apply(u) + bias).split(form.partition, dim=1)
+    for stage in form.order.stages:
+        rows = {k: form.order.rows[k] for k in stage.blocks}
+        drives = [
+            sum((part.apply(states[j]) for j, part in rows[k].items() if j not in stage.blocks), offsets[k])
+            for k in stage.blocks
+        ]
+        sizes = [form.partition[k] for k in stage.blocks]
+        v, now = torch.cat(drives, dim=1), torch.cat([states[k] for k in stage.blocks], dim=1)
+        now = form.activations[stage.blocks[0]].function(v) if stage.loop is None else solve(stage.loop, v, now)
+        for k, part in zip(stage.blocks, now.split(sizes, dim=1), strict=True):
+            states[k] = part
+    return torch.cat(states, dim=1)
+
+
+@torch.no_grad()
+def states_of_branch(form: ImplicitForm, u: Tensor, start: Tensor | None = None) -> Tensor:  # (B, n)
+    """Solves loops that may have no certificate: from zero as a DEQ does, then by Newton's method.
+
+    Nothing says that there are no other solutions.
+
+    Args:
+        start: (B, n), states nearby to start from instead.
+    """
+
+    def solve(loop: LoopEquation, v: Tensor, start: Tensor) -> Tensor:
+        step = partial(_step, loop)
+        solution = fixed_point(step, start, v, max_steps=FROM_ZERO_STEPS, on_failure="ignore")
+        assert isinstance(solution.value, Tensor)
+        x = solution.value.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        if loop.A.shape[0] <= LARGEST_NEWTON and not any(why_no_slopes(phi) for phi in loop.activations):
+            equation = branch_equation(loop)
+            for row in (~solution.converged).nonzero()[:, 0].tolist():
+                z = equation.solve((loop.A.apply(x[row : row + 1]) + v[row : row + 1])[0], v[row])
+                x[row] = equation.function(z)
+        return x
+
+    return _by_stages(form, u, u.new_zeros(len(u), form.sizes[0]) if start is None else start, solve)
+
+
+def _step(loop: LoopEquation, x: Tensor, v: Tensor) -> Tensor:
+    image: Tensor = loop.activation.function(loop.A.apply(x) + v)
+    return image
+
+
+def branch_equation(loop: LoopEquation) -> BranchEquation:
+    """Reads a loop as what `wellposed.conditions.branches` proves something about."""
+    A = loop.A.to(torch.float64)
+    size = abs_upper_bound(A, formed=False).to_dense()
+    doubt = upward(2 * (sum_length(A) + sum_length(A.T) + 4) * EPS * size, 4)
+    sizes = A.heights if isinstance(A, Block) and len(loop.activations) > 1 else (A.shape[0],)
+    return BranchEquation(A.to_dense(), doubt, tuple(zip(loop.activations, sizes, strict=True)))
 
 
 def solve_loop(system: LoopEquation, v: Tensor, start: Tensor) -> Tensor:  # (B, n)
@@ -152,6 +200,7 @@ def _one_residual(phi: Activation, x: Tensor, z: Tensor, size: Tensor, error: Te
 
 
 SPLITTING_STEPS, NEWTON_STEPS, LARGEST_NEWTON = 400, 30, 1024  # of loops at the center that are hard to solve
+FROM_ZERO_STEPS = 500  # of loops of which nothing is known
 LARGEST_GAIN = 2**25  # entries of the matrix from inputs to states that is formed for sets other than boxes
 
 

@@ -21,10 +21,10 @@ from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
 from wellposed.robust.attacks import Attack, pgd
 from wellposed.robust.attacks.attack import margin
-from wellposed.robust.bounds import METHODS, certified, output_bounds
-from wellposed.robust.boxes import CenterSolve, solve_states
+from wellposed.robust.bounds import METHODS, certified, output_bounds, outputs
+from wellposed.robust.boxes import CenterSolve, solve_states, states_of_branch
 from wellposed.robust.crown import Continuation, CrownPass, center_preactivations
-from wellposed.robust.intervals import IntervalPropagation
+from wellposed.robust.intervals import IntervalPropagation, branch_states
 from wellposed.robust.linear_programs import (
     STEPS,
     LinearProgram,
@@ -40,6 +40,7 @@ from wellposed.robust.linear_programs import (
     triangle_set,
 )
 from wellposed.robust.query import (
+    BRANCH,
     Functionals,
     MethodError,
     Operators,
@@ -49,6 +50,7 @@ from wellposed.robust.query import (
     margins,
     output_size,
     to_form,
+    well_posed,
 )
 from wellposed.robust.sets import Box, Interval
 
@@ -91,9 +93,12 @@ class Radius:
         return {"epsilon": self.epsilon, **shares, "widths": self.widths, "not_applicable": self.reasons}
 
 
-def _agreed(proven: Tensor, attack: Attack, target: Tensor, where: str) -> Tensor:
-    """Compares proofs with an attack; a lead as small as the rounding of the model only costs the proof."""
-    both = proven & attack.success
+def _agreed(proven: Tensor, attack: Attack, target: Tensor, where: str, branch: bool) -> Tensor:
+    """Compares proofs with an attack; a lead as small as the rounding of the model only costs the proof.
+
+    So does an attack that leads a model to other equilibria than those of the branch that was proven.
+    """
+    both = proven & attack.success & (not branch)
     rounding = ROUNDING * torch.finfo(attack.outputs.dtype).eps * attack.outputs.abs().amax(1)
     if bool((margin(attack.outputs, target) > rounding)[both].any()):
         raise UnsoundError(f"{where}: an attack changes a class that was proven; please report this")
@@ -170,6 +175,8 @@ class Examination:
             class was wrong before.
         attacked: the input that did it; the clean one elsewhere.
         said: (B,), the class that the model gives to that input.
+        branch: whether proofs are about the branch through the equilibrium at the center of a box, because a loop
+            has no certificate.
     """
 
     radii: list[Radius]
@@ -177,6 +184,7 @@ class Examination:
     broken: Tensor
     attacked: Tensor
     said: Tensor
+    branch: bool = False
 
 
 def examine_radii(
@@ -221,6 +229,7 @@ def examine_radii(
     known = {} if known is None else known
     network = isinstance(model, nn.Module) and not isinstance(model, ImplicitModel)
     proof = to_form(model, form.input_shape) if network else form
+    branch = not well_posed(proof)
     if complete is not None:
         ReluConstraints.of(proof, "branch_and_bound")  # says at once what cannot be split
     with torch.no_grad():
@@ -241,7 +250,7 @@ def examine_radii(
                 named = [keys[index] + method for index in asked.tolist()]
                 classes = target[rows[asked]]
                 proven[asked] = _bounded(proof, some, classes, left, method, budget, known, named)
-            proven = _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}")
+            proven = _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}", branch)
             unsure = (open_[rows] & ~proven & ~attack.success).nonzero()[:, 0].tolist()
             if complete is not None:
                 named = [f"{key}complete" for key in keys]
@@ -254,7 +263,7 @@ def examine_radii(
             open_[rows], proven_at[rows[proven]] = proven, epsilon
             tell(len(rows))
         radii.append(Radius(epsilon, clean, standing.clone(), open_.clone()))
-    return Examination(radii, proven_at, broken_at, inputs, said)
+    return Examination(radii, proven_at, broken_at, inputs, said, branch)
 
 
 @torch.no_grad()
@@ -299,18 +308,21 @@ class Verdict:
             by a counter-example. Of a property: of the smallest of the values that were to be negative.
         nodes: how many parts of the problem were bounded.
         input: the counter-example; None if there is none.
+        branch: whether that is about the branch through the equilibrium at the center of the box alone.
     """
 
     status: Literal["proven", "counter-example", "undecided"]
     gap: float
     nodes: int
     input: Tensor | None = None
+    branch: bool = False
 
     def facts(self) -> dict[str, Any]:
         """Returns everything as plain numbers."""
         point = None if self.input is None else self.input.flatten().tolist()
         gap = self.gap if math.isfinite(self.gap) else None
-        return {"status": self.status, "gap": gap, "nodes": self.nodes, "input": point}
+        about = {"branch": BRANCH} if self.branch else {}
+        return {"status": self.status, "gap": gap, "nodes": self.nodes, "input": point, **about}
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,7 +411,9 @@ def decide(
             return replace(verdicts[-1], nodes=sum(verdict.nodes for verdict in verdicts))
     gap = max((verdict.gap for verdict in verdicts), default=-math.inf)
     proven = all(verdict.status == "proven" for verdict in verdicts)
-    return Verdict("proven" if proven else "undecided", gap, sum(verdict.nodes for verdict in verdicts))
+    branch = any(verdict.branch for verdict in verdicts)
+    nodes = sum(verdict.nodes for verdict in verdicts)
+    return Verdict("proven" if proven else "undecided", gap, nodes, branch=branch)
 
 
 def _check_budget(budget: float) -> None:
@@ -441,6 +455,9 @@ class _Search:
         if complete:
             self.constraints = ReluConstraints.of(query.form, "branch_and_bound")
         self.relu = [phi.is_relu for phi in query.form.activations]
+        if not well_posed(query.form):
+            branch_states(query)  # says why if there is none
+        self.branch = query.branches[0] if query.branches else None
         self.best, self.input = -math.inf, query.set.center
         self.number = count()
 
@@ -452,7 +469,9 @@ class _Search:
 
     def run(self) -> Verdict:
         """Splits until nothing is left, a counter-example is found or the time is over."""
-        self._try(self._ascend())
+        if self.branch is not None and not bool(self.branch.proven.all()):
+            return Verdict("undecided", math.inf, 0, branch=True)
+        self._try(self._ascend() if self.branch is None else self._first_order())
         gaps = [-math.inf]
         if self.best < 0:
             root = tightest_intervals(self.query, ROOT_ROUNDS)
@@ -460,9 +479,10 @@ class _Search:
                 gaps += self._bound_goals(root)
             else:
                 gaps += [self._crown(root, goal) for goal in self.goals]
+        branch = self.branch is not None
         if self.best >= 0:
-            return Verdict("counter-example", self.best, self.nodes, self.input)
-        return Verdict("proven" if max(gaps) < 0 else "undecided", max(gaps), self.nodes)
+            return Verdict("counter-example", self.best, self.nodes, self.input, branch)
+        return Verdict("proven" if max(gaps) < 0 else "undecided", max(gaps), self.nodes, branch=branch)
 
     def _crown(self, root: IntervalPropagation, goal: list[int]) -> float:
         """Bounds the least row of a goal without splitting anything."""
@@ -665,27 +685,43 @@ class _Search:
         """Keeps an input of the box that is worse than those before, once it was solved to the last digits."""
         box, form = self.query.set.box(), self.query.form
         u = u.clamp(box.lower, box.upper)
-        first = self._least(self._outputs(solve_states(form, u), u)).amax(1)
+        first = self._least(self._outputs(self._states(u), u)).amax(1)
         u = u[first.nan_to_num(-math.inf).topk(min(POLISHED, len(u))).indices]
-        x = solve_states(form, u, polish=True)
+        x = self._states(u, polish=True)
         z = form.A.apply(x) + form.B.apply(u) + (0.0 if form.bias is None else form.bias)
         phis = zip(form.activations, z.split(form.partition, dim=1), strict=True)
         residual = (x - torch.cat([phi.function(part) for phi, part in phis], dim=1)).abs().amax(1)
         y = self._outputs(x, u)
         value = self._least(y).amax(1) - SOLVED * (1 + y.abs().amax(1) * self.rows.abs().amax())
         value = torch.where(residual < 1e-4 * SOLVED * (1 + x.abs().amax(1)), value, -math.inf)
+        if self.branch is not None:
+            low, high = self.branch.preactivations
+            value = torch.where(((z > low) & (z < high)).all(1), value, -math.inf)  # else another equilibrium
         worst = int(value.argmax())
         if float(value[worst]) > self.best:
             self.best, self.input = float(value[worst]), u[worst : worst + 1]
 
+    def _states(self, u: Tensor, polish: bool = False) -> Tensor:
+        if self.branch is None:
+            return solve_states(self.query.form, u, polish)
+        return states_of_branch(self.query.form, u, self.branch.states.expand(len(u), -1))
+
     def _outputs(self, x: Tensor, u: Tensor) -> Tensor:
-        form = self.query.form
-        return form.C.apply(x) + form.D.apply(u) + (0.0 if form.output_bias is None else form.output_bias)
+        return outputs(self.query.form, x, u)
 
     def _least(self, y: Tensor) -> Tensor:  # (B, q) -> (B, goals)
         """Returns the least row of every goal."""
         values = y @ self.rows.mT + self.offset
         return torch.stack([values[:, goal].amin(1) for goal in self.goals], dim=1)
+
+    def _first_order(self) -> Tensor:
+        """Returns the corners of the box at which the rows are largest to first order, and the center."""
+        box = self.query.set.box()
+        y = self._outputs(self._states(center := box.center), center)
+        step = (box.upper - box.lower).amax() * 1e-4 + 1e-12
+        moved = center + step * torch.eye(center.shape[1], dtype=center.dtype)
+        slope = (self._outputs(self._states(moved), moved) - y) @ self.rows.mT  # (p, R)
+        return torch.cat([center, torch.where(slope.mT > 0, box.upper, box.lower)])
 
     @torch.enable_grad()
     def _ascend(self, steps: int = 10) -> Tensor:

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.conditions.rounding import rounding_slack, unit_roundoff
+from wellposed.activations.slopes import is_product, why_no_slopes
+from wellposed.conditions.branches import BranchBox
+from wellposed.conditions.rounding import convert_outward, rounding_slack, unit_roundoff
 from wellposed.errors import IllPosedError
+from wellposed.forms import ImplicitForm
 from wellposed.forms.evaluation import Stage
 from wellposed.forms.gains import COMPOUND, lipschitz_image
-from wellposed.robust.boxes import CenterSolve, Distances, box_states
-from wellposed.robust.query import Bounds, MethodError, Operators, Query, of_states
+from wellposed.robust.boxes import CenterSolve, Distances, box_states, branch_equation, states_of_branch
+from wellposed.robust.query import Bounds, Branches, MethodError, Operators, Query, of_states, well_posed
 from wellposed.robust.sets import Box, Interval, outward_ends
 
 
@@ -46,9 +49,13 @@ def _around(phi: Activation, z: Interval) -> Interval:
     try:
         change = lipschitz_image(phi, radius).to(z.lower)
     except IllPosedError as error:
-        raise MethodError(
-            f"{phi.name!r} has no Lipschitz constant, so nothing bounds its states; give it bounded arguments"
-        ) from error
+        if not is_product(phi):
+            raise MethodError(
+                f"{phi.name!r} has no Lipschitz constant, so nothing bounds its states; give it bounded arguments"
+            ) from error
+        size = z.center.detach().abs()
+        largest = phi.function(size + z.radius.detach())  # (|P| + p)(|Q| + q) - |P||Q|, and what that rounds
+        change = largest - phi.function(size) + (phi.block or 0) * 8 * unit_roundoff(size.dtype) * largest
     middle = phi.function(z.center)
     slack = 2 * unit_roundoff(change.dtype) * change + 2 * torch.finfo(change.dtype).tiny
     return Interval(middle - change, middle + change).widened(slack)
@@ -57,6 +64,8 @@ def _around(phi: Activation, z: Interval) -> Interval:
 def _rounding(phi: Activation, z: Interval) -> Tensor:
     """Bounds the rounding of phi by ``rounding * u * (|phi(0)| + gamma |z|)``, and more for maps on blocks."""
     unit, size = unit_roundoff(z.lower.dtype), z.magnitude.detach()
+    if is_product(phi):
+        return 4 * ((phi.block or 0) + 2) * unit * phi.function(size) + 4 * torch.finfo(size.dtype).tiny
     origin = phi.function(torch.zeros_like(size[:1])).abs()
     spread = lipschitz_image(phi, size.double()).to(size)
     width = 0 if phi.componentwise else (phi.block or size.shape[-1])
@@ -253,9 +262,12 @@ def interval_bounds(query: Query) -> Bounds:
 
 @torch.no_grad()
 def starting_states(query: Query) -> list[Interval]:
-    """Encloses the states of loops: by the box, else by the Euclidean norm, else by what phi can return."""
+    """Encloses the states of loops: by the box, else by the Euclidean norm, else by what phi can return.
+
+    Where no certificate holds, those of one branch of equilibria.
+    """
     reasons = []
-    for method in (box_states, l2_states, image_states):
+    for method in (box_states, l2_states, image_states, branch_states):
         try:
             return method(query)
         except (IllPosedError, MethodError) as error:
@@ -284,6 +296,104 @@ def image_states(query: Query) -> list[Interval]:
             raise MethodError(f"{phi.name!r} can return any value")
         intervals.append(Interval(*(end.expand(len(query.set), size) for end in ends)))
     return intervals
+
+
+LARGEST_BRANCH = 2048  # states of a loop up to which a branch is proven
+
+
+def branch_states(query: Query) -> list[Interval]:
+    """Encloses the states of a form without a certificate along one branch of equilibria.
+
+    The branch is that of the equilibrium at the center of the set, which is found from zero. Loops are proven one
+    after the other (`BranchEquation`), and blocks between them enclosed by intervals. Samples of which that proves
+    nothing get all numbers. What was proven is noted in `Query.branches`.
+    """
+    return query.once("branch", _prove_branches)
+
+
+@torch.no_grad()
+def _prove_branches(query: Query) -> list[Interval]:
+    if well_posed(query.form):
+        raise MethodError("the form has a certificate, so it has no branches")
+    form, inputs = query.form.to(torch.float64), query.set.to(torch.float64)
+    if reason := _why_no_branch(form):
+        raise MethodError(f"and no branch of equilibria: {reason}")
+    exact = Query(form, inputs, None)
+    x = states_of_branch(form, inputs.center.detach())
+    enclosure = IntervalPropagation(exact, unbounded_states)
+    count = len(inputs)
+    value, why_not = x.new_zeros(count), [""] * count
+    everything = torch.full_like(x, torch.inf).split(form.partition, dim=1)
+    boxes = [Interval(-all_, all_) for all_ in everything]
+    for stage in enclosure.operators.order.stages:
+        if stage.loop is not None:
+            for sample, box in enumerate(_branch_boxes(enclosure, stage, x)):
+                value[sample] = max(float(value[sample]), box.value)
+                why_not[sample] = why_not[sample] or box.why_not
+            for k in stage.blocks:
+                boxes[k] = enclosure.z(k)
+        enclosure.enclose(stage)
+    proven = torch.tensor([not reason for reason in why_not], dtype=torch.bool, device=x.device)
+    joined = Interval(*(torch.cat(ends, dim=1) for ends in zip(*boxes, strict=True)))
+    query.branches[:] = [Branches(proven, x, value, tuple(why_not), joined)]
+    states = []
+    for interval, all_ in zip(enclosure.states, everything, strict=True):
+        held = interval.where(proven[:, None], Interval(-all_, all_))
+        (lower, below), (upper, above) = (convert_outward(end, query.form.dtype) for end in held)
+        states.append(Interval(lower - below, upper + above).proven())
+    return states
+
+
+def _why_no_branch(form: ImplicitForm) -> str:
+    for stage in form.order.stages:
+        if stage.loop is not None and stage.loop.A.shape[0] > LARGEST_BRANCH:
+            return f"it is proven up to {LARGEST_BRANCH} states of a loop; this one has {stage.loop.A.shape[0]}"
+        for phi in (form.activations[k] for k in stage.blocks):
+            continuous = any(math.isfinite(constant) for constant in phi.constants.values())
+            if (stage.loop is not None or not continuous) and (reason := why_no_slopes(phi)):
+                return reason
+    return ""
+
+
+def _branch_boxes(enclosure: IntervalPropagation, stage: Stage, x: Tensor) -> list[BranchBox]:
+    """Proves a loop for every sample, and replaces what is known of its states."""
+    assert stage.loop is not None
+    operators, equation = enclosure.operators, branch_equation(stage.loop)
+    sizes = [operators.form_size(k) for k in stage.blocks]
+    outside = sorted({j for k in stage.blocks for j in operators.order.rows[k]} - set(stage.blocks))
+    reaches = [
+        enclosure.add(enclosure.drive(k), k, [j for j in operators.order.rows[k] if j in outside])
+        for k in stage.blocks
+    ]
+    v, size = (torch.cat([getattr(reach, name) for reach in reaches], dim=1) for name in ("center", "size"))
+    slack = 4 * rounding_slack(2 * size, operators.terms) + operators.lost
+    rows = [operators.order.rows[k] for k in stage.blocks]
+    gains = [torch.cat([operators.inputs[k].to_dense() for k in stage.blocks])]
+    for j in outside:
+        gains.append(torch.cat([
+            row[j].to_dense() if j in row else x.new_zeros(height, operators.form_size(j))
+            for row, height in zip(rows, sizes, strict=True)
+        ]))  # fmt: skip
+    sources = [enclosure.query.set.box().interval, *(enclosure.x(j) for j in outside)]
+    pieces = x.split(enclosure.query.form.partition, dim=1)
+    start = torch.cat([pieces[k] for k in stage.blocks], dim=1) @ equation.A.mT + v
+    boxes = []
+    for sample in range(len(x)):
+        drive = [(gain, source.radius[sample]) for gain, source in zip(gains, sources, strict=True)]
+        boxes.append(equation.prove(start[sample], v[sample], slack[sample], drive))
+    z = _around_boxes([(box.center, box.radius) for box in boxes])
+    states = _around_boxes([equation.states(box) for box in boxes])
+    ends = (end.split(sizes, dim=1) for end in (*z, *states))
+    for k, z0, z1, x0, x1 in zip(stage.blocks, *ends, strict=True):
+        states_k = Interval(x0, x1).cut(*enclosure.activations[k].image)
+        enclosure.replace(k, Interval(z0, z1), states_k, None)
+    return boxes
+
+
+def _around_boxes(boxes: list[tuple[Tensor, Tensor]]) -> Interval:
+    """Encloses ``center +- radius`` of every sample."""
+    center, radius = (torch.stack(part) for part in zip(*boxes, strict=True))
+    return Interval.around(center, radius, torch.float64)
 
 
 def loop_states(query: Query) -> tuple[list[Interval], bool]:

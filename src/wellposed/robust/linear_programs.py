@@ -906,7 +906,7 @@ def in_float64(query: Query) -> Query:
     """Asks the same question in float64, on the CPU."""
     combination = None if query.combination is None else query.combination.to("cpu", torch.float64)
     form, inputs = query.form.to(torch.float64).to("cpu"), query.set.to("cpu", torch.float64)
-    return Query(form, inputs, combination, query.deadline)
+    return Query(form, inputs, combination, query.deadline, branches=query.branches)
 
 
 def side_by_side(intervals: list[Interval]) -> Interval:

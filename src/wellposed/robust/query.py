@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from wellposed.conditions.rounding import rounding_slack
 from wellposed.convert import exact_form, to_implicit
-from wellposed.errors import InputError
+from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import Block, ImplicitForm, Operator
 from wellposed.forms.compose import BlockForm
 from wellposed.forms.evaluation import EvaluationOrder
@@ -41,6 +41,7 @@ class Query:
         combination: (B, k, q), or None for the states.
         deadline: `time.monotonic` after which nothing more is tightened.
         cache: what several methods need, by name; see `once`.
+        branches: what was proven where a loop has no certificate; bounds hold of these branches then.
     """
 
     form: ImplicitForm
@@ -48,6 +49,7 @@ class Query:
     combination: Tensor | None
     deadline: float = math.inf
     cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    branches: "list[Branches]" = field(default_factory=list, compare=False, repr=False)
 
     def once(self, name: str, make: "Callable[[Query], T]") -> "T":
         """Returns what `make` returned when it was first asked for under that name."""
@@ -124,6 +126,19 @@ def _fitting(form: ImplicitForm, inputs: Uncertainty, dtype: torch.dtype) -> Imp
         )
     require_finite_entries(form)
     return form
+
+
+def well_posed(form: ImplicitForm) -> bool:
+    """Tells whether a form has a certificate.
+
+    Example:
+        >>> well_posed(ImplicitForm(torch.eye(1) / 2, torch.ones(1, 1), torch.ones(1, 1)))
+        True
+    """
+    try:
+        return form.certificate().holds
+    except IllPosedError:
+        return False
 
 
 class Posed(NamedTuple):
@@ -375,6 +390,43 @@ def output_size(operators: Operators, states: list[Interval], inputs: Uncertaint
     return size if offset is None else size + offset.abs()
 
 
+@dataclass(frozen=True, eq=False)
+class Branches:
+    """What is proven of a form without a certificate: that one equilibrium continues over the whole set.
+
+    Other equilibria may exist beside it, and nothing is said of them. See `wellposed.conditions.branches`.
+
+    Args:
+        proven: (B,), for which samples.
+        states: (B, n), the equilibrium at the center of the set through which the branch goes.
+        value: (B,), bounds of the Perron-Frobenius eigenvalue behind the proof, the largest of all loops.
+        why_not: of every sample, what failed; empty where nothing did.
+        preactivations: (B, n), boxes in which every input has one equilibrium; all numbers outside of loops.
+    """
+
+    proven: Tensor
+    states: Tensor
+    value: Tensor
+    why_not: tuple[str, ...]
+    preactivations: Interval
+
+    def without(self, samples: Tensor, reason: str) -> "Branches":
+        """Takes back what was proven of some samples, (B,)."""
+        why_not = tuple(
+            why or (reason if gone else "") for why, gone in zip(self.why_not, samples.tolist(), strict=True)
+        )
+        return replace(self, proven=self.proven & ~samples, why_not=why_not)
+
+    def __str__(self) -> str:
+        count = f"{int(self.proven.sum())} of {len(self.proven)} samples"
+        reasons = sorted({reason for reason in self.why_not if reason})
+        failed = f"; elsewhere {'; '.join(reasons[:3])}" if reasons else ""
+        return f"{BRANCH}, proven for {count}{failed}"
+
+
+BRANCH = "for the branch through the equilibrium at the center"
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Proven bounds ``lower <= value <= upper``, per sample, of the exact equilibrium for every input of a set.
@@ -383,6 +435,7 @@ class Bounds:
         lower, upper: (B, k).
         method: what proved them.
         slack: (B, k), how much each bound was moved outward for rounding where it was evaluated.
+        branch: what the bounds are about where a loop has no certificate; None where equilibria are unique.
 
     Example:
         >>> bounds = Bounds(torch.tensor([[0.0]]), torch.tensor([[2.0]]), "box", torch.zeros(1, 1))
@@ -394,6 +447,7 @@ class Bounds:
     upper: Tensor
     method: str
     slack: Tensor
+    branch: Branches | None = None
 
     @property
     def width(self) -> Tensor:
@@ -425,6 +479,12 @@ class Bounds:
     def named(self, method: str) -> "Bounds":
         """Changes the name."""
         return replace(self, method=method)
+
+    def of_branch(self, branch: Branches) -> "Bounds":
+        """Says of which branch the bounds are, and takes back those of samples without one."""
+        lower = torch.where(branch.proven[:, None], self.lower, -torch.inf)
+        upper = torch.where(branch.proven[:, None], self.upper, torch.inf)
+        return replace(self, lower=lower, upper=upper, method=f"{self.method}, {BRANCH}", branch=branch)
 
 
 def of_states(query: Query, states: list[Interval], method: str) -> Bounds:

@@ -386,6 +386,7 @@ class few_threads:  # noqa: N801
     Args:
         work: multiplications of the products.
     """
+
     def __init__(self, work: int) -> None:
         count = torch.get_num_threads()
         self.count = 1 if work > SPLIT else count
@@ -589,9 +590,7 @@ class Numba:
         products += [lambda: y.t() @ u, lambda: g.t() @ x, lambda: g.t() @ u, lambda: y.sum(0)]
         return [product() if need else None for product, need in zip(products, needs, strict=True)]
 
-    def _report(
-        self, iterates: Iterates, saved: tuple[Any, ...], options: SolveOptions, solve: str
-    ) -> Finished:
+    def _report(self, iterates: Iterates, saved: tuple[Any, ...], options: SolveOptions, solve: str) -> Finished:
         if iterates.worst >= Status.MAX_STEPS:
             report(iterates, options.on_failure, solve=solve, max_steps=options.max_steps)
         return Finished(iterates.value, saved, options.on_failure)

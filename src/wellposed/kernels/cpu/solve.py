@@ -579,9 +579,7 @@ def solve_samples(
         )  # fmt: skip
         if trace.shape[0] > 0:
             record_residuals(work, at, lanes, width, now, trace)
-        left -= write_finished(
-            work, slots[origin], at, lanes, width, now, counts, numbers, value, status, steps
-        )
+        left -= write_finished(work, slots[origin], at, lanes, width, now, counts, numbers, value, status, steps)
         now += 1
         if plain:
             origin = target
