@@ -46,7 +46,7 @@ def test_bounds_that_are_a_thousandth_too_narrow_are_reported():
     assert all(note["by"] > 0 and note["points"] > 0 for note in tally.wrong)
 
 
-@pytest.mark.parametrize(("dtype", "number"), [(torch.float32, 0), (torch.float64, 7)])
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float32, 0), (torch.float64, 4)])
 def test_bounds_without_their_slack_for_rounding_are_reported(dtype, number):
     options = {"drawn": 8, "tiny": True}
     assert not soundness_bounds.trial(0, number, dtype, **options).wrong

@@ -9,7 +9,7 @@ import pytest
 import wellposed as wp
 from tests.checker.forged_files import write_claims, write_tensors
 from wellposed.checker import RefusedError, check
-from wellposed.checker.model import _acyclic
+from wellposed.checker.model import acyclic
 from wellposed.checker.tensors import STEPS_FREE, STEPS_PER_BYTE, Budget
 from wellposed.errors import FileFormatError
 
@@ -278,6 +278,6 @@ def test_loops_among_blocks_are_found():
             edges = np.tril(edges, -1)
         free = not np.linalg.matrix_power(edges.astype(int), count).any()
         seen.add(free)
-        assert _acyclic(count, [(int(i), int(j)) for i, j in np.argwhere(edges)]) == free
+        assert acyclic(count, [(int(i), int(j)) for i, j in np.argwhere(edges)]) == free
     assert seen == {True, False}
-    assert _acyclic(10**5, [(i, i - 1) for i in range(1, 10**5)])
+    assert acyclic(10**5, [(i, i - 1) for i in range(1, 10**5)])

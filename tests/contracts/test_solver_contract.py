@@ -97,5 +97,5 @@ def test_stagnation_at_rounding_level_is_its_own_status(solver, recwarn):
         max_steps=300,
     )
     assert not found.failed.any()
-    assert int(found.steps.max()) < 150
+    assert int(found.steps.max()) < 200  # a solver that extrapolates goes on by plain steps first
     assert not [w for w in recwarn if "equilibrium" in str(w.message)]

@@ -147,6 +147,9 @@ WRONG = [
     (HEAD + BOX + "(assert " + "(and " * 200 + "(>= Y_0 1)" + ")" * 201, "line 9: more than 100 parentheses"),
     (HEAD + BOX + "(assert (or (>= Y_0 1) (>= Y_1 1)))\n" * 20, "1048576 cases"),
     (HEAD + BOX + "(assert (>= (* 1.00000000000000000001 Y_0) 1))", "line 9: the coefficient of Y_0"),
+    (HEAD + BOX + "(assert (>= (* 1e-320 Y_0) 1))", "line 9: the constant is too large for coefficients so small"),
+    (HEAD + BOX + "(assert (>= (+ (* 1e-320 Y_0) Y_1) 1))", "line 9: the coefficient of Y_1"),
+    (HEAD + BOX + "(assert (>= Y_0 1))\n" * 1500 + "(assert (or (>= Y_0 1) (>= Y_1 1)))\n" * 14, "in all"),
     ("", "X_0 is not declared"),
 ]
 

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import random
+import re
 import struct
 import sys
 import tarfile
@@ -19,7 +20,9 @@ from typing import Any
 
 import click
 import numpy as np
+import onnx
 import torch
+from onnx import helper, numpy_helper
 from torch import nn
 from wellposed_lab.engine.runner import orders
 from wellposed_lab.engine.store import Record, Store
@@ -40,9 +43,11 @@ from wellposed.convex.states import open_states, save_states
 from wellposed.data.cifar import load_plain, read_binary, read_pickled
 from wellposed.data.idx import read_idx
 from wellposed.data.images import read_table as read_images
+from wellposed.data.vnnlib import read_property
 from wellposed.errors import WellposedError
 from wellposed.estimators.estimator import read_estimator, write_estimator
 from wellposed.models import DenseCell
+from wellposed.models.io.onnx_network import FIXED, OPERATORS, read_onnx
 from wellposed.training.checkpoint import Checkpoint
 
 # FileNotFoundError: the path itself; click's errors end a command with one line.
@@ -432,6 +437,93 @@ def in_arguments(data: bytes, draw: random.Random) -> bytes:
     return "\n".join(words).encode()
 
 
+def onnx_network() -> dict[str, bytes]:
+    """A small network with a convolution, a pool and a computed shape."""
+
+    def constant(name: str, *shape: int) -> Any:
+        return numpy_helper.from_array(np.random.default_rng(0).random(shape, dtype=np.float32), name)
+
+    shape = numpy_helper.from_array(np.array([-1], dtype=np.int64), "rest")
+    first = numpy_helper.from_array(np.array([0], dtype=np.int64), "first")
+    nodes = [
+        helper.make_node("Conv", ["u", "W", "b"], ["a"], pads=[1, 0, 1, 0], strides=[2, 1]),
+        helper.make_node("MaxPool", ["a"], ["c"], kernel_shape=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("Shape", ["c"], ["s"]),
+        helper.make_node("Gather", ["s", "first"], ["n"]),
+        helper.make_node("Concat", ["n", "rest"], ["t"], axis=0),
+        helper.make_node("Reshape", ["c", "t"], ["d"]),
+        helper.make_node("Clip", ["d", "", "high"], ["e"]),
+        helper.make_node("Gemm", ["e", "V"], ["y"], transB=1, alpha=0.5),
+    ]
+    ends = helper.make_tensor_value_info("u", 1, ("N", 2, 5, 4)), helper.make_tensor_value_info("y", 1, ("N", 3))
+    constants = [constant("W", 3, 2, 3, 2), constant("b", 3), constant("V", 3, 48), constant("high"), shape, first]
+    graph = helper.make_graph(nodes, "graph", [ends[0]], [ends[1]], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return {"n.onnx": model.SerializeToString()}
+
+
+def in_graph(data: bytes, draw: random.Random) -> bytes:
+    """Changes sizes, settings, names and kinds of an ONNX file."""
+    model = onnx.ModelProto.FromString(data)
+    graph = model.graph
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        node, size = draw.choice(graph.node), draw.choice((0, 1, 2, 3, -1, -7, 10**6, 2**31, 2**62))
+        kind = draw.randrange(7)
+        if kind == 0 and node.attribute:
+            setting = draw.choice(node.attribute)
+            if setting.ints:
+                setting.ints[draw.randrange(len(setting.ints))] = size
+            setting.i, setting.f = size, draw.choice((0.0, -1.0, 1e38, float("nan"), float("inf")))
+        elif kind == 1:
+            tensor = draw.choice(graph.initializer)
+            if tensor.dims and draw.random() < 0.5:
+                tensor.dims[draw.randrange(len(tensor.dims))] = size
+            elif draw.random() < 0.5:
+                tensor.data_type = draw.randrange(25)
+            else:
+                tensor.raw_data = draw.choice((b"", tensor.raw_data[:-1], np.int64(size).tobytes()))
+        elif kind == 2:
+            draw.choice(graph.input[0].type.tensor_type.shape.dim).dim_value = size
+        elif kind == 3 and node.input:
+            node.input[draw.randrange(len(node.input))] = draw.choice(("", "u", "W", "nothing", "s", "d"))
+        elif kind == 4:
+            node.op_type = draw.choice(sorted({*OPERATORS, *FIXED, "Erf", "If"}))
+        elif kind == 5:
+            graph.node.remove(node)
+        else:
+            model.opset_import[0].version = draw.choice((1, 6, 11, 13, 18, 99))
+        if not graph.node:
+            break
+    return model.SerializeToString()
+
+
+PROPERTY = b"""; a robust input
+(declare-const X_0 Real)
+(declare-const X_1 Real)
+(declare-const Y_0 Real)
+(declare-const Y_1 Real)
+(assert (and (>= X_0 -0.5) (<= X_0 0.5)))
+(assert (or (and (<= X_1 1e-3) (>= X_1 0.0)) (and (<= X_1 3.0) (>= X_1 2.5))))
+(assert (or (<= Y_0 Y_1) (>= (+ (* 2.0 Y_0) (- Y_1) 1.5) 0.25)))
+"""
+
+
+def in_words(data: bytes, draw: random.Random) -> bytes:
+    """Changes words and parentheses of a property."""
+    words = re.findall(rb"[()]|[^\s()]+|\n", data)
+    odd = (b"(", b")", b"or", b"and", b"+", b"*", b"<=", b"X_0", b"Y_1", b"Y_99999999", b"0", b"1e-320", b"-1e30",
+           b"1e999", b"0.1", b"nan", b"(or (<= X_0 1) (>= Y_0 2))", b"\x00", b"assert", b"1" * 500)  # fmt: skip
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        index = draw.randrange(len(words))
+        if draw.random() < 0.3:
+            del words[index]
+        elif draw.random() < 0.5:
+            words.insert(index, draw.choice(odd))
+        else:
+            words[index] = draw.choice(odd)
+    return b" ".join(words)
+
+
 def reader(name: str, files: Any, call: Callable[[Path], Any], *more: Mutate) -> Reader:
     return Reader(name, files if callable(files) else (lambda: files), call, (mutated, *more))
 
@@ -533,6 +625,8 @@ READERS = [
     ),
     reader("exported program", exported, lambda f: check_exported(f / "n.pt2"), in_zip, in_zip),
     reader("exported program, loaded", exported, lambda f: read_source(str(f / "n.pt2")), in_zip),
+    reader("ONNX", onnx_network, lambda f: read_onnx(f / "n.onnx"), in_graph, in_graph),
+    reader("property", {"p": PROPERTY}, lambda f: read_property(f / "p").forbidden(), in_words, in_words),
     reader("activation", {"name": b"leaky_relu(0.25)"}, activation),
     reader("arguments", arguments, commanded, in_arguments, in_arguments, in_arguments),
 ]

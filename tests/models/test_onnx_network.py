@@ -1,11 +1,14 @@
 """Networks from ONNX files: equal to onnxruntime, converted as they are, and refused where they cannot be read."""
 
+import random
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidGraph, RuntimeException
 
 from wellposed.convert import to_implicit
 from wellposed.errors import FileFormatError
@@ -112,6 +115,68 @@ def test_outputs_are_those_of_onnxruntime(tmp_path, name, batch):
         torch.testing.assert_close(form(torch.from_numpy(u)), expected, rtol=1e-4, atol=1e-5)
 
 
+def random_graph(draw):
+    """Draws one to three operators on images whose settings are most easily misread."""
+    size = draw.choice((2, 4)), draw.randrange(3, 8), draw.randrange(3, 8)
+    nodes, constants, value = [], {}, "u"
+
+    def some(low, high, count):
+        return [draw.randrange(low, high) for _ in range(count)]
+
+    for k in range(draw.randrange(1, 4)):
+        kind, out, window = (
+            draw.choice(("Conv", "AveragePool", "MaxPool", "Gather", "ReduceMean", "Shape")),
+            f"v{k}",
+            {},
+        )
+        if kind in ("Conv", "AveragePool", "MaxPool"):
+            pads = (
+                {"pads": some(0, 2, 2) * 2},
+                {"auto_pad": draw.choice(("SAME_UPPER", "SAME_LOWER", "VALID"))},
+                {},
+            )
+            window = {"strides": some(1, 4, 2), **draw.choice(pads)}
+        if kind == "Conv":
+            constants[out + "W"] = array(3, size[0], *some(1, 4, 2))
+            nodes.append(node("Conv", f"{value} {out}W", out, **window))
+        elif window:
+            window |= {"kernel_shape": some(1, 4, 2), "ceil_mode": draw.randrange(2)}
+            nodes.append(node(kind, value, out, **window))
+        elif kind == "Gather":
+            constants[out + "i"] = ints(*some(-3, 3, 2))
+            nodes.append(node(kind, f"{value} {out}i", out, axis=draw.choice((1, 2, -1))))
+        elif kind == "ReduceMean":
+            nodes.append(node(kind, value, out, axes=draw.sample((1, 2, 3), 2), keepdims=draw.randrange(2)))
+        else:  # whole numbers are divided as such
+            constants |= {out + "two": ints(2), out + "rest": ints(-1, 1)}
+            nodes.append(node("Shape", value, out + "s", start=0, end=draw.choice((-3, 1))))
+            nodes.append(node("Mul", f"{out}s {out}two", out + "m"))
+            nodes.append(node("Div", f"{out}m {out}two", out + "d"))
+            nodes.append(node("Concat", f"{out}d {out}rest", out + "c", axis=0))
+            nodes.append(node("Reshape", f"{value} {out}c", out))
+        value = out
+    return [*nodes, node("Flatten", value, "y")], constants, ("N", *size)
+
+
+def test_random_graphs_are_read_as_by_onnxruntime_or_refused(tmp_path):
+    onnxruntime.set_default_logger_severity(4)
+    equal = 0
+    for seed in range(150):
+        draw = random.Random(seed)
+        nodes, constants, shape = random_graph(draw)
+        path, u = written(tmp_path / "a.onnx", nodes, constants, shape), array(1, *shape[1:])
+        try:
+            network = read_onnx(path)
+            expected = torch.from_numpy(onnxruntime.InferenceSession(path).run(None, {"u": u})[0])
+        except (FileFormatError, InvalidGraph, RuntimeException, Fail):
+            continue
+        torch.testing.assert_close(
+            network(torch.from_numpy(u)), expected, rtol=1e-5, atol=1e-5, msg=f"seed {seed}"
+        )
+        equal += 1
+    assert equal > 40
+
+
 def test_every_operator_is_compared():
     kinds = {one.op_type for nodes, *_ in GRAPHS.values() for one in nodes}
     assert kinds == {*OPERATORS, *FIXED}
@@ -132,7 +197,14 @@ REFUSED = {
     "sizes": ([node("MatMul", "u W", "y")], {"W": array(5, 4)}, "the operator 'MatMul' cannot be read"),
     "no input": ([node("Identity", "W", "y")], {"W": W}, "does not depend on its input"),
     "weights": ([node("Gemm", "u u", "y")], {}, "the second factor must be a constant"),
-}
+    "index": ([node("Gather", "u i", "y", axis=1)], {"i": ints(6)}, "an index is outside of -6 to 5"),
+    "training": ([node("Dropout", "u r t", "y")], {"r": np.float32(0.5), "t": np.bool_(True)}, "in training mode"),
+    "rank": ([node("MaxPool", "u", "y", kernel_shape=[1])], {}, "its input (1, 6) is not samples, channels and 1"),
+    "doubled": (
+        [node("Concat", " ".join(["u" if k == 0 else f"v{k}"] * 64), f"v{k + 1}", axis=1) for k in range(4)]
+        + [node("Relu", "v4", "y")], {}, "it makes 100,663,296 numbers; at most 67,108,864",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -125,9 +125,12 @@ def test_two_seeds_decide_no_number():
 def test_counts_are_exact_and_need_one_seed():
     rule = Number(Measure("parameters", "implicit", "identity", size="001"), tolerance=0.0)
     assert judge(rule, seeds([1.0]), 196).verdict == "reproduced"
-    assert judge(rule, seeds([1.0]), 197).verdict == "worse"
-    spread = [record(seed=s, metric="parameters", value=v, at=None) for s, v in enumerate((196.0, 197.0, 195.0))]
-    assert judge(rule, [replace(one, values=one.values[:1]) for one in spread], 196).verdict == "worse"
+    assert judge(rule, seeds([1.0], scale="paper"), 197).verdict == "refuted"
+    smaller = judge(rule, seeds([1.0]), 197)
+    assert smaller.verdict == "undecided" and "may be smaller" in smaller.why
+    counts = enumerate((196.0, 197.0, 195.0))
+    spread = [record(seed=s, metric="parameters", value=v, at=None, scale="paper") for s, v in counts]
+    assert judge(rule, [replace(one, values=one.values[:1]) for one in spread], 196).verdict == "refuted"
     diverged = [*seeds([1.0] * 2), record(seed=2, error=DIVERGED)]
     assert judge(rule, diverged, 196).verdict == "reproduced"
 

@@ -14,6 +14,7 @@ from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.engine.thresholds import check
 from wellposed_lab.experiments.noise.cifar import CifarNoiseRun, disturbed, photographs, prepare, shrunk
 from wellposed_lab.experiments.noise.findings import (
+    _bound,
     _ranks,
     crossover,
     draw_depths,
@@ -221,3 +222,5 @@ def test_radii_order_the_models_that_learnt():
     (sentence,) = _ranks([*learnt, record("deq-128", 9, 99.0, 0.0, clean=0.2)])
     assert "Over the 7 recorded DEQs" in sentence
     assert "+1.00 with the jacobian radius, -1.00 with the weight radius" in sentence
+    (bound,) = _bound([record("deq-128", seed, 0.4 - seed, 0.9) for seed in range(3)])
+    assert "-0.4 to 1.6 in 3 DEQs: at the solution it is finite in 2 of them" in bound and "3 of 3" in bound

@@ -14,7 +14,7 @@ from wellposed_lab.experiments.sparsify.measures import frontier
 from wellposed_lab.experiments.sparsify.rows import own_units, prune_shared
 from wellposed_lab.experiments.sparsify.texts import Newsgroups, topic_texts
 from wellposed_lab.networks.batch_norm import fold_batch_norm, inner, layer_names, layer_units, raw_sizes
-from wellposed_lab.networks.resnet import ResNet
+from wellposed_lab.networks.resnet import Normalised, ResNet
 from wellposed_lab.networks.trained import FoldedResNet
 
 from wellposed.convert import to_implicit
@@ -171,9 +171,29 @@ def test_missing_images_are_said_so(monkeypatch):
         FoldedResNet("cifar10", held_out=7).tests()
 
 
+def test_what_is_printed_of_cifar_100_can_be_run(monkeypatch, tmp_path):
+    """The plan has every run that the claims ask for, and a run says that the data are missing."""
+    labels = {run.labels[:2] for run in get_suite("sparsify-cifar").plan("paper")}
+    claims = [claim for claim in load_claims() if claim.suite == "sparsify-cifar" and "CIFAR-100" in claim.says]
+    asked = {(measure.task, measure.model) for claim in claims for measure in claim.rule.measures}
+    assert len(asked) == 7 and asked <= labels
+    monkeypatch.setenv("WELLPOSED_CACHE", str(tmp_path))
+    monkeypatch.setenv("WELLPOSED_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("WELLPOSED_OFFLINE", "1")
+    with pytest.raises(MissingDataError, match="cifar100"):
+        FoldedResNet("cifar100").make(0)
+    monkeypatch.setattr("wellposed_lab.networks.trained.load_images", lambda name, split: None)
+    trained = Normalised(ResNet(20, classes=100))
+    monkeypatch.setattr("wellposed_lab.networks.trained.train_resnet", lambda *_, **__: trained)
+    network = FoldedResNet("cifar100").make(0)
+    u = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(network(u), trained.eval()(u), rtol=1e-4, atol=1e-4)
+    assert len(list(tmp_path.rglob("cifar100-*.safetensors"))) == 1
+
+
 def test_unknown_names_are_refused():
     with pytest.raises(UnknownNameError, match="cifar10"):
-        FoldedResNet("cifar100")
+        FoldedResNet("cifar")
     with pytest.raises(UnknownNameError, match="topics"):
         Newsgroups("reuters")
     with pytest.raises(UnknownNameError, match="magnitude"):

@@ -6,7 +6,8 @@
 4. A smaller scale never overrules a larger one: where they disagree the claim is undecided. Tiny runs are never
    judged.
 5. A number is reproduced if its mean lies within the tolerance, an order if it has at least half of the printed
-   effect, 1 % where none is printed. A difference of the other sign is refuted.
+   effect, 1 % where none is printed. A difference of the other sign is refuted, and so is a count that differs at
+   scale paper.
 6. Below five seeds the interval is called the range of the seeds, and the verdict is marked.
 7. A claim counts once, however many papers make it; our own questions are counted apart.
 8. Where a text leaves a choice open every reading is judged, and the claim is undecided if they differ. A reading
@@ -342,8 +343,13 @@ def _is_count(rule: object) -> bool:
 
 def _count(claim: PublishedClaim, published: float, against: str, sample: Sample) -> Verdict:
     values = list(sample.values.values())
-    judged: Judgement = "reproduced" if all(value == published for value in values) else "worse"
-    return _verdict(claim, judged, f"Ours is {number(mean(values))}; {against}", [sample], mean(values))
+    text = f"Ours is {number(mean(values))}; {against}"
+    if all(value == published for value in values):
+        return _verdict(claim, "reproduced", text, [sample], mean(values))
+    if sample.scale == JUDGED_SCALES[0]:
+        return _verdict(claim, "refuted", text, [sample], mean(values))
+    why = f"{text.rstrip('.')}, and runs at scale {sample.scale} may be smaller."
+    return _verdict(claim, "undecided", why, [sample], mean(values))
 
 
 def _overlap(ends: Interval, published: float, tolerance: float) -> bool:

@@ -33,8 +33,8 @@ from wellposed_lab.report.tables import badge, bar, count_cells, verdict_table
 TITLE = "What the papers claim and what we measured"
 RULES = (
     "A number is reproduced if its mean over the seeds lies within the tolerance around the published value, "
-    "better or worse if the whole interval lies beyond, refuted if it has the other sign. A count has to be the "
-    "same.",
+    "better or worse if the whole interval lies beyond, refuted if it has the other sign. A count that is not the "
+    "same at scale paper is refuted.",
     "An order is judged seed by seed: reproduced if the whole interval of the ratio is beyond half of the "
     "printed effect (1 % where none is printed), worse if the order is right and the effect smaller, refuted if "
     "the opposite was found or there is no difference.",

@@ -26,6 +26,7 @@ _TOKEN = re.compile(r"[()]|;[^\n]*|[^\s();]+|\n")
 _NUMBER = re.compile(r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
 _VARIABLE = re.compile(r"([XY])_(0|[1-9]\d{0,7})", re.ASCII)
 MOST_CASES = 100_000  # conjunctions that a property may be written out as
+MOST_TERMS = 20_000_000  # inequalities in all of them together, counted by the first cases
 LARGEST = 10**30  # number
 DEEPEST = 100  # parentheses within each other
 
@@ -117,9 +118,11 @@ class Property:
         row = [0.0] * self.outputs
         for name, factor in one.coefficients.items():
             whole = -scale * factor
-            row[int(name[2:])] = float(whole)
             if abs(whole) >= 2**53:
                 self._fail(one.line, f"the coefficient of {name} has more than 15 digits")
+            row[int(name[2:])] = float(whole)
+        if abs(scale * one.constant) > LARGEST**2:
+            self._fail(one.line, "the constant is too large for coefficients so small")
         return row, _rounded(scale * one.constant, 1)
 
     def _fail(self, line: int, message: str) -> NoReturn:
@@ -224,7 +227,10 @@ class _Reader:
 
     def _all_of(self, several: list[Cases], line: int) -> Cases:
         """Multiplies out."""
-        self._few((), math.prod(map(len, several)), line)
+        count = math.prod(map(len, several))
+        self._few((), count, line)
+        if count * sum(len(cases[0]) for cases in several) > MOST_TERMS:
+            self._fail(line, f"{count} cases of so many inequalities are more than {MOST_TERMS:,} in all")
         return tuple(tuple(itertools.chain.from_iterable(choice)) for choice in itertools.product(*several))
 
     def _few(self, cases: Cases, count: int, line: int) -> Cases:

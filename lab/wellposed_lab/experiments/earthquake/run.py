@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -16,7 +16,7 @@ from wellposed_lab.engine.store import Result, Series, Value
 from wellposed_lab.engine.training import TrainingRun, predict
 from wellposed_lab.experiments.earthquake.geometry import Subnet, distance
 from wellposed_lab.experiments.earthquake.picks import Picks, isc_picks, residuals, subnets
-from wellposed_lab.experiments.earthquake.task import Earthquakes, Located, RandomSplit
+from wellposed_lab.experiments.earthquake.task import Earthquakes, Located, MeshBands
 from wellposed_lab.experiments.earthquake.travel_times import DEEPEST, PHASES, TravelTimes, travel_times
 from wellposed_lab.tasks.task import Pair
 
@@ -64,17 +64,15 @@ class LocationRun(TrainingRun):
 
 @dataclass(frozen=True, kw_only=True)
 class EarthquakeData(Run):
-    """Counts the published data, and compares the travel times with plain calls of TauP and with real picks.
+    """Counts the samples of the mesh, and compares the travel times with plain calls of TauP and with real picks.
 
     Args:
         task: whose earth is compared.
-        published: the mesh of 002.
-        bands: epicentres of a test band there: 36 of them at 695 depths, of which 80 % are 20,016.
+        mesh: on which models are trained; None where none is, and there is nothing to count.
     """
 
     task: Earthquakes
-    published: RandomSplit = field(default_factory=lambda: RandomSplit(depths=695))
-    bands: int = 36
+    mesh: MeshBands | None = None
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
@@ -84,18 +82,26 @@ class EarthquakeData(Run):
         return [run._result() for run in runs]
 
     def _result(self) -> Result:
-        times, mesh = travel_times(self.task.earth), self.published
-        counts = {
-            "features": 6 * mesh.stations,
-            "samples": mesh.samples,
-            "train_samples": round(0.8 * mesh.samples),
-            "test_samples": round(0.8 * self.bands * mesh.depths),
-        }
-        values = [Value(name, float(count)) for name, count in counts.items()]
+        times = travel_times(self.task.earth)
+        values = [Value(name, float(count)) for name, count in self._counted().items()]
         facts: dict[str, Any] = {TIMES: str(times)}
         values += [Value(name, value) for name, value in (self._checked(times) | self._compared(times)).items()]
         real = _real(self.task, self.seed)
         return Result(tuple(values), _stations(self.task, real), facts)
+
+    def _counted(self) -> dict[str, int]:
+        """Counts what models are given, at the band of k = 9 for the tests."""
+        if self.mesh is None:
+            return {}
+        (train, _), (validation, _), (inside, _) = (
+            part(self.seed) for part in (self.mesh.train, self.mesh.validation, self.mesh.test)
+        )
+        return {
+            "features": train.shape[1],
+            "samples": len(train) + len(validation) + len(inside),
+            "train_samples": len(train),
+            "test_samples": len(self.mesh.test(self.seed, self.mesh.points[-1])[0]),
+        }
 
     def _checked(self, times: TravelTimes) -> dict[str, float]:
         """Compares times at random places with plain calls of TauP, in seconds; nothing without obspy."""

@@ -119,7 +119,8 @@ def plan(scale: Scale) -> list[Run]:
         for role, model in models
     ]
     first = next(task for task in chosen if isinstance(task, Earthquakes))
-    return [*runs, EarthquakeData(suite=TASK, seed=0, scale=scale, role="control", task=first)]
+    mesh = next((task for task in chosen if isinstance(task, MeshBands)), None)
+    return [*runs, EarthquakeData(suite=TASK, seed=0, scale=scale, role="control", task=first, mesh=mesh)]
 
 
 def training(scale: Scale, task: Task) -> Training:

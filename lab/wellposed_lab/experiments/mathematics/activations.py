@@ -51,11 +51,12 @@ def tasks(scale: Scale) -> list[Task]:
 
 
 def training(scale: Scale, task: Task, model: Choice) -> Training:
-    """Chooses settings by the validation loss."""
+    """Chooses settings by the validation loss; at paper scale on the identity those of 000 section 3."""
     if scale == "tiny":
         return Training(epochs=2, batch_size=100, learning_rate=0.01)
     if scale == "paper":
-        return Training(epochs=1000, learning_rate=0.01, schedule=None)
+        epochs = 500 if task.name == "identity" and model.name.startswith("mlp") else 1000
+        return Training(epochs=epochs, learning_rate=0.01, schedule=None)
     return Training(epochs=40, batch_size=500 if task.name == "identity" else 100, learning_rate=0.01)
 
 
@@ -122,5 +123,5 @@ SUITE = Suite(
         Floor("validation_mse", "at most", 4.5, "hard-addition"),  # 4.51 or more, by the seed
         Floor("validation_mse", "at most", 0.78, "hard-subtraction"),  # 0.782
     ),
-    differs="Batches of 128 are ours: their size is not published.",
+    differs="Batches of 128 are ours, and 1,000 epochs on addition and subtraction: neither is published.",
 )

@@ -40,7 +40,7 @@ def noise_findings(records: Sequence[Record]) -> list[str]:
     """
     known = with_noise_differences(of_one_scale(records))
     compared = [*_crossovers(known), *_averaged(known), *_penalised(known), *_deep(known), *_sized(known)]
-    return [*_schedule(known), *compared, *_clean(known), *_ratios(known), *_ranks(known)]
+    return [*_schedule(known), *compared, *_clean(known), *_ratios(known), *_ranks(known), *_bound(known)]
 
 
 def of_one_scale(records: Sequence[Record]) -> list[Record]:
@@ -128,6 +128,23 @@ def _ranks(records: Sequence[Record]) -> list[str]:
                 f"correlation of the accuracy at 0 dB is {', '.join(told)}."
             )
     return sentences
+
+
+def _bound(records: Sequence[Record]) -> list[str]:
+    """Says for how many equilibrium models bound (12) of 004 is finite: their weights have a radius below one."""
+    own = [r for r in records if r.task == DATA and r.model.startswith("deq")]
+    weights, slopes = (
+        [value for value in (r.value(name) for r in own) if value is not None]
+        for name in ("weight_radius", "jacobian_radius")
+    )
+    if not weights:
+        return []
+    below = [sum(radius < 1 for radius in radii) for radii in (weights, slopes)]
+    return [
+        f"Bound (12) of 004 sums powers of the spectral radius of the weights, {min(weights):.2g} to "
+        f"{max(weights):.2g} in {len(weights)} DEQs: at the solution it is finite in {below[0]} of them. The "
+        f"radius of the Jacobian there is below one in {below[1]} of {len(slopes)}."
+    ]
 
 
 def _penalised(records: Sequence[Record]) -> list[str]:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from wellposed.errors import FileFormatError, InputError, require
 
 Function = Callable[..., Tensor]
+LARGEST = 2**26  # numbers in one value of the graph
 
 
 class Step(NamedTuple):
@@ -139,6 +140,16 @@ def _binary(function: Function) -> Callable[[_Call], Operation]:
     return lambda call: Operation(function, (0, 1))
 
 
+def _quotient(x: Tensor, y: Tensor) -> Tensor:
+    return x / y if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
+
+
+def _dropout(call: _Call) -> Operation:
+    if len(call.inputs) > 2 and call.inputs[2] is not None and (call.variable[2] or bool(call.inputs[2].any())):
+        raise InputError("it is in training mode")
+    return Operation(lambda x: x)
+
+
 def _unary(function: Function) -> Callable[[_Call], Operation]:
     return lambda call: Operation(function)
 
@@ -148,7 +159,11 @@ def _sliding(call: _Call, kernel: Sequence[int]) -> dict[str, Any]:
     size = call.x().shape[2:]
     stride, dilation = (list(call.setting(name, [1] * len(size))) for name in ("strides", "dilations"))
     pads, how = list(call.setting("pads", [0] * 2 * len(size))), call.setting("auto_pad", b"NOTSET").decode()
+    if math.prod(n + max(pads) for n in call.x().shape) > LARGEST or min(pads) < 0:
+        raise InputError(f"a padding of {pads} is negative or makes more than {LARGEST:,} numbers")
     if how.startswith("SAME"):
+        if set(dilation) != {1}:
+            raise InputError("padding by auto_pad with gaps is read in several ways; write pads instead")
         reach = zip(size, kernel, stride, dilation, strict=True)
         whole = [max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in reach]
         less, more = [n // 2 for n in whole], [n - n // 2 for n in whole]
@@ -174,6 +189,8 @@ def _convolution(call: _Call) -> Operation:
 
 def _pool(kind: str, call: _Call) -> Operation:
     kernel = [int(size) for size in call.setting("kernel_shape", [])]
+    if call.x().dim() != len(kernel) + 2:
+        raise InputError(f"its input {tuple(call.x().shape)} is not samples, channels and {len(kernel)} axes")
     options = _sliding(call, kernel)
     if options.pop("before") is not None:
         raise InputError("padding that differs by side is not supported")
@@ -287,10 +304,12 @@ def _gathered(call: _Call) -> Operation:
         raise InputError("its indices depend on the input")
     if call.variable[0]:
         _feature_axes([axis], call.x().dim())
-    flat = index.flatten().tolist()
+    flat, size = index.flatten().tolist(), call.x().shape[axis]
+    if flat and not -size <= min(flat) <= max(flat) < size:
+        raise InputError(f"an index is outside of -{size} to {size - 1}")
 
     def function(x: Tensor) -> Tensor:
-        picked = torch.cat([x.narrow(axis, k % x.shape[axis], 1) for k in flat], axis)
+        picked = torch.cat([x.narrow(axis, k % size, 1) for k in flat], axis)
         return picked if index.dim() == 1 else picked.squeeze(axis)
 
     if index.dim() > 1:
@@ -305,8 +324,8 @@ OPERATORS: dict[str, Callable[[_Call], Operation]] = {
     "Clip": _clipped,
     "Concat": _joined,
     "Conv": _convolution,
-    "Div": _binary(torch.div),
-    "Dropout": _unary(lambda x: x),
+    "Div": _binary(_quotient),
+    "Dropout": _dropout,
     "Elu": lambda call: Operation(partial(F.elu, alpha=float(call.setting("alpha", 1.0)))),
     "Flatten": _flattened,
     "Gather": _gathered,
@@ -340,7 +359,7 @@ def _constant(call: _Call) -> Tensor:
 
 FIXED: dict[str, Callable[[_Call], Tensor]] = {
     "Constant": _constant,
-    "Shape": lambda call: torch.tensor(call.x().shape),
+    "Shape": lambda call: torch.tensor(call.x().shape[call.setting("start", 0) : call.setting("end", None)]),
 }
 
 
@@ -428,7 +447,10 @@ class _Reader:
 
     def _tensor(self, tensor: Any) -> Tensor:
         _check_inside(self.onnx, tensor, self.name)
-        return torch.from_numpy(self.onnx.numpy_helper.to_array(tensor).copy())
+        try:
+            return torch.from_numpy(self.onnx.numpy_helper.to_array(tensor).copy())
+        except (ValueError, TypeError, KeyError) as error:  # more or fewer numbers than sizes, an unusual type
+            raise FileFormatError(f"{self.name}: the weights {tensor.name!r} cannot be read: {error}") from error
 
     def _zeros(self, value: Any) -> Tensor:
         kinds = {self.onnx.TensorProto.FLOAT: torch.float32, self.onnx.TensorProto.DOUBLE: torch.float64}
@@ -436,10 +458,12 @@ class _Reader:
         sizes = [int(dim.dim_value) if dim.HasField("dim_value") else 0 for dim in dims]
         if kind not in kinds:
             self._fail(f"the input {value.name!r} is not of float32 or float64")
-        if len(sizes) < 2 or 0 in sizes[1:] or min(sizes) < 0 or math.prod(sizes[1:]) > 2**28:
+        if len(sizes) < 2 or 0 in sizes[1:] or min(sizes) < 0:
             self._fail(
                 f"the input {value.name!r} has the sizes {sizes}; needed are samples, and fixed sizes of one"
             )
+        if math.prod([sizes[0] or 1, *sizes[1:]]) > LARGEST:
+            self._fail(f"the input {value.name!r} has the sizes {sizes}, more than {LARGEST:,} numbers")
         return torch.zeros(sizes[0] or 1, *sizes[1:], dtype=kinds[kind])
 
     def _add(self, node: Any) -> None:
@@ -461,7 +485,10 @@ class _Reader:
                 self.known[output] = FIXED[kind](call)
                 return
             made = OPERATORS[kind](call)
-            self.known[output] = made.function(*(call.given(k) for k in made.takes))
+            value = made.function(*(call.given(k) for k in made.takes))
+            if value.numel() > LARGEST:
+                raise InputError(f"it makes {value.numel():,} numbers; at most {LARGEST:,} are allowed")
+            self.known[output] = value
         except Exception as error:  # settings and sizes that do not fit
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise FileFormatError(f"{self.name}: {where} cannot be read: {reason}") from error
