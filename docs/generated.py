@@ -22,7 +22,7 @@ from wellposed_lab.report.tables import badge, bar, count_cells
 
 from wellposed.cli import cli
 from wellposed.models import reference_models
-from wellposed.models.io.storage import HOME
+from wellposed.models.io.storage import TRAINED
 from wellposed.pages.markup import element
 
 RESULTS = Path(__file__).parents[1] / "lab" / "results"
@@ -126,7 +126,7 @@ class References(Generated):
 
     def run(self) -> list[nodes.Node]:
         """Writes one line a model."""
-        self.rest_on(sorted(HOME.glob("*/card.json")))
+        self.rest_on(sorted(TRAINED.glob("*/card.json")))
         names = ("name", "what", "on unseen data", "certificate", "numbers")
         rows = []
         for card in reference_models().values():

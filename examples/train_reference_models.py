@@ -12,14 +12,14 @@ from pathlib import Path
 
 from wellposed_lab.reference import RECIPES, train_reference
 
-from wellposed.models.io.storage import HOME, store_reference
+from wellposed.models.io.storage import TRAINED, store_reference
 
 
 def main() -> None:
     """Trains, measures and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RECIPES)}; all by default")
-    parser.add_argument("--out", type=Path, default=HOME, help="folder of the models")
+    parser.add_argument("--out", type=Path, default=TRAINED, help="folder of the models")
     options = parser.parse_args()
     for name in options.names or RECIPES:
         began = time.perf_counter()
