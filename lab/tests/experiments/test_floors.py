@@ -1,7 +1,14 @@
 """A floor is what predicting the mean does not reach, so that a model above it has learnt something."""
 
+from pathlib import Path
+
 import pytest
+from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import all_suites
+from wellposed_lab.engine.judge import verdicts
+from wellposed_lab.report.paper import committed_records
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 REGRESSIONS = [
     (name, floor)
@@ -25,8 +32,18 @@ def test_the_mean_stays_above_the_floor(name, floor):
 
 
 def test_every_suite_with_orders_of_trained_models_has_a_floor_or_a_plateau():
-    numbers = {"identity", "arithmetic", "activations", "rolling-average", "rolling-argmax", "spiky"}
+    numbers = {"identity", "arithmetic", "activations", "feedback"}
+    series = {"rolling-average", "rolling-argmax", "spiky", "volatility"}
     noise = {"adversarial", "noise-mnist", "noise-cifar", "noise-regression"}
     algorithms = {"prefix-sums", "mazes", "matrix-addition"}
     suites = all_suites()
-    assert all(suites[name].floors or suites[name].plateaus for name in numbers | noise | algorithms)
+    assert all(suites[name].floors or suites[name].plateaus for name in numbers | series | noise | algorithms)
+
+
+def test_volatility_is_not_judged_by_models_that_a_constant_beats():
+    records = [record for record in committed_records(RESULTS) if record.suite == "volatility"]
+    means = {record.task: record.value("mape") for record in records if record.model == "mean"}
+    for floor in all_suites()["volatility"].floors:
+        assert 0.98 * means[floor.task] < floor.limit < means[floor.task]
+    claims = [claim for claim in load_claims() if claim.suite == "volatility" and claim.own]
+    assert len(claims) == 8 and {one.verdict for one in verdicts(records, claims)} == {"undecided"}

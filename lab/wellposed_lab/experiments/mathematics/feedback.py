@@ -8,6 +8,7 @@ from wellposed_lab.config import Choice, Scale, Training
 from wellposed_lab.engine.experiment import Figure, Suite
 from wellposed_lab.engine.run import Role
 from wellposed_lab.engine.store import Record
+from wellposed_lab.engine.thresholds import Floor
 from wellposed_lab.engine.training import TrainingRun, training_runs
 from wellposed_lab.tasks.mathematics import Addition, Subtraction
 from wellposed_lab.tasks.sequences import RollingArgmax, RollingAverage
@@ -177,5 +178,11 @@ SUITE = Suite(
     ),
     findings=findings,
     grid=(("learning_rate", (0.003, 0.01, 0.03)),),
+    floors=(
+        Floor("validation_mse", "at most", 7.4, "addition"),  # less than the mean has, by the seed
+        Floor("validation_mse", "at most", 2.19, "subtraction"),
+        Floor("validation_mse", "at most", 0.28, "rolling-average"),
+        Floor("validation_accuracy", "at least", 0.2, "rolling-argmax"),  # chance is 0.1
+    ),
     differs="1,000 epochs in batches of 128 are ours: neither is published.",
 )

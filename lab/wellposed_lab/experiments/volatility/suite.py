@@ -7,7 +7,7 @@ from wellposed_lab.config import Choice, Scale, Training
 from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Role, Run
-from wellposed_lab.engine.thresholds import Threshold
+from wellposed_lab.engine.thresholds import Floor, Threshold
 from wellposed_lab.engine.training import training_runs
 from wellposed_lab.experiments.volatility.findings import draw_history, findings
 from wellposed_lab.experiments.volatility.market import DAILY, FUTURES, JANUARY, MARCH, is_here
@@ -195,6 +195,10 @@ SUITE = Suite(
             0.92,
             rival=_rmse("lstm", Squeeze.name),
         ),
+    ),
+    floors=(
+        Floor("mape", "at most", 0.55, CSI500.name, judging=("mape",)),  # the mean has 0.556
+        Floor("mape", "at most", 0.92, Squeeze.name, judging=("mape",)),  # 0.927
     ),
     differs="Prices of AMC by the minute are not free: the CSI 500 future and the squeeze of January 2021 stand "
     "in.",
