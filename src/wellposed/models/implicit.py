@@ -52,6 +52,7 @@ from wellposed.equilibrium.tracing import check_traceable, under_forward_mode, u
 from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.forms import Dense, ImplicitForm, LowRank, Zero, absorb_output_bias, cap_rows
 from wellposed.kernels.compiled_op import check_outputs, equilibrium_op, write_spec
+from wellposed.kernels.cpu.background import is_compiling
 from wellposed.kernels.cpu.engine import NotFiniteError
 from wellposed.kernels.engine import NUMBA, Compiled, check_executor, choose, compiled_engine, explain
 from wellposed.kernels.layer import run_layer
@@ -208,7 +209,9 @@ class ImplicitModel(nn.Module):
             whole = not state.shifted and hasattr(state, "raw")
             engine = compiled_engine(spec, (self._like(),)) if whole else None
             projects = engine is not None and dtype == self.B.dtype and dtype in engine.projects
-            known = spec.prepared["layer"] = _Layer(spec, engine, state.row_radius if projects else None)
+            known = _Layer(spec, engine, state.row_radius if projects else None)
+            if not is_compiling():
+                spec.prepared["layer"] = known
         return known
 
     def _fused_outputs(self, u: Tensor, B: Tensor) -> Tensor | None:  # (B, p) -> (B, q)

@@ -35,7 +35,8 @@ from wellposed.equilibrium.tracing import (
     under_transform,
 )
 from wellposed.errors import InputError, not_a_tensor, positive_integer
-from wellposed.kernels.cpu.engine import installation_why_not
+from wellposed.kernels.cpu.background import SEQUENCE, is_compiling
+from wellposed.kernels.cpu.engine import installation_why_not, not_compiled_yet
 from wellposed.kernels.engine import COMPILED, NUMBA, TRITON, Compiled
 from wellposed.kernels.gpu.engine import Triton, device_why_not
 from wellposed.kernels.layer import projected_rows
@@ -475,10 +476,12 @@ class _Pass:
         known, key = self.cell.spec().prepared, ("whole sequences", len(self.cell.C))
         if batch == 0 or under_transform() or under_forward_mode() or self.cell.state.shifted:
             return self.choose_engine(batch)
-        if key not in known:
-            lines = self.choose_engine(batch)
+        if key in known:
+            self.engine, lines = known[key]
+            return lines
+        lines = self.choose_engine(batch)
+        if not is_compiling():
             known[key] = self.engine, lines
-        self.engine, lines = known[key]
         return lines
 
     def run(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
@@ -541,6 +544,8 @@ def _system(cell: ImplicitModel) -> IterationSystem:
         return cell.state.system()
     radius, engine = cell.state.row_radius, TRITON if cell.B.is_cuda else NUMBA
     missing = device_why_not(cell.B.device) if cell.B.is_cuda else installation_why_not()
+    if not missing and engine is NUMBA:
+        missing = not_compiled_yet(SEQUENCE, cell.spec(), cell.compute_dtype)
     if radius is None or missing or cell.B.dtype not in engine.projects:
         return cell.state.system()
     if cell.executor not in ("auto", engine.name) or cell.B.device.type not in ("cuda", "cpu"):

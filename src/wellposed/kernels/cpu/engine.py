@@ -34,8 +34,10 @@ from wellposed.equilibrium.gradients import row_scale
 from wellposed.equilibrium.loop import PERIOD, Iterates
 from wellposed.equilibrium.method import OnFailure, SolveOptions, report, report_outputs
 from wellposed.equilibrium.solution import Status
+from wellposed.equilibrium.solvers import Anderson
 from wellposed.equilibrium.stopping import Absolute, Relative, Stopping
 from wellposed.errors import require
+from wellposed.kernels.cpu.background import MODEL, SEQUENCE, compiling
 from wellposed.kernels.sparse import SparseRows
 from wellposed.kernels.spec import (
     LINEAR,
@@ -184,6 +186,14 @@ def _passes(spec: AffineSpec, states: int, dtype: torch.dtype) -> Passes:
     )
     spec.prepared[key] = passes
     return passes
+
+
+def not_compiled_yet(name: str, spec: AffineSpec, dtype: torch.dtype) -> str:
+    """Says that the kernels of a family are being compiled; empty if they are there or were asked for by name."""
+    if spec.executor != "auto":
+        return ""
+    solvers = spec.forward.solver, spec.backward.solver
+    return compiling(name, dtype, [solver.memory if isinstance(solver, Anderson) else MEMORY for solver in solvers])
 
 
 def _adjoint_limit(spec: AffineSpec, states: int) -> int:
@@ -427,8 +437,9 @@ class Numba:
     projects: ClassVar[tuple[torch.dtype, ...]] = DTYPES  # whose rows a kernel projects
 
     def why_not(self, spec: AffineSpec, factors: Factors) -> str:
-        """Says why an equation has no kernel; empty if it has one."""
-        return transform_why_not() or self.no_kernel(spec, factors)
+        """Says why an equation has no kernel, or none yet; empty if it has one."""
+        reason = transform_why_not() or self.no_kernel(spec, factors)
+        return reason or not_compiled_yet(MODEL, spec, factors[0].dtype)
 
     def no_kernel(self, spec: AffineSpec, factors: Factors) -> str:
         """Says the same of an equation inside an operator of torch, which transforms do not enter."""
@@ -599,8 +610,8 @@ class Numba:
 
     def sequence_why_not(self, spec: AffineSpec, factors: Factors, hidden: int, batch: int) -> str:
         """Says why sequences have no kernel; empty if they have one."""
-        reason = common_why_not(spec, factors, batch)
-        return reason or tensor_why_not(factors[0]) or installation_why_not()
+        reason = common_why_not(spec, factors, batch) or tensor_why_not(factors[0]) or installation_why_not()
+        return reason or not_compiled_yet(SEQUENCE, spec, factors[0].dtype)
 
     def sequence_forward(
         self, spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatrices, *, keep: bool
