@@ -2,7 +2,8 @@
 
 `LinearProgram` is one model for many objectives, with upper bounds that no tolerance can spoil. `printed_set` and
 `triangle_set` build the polyhedra around all equilibria over a set of inputs. `Relaxation` is the method: two
-programs for every bound.
+programs for every bound. `Regions` solves many triangle programs at once, to some digits, by a primal-dual method;
+`continued_box` proves boxes of loops with it, for the theorem of `Continuation`.
 """
 
 import math
