@@ -5,7 +5,8 @@ Run: python -m tests.campaigns.complete --minutes 4    writes a run a seed to te
 An instance is a form, a box and a property: some sets of outputs, each of one to three inequalities. The program
 knows the equations of the form, a large number in place of all bounds, and nothing of the library; it finds the
 largest least value of the inequalities. Offsets put that value near zero, where deciding is hardest. Every verdict
-must have its sign, a gap that is no smaller, and a counter-example that numpy confirms.
+must have its sign, a gap that is no smaller, and a counter-example that numpy confirms. Every other instance is
+decided with loops enclosed as far as the property holds, which else happens only where they cannot be enclosed.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from wellposed.forms import Block, Dense, ImplicitForm
-from wellposed.robust import Box
+from wellposed.robust import Box, certification
 from wellposed.robust.certification import Forbidden, decide
 
 RESULT = Path(__file__).parent / "results" / "complete.json"
@@ -128,7 +130,9 @@ def instance(seed: int, number: int, seconds: float = 30.0) -> tuple[str, str, l
         return case.kind, "not solved by HiGHS", []
     box = Box(torch.tensor(low)[None], torch.tensor(high)[None])
     sets = [Forbidden(box, torch.tensor(rows), torch.tensor(offset)) for rows, offset in goals]
-    verdict = decide(case.form(), sets, seconds)
+    far = 0.0 if number // len(KINDS) % 2 else certification.FAR
+    with mock.patch.object(certification, "FAR", far):
+        verdict = decide(case.form(), sets, seconds)
     wrong = []
     if abs(exact) > NEAR and verdict.status != ("proven" if exact < 0 else "counter-example"):
         wrong.append(f"instance {number}: {verdict.status} where the program finds {exact:.3g}")

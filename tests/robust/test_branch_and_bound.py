@@ -11,7 +11,7 @@ from tests.robust.test_continuation_enclosures import rotating
 from wellposed.convert import to_implicit
 from wellposed.errors import InputError
 from wellposed.forms import ImplicitForm
-from wellposed.robust import Ball, Box, MethodError, certified
+from wellposed.robust import Ball, Box, MethodError, certification, certified
 from wellposed.robust.certification import Forbidden, branch_and_bound, decide
 
 MAKERS = {
@@ -32,8 +32,10 @@ def largest_lead(form: ImplicitForm, box: Box, target: int) -> float:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("seed", range(2))
-def test_every_sample_is_decided_as_the_exact_program_decides_it(kind, seed):
+@pytest.mark.parametrize(("seed", "far"), [(0, certification.FAR), (1, certification.FAR), (0, 0.0), (2, 0.0)])
+def test_every_sample_is_decided_as_the_exact_program_decides_it(kind, seed, far, monkeypatch):
+    """Also with loops enclosed only as far as classes are kept, which else is the last resort."""
+    monkeypatch.setattr(certification, "FAR", far)
     torch.manual_seed(seed)
     form = MAKERS[kind]()
     u = torch.rand(3, form.sizes[1], dtype=F64)
@@ -59,6 +61,26 @@ def test_it_proves_what_linear_bounds_leave_open():
     box, target = Box.around(u, 0.2), form(u).argmax(1)
     (verdict,) = branch_and_bound(form, box, target, 30.0)
     assert not certified(form, box, target).any() and verdict.status == "proven" and verdict.nodes > 1
+
+
+def test_a_loop_is_enclosed_as_far_as_the_class_is_kept(monkeypatch):
+    torch.manual_seed(0)
+    form = rotating(8, turn=1.0, bias=0.0)
+    u = torch.rand(4, 3, dtype=F64)
+    box, target = Box.around(u, 0.2), form(u).argmax(1)
+    boxes, kept = [], certification._Search._kept
+
+    def spied(self, root, z):
+        boxes.append(kept(self, root, z))
+        return boxes[-1]
+
+    monkeypatch.setattr(certification._Search, "_kept", spied)
+    branch_and_bound(form, box, target, 20.0)
+    assert boxes and all(one is None for one in boxes), "these loops can be enclosed for all inputs"
+    monkeypatch.setattr(certification, "FAR", 0.0)
+    boxes.clear()
+    verdicts = branch_and_bound(form, box, target, 20.0)
+    assert all(one is not None for one in boxes) and all(one.status == "proven" for one in verdicts)
 
 
 def test_time_that_is_over_leaves_a_gap():

@@ -304,9 +304,10 @@ class Verdict:
 
     Args:
         status: "proven", "counter-example" or "undecided", when time was over.
-        gap: an upper bound of the lead of any other class, negative where the class is proven; the lead reached
-            by a counter-example. Of a property: of the smallest of the values that were to be negative.
-        nodes: how many parts of the problem were bounded.
+        gap: an upper bound of the lead of any other class, negative where the class is proven, if only just;
+            the lead reached by a counter-example. Of a property: of the smallest of the values that were to be
+            negative.
+        nodes: how many parts of the problem were bounded; none if the attack has succeeded.
         input: the counter-example; None if there is none.
         branch: whether that is about the branch through the equilibrium at the center of the box alone.
     """
@@ -346,10 +347,15 @@ def branch_and_bound(
 ) -> list[Verdict]:
     """Decides for every sample whether it keeps its class on its whole box, for ReLU networks and loops.
 
-    What linear bounds leave open is split: a state that may be on or off is taken to be on and then to be off,
-    which makes it affine. A part is done when its bound is negative or its intervals are empty. Parts in which no
-    state is left to split are linear programs, whose solutions are counter-examples or proofs, so that the answer
-    is complete but for time and rounding. The part with the largest bound comes first.
+    What linear bounds leave open is bounded by triangle programs, under the condition that the class has changed:
+    all pre-activations are enclosed again and again, until some interval is empty or the programs agree that the
+    condition cannot be met. What is left is split: a state that may be on or off is taken to be on and then to be
+    off, which makes it affine. Parts in which no state is left to split are linear programs, whose solutions are
+    counter-examples or proofs, so that the answer is complete but for time and rounding. The part with the largest
+    bound comes first.
+
+    A loop that cannot be enclosed on the whole box is followed by continuation as far as the class is kept, which
+    is enough: a class that changes somewhere has a first point at which two classes are equal.
 
     Args:
         target: (B,), the classes.

@@ -2,7 +2,8 @@
 
 `LinearProgram` is one model for many objectives, with upper bounds that no tolerance can spoil. `printed_set` and
 `triangle_set` build the polyhedra around all equilibria over a set of inputs. `Relaxation` is the method: two
-programs for every bound.
+programs for every bound. `Regions` solves many triangle programs at once, to some digits, by a primal-dual method;
+`continued_box` proves boxes of loops with it, for the theorem of `Continuation`.
 """
 
 import math
@@ -600,8 +601,8 @@ class Regions:
         return Objectives(torch.cat([A, -A]), torch.cat([B, -B]), torch.cat([b, -b]), slack.repeat(2), len(slack))
 
     def bounds(self, rows: "Objectives", region: Tensor, lam: Tensor, weights: Tensor) -> Tensor:  # (R,)
-        """Bounds rows from above by given multipliers."""
-        A, B, b = self.matrices
+        """Bounds rows from above by given multipliers; weights that are negative count as none."""
+        (A, B, b), weights = self.matrices, weights.clamp(min=0)
         size = (rows.states.abs() * self.largest[region]).sum(1) + rows.inputs.abs() @ self.inputs.magnitude
         size = size + rows.constant.abs() + (weights * self._sizes[region]).sum(1)
         rows = rows.plus(weights, self.conditions)
