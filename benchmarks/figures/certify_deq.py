@@ -67,8 +67,16 @@ def contracting() -> nn.Module:
     return DEQ(cell)
 
 
+def monotone() -> nn.Module:
+    """A loop that turns far, of which only the monotone condition proves something."""
+    model = ImplicitModel(4, 3, 16, condition="monotone")
+    with torch.no_grad():
+        model.state.raw.copy_(torch.randn(16, 16))
+    return model
+
+
 CELLS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "`ImplicitModel`, condition `monotone`": (lambda: ImplicitModel(4, 3, 16, condition="monotone"), (4,)),
+    "`ImplicitModel`, condition `monotone`": (monotone, (4,)),
     "`DenseCell`, `spectral_norm` 0.9": (contracting, (4,)),
     "`DenseCell`": (lambda: DEQ(DenseCell(4, 16)), (4,)),
     "`DenseCell`, three layers": (lambda: DEQ(DenseCell(4, 16, depth=3)), (4,)),
@@ -103,7 +111,7 @@ def reason(text: str) -> str:
     if through is not None:
         return f"{through[1]} has {through[2]}"
     values = dict(re.findall(r"^  (\w+): (\S+) >= 1 fails", text, re.MULTILINE))
-    return ", ".join(f"{key} {float(values[key]):.2g}" for key in ("inf", "weighted", "spectral") if key in values)
+    return ", ".join(f"{key} {float(values[key]):.3g}" for key in ("inf", "weighted", "spectral") if key in values)
 
 
 def largest_branch(form: ImplicitForm, u: Tensor) -> str:

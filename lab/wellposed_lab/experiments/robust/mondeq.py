@@ -488,8 +488,7 @@ def _training_thresholds() -> tuple[Threshold, ...]:
 TRAINING = Suite(
     name="certified-loops",
     title="Certified training of loops",
-    claim="A loss that is a proven bound, by intervals or boxes of continuation, trains loops of which more can be "
-    "certified.",
+    claim="A loss that is a proven bound, by intervals or continuation, trains loops of which more is certified.",
     papers=(),
     plan=training_plan,
     seeds={"tiny": 1, "default": 1, "paper": 1},
