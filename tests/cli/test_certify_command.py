@@ -36,6 +36,13 @@ two = nn.Linear(6, 2)
 three = nn.Linear(6, 3)
 number = 3
 
+class Bistable(nn.Module):
+    def forward(self, x, u):
+        return torch.tanh(2 * x + u[:, :3] + 0.3)
+
+from wellposed import DEQ
+branches = nn.Sequential(DEQ(Bistable(), state_shape=(3,)), nn.Linear(3, 3))
+
 class Nowhere(nn.Module):
     def forward(self, u):
         return u[:, :3] / 0
@@ -74,6 +81,24 @@ def basic(*more, model="certify_networks:network", data="data.npz", epsilons=(0.
 def given():
     with np.load("data.npz") as file:
         return torch.from_numpy(file["u"]), torch.from_numpy(file["y"])
+
+
+def test_a_network_without_a_certificate_is_certified_for_a_branch(folder):
+    namespace = {}
+    exec(CODE, namespace)
+    u, _ = given()
+    np.savez("branches.npz", u=u.numpy(), y=namespace["branches"](u).argmax(1).numpy())
+    told = basic(
+        "--quiet", "--samples", 10, model="certify_networks:branches", data="branches.npz", epsilons=(0.01,)
+    )
+    assert told.exit_code == 0, told.output
+    assert "proven is for the branch through the equilibrium at the center of each box" in " ".join(
+        told.output.split()
+    )
+    assert "for the branch through the equilibrium at the center" in Path("certify.html").read_text()
+    told = basic("--quiet", "--json", "--samples", 10, model="certify_networks:branches", data="branches.npz")
+    facts = json.loads(told.stdout)
+    assert facts["branch"].startswith("for the branch") and facts["radii"][0]["certified_accuracy"] > 0
 
 
 def test_the_numbers_are_those_of_the_library(folder):
