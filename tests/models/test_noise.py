@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from wellposed import DEQ, ImplicitModel, MeanRelative, MultiscaleDEQ, Picard, Relative, Steps
 from wellposed.equilibrium import RobbinsMonro, Status
-from wellposed.errors import InputError
+from wellposed.errors import InputError, UnknownNameError
 from wellposed.models import DenseCell, PlainConvCell, RecallCell
 from wellposed.models.noise import SIGNAL, STATE, Noise, NoiseDraws, draw_seed, nonlinearities, normals
 from wellposed.models.noisy import Noisy
@@ -240,8 +240,8 @@ def test_a_model_with_a_deq_inside_lends_its_noise_and_takes_it_back() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(InputError, match="decibels"):
         Noise(signal=math.nan)
-    with pytest.raises(InputError, match="kind"):
-        Noise(kind="pink")  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match="did you mean 'additive'"):
+        Noise(kind="additve")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="literal"):
         Noise(kind="additive", literal=True)
     with pytest.raises(InputError, match="nonlinearities"):
