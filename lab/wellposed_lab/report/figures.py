@@ -287,7 +287,8 @@ def _legend(holder: Any, axes: Sequence[Any], drawn: dict[str, list[Curve]], nam
         ncols=1 if inside else 3,
         fontsize=7,
         title_fontsize=7,
-        handlelength=4,  # two periods of the longest dashes
+        handlelength=3,  # a period of the longest dashes
+        columnspacing=1,
         frameon=False,
     )
 
