@@ -39,7 +39,7 @@ from wellposed.models import ConvCell, DenseCell, PlainConvCell, TransformerCell
 from wellposed.models.cells import Cell, MultiscaleCell
 
 ERROR = 1e-4  # of the largest entry of the state
-LADDER = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
+LADDER = tuple(10 ** (-2 - k / 6) for k in range(25))  # down to 1e-6
 MAX_STEPS = 400
 OURS = {"default": None, "picard": Picard(), "anderson": Anderson(), "broyden": Broyden()}
 COMPILED = ("default", "picard")  # of ours, those that are timed compiled as well
@@ -282,7 +282,15 @@ def show(rows: list[dict[str, Any]]) -> None:
             lines.append((row["run"], *["-"] * 6, row["note"]))
             continue
         numbers = (f"{row['both_ms']:.2f}", f"{row['error']:.0e}", f"{row['gradient_error']:.0e}", row["steps"])
-        lines.append((row["run"], *numbers, row.get("tolerance", ""), f"{row['first_s']:.1f}", row["note"]))
+        lines.append(
+            (
+                row["run"],
+                *numbers,
+                f"{row['tolerance']:.1e}" if "tolerance" in row else "",
+                f"{row['first_s']:.1f}",
+                row["note"],
+            )
+        )
     print_table(rows[0]["cell"], header, lines, left=("run", "note"))
 
 

@@ -293,6 +293,9 @@ class CompiledLoop:
         chunk, forward, _ = key
         solver, given = chunk.solver, False
         assert solver is not None
+        if not forward:  # a program computes the derivative anew
+            source, point = _source(f)
+            _seconds(source, point[0], 1)
         if solver.cycle == 0 or _seconds(f, x) >= CHEAP:
             chunk, given = replace(chunk, solver=None, size=1), not forward
         if given:  # products with the derivative reuse what autograd has stored, and only the verdict is compiled
@@ -313,16 +316,18 @@ def _source(f: Map) -> tuple[FunctionMap, tuple[Tensor, ...]]:
 
 def _summary(error: Exception) -> str:
     """Returns an error in one line, with torch's explanation where it gives one."""
+    if isinstance(error, InputError):
+        return str(error)
     lines = [line.strip() for line in str(error).splitlines()] or [""]
     explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
     first = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return f"{type(error).__name__}: {explained[0] if explained else first}"
 
 
-def _seconds(f: Map, x: Tensor) -> float:
+def _seconds(f: Map, x: Tensor, trials: int = 3) -> float:
     """Returns the time of an evaluation; raises if it draws random numbers."""
     before, best = torch.get_rng_state(), float("inf")
-    for _ in range(3):
+    for _ in range(trials):
         if x.is_cuda:
             torch.cuda.synchronize(x.device)
         begin = time.perf_counter()

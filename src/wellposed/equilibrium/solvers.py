@@ -131,21 +131,29 @@ class Anderson(Solver):
 
     def _jump(self, rest: Tensor, failures: Tensor, *points: Tensor) -> tuple[Tensor, SolverState]:
         """Extrapolates from the plain points, `memory` + 2 of them."""
-        last, dtype = points[-1], points[-1].dtype
+        last = points[-1]
         norm, before = _l1_norm(last - points[-2]), _l1_norm(points[-2] - points[-3])
         rate = (norm / before).clamp_max(1)
-        goal = 8 * torch.finfo(dtype).eps * _l1_norm(last)
+        goal = 8 * torch.finfo(last.dtype).eps * _l1_norm(last)
         jumps = (norm * rate**self.patience > goal) & (rest <= 0)
         target = rate**self.worth * norm
         if not under_transform() and not bool(jumps.any()):
             return last, (rest - 1, failures, last, target, jumps)
-        residuals = _stacked(points, pieces(last)).diff(dim=2)  # (B, pieces, memory + 1, n / pieces)
-        ridge = default_ridge(dtype) if self.ridge is None else self.ridge
-        latest = -min(self.memory, last.shape[1])  # more differences than states determine nothing
-        gamma = least_squares(residuals.diff(dim=2)[:, :, latest:], residuals[:, :, -1], ridge)
-        jump = last - _combination(residuals[:, :, latest:], gamma).reshape(last.shape)  # differences of images
+        jump = self._extrapolate(points, jumps)
         jumps = jumps & _finite_rows(jump)
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
+
+    def _extrapolate(self, points: tuple[Tensor, ...], wanted: Tensor) -> Tensor:  # (B, n)
+        """Combines the points of the wanted rows, of others only where that is not dearer."""
+        last = points[-1]
+        if _readable(last) and 2 * len(rows := wanted.nonzero()[:, 0]) <= len(last):
+            few = tuple(point[rows] for point in points)
+            return last.index_copy(0, rows, self._extrapolate(few, wanted[rows]))
+        residuals = _stacked(points, pieces(last)).diff(dim=2)  # (B, pieces, memory + 1, n / pieces)
+        ridge = default_ridge(last.dtype) if self.ridge is None else self.ridge
+        latest = -min(self.memory, last.shape[1])  # more differences than states determine nothing
+        gamma = least_squares(residuals.diff(dim=2)[:, :, latest:], residuals[:, :, -1], ridge)
+        return last - _combination(residuals[:, :, latest:], gamma).reshape(last.shape)  # differences of images
 
     def only_plain(self, state: SolverState, rows: Tensor) -> SolverState:
         rest, failures, *others = state
