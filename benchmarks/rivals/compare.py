@@ -265,7 +265,9 @@ def main() -> None:
     parser = make_parser(
         __doc__, __file__, quick="small problems and short timings", page="write the page, measuring nothing,"
     )
-    parser.add_argument("--only", default="", metavar="NAME", help="measure problems with NAME in theirs, write nothing")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="measure problems with NAME in theirs, write nothing"
+    )
     options = parser.parse_args()
     if not options.page:
         rows = measure_all(options.quick, options.only)

@@ -22,7 +22,9 @@ def calls(monkeypatch):
     """The directions of the calls of the fused kernel."""
     met, run = [], cpu_engine.run_fused
     monkeypatch.setattr(
-        cpu_engine, "run_fused", lambda plan, rest, *args: met.append(rest is plan.backward) or run(plan, rest, *args)
+        cpu_engine,
+        "run_fused",
+        lambda plan, rest, *args: met.append(rest is plan.backward) or run(plan, rest, *args),
     )
     return met
 

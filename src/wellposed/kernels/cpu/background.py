@@ -186,4 +186,5 @@ def _use_kernels(name: str, dtype: torch.dtype, memory: int) -> None:
     model = ImplicitModel(2, 2, 3, **options).to(dtype)
     u = torch.randn(5, 2, dtype=dtype, requires_grad=True)
     model(u).sum().backward()
-    model.equilibrium(u).value.sum().backward()
+    states: Any = model.equilibrium(u).value
+    states.sum().backward()

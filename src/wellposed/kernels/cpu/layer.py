@@ -5,7 +5,7 @@ given by their addresses (zero for one that is missing), and everything else lie
 
     saved    x (B, n), v (B, n), A (n, n), what the projection left (n)
     work     steps and statuses; where gradients are computed, offset, d, y (B, n) and scale (B, 1); then the
-             workspace of `cpu.solve`, its lanes, the tiles of A and of a left factor, columns and rows of a product
+             workspace of `cpu.solve`, its lanes, the tiles of A and of a left factor, and columns of a product
 
 `saved` lives until the backward pass, `work` for one call. `layer` is one function for both directions, so that
 the solve in it is compiled once. Products run on vectors of columns, with `simd.multiply_tiles`.
@@ -17,17 +17,10 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
+from wellposed.kernels.cpu.engine import Counts, Numbers, Rows
 from wellposed.kernels.cpu.projection import pull_back, shrink
 from wellposed.kernels.cpu.simd import ROWS, VECTORS, array_at, multiply_tiles
-from wellposed.kernels.cpu.solve import (
-    MAX_STEPS,
-    Counts,
-    Numbers,
-    Rows,
-    pack,
-    prepare_adjoint,
-    solve_samples,
-)
+from wellposed.kernels.cpu.solve import MAX_STEPS, pack, prepare_adjoint, solve_samples
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
