@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from wellposed import ImplicitModel, ImplicitRNN
-from wellposed.kernels.cpu import background
+from wellposed.kernels import compile_family as other
+from wellposed.kernels.cpu import background, layer, projection, sequence, solve
 
 TEXT = "not numba: its kernels are being compiled in another process; WELLPOSED_COMPILE=wait waits for them"
 
@@ -33,7 +34,7 @@ def cold(monkeypatch, tmp_path):
     monkeypatch.setenv("WELLPOSED_COMPILE", "background")
     monkeypatch.setattr(background, "_ready", set())
     monkeypatch.setattr(background, "_jobs", {})
-    monkeypatch.setattr(background, "_marker", lambda family: marker)
+    monkeypatch.setattr(background, "marker_of", lambda family: marker)
     monkeypatch.setattr(background, "_start", lambda family: jobs.append(Job()) or jobs[-1])
     return jobs, marker
 
@@ -93,7 +94,7 @@ def test_compiles_here_where_no_process_can_be_started(cold, monkeypatch):
 
 
 def test_compiles_here_without_a_folder_for_compiled_code(cold, monkeypatch):
-    monkeypatch.setattr(background, "_marker", lambda family: None)
+    monkeypatch.setattr(background, "marker_of", lambda family: None)
     assert ImplicitModel(3, 2, 8).explain(torch.zeros(5, 3)).startswith("numba: relu") and not cold[0]
 
 
@@ -117,25 +118,61 @@ def test_looks_again_later_while_somebody_else_compiles(cold, monkeypatch):
 
 def test_one_process_compiles_and_leaves_the_marker(monkeypatch, tmp_path):
     done, marker = [], tmp_path / "kernels.ready"
-    monkeypatch.setattr(background, "_marker", lambda family: marker)
-    monkeypatch.setattr(background, "_end_with_parent", lambda stream: None)
-    monkeypatch.setattr(background, "_use_kernels", lambda *family: done.append(family))
+    monkeypatch.setattr(other, "marker_of", lambda family: marker)
+    monkeypatch.setattr(other, "end_with_parent", lambda stream: None)
+    monkeypatch.setattr(other, "use_kernels", lambda *family: done.append(family))
     monkeypatch.setattr(os, "nice", lambda increment: 0, raising=False)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-    with background._held(marker.with_suffix(".lock")) as alone:
+    with other.held(marker.parent) as alone:
         assert alone
         with pytest.raises(SystemExit) as ended:
-            background.compile_family("model", "float32", 5)
+            other.compile_family("model", "float32", 5)
     assert ended.value.code == background.BUSY and not done and not marker.exists()
-    background.compile_family("model", "float32", 5)
-    background.compile_family("model", "float32", 5)
+    other.compile_family("model", "float32", 5)
+    other.compile_family("model", "float32", 5)
     assert done == [("model", torch.float32, 5)] and marker.exists()
+
+
+def _signatures():
+    dispatchers = [
+        solve.solve,
+        solve.pack,
+        solve.prepare_adjoint,
+        layer.layer,
+        projection.shrink,
+        sequence.forward,
+    ]
+    dispatchers += [projection.pull_back, sequence.backward]
+    return {dispatcher.py_func.__qualname__: set(dispatcher.signatures) for dispatcher in dispatchers}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_all_that_models_call_is_compiled(dtype):
+    """After the work of the other process, a model and a network compile nothing more."""
+    for name in (background.MODEL, background.SEQUENCE):
+        other.use_kernels(name, dtype, 5)
+    before = _signatures()
+    model, rnn = (
+        ImplicitModel(4, 2, 8, executor="numba").to(dtype),
+        ImplicitRNN(3, 5, 8, executor="numba").to(dtype),
+    )
+    u, s = torch.randn(7, 4, dtype=dtype, requires_grad=True), torch.randn(6, 2, 3, dtype=dtype)
+    model(u).sum().backward()
+    model.equilibrium(u).value.sum().backward()
+    rnn(s)[0].sum().backward()
+    with torch.no_grad():
+        model(u)
+        rnn(s)
+    wide = ImplicitModel(4, 2, 8, solver="picard", condition="spectral", executor="numba").to(dtype)
+    wide(u).sum().backward()
+    assert _signatures() == before
 
 
 PARENT = """
 import sys, time, torch
 from wellposed import ImplicitModel
-from wellposed.kernels.cpu import background
+from wellposed.kernels import compile_family as other
+from wellposed.kernels.cpu import background, layer, projection, sequence, solve
 ImplicitModel(3, 2, 8)(torch.zeros(5, 3))
 (_, job, _), = background._jobs.values()
 print(job.pid, flush=True)
