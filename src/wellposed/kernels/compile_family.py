@@ -58,7 +58,7 @@ def end_with_parent(stream: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[bool]:
-    """Locks a folder; tells whether nobody else has. Where folders have no locks, kernels may be compiled twice."""
+    """Locks a folder; tells whether nobody else has. Without such locks, kernels may be compiled twice."""
     if sys.platform == "win32":
         yield True
         return
