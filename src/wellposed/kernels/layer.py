@@ -49,7 +49,7 @@ def _forward(
     engine: Triton | Numba, spec: AffineSpec, radius: float | None, tensors: Sequence[Any], *, saves: bool
 ) -> tuple[Tensor, ...]:
     """Returns outputs and what the backward pass needs: one buffer, or the states and what the engine saved."""
-    if engine.fuses(radius, tensors):
+    if isinstance(engine, Numba) and radius is not None and engine.fuses(tensors):
         return engine.forward_layer(spec, radius, tensors)
     u, W, B, C, D, bias = tensors
     with engine.threads(_work(u, B, C)):

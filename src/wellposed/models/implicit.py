@@ -182,7 +182,7 @@ class ImplicitModel(nn.Module):
     def forward(self, u: Tensor) -> Tensor:  # (..., p) -> (..., q)
         """Computes the outputs."""
         B = self.B
-        self._check(u, B.dtype)
+        self._check_tensor(u, B.dtype)
         rows = u if u.dim() == 2 else u.reshape(-1, self.in_features)
         y = self._fused_outputs(rows, B) if self._runs_plainly(u, B) else None
         if y is None:
@@ -195,7 +195,7 @@ class ImplicitModel(nn.Module):
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
 
     def _runs_plainly(self, u: Tensor, B: Tensor) -> bool:
-        """Tells whether a solve is not observed, transformed or cast, so that it may be part of a larger kernel."""
+        """Tells whether a solve is not observed, transformed or cast, so that it may be part of a kernel."""
         if under_transform() or under_forward_mode() or self.hooks is not None or active_logs():
             return False
         device = u.device
@@ -250,8 +250,7 @@ class ImplicitModel(nn.Module):
 
     def equilibrium(self, u: Tensor, x0: Tensor | None = None) -> Solution:  # (B, p), (B, n)
         """Computes the states and, per sample, how they were reached."""
-        self._check(u, self.B.dtype)
-        self._check_values(u)
+        self._check(u)
         if u.dim() != 2:
             raise InputError(f"u must have the shape (batch, {self.in_features}); received {tuple(u.shape)}")
         shape = (u.shape[0], self.state_features)
@@ -457,7 +456,11 @@ class ImplicitModel(nn.Module):
             size = None if self.bias is None else self.bias.abs()
             return torch.cat([F.linear(u, self.B, self.bias), F.linear(u.abs(), self.B.abs(), size)], dim=1)
 
-    def _check(self, u: Tensor, dtype: torch.dtype) -> None:
+    def _check(self, u: Tensor) -> None:
+        self._check_tensor(u, self.B.dtype)
+        self._check_values(u)
+
+    def _check_tensor(self, u: Tensor, dtype: torch.dtype) -> None:
         check_traceable("an ImplicitModel", isinstance(self.stop, Steps))
         if not isinstance(u, Tensor):
             raise not_a_tensor("u", u)

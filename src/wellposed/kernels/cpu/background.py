@@ -7,12 +7,11 @@ the two agree to the tolerance, not to the last digit; who needs the same digits
 ``WELLPOSED_COMPILE=wait``, asks for ``executor="numba"`` or calls ``torch.use_deterministic_algorithms(True)``,
 and waits. So does everything where no process can be started or numba has no folder for its cache.
 
-A marker file beside the compiled code says that a family of kernels is there. The process holds a lock on it, so
-that of many processes that need the same kernels one compiles them, and it ends with the process that started it.
+A marker file beside the compiled code says that a family of kernels is there. The other process is in
+`kernels.compile_family`: of many that are to compile the same kernels one does, and each ends with its parent.
 """
 
 import atexit
-import contextlib
 import functools
 import hashlib
 import os
@@ -20,19 +19,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from importlib import import_module
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
+from wellposed.errors import require
 from wellposed.kernels.cpu.cache import source_key
 
 MODEL, SEQUENCE = "model", "sequence"  # families of kernels
 BUSY = 75  # exit code: another process is compiling these kernels
 PAUSE = 5.0  # seconds until the next look after that
-CHILD = "from wellposed.kernels.cpu.background import compile_family; compile_family({!r}, {!r}, {!r})"
+CHILD = "from wellposed.kernels.compile_family import compile_family; compile_family({!r}, {!r}, {!r})"
 
 Family = tuple[str, str, int]  # name, dtype, memory of Anderson's method
 _ready: set[Family] = set()
@@ -65,7 +64,7 @@ def is_compiling() -> bool:
 
 def _can_be_used(family: Family) -> bool:
     """Looks whether kernels are on the disk, and has them compiled if not."""
-    if _waits() or (marker := _marker(family)) is None or marker.exists() or not _keep_compiling(family):
+    if _waits() or (marker := marker_of(family)) is None or marker.exists() or not _keep_compiling(family):
         _ready.add(family)
         return True
     return False
@@ -77,10 +76,10 @@ def _waits() -> bool:
 
 
 @functools.cache
-def _marker(family: Family) -> Path | None:
+def marker_of(family: Family) -> Path | None:
     """Returns the file that says that kernels are compiled; None where numba keeps nothing on the disk."""
-    cache: Any = import_module("wellposed.kernels.cpu.solve").solve._cache
-    registry: Any = import_module("numba.core.registry")
+    cache: Any = require("wellposed.kernels.cpu.solve", extra="fast").solve._cache
+    registry: Any = require("numba.core.registry", extra="fast")
     if cache.cache_path is None:
         return None
     try:
@@ -88,7 +87,7 @@ def _marker(family: Family) -> Path | None:
     except OSError:
         return None
     folder, machine = Path(cache.cache_path), registry.cpu_target.target_context.codegen().magic_tuple()
-    known = repr((family, source_key(), import_module("numba").__version__, machine))
+    known = repr((family, source_key(), require("numba", extra="fast").__version__, machine))
     return folder / f"wellposed-{hashlib.sha256(known.encode()).hexdigest()[:16]}.ready"
 
 
@@ -131,59 +130,3 @@ def _end(job: "subprocess.Popen[bytes]", owner: int) -> None:
     if owner == os.getpid() and job.poll() is None:
         job.terminate()
         job.wait()
-
-
-# In the other process.
-
-
-def compile_family(name: str, dtype: str, memory: int) -> None:
-    """Compiles a family of kernels into numba's cache and leaves its marker."""
-    threading.Thread(target=_end_with_parent, args=(sys.stdin.buffer,), daemon=True).start()
-    if hasattr(os, "nice"):
-        os.nice(10)
-    marker = _marker((name, dtype, memory))
-    if marker is None:
-        raise SystemExit(1)
-    with _held(marker.with_suffix(".lock")) as alone:
-        if not alone:
-            raise SystemExit(BUSY)
-        if not marker.exists():
-            _use_kernels(name, getattr(torch, dtype), memory)
-            marker.touch()
-
-
-def _end_with_parent(stream: IO[bytes]) -> None:
-    """Ends this process when its parent has gone and can no longer hold its end of the pipe."""
-    stream.read()
-    os._exit(1)
-
-
-@contextlib.contextmanager
-def _held(path: Path) -> Iterator[bool]:
-    """Locks a file; tells whether nobody else has."""
-    with path.open("w") as file:
-        try:
-            lock: Any = import_module("fcntl")
-            lock.flock(file, lock.LOCK_EX | lock.LOCK_NB)
-        except ImportError:
-            pass  # no such locks: kernels may be compiled twice
-        except OSError:
-            yield False
-            return
-        yield True
-
-
-def _use_kernels(name: str, dtype: torch.dtype, memory: int) -> None:
-    """Solves small equations for which all kernels of a family are compiled."""
-    from wellposed import Anderson, Implicit, ImplicitModel, ImplicitRNN
-
-    solver = Anderson(memory=memory)
-    options: dict[str, Any] = {"solver": solver, "gradient": Implicit(solver=solver), "executor": "numba"}
-    if name == SEQUENCE:
-        rnn = ImplicitRNN(2, 2, 3, **options).to(dtype)
-        rnn(torch.randn(3, 2, 2, dtype=dtype))[0].sum().backward()
-        return
-    model = ImplicitModel(2, 2, 3, **options).to(dtype)
-    u = torch.randn(5, 2, dtype=dtype, requires_grad=True)
-    model(u).sum().backward()
-    model.equilibrium(u).value.sum().backward()

@@ -193,7 +193,9 @@ def not_compiled_yet(name: str, spec: AffineSpec, dtype: torch.dtype) -> str:
     if spec.executor != "auto":
         return ""
     solvers = spec.forward.solver, spec.backward.solver
-    return compiling(name, dtype, [solver.memory if isinstance(solver, Anderson) else MEMORY for solver in solvers])
+    return compiling(
+        name, dtype, [solver.memory if isinstance(solver, Anderson) else MEMORY for solver in solvers]
+    )
 
 
 def _adjoint_limit(spec: AffineSpec, states: int) -> int:
@@ -240,6 +242,16 @@ def _extend(before: Tensor, rest: Tensor, last: Tensor, steps: Tensor) -> Tensor
     return wide
 
 
+class Rows(NamedTuple):
+    """Offsets of the rows of a group behind the points of its solver."""
+
+    v: int
+    d: int
+    single: int
+    solution: int
+    minima: int
+
+
 class SequenceRows(NamedTuple):
     """Offsets of the rows of `kernels.cpu.sequence`, behind those of a solve."""
 
@@ -254,7 +266,7 @@ class Workspace(NamedTuple):
     """Offsets into the buffer of a group, in numbers."""
 
     slots: tuple[int, ...]
-    at: Any  # `cpu.solve.Rows`
+    at: Rows
     size: int
     width: int  # samples of a group
 
@@ -269,15 +281,37 @@ def plan_workspace(n: int, memory: int, max_steps: int, itemsize: int) -> Worksp
     solution = single + (lanes.PROBLEM + memory * (memory + 3) // 2 + 1) * width
     minima = solution + (memory + 1) * width
     size = minima + (max_steps // PERIOD + 1) * width
-    return Workspace(slots, lanes.Rows(v, v + n * width, single, solution, minima), size, width)
+    return Workspace(slots, Rows(v, v + n * width, single, solution, minima), size, width)
+
+
+class Counts(NamedTuple):
+    """The whole numbers of a `KernelSpec`."""
+
+    kind: int
+    memory: int
+    rule: int
+    limit: int
+    max_steps: int
+
+
+class Numbers(NamedTuple):
+    """The other numbers of a `KernelSpec`, in the dtype of the states."""
+
+    slope: Any
+    worth: Any
+    patience: Any
+    ridge: Any
+    atol: Any
+    rtol: Any
+    eps: Any
 
 
 class Plan(NamedTuple):
     """A `KernelSpec` as the kernels take it, for a number of states and a dtype."""
 
     space: Workspace
-    counts: Any  # `cpu.solve.Counts`
-    numbers: Any  # `cpu.solve.Numbers`
+    counts: Counts
+    numbers: Numbers
     none: Any  # (0, n): where there is no array
     layout: Any  # int64: offsets of the rows, counts, samples and size of a group
     parameters: Any  # the numbers as an array, which is unpacked faster
@@ -291,11 +325,11 @@ def plan_kernel(spec: KernelSpec, n: int, dtype: torch.dtype) -> Plan:
     numbers = spec.slope, spec.worth, spec.patience, spec.ridge, spec.atol, spec.rtol, EPS[dtype]
     scalar = np.float32 if dtype == torch.float32 else np.float64
     space = plan_workspace(n, spec.memory or MEMORY, spec.max_steps, dtype.itemsize)
-    counts = kernels().Counts(spec.kind, spec.memory, spec.rule, spec.limit, spec.max_steps)
+    counts = Counts(spec.kind, spec.memory, spec.rule, spec.limit, spec.max_steps)
     plan = spec.prepared[n, dtype] = Plan(
         space,
         counts,
-        kernels().Numbers(*(scalar(number) for number in numbers)),
+        Numbers(*(scalar(number) for number in numbers)),
         np.empty((0, n), scalar),
         np.array([*space.at, *counts, space.width, space.size], np.int64),
         np.array(numbers, scalar),
@@ -526,9 +560,9 @@ class Numba:
 
     def begin(self, spec: AffineSpec, radius: float | None, W: Matrix, v: Tensor, *, saves: bool) -> Finished:
         """Solves the equation of a model and reports failures; rows of W are projected where there is a radius."""
-        A, levels = (W, W) if radius is None else self.project_rows(W, radius)
-        if isinstance(A, SparseRows) and not spec.automatic:
-            A = A.plain
+        A = levels = W.plain if isinstance(W, SparseRows) and not spec.automatic else W
+        if radius is not None and isinstance(W, Tensor):
+            A, levels = self.project_rows(W, radius)
         iterates = self._forward(spec, A, v, None, trace=False)
         return self._report(iterates, (A, levels, v), spec.forward, "equilibrium")
 
@@ -540,10 +574,8 @@ class Numba:
 
     # A small model in one call each way.
 
-    def fuses(self, radius: float | None, tensors: Sequence[Any]) -> bool:
-        """Tells whether `forward_layer` and `backward_layer` are for a model with these tensors."""
-        if radius is None:
-            return False
+    def fuses(self, tensors: Sequence[Any]) -> bool:
+        """Tells whether a model with these tensors is small enough for `forward_layer` and `backward_layer`."""
         (batch, inputs), (outputs, states) = tensors[0].shape, tensors[3].shape
         return batch * (states + inputs) * (states + outputs) <= FUSED
 
@@ -702,8 +734,8 @@ def _plan_layer(spec: AffineSpec, n: int, dtype: torch.dtype) -> LayerPlan:
 
 
 def run_fused(
-    plan: LayerPlan, rest: tuple[Any, ...], sizes: tuple[int, ...], radius: float, tensors: Sequence[Any], gradients: Sequence[Any],
-    y: Tensor, saved: Tensor,
+    plan: LayerPlan, rest: tuple[Any, ...], sizes: tuple[int, ...], radius: float, tensors: Sequence[Any],
+    gradients: Sequence[Any], y: Tensor, saved: Tensor,
 ) -> tuple[int, Tensor]:  # fmt: skip
     """Calls `cpu.layer.layer`; returns what it returns, and its buffer `work`."""
     tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
@@ -777,8 +809,8 @@ def _run_times(
         work = torch.empty(size + matrices, dtype=dtype).numpy()  # torch aligns it to vectors
         lanes = np.empty(3 * space.width, np.int64)
         buffers = work[:size], work[size:], lanes, space.slots, space.at, rows, counts, numbers
-        worst: int = loop(*arguments, status, steps, *buffers, spec.offsets, spec.backwards, low, high)
-        return worst
+        loop(*arguments, status, steps, *buffers, spec.offsets, spec.backwards, low, high)
+        return 0
 
     run_threads(run_range, spec.sizes[0], space.width, elements * n * n)
     return torch.from_numpy(status), torch.from_numpy(steps)

@@ -5,7 +5,7 @@ given by their addresses (zero for one that is missing), and everything else lie
 
     saved    x (B, n), v (B, n), A (n, n), what the projection left (n)
     work     steps and statuses; where gradients are computed, offset, d, y (B, n) and scale (B, 1); then the
-             workspace of `cpu.solve`, its lanes, the tiles of A and of a left factor, columns and rows of a product
+             workspace of `cpu.solve`, its lanes, the tiles of A and of a left factor, and columns of a product
 
 `saved` lives until the backward pass, `work` for one call. `layer` is one function for both directions, so that
 the solve in it is compiled once. Products run on vectors of columns, with `simd.multiply_tiles`.
@@ -17,17 +17,10 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
+from wellposed.kernels.cpu.engine import Counts, Numbers, Rows
 from wellposed.kernels.cpu.projection import pull_back, shrink
 from wellposed.kernels.cpu.simd import ROWS, VECTORS, array_at, multiply_tiles
-from wellposed.kernels.cpu.solve import (
-    MAX_STEPS,
-    Counts,
-    Numbers,
-    Rows,
-    pack,
-    prepare_adjoint,
-    solve_samples,
-)
+from wellposed.kernels.cpu.solve import MAX_STEPS, pack, prepare_adjoint, solve_samples
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
@@ -149,6 +142,52 @@ def sum_rows(array: Any, total: Any) -> None:
             total[k] += array[s, k]
 
 
+@compiled
+def begin_forward(
+    room: Any, packed: Any, width: int, tensors: Any, u: Any, v: Any, A: Any, levels: Any, radius: float,
+    eps: float,
+) -> bool:  # fmt: skip
+    """Projects the rows of W and writes ``v = Bu + b``; tells whether W and v are finite and there are samples."""
+    n, p, like = v.shape[1], u.shape[1], v
+    W, B = array_at(tensors[1], (n, n), like), array_at(tensors[2], (n, p), like)
+    shrink(W, A, levels, radius, eps)
+    product(room, packed, width, u, False, B, True, v, False)
+    if tensors[5] != 0:
+        add_to_rows(v, array_at(tensors[5], (n,), like))
+    return v.shape[0] > 0 and all_finite(W) and all_finite(v)
+
+
+@compiled
+def write_gradients(
+    room: Any, packed: Any, width: int, tensors: Any, gradients: Any, sizes: Any, g: Any, y: Any, x: Any,
+    levels: Any, eps: float,
+) -> None:  # fmt: skip
+    """Writes the gradients that are wanted from those of the outputs, g, and the solution y of the adjoint."""
+    (batch, n, p, q), like = sizes, x
+    u, B, D = (
+        array_at(tensors[0], (batch, p), like),
+        array_at(tensors[2], (n, p), like),
+        array_at(tensors[4], (q, p), like),
+    )
+    if gradients[0] != 0:
+        by_u = array_at(gradients[0], (batch, p), like)
+        product(room, packed, width, y, False, B, False, by_u, False)
+        if tensors[4] != 0:
+            product(room, packed, width, g, False, D, False, by_u, True)
+    if gradients[1] != 0:
+        by_W = array_at(gradients[1], (n, n), like)
+        product(room, packed, width, y, True, x, False, by_W, False)
+        pull_back(array_at(tensors[1], (n, n), like), levels, by_W, by_W, eps)
+    if gradients[2] != 0:
+        product(room, packed, width, y, True, u, False, array_at(gradients[2], (n, p), like), False)
+    if gradients[3] != 0:
+        product(room, packed, width, g, True, x, False, array_at(gradients[3], (q, n), like), False)
+    if gradients[4] != 0:
+        product(room, packed, width, g, True, u, False, array_at(gradients[4], (q, p), like), False)
+    if gradients[5] != 0:
+        sum_rows(y, array_at(gradients[5], (n,), like))
+
+
 def _make_layer(key: int) -> Any:
     """Returns the kernel; what a function closes over is part of its key in numba's cache."""
 
@@ -196,29 +235,17 @@ def _make_layer(key: int) -> Any:
         packed = array_at(start, (BLOCK * BLOCK,), like)
         room = array_at(start + item * BLOCK * BLOCK, (2 * BLOCK * width,), like)
         none, outputs = array_at(work, (0, n), like), array_at(y, (batch, q), like)
-        u, W = array_at(tensors[0], (batch, p), like), array_at(tensors[1], (n, n), like)
-        B, C, D = (
-            array_at(tensors[2], (n, p), like),
-            array_at(tensors[3], (q, n), like),
-            array_at(tensors[4], (q, p), like),
-        )
+        u, C = array_at(tensors[0], (batch, p), like), array_at(tensors[3], (q, n), like)
         if backward:
             product(room, packed, width, outputs, False, C, False, offset, False)
-            for s in range(batch):
-                for k in range(n):
-                    d[s, k] = v[s, k]
+            d[:] = v
             product(room, packed, width, x, False, A, True, d, True)
             prepare_adjoint(d, offset, kind, slope, d, offset, scale)
-            pack(A, True, tiles)
         else:
             value, offset = x, v
-            shrink(W, A, levels, radius, eps)
-            product(room, packed, width, u, False, B, True, v, False)
-            if tensors[5] != 0:
-                add_to_rows(v, array_at(tensors[5], (n,), like))
-            if batch == 0 or not all_finite(W) or not all_finite(v):
+            if not begin_forward(room, packed, width, tensors, u, v, A, levels, radius, eps):
                 return NOT_FINITE
-            pack(A, False, tiles)
+        pack(A, backward, tiles)
         worst = solve_samples(
             tiles, offset, d, none, value, status, steps, none, group, lanes, slots, at, counts, numbers, 0, batch
         )
@@ -227,26 +254,11 @@ def _make_layer(key: int) -> Any:
         if not backward:
             product(room, packed, width, x, False, C, True, outputs, False)
             if tensors[4] != 0:
+                D = array_at(tensors[4], (q, p), like)
                 product(room, packed, width, u, False, D, True, outputs, True)
             return worst if all_finite(outputs) else worst + OUTPUTS
         scale_samples(value, scale)
-        if gradients[0] != 0:
-            by_u = array_at(gradients[0], (batch, p), like)
-            product(room, packed, width, value, False, B, False, by_u, False)
-            if tensors[4] != 0:
-                product(room, packed, width, outputs, False, D, False, by_u, True)
-        if gradients[1] != 0:
-            by_W = array_at(gradients[1], (n, n), like)
-            product(room, packed, width, value, True, x, False, by_W, False)
-            pull_back(W, levels, by_W, by_W, eps)
-        if gradients[2] != 0:
-            product(room, packed, width, value, True, u, False, array_at(gradients[2], (n, p), like), False)
-        if gradients[3] != 0:
-            product(room, packed, width, outputs, True, x, False, array_at(gradients[3], (q, n), like), False)
-        if gradients[4] != 0:
-            product(room, packed, width, outputs, True, u, False, array_at(gradients[4], (q, p), like), False)
-        if gradients[5] != 0:
-            sum_rows(value, array_at(gradients[5], (n,), like))
+        write_gradients(room, packed, width, tensors, gradients, sizes, outputs, value, x, levels, eps)
         return worst
 
     return layer

@@ -14,7 +14,7 @@ Where A has no cycles, states follow from each other in one pass (`substitute`).
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -45,39 +45,6 @@ cached = njit_cached(nogil=True, error_model="numpy")
 RUNNING, CONVERGED, STAGNATED = int(Status.RUNNING), int(Status.CONVERGED), int(Status.STAGNATED)
 STEPS_DONE, MAX_STEPS = int(Status.STEPS_DONE), int(Status.MAX_STEPS)
 DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
-
-
-class Rows(NamedTuple):
-    """Offsets of the rows of a group behind the points of its solver."""
-
-    v: int
-    d: int
-    single: int
-    solution: int
-    minima: int
-
-
-class Counts(NamedTuple):
-    """The whole numbers of a `KernelSpec`."""
-
-    kind: int
-    memory: int
-    rule: int
-    limit: int
-    max_steps: int
-
-
-class Numbers(NamedTuple):
-    """The other numbers of a `KernelSpec`, in the dtype of the states."""
-
-    slope: Any
-    worth: Any
-    patience: Any
-    ridge: Any
-    atol: Any
-    rtol: Any
-    eps: Any
-
 
 # The workspace of a group: rows of `width` lanes, as `cpu.engine.plan_workspace` plans them, for a solver with the
 # memory m.

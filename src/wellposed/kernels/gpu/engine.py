@@ -290,10 +290,6 @@ class Triton:
         gradient: Tensor = _projection().project_backward(W, levels, g)
         return gradient
 
-    def fuses(self, radius: float | None, tensors: Sequence[Any]) -> bool:
-        """Returns False: a model is several launches."""
-        return False
-
     def begin(self, spec: AffineSpec, radius: float | None, W: Tensor, v: Tensor, *, saves: bool) -> Launched:
         """Launches the solve of a model, after the projection of the rows of W where a radius is given."""
         A, levels = (W, W) if radius is None else self.project_rows(W, radius)

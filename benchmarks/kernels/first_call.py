@@ -1,0 +1,133 @@
+"""Seconds until the first answer, in fresh processes: compiled code missing or on the disk, and the plain loop.
+
+Counts from the making of the model, after `import wellposed`: importing numba, compiling or reading kernels, and
+the work itself. Wall-clock time, and the CPU time of the process that waits.
+
+    background    nothing is on the disk: the plain loop answers while another process compiles
+    waiting       nothing is on the disk, and WELLPOSED_COMPILE=wait
+    warm          all kernels are on the disk
+    plain loop    executor="reference"
+
+Run: python -m benchmarks.kernels.first_call [--quick | --table]
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.harness import load, make_parser, print_table, save, versions
+
+WAYS = ("background", "waiting", "warm", "plain loop")
+CHILD = "from benchmarks.kernels.first_call import answer; answer({!r}, {!r})"
+
+
+def model(executor: str) -> list[Callable[[], Any]]:
+    """Returns the forward and the backward pass of an `ImplicitModel`."""
+    from wellposed import ImplicitModel
+
+    layer, u, results = ImplicitModel(20, 10, 20, executor=executor), torch.randn(128, 20), list[Any]()  # type: ignore[arg-type]
+    return [lambda: results.append(layer(u)), lambda: results[0].sum().backward()]
+
+
+def recurrent(executor: str) -> list[Callable[[], Any]]:
+    """Returns the forward and the backward pass of an `ImplicitRNN`."""
+    from wellposed import ImplicitRNN
+
+    network, s = ImplicitRNN(1, 22, 21, batch_first=True, executor=executor), torch.randn(100, 10, 1)
+    results = list[Any]()
+    return [lambda: results.append(network(s)[0]), lambda: results[0].sum().backward()]
+
+
+def fit(executor: str) -> list[Callable[[], Any]]:
+    """Returns a convex fit."""
+    from torch import nn
+
+    from wellposed import fit_states, record_states
+
+    network = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 5))
+    states = record_states(network, [torch.randn(300, 10)])
+    return [lambda: fit_states(states, objective="lasso", strength=0.01)]
+
+
+WORK = {"ImplicitModel": model, "ImplicitRNN": recurrent, "fit_states": fit}
+
+
+def answer(name: str, way: str) -> None:
+    """Prints the seconds from the beginning to the end of every part, on the clock and of the processor."""
+    import wellposed  # noqa: F401
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    clock, processor, ends = time.perf_counter(), time.process_time(), []
+    for part in WORK[name]("reference" if way == "plain loop" else "auto"):
+        part()
+        ends.append((time.perf_counter() - clock, time.process_time() - processor))
+    print(json.dumps(ends))
+
+
+def run(name: str, way: str, folder: str) -> list[tuple[float, float]]:
+    """Does some work in a process of its own, with numba's cache in a folder."""
+    compile_when = "background" if way == "background" else "wait"
+    environment = os.environ | {"NUMBA_CACHE_DIR": folder, "WELLPOSED_COMPILE": compile_when}
+    command = [sys.executable, "-c", CHILD.format(name, way)]
+    output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    ends: list[tuple[float, float]] = json.loads(output.splitlines()[-1])
+    return ends
+
+
+def measure(names: list[str], repeats: int) -> list[dict[str, Any]]:
+    """Returns a row per work and way; what needs no compiler is repeated and the least time taken."""
+    rows = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as filled:
+            for way in WAYS:
+                if name == "fit_states" and way in ("background", "plain loop"):
+                    continue  # it compiles other kernels, where they are needed
+                found = []
+                for _ in range(1 if way == "waiting" else repeats):
+                    with tempfile.TemporaryDirectory() as empty:
+                        found.append(run(name, way, filled if way in ("waiting", "warm") else empty))
+                least = [
+                    [min(ends[part][clock] for ends in found) for clock in (0, 1)] for part in range(len(found[0]))
+                ]
+                row = {
+                    "work": name,
+                    "way": way,
+                    "forward": least[0],
+                    "both": least[-1] if len(least) > 1 else None,
+                }
+                rows.append(row)
+                print(row, flush=True)
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Prints the table."""
+    cells = [
+        [row["work"], row["way"], *(f"{t:.2f}" for t in row["forward"]), *(f"{t:.2f}" for t in row["both"] or ())]
+        for row in rows
+    ]
+    header = ["work", "way", "forward, s", "CPU, s", "with backward, s", "CPU, s "]
+    print_table("until the first answer", header, ([*line, "", ""][:6] for line in cells), left=("work", "way"))
+
+
+def main() -> None:
+    """Measures, or prints what was measured."""
+    options = make_parser(__doc__, __file__, quick="ImplicitModel alone", table="print the table").parse_args()
+    if options.table:
+        rows = load(options)["rows"]
+    else:
+        rows = measure(list(WORK)[:1] if options.quick else list(WORK), 1 if options.quick else 3)
+        save(options, versions=versions("wellposed", "torch", "numba"), rows=rows)
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()
