@@ -871,8 +871,11 @@ def continued_box(
         regions = Regions(constraints, inputs, Interval(*(end[None] for end in z.within(known))), assumed)
         found = _image(regions, regions.units(region[: len(unit)], unit), region, unit, found)
         image = Interval(-found.bound[len(unit) :], found.bound[: len(unit)]).within(known.at(unit))
-        box = z.at(unit)
-        if bool(((image.lower > box.lower) & (image.upper < box.upper)).all()):
+        box, point = z.at(unit), center.at(unit)
+        held = (torch.minimum(image.lower, point.lower) > box.lower) & (
+            torch.maximum(image.upper, point.upper) < box.upper
+        )
+        if bool(held.all()):
             z = image
             break
         first = min(first, float(image.width.sum()))
