@@ -398,6 +398,8 @@ def decide(
         rows, offset = (torch.cat([getattr(one, name) for one in together]) for name in ("rows", "offset"))
         if rows.shape[1:] != form.sizes[2:]:
             raise InputError(f"the property has {rows.shape[1]} outputs, the network {form.sizes[2]}")
+        if not bool(rows.isfinite().all() and offset.isfinite().all()):
+            raise InputError(f"inequalities need finite numbers; received rows {rows.tolist()}, {offset.tolist()}")
         query = in_float64(Query(form, exact, rows[None].to(exact.center), deadline))
         numbers = torch.arange(len(rows)).split([len(one.rows) for one in together])
         search = _Search(query, [part.tolist() for part in numbers], offset.double(), complete)
