@@ -12,7 +12,7 @@ that have such a box (others are affine, or known well enough, or not proven).
 some drawn at random: "asked" are their number, then "proven", "counter-examples", and "undecided" when the seconds
 (of the processor, not of the clock) were over. "complete" is the percentage of all images that are proven then,
 "pgd and complete" what neither of the two attacks; both are missing where not all open images were asked about.
-Milliseconds are of the processor, per image.
+Milliseconds are of the processor, per image. Lines with a "note" are of an earlier version.
 
 Run: python -m benchmarks.robust.loops [--quick] [--images 200] [--models monotone-87,inf-40] [--columns complete]
 Models, radii and columns that are not run keep what the file says of them.
@@ -166,17 +166,17 @@ def main() -> None:
 
 
 def _save(options: Any, count: int, about: Line, new: Line) -> None:
-    """Adds columns to a line of the file, or replaces them; a line about other images is dropped."""
+    """Adds columns to a line of the file, or replaces them; a line about another number of images goes."""
     exists = not options.quick and (options.out or options.result).exists()
     lines = load(options)["lines"] if exists else []
     keys = [(name, epsilon) for name in MODELS for epsilon in EPSILONS]
     same = [line for line in lines if (line["model"], line["epsilon"]) == (about["model"], about["epsilon"])]
     old = same[0] if same and same[0].get("images") == count else {}
-    lines = [line for line in lines if line not in same and line.get("images") == count]
+    lines = [line for line in lines if line not in same]
     lines = sorted(
         [*lines, {**old, **about, **new}], key=lambda line: keys.index((line["model"], line["epsilon"]))
     )
-    save(options, images=count, lines=lines)
+    save(options, lines=lines)
 
 
 if __name__ == "__main__":

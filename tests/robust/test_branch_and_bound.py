@@ -133,6 +133,8 @@ def test_properties_that_do_not_fit_are_refused():
     forbidden = Forbidden(box, torch.ones(1, 5, dtype=F64), torch.zeros(1, dtype=F64))
     with pytest.raises(InputError, match="the property has 5 outputs, the network 3"):
         decide(looped(4), [forbidden])
+    with pytest.raises(InputError, match="finite numbers; received"):
+        decide(looped(4), [Forbidden(box, torch.ones(1, 3, dtype=F64), torch.full((1,), math.nan, dtype=F64))])
     with pytest.raises(InputError, match="received -1"):
         decide(looped(4), [], budget=-1)
     assert decide(looped(4), []).status == "proven", "nothing is forbidden"

@@ -294,6 +294,7 @@ EPS = 2.0**-52
 SOLVED = 1e-8  # relative to the outputs, by which a counter-example must lead
 POLISHED = 4  # of the points that are tried at once
 ROOT_ROUNDS = 8  # of refinement before anything is split
+WORK = 2**27  # products in a step of the primal-dual method, up to which all states are tightened
 FAR = 3.0  # times wider than first order are intervals of a loop that count as not enclosed
 WORTH = 0.97  # of the widths at most that a round of refinement must leave for another one
 
@@ -409,6 +410,8 @@ def decide(
         rows, offset = (torch.cat([getattr(one, name) for one in together]) for name in ("rows", "offset"))
         if rows.shape[1:] != form.sizes[2:]:
             raise InputError(f"the property has {rows.shape[1]} outputs, the network {form.sizes[2]}")
+        if not bool(rows.isfinite().all() and offset.isfinite().all()):
+            raise InputError(f"inequalities need finite numbers; received rows {rows.tolist()}, {offset.tolist()}")
         query = in_float64(Query(form, exact, rows[None].to(exact.center), deadline))
         numbers = torch.arange(len(rows)).split([len(one.rows) for one in together])
         search = _Search(query, [part.tolist() for part in numbers], offset.double(), complete)
@@ -558,11 +561,22 @@ class _Search:
     def _inputs(self) -> Interval:
         return of_sample(self.query.set.box().interval, 0)
 
+    def _chosen(self, regions: Regions) -> tuple[Tensor, Tensor]:
+        """Returns regions and units that are not affine there; if these are too many, those furthest from it."""
+        region, unit = regions.open.nonzero(as_tuple=True)
+        states = int(regions.open.any(0).sum())
+        most = WORK // (2 * states * (states + len(self._inputs.lower)) + 1)
+        if len(unit) > most:
+            z = Interval(regions.z.lower[region, unit], regions.z.upper[region, unit])
+            best = (-z.lower * z.upper / z.width).topk(most).indices.sort().values
+            region, unit = region[best], unit[best]
+        return region, unit
+
     def _narrowed(self, z: Interval, conditions: Objectives) -> Interval:
         """Tightens all pre-activations that are not affine, as long as that makes them much narrower."""
         for _ in range(ROOT_ROUNDS):
             regions = Regions(self.constraints, self._inputs, z, conditions)
-            region, unit = regions.open.nonzero(as_tuple=True)
+            region, unit = self._chosen(regions)
             if not len(unit) or self.query.late:
                 break
             bound = regions.maximum(regions.units(region, unit), region.repeat(2), STEPS).bound
@@ -607,7 +621,7 @@ class _Search:
         scores = torch.zeros_like(z.lower)
         for _ in range(ROOT_ROUNDS):
             regions = Regions(self.constraints, self._inputs, z, goal.beside(assumed))
-            region, unit = regions.open.nonzero(as_tuple=True)
+            region, unit = self._chosen(regions)
             own = torch.arange(len(least)).repeat_interleave(len(goal))
             rows = regions.units(region, unit).beside(goal.part(torch.arange(len(goal)).repeat(len(least))))
             found = regions.maximum(rows, torch.cat([region, region, own]), STEPS)

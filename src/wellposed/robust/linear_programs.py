@@ -677,7 +677,7 @@ class _PrimalDual:
         self.c, self.g, self.k = self._reduced(rows)
         self.G, self.H, self.d = self._reduced(regions.conditions)
         whole = torch.cat([self.A, -torch.eye(len(self.A), dtype=self.dtype), self.B], dim=1)
-        self.norm = float(torch.linalg.matrix_norm(whole, 2)) if whole.numel() else 1.0
+        self.norm = float(torch.linalg.eigvalsh(whole @ whole.mT)[-1].sqrt()) if len(self.A) else 1.0
 
     def _reduced(self, rows: "Objectives") -> tuple[Tensor, Tensor, Tensor]:
         """Writes rows as functions of the states that are left and of t."""
@@ -812,6 +812,7 @@ def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
 
 
 STEPS, GROWING_STEPS = 60, 40  # of the primal-dual method
+LARGEST_CONTINUED = 2**28  # states of a loop, twice, times the entries of B, above which that takes too long
 GROWN, GIVEN_UP = 16, 8.0  # rounds and times the first width after which a box is given up
 
 
@@ -862,14 +863,19 @@ def continued_box(
         gain: how many times wider than the first guess what is known must be.
     """
     z, (unit,) = center.where(looping, known), looping.nonzero(as_tuple=True)
+    if 2 * len(unit) * constraints.B.size > LARGEST_CONTINUED:
+        return None
     region, found, first = torch.zeros(2 * len(unit), dtype=torch.int64), None, math.inf
     assumed, old = conditions or Objectives.none(constraints), known.width[unit].sum()
     for _ in range(GROWN * (1 if conditions is None else 2)):
         regions = Regions(constraints, inputs, Interval(*(end[None] for end in z.within(known))), assumed)
         found = _image(regions, regions.units(region[: len(unit)], unit), region, unit, found)
         image = Interval(-found.bound[len(unit) :], found.bound[: len(unit)]).within(known.at(unit))
-        box = z.at(unit)
-        if bool(((image.lower > box.lower) & (image.upper < box.upper)).all()):
+        box, point = z.at(unit), center.at(unit)
+        held = (torch.minimum(image.lower, point.lower) > box.lower) & (
+            torch.maximum(image.upper, point.upper) < box.upper
+        )
+        if bool(held.all()):
             z = image
             break
         first = min(first, float(image.width.sum()))
