@@ -17,10 +17,21 @@ from wellposed.activations import get_activation, max_pool
 from wellposed.activations.slopes import SlopeRange
 from wellposed.conditions import branches
 from wellposed.conditions.branches import BranchEquation
+from wellposed.convert import to_implicit
 from wellposed.errors import IllPosedError
 from wellposed.forms import ImplicitForm
 from wellposed.models import DEQ
-from wellposed.robust import Ball, Box, SparseBox, certified, margin_bounds, output_bounds, state_bounds
+from wellposed.robust import (
+    Ball,
+    Box,
+    SparseBox,
+    certification,
+    certified,
+    margin_bounds,
+    output_bounds,
+    state_bounds,
+)
+from wellposed.robust.attacks import Attack
 from wellposed.robust.bounds import continuations
 from wellposed.robust.certification import Forbidden, branch_and_bound, decide, examine_radii
 
@@ -149,6 +160,9 @@ def test_a_fold_inside_of_the_set_is_refused():
     assert not across.branch.proven.any() and across.lower == -math.inf and across.upper == math.inf
     assert "own image" in across.branch.why_not[0] or "singular" in across.branch.why_not[0]
     assert "proven for 0 of 1" in str(across.branch)
+    near = output_bounds(form, Box(u - 1.6, u + 1.6))  # a box, but not one in which equilibria are proven unique
+    assert not near.branch.proven.any() and "I - A D may be singular" in near.branch.why_not[0]
+    assert near.branch.value > 1
 
 
 def test_without_uniqueness_or_with_narrow_slopes_the_fold_would_pass():
@@ -247,9 +261,14 @@ def test_a_network_on_another_branch_is_not_certified():
     with torch.no_grad():
         apart = (Lower()(u) - network(u)).abs().amax(1) > 0.1
     assert apart.all()
+    form = to_implicit(network, (5,))
     with mock.patch.object(network, "forward", lambda v: Lower()(v)):
         bounds = output_bounds(network, box)
+        with torch.no_grad():
+            target = network(u).argmax(1)
+        examination = examine_radii(network, form, u, target, [0.001], steps=2)
     assert not bounds.branch.proven.any() and "another equilibrium" in bounds.branch.why_not[0]
+    assert examination.branch and not examination.radii[0].certified.any()
 
 
 def test_branch_and_bound_and_properties_say_branch():
@@ -285,9 +304,13 @@ def test_an_attack_that_leaves_the_branch_is_no_contradiction():
     network, u = bistable(), torch.rand(6, 5, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         target = network(u).argmax(1)
-    from wellposed.convert import to_implicit
-
     examination = examine_radii(network, to_implicit(network, (5,)), u, target, [0.005, 0.3], steps=10)
     assert examination.branch
+    outputs = torch.tensor([[0.0, 1.0]])
+    attack = Attack(u[:1], torch.tensor([True]), outputs, torch.ones(1), "elsewhere")
+    claim = torch.tensor([True]), attack, torch.tensor([0]), "crown at 0.1"
+    assert not certification._agreed(*claim, branch=True).any()
+    with pytest.raises(certification.UnsoundError):
+        certification._agreed(*claim, branch=False)
     shares = [(one.share("certified"), one.share("attacked")) for one in examination.radii]
     assert shares[0][0] > 0 and all(proven <= left for proven, left in shares)
