@@ -18,12 +18,13 @@ from wellposed.activations.slopes import SlopeRange
 from wellposed.conditions import branches
 from wellposed.conditions.branches import BranchEquation
 from wellposed.convert import to_implicit
-from wellposed.errors import IllPosedError
+from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models import DEQ
 from wellposed.robust import (
     Ball,
     Box,
+    CertifiedLoss,
     SparseBox,
     certification,
     certified,
@@ -269,6 +270,50 @@ def test_a_network_on_another_branch_is_not_certified():
         examination = examine_radii(network, form, u, target, [0.001], steps=2)
     assert not bounds.branch.proven.any() and "another equilibrium" in bounds.branch.why_not[0]
     assert examination.branch and not examination.radii[0].certified.any()
+
+
+def test_certified_training_leaves_out_what_is_not_proven():
+    network, u = bistable(), torch.rand(6, 5, generator=torch.Generator().manual_seed(1))
+    target = torch.tensor([0, 1, 2, 0, 1, 2])
+    clean, proven = nn.functional.cross_entropy(network(u), target), []
+    for radius, share in ((0.01, 1.0), (0.6, 0.5), (50.0, 0.5)):
+        bounds = output_bounds(network, Box.around(u, radius, None, None))
+        loss = CertifiedLoss(network, radius, method="crown", share=share, lower=None, upper=None)
+        value = loss(network(u), target)
+        network.zero_grad()
+        value.backward()
+        assert bool(value.isfinite()) and all(bool(part.grad.isfinite().all()) for part in network.parameters())
+        if not bounds.branch.proven.any():
+            torch.testing.assert_close(value, clean)
+        proven.append(int(bounds.branch.proven.sum()))
+    assert proven[0] == 6 > proven[1] > proven[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: output_bounds(hysteresis(), Box.around(torch.zeros(1, 3, dtype=F64), 0.1)), "takes 1 inputs"),
+        (lambda: output_bounds(hysteresis(), Box.around(torch.zeros(1, 1), 0.1)), "convert one of them"),
+        (lambda: output_bounds(bistable(), Box.around(torch.zeros(1, 3), 0.1)), "takes 5 features; received 3"),
+        (lambda: output_bounds(hysteresis(), unit(), budget=0), "positive number of seconds; received 0"),
+        (lambda: decide(hysteresis(), [Forbidden(unit(), *torch.zeros(2, 1, 1))], 0), "seconds; received 0"),
+        (lambda: branch_and_bound(hysteresis(), unit(), torch.tensor([0]), 5), "for ReLU; tanh is no polyhedron"),
+        (
+            lambda: certified(bistable(), Box.around(torch.zeros(1, 5), 0.1), torch.tensor([7])),
+            "classes are 0 to 2",
+        ),
+        (lambda: CertifiedLoss(bistable(), 0.1, samples=0), "samples must be at least 1; received 0"),
+        (lambda: CertifiedLoss(bistable(), -0.1), "a finite radius"),
+    ],
+)
+def test_mistakes_get_one_line(mistake, message):
+    with pytest.raises(InputError, match=message) as error:
+        mistake()
+    assert "\n" not in str(error.value)
+
+
+def unit():
+    return Box.around(torch.zeros(1, 1, dtype=F64), 0.1, None, None)
 
 
 def test_branch_and_bound_and_properties_say_branch():
