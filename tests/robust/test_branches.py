@@ -205,6 +205,20 @@ def test_every_method_that_starts_from_states_bounds_the_branch(method):
             assert ((y >= bounds.lower[k] - 1e-9) & (y <= bounds.upper[k] + 1e-9)).all()
 
 
+def test_sets_that_are_cut_off_on_one_side_are_held():
+    """Their center is not that of their box."""
+    form = steep(0, phi="relu", gain=1.5)
+    u = torch.rand(1, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    inputs = SparseBox(u, 0.02, 2, lower=u - 0.001, upper=u + 1)
+    bounds = state_bounds(form, inputs)
+    assert bounds.branch.proven.all()
+    for steps in itertools.product((-0.001, 0.0, 0.02), repeat=3):
+        if sum(step != 0 for step in steps) <= 2:
+            end = u[0].numpy() + np.array(steps)
+            x = followed(form, "relu", bounds.branch.states[0].numpy(), inputs.center[0].numpy(), end)
+            assert ((x >= bounds.lower[0].numpy() - 1e-9) & (x <= bounds.upper[0].numpy() + 1e-9)).all()
+
+
 @pytest.mark.parametrize("method", ["norm", "box", "l2", "lp"])
 def test_methods_that_need_a_certificate_refuse(method):
     with pytest.raises((IllPosedError, ValueError)):
