@@ -17,10 +17,22 @@ from wellposed.activations import get_activation, max_pool
 from wellposed.activations.slopes import SlopeRange
 from wellposed.conditions import branches
 from wellposed.conditions.branches import BranchEquation
-from wellposed.errors import IllPosedError
+from wellposed.convert import to_implicit
+from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm
 from wellposed.models import DEQ
-from wellposed.robust import Ball, Box, SparseBox, certified, margin_bounds, output_bounds, state_bounds
+from wellposed.robust import (
+    Ball,
+    Box,
+    CertifiedLoss,
+    SparseBox,
+    certification,
+    certified,
+    margin_bounds,
+    output_bounds,
+    state_bounds,
+)
+from wellposed.robust.attacks import Attack
 from wellposed.robust.bounds import continuations
 from wellposed.robust.certification import Forbidden, branch_and_bound, decide, examine_radii
 
@@ -149,6 +161,9 @@ def test_a_fold_inside_of_the_set_is_refused():
     assert not across.branch.proven.any() and across.lower == -math.inf and across.upper == math.inf
     assert "own image" in across.branch.why_not[0] or "singular" in across.branch.why_not[0]
     assert "proven for 0 of 1" in str(across.branch)
+    near = output_bounds(form, Box(u - 1.6, u + 1.6))  # a box, but not one in which equilibria are proven unique
+    assert not near.branch.proven.any() and "I - A D may be singular" in near.branch.why_not[0]
+    assert near.branch.value > 1
 
 
 def test_without_uniqueness_or_with_narrow_slopes_the_fold_would_pass():
@@ -188,6 +203,20 @@ def test_every_method_that_starts_from_states_bounds_the_branch(method):
             x = followed(form, "relu", bounds.branch.states[k].numpy(), inputs.center[k].numpy(), end.numpy())
             y = torch.tensor(x) @ form.C.to_dense().mT
             assert ((y >= bounds.lower[k] - 1e-9) & (y <= bounds.upper[k] + 1e-9)).all()
+
+
+def test_sets_that_are_cut_off_on_one_side_are_held():
+    """Their center is not that of their box."""
+    form = steep(0, phi="relu", gain=1.5)
+    u = torch.rand(1, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    inputs = SparseBox(u, 0.02, 2, lower=u - 0.001, upper=u + 1)
+    bounds = state_bounds(form, inputs)
+    assert bounds.branch.proven.all()
+    for steps in itertools.product((-0.001, 0.0, 0.02), repeat=3):
+        if sum(step != 0 for step in steps) <= 2:
+            end = u[0].numpy() + np.array(steps)
+            x = followed(form, "relu", bounds.branch.states[0].numpy(), inputs.center[0].numpy(), end)
+            assert ((x >= bounds.lower[0].numpy() - 1e-9) & (x <= bounds.upper[0].numpy() + 1e-9)).all()
 
 
 @pytest.mark.parametrize("method", ["norm", "box", "l2", "lp"])
@@ -247,9 +276,58 @@ def test_a_network_on_another_branch_is_not_certified():
     with torch.no_grad():
         apart = (Lower()(u) - network(u)).abs().amax(1) > 0.1
     assert apart.all()
+    form = to_implicit(network, (5,))
     with mock.patch.object(network, "forward", lambda v: Lower()(v)):
         bounds = output_bounds(network, box)
+        with torch.no_grad():
+            target = network(u).argmax(1)
+        examination = examine_radii(network, form, u, target, [0.001], steps=2)
     assert not bounds.branch.proven.any() and "another equilibrium" in bounds.branch.why_not[0]
+    assert examination.branch and not examination.radii[0].certified.any()
+
+
+def test_certified_training_leaves_out_what_is_not_proven():
+    network, u = bistable(), torch.rand(6, 5, generator=torch.Generator().manual_seed(1))
+    target = torch.tensor([0, 1, 2, 0, 1, 2])
+    clean, proven = nn.functional.cross_entropy(network(u), target), []
+    for radius, share in ((0.01, 1.0), (0.6, 0.5), (50.0, 0.5)):
+        bounds = output_bounds(network, Box.around(u, radius, None, None))
+        loss = CertifiedLoss(network, radius, method="crown", share=share, lower=None, upper=None)
+        value = loss(network(u), target)
+        network.zero_grad()
+        value.backward()
+        assert bool(value.isfinite()) and all(bool(part.grad.isfinite().all()) for part in network.parameters())
+        if not bounds.branch.proven.any():
+            torch.testing.assert_close(value, clean)
+        proven.append(int(bounds.branch.proven.sum()))
+    assert proven[0] == 6 > proven[1] > proven[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: output_bounds(hysteresis(), Box.around(torch.zeros(1, 3, dtype=F64), 0.1)), "takes 1 inputs"),
+        (lambda: output_bounds(hysteresis(), Box.around(torch.zeros(1, 1), 0.1)), "convert one of them"),
+        (lambda: output_bounds(bistable(), Box.around(torch.zeros(1, 3), 0.1)), "takes 5 features; received 3"),
+        (lambda: output_bounds(hysteresis(), unit(), budget=0), "positive number of seconds; received 0"),
+        (lambda: decide(hysteresis(), [Forbidden(unit(), *torch.zeros(2, 1, 1))], 0), "seconds; received 0"),
+        (lambda: branch_and_bound(hysteresis(), unit(), torch.tensor([0]), 5), "for ReLU; tanh is no polyhedron"),
+        (
+            lambda: certified(bistable(), Box.around(torch.zeros(1, 5), 0.1), torch.tensor([7])),
+            "classes are 0 to 2",
+        ),
+        (lambda: CertifiedLoss(bistable(), 0.1, samples=0), "samples must be at least 1; received 0"),
+        (lambda: CertifiedLoss(bistable(), -0.1), "a finite radius"),
+    ],
+)
+def test_mistakes_get_one_line(mistake, message):
+    with pytest.raises(InputError, match=message) as error:
+        mistake()
+    assert "\n" not in str(error.value)
+
+
+def unit():
+    return Box.around(torch.zeros(1, 1, dtype=F64), 0.1, None, None)
 
 
 def test_branch_and_bound_and_properties_say_branch():
@@ -285,9 +363,13 @@ def test_an_attack_that_leaves_the_branch_is_no_contradiction():
     network, u = bistable(), torch.rand(6, 5, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         target = network(u).argmax(1)
-    from wellposed.convert import to_implicit
-
     examination = examine_radii(network, to_implicit(network, (5,)), u, target, [0.005, 0.3], steps=10)
     assert examination.branch
+    outputs = torch.tensor([[0.0, 1.0]])
+    attack = Attack(u[:1], torch.tensor([True]), outputs, torch.ones(1), "elsewhere")
+    claim = torch.tensor([True]), attack, torch.tensor([0]), "crown at 0.1"
+    assert not certification._agreed(*claim, branch=True).any()
+    with pytest.raises(certification.UnsoundError):
+        certification._agreed(*claim, branch=False)
     shares = [(one.share("certified"), one.share("attacked")) for one in examination.radii]
     assert shares[0][0] > 0 and all(proven <= left for proven, left in shares)

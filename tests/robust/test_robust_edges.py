@@ -198,7 +198,8 @@ def test_entries_must_be_numbers_and_loops_well_posed():
     with pytest.raises(InputError):
         output_bounds(ImplicitForm(torch.zeros(1, 1), torch.nan * one, one), box, "interval")
     with pytest.raises(IllPosedError):
-        output_bounds(ImplicitForm(three, one, one, activation="tanh"), box, "interval")
+        output_bounds(ImplicitForm(three, one, one, activation="tanh"), box, "box")
+    assert output_bounds(ImplicitForm(three, one, one, activation="tanh"), box, "interval").branch is not None
     with pytest.raises(InputError):
         separable_bound(ImplicitForm(0.5 * one, one, one), box, Separable(torch.square, "convex"), tolerance=0.0)
 

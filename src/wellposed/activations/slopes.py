@@ -21,6 +21,7 @@ from wellposed.errors import InputError
 
 SLACK = 1e-12  # more than the rounding of a slope, relative to what it is computed from
 EPS = 2.0**-52
+PARAMETER = 2.0**-22  # relative to a parameter, which torch may round to float32
 
 
 class SlopeRange(NamedTuple):
@@ -129,7 +130,7 @@ def _ends(phi: Activation, center: Tensor, radius: Tensor, secants: bool) -> tup
         sides = torch.stack([torch.full_like(center, kink) - 1e-9, torch.full_like(center, kink) + 1e-9])
         ends = torch.cat([ends, torch.where((lower <= kink) & (upper >= kink), sides, center)])
     slopes = phi.slope_at(ends)
-    slack = torch.where((slopes == 0) | (slopes == 1), 0.0, SLACK)
+    slack = torch.where((slopes == 0) | (slopes == 1), 0.0, SLACK + PARAMETER * slopes.abs())
     low, high = (slopes - slack).amin(0).clamp(least, most), (slopes + slack).amax(0).clamp(least, most)
     if not secants:
         return low, high
@@ -149,6 +150,7 @@ def _narrowed(
     size = here.abs() + there.abs() + center.abs() + torch.stack(points).abs()
     origin = float(phi.function(torch.zeros(1, dtype=torch.float64)).abs())
     error = (phi.rounding + 8) * EPS * (size + origin) / step.abs()
+    error = error + PARAMETER * (phi.slope[1] - phi.slope[0]) * (phi.rounding > 0)
     quotient = (there - here) / torch.where(step == 0, 1.0, step)
     error = torch.where((step == 0) | bent, torch.inf, error)
     return torch.maximum(low, (quotient - error).amin(0)), torch.minimum(high, (quotient + error).amax(0))

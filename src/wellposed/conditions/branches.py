@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
-from wellposed.activations.slopes import SlopeRange, is_product, joined, slope_range
+from wellposed.activations.slopes import PARAMETER, SlopeRange, is_product, joined, slope_range
 from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import EPS, TINY, upward
 
@@ -220,7 +220,8 @@ def _rounding(phi: Activation, z: Tensor) -> Tensor:
         return torch.zeros_like(z)
     largest = z.abs() if phi.componentwise else z.abs().reshape(-1, size).amax(1).repeat_interleave(size)
     origin = phi.function(torch.zeros_like(z)[None])[0].abs()
-    return (phi.rounding + size + 2) * EPS * (origin + phi.lipschitz() * largest) + 4 * TINY
+    unit = (phi.rounding + size + 2) * EPS + (PARAMETER if phi.traits.kinks else 0.0)
+    return unit * (origin + phi.lipschitz() * largest) + 4 * TINY
 
 
 def _failed(z: Tensor, why_not: str, value: float = math.inf) -> BranchBox:

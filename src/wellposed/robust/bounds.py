@@ -173,7 +173,7 @@ def _answer(method: str | Method, query: Query, inputs: Uncertainty, model: Impl
         return bounds
     branch = query.branches[0]
     if isinstance(model, nn.Module) and not isinstance(model, ImplicitModel):
-        apart = ~_same_outputs(model, inputs, query.form, branch.states)
+        apart = ~same_outputs(model, inputs, query.form, branch.states)
         branch = branch.without(apart, "the network itself finds another equilibrium at the center")
     return bounds.of_branch(branch)
 
@@ -182,7 +182,7 @@ AGREEMENT = 1e-2  # relative to the outputs, within which a network that solves 
 
 
 @torch.no_grad()
-def _same_outputs(model: nn.Module, inputs: Uncertainty, form: ImplicitForm, x: Tensor) -> Tensor:  # (B,)
+def same_outputs(model: nn.Module, inputs: Uncertainty, form: ImplicitForm, x: Tensor) -> Tensor:  # (B,)
     """Tells for which samples a network computes the outputs of given states at the center of the set."""
     u = inputs.center
     kinds = [part.dtype for part in (*model.parameters(), *model.buffers()) if part.is_floating_point()]

@@ -21,7 +21,7 @@ from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
 from wellposed.robust.attacks import Attack, pgd
 from wellposed.robust.attacks.attack import margin
-from wellposed.robust.bounds import METHODS, certified, output_bounds, outputs
+from wellposed.robust.bounds import METHODS, certified, output_bounds, outputs, same_outputs
 from wellposed.robust.boxes import CenterSolve, solve_states, states_of_branch
 from wellposed.robust.crown import Continuation, CrownPass, center_preactivations
 from wellposed.robust.intervals import IntervalPropagation, branch_states
@@ -235,6 +235,9 @@ def examine_radii(
     with torch.no_grad():
         said = torch.cat([model(part).argmax(1) for part in u.split(PART)])
     standing, open_, inputs = (clean := said == target).clone(), clean.clone(), u.clone()
+    if branch and isinstance(model, nn.Module):  # a proof about other equilibria than its own says nothing of it
+        points = Box(*(u.reshape(len(u), *form.input_shape).to(proof.dtype),) * 2)
+        open_ &= same_outputs(model, points, proof, states_of_branch(proof, points.center))
     proven_at, broken_at = (torch.full((len(u),), x, dtype=torch.float64) for x in (-1.0, torch.inf))
     radii = []
     for epsilon in sorted(set(epsilons)):

@@ -318,9 +318,9 @@ def _prove_branches(query: Query) -> list[Interval]:
     form, inputs = query.form.to(torch.float64), query.set.to(torch.float64)
     if reason := _why_no_branch(form):
         raise MethodError(f"and no branch of equilibria: {reason}")
-    exact = Query(form, inputs, None)
-    x = states_of_branch(form, inputs.center.detach())
-    enclosure = IntervalPropagation(exact, unbounded_states)
+    u = inputs.center.detach()
+    x = states_of_branch(form, u)
+    enclosure = IntervalPropagation(Query(form, inputs.box(), None), unbounded_states)
     count = len(inputs)
     value, why_not = x.new_zeros(count), [""] * count
     everything = torch.full_like(x, torch.inf).split(form.partition, dim=1)
@@ -333,8 +333,13 @@ def _prove_branches(query: Query) -> list[Interval]:
             for k in stage.blocks:
                 boxes[k] = enclosure.z(k)
         enclosure.enclose(stage)
-    proven = torch.tensor([not reason for reason in why_not], dtype=torch.bool, device=x.device)
     joined = Interval(*(torch.cat(ends, dim=1) for ends in zip(*boxes, strict=True)))
+    z = form.A.apply(x) + form.B.apply(u) + (0.0 if form.bias is None else form.bias)
+    room = 1e-6 * (1 + z.abs())  # of what the solver leaves open
+    outside = ((z < joined.lower - room) | (z > joined.upper + room)).any(1).tolist()
+    lost = "Newton's method did not end at the equilibrium that was found at the center"
+    why_not = [why or (lost if gone else "") for why, gone in zip(why_not, outside, strict=True)]
+    proven = torch.tensor([not reason for reason in why_not], dtype=torch.bool, device=x.device)
     query.branches[:] = [Branches(proven, x, value, tuple(why_not), joined)]
     states = []
     for interval, all_ in zip(enclosure.states, everything, strict=True):

@@ -109,7 +109,8 @@ class CertifiedLoss:
 
         ``(1 - share) loss(y, target) + share worst_case_loss(Box(u, epsilon), target)``
 
-    While the model is evaluated the radius is the last one of the ramp, so that epochs can be compared.
+    While the model is evaluated the radius is the last one of the ramp, so that epochs can be compared. Samples
+    of which nothing is proven, as may be where a loop has no certificate, are left out of the bound.
 
     Args:
         model: the model that is trained, an `ImplicitModel` or a network that `to_implicit` converts.
@@ -155,6 +156,12 @@ class CertifiedLoss:
         box = Box.around(u[some].flatten(1), radius, *self.range)
         form = differentiable_form(model, tuple(u.shape[1:]))
         worst = worst_case_loss(form, box, target[some], method=self.method)
+        proven = worst.detach().isfinite()
+        if not bool(proven.all()):  # an infinite bound has no gradient
+            if not bool(proven.any()):
+                return clean
+            box = Box(box.lower[proven], box.upper[proven])
+            worst = worst_case_loss(form, box, target[some][proven], method=self.method)
         return (1 - self.share) * clean + self.share * worst.mean()
 
 
