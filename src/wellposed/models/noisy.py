@@ -64,8 +64,7 @@ class Noisy(nn.Module):
             raise InputError(
                 f'executor="{model.executor}" cannot compute this: noise has no kernel; use executor="auto"'
             )
-        model._check(u, model.B.dtype)
-        model._check_values(u)
+        model._check(u)
         flat = u.reshape(-1, model.in_features)
         draws = NoiseDraws(self.noise, flat.shape[0], counter=True)
         given = draws.input(flat)
