@@ -265,6 +265,26 @@ def speed_table(rows: list[dict[str, Any]], names: list[str]) -> str:
     return markdown(["problem", "n, batch", "wellposed", *names], lines) + "\n"
 
 
+def cells_table(rows: list[dict[str, Any]]) -> str:
+    """Lays out, cell by cell, milliseconds and evaluations: ours by default, and the fastest solver of others."""
+    groups = {
+        "plain loop": lambda run: run == "ours default",
+        "compiled": lambda run: run == "ours default compiled",
+        "torchdeq's fastest": lambda run: run.startswith("torchdeq") and not run.endswith("compiled"),
+        "its fastest compiled": lambda run: run.startswith("torchdeq") and run.endswith("compiled"),
+        "jaxopt": lambda run: run.startswith("jaxopt"),
+    }
+    lines = []
+    for cell in dict.fromkeys(row["cell"] for row in rows):
+        line = [cell]
+        for belongs in groups.values():
+            timed = [r for r in rows if r["cell"] == cell and belongs(r["run"]) and r.get("both_ms")]
+            best = min(timed, key=lambda row: row["both_ms"], default=None)
+            line.append("-" if best is None else f"{best['both_ms']:.1f} ({best['steps']})")
+        lines.append(line)
+    return markdown(["cell", *groups], lines) + "\n"
+
+
 def files() -> dict[Path, str]:
     """Returns the text of everything that is written from records alone."""
     kernels, speed = read("kernels/layer.json"), read("rivals/equal_error.json")
@@ -273,6 +293,7 @@ def files() -> dict[Path, str]:
         ROOT / "docs" / "_static" / "demo.svg": demo_chart(read("package/demo.json")),
         ROOT / "docs" / "_static" / "speed.svg": speed_chart(speed),
         ROOT / "docs" / "speed-rivals.inc": speed_table(speed["rows"], rivals),
+        ROOT / "docs" / "speed-cells.inc": cells_table(read("solve/cells.json")["rows"]),
         ROOT / "docs" / "verdicts.inc": verdict_table(),
         ROOT / "docs" / "speed-kernels.inc": speed_table(kernels["rows"], ["torchidl", "torchdeq"]),
     }

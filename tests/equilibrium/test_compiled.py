@@ -169,6 +169,54 @@ def test_other_batches_share_a_program():
     assert len(loop.programs) == 1
 
 
+@pytest.mark.parametrize("solver", ["picard", "anderson"])
+def test_smaller_batches_run_in_the_program_of_the_first(loop, solver):
+    compiled_graphs = []
+
+    def backend(graph, _):
+        compiled_graphs.append(graph)
+        return graph.forward
+
+    loop.backend = backend
+    options = {"solver": solver, "stop": Relative(1e-4), "max_steps": 400}
+    counts = []
+    for batch in (8, 3, 7):
+        u, rate = torch.linspace(-1, 1, 6 * batch).reshape(batch, 6), torch.linspace(0.1, 0.97, batch)[:, None]
+        assert_same(*both(loop, mixed, torch.zeros(batch, 6), u, rate, **options))
+        counts.append(len(compiled_graphs))
+    assert counts[0] == counts[2] and loop.explain().startswith("forward compiled")
+    for batch in (8, 3):
+        u = torch.linspace(-1, 1, 6 * batch).reshape(batch, 6).requires_grad_()
+        rate = torch.linspace(0.1, 0.97, batch)[:, None]
+        solutions = both(loop, mixed, torch.zeros(batch, 6), u, rate, **options)
+        gradients = [torch.autograd.grad(solution.value.sum(), u)[0] for solution in solutions]
+        assert torch.allclose(*gradients, rtol=1e-3, atol=1e-6)
+    assert loop.explain().count(" compiled: ") == 2
+
+
+def test_stagnation_in_a_batch_that_was_filled_up(loop):
+    def f(x, u):  # goes to and fro between u and the number after it, where u is odd
+        return u + 1.5e-7 * ((x == u) & (u % 2 == 1))
+
+    options = {"solver": "picard", "stop": Absolute(1e-9), "max_steps": 100}
+    both(loop, f, torch.zeros(4, 1), 2 * torch.ones(4, 1), **options)
+    found, wanted = both(loop, f, torch.zeros(2, 1), torch.tensor([[1.0], [2.0]]), **options)
+    assert_same(found, wanted)
+    assert found.status.tolist() == [Status.STAGNATED, Status.CONVERGED]
+    assert "then the plain loop" in loop.explain()
+
+
+def test_no_program_computes_the_derivative_of_a_map_that_draws():
+    loop, u = CompiledLoop("eager"), torch.ones(2, 1, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        solution = fixed_point(
+            lambda x, u: 0.1 * x * torch.rand_like(x) + u, torch.zeros(2, 1), u, stop=Steps(3), loop=loop
+        )
+        solution.value.sum().backward()
+    assert loop.explain().count("not compiled: the map draws random numbers") == 2
+
+
 def test_what_cannot_be_compiled_runs_in_the_plain_loop_and_says_so_once():
     loop, calls = CompiledLoop("eager"), []
 

@@ -145,6 +145,7 @@ class _Program:
 
     def __init__(self, chunk: Chunk, solver: Solver, given: bool, backend: str) -> None:
         self.size, self.solver, self.given, self.stepped = chunk.size, solver, given, chunk.solver is None
+        self.rows = 0  # of the first batch
         call = Chunk.__call__
         # A code object of its own, since torch keeps and searches the programs of one code together.
         own = types.FunctionType(call.__code__.replace(), call.__globals__, "chunk")
@@ -160,9 +161,15 @@ class _Program:
 
     def solve(self, f: Map, x: Tensor, stop: Stopping, max_steps: int) -> tuple[Iterates, str]:
         """Solves an equation; returns the result and how it was computed."""
-        carry, residuals, left, worst, taken = _begin(x, self.solver), [], 1, 0, 0
         source, point = _source(f)
-        inputs = tuple(value.detach() for value in source.inputs)
+        inputs, count = tuple(value.detach() for value in source.inputs), len(x)
+        self.rows = self.rows or count
+        if inputs and not self.given and count < self.rows <= 4 * count:  # as at the end of an epoch
+            inputs, point = (
+                tuple(_repeat_last(value, self.rows) for value in values) for values in (inputs, point)
+            )
+            x = _repeat_last(x, self.rows)
+        carry, residuals, left, worst, taken = _begin(x, self.solver), [], 1, 0, 0
         while left > 0:
             # Where steps are taken outside, the program must not see the solver's state change its shapes.
             given = (carry[0], (), *carry[2:]) if self.stepped else carry
@@ -173,7 +180,7 @@ class _Program:
             left, strays, stuck, worst = record.tolist()
             residuals.append(norms)
             if stop.certifies and (strays or (stuck and _stagnates(residuals, near))):
-                rest = self._go_on(f, carry, residuals[:-1], stop, max_steps)
+                rest = self._go_on(f, carry, residuals[:-1], stop, max_steps, count)
                 return rest, f"{taken} steps by {self.size}, then the plain loop"
             taken += self.size
             if self.stepped and left > 0:
@@ -181,22 +188,31 @@ class _Program:
                 new, state = self.step(source_map, carry[0], fx, carry[1])
                 after = new, state, *after[2:]
             carry = after
-        status, steps = carry[3].unbind()
+        status, steps = carry[3][:, :count].unbind()
 
         def trace() -> Tensor:  # (B, K)
-            whole = torch.cat(residuals)[: int(steps.max())].mT
+            whole = torch.cat(residuals)[: int(steps.max()), :count].mT
             after = torch.arange(whole.shape[1], device=x.device) >= steps[:, None]
             return whole.masked_fill(after, torch.nan)
 
-        return Iterates(carry[2], status.to(torch.int8), steps, trace, worst), f"{taken} steps by {self.size}"
+        iterates = Iterates(carry[2][:count], status.to(torch.int8), steps, trace, worst)
+        return iterates, f"{taken} steps by {self.size}"
 
-    def _go_on(self, f: Map, carry: Carry, residuals: list[Tensor], stop: Stopping, max_steps: int) -> Iterates:
-        """Leaves the rest of a solve to the plain loop."""
-        x, state, value, (status, steps), (_, *scale, _), _ = carry
+    def _go_on(
+        self, f: Map, carry: Carry, residuals: list[Tensor], stop: Stopping, max_steps: int, count: int
+    ) -> Iterates:
+        """Leaves the rest of a solve of `count` samples to the plain loop."""
+        x, state, value = carry[0][:count], tuple(part[:count] for part in carry[1]), carry[2][:count]
+        (status, steps), (_, *scale, _) = carry[3][:, :count], carry[4][:, :count]
         if not residuals:
             return iterate(f, x, self.solver, stop, max_steps)
-        progress = Progress(x, state, value, status, steps, torch.cat(residuals), tuple(scale))
+        progress = Progress(x, state, value, status, steps, torch.cat(residuals)[:, :count], tuple(scale))
         return iterate(f, x, self.solver, stop, max_steps, progress=progress)
+
+
+def _repeat_last(value: Tensor, rows: int) -> Tensor:
+    """Repeats the last row up to a number of rows."""
+    return torch.cat([value, value[-1:].expand(rows - len(value), *value.shape[1:])])
 
 
 def _stagnates(residuals: list[Tensor], near: Tensor) -> bool:
@@ -230,9 +246,10 @@ class CompiledLoop:
     """Solves like `iterate`, by programs of torch.compile; where one cannot be had it warns once and says why.
 
     A program is compiled at the first solve of its kind: for a solver, a stopping rule, shapes and dtype, forward
-    and backward. Where evaluations are cheap a program takes a whole cycle of steps, of which the last may be in
-    vain; where they are not, it evaluates once. No rows are dropped. Torch keeps compiled code on disk for other
-    processes.
+    and backward. Batches down to a quarter of the first one are filled up with their last sample; the first batch
+    of another size makes torch compile once more, for all sizes, and one sample is a size of its own. Where
+    evaluations are cheap a program takes a whole cycle of steps, of which the last may be in vain; where they are
+    not, it evaluates once. No rows are dropped. Torch keeps compiled code on disk for other processes.
 
     Args:
         backend: of torch.compile.
