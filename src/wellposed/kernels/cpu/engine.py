@@ -188,6 +188,21 @@ def _passes(spec: AffineSpec, states: int, dtype: torch.dtype) -> Passes:
     return passes
 
 
+def _sequence_passes(spec: AffineSpec, states: int, dtype: torch.dtype) -> Passes:
+    """Returns the solves of a time: small backward systems that are slow are factorised by the kernel itself."""
+    key = "sequences of numba", states, dtype
+    known: Passes | None = spec.prepared.get(key)
+    if known is not None:
+        return known
+    kind, direct, most = kind_of(spec.activation), states <= spec.direct, spec.backward.max_steps
+    assert kind is not None
+    forward = kernel_spec(kind, spec.forward, dtype)
+    limit = min(COMPILED_EASY, most) if direct else most
+    backward = kernel_spec((LINEAR, 0.0), spec.backward, dtype, limit)
+    known = spec.prepared[key] = Passes(forward, backward, False, direct, kind)
+    return known
+
+
 def not_compiled_yet(name: str, spec: AffineSpec, dtype: torch.dtype) -> str:
     """Says that the kernels of a family are being compiled; empty if they are there or were asked for by name."""
     if spec.executor != "auto":
@@ -650,12 +665,10 @@ class Numba:
     ) -> tuple[SequenceResult, Tensor, Tensor]:
         """Solves from the first time to the last; see `SequenceEngine`."""
         (n, both), (h, elements), options = cell.B.shape, (cell.C.shape[0], data.shape[0]), spec.affine.forward
-        kind = kind_of(spec.affine.activation)
-        assert kind is not None
+        kernel = _sequence_passes(spec.affine, n, data.dtype).forward
         sizes = n + both, h, n if keep or spec.trace else 0
         known, H, images = (columns(rows, elements, data) for rows in sizes)
         known[n : n + both - h] = data.detach().mT
-        kernel = kernel_spec(kind, options, data.dtype)
         arrays = (
             *_arrays(*cell.whole(), data.new_empty(0) if cell.bias is None else cell.bias, h0),
             *_grids(known, images, H),
@@ -687,12 +700,10 @@ class Numba:
         options, (n, elements), (every, last, outer) = spec.affine.backward, images.shape, gradients
         adjoint = columns(n + cell.C.shape[0], elements, known)
         spec.total_gradient(every, last, adjoint[n:].mT)
-        kind, direct = kind_of(spec.affine.activation), n <= spec.affine.direct
-        assert kind is not None
-        limit = min(COMPILED_EASY, options.max_steps) if direct else options.max_steps
+        passes = _sequence_passes(spec.affine, n, adjoint.dtype)
+        kernel, kind, direct = passes.backward, passes.kind, passes.backward_hands_over
         first = adjoint.new_empty(spec.sizes[0], adjoint.shape[0] - n)
         outside = adjoint.new_empty(0, 0) if outer is None else outer.mT
-        kernel = kernel_spec((LINEAR, 0.0), options, adjoint.dtype, limit)
         system = adjoint.new_empty((n + 1, n) if direct else (0, 0))
         arrays = *_arrays(*cell.whole()), *_grids(images), *_arrays(outside), *_grids(adjoint), *_arrays(first)
         status, steps = _run_times(_loops().backward, spec, cell, kernel, (*arrays, *kind, *_arrays(system)))
