@@ -7,7 +7,7 @@ directions in which states rise most, which least squares read off the other poi
 method and by operator splitting in numpy, which share nothing with the library; what does not reach a residual of
 1e-11 is counted and not compared. Where phi is ReLU and the set a box, so are the intervals that triangle programs
 prove, before and after a condition on an output, to which only points that meet it are compared. A number and the
-seed decide a trial; the file holds one run a seed. `--minutes` ends a run early.
+seed decide a trial; the file holds one run a seed and count of random points. `--minutes` ends a run early.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from wellposed.robust.linear_programs import (
 from wellposed.robust.query import Query
 
 RESULT = Path(__file__).parent / "results" / "continuation.json"
-BATCH, SOLVED = 2, 1e-11
+BATCH, DRAWN, SOLVED = 2, 900, 1e-11
 Array = NDArray[np.float64]
 PHI: dict[str, Any] = {
     "relu": (lambda z: np.maximum(z, 0), lambda z: (z > 0).astype(float)),
@@ -238,7 +238,7 @@ class Tally:
     nearest: float = 0.0  # how much of a bound's radius a point reached
 
 
-def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int = 900) -> None:
+def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int = DRAWN) -> None:
     """Runs one trial; every seventh one is about sets of the size of the rounding."""
     torch.manual_seed(1_000_003 * seed + number)
     case = case_of(seed, number, dtype)
@@ -336,13 +336,13 @@ def main() -> None:
         trial(options.seed, number // 2, (torch.float32, torch.float64)[number % 2], tally)
     compared = {name: count for name, count in sorted(tally.points.items()) if name != "unsolved"}
     report = {
-        "seed": options.seed, "trials": number - options.first, "points": sum(compared.values()),
+        "seed": options.seed, "drawn": DRAWN, "trials": number - options.first, "points": sum(compared.values()),
         "unsolved": tally.points["unsolved"], "violations": tally.violations, "nearest": tally.nearest,
         "by": dict(sorted(tally.trials.items())), "compared": compared, "torch": torch.__version__,
         "python": platform.python_version(), "seconds": round(time.monotonic() - start),
     }  # fmt: skip
     runs = json.loads(RESULT.read_text()) if RESULT.exists() else []
-    runs = [run for run in runs if run["seed"] != options.seed] + [report]
+    runs = [run for run in runs if (run["seed"], run["drawn"]) != (options.seed, DRAWN)] + [report]
     RESULT.write_text(json.dumps(runs, indent=1) + "\n")
     print(f"{report['points']} points, {len(tally.violations)} violations, {tally.points['unsolved']} unsolved")
 
