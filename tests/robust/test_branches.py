@@ -28,6 +28,7 @@ from wellposed.robust import (
     SparseBox,
     certification,
     certified,
+    intervals,
     margin_bounds,
     output_bounds,
     state_bounds,
@@ -217,6 +218,16 @@ def test_sets_that_are_cut_off_on_one_side_are_held():
             end = u[0].numpy() + np.array(steps)
             x = followed(form, "relu", bounds.branch.states[0].numpy(), inputs.center[0].numpy(), end)
             assert ((x >= bounds.lower[0].numpy() - 1e-9) & (x <= bounds.upper[0].numpy() + 1e-9)).all()
+
+
+def test_a_center_that_is_not_solved_has_no_branch():
+    """The equilibrium in the box is unique all the same, but nobody has found it."""
+    form, box = steep(3), Box.around(torch.zeros(1, 3, dtype=F64), 0.01, None, None)
+    assert state_bounds(form, box).branch.proven.all()
+    real = intervals.states_of_branch
+    with mock.patch.object(intervals, "states_of_branch", lambda *given: real(*given) + 1e-3):
+        branch = state_bounds(form, box).branch
+    assert not branch.proven.any() and branch.why_not == ("no equilibrium was found at the center",)
 
 
 @pytest.mark.parametrize("method", ["norm", "box", "l2", "lp"])

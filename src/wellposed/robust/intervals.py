@@ -298,6 +298,7 @@ def image_states(query: Query) -> list[Interval]:
     return intervals
 
 
+OPEN = 1e-6  # of their size, what a solver may leave open at the center
 LARGEST_BRANCH = 2048  # states of a loop up to which a branch is proven
 
 
@@ -335,10 +336,16 @@ def _prove_branches(query: Query) -> list[Interval]:
         enclosure.enclose(stage)
     joined = Interval(*(torch.cat(ends, dim=1) for ends in zip(*boxes, strict=True)))
     z = form.A.apply(x) + form.B.apply(u) + (0.0 if form.bias is None else form.bias)
-    room = 1e-6 * (1 + z.abs())  # of what the solver leaves open
-    outside = ((z < joined.lower - room) | (z > joined.upper + room)).any(1).tolist()
-    lost = "Newton's method did not end at the equilibrium that was found at the center"
-    why_not = [why or (lost if gone else "") for why, gone in zip(why_not, outside, strict=True)]
+    pairs = zip(form.activations, z.split(form.partition, dim=1), strict=True)
+    images = torch.cat([phi.function(part) for phi, part in pairs], dim=1)
+    room = OPEN * (1 + z.abs())
+    outside = ((z < joined.lower - room) | (z > joined.upper + room)).any(1)
+    unsolved = ((x - images).abs() > OPEN * (1 + x.abs())).any(1)
+    for sample in range(count):
+        if unsolved[sample]:
+            why_not[sample] = "no equilibrium was found at the center"
+        elif outside[sample] and not why_not[sample]:
+            why_not[sample] = "Newton's method did not end at the equilibrium that was found at the center"
     proven = torch.tensor([not reason for reason in why_not], dtype=torch.bool, device=x.device)
     query.branches[:] = [Branches(proven, x, value, tuple(why_not), joined)]
     states = []
