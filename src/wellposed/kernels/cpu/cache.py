@@ -24,13 +24,36 @@ def njit_cached(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:
-            return numba.njit(cache=True, **options)(function)
+            return _reading_what_it_can(numba.njit(cache=True, **options)(function))
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
             return numba.njit(**options)(function)
 
     return compiled
+
+
+def _reading_what_it_can(dispatcher: Any) -> Any:
+    """Has a compiled function take files of its cache that cannot be read for missing ones.
+
+    An installation that was upgraded may have an index that names classes which have moved since, and numba
+    unpickles it before it looks whether it is out of date. A damaged file is no better.
+    """
+    file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)  # numba's, if it runs the compiler
+    if file is not None:
+        file._load_index = _otherwise(file._load_index, dict)
+        file._load_data = _otherwise(file._load_data, lambda: None)
+    return dispatcher
+
+
+def _otherwise(read: Callable[..., Any], nothing: Callable[[], Any]) -> Callable[..., Any]:
+    def attempt(*arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except Exception:  # whatever unpickling leads to
+            return nothing()
+
+    return attempt
 
 
 def source_key() -> int:
