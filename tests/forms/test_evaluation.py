@@ -100,7 +100,7 @@ def test_options_reach_the_loops():
     loose, tight = form.equilibrium(u, stop=Relative(1e-2)), form.equilibrium(u, stop=Relative(1e-10))
     assert (loose.steps < tight.steps).all() and (loose.residual > tight.residual).all()
     plain = form.equilibrium(u, solver="picard", stop=Relative(1e-10))
-    assert (plain.steps > tight.steps).all()
+    assert (plain.steps >= tight.steps).all() and (plain.steps > tight.steps).any()
     close(plain.value, tight.value, 1e-7)
     short = form.equilibrium(u, max_steps=2, on_failure="ignore")
     assert (short.status == Status.MAX_STEPS).all() and (short.steps == 2).all()

@@ -208,5 +208,5 @@ def test_extrapolation_is_as_exact_as_plain_steps_where_rounding_ends_both(execu
     stuck = found.status == Status.STAGNATED
     assert (stuck | found.converged).all() and stuck.any()
     unit = torch.finfo(torch.float32).eps * found.value.detach().abs().amax(1)
-    assert (found.residual[stuck] <= 2 * unit[stuck]).all()
+    assert (found.residual[stuck] <= 3 * unit[stuck]).all()
     assert int(found.steps.max()) < 1000

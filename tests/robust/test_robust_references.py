@@ -277,13 +277,19 @@ def test_bad_questions_say_what_is_wrong():
         output_bounds(form.replaced(A=2 * torch.ones(5, 5, dtype=F64)), box, "box")
 
 
-def test_method_without_lines_says_so_and_products_are_refused():
+def test_method_without_lines_says_so_and_products_have_no_norm():
     pooled = looped(8, "max_pool(2)")
     assert output_bounds(pooled, Box.around(torch.rand(1, 4, dtype=F64), 0.1)).method.endswith("at max_pool(2))")
     zero = Zero((2, 2), F64)
     unbounded = ImplicitForm(zero, torch.eye(2, dtype=F64), torch.eye(2, dtype=F64), activation="multiply()")
-    with pytest.raises(MethodError, match="no Lipschitz constant"):
-        output_bounds(unbounded, Box.around(torch.rand(1, 2, dtype=F64), 0.1), "interval")
+    box = Box(torch.tensor([[-1.0, 2.0]], dtype=F64), torch.tensor([[0.5, 3.0]], dtype=F64))
+    with pytest.raises(IllPosedError, match="no Lipschitz constant"):
+        output_bounds(unbounded, box, "norm")
+    bounds = output_bounds(unbounded, box, "interval")
+    corners = torch.tensor([[u, v] for u in (-1.0, 0.5) for v in (2.0, 3.0)], dtype=F64)
+    values = unbounded(corners)
+    assert (bounds.lower <= values.amin(0)).all() and (values.amax(0) <= bounds.upper).all()
+    torch.testing.assert_close(bounds.upper[0], values.amax(0), rtol=1e-9, atol=1e-9)
 
 
 def test_a_registered_method_is_found(monkeypatch):

@@ -118,16 +118,20 @@ OTHER_AXES = ("adaptive_accuracy", "noisy_accuracy")  # over names of attacks, o
 def test_thresholds_of_the_suites_name_models_that_they_run():
     assert sum(len(suite.thresholds) for suite in all_suites().values()) >= 25
     for suite in all_suites().values():
-        planned = {run.labels: run for run in suite.plan("default")}
+        planned, larger = ({run.labels: run for run in suite.plan(scale)} for scale in ("default", "paper"))
         measures = [measure for one in suite.thresholds for measure in one.measures]
         if suite.name == "volatility":  # plans what the data folder has
             measures = [measure for measure in measures if measure.task in {task for task, _, _ in planned}]
         for measure in measures:
-            fitting = [
-                run
-                for (task, model, size), run in planned.items()
-                if (task, model) == (measure.task, measure.model) and measure.size in (None, size)
+            at_scale = [
+                [
+                    run
+                    for (task, model, size), run in runs.items()
+                    if (task, model) == (measure.task, measure.model) and measure.size in (None, size)
+                ]
+                for runs in (planned, larger)
             ]
+            fitting = at_scale[0] or at_scale[1]
             assert len(fitting) == 1, measure
             if measure.at is not None and measure.metric not in OTHER_AXES:
                 assert measure.at in getattr(fitting[0], "task", fitting[0]).points

@@ -466,7 +466,7 @@ class ImplicitModel(nn.Module):
             raise not_a_tensor("u", u)
         if u.dim() == 0 or u.shape[-1] != self.in_features:
             raise InputError(f"u must have the width {self.in_features} (in_features); received {tuple(u.shape)}")
-        if u.dtype != dtype and (u.is_complex() or not torch.is_autocast_enabled(u.device.type)):
+        if u.is_complex() or (u.dtype != dtype and not torch.is_autocast_enabled(u.device.type)):
             raise InputError(
                 f"u is {u.dtype} and the model {dtype}; convert one of them: u.to(...) or model.to(...)"
             )

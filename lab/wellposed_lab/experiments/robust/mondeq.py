@@ -504,4 +504,5 @@ TRAINING = Suite(
     ),
     findings=training_findings,
     thresholds=_training_thresholds(),
+    differs="No paper has run this; all settings are ours.",
 )
