@@ -1,6 +1,7 @@
 """`wellposed demo`: one digit reader, six questions, a page about the answers."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from wellposed.cli.terminal import make_folder
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON, not as a table.")
 def demo(out: Path, seed: int, quiet: bool, as_json: bool) -> None:
     """Train a reader of digits and ask it six questions, in under a minute."""
+    os.environ.setdefault("WELLPOSED_COMPILE", "wait")  # its speed is that of compiled kernels
     page_file = out / "demo.html"
     make_folder(out)
     result = run_demo(DemoConfig(seed=seed), out, (lambda text: None) if quiet else partial(click.echo, err=True))
