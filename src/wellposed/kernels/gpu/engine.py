@@ -1,9 +1,10 @@
 """The engine of Triton: runs the kernels of CUDA devices on tensors, a whole solve as one launch.
 
 Up to 128 states A stays on the chip (`solve_resident` in `gpu.solve`), up to 1024 it is streamed in tiles from the
-cache of the device (`solve_streamed`); both end every sample as the reference loop does. On the chip float32 is
-multiplied by three TF32 products; streamed, it is split into two float16 numbers, A by a small launch of its own.
-float64 is multiplied directly; bfloat16 and float16 are storage formats, sums and iterates are float32.
+cache of the device (`solve_streamed`), and beyond a step is a product of all samples and a launch for the rest
+(`advance`); all end every sample as the reference loop does. On the chip float32 is multiplied by three TF32
+products; elsewhere it is split into two float16 numbers, A by a small launch of its own. float64 is multiplied
+directly; bfloat16 and float16 are storage formats, sums and iterates are float32.
 
 Failures reach the host through a `FailureFlag`, the only wait of a pass; with ``on_failure="ignore"`` there is
 none.
@@ -50,7 +51,7 @@ from wellposed.kernels.spec import (
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 RESIDENT = {2: 128, 4: 128, 8: 32}  # states up to which A stays on the chip, by the bytes of a number
-STATES = 1024  # beyond it one product of a library fills the device
+STATES = {2: 1024, 4: 16384, 8: 16384}  # most states of a solve
 MEMORY = 6  # of Anderson's method; its least squares problem is in registers
 SEQUENCE_STATES = 128  # states and hidden states of a block that stays on the chip
 
@@ -233,8 +234,8 @@ class Triton:
             return reason
         if A.dtype not in DTYPES:
             return f"{str(A.dtype).removeprefix('torch.')} has no kernel"
-        if A.shape[-1] > STATES:
-            return f"more than {STATES} states have no kernel on the GPU"
+        if A.shape[-1] > STATES[A.element_size()]:
+            return f"more than {STATES[A.element_size()]} states have no kernel on the GPU"
         return self._limits(spec, kind) or device_why_not(A.device)
 
     def _limits(self, spec: AffineSpec, kind: tuple[int, float] | None) -> str:
@@ -248,8 +249,9 @@ class Triton:
     def describe(self, spec: AffineSpec, factors: Factors) -> str:
         """Says which solver is used, and where A is stored."""
         A = factors[0]
-        resident = A.shape[1] <= RESIDENT[A.element_size()]
-        where = "A on the chip" if resident else "A in tiles from the cache"
+        shape = launcher().choose_shape(A.shape[1], 1, A.element_size())
+        where = "a product of all samples a step" if shape.wide else "A in tiles from the cache"
+        where = where if shape.tile else "A on the chip"
         return f"{type(spec.forward.solver).__name__}, {where}"
 
     def solve(
