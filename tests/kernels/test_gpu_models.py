@@ -57,7 +57,8 @@ def test_outputs_and_gradients_agree_with_the_reference(states, activation):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_wide_models_agree_with_a_dense_solve(states, batch, dtype):
     """The oracle shares no step with the kernels: the equation on the active states is solved by elimination."""
-    wide, u = model(states, dtype, bias=True, kappa=0.9, executor="triton"), inputs(batch, dtype).requires_grad_()
+    options = {"bias": True, "kappa": 0.9, "executor": "triton", "stop": Absolute(1e-6)}
+    wide, u = model(states, dtype, **options), inputs(batch, dtype).requires_grad_()
     y = wide(u)
     found = [y.detach(), *gradients(wide, u, y)]
     x = wide.equilibrium(u).value.detach().double()
