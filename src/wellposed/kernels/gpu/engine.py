@@ -394,7 +394,6 @@ class Triton:
 
 ROWS = 16  # sequences of a block, the fewest that tensor cores take
 CHUNK = 64  # inputs that are read at once
-POINTS = 32  # states of a point that a jump reads together
 
 
 class SequenceLaunch(NamedTuple):
@@ -431,7 +430,7 @@ def plan_sequence(spec: KernelSpec, kind: tuple[int, float], batch: int, n: int,
     )  # fmt: skip
     states, hidden = padded(n), padded(h)
     rules = {"KIND": kind[0], "RULE": spec.rule, "MEMORY": spec.memory, "FUSED": not interpreted()}
-    sizes = {"ROWS": ROWS, "STATES": states, "HIDDEN": hidden, "POINTS": min(POINTS, states)}
+    sizes = {"ROWS": ROWS, "STATES": states, "HIDDEN": hidden}
     options = {"num_stages": 1, **_warps(max(states, hidden))}
     return SequenceLaunch(spec, numbers, rules, sizes, options, -(-batch // ROWS))
 

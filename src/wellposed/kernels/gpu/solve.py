@@ -344,7 +344,9 @@ def combine(
     MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Writes the jump to slot 0, the last point in rows without one; returns which rows jumped, and jump sizes."""
-    size, largest = tl.zeros(rows.shape, points.dtype.element_ty), tl.zeros(rows.shape, points.dtype.element_ty)
+    # Sums over threads cost most: chunks are summed first.
+    sums = tl.zeros([rows.shape[0], CHUNK], points.dtype.element_ty)
+    peaks = tl.zeros([rows.shape[0], CHUNK], points.dtype.element_ty)
     for start in range(0, WIDTH, CHUNK):
         position = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
         last = tl.load(position + (MEMORY + 1) * slot)
@@ -353,16 +355,16 @@ def combine(
             before = tl.load(position + (MEMORY - back) * slot)
             jump -= weights[back].to(last.dtype)[:, None] * (after - before)
             after = before
-        size, largest = size + tl.sum(tl.abs(jump), 1), tl.maximum(largest, tl.max(tl.abs(jump), 1))
+        sums, peaks = sums + tl.abs(jump), tl.maximum(peaks, tl.abs(jump))
         tl.store(position, tl.where(jumps[:, None], jump, last))
-    sound = size < float("inf")
+    sound = tl.sum(sums, 1) < float("inf")
     if tl.max((jumps & (sound == 0)).to(tl.int32), 0) > 0:
         tl.debug_barrier()
         for start in range(0, WIDTH, CHUNK):
             position = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
             last = tl.load(position + (MEMORY + 1) * slot)
             tl.store(position, last, mask=(sound == 0)[:, None])
-    return jumps & sound, largest
+    return jumps & sound, tl.max(peaks, 1)
 
 
 @triton.jit
