@@ -123,7 +123,7 @@ class Order:
         runs = suite.runs(self.scale, self.seeds)
         unmatched = [pattern for pattern in self.only if not any(_matches(run, pattern) for run in runs)]
         if unmatched:
-            tasks, models = (sorted({run.labels[part] for run in runs}) for part in (0, 1))
+            tasks, models = (sorted({str(run.labels[part]) for run in runs}) for part in (0, 1))
             raise InputError(
                 f"no run of suite {self.suite!r} at scale {self.scale!r} is of a task or model {unmatched[0]!r}; "
                 f"its tasks are {', '.join(map(repr, tasks))}, its models {', '.join(map(repr, models))}"
