@@ -17,6 +17,7 @@ import itertools
 import json
 import platform
 import time
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wellposed.errors import IllPosedError
+from wellposed.errors import ConvergenceWarning, IllPosedError
 from wellposed.forms import Block, Dense, ImplicitForm
 from wellposed.robust import Ball, Box, MethodError, SparseBox, Uncertainty, crown, output_bounds, state_bounds
 from wellposed.robust.attacks import autoattack
@@ -298,8 +299,13 @@ def asked_about(case: Case, inputs: Uncertainty) -> Array:  # (N, B, p)
     u = inputs.center.clamp(0, 1)
     radius = float((inputs.box().upper - inputs.box().lower).amax()) / 2
     norm = "2" if isinstance(inputs, Ball) else "inf"
-    target = case.form(u).argmax(1)
-    autoattack(Watched(), u, target, radius, norm=norm, steps=STEPS, square_queries=QUERIES)
+    attacks = ["apgd-ce", "fab", "square"][: 2 if norm == "2" else 3]  # Square Attack knows no balls in few pixels
+    with warnings.catch_warnings():  # a solve that ends early leads to points as good as others
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        target = case.form(u).argmax(1)
+        autoattack(
+            Watched(), u, target, radius, norm=norm, attacks=attacks, steps=STEPS, square_queries=QUERIES, seed=0
+        )
     whole = [one for one in asked if len(one) == BATCH]  # later questions may be about one sample alone
     return within(inputs, np.stack(whole))
 
