@@ -191,11 +191,9 @@ def center(network: Network, z: Sequence[Fraction], r: Sequence[Fraction], Y: Ma
         moved = abs(Y.unit * sum(entry * part for entry, part in zip(row, residual, strict=True)))
         moved += sum(abs(entry) * part for entry, part in zip(P, error, strict=True))
         if everywhere:
-            reached = sum(
-                abs(dot(row, column)) * (high - low)
-                for column, (low, high) in zip(network.columns[1], network.ends, strict=True)
-            )
-            moved += reached * Y.unit * network.B.unit * half
+            pairs = zip(network.columns[1], network.ends, strict=True)
+            drive = sum(abs(dot(row, column)) * (high - low) for column, (low, high) in pairs)
+            moved += drive * Y.unit * network.B.unit * half
         shrunk = Fraction(0)
         for j, (low, high) in enumerate(ranges):
             off = abs((i == j) - row[j] * Y.unit + P[j] * (low + high) / 2)
