@@ -24,12 +24,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineSpec, Factors
 from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.gradients import row_scale
 from wellposed.equilibrium.loop import PERIOD, Iterates
+from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.method import SolveOptions, report, report_outputs
 from wellposed.equilibrium.solvers import Anderson
 from wellposed.errors import InputError, require
@@ -335,8 +337,10 @@ class Triton:
 
         @functools.cache
         def residual() -> Tensor:  # (N,)
-            run = (result, known, images) if wanted else _launch_forward(spec, data, h0, cell, target, keep=True)
-            return (run[2] - run[0].states).abs().amax(1)
+            run = (result, known) if wanted else _launch_forward(spec, data, h0, cell, target, keep=True)[:2]
+            states, n = run[0].states, cell.A.shape[0]
+            z = torch.addmm(F.linear(run[1][:, n : n + cell.B.shape[1]], cell.B, cell.bias), states, cell.A.mT)
+            return max_norm(spec.affine.activation.function(z) - states)
 
         failed = flag is not None and flag.wait()
         if failed:

@@ -66,7 +66,7 @@ def solve(
     x, v, d, high, low, inside, running, scratch, slot, local, n, slope, limit, max_steps, atol, rtol, eps, worth,
     patience, ridge, KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
-    """Iterates from `x` until no row is `running`; returns points, images, statuses and steps.
+    """Iterates from `x` until no row is `running`; returns results, images of the last points, statuses and steps.
 
     The matrix comes in the two parts of `split`. Verdicts and extrapolation are those of `solve_resident`; the
     points of a cycle are in `scratch`, a row of them for every row of the grid (`local`), then the minima.
@@ -112,7 +112,7 @@ def solve(
                     following, rest = tl.load(points), rest - 1
                 phase += 1
         x = tl.where((status == 0)[:, None], following, x)
-    return x, y, status, steps
+    return tl.where((status == CONVERGED)[:, None], y, x), y, status, steps
 
 
 VARYING = ("batch", "times", "limit", "max_steps", "zero")  # arguments whose values are not compiled in

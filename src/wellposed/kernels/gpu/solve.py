@@ -16,8 +16,8 @@ streamed) to slot 1. Inputs and outputs are ``(batch, n)`` without padding, at t
 `there`.
 
 `solve_resident` is for up to 128 states. A is loaded once into registers and shared memory; the iterate never
-leaves the registers. A row that has finished is written at once and ignored from then on, while the others of its
-block go on.
+leaves the registers. A row that has finished is written at once (the image of a point that was accepted, which is
+nearer to the equilibrium since the map contracts) and ignored from then on, while the others of its block go on.
 
 `solve_streamed` is for any number of states. All points, also the iterate, are in the scratch buffer; every block
 reads A tile by tile from the cache of the device. Plain steps use two slots of the buffer in turn. In float32 A is
@@ -474,7 +474,8 @@ def solve_resident(
         index += 1
         if tl.max(newly.to(tl.int32), 0) > 0:
             status, steps = tl.where(newly, outcome, status), tl.where(newly, index, steps)
-            value = x * scale[:, None] if SCALED else x
+            value = tl.where((outcome == CONVERGED)[:, None], y, x)
+            value = value * scale[:, None] if SCALED else value
             tl.store(X + at, value, mask=newly[:, None] & there)
             if SAVES:
                 tl.store(SLOPES + at, slope_at(y, SLOPE, KIND), mask=newly[:, None] & there)
@@ -619,17 +620,17 @@ def evaluate(A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, colum
 
 
 @triton.jit
-def write(X, SLOPES, x, y, rows, newly, scale, n, KIND: tl.constexpr, SLOPE: tl.constexpr, SAVES: tl.constexpr,
+def write(X, SLOPES, x, y, rows, outcome, scale, n, KIND: tl.constexpr, SLOPE: tl.constexpr, SAVES: tl.constexpr,
           SCALED: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Writes rows that have finished: the point, and the slopes at its image."""
+    """Writes rows that have finished: the point, its image where it was accepted, and the slopes at the image."""
     for tile in range(0, WIDTH, TILE):
         states = tile + tl.arange(0, TILE)
-        at, there = rows[:, None] * n + states[None, :], newly[:, None] & (states < n)[None, :]
+        at, there = rows[:, None] * n + states[None, :], (outcome != 0)[:, None] & (states < n)[None, :]
         position = rows[:, None] * WIDTH + states[None, :]
-        value = tl.load(x + position, mask=there, other=0.0)
+        image = tl.load(y + position, mask=there, other=0.0)
+        value = tl.where((outcome == CONVERGED)[:, None], image, tl.load(x + position, mask=there, other=0.0))
         tl.store(X + at, value * scale[:, None] if SCALED else value, mask=there)
         if SAVES:
-            image = tl.load(y + position, mask=there, other=0.0)
             tl.store(SLOPES + at, slope_at(image, SLOPE, KIND), mask=there)
 
 
@@ -670,7 +671,7 @@ def turn(
     newly = outcome != 0
     if tl.max(newly.to(tl.int32), 0) > 0:
         status, steps = tl.where(newly, outcome, status), tl.where(newly, index + 1, steps)
-        write(X, SLOPES, x, y, rows, newly, scale, n, KIND, SLOPE, SAVES, SCALED, WIDTH, TILE)
+        write(X, SLOPES, x, y, rows, outcome, scale, n, KIND, SLOPE, SAVES, SCALED, WIDTH, TILE)
     if MEMORY == 0:
         origin, peak = goal, size
     elif phase > MEMORY:
