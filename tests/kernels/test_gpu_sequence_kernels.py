@@ -81,7 +81,7 @@ def test_agrees_with_the_plain_loop(case):
     theirs, wanted, exact = compute(plain, s, h0)
     assert (ours.status == Status.CONVERGED).all() and ours.steps.dtype == torch.int64
     limit = mine.cell(0).options().stop.rtol * ours.states[0].abs().amax(2).clamp_min(1e-3)
-    assert (ours.residual[..., 0] <= 2 * limit).all() and (ours.residual > 0).any()
+    assert (ours.residual[..., 0] <= 2 * limit).all() and (max(sizes) == 1 or (ours.residual > 0).any())
     agree(values, wanted)
     agree(gradients, exact)
     assert float(ours.steps.sum()) <= 1.5 * float(theirs.steps.sum())
@@ -135,7 +135,7 @@ def test_rounding_is_all_that_is_left_where_the_tolerance_is_below_it():
     found = rnn.equilibria(u.to(DEVICE))
     # Converged ones have found a point that the rounding of the kernel leaves alone; `residual` rounds otherwise.
     assert (found.status <= Status.STAGNATED).all() and int(found.steps.max()) < 60 + 2 * PATIENCE * PERIOD
-    assert (found.residual <= 2 * torch.finfo(torch.float32).eps * found.states[0].abs().amax(-1)).all()
+    assert (found.residual <= 4 * torch.finfo(torch.float32).eps * found.states[0].abs().amax(-1)).all()
     exact = torch.linalg.solve(torch.eye(20) - A, B[:, :1] @ u[:, 0].mT).mT
     torch.testing.assert_close(found.states[0][:, 0].cpu(), exact, rtol=1e-5, atol=0)
 
