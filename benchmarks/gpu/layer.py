@@ -2,10 +2,11 @@
 
 All libraries stop when a residual is below 3e-6; the errors of their outputs, against float64, stand beside the
 times. So do those of the gradient by A: one state of one sample within 3e-6 of the corner of ReLU may turn out on
-either side of it, which changes the largest entries by a hundredth. A time is the median of calls with a wait after each, so that launches and waits inside a library count.
-Beside our times stands the floor: the larger of the arithmetic of the solves that were done (three TF32 products
-for one in float32) at the measured rate of such products, and of the bytes that must be read or written once at
-the measured bandwidth. Small problems are bound by neither: one launch with a wait is measured too.
+either side of it, which changes the largest entries by a hundredth. A time is the median of calls with a wait
+after each, so that launches and waits inside a library count. Beside our times stands the floor: the larger of the
+arithmetic of the solves that were done (three TF32 products for one in float32) at the measured rate of such
+products, and of the bytes that must be read or written once at the measured bandwidth. Small problems are bound by
+neither: one launch with a wait is measured too.
 
 Steps with gradients are measured twice, as they come and with the backward pass in the calling thread
 (`torch.autograd.set_multithreading_enabled`): in a virtual machine waking the engine's thread and being woken by
