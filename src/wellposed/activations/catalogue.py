@@ -262,7 +262,34 @@ _CATALOGUE = [  # an entry is all that the library knows of a map
 ]  # fmt: skip
 
 
-def _rescaled(z: Tensor, phi: Callable[[Tensor], Tensor], factor: float, outer: bool = True) -> Tensor:
+def in_other_units(activation: Activation, name: str, factor: Tensor | float, *, exact: bool) -> Activation:
+    """Builds ``z -> factor phi(z / factor)``, which has the slopes and constants of phi.
+
+    Args:
+        factor: positive, one for all states or one for each.
+        exact: whether factors are powers of two.
+
+    Example:
+        >>> in_other_units(get_activation("tanh"), "wide", torch.tensor([0.5, 8.0]), exact=True).image
+        (-8.0, 8.0)
+    """
+    bind = partial(_in_other_units, factor=factor)
+    extremes = (float(factor.min()), float(factor.max())) if isinstance(factor, Tensor) else (factor,)
+    low, high = zip(*(product_ends(*activation.image, value) for value in extremes), strict=True)
+    return replace(
+        activation,
+        name=name,
+        function=partial(bind, phi=activation.function),
+        derivative=activation.derivative and partial(bind, phi=activation.derivative, outer=False),
+        rounding=activation.rounding + (0.0 if exact else 4.0),
+        image=(min(low), max(high)),
+    )
+
+
+def _in_other_units(
+    z: Tensor, phi: Callable[[Tensor], Tensor], factor: Tensor | float, outer: bool = True
+) -> Tensor:
+    factor = factor.to(z) if isinstance(factor, Tensor) else factor
     value = phi(z / factor)
     return value * factor if outer else value
 
@@ -453,17 +480,8 @@ def rescaled(activation: str | Activation, exponent: float) -> Activation:
         raise InputError(
             f"exponent of rescaled must lie within +-1000, the range of float64; received {exponent:g}"
         )
-    factor = 2.0**exponent
-    bind = partial(_rescaled, factor=factor)
-    derivative = activation.derivative and partial(bind, phi=activation.derivative, outer=False)
-    return replace(
-        activation,
-        name=f"rescaled({activation.name!r}, {exponent!r})",
-        function=partial(bind, phi=activation.function),
-        derivative=derivative,
-        rounding=activation.rounding + (0.0 if exponent.is_integer() else 4.0),
-        image=product_ends(*activation.image, factor),
-    )
+    name = f"rescaled({activation.name!r}, {exponent!r})"
+    return in_other_units(activation, name, 2.0**exponent, exact=exponent.is_integer())
 
 
 def _gelu(approximate: str = "none") -> Activation:

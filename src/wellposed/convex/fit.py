@@ -223,21 +223,12 @@ class _Options:
 
 
 def fit_states(
-    states: States,
-    *,
-    kappa: float = 0.99,
-    bound: Bound = "state",
-    objective: str | Penalty = "none",
-    strength: float = 0.0,
-    target_sparsity: float | None = None,
-    support: str | Tensor = "layered",
-    rescale: bool | Literal["undo"] = True,
-    refit_output: bool | Literal["sparse"] = True,
-    solver: RowSolver | str | None = None,
-    jobs: int = 1,
-    device: torch.device | str | None = None,
+    states: States, *, kappa: float = 0.99, bound: Bound = "state", objective: str | Penalty = "none",
+    strength: float = 0.0, target_sparsity: float | None = None, support: str | Tensor = "layered",
+    rescale: bool | Literal["undo"] = True, refit_output: bool | Literal["sparse"] = True,
+    solver: RowSolver | str | None = None, jobs: int = 1, device: torch.device | str | None = None,
     **details: Unpack[Details],
-) -> tuple[ImplicitModel, FitReport]:
+) -> tuple[ImplicitModel, FitReport]:  # fmt: skip
     """Fits an implicit model to the states of a network, every row with a certificate (003 chapter 3).
 
     The rows of (A, B) solve 003 eq. (3.4) with a cap on the row of A, which makes the model well-posed; C, D and
