@@ -91,7 +91,7 @@ def slope_range(phi: Activation, center: Tensor, radius: Tensor, secants: bool =
     assert rule is not None
     size = phi.block or center.shape[-1]
     blocks = rule(block_view(center, size), block_view(radius, size))  # (B, n / k, k, k)
-    return SlopeRange(*(_block_diagonal(part) for part in blocks))
+    return SlopeRange(*(torch.stack([torch.block_diag(*sample) for sample in part]) for part in blocks))
 
 
 def joined(parts: Sequence[SlopeRange]) -> SlopeRange:
@@ -189,10 +189,6 @@ def _block_rule(phi: Activation) -> BlockRule | None:
         shape = options["rows"], options["inner"], options["columns"]
         return partial(_product_range, shape=shape, bounds=options.get("bounds"))
     return None
-
-
-def _block_diagonal(blocks: Tensor) -> Tensor:  # (B, m, k, k) -> (B, m k, m k)
-    return torch.stack([torch.block_diag(*sample) for sample in blocks])
 
 
 def _softmax_range(center: Tensor, radius: Tensor) -> SlopeRange:

@@ -574,7 +574,11 @@ class StateMatrix(nn.Module):
                 "an Ensemble) hides; use 'inf', 'weighted' or 'spectral' there"
             )
         if self.condition.name == "monotone":
-            return IterationSystem(factors, splitting=_splitting(factors[0].detach()))
+            A = factors[0].detach().to(torch.promote_types(factors[0].dtype, torch.float32))
+            gap = torch.eye(len(A), dtype=A.dtype, device=A.device) - A
+            finite = bool(gap.isfinite().all())  # else the solve reports every sample
+            step = 2 / float(torch.linalg.matrix_norm(gap, 2)) if finite else math.nan
+            return IterationSystem(factors, splitting=step)
         if self.shifted:
             system = self.condition.equivalent(factors[0], self.activation)
             return IterationSystem((system.A,), system.scale, system.damping)
@@ -623,12 +627,6 @@ class StateMatrix(nn.Module):
         left, right = self.factors()
         self.left.copy_(left)
         self.right.copy_(right)
-
-
-def _splitting(A: Tensor) -> float:
-    """Returns the step 2 / |I - A|_2; NaN where A is not finite, which the solve then reports for every sample."""
-    gap = (torch.eye(len(A), dtype=A.dtype, device=A.device) - A).to(torch.promote_types(A.dtype, torch.float32))
-    return 2 / float(torch.linalg.matrix_norm(gap, 2)) if bool(gap.isfinite().all()) else math.nan
 
 
 def _fitting(condition: Condition, A: Tensor) -> Condition:

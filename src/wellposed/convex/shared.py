@@ -293,7 +293,9 @@ class PositionSampler:
         with ExitStack() as stack, torch.no_grad():
             log = _Log(pieces, len(layers))
             for number, (name, layer) in enumerate(layers.items()):
-                hook = self._hook(log, name, _layer_seed(name, number), quota)
+                # Seeded by its name, a layer gets the same positions alone and among others.
+                seed = sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 1_000_003 if name else number
+                hook = self._hook(log, name, seed, quota)
                 stack.callback(layer.register_forward_hook(hook).remove)
             for index, u in enumerate(batches):
                 log.begin(index, None if self.valid is None else self.valid(u))
@@ -333,11 +335,6 @@ class _Log:
         self.seen.add(name)
         if len(self.seen) == self.layers:
             raise _EnoughError
-
-
-def _layer_seed(name: str, number: int) -> int:
-    """Seeds a layer by its name, so that it gets the same positions alone and among others."""
-    return sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 1_000_003 if name else number
 
 
 def _sampled_positions(

@@ -194,23 +194,6 @@ def _masked_copy(rows: Tensor, value: Tensor, target: Tensor) -> None:
     torch.where(rows[:, None], value, target, out=target)
 
 
-def run_program(program: Program) -> Iterates:
-    """Runs a program without a capture and reads its record after every chunk.
-
-    Example:
-        >>> from wellposed.equilibrium.gradients import LinearMap
-        >>> from wellposed.equilibrium import Picard, Relative
-        >>> f, x = LinearMap(lambda x: 0.5 * x, torch.ones(1, 1), 1e-7), torch.zeros(1, 1)
-        >>> run_program(Program(f, x, (), Picard(), Relative(), 100)).value.round(decimals=3)
-        tensor([[2.]])
-    """
-    least, most, worst = 0, 0, 0
-    while least == 0:
-        program.advance()
-        least, most, worst = program.record.tolist()
-    return program.result(most, worst)
-
-
 @runtime_checkable
 class Capturable(Protocol):
     """A function of state and inputs whose evaluations may be captured and replayed."""
@@ -479,7 +462,11 @@ class GraphLoop:
         except Exception as error:  # whatever is wrong with the map itself, the plain loop will say
             self.captured.pop(kind, None)
             iterates, text = None, f"{type(error).__name__}: {error}".splitlines()[0]
-        return iterates, text if iterates is not None else self._remember_reason(same, text)
+        if iterates is None:
+            self.reasons[same] = text
+            while len(self.reasons) > REMEMBERED:
+                self.reasons.popitem(last=False)
+        return iterates, text
 
     def _count(self, kind: Hashable) -> int:
         """Counts solves of a kind before this one."""
@@ -488,12 +475,6 @@ class GraphLoop:
         while len(self.solve_counts) > REMEMBERED:
             self.solve_counts.popitem(last=False)
         return count
-
-    def _remember_reason(self, kind: Hashable, text: str) -> str:
-        self.reasons[kind] = text
-        while len(self.reasons) > REMEMBERED:
-            self.reasons.popitem(last=False)
-        return text
 
     def _replay(
         self, kind: Hashable, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int

@@ -34,7 +34,6 @@ from wellposed.equilibrium import (
 from wellposed.equilibrium.affine import (
     AffineSolve,
     AffineSpec,
-    Factors,
     affine_equilibrium,
 )
 from wellposed.equilibrium.method import (
@@ -390,19 +389,12 @@ class ImplicitModel(nn.Module):
         engine = replace(NUMBA, sparse=sparse) if sparse is not None and engine is NUMBA else engine
         if isinstance(self.gradient, Implicit) and self.activation.componentwise:
             result = affine_equilibrium(AffineSolve(spec, engine, run, trace), v, start, context, *factors)
+            value, status, steps, residuals = result
         else:
-            result = self._solve_generally(spec, run, factors, v, start, context)
-        value, status, steps, residuals = result
+            value, iterates = self.gradient.solve(spec.map(factors, v, context), start, run)
+            value = value if spec.splitting is None else self.activation.function(value)
+            status, steps, residuals = iterates.status, iterates.steps, iterates.residuals
         return value.to(dtype), status, steps, residuals.to(dtype)
-
-    def _solve_generally(
-        self, spec: AffineSpec, run: Solve, factors: Factors, v: Tensor, start: Tensor, context: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Solves with a gradient that has no closed form here."""
-        value, iterates = self.gradient.solve(spec.map(factors, v, context), start, run)
-        if spec.splitting is not None:
-            value = self.activation.function(value)
-        return value, iterates.status, iterates.steps, iterates.residuals
 
     def spec_text(self) -> str | None:
         """Describes how the model solves as text, for operators of torch; None without a kernel."""

@@ -25,15 +25,13 @@ def rearranged(function: Callable[..., Any]) -> Callable[..., Any]:
         index = function(signal.indices(), *args, **kwargs)
         if isinstance(index, Tensor):
             return signal.select(index)
-        whole = signal.as_state() if _heavy(signal) else signal
-        return tuple(whole.select(part) for part in index)
+        # Cut in pieces, a signal that is no state would be computed once for every piece.
+        sources = signal.sources.values()
+        heavy = signal.costly and (len(sources) > 1 or any(source.stored() for source in sources))
+        whole = signal.as_state() if heavy else signal
+        return tuple(whole.select(piece) for piece in index)
 
     return rule
-
-
-def _heavy(signal: Signal) -> bool:
-    """Tells whether cutting a signal in pieces would compute it once for every piece."""
-    return signal.costly and (len(signal.sources) > 1 or any(part.stored() for part in signal.sources.values()))
 
 
 _METHODS = (

@@ -56,7 +56,7 @@ def autoattack(
         frame = Frame.around(victim)
         evaluation, notes = _evaluation(frame, threat, (version, attacks), seed)
         notes += _reduced(evaluation, steps, square_queries)
-        with _quiet(evaluation) as heard, torch.random.fork_rng(devices=_devices(u)):
+        with _quiet(evaluation) as heard, torch.random.fork_rng(devices=[u.device] if u.is_cuda else []):
             images, _ = evaluation.run_standard_evaluation(frame.put(u), target, batch_size=batch_size)
         victim.try_(threat.project(frame.take(images)))
     return victim.attack(f"autoattack {'custom' if attacks else version}", (*notes, *heard))
@@ -168,7 +168,3 @@ def _quiet(evaluation: Any) -> Iterator[list[str]]:
         logger.removeHandler(ear)
         logger.propagate = passed_on
         sys.settrace(trace)
-
-
-def _devices(u: Tensor) -> list[torch.device]:
-    return [u.device] if u.device.type == "cuda" else []
