@@ -125,5 +125,7 @@ def test_bad_arguments():
 @pytest.mark.parametrize("tracer", [lambda m, u: torch.export.export(m, (u,)), torch.jit.trace])
 def test_a_solve_is_not_written_down_as_a_program_in_silence(name, tracer):
     build, shape = MODELS.get(name, (lambda: DEQ(Cell(), state_shape=4), (5, 3)))
-    with pytest.raises(InputError, match=r"depends on values; give it wellposed\.models\.fixed_steps\(model, steps\)"):
+    with pytest.raises(
+        InputError, match=r"depends on values; give it wellposed\.models\.fixed_steps\(model, steps\)"
+    ):
         tracer(build(), torch.zeros(shape))
