@@ -527,10 +527,10 @@ def _check_name(activation: Activation, replace: bool) -> None:
     if "(" not in name or family not in {*BUILT_IN, *FAMILIES}:
         return
     try:
-        known = _built(name)
+        parametrised = _built(name)
     except InputError:
-        known = None
-    if known is None or not same_map(activation, known):
+        parametrised = None
+    if parametrised is None or not same_map(activation, parametrised):
         raise InputError(
             f"the name {name!r} reads like {family!r} of the library with parameters, and yours is another "
             "activation; choose another name"

@@ -94,7 +94,7 @@ def slope_range(phi: Activation, center: Tensor, radius: Tensor, secants: bool =
     return SlopeRange(*(torch.stack([torch.block_diag(*sample) for sample in part]) for part in blocks))
 
 
-def joined(parts: Sequence[SlopeRange]) -> SlopeRange:
+def joined(ranges: Sequence[SlopeRange]) -> SlopeRange:
     """Puts the slopes of consecutive blocks together.
 
     Example:
@@ -102,10 +102,10 @@ def joined(parts: Sequence[SlopeRange]) -> SlopeRange:
         >>> joined([one, one]).middle.shape, joined([one, one.dense]).middle.shape
         (torch.Size([1, 4]), torch.Size([1, 4, 4]))
     """
-    if all(part.middle.dim() == 2 for part in parts):
-        return SlopeRange(*(torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True)))
+    if all(each.middle.dim() == 2 for each in ranges):
+        return SlopeRange(*(torch.cat(pieces, dim=1) for pieces in zip(*ranges, strict=True)))
     whole = []
-    for pieces in zip(*(part.dense for part in parts), strict=True):
+    for pieces in zip(*(each.dense for each in ranges), strict=True):
         whole.append(torch.stack([torch.block_diag(*sample) for sample in zip(*pieces, strict=True)]))
     return SlopeRange(*whole)
 

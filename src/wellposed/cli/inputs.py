@@ -332,8 +332,8 @@ def _is_flat(context: Any) -> bool:
 
 def _is_arithmetic(text: str) -> bool:
     text = _SYMBOL.sub("1", text)
-    known = all(_NAMES.fullmatch(word) for word in re.findall(r"[^\W\d]\w*", text))
-    if not known or len(text) >= 10_000 or _SIZE.fullmatch(text) is None or re.search(r"[\w)]\.[^\W\d]", text):
+    allowed = all(_NAMES.fullmatch(word) for word in re.findall(r"[^\W\d]\w*", text))
+    if not allowed or len(text) >= 10_000 or _SIZE.fullmatch(text) is None or re.search(r"[\w)]\.[^\W\d]", text):
         return False
     try:
         return _power(ast.parse(text.strip(), mode="eval")) <= LARGEST_POWER
@@ -370,9 +370,9 @@ def _exponent(node: ast.AST) -> float:
 
 def _check_size(sizes: list[Any], name: str) -> None:
     """Refuses a tensor of a declared size that no file could hold; an empty record is filled with zeros."""
-    known = [part.get("as_int", 1) if isinstance(part, dict) else 1 for part in sizes]
-    if all(isinstance(size, int) for size in known) and not 0 <= math.prod(known) <= LARGEST:
-        raise FileFormatError(f"{name} declares a tensor of the sizes {known}; refused")
+    declared = [part.get("as_int", 1) if isinstance(part, dict) else 1 for part in sizes]
+    if all(isinstance(size, int) for size in declared) and not 0 <= math.prod(declared) <= LARGEST:
+        raise FileFormatError(f"{name} declares a tensor of the sizes {declared}; refused")
 
 
 class _Counting(TorchDispatchMode):

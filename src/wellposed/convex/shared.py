@@ -415,8 +415,8 @@ class _Options:
             for row, mask in zip(rows, masks, strict=True):
                 data, fresh = recorded[row.name], replace(row, layer=own[row.name])
                 if self.sequential:
-                    parts = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
-                    data = replace(data, parts=parts)
+                    inputs = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
+                    data = replace(data, parts=inputs)
                 fits.append(fresh.fitted(data, mask))
                 if self.progress is not None:
                     self.progress(len(fits), len(rows))
@@ -588,14 +588,14 @@ class _Rows:
 
 
 def _named_layers(network: nn.Module, names: Sequence[str] | None) -> dict[str, SharedLayer]:
-    known = shared_layers(network)
-    unknown = [name for name in names or () if name not in known]
-    if unknown or not known:
+    layers = shared_layers(network)
+    unknown = [name for name in names or () if name not in layers]
+    if unknown or not layers:
         raise InputError(
             f"no layer with shared rows is called {', '.join(unknown) or 'anything'}; there are "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(layers) or 'none'}"
         )
-    return known if names is None else {name: known[name] for name in names}
+    return layers if names is None else {name: layers[name] for name in names}
 
 
 def _units_of(layer: SharedLayer, units: Mapping[str, RowUnits] | None, name: str) -> RowUnits:

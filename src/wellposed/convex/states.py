@@ -142,9 +142,9 @@ class Tables:
         self.widths: dict[str, tuple[int, torch.dtype]] = {}
         self.samples = 0
 
-    def append(self, **parts: Tensor) -> None:  # (B, width) each
+    def append(self, **columns: Tensor) -> None:  # (B, width) each
         """Adds a batch to every matrix."""
-        for name, part in parts.items():
+        for name, part in columns.items():
             kind = (part.shape[1], part.dtype)
             if self.widths.setdefault(name, kind) != kind:
                 raise InputError(
@@ -153,7 +153,7 @@ class Tables:
                 )
             self.pieces.setdefault(name, []).append(part.detach().cpu())
             self.bytes += part.numel() * part.element_size()
-        self.samples += len(next(iter(parts.values())))
+        self.samples += len(next(iter(columns.values())))
         if self.spilled or self.bytes > self.limit:
             self._spill()
 

@@ -93,10 +93,10 @@ class LoopEquation:
         least = constant * float(A.abs().amax())  # |A|_p is no smaller than an entry
         if steepest.componentwise or not least >= 1:
             return
-        known = f"the Lipschitz constant {constant:.3g}" if math.isfinite(constant) else "no Lipschitz constant"
+        about = f"the Lipschitz constant {constant:.3g}" if math.isfinite(constant) else "no Lipschitz constant"
         raise IllPosedError(
             f"the loop of {len(A)} states is not proven to have one solution: it goes through {steepest.name}, a "
-            f"map of blocks with {known}; norms of blocks fail, and gamma |A| >= {least:.3g} in every norm, where "
+            f"map of blocks with {about}; norms of blocks fail, and gamma |A| >= {least:.3g} in every norm, where "
             "a proof needs less than 1"
         )
 

@@ -156,11 +156,11 @@ class Program:
     def _runs_off(self, residuals: Tensor, sizes: Tensor, finite: Tensor) -> Tensor:  # (K, B)
         """Marks iterates whose residual is small only beside a state that has grown beyond all measure."""
         start, largest = self.reach or (RUN_OFF * sizes[0], residuals[0])
-        known = torch.cat([largest[None], residuals.masked_fill(~finite, 0)])
-        peaks = known.cummax(0).values  # (K + 1, B)
+        history = torch.cat([largest[None], residuals.masked_fill(~finite, 0)])
+        peaks = history.cummax(0).values  # (K + 1, B)
         beyond = sizes > torch.add(start, peaks[:-1], alpha=RUN_OFF)
         beyond = beyond.cumsum(0) > 0  # a sample that has left stays away until the chunk ends
-        peaks = known.masked_fill(torch.cat([beyond[:1] & False, beyond]), 0).cummax(0).values
+        peaks = history.masked_fill(torch.cat([beyond[:1] & False, beyond]), 0).cummax(0).values
         self.reach = start, peaks[-1]
         resolved = torch.maximum(residuals, self.f.eps(self.x) * sizes)
         return (resolved > 0.1 * peaks[1:]) & finite & beyond

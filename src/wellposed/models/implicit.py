@@ -203,15 +203,15 @@ class ImplicitModel(nn.Module):
     def _layer(self) -> _Layer:
         """Returns how the outputs are computed as one node of the graph, which is looked up once."""
         (spec, dtype), state = self._prepared(), self.state
-        known: _Layer | None = spec.prepared.get("layer")
-        if known is None:
+        layer: _Layer | None = spec.prepared.get("layer")
+        if layer is None:
             whole = not state.shifted and hasattr(state, "raw")
             engine = compiled_engine(spec, (self._like(),)) if whole else None
             projects = engine is not None and dtype == self.B.dtype and dtype in engine.projects
-            known = _Layer(spec, engine, state.row_radius if projects else None)
+            layer = _Layer(spec, engine, state.row_radius if projects else None)
             if not NUMBA.is_compiling:
-                spec.prepared["layer"] = known
-        return known
+                spec.prepared["layer"] = layer
+        return layer
 
     def _fused_outputs(self, u: Tensor, B: Tensor) -> Tensor | None:  # (B, p) -> (B, q)
         """Computes the outputs by kernels that project the rows of A and check values; None if they cannot."""
@@ -340,8 +340,8 @@ class ImplicitModel(nn.Module):
             more = f"kappa={self.kappa:g} may amplify the rounding of float32 {self.gain:.0f} times"
         elif self._may_be_sparse():
             needs, automatic = self._needs_gradient(u), self.solver is None
-            known = self._known_sparse()
-            more = describe(known, self.state.dense(), batch, differentiated=needs, automatic=automatic)
+            sparse = self._known_sparse()
+            more = describe(sparse, self.state.dense(), batch, differentiated=needs, automatic=automatic)
         return explain(spec, tuple(factor.to(dtype) for factor in system.factors), batch, more)
 
     def _solve(self, u: Tensor, x0: Tensor | None, *, trace: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Solve]:

@@ -214,10 +214,10 @@ RULES.function("bfloat16")(lambda signal, *args: _require_type(signal, [torch.bf
 @RULES.function(getattr)
 def attribute(signal: Signal, name: str, *default: Any) -> Any:
     """Converts ``signal.shape`` and its like."""
-    known = {"shape": torch.Size(signal.shape), "ndim": len(signal.shape), "dtype": signal.dtype}
-    known |= {"device": signal.device, "is_cuda": signal.device.type == "cuda", "requires_grad": False}
-    if name in known:
-        return known[name]
+    attributes = {"shape": torch.Size(signal.shape), "ndim": len(signal.shape), "dtype": signal.dtype}
+    attributes |= {"device": signal.device, "is_cuda": signal.device.type == "cuda", "requires_grad": False}
+    if name in attributes:
+        return attributes[name]
     if name in ("T", "mT", "H", "mH"):
         return signal.select(getattr(signal.indices(), name))
     if name == "data":
