@@ -321,7 +321,7 @@ class Family:
         return (self.of_torch or self.build)(*(given.get(name, self.settings[name]) for name in self.settings))
 
 
-def _refusal(name: str, reason: str, layers: tuple[type[nn.Module], ...], functions: tuple[str, ...]) -> Family:
+def _refused(name: str, reason: str, layers: tuple[type[nn.Module], ...], functions: tuple[str, ...]) -> Family:
     def refuse(*settings: Any) -> Activation:
         raise InputError(f"activation {name!r} is refused: {reason}")
 
@@ -330,7 +330,7 @@ def _refusal(name: str, reason: str, layers: tuple[type[nn.Module], ...], functi
 
 _JUMPS = "so no Lipschitz constant exists; use"
 REFUSED = {
-    name: _refusal(name, reason, layers, functions)
+    name: _refused(name, reason, layers, functions)
     for name, reason, layers, functions in (
         ("hardshrink", f"it jumps at +-0.5, {_JUMPS} 'softshrink'", (nn.Hardshrink,), ("hardshrink",)),
         ("threshold", f"it jumps, {_JUMPS} 'relu'", (nn.Threshold,), ("threshold",)),

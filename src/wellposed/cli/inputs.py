@@ -274,18 +274,18 @@ def _rewritten(name: str, data: bytes, members: Mapping[str, bytes]) -> bytes:
         out = io.BytesIO()
         torch.save(read_torch(io.BytesIO(data)) if data else {}, out)
         return out.getvalue()
-    said = json.loads(data)
-    _check_text(said, name)
+    table = json.loads(data)
+    _check_text(table, name)
     if name.endswith("_config.json"):
-        _check_stored(said["config"], name, members)
-    return json.dumps(said).encode()
+        _check_stored(table["config"], name, members)
+    return json.dumps(table).encode()
 
 
 def _check_stored(config: Mapping[str, Any], name: str, members: Mapping[str, bytes]) -> None:
     """Refuses tensors with more entries than their records can mean; an empty record is filled with zeros."""
-    for key, said in config.items():
-        sizes = [size["as_int"] for size in said["tensor_meta"]["sizes"]]
-        record = members.get(f"{name.rpartition('/')[0]}/{said['path_name']}", b"")
+    for key, entry in config.items():
+        sizes = [size["as_int"] for size in entry["tensor_meta"]["sizes"]]
+        record = members.get(f"{name.rpartition('/')[0]}/{entry['path_name']}", b"")
         if not all(type(size) is int and size >= 0 for size in sizes):
             raise FileFormatError(f"{name} gives {key!r} the sizes {sizes}, which are no sizes; refused")
         check_entries(math.prod(sizes), len(record), f"{key!r} in {name}")

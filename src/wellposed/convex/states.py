@@ -496,8 +496,8 @@ def _files(form: bool) -> list[str]:
 
 def _sealed(index: dict[str, Any]) -> str:
     """Returns the checksum of an index without its own entry."""
-    said = {name: value for name, value in index.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    entries = {name: value for name, value in index.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def _check(paths: dict[str, Path], index: dict[str, Any], verify: bool) -> None:

@@ -344,9 +344,9 @@ def certified_accuracy(
 
 
 def _raised(value: Tensor, terms: int) -> Tensor:
-    """Pays for the rounding of a loss; a loss near zero may be off by a multiple of the unit."""
-    unit = torch.finfo(value.dtype).eps
-    return value + 2 * (terms + 8) * unit * (1 + value.detach().abs())
+    """Pays for the rounding of a loss; a loss near zero may be off by a multiple of eps."""
+    eps = torch.finfo(value.dtype).eps
+    return value + 2 * (terms + 8) * eps * (1 + value.detach().abs())
 
 
 ROOM = 1e-9  # of the size of the states, by which boxes are larger than they need be

@@ -170,14 +170,14 @@ class _Examiner:
         inputs, outputs, success = attack.inputs.clone(), attack.outputs.clone(), attack.success.clone()
         for row in unsure:
             one = Box(box.lower[row : row + 1], box.upper[row : row + 1])
-            said = self.known.get(keys[row])
-            if said is None or (said["status"] == "undecided" and said["budget"] < seconds):
+            facts = self.known.get(keys[row])
+            if facts is None or (facts["status"] == "undecided" and facts["budget"] < seconds):
                 (verdict,) = branch_and_bound(self.proof, one, target[row : row + 1], seconds)
-                said = self.known[keys[row]] = {**verdict.facts(), "budget": seconds}
-            if said["status"] == "proven":
+                facts = self.known[keys[row]] = {**verdict.facts(), "budget": seconds}
+            if facts["status"] == "proven":
                 proven[row] = True
-            elif said["input"] is not None:
-                point = torch.tensor(said["input"], dtype=torch.float64).to(one.lower)
+            elif facts["input"] is not None:
+                point = torch.tensor(facts["input"], dtype=torch.float64).to(one.lower)
                 point = point.clamp(one.lower[0], one.upper[0]).to(inputs).reshape(inputs[row : row + 1].shape)
                 with torch.no_grad():
                     answer = self.model(point)
@@ -196,7 +196,7 @@ class Examination:
         broken: (B,), the smallest at which the attack changed its class; infinite where it did not, or where the
             class was wrong before.
         attacked: the input that did it; the clean one elsewhere.
-        said: (B,), the class that the model gives to that input.
+        predicted: (B,), the class that the model gives to that input.
         branch: whether proofs are about the branch through the equilibrium at the center of a box, because a loop
             has no certificate.
     """
@@ -205,7 +205,7 @@ class Examination:
     proven: Tensor
     broken: Tensor
     attacked: Tensor
-    said: Tensor
+    predicted: Tensor
     branch: bool = False
 
 
@@ -246,8 +246,8 @@ def examine_radii(
     known = {} if known is None else known
     examiner = _Examiner(model, proof, branch, method, valid, budget, steps, complete, known)
     with torch.no_grad():
-        said = torch.cat([model(part).argmax(1) for part in u.split(PART)])
-    standing, open_, inputs = (clean := said == target).clone(), clean.clone(), u.clone()
+        predicted = torch.cat([model(part).argmax(1) for part in u.split(PART)])
+    standing, open_, inputs = (clean := predicted == target).clone(), clean.clone(), u.clone()
     if branch and isinstance(model, nn.Module):  # a proof about other equilibria than its own says nothing of it
         points = Box(*(u.reshape(len(u), *form.input_shape).to(proof.dtype),) * 2)
         open_ &= same_outputs(model, points, proof, states_of_branch(proof, points.center))
@@ -258,13 +258,14 @@ def examine_radii(
         tell(len(u) - len(alive))
         for rows in alive.split(PART):
             proven, attack = examiner.examine(u[rows], target[rows], open_[rows], epsilon, rows.tolist())
-            fallen = rows[attack.success]
-            inputs[fallen], said[fallen] = attack.inputs[attack.success], attack.outputs.argmax(1)[attack.success]
-            standing[fallen], broken_at[fallen] = False, epsilon
+            changed = attack.success
+            broken = rows[changed]
+            inputs[broken], predicted[broken] = attack.inputs[changed], attack.outputs.argmax(1)[changed]
+            standing[broken], broken_at[broken] = False, epsilon
             open_[rows], proven_at[rows[proven]] = proven, epsilon
             tell(len(rows))
         radii.append(Radius(epsilon, clean, standing.clone(), open_.clone()))
-    return Examination(radii, proven_at, broken_at, inputs, said, branch)
+    return Examination(radii, proven_at, broken_at, inputs, predicted, branch)
 
 
 @torch.no_grad()

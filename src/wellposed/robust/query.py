@@ -486,8 +486,8 @@ def of_states(query: Query, states: list[Interval], method: str) -> Bounds:
     if query.combination is None:
         lower = torch.cat([x.lower for x in states], dim=1)
         upper = torch.cat([x.upper for x in states], dim=1)
-        unit = torch.finfo(lower.dtype).eps
-        return Bounds(lower, upper, method, unit * torch.maximum(lower.abs(), upper.abs()).detach())
+        eps = torch.finfo(lower.dtype).eps
+        return Bounds(lower, upper, method, eps * torch.maximum(lower.abs(), upper.abs()).detach())
     operators = Operators(query.form)
     rows = query.combination.flatten(0, 1)
     functionals = Functionals.of_outputs(operators, rows, states, query.set, query.sample)
