@@ -16,9 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.activations.activation import NORMS, Activation, Traits, product_ends, real, same_map, used
+from wellposed.activations.activation import (
+    NORMS,
+    Activation,
+    Traits,
+    check_constants,
+    product_ends,
+    real,
+    same_map,
+    used,
+)
 from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
-from wellposed.activations.check import check_constants
 from wellposed.errors import InputError
 from wellposed.registry import Registry
 
