@@ -423,16 +423,6 @@ _ALL = (InfNorm(), WeightedNorm(), Triangular(), BlockNorm(), Mu(), SpectralNorm
 CONDITIONS: Registry[Condition] = Registry.of("condition", Condition, {rule.name: rule for rule in _ALL})
 
 
-def get_condition(condition: str | Condition) -> Condition:
-    """Returns the condition of that name; a `Condition` passes through.
-
-    Example:
-        >>> get_condition("mu").name
-        'mu'
-    """
-    return CONDITIONS.get(condition)
-
-
 def certify(
     A: Tensor,  # (n, n)
     activation: str | Activation,
@@ -456,7 +446,7 @@ def certify(
     """
     phi = get_activation(activation)
     if condition is not None:
-        candidates = [get_condition(condition)]
+        candidates = [CONDITIONS.get(condition)]
     else:
         candidates = [CONDITIONS[name] for name in CONDITIONS if not CONDITIONS[name].why_not(phi)]
     failed = []
@@ -534,7 +524,7 @@ class StateMatrix(nn.Module):
     @classmethod
     def of(cls, A: Tensor, activation: Activation, proof: Certificate, kappa: float | None) -> "StateMatrix":
         """Wraps a certified matrix without changing it."""
-        condition = _fitting(get_condition(proof.condition), A)
+        condition = _fitting(CONDITIONS.get(proof.condition), A)
         gamma = activation.lipschitz(condition.norm_name(activation))
         needed = proof.value / gamma * (1 + A.shape[0] * torch.finfo(A.dtype).eps)
         cap = kappa
@@ -638,7 +628,7 @@ def _fitting(condition: Condition, A: Tensor) -> Condition:
 
 def choose_condition(condition: str | Condition, kappa: float | None, triangular: bool) -> Condition:
     """Returns the condition behind the options of a model; raises where they contradict each other."""
-    rule = get_condition(condition)
+    rule = CONDITIONS.get(condition)
     if kappa is not None and not isinstance(kappa, SupportsFloat):
         raise InputError(f"kappa must be a number; received {kappa!r}")
     if triangular:

@@ -17,7 +17,7 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.activations.blockwise import piecewise
 from wellposed.conditions.certificate import AffineBound, Certificate
-from wellposed.conditions.conditions import certify, get_condition
+from wellposed.conditions.conditions import CONDITIONS, certify
 from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import ROOM, reciprocal_gap, upward
 from wellposed.equilibrium.fixed_point import fixed_point
@@ -105,7 +105,7 @@ class LoopEquation:
         A, damping, phi = self.A.to(dtype=v.dtype), 1.0, self.activation.function
         condition = self.certificate.condition
         if condition in ("mu", "monotone", "triangular") and not self.feedforward:
-            system = get_condition(condition).equivalent(A.to_dense(), self.activation)
+            system = CONDITIONS.get(condition).equivalent(A.to_dense(), self.activation)
             A, v, damping = Dense(system.A), v * system.scale, system.damping
 
         def step(x: Tensor, offset: Tensor) -> Tensor:

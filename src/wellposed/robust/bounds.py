@@ -160,7 +160,7 @@ def margin_bounds(
 
 
 def _answer(method: str | Method, query: Query, inputs: Uncertainty, model: ImplicitForm | nn.Module) -> Bounds:
-    prove, dtype = get_method(method), inputs.dtype
+    prove, dtype = METHODS.get(method), inputs.dtype
     if not math.prod(query.shape):
         none = query.set.center.new_zeros(query.shape, dtype=dtype)
         return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
@@ -201,16 +201,6 @@ def outputs(form: ImplicitForm, x: Tensor, u: Tensor) -> Tensor:  # (B, n), (B, 
     """
     y = form.C.apply(x) + form.D.apply(u)
     return y if form.output_bias is None else y + form.output_bias
-
-
-def get_method(method: str | Method) -> Method:
-    """Returns the method of that name; other callables pass through.
-
-    Example:
-        >>> get_method("box").__name__
-        'box_bounds'
-    """
-    return METHODS.get(method)
 
 
 def _deadline(budget: float | None) -> float:
