@@ -19,7 +19,7 @@ from wellposed.equilibrium.method import SolveOptions
 from wellposed.kernels.gpu.launch import Shape, launch
 from wellposed.kernels.spec import LINEAR, KernelSpec, kernel_spec, kind_of
 
-SIZES = ((20, 128), (20, 10_000), (64, 4096), (128, 4096), (190, 4096), (512, 4096), (1024, 4096))
+SIZES = ((20, 128), (20, 10_000), (64, 4096), (128, 4096), (190, 4096), (512, 4096), (1024, 4096), (2048, 4096))
 
 
 def candidates(n: int) -> list[Shape]:
@@ -33,8 +33,11 @@ def candidates(n: int) -> list[Shape]:
         large = (16, 4, 32), (16, 8, 32), (32, 8, 32), (64, 8, 32)
         return [*(Shape(b, 0, 0, c, w, 1) for b, w, c in large), Shape(16, 64, 64, 32, 4, 3)]
     tiles: tuple[tuple[int, ...], ...] = ((16, 64, 64, 4, 3), (16, 128, 64, 4, 3), (32, 64, 64, 4, 3))
-    tiles = (*tiles, (32, 128, 64, 8, 3), (32, 128, 32, 8, 4), (32, 256, 32, 8, 3))
-    return [Shape(b, t, d, 32, w, s) for b, t, d, w, s in tiles if t <= n]
+    tiles = (*tiles, (32, 128, 64, 8, 3), (32, 128, 32, 8, 4), (32, 256, 32, 8, 3)) if n <= 1024 else ()
+    wide: tuple[tuple[int, ...], ...] = ((128, 128, 64, 8, 3), (64, 128, 64, 4, 3), (128, 128, 32, 8, 4))
+    wide = (*wide, (128, 128, 32, 4, 4), (128, 256, 32, 8, 3)) if n > 1024 else wide if n > 256 else ()
+    streamed = [Shape(b, t, d, 32, w, s) for b, t, d, w, s in tiles if t <= n]
+    return streamed + [Shape(b, t, d, 256, w, s, wide=True) for b, t, d, w, s in wide]
 
 
 def problem(n: int, batch: int) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from benchmarks.rivals.libraries import MAX_STEPS, TOLERANCE, torchdeq_model, to
 from wellposed import Absolute, ImplicitModel
 
 SIZES = ((20, 128), (20, 10_000), (64, 4096), (128, 4096), (190, 4096), (512, 4096), (1024, 4096))
+WIDE_SIZES = ((2048, 4096), (4096, 4096), (8192, 4096))  # without torchdeq, which takes seconds a step
 OTHERS = ("ring", "sparse", "random")
 OTHER_SIZES = ((64, 4096), (190, 4096))
 LIBRARIES = ("wellposed", "torchidl", "torchdeq")
@@ -216,7 +217,10 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the least ratio to every rival, of every kind of run, in groups of problems."""
     positive = [row for row in rows if row["family"] == "positive"]
     groups = {"positive, n <= 128": [row for row in positive if row["n"] <= 128]}
-    groups |= {f"positive, n = {n}": [row for row in positive if row["n"] == n] for n in (190, 512, 1024)}
+    groups |= {
+        f"positive, n = {n}": [row for row in positive if row["n"] == n]
+        for n in (190, 512, 1024, 2048, 4096, 8192)
+    }
     groups["other families"] = [row for row in rows if row["family"] != "positive"]
     found: dict[str, Any] = {}
     for group, members in groups.items():
@@ -301,13 +305,16 @@ def main() -> None:
     start, rows = time.perf_counter(), []
     with ProcessPoolExecutor(len(chosen), mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_one, chosen))
-    chosen += [] if options.quick else [(family, *size) for size in OTHER_SIZES for family in OTHERS]
+    if not options.quick:
+        chosen += [("positive", *size) for size in WIDE_SIZES]
+        chosen += [(family, *size) for size in OTHER_SIZES for family in OTHERS]
     limits, names = ceilings(), available()
     print(f"compiled in {time.perf_counter() - start:.0f} s; {limits}\n{HEADER}", flush=True)
     peaks: list[dict[str, Any]] = []
     for family, n, batch in chosen:
         peaks = peaks if family == "positive" or peaks else memory()
-        rows.append(measure(make_case(family, n, batch), names, limits))
+        rivals = [name for name in names if n <= 1024 or name != "torchdeq"]
+        rows.append(measure(make_case(family, n, batch), rivals, limits))
         print(line(rows[-1]), flush=True)
         about = {"versions": versions(*LIBRARIES, "triton"), "ceilings": limits, "summary": summary(rows)}
         save(options, **about, memory=peaks, seconds=time.perf_counter() - start, rows=rows)

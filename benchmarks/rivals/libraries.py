@@ -32,6 +32,7 @@ class NotRunError(Exception):
 def rival(package: str) -> Any:
     """Imports a package of the benchmark environment."""
     try:
+        installed([package.partition(".")[0]])
         return import_module(package)
     except ImportError as error:
         raise NotRunError(f"{package} is not installed here; `make rivals` installs it") from error

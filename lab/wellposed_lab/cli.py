@@ -93,6 +93,7 @@ def list_suites(as_json: bool) -> None:
     help="tiny: seconds; paper: as published, or it says what differs.",
 )
 @click.option("--seeds", type=click.IntRange(min=1), help="How many; the suite's own number if left out.")
+@click.option("--only", multiple=True, help="A task or model, or task/model; may hold * and be repeated.")
 @click.option("--search", is_flag=True, help="Search settings by 5-fold cross-validation first.")
 @click.option("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
 @JOBS
@@ -105,6 +106,7 @@ def run(
     suites: tuple[str, ...],
     scale: Scale,
     seeds: int | None,
+    only: tuple[str, ...],
     search: bool,
     device: str,
     jobs: int,
@@ -117,7 +119,7 @@ def run(
     """Run suites; what is finished is skipped, what was interrupted goes on."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise click.BadParameter("no CUDA device is available here", param_hint="--device")
-    wanted = [Order(name, scale, seeds, search, device) for name in suites]
+    wanted = [Order(name, scale, seeds, search, device, only) for name in suites]
     with cluster(backend, address):
         _run(wanted, out, jobs, backend, quiet, as_json)
 

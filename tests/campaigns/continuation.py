@@ -2,8 +2,10 @@
 
 Run: python -m tests.campaigns.continuation --points 1000000    writes tests/campaigns/results/continuation.json
 
-One trial is one form, two sets and some hundred points of each: random ones, vertices, and extreme points in the
-directions in which states rise most, which least squares read off the other points. Points are solved by Newton's
+One trial is one form, two sets and some hundred points of each: random ones, vertices, extreme points in the
+directions in which states rise most, which least squares read off the other points, all points that projected
+gradient ascent of states, outputs and their differences goes through, and in every third trial all points about
+which AutoAttack asks (few steps of it, within [0, 1]; not for few changed entries). Points are solved by Newton's
 method and by operator splitting in numpy, which share nothing with the library; what does not reach a residual of
 1e-11 is counted and not compared. Where phi is ReLU and the set a box, so are the intervals that triangle programs
 prove, before and after a condition on an output, to which only points that meet it are compared. A number and the
@@ -15,6 +17,7 @@ import itertools
 import json
 import platform
 import time
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +28,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wellposed.errors import IllPosedError
+from wellposed.errors import ConvergenceWarning, IllPosedError
 from wellposed.forms import Block, Dense, ImplicitForm
 from wellposed.robust import Ball, Box, MethodError, SparseBox, Uncertainty, crown, output_bounds, state_bounds
+from wellposed.robust.attacks import autoattack
 from wellposed.robust.linear_programs import (
     Objectives,
     Regions,
@@ -41,6 +45,8 @@ from wellposed.robust.query import Query
 
 RESULT = Path(__file__).parent / "results" / "continuation.json"
 BATCH, DRAWN, SOLVED = 2, 900, 1e-11
+ASCENT = 8  # steps of projected gradient ascent
+ASKED, STEPS, QUERIES = 3, 10, 20  # every which trial AutoAttack is run, its steps and queries of Square Attack
 Array = NDArray[np.float64]
 PHI: dict[str, Any] = {
     "relu": (lambda z: np.maximum(z, 0), lambda z: (z > 0).astype(float)),
@@ -208,14 +214,14 @@ def set_of(number: int, u: torch.Tensor, eps: float) -> Uncertainty:
     return SparseBox(u, eps, min(2, u.shape[1])) if kind == 1 else Ball(u, eps)
 
 
-def points_of(case: Case, inputs: Uncertainty, count: int) -> Array:  # (N, B, p)
-    """Random points, vertices of boxes, and extreme points where states rise most."""
-    drawn = inputs.sample(count).double().numpy()
+def points_of(case: Case, inputs: Uncertainty, count: int, attacked: bool) -> dict[str, Array]:  # (N, B, p)
+    """Points of a set, by kind."""
+    kinds = {"random": inputs.sample(count).double().numpy()}
     if isinstance(inputs, Box):
         corners = np.array(list(itertools.product((0.0, 1.0), repeat=inputs.lower.shape[1])))[:, None]
         low, high = inputs.lower.double().numpy(), inputs.upper.double().numpy()
-        drawn = np.concatenate([drawn, low + corners * (high - low)])
-    rises = []
+        kinds["vertices"] = low + corners * (high - low)
+    drawn, rises = np.concatenate(list(kinds.values())), []
     for b in range(BATCH):
         x, solved = solve(case, drawn[:, b])
         change, moved = drawn[solved, b] - drawn[0, b], x[solved] - x[0]
@@ -225,7 +231,83 @@ def points_of(case: Case, inputs: Uncertainty, count: int) -> Array:  # (N, B, p
     ways = ways.masked_fill(ways == 0, 1e-30).requires_grad_()  # at zero the support has several slopes
     (extreme,) = torch.autograd.grad(inputs.support(ways).sum(), ways)
     extreme = inputs.center[:, None] + (1 - 1e-6) * (extreme - inputs.center[:, None])
-    return np.concatenate([drawn, extreme.transpose(0, 1).double().numpy()])
+    kinds["extreme"] = extreme.transpose(0, 1).double().numpy()
+    kinds["pgd"] = ascended(case, inputs)
+    if attacked and not isinstance(inputs, SparseBox):
+        kinds["autoattack"] = asked_about(case, inputs)
+    return kinds
+
+
+def ascended(case: Case, inputs: Uncertainty) -> Array:  # (N, B, p)
+    """The points on the way of projected gradient ascent, of every state, output and difference, up and down."""
+    C, n, p = case.form.C.to_dense().double().numpy(), len(case.A), case.B.shape[1]
+    pairs = list(itertools.permutations(range(len(C)), 2))
+    rows = np.concatenate([np.eye(n), -np.eye(n), C, -C, np.stack([C[i] - C[j] for i, j in pairs])])
+    center = inputs.center.double().numpy()
+    u, points = np.repeat(center[None], len(rows), axis=0), []  # (R, B, p)
+    slope = PHI[case.phi][1]
+    for step in range(ASCENT):
+        flat = u.reshape(-1, p)
+        x, _ = solve(case, flat)
+        z = x @ case.A.T + flat @ case.B.T + case.bias
+        D = slope(z) if not case.layered else (z > 0).astype(float)
+        if case.layered:
+            D[:, 3:-4] = slope(z[:, 3:-4])
+        system = np.eye(n) - D[:, :, None] * case.A
+        wanted = np.repeat(rows, BATCH, axis=0)  # the objective of every point
+        nu = np.linalg.solve(system.transpose(0, 2, 1), wanted[:, :, None])[:, :, 0]
+        rise = ((nu * D) @ case.B).reshape(u.shape)
+        u = moved(inputs, u, rise, max(0.1, 1 - step / ASCENT))
+        points.append(u)
+    return np.concatenate(points)
+
+
+def moved(inputs: Uncertainty, u: Array, rise: Array, share: float) -> Array:
+    """Takes a step upward, a share of the radius long, and returns to the set."""
+    center, box = inputs.center.double().numpy(), inputs.box()
+    low, high = box.lower.double().numpy(), box.upper.double().numpy()
+    if isinstance(inputs, Ball):
+        length = np.linalg.norm(rise, axis=2, keepdims=True)
+        return within(inputs, u + share * (high - low).max() / 2 * rise / np.maximum(length, 1e-300))
+    u = np.clip(u + share * (high - low) / 2 * np.sign(rise), low, high)
+    if isinstance(inputs, SparseBox):
+        worth = np.abs(rise * (u - center))
+        few = worth.argsort(axis=2).argsort(axis=2) < worth.shape[2] - inputs.k
+        u = np.where(few, center, u)
+    return u
+
+
+def within(inputs: Uncertainty, u: Array) -> Array:
+    """Projects points on a box or a ball."""
+    if isinstance(inputs, Ball):
+        center, radius = inputs.center.double().numpy(), inputs.radius.double().numpy()[:, None] * (1 - 1e-9)
+        length = np.linalg.norm(u - center, axis=2, keepdims=True)
+        return center + (u - center) * np.minimum(1.0, radius / np.maximum(length, 1e-300))
+    return np.clip(u, *(end.double().numpy() for end in (inputs.box().lower, inputs.box().upper)))
+
+
+def asked_about(case: Case, inputs: Uncertainty) -> Array:  # (N, B, p)
+    """All points about which AutoAttack asks, projected on the set; it starts from the centers."""
+    asked: list[Array] = []
+
+    class Watched(torch.nn.Module):
+        def forward(self, u: torch.Tensor) -> torch.Tensor:
+            asked.append(u.detach().double().numpy())
+            outputs: torch.Tensor = case.form(u)
+            return outputs
+
+    u = inputs.center.clamp(0, 1)
+    radius = float((inputs.box().upper - inputs.box().lower).amax()) / 2
+    norm = "2" if isinstance(inputs, Ball) else "inf"
+    attacks = ["apgd-ce", "fab", "square"][: 2 if norm == "2" else 3]  # Square Attack knows no balls in few pixels
+    with warnings.catch_warnings():  # a solve that ends early leads to points as good as others
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        target = case.form(u).argmax(1)
+        autoattack(
+            Watched(), u, target, radius, norm=norm, attacks=attacks, steps=STEPS, square_queries=QUERIES, seed=0
+        )
+    whole = [one for one in asked if len(one) == BATCH]  # later questions may be about one sample alone
+    return within(inputs, np.stack(whole))
 
 
 @dataclass
@@ -234,6 +316,7 @@ class Tally:
 
     points: Counter = field(default_factory=Counter)
     trials: Counter = field(default_factory=Counter)
+    kinds: Counter = field(default_factory=Counter)
     violations: list[dict[str, Any]] = field(default_factory=list)
     nearest: float = 0.0  # how much of a bound's radius a point reached
 
@@ -263,12 +346,16 @@ def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int =
     tally.trials[
         "proven by continuation" if any(bool((one > 1).any()) for one in answers) else "not by continuation"
     ] += 1
-    points = points_of(case, inputs, count)
+    kinds = points_of(case, inputs, count, number % ASKED == 0)
+    points = np.concatenate(list(kinds.values()))
+    solutions = [solve(case, points[:, b]) for b in range(BATCH)]
     C = case.form.C.to_dense().double().numpy()
-    for b in range(BATCH):
-        x, solved = solve(case, points[:, b])
+    for b, (x, solved) in enumerate(solutions):
         tally.points["unsolved"] += int((~solved).sum())
         tally.points[f"{case.kind}, {type(inputs).__name__}, {str(dtype)[6:]}"] += int(solved.sum())
+        ends = np.cumsum([len(own) for own in kinds.values()])
+        for name, own in zip(kinds, np.split(solved, ends[:-1]), strict=True):
+            tally.kinds[name] += int(own.sum())
         about = {"number": number, "kind": case.kind, "dtype": str(dtype)[6:], "eps": eps}
         for what, bounds, value in (("states", states, x[solved]), ("outputs", outputs, x[solved] @ C.T)):
             low, high = (end[b].double().numpy() for end in (bounds.lower, bounds.upper))
@@ -280,7 +367,7 @@ def trial(seed: int, number: int, dtype: torch.dtype, tally: Tally, count: int =
                 reach = np.abs(2 * value - high - low) / np.maximum(high - low, 1e-300)
                 tally.nearest = max(tally.nearest, float(reach.max()))
     if case.phi == "relu" and isinstance(inputs, Box):
-        compare_programs(case, inputs, points, tally, about)
+        compare_programs(case, inputs, points, solutions, tally, about)
 
 
 def program_bounds(form: ImplicitForm, inputs: Box, output: float | None, b: int) -> tuple[Array, Array]:
@@ -301,17 +388,20 @@ def program_bounds(form: ImplicitForm, inputs: Box, output: float | None, b: int
     return -lower.numpy(), upper.numpy()
 
 
-def compare_programs(case: Case, inputs: Box, points: Array, tally: Tally, about: dict[str, Any]) -> None:
+def compare_programs(
+    case: Case, inputs: Box, points: Array, solutions: list[tuple[Array, NDArray[np.bool_]]], tally: Tally,
+    about: dict[str, Any],
+) -> None:  # fmt: skip
     """Compares the pre-activations of points with what triangle programs prove."""
     C = case.form.C.to_dense().double().numpy()
-    for b in range(BATCH):
-        x, solved = solve(case, points[:, b])
+    for b, (x, solved) in enumerate(solutions):
         x, u = x[solved], points[solved, b]
         z, output = x @ case.A.T + u @ case.B.T + case.bias, x @ C[0]
         for least in (None, float(np.quantile(output, 0.7)) if len(output) else 0.0):
             low, high = program_bounds(case.form, inputs, least, b)
             some = z if least is None else z[output >= least + 1e-9 * (1 + abs(least))]
             tally.points[f"triangle programs, {about['dtype']}"] += len(some)
+            tally.kinds["once more, against triangle programs"] += len(some)
             outside = np.maximum(some - high, low - some)
             slack = 1e-9 * (1 + np.abs(some).max(initial=0.0))
             if (outside > slack).any():
@@ -337,7 +427,8 @@ def main() -> None:
     compared = {name: count for name, count in sorted(tally.points.items()) if name != "unsolved"}
     report = {
         "seed": options.seed, "drawn": DRAWN, "trials": number - options.first, "points": sum(compared.values()),
-        "unsolved": tally.points["unsolved"], "violations": tally.violations, "nearest": tally.nearest,
+        "kinds": dict(sorted(tally.kinds.items())), "unsolved": tally.points["unsolved"],
+        "violations": tally.violations, "nearest": tally.nearest,
         "by": dict(sorted(tally.trials.items())), "compared": compared, "torch": torch.__version__,
         "python": platform.python_version(), "seconds": round(time.monotonic() - start),
     }  # fmt: skip

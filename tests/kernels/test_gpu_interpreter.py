@@ -83,6 +83,9 @@ class Elsewhere:
     def dim(self):
         return 2
 
+    def element_size(self):
+        return self.dtype.itemsize
+
 
 def spec(activation="relu", solver=None):
     options = SolveOptions(solver or Anderson(), Relative(), 100)
@@ -92,7 +95,8 @@ def spec(activation="relu", solver=None):
 @pytest.mark.parametrize(
     ("A", "options", "reason"),
     [
-        (Elsewhere(1025), {}, "more than 1024 states have no kernel on the GPU"),
+        (Elsewhere(16385), {}, "more than 16384 states have no kernel on the GPU"),
+        (Elsewhere(1025, torch.float16), {}, "more than 1024 states have no kernel on the GPU"),
         (Elsewhere(3, torch.complex64), {}, "complex64 has no kernel"),
         (
             Elsewhere(3),

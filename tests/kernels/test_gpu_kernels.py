@@ -15,7 +15,7 @@ from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.method import SolveOptions
 from wellposed.equilibrium.stopping import Settled
 from wellposed.kernels.engine import TRITON
-from wellposed.kernels.gpu.engine import run_kernel
+from wellposed.kernels.gpu.engine import STATES, run_kernel
 from wellposed.kernels.layer import run_layer
 from wellposed.kernels.spec import LINEAR, RELU, kernel_spec, kind_of
 
@@ -31,6 +31,8 @@ ACTIVATIONS = ["relu", leaky_relu(0.2), "tanh", "sigmoid", "identity"]
 DTYPES = [torch.float32, torch.float64, torch.float16]
 DTYPES += [] if INTERPRETED else [torch.bfloat16]  # the interpreter multiplies its bits
 TILES = gpu_launch.Shape(16, 16, 16, 16, 4, 1)  # streams what is small enough for the chip
+WIDE = gpu_launch.Shape(16, 16, 16, 16, 4, 1, wide=True)  # takes a launch a step, as for many states
+KERNELS = {"resident": None, "streamed": TILES, "wide": WIDE}
 SIZES = [(1, 5), (3, 40), (17, 1), (33, 5), (65, 5), (130, 5)]  # states, batch
 CASES = [
     pytest.param(
@@ -39,11 +41,12 @@ CASES = [
         marks=pytest.mark.slow if INTERPRETED and n > 100 and dtype != torch.float16 else (),
     )
     for i, (n, batch) in enumerate(
-        SIZES if INTERPRETED else [*SIZES, (130, 40), (190, 300), (600, 70), (1024, 33)]
+        SIZES if INTERPRETED else [*SIZES, (130, 40), (190, 300), (600, 70), (1024, 33), (1500, 70), (2048, 20)]
     )
     for j, activation in enumerate(ACTIVATIONS)
     for k, dtype in enumerate(DTYPES)
     if (i + j + 2 * k) % 5 == 0  # every size, activation and dtype, not every triple
+    and n <= STATES[dtype.itemsize]
 ]
 
 
@@ -117,14 +120,14 @@ def test_forward_and_adjoint(n, batch, activation, dtype):
 
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("solver", [Anderson(), Anderson(memory=2), Picard()], ids=str)
-@pytest.mark.parametrize("shape", [None, TILES], ids=["resident", "streamed"])
+@pytest.mark.parametrize("shape", KERNELS.values(), ids=KERNELS)
 def test_both_kernels(solver, shape):
     f = forward_map(20, 18, "relu", norm=0.8)
     assert_agree(f, solver, Absolute(1e-3), x0=torch.randn_like(f.v), shape=shape, norm=0.8)
     assert_agree(adjoint_map(18, 3, "tanh"), solver, Absolute(1e-3), shape=shape)
 
 
-@pytest.mark.parametrize("shape", [None, TILES], ids=["resident", "streamed"])
+@pytest.mark.parametrize("shape", KERNELS.values(), ids=KERNELS)
 def test_slow_problems_in_float64(shape):
     # Many jumps, accepted and rejected.
     for family in ("ring",) if INTERPRETED else ("positive", "ring", "shift", "sparse"):
@@ -133,7 +136,7 @@ def test_slow_problems_in_float64(shape):
 
 
 @pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("shape", [None, TILES], ids=["resident", "streamed"])
+@pytest.mark.parametrize("shape", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("stop", [Steps(0), Steps(9), Settled(7)], ids=str)
 def test_rules_that_count(stop, shape):
     f = forward_map(7, 5, "relu", torch.float64)
@@ -142,7 +145,7 @@ def test_rules_that_count(stop, shape):
 
 
 @pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("shape", [None, TILES], ids=["resident", "streamed"])
+@pytest.mark.parametrize("shape", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("solver", [Anderson(), Picard()], ids=str)
 def test_every_status(solver, shape):
     n, v = 5, torch.zeros(5, 5, dtype=torch.float64)
@@ -188,7 +191,7 @@ def test_stagnation_at_rounding_level():
     assert float((f(found.value) - found.value).abs().max()) < 0.1
 
 
-@pytest.mark.parametrize("shape", [None, TILES], ids=["resident", "streamed"])
+@pytest.mark.parametrize("shape", KERNELS.values(), ids=KERNELS)
 def test_a_sample_does_not_depend_on_its_companions(shape):
     f = forward_map(19, 21, norm=0.8)
     scale = 10.0 ** torch.randint(-3, 4, (21, 1), generator=torch.Generator().manual_seed(0))
@@ -224,7 +227,7 @@ def test_no_samples_and_strided_operands():
 
 
 @pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("n", [1, 7, 40] if INTERPRETED else [1, 7, 40, 190, 1024])
+@pytest.mark.parametrize("n", [1, 7, 40] if INTERPRETED else [1, 7, 40, 190, 1024, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_projection(n, dtype):
     projection = pytest.importorskip("wellposed.kernels.gpu.projection")

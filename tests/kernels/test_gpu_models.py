@@ -53,6 +53,51 @@ def test_outputs_and_gradients_agree_with_the_reference(states, activation):
         torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5 * float(plain.abs().max()))
 
 
+@pytest.mark.parametrize(("states", "batch"), [(1030, 70), (2048, 300), (5000, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_wide_models_agree_with_a_dense_solve(states, batch, dtype):
+    """The oracle shares no step with the kernels: the equation on the active states is solved by elimination."""
+    options = {"bias": True, "kappa": 0.9, "executor": "triton", "stop": Absolute(1e-6)}
+    wide, u = model(states, dtype, **options), inputs(batch, dtype).requires_grad_()
+    y = wide(u)
+    found = [y.detach(), *gradients(wide, u, y)]
+    x = wide.equilibrium(u).value.detach().double()
+    A, B, C, D, b = (getattr(wide, name).detach().double() for name in ("A", "B", "C", "D", "bias"))
+    rows = slice(0, 5)
+    inputs_, z = u.detach().double(), x @ A.T + u.detach().double() @ B.T + b
+    eye, g = (
+        torch.eye(states, dtype=torch.float64, device="cuda"),
+        torch.linspace(-1, 1, 4, device="cuda").double(),
+    )
+    for k in range(*rows.indices(batch)):
+        active = (z[k] > 0).double()
+        solved = torch.linalg.solve(eye - active[:, None] * A, active * (inputs_[k] @ B.T + b))
+        assert float((x[k] - solved).abs().max()) <= 1e-5 * float(solved.abs().max())
+        output = solved @ C.T + inputs_[k] @ D.T
+        assert float((found[0][k].double() - output).abs().max()) <= 1e-4 * float(output.abs().max())
+        adjoint = torch.linalg.solve(eye - (active[:, None] * A).T, g @ C)
+        by_u = (active * adjoint) @ B + g @ D
+        assert float((found[1][k].double() - by_u).abs().max()) <= 1e-4 * float(by_u.abs().max())
+
+
+def test_a_wide_solve_is_captured():
+    """All steps are in the graph; those that no sample needs do nothing."""
+    wide, u = model(1100, kappa=0.8, on_failure="ignore", max_steps=100), inputs()
+    truth, side = wide(u).detach(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        wide(u)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = wide(u)
+    graph.replay()
+    assert torch.equal(y, truth)
+    u.mul_(0.5)
+    graph.replay()
+    torch.testing.assert_close(y, wide(u).detach())
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_other_dtypes(dtype):
     options = {"kappa": 0.8, "activation": "tanh"}  # no corners, across which rounding moves states or entries
@@ -117,7 +162,7 @@ def test_equilibrium_with_a_warm_start_and_residuals():
             "not triton: Anderson with a memory beyond 6 has no kernel on the GPU",
         ),
         (6, {"executor": "numba"}, "not numba: device cuda has no kernel of numba"),
-        (1030, {}, "not triton: more than 1024 states have no kernel on the GPU"),
+        (1030, {}, "triton: relu, float32, 1030 states, batch 70, Anderson, a product of all samples a step"),
     ],
 )
 def test_explain(states, options, text):

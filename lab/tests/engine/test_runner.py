@@ -266,6 +266,22 @@ def test_orders_are_kept_and_read(tmp_path):
         orders(tmp_path)
 
 
+def test_runs_only_what_is_asked_for(tmp_path):
+    run_suite(SUITE, Order("small", "tiny"), tmp_path / "all")
+    one = Order("small", "tiny", only=("identity/mlp", "lin*"))
+    assert one.command == "wellposed run small --scale tiny --only identity/mlp --only 'lin*'"
+    state = run_suite(SUITE, one, tmp_path)
+    assert state.planned == state.finished == 4
+    every, some = numbers(Store(tmp_path / "all")), numbers(Store(tmp_path))
+    assert {record["model"] for record in some.values()} == {"mlp", "linear"}
+    assert all(every[name] == record for name, record in some.items())
+    both = [Order("small", "tiny"), one]
+    both[0].save(tmp_path)  # neither takes the other's place
+    assert sorted(orders(tmp_path), key=lambda order: order.only) == both
+    with pytest.raises(InputError, match="of a task or model 'mpl'; its tasks are 'identity', its models"):
+        run_suite(SUITE, Order("small", "tiny", only=("mlp", "mpl")), tmp_path)
+
+
 def test_search_chooses_by_cross_validation(tmp_path):
     order = Order("small", "tiny", seeds=1, search=True)
     state = run_suite(SUITE, order, tmp_path)

@@ -7,14 +7,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from wellposed_lab.config import Training
+from wellposed_lab.engine.run import Context
 from wellposed_lab.experiments.noise import solve
 from wellposed_lab.experiments.noise.ensemble import Draws, Member, Noises, make_stack
-from wellposed_lab.experiments.noise.models import LOOSE, TIGHT, WINDOW, Equilibrium, Pair, under_noise
-from wellposed_lab.experiments.noise.solve import Found, attach, solve_adjoint, solve_averaged, solve_plain
+from wellposed_lab.experiments.noise.models import LOOSE, STEPS, TIGHT, WINDOW, Equilibrium, Pair, under_noise
+from wellposed_lab.experiments.noise.regression import BumpRegression, RegressionRun
+from wellposed_lab.experiments.noise.solve import (
+    Found,
+    attach,
+    solve_adjoint,
+    solve_averaged,
+    solve_plain,
+    unrolled,
+)
 from wellposed_lab.experiments.noise.training import NoiseSchedule, chosen, score, train
 from wellposed_lab.networks.twins import FeedForward
 
-from wellposed.equilibrium import Implicit, MeanRelative, Relative
+from wellposed.equilibrium import Implicit, MeanRelative, Relative, Unrolled, fixed_point
 from wellposed.models import Noise
 from wellposed.training import fit
 
@@ -57,6 +67,55 @@ def test_members_are_trained_as_models_of_the_library_are(kind: str, noises: tup
         began = member.pair.build(INPUTS, CLASSES, member.seed)
         assert distance(stack.member(place), trained_alone(member)) < 3e-5
         assert distance(stack.member(place), began) > 3e-3
+
+
+@pytest.mark.parametrize("kind", ["deq", "ffw"])
+def test_a_regression_is_trained_as_by_the_library(kind: str) -> None:
+    task = BumpRegression(samples=48, test_samples=20)
+    training = Training(epochs=2, batch_size=16, learning_rate=1e-3, schedule=None)
+    runs = [
+        RegressionRun(suite="", seed=seed, scale="paper", task=task, training=training, points=(),
+                      pair=Pair(kind, layers, projection=projection))  # type: ignore[arg-type]
+        for projection, layers, seed in (("identity", 1, 0), ("silu", 3, 1), ("relu", 3, 0), ("identity", 3, 1))
+    ]  # fmt: skip
+    stack = make_stack([Member(run.pair, None, run.seed) for run in runs], 1, 1, "cpu")
+    stack.unrolled = True
+    losses = runs[0]._trained(stack, Context())
+    for run in runs:
+        alone, began = (run.pair.build(1, 1, run.seed) for _ in range(2))
+        if isinstance(alone, Equilibrium):
+            alone.deq.gradient = Unrolled()
+        noisy = under_noise(alone, None, run.seed, training=True)
+        history = fit(
+            noisy, task.train(run.seed), task.loss, **training.arguments(), seed=run.seed, progress=False
+        )
+        place = stack.members.index(Member(run.pair, None, run.seed))
+        assert distance(stack.member(place), alone) < 3e-5 and distance(alone, began) > 3e-3
+        torch.testing.assert_close(losses[:, place].double(), history.train_loss, rtol=1e-4, atol=1e-5)
+
+
+def test_unrolled_gradients_are_those_of_the_library_also_where_a_solve_is_cut_off() -> None:
+    generator = torch.Generator().manual_seed(0)
+    W, x = 0.8 * torch.randn(3, 5, 5, generator=generator), torch.randn(3, 4, 5, generator=generator)
+    weight = torch.randn(3, 4, 5, generator=generator)
+    found = [part.clone().requires_grad_() for part in (W, x)]
+    states, steps = unrolled(found[0], found[1])
+    (states * weight).sum().backward()
+    assert bool((steps == STEPS).any()) and bool((steps < STEPS).any())
+    for member in range(3):
+        A, u = W[member].clone().requires_grad_(), x[member].clone().requires_grad_()
+        options = {
+            "solver": "picard",
+            "stop": Relative(TIGHT, norm="2"),
+            "max_steps": STEPS,
+            "on_failure": "ignore",
+        }
+        solution = fixed_point(lambda z, u, A=A: torch.tanh(z @ A.mT + u), torch.zeros(4, 5), u,
+                               gradient=Unrolled(), **options)  # fmt: skip
+        (solution.value * weight[member]).sum().backward()
+        torch.testing.assert_close(states[member], solution.value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found[0].grad[member], A.grad, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(found[1].grad[member], u.grad, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["deq", "ffw"])

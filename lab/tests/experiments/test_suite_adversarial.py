@@ -11,12 +11,14 @@ from wellposed_lab.engine.run import Context
 from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.experiments.adversarial.evaluation import Budget, Evaluation
 from wellposed_lab.experiments.adversarial.findings import sentences
-from wellposed_lab.experiments.adversarial.models import THRESHOLD, Defended, ImageCell, Shape
-from wellposed_lab.experiments.adversarial.run import AdversarialRun, AdversarialSchedule, _loss
+from wellposed_lab.experiments.adversarial.models import THRESHOLD, Classifier, Defended, ImageCell, Shape
+from wellposed_lab.experiments.adversarial.run import AdversarialRun, AdversarialSchedule
+from wellposed_lab.experiments.adversarial.training import AttackedStep, train
 
 from wellposed.equilibrium import Polished, RandomThreshold
-from wellposed.robust import AdversarialLoss, TradesLoss
+from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
 from wellposed.robust.attacks import survival
+from wellposed.training import fit
 
 SMALL = Shape(4, 3, 2, 2, "picard")
 EVERY = [run.model for run in get_suite("adversarial").runs("default", 1) if isinstance(run, AdversarialRun)]
@@ -103,14 +105,30 @@ def test_noise_reaches_the_state_of_a_network_of_one_cell() -> None:
     assert float(power.mean()) == pytest.approx(0.1, rel=0.1)
 
 
-def test_losses_follow_the_objective() -> None:
-    schedule = AdversarialSchedule(100, 2, 50)
-    kinds = {objective: _loss(Defended("ffw", trained_by=objective).build(SMALL, 1, 10, 0), schedule, 0, 2)
-             for objective in ("pgd", "trades", "clean")}  # fmt: skip
-    trades, plain, clean = kinds["trades"], kinds["pgd"], kinds["clean"]
-    assert isinstance(trades, TradesLoss) and trades.weight == 6.0
-    assert isinstance(plain, AdversarialLoss) and plain.share == 1.0 and plain.ramp.steps == 2
-    assert isinstance(clean, AdversarialLoss) and clean.share == 0.0
+def library_loss(network: Classifier, schedule: AdversarialSchedule, ramp: Ramp) -> AdversarialLoss | TradesLoss:
+    """What `AttackedStep` computes, by the losses of the library."""
+    generator = torch.Generator().manual_seed(0)
+    if network.defended.trained_by == "trades":
+        return TradesLoss(network, ramp, weight=schedule.weight, steps=schedule.steps, generator=generator)
+    share = 0.0 if network.defended.trained_by == "clean" else 1.0
+    return AdversarialLoss(network, ramp, attack=SignSteps(schedule.steps, generator=generator), share=share)
+
+
+@pytest.mark.parametrize("model", EVERY, ids=lambda model: model.name)
+def test_the_fixed_program_trains_as_the_library_does(model: Defended) -> None:
+    schedule, ramps = AdversarialSchedule(40, 2, 16, 3e-3, steps=3), [Ramp(0.3, steps=3) for _ in range(2)]
+    u, labels = images(40), torch.arange(40) % 4
+    ours, theirs = (model.build(SMALL, 1, 4, 0) for _ in range(2))
+    before = [parameter.detach().clone() for parameter in ours.parameters()]
+    loss = library_loss(theirs, schedule, ramps[0])
+    fit(theirs, (u, labels), loss, epochs=2, batch_size=16, seed=0, schedule="cosine", progress=False,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, 3e-3, amsgrad=True))  # fmt: skip
+    step = AttackedStep(ours, schedule.steps, schedule.weight, 0, 3e-3, 16)
+    history = train(ours, (u, labels), ramps[1], step, 2, 0)
+    assert len(history) == 2 and all(map(math.isfinite, history))
+    for own, other, start in zip(ours.parameters(), theirs.parameters(), before, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
+        assert float((own - start).detach().abs().max()) > 1e-3
 
 
 def test_the_worst_attack_is_chosen_image_by_image() -> None:

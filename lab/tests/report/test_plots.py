@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 from wellposed_lab.engine.experiment import Figure
 from wellposed_lab.engine.store import Record, Value
-from wellposed_lab.report.figures import Curve, curves, draw, far_below, is_line, styles
+from wellposed_lab.report.drawing import figure_html
+from wellposed_lab.report.figures import Curve, curves, draw, far_below, figure_scale, is_line, styles
 
 from wellposed.errors import InputError, MissingExtraError
 
@@ -72,6 +73,22 @@ def test_failures_searches_and_smaller_scales_are_left_out():
     ]
     assert curves(SHIFT, [*odd, *RECORDS]) == curves(SHIFT, RECORDS)
     assert curves(SHIFT, odd[2:])["identity"][0].middle == (100.0,)
+
+
+def test_a_figure_shows_the_scale_of_the_comparison_and_says_which():
+    large = [record(model, values=((1.0, 40.0),), scale="paper") for model in ("implicit", "mlp")]
+    several = [*RECORDS, *large, record("mlp", values=((1.0, 4.0),), task="addition")]
+    for tasks, scale in ((("identity",), "paper"), (("addition",), "default")):  # a control's absence is no reason
+        figure = replace(SHIFT, tasks=tasks)
+        assert figure_scale(figure, several) == scale
+        assert f"Runs at scale {scale}." in str(figure_html(figure, several, "f"))
+    assert curves(replace(SHIFT, tasks=("identity",)), several)["identity"][0].middle == (40.0,)
+    assert "Runs at scale" not in str(figure_html(SHIFT, RECORDS, "f"))
+
+
+def test_long_names_of_axes_are_broken_into_lines():
+    drawn = str(figure_html(replace(SHIFT, axis="word " * 12), RECORDS, "f"))
+    assert "word\\u003cbr>word" in drawn
 
 
 def test_of_several_settings_one_is_drawn():

@@ -140,10 +140,6 @@ class Suite:
             raise InputError(f"seeds must be at least 1; received {seeds}")
         return [run.with_seed(seed) for run in self.plan(scale) for seed in range(count)]
 
-    def devices(self, scale: Scale = "default") -> tuple[str, ...]:
-        """Returns the kinds of devices that at least one run of a scale can use."""
-        return tuple(sorted({kind for run in self.plan(scale) for kind in run.devices}))
-
     def resumable(self, scale: Scale = "default") -> bool:
         """Returns whether a stopped run of a scale may go on from its last epoch; others begin again."""
         return any(run.resumable for run in self.plan(scale))

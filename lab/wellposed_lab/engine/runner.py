@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,7 @@ class Order:
         seeds: how many; None for what the suite says.
         search: whether to search settings by cross-validation first.
         device: of the tensors.
+        only: the tasks or models wanted, as shell patterns; ``"task/model"`` asks for both. All if empty.
     """
 
     suite: str
@@ -103,6 +106,7 @@ class Order:
     seeds: int | None = None
     search: bool = False
     device: str = "cpu"
+    only: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -111,15 +115,34 @@ class Order:
         words += [] if self.scale == "default" else ["--scale", self.scale]
         words += [] if self.seeds is None else ["--seeds", str(self.seeds)]
         words += ["--search"] if self.search else []
+        words += [word for pattern in self.only for word in ("--only", shlex.quote(pattern))]
         return " ".join(words + ([] if self.device == "cpu" else ["--device", self.device]))
+
+    def runs(self, suite: Suite) -> list[Run]:
+        """Returns the runs of a suite that are wanted, or says which tasks and models there are."""
+        runs = suite.runs(self.scale, self.seeds)
+        unmatched = [pattern for pattern in self.only if not any(_matches(run, pattern) for run in runs)]
+        if unmatched:
+            tasks, models = (sorted({str(run.labels[part]) for run in runs}) for part in (0, 1))
+            raise InputError(
+                f"no run of suite {self.suite!r} at scale {self.scale!r} is of a task or model {unmatched[0]!r}; "
+                f"its tasks are {', '.join(map(repr, tasks))}, its models {', '.join(map(repr, models))}"
+            )
+        return [run for run in runs if not self.only or any(_matches(run, pattern) for pattern in self.only)]
 
     def save(self, out: Path) -> None:
         """Keeps the order in the results folder."""
-        path = out / PLANS / f"{self.suite}-{self.scale}.json"
+        part = f"-{_seal({'only': self.only})}" if self.only else ""
+        path = out / PLANS / f"{self.suite}-{self.scale}{part}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
             said = {**asdict(self), "sha256": _seal(asdict(self))}
             temporary.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+
+def _matches(run: Run, pattern: str) -> bool:
+    task, model, _ = run.labels
+    return any(fnmatchcase(name, pattern) for name in (task, model, f"{task}/{model}"))
 
 
 def orders(out: Path) -> list[Order]:
@@ -131,7 +154,7 @@ def orders(out: Path) -> list[Order]:
             sealed = said.pop("sha256", None)  # older ones, and those written by hand, have none
             if sealed not in (None, _seal(said)):
                 raise ValueError("its checksum does not match")
-            order = Order(**said)
+            order = Order(**said | {"only": tuple(said.get("only", ()))})
             _check_order(order)
             read.append(order)
         except (TypeError, ValueError, RecursionError) as error:
@@ -148,6 +171,7 @@ def _check_order(order: Order) -> None:
     """Raises a ValueError if a file says something that no command line could have said."""
     seeds = order.seeds is None or (type(order.seeds) is int and order.seeds > 0)
     texts = isinstance(order.suite, str) and isinstance(order.device, str) and order.scale in SCALES
+    texts = texts and all(isinstance(pattern, str) for pattern in order.only)
     if not (seeds and texts and isinstance(order.search, bool)):
         raise ValueError(f"it says {order}")
 
@@ -170,7 +194,7 @@ class Progress:
 
 def planned(suite: Suite, order: Order, store: Store) -> list[Run]:
     """Returns the runs of an order that are known now: after a search, with the settings it chose."""
-    runs = suite.runs(order.scale, order.seeds)
+    runs = order.runs(suite)
     if not order.search:
         return runs
     records = store.finished()
@@ -236,7 +260,7 @@ def run_suite(
 
 def require_device(suite: Suite, order: Order) -> None:
     """Raises an error if no run of an order can use its device; if some can, the others are done on the CPU."""
-    devices = suite.devices(order.scale)
+    devices = tuple(sorted({kind for run in order.runs(suite) for kind in run.devices}))
     if device_kind(order.device) not in devices:
         raise InputError(
             f"no run of suite {suite.name!r} at scale {order.scale!r} can use the device {order.device!r}, only "

@@ -5,17 +5,30 @@ import math
 import re
 from collections.abc import Sequence
 from html import escape
+from textwrap import wrap
 from typing import Any
 
 from wellposed.errors import require
 from wellposed.pages.markup import Html, element
+from wellposed_lab.config import JUDGED_SCALES
 from wellposed_lab.engine.experiment import Figure
 from wellposed_lab.engine.statistics import number
 from wellposed_lab.engine.store import Record
-from wellposed_lab.report.figures import CROWD, PALETTE, Curve, Style, curves, far_below, is_line, styles
+from wellposed_lab.report.figures import (
+    CROWD,
+    PALETTE,
+    Curve,
+    Style,
+    curves,
+    far_below,
+    figure_scale,
+    is_line,
+    styles,
+)
 
 MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star")
 POINTS = 120  # of one curve at most
+AXIS = 38  # characters in a line of an axis label, as many as a telephone shows
 GROUPS = {"ours": "Ours", "baseline": "Baselines", "control": "Controls"}
 CLOSED = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False}
 
@@ -33,7 +46,7 @@ def figure_html(figure: Figure, records: Sequence[Record], key: str) -> Html | N
 
     Args:
         figure: one of a suite's.
-        records: of that suite at one scale.
+        records: of that suite.
         key: unique on the page.
     """
     drawn = curves(figure, records)
@@ -47,13 +60,19 @@ def figure_html(figure: Figure, records: Sequence[Record], key: str) -> Html | N
         element("h4", figure.title, id=f"{key}-title"),
         _legend(drawn, chosen, hidden) if lines else None,
         element("div", panels, class_="panels"),
-        element("figcaption", _caption(figure, drawn, hidden, lines)),
+        element("figcaption", _caption(figure, drawn, hidden, lines) + _scale(figure, records)),
         element(
             "details", element("summary", "The numbers of this figure"), _numbers(figure, drawn), class_="folded"
         ),
         class_="plot" if len(panels) == 1 else "plot wide",
         aria_labelledby=f"{key}-title",
     )
+
+
+def _scale(figure: Figure, records: Sequence[Record]) -> str:
+    """Names the scale of a figure where there are runs at several."""
+    several = len({record.scale for record in records} & set(JUDGED_SCALES)) > 1
+    return f" Runs at scale {figure_scale(figure, records)}." if several else ""
 
 
 def _caption(figure: Figure, drawn: dict[str, list[Curve]], hidden: set[str], lines: bool) -> str:
@@ -158,17 +177,19 @@ def _dots(graph: Any, family: list[Curve]) -> list[Any]:
 
 
 def _line_layout(figure: Figure, family: list[Curve]) -> dict[str, Any]:
-    along: dict[str, Any] = {"title": {"text": escape(figure.axis)}, "zeroline": False}
+    axis, label = (wrap(text, AXIS) for text in (figure.axis, figure.label))
+    along: dict[str, Any] = {"title": {"text": "<br>".join(map(escape, axis))}, "zeroline": False}
     along["type"] = "log" if "x" in figure.log else "linear"
     points = sorted({x for curve in family for x in curve.x if isinstance(x, float)})
     if figure.over == "points" and 1 < len(points) <= 8:
         along |= {"tickvals": points, "ticktext": [number(x) for x in points]}
-    up: dict[str, Any] = {"title": {"text": escape(figure.label), "standoff": 6}, "zeroline": False}
+    up: dict[str, Any] = {"title": {"text": "<br>".join(map(escape, label)), "standoff": 6}, "zeroline": False}
     up |= {"exponentformat": "power", "automargin": True}
     if "y" in figure.log:
         up |= {"type": "log", "dtick": _decades(family)}
-    margin = {"l": 40, "r": 10, "t": 8, "b": 52}
-    return {"height": 340, "margin": margin, "xaxis": along, "yaxis": up, "hovermode": "closest"}
+    more = 15 * (len(axis) - 1)  # for further lines
+    margin = {"l": 40, "r": 10, "t": 8, "b": 52 + more}
+    return {"height": 340 + more, "margin": margin, "xaxis": along, "yaxis": up, "hovermode": "closest"}
 
 
 def _dot_layout(figure: Figure, family: list[Curve]) -> dict[str, Any]:

@@ -78,13 +78,20 @@ def best_scale(records: Iterable[Record]) -> str | None:
     return max(known, key=lambda scale: (scale != SCALES[0], len(kinds[scale]), known.index(scale)), default=None)
 
 
+def figure_scale(figure: Figure, records: Sequence[Record]) -> str | None:
+    """Returns the scale that a figure shows: the `best_scale` of its tasks, controls left aside."""
+    own = [r for r in records if r.kind == "run" and r.error is None and r.task in figure.tasks]
+    own = [r for r in own if _column(figure, r) and (not figure.models or r.model in figure.models)]
+    return best_scale([r for r in own if r.role != "control"] or own)
+
+
 def curves(figure: Figure, records: Sequence[Record]) -> dict[str, list[Curve]]:
     """Summarises the records of a suite for a figure, by task: ours first, then baselines and controls.
 
-    Records of searches, of failed runs and of smaller scales are left out; of several settings of one model those
-    with most seeds are taken, then the latest.
+    Records of searches, of failed runs and of other scales than `figure_scale` are left out; of several settings
+    of one model those with most seeds are taken, then the latest.
     """
-    scale = best_scale(records)
+    scale = figure_scale(figure, records)
     usable = [r for r in records if r.kind == "run" and r.error is None and r.scale == scale]
     if figure.models:
         usable = [record for record in usable if record.model in figure.models]

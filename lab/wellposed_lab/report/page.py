@@ -180,8 +180,8 @@ def _when(records: Sequence[Record]) -> str:
     dates = sorted(record.started[:10] for record in records)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     spent = duration(sum(record.seconds for record in records))
-    versions = {f"wellposed {record.environment.get('wellposed', '?')}" for record in records}
-    named = ", ".join(sorted(versions))
+    versions = sorted({str(record.environment.get("wellposed", "?")) for record in records})
+    named = f"wellposed {' and '.join(versions)}"
     return f"{named}; runs of {when}, {spent} of computing. Everything here is made from their records."
 
 

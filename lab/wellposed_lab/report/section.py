@@ -70,7 +70,7 @@ def section(part: Part) -> Html:
         _claim(part),
         element("p", _extent(part.records), class_="quiet") if part.records else None,
         element("p", TINY, class_="notice") if scale == "tiny" else None,
-        _figures(part, runs),
+        _figures(part, [record for record in part.records if record.kind == "run"]),
         _galleries(part, runs),
         _pictures(part, runs),
         element("h3", "Claims and verdicts"),
@@ -141,7 +141,8 @@ def _pictures(part: Part, records: Sequence[Record]) -> Html:
             where = element("span", f" (as {picture.paper})", class_="quiet") if picture.paper else ""
             image = element("img", src=source, alt=picture.note or picture.title, loading="lazy", class_="picture")
             note = element("figcaption", prose(picture.note), class_="quiet")
-            figures.append(element("figure", element("h4", picture.title, where), image, note, class_="wide"))
+            title, frame = element("h4", picture.title, where), element("div", image, class_="scroll")
+            figures.append(element("figure", title, frame, note, class_="wide"))
     return element("div", figures, class_="figures") if figures else Html("")
 
 

@@ -61,7 +61,8 @@ def certificate_path(model: Path) -> Path:
 def check(model: Path, certificate: Path | None = None) -> list[Finding]:
     """Proves every claim of a certificate about a model file, or raises `RefusedError` with the reason.
 
-    Every equation of the model must be proven well-posed; what else is claimed must hold too.
+    Every equation of the model must be proven well-posed; what else is claimed must hold too. Only claims about
+    branches of equilibria need no well-posedness.
 
     Args:
         model: a file that `wellposed.save` wrote, or a folder of `save_pretrained` or the tensors in it.
@@ -108,9 +109,10 @@ def _check(model: Path, certificate: Path | None) -> list[Finding]:
         if not isinstance(kind, str) or kind not in CLAIMS:
             raise RefusedError(f"the checker knows no claim of the kind {kind!r}")
         table(claim, dict.fromkeys(KEYS[kind], anything), f"the claim {kind}", KEYS[kind])
-        if kind != "well-posed" and not proven[about]:
+        posed = any(finding.claim == "well-posed" for finding in proven[about])
+        if kind not in ("well-posed", "branch") and not posed:
             raise RefusedError(f"{kind} needs well-posedness, which must be claimed before it")
-        if kind == "well-posed" and proven[about]:
+        if kind == "well-posed" and posed:
             raise RefusedError(f"well-posedness of {about or model.name} is claimed twice; one proof is enough")
         proven[about].append(CLAIMS[kind](claim, parts[about], proof))
     if open_parts := [name for name, findings in proven.items() if not findings]:
@@ -279,8 +281,86 @@ def _continuation(claim: dict[str, Any], part: Part, proof: TensorFile) -> Findi
 
     Either the outputs lie in a box, or that of one class is the largest; see `wellposed.checker.continuation`.
     """
-    u, z = (_box(claim, name, proof) for name in ("inputs", "preactivations"))
-    n, p = len(z.ends), len(u.ends)
+    z = _box(claim, "preactivations", proof)
+    n, box = len(z.ends), [(low * z.unit, high * z.unit) for low, high in z.ends]
+    asked = _asked(claim, part, proof, n, 2 * n, z.bits)
+    c, r = asked.ball
+    lines = asked.lines(claim, box, proof)
+    center(asked.network, c, r, asked.inverse, False)
+    if any(p - q < low or p + q > high for p, q, (low, high) in zip(c, r, box, strict=True)):
+        raise RefusedError("the equilibrium at the center of the inputs may lie outside of its box")
+    A, B, b = asked.network.A, asked.network.B, asked.network.b
+    for sign in (1, -1):
+        for i, (low, high) in enumerate(box):
+            rows = [sign * entry for entry in A.rows[i]], [sign * entry for entry in B.rows[i]]
+            most = asked.bound(lines, i if sign > 0 else n + i, *rows, (A.exponent, B.exponent))
+            if not most + sign * b.entries[i] * b.unit < (high if sign > 0 else -low):
+                raise RefusedError(f"pre-activation {i} is not proven to lie inside its box")
+    how = "lines and multipliers map a box of pre-activations into its interior"
+    return _outputs_of(part, asked, "continuation", lambda row, *rows: asked.bound(lines, 2 * n + row, *rows), how)
+
+
+def _branch(claim: dict[str, Any], part: Part, proof: TensorFile) -> Finding:
+    """Proves that every input of a box has exactly one equilibrium in a box, and what follows for its outputs.
+
+    The equilibria there are the branch through the one at the center of the inputs; there may be others elsewhere.
+    """
+    n = len(part.phis)
+    asked = _asked(claim, part, proof, n, 0, 0)
+    c, r = asked.ball
+    lines = asked.lines(claim, [(p - q, p + q) for p, q in zip(c, r, strict=True)], proof)
+    proof.budget.multiply(n * n * len(asked.network.ends), asked.network.B.bits, asked.inverse.bits)
+    center(asked.network, c, r, asked.inverse, True)
+    how = "Krawczyk's test for all inputs, with all slopes on a box of pre-activations"
+    return _outputs_of(part, asked, "branch", lambda row, *rows: asked.bound(lines, row, *rows), how)
+
+
+class _Asked(NamedTuple):
+    """The network of a claim about inputs in a box, and what is claimed of its outputs: a class, or a box."""
+
+    network: Network
+    outputs: tuple[Matrix, Matrix, list[Fraction]]  # C, D and the bias
+    target: int | None
+    box: "_Box | None"
+    multipliers: Matrix
+    ball: tuple[list[Fraction], list[Fraction]]  # center and radius of Krawczyk's test
+    inverse: Matrix
+
+    def lines(self, claim: dict[str, Any], box: list[tuple[Fraction, Fraction]], proof: TensorFile) -> Lines:
+        """Reads the slopes of lines on a box of pre-activations."""
+        slopes, n = claim.get("slopes"), len(box)
+        if not isinstance(slopes, list) or len(slopes) != 2:
+            raise RefusedError("the continuation names no two slopes")
+        lower, upper = (proof.values(name, (n,))[1] for name in slopes)
+        both, exponent = scaled([*lower, *upper], proof.budget)
+        long = max(matrix.bits for matrix in (self.network.A, self.network.B, *self.outputs[:2]))
+        count, wide = len(self.multipliers.rows), n + len(self.network.ends)
+        proof.budget.multiply(
+            count * n * wide, long, self.multipliers.bits + max(entry.bit_length() for entry in both)
+        )
+        pairs = zip(self.network.phis, box, strict=True)
+        images = [(value(phi, low)[0], value(phi, high)[1]) for phi, (low, high) in pairs]
+        return Lines(box, Scaled(both[:n], exponent), Scaled(both[n:], exponent), on_grid(images))
+
+    def bound(
+        self, lines: Lines, row: int, states: Vector, inputs: Vector, exponents: tuple[int, int]
+    ) -> Fraction:
+        """Bounds a functional by a row of multipliers."""
+        given = Scaled(states, exponents[0]), Scaled(inputs, exponents[1])
+        nu = Scaled(self.multipliers.rows[row], self.multipliers.exponent)
+        return upper_bound(self.network, lines, *given, nu)
+
+
+def _asked(claim: dict[str, Any], part: Part, proof: TensorFile, n: int, own: int, bits: int) -> _Asked:
+    """Reads what a claim is about.
+
+    Args:
+        n: how many pre-activations it names.
+        own: rows of multipliers for them.
+        bits: of their ends.
+    """
+    u = _box(claim, "inputs", proof)
+    p = len(u.ends)
     sizes = {"A": (n, n), "B": (n, p), "C": (None, n), "D": (None, p)}
     A, B, C, D = (_formed(part, name, *sizes[name]) for name in "ABCD")
     if len(part.phis) != n:
@@ -289,49 +369,26 @@ def _continuation(claim: dict[str, Any], part: Part, proof: TensorFile) -> Findi
     D = D if D.rows else Matrix([[0] * p for _ in range(q)], 0)
     target, y = claim.get("target"), None if claim.get("outputs") is None else _box(claim, "outputs", proof)
     if (target is None) == (y is None) or (y is not None and len(y.ends) != q):
-        raise RefusedError(f"a continuation is about one class or about a box of {q} outputs")
+        raise RefusedError(f"a {claim['kind']} is about one class or about a box of {q} outputs")
     if target is not None and not (type(target) is int and 0 <= target < q and q > 1):
         raise RefusedError(f"the class is {target!r}; there are {q} outputs")
-    slopes = claim.get("slopes")
-    if not isinstance(slopes, list) or len(slopes) != 2:
-        raise RefusedError("the continuation names no two slopes")
-    nu = proof.matrix(claim.get("multipliers"), 2 * n + (q if y is None else 2 * q), n)
-    lower, upper = (proof.values(name, (n,))[1] for name in slopes)
-    both, exponent = scaled([*lower, *upper], proof.budget)
+    nu = proof.matrix(claim.get("multipliers"), own + (q if y is None else 2 * q), n)
     Y = proof.matrix(claim.get("inverse"), n, n)
-    c, r = (proof.vector(claim.get(name), n) for name in ("center", "radius"))
-    long = max(A.bits, B.bits, C.bits, D.bits), nu.bits + max(entry.bit_length() for entry in both)
-    proof.budget.multiply(len(nu.rows) * n * (n + p), *long)
+    ball = proof.vector(claim.get("center"), n), proof.vector(claim.get("radius"), n)
+    bits = max(bits, *(number.bit_length() for side in ball for one in side for number in one.as_integer_ratio()))
     proof.budget.multiply(n**3, A.bits, Y.bits)
-    proof.budget.spend(16 * n * (n + p + len(nu.rows)), max(*long, u.bits, z.bits, Y.bits))
-    (b, unit), offset = scaled(map(float, _bias(part, "b", n)), proof.budget), _bias(part, "c", q)
+    long = max(A.bits, B.bits, C.bits, D.bits, nu.bits, u.bits, Y.bits, bits)
+    proof.budget.spend(16 * n * (n + p + len(nu.rows)), long)
+    b, unit = scaled(map(float, _bias(part, "b", n)), proof.budget)
     inputs = Scaled([low for low, _ in u.ends] + [high for _, high in u.ends], u.exponent)
-    A_columns, B_columns = ([list(column) for column in zip(*M.rows, strict=True)] for M in (A, B))
-    network = Network(A, B, Scaled(b, unit), part.phis, inputs, (A_columns, B_columns))
-    box = [(low * z.unit, high * z.unit) for low, high in z.ends]
-    images = [(value(phi, low)[0], value(phi, high)[1]) for phi, (low, high) in zip(part.phis, box, strict=True)]
-    lines = Lines(box, Scaled(both[:n], exponent), Scaled(both[n:], exponent), on_grid(images))
-    center(network, c, r, Y)
-    if any(p - q < low or p + q > high for p, q, (low, high) in zip(c, r, box, strict=True)):
-        raise RefusedError("the equilibrium at the center of the inputs may lie outside of its box")
-
-    def bound(row: int, states: Vector, inputs: Vector, exponents: tuple[int, int]) -> Fraction:
-        given = Scaled(states, exponents[0]), Scaled(inputs, exponents[1])
-        return upper_bound(network, lines, *given, Scaled(nu.rows[row], nu.exponent))
-
-    for sign in (1, -1):
-        for i, (low, high) in enumerate(box):
-            rows = [sign * entry for entry in A.rows[i]], [sign * entry for entry in B.rows[i]]
-            most = bound(i if sign > 0 else n + i, *rows, (A.exponent, B.exponent))
-            if not most + sign * b[i] * network.b.unit < (high if sign > 0 else -low):
-                raise RefusedError(f"pre-activation {i} is not proven to lie inside its box")
-    return _outputs_of(part, C, D, offset, target, y, lambda row, *rows: bound(2 * n + row, *rows))
+    columns = [[list(column) for column in zip(*M.rows, strict=True)] for M in (A, B)]
+    network = Network(A, B, Scaled(b, unit), part.phis, inputs, (columns[0], columns[1]))
+    return _Asked(network, (C, D, _bias(part, "c", q)), target, y, nu, ball, Y)
 
 
-def _outputs_of(
-    part: Part, C: Matrix, D: Matrix, offset: list[Fraction], target: int | None, y: "_Box | None", bound: Any
-) -> Finding:
+def _outputs_of(part: Part, asked: _Asked, kind: str, bound: Callable[..., Fraction], how: str) -> Finding:
     """Proves the statement about outputs."""
+    (C, D, offset), target, y = asked.outputs, asked.target, asked.box
     q, exponents = len(C.rows), (C.exponent, D.exponent)
     for i in range(q):
         if y is None and target is not None:
@@ -344,11 +401,12 @@ def _outputs_of(
             rows = [[sign * entry for entry in M.rows[i]] for M in (C, D)]
             if bound(i if sign > 0 else q + i, *rows, exponents) + sign * offset[i] > end * y.unit:
                 raise RefusedError(f"the box of outputs does not hold output {i}")
-    how = "lines and multipliers map a box of pre-activations into its interior"
+    about = ", on the branch through the equilibrium at its center" if kind == "branch" else ""
     if y is None:
-        return Finding("continuation", part.name, f"class {target} for all inputs of a box", how)
+        return Finding(kind, part.name, f"class {target} for all inputs of a box{about}", how)
     width = rounded(max(high - low for low, high in y.ends) * y.unit)
-    return Finding("continuation", part.name, f"{q} outputs within {width:.4g}", how)
+    about = f" for all inputs of a box{about}" if about else ""
+    return Finding(kind, part.name, f"{q} outputs within {width:.4g}{about}", how)
 
 
 def _formed(part: Part, name: str, rows: int | None, columns: int) -> Matrix:
@@ -491,10 +549,14 @@ KEYS = {
         *("kind", "about", "inputs", "preactivations", "slopes", "multipliers"),
         *("center", "radius", "inverse", "outputs", "target"),
     ),
+    "branch": (
+        *("kind", "about", "inputs", "slopes", "multipliers", "center", "radius", "inverse", "outputs", "target"),
+    ),
 }
 CLAIMS = {
     "well-posed": _well_posed,
     "enclosure": _enclosure,
     "continuation": _continuation,
+    "branch": _branch,
     "row-gaps": _row_gaps,
 }

@@ -12,6 +12,12 @@ the largest gap g_j (`intercept`), so with x = phi(z) and z = Ax + Bu + b
 where u is in U and x in phi(S). That z(u0) is in S is Krawczyk's test (`center`): with F(z) = z - A phi(z) - Bu
 - b, any matrix Y and slopes D0 -+ Delta of phi on the box z -+ r, it asks for
 ``|Y F(z)| + (|I - Y (I - A D0)| + |Y A| Delta) r <= r``.
+
+Where u may have several equilibria, the same test for all u of U at once, with ``|Y B|`` times the radii of U
+added on the left, proves a branch: every u has exactly one equilibrium in z -+ r, continuous in u.
+There is one by Brouwer's theorem. For two of them ``(I - A D)(z - z') = 0`` with D between the slopes; the part of
+the left-hand side that belongs to r is below r, so ``I - Y (I - A D)`` has a spectral radius below one (Perron and
+Frobenius), ``I - A D`` is not singular, and z = z'. The only solution in a compact box depends on u continuously.
 """
 
 import math
@@ -160,8 +166,11 @@ def slopes(phi: Phi, z: Range) -> Range:
     return min(quotients), max(quotients)
 
 
-def center(network: Network, z: Sequence[Fraction], r: Sequence[Fraction], Y: Matrix) -> None:
-    """Proves that an equilibrium at the center of the inputs has its pre-activations in the box z -+ r."""
+def center(network: Network, z: Sequence[Fraction], r: Sequence[Fraction], Y: Matrix, everywhere: bool) -> None:
+    """Proves that an equilibrium at the center of the inputs has its pre-activations in the box z -+ r.
+
+    With `everywhere`, that every input has exactly one equilibrium there.
+    """
     A, n = network.A, len(z)
     if not all(radius > 0 for radius in r):
         raise RefusedError("the box around the equilibrium at the center has no interior")
@@ -176,13 +185,18 @@ def center(network: Network, z: Sequence[Fraction], r: Sequence[Fraction], Y: Ma
         reached += network.B.unit * sum(entry * one for entry, one in inputs if entry)
         residual.append(z[i] - reached - network.b.entries[i] * network.b.unit)
     ranges = [slopes(phi, (p - q, p + q)) for phi, p, q in zip(network.phis, z, r, strict=True)]
+    half, where = network.inputs.unit / 2, "all inputs" if everywhere else "the center of the inputs"
     for i, row in enumerate(Y.rows):
         P = [dot(row, column) * Y.unit * A.unit for column in network.columns[0]]
         moved = abs(Y.unit * sum(entry * part for entry, part in zip(row, residual, strict=True)))
         moved += sum(abs(entry) * part for entry, part in zip(P, error, strict=True))
+        if everywhere:
+            pairs = zip(network.columns[1], network.ends, strict=True)
+            drive = sum(abs(dot(row, column)) * (high - low) for column, (low, high) in pairs)
+            moved += drive * Y.unit * network.B.unit * half
         shrunk = Fraction(0)
         for j, (low, high) in enumerate(ranges):
             off = abs((i == j) - row[j] * Y.unit + P[j] * (low + high) / 2)
             shrunk += (off + abs(P[j]) * (high - low) / 2) * r[j]
         if not shrunk < r[i] or moved + shrunk > r[i]:
-            raise RefusedError(f"state {i} at the center of the inputs is not proven to lie in its box")
+            raise RefusedError(f"state {i} is not proven to lie in its box at {where}")

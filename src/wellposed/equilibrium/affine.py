@@ -128,6 +128,7 @@ class AffineMap(Map):
     steps_per_check = 16
     may_decay = False
     min_size_to_gather = 1 << 14
+    contracts = True
 
     def _preactivation(self, x: Tensor) -> Tensor:
         if self.v.dim() == 2 and len(self.factors) == 1:
@@ -164,6 +165,7 @@ class TransposedMap(Map):
     steps_per_check = 16
     may_decay = False
     min_size_to_gather = 1 << 14
+    contracts = True
 
     def _linear(self, y: Tensor) -> Tensor:
         lead, (rows, n) = self.factors[0].shape[:-2], self.slope.shape

@@ -46,7 +46,8 @@ class _Block:
     """Consecutive steps of the active rows, judged together."""
 
     index: int  # of the first step
-    value: Tensor  # (K, B, n): what a step reports, with its history for differentiation
+    value: Tensor  # (K, B, n): what a step reports, with its history for differentiation,
+    accepted: Tensor  # (K, B, n): and what it reports of rows that it accepts
     event: Tensor  # (K, B): accepted or not finite
     residual: Tensor  # (K, B)
     x: Tensor  # (K, B, n): the points, without history
@@ -111,7 +112,10 @@ class _ActiveRows:
         if not finite:
             event = event | ~residual.isfinite()
         self.trace.append(residual)
-        return _Block(index, _stack(values) if values else x, event, residual, points, images, finite, reach)
+        value = _stack(values) if values else x
+        # The image of a point is nearer to the equilibrium where the map contracts, and it is known already.
+        accepted = fx if stop.stateless and self.f.contracts else value
+        return _Block(index, value, accepted, event, residual, points, images, finite, reach)
 
     def runaway(self, block: _Block, masked: bool) -> Tensor | None:  # (K, B)
         """Marks iterates whose residual is small only relative to a state that has grown out of proportion.
@@ -257,14 +261,18 @@ class _Results:
         """Writes the results of all rows that finish in a block."""
         ends, first = block.event.max(0)
         if self.masked:
-            status = torch.where(_pick(block.residual, first).isfinite(), accepted, Status.NONFINITE)
-            return self.put(ends, _pick(block.value, first), status, first + (block.index + 1))
+            finite = _pick(block.residual, first).isfinite()
+            value = torch.where(finite[:, None], _pick(block.accepted, first), _pick(block.value, first))
+            status = torch.where(finite, accepted, Status.NONFINITE)
+            return self.put(ends, value, status, first + (block.index + 1))
         chosen = (ends & (self._active(self.status) == Status.RUNNING)).nonzero()[:, 0]
         first = first[chosen]
-        status = torch.full_like(first, accepted)
+        value, status = block.accepted[first, chosen], torch.full_like(first, accepted)
         if not block.finite:
-            status = torch.where(block.residual[first, chosen].isfinite(), accepted, Status.NONFINITE)
-        self._copy(self.rows[chosen], block.value[first, chosen], status, first + (block.index + 1))
+            finite = block.residual[first, chosen].isfinite()
+            value = torch.where(finite[:, None], value, block.value[first, chosen])
+            status = torch.where(finite, accepted, Status.NONFINITE)
+        self._copy(self.rows[chosen], value, status, first + (block.index + 1))
 
     def close(self, rows: Tensor, block: _Block, status: Tensor) -> None:
         """Ends rows that no stopping rule has accepted, after the last step of a block."""
@@ -355,11 +363,11 @@ def iterate(
 ) -> Iterates:
     """Iterates until every sample is finished.
 
-    A sample's result is that of the first step which its stopping rule accepts; later steps of its row are
-    ignored, and the row is dropped once half of the active rows are finished. Where evaluations are cheap, several
-    steps are judged together, which changes no value and no count. With `masked` the number of steps is fixed and
-    nothing depends on values, as tracing needs. With `progress` the solve goes on from there; its stopping rule
-    must be stateless.
+    A sample's result is that of the first step which its stopping rule accepts: the point, or its image where the
+    map contracts. Later steps of its row are ignored, and the row is dropped once half of the active rows are
+    finished. Where evaluations are cheap, several steps are judged together, which changes no value and no count.
+    With `masked` the number of steps is fixed and nothing depends on values, as tracing needs. With `progress` the
+    solve goes on from there; its stopping rule must be stateless.
     """
     results = _Results(x, masked)
     if x.shape[0] == 0:

@@ -109,6 +109,7 @@ class Map(abc.ABC):
     steps_per_check: int = 1  # evaluations that may be wasted by judging several steps at once
     may_decay: bool = True  # whether states may decay to zero, so that the first residual sets the scale
     min_size_to_gather: int = 0  # below so many numbers, dropping finished rows costs more than it saves
+    contracts: bool = False  # whether f(x) is known to be nearer to the equilibrium than x, in some norm
 
     @abc.abstractmethod
     def __call__(self, x: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class KernelSpec:
         memory: of Anderson's extrapolation, 0 for plain steps; `worth`, `patience` and `ridge` as there.
         rule: accept a residual below ``max(atol, rtol |f(x)|)``, when nothing changes any more or after `limit`
             steps, or exactly after `limit` steps.
+        goes_on: whether another method takes samples over that are not finished after `max_steps`.
         prepared: a cache for engines.
     """
 
@@ -59,6 +60,7 @@ class KernelSpec:
     rtol: float
     limit: int
     max_steps: int
+    goes_on: bool = False
     prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -98,10 +100,12 @@ def kernel_spec(
     elif isinstance(stop, Steps):
         rule, limit = COUNTED, stop.n
     steps = options.max_steps if max_steps is None else max_steps
-    if not isinstance(solver, Anderson):
-        return KernelSpec(*kind, 0, 0.0, 0.0, 0.0, rule, atol, rtol, limit, steps)
-    ridge = default_ridge(dtype) if solver.ridge is None else solver.ridge
-    return KernelSpec(*kind, solver.memory, solver.worth, solver.patience, ridge, rule, atol, rtol, limit, steps)
+    memory, worth, patience, ridge = 0, 0.0, 0.0, 0.0
+    if isinstance(solver, Anderson):
+        memory, worth, patience = solver.memory, solver.worth, solver.patience
+        ridge = default_ridge(dtype) if solver.ridge is None else solver.ridge
+    capped = steps < options.max_steps
+    return KernelSpec(*kind, memory, worth, patience, ridge, rule, atol, rtol, limit, steps, capped)
 
 
 def unsupported(spec: AffineSpec, factors: Factors) -> str:

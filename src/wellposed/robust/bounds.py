@@ -2,8 +2,8 @@
 
 A method takes a `Query` and returns `Bounds`; a further one is a line in `METHODS`. `best_bounds` is the method
 "best": what several methods prove, intersected, within a time budget. `worst_case_loss` bounds the largest loss on
-a set of inputs, and `certified` tells which samples provably keep their class (003, section 4.3). `enclosures`
-and `continuations` write bounds and verdicts as claims of a certificate, with what the checker needs for a proof.
+a set of inputs, and `certified` tells which samples provably keep their class (003, section 4.3). `enclosures`,
+`continuations` and `branches` write bounds and verdicts as claims of a certificate, with what the checker needs.
 """
 
 import math
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellposed.conditions.branches import BranchEquation
 from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import convert_outward, plain_convolutions, upward
 from wellposed.errors import IllPosedError, InputError, MissingExtraError, unknown_name
@@ -23,7 +24,7 @@ from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
 from wellposed.models.io.certificates import Claim
 from wellposed.registry import Registry
-from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds, solve_states
+from wellposed.robust.boxes import box_bounds, l2_bounds, norm_bounds, solve_states, states_of_branch
 from wellposed.robust.crown import MAX_STEPS, TOLERANCE, Crown, Multipliers, lines_of
 from wellposed.robust.intervals import interval_bounds, starting_states
 from wellposed.robust.linear_programs import Relaxation
@@ -409,23 +410,53 @@ def continuations(model: ImplicitForm | nn.Module, inputs: Box, target: Tensor |
         >>> claim.kind, claim.tensors["multipliers"].shape
         ('continuation', torch.Size([8, 3]))
     """
+    return _claims(model, inputs, target, solve_states, _Lines.continuation)
+
+
+@torch.no_grad()
+def branches(model: ImplicitForm | nn.Module, inputs: Box, target: Tensor | None = None) -> list[Claim]:
+    """Claims the same as `continuations` of the branch through the equilibrium at the center of every box.
+
+    The model need not be well-posed: the proof is that every input of a box has exactly one equilibrium near that
+    one, because no slopes of phi there make I - AD singular. Of other equilibria it says nothing. The equilibrium
+    at the center is the one that is found from zero.
+
+    Args:
+        model, inputs, target: as in `continuations`.
+
+    Raises:
+        IllPosedError: a sample is not proven; the message says which and why.
+
+    Example:
+        >>> one = torch.ones(1, 1, dtype=torch.float64)
+        >>> form = ImplicitForm(3 * one, one, one, bias=one[0] / 2, activation="tanh")  # with three equilibria
+        >>> (claim,) = branches(form, Box.around(0 * one, 0.1, None, None))
+        >>> claim.kind, bool(0.99 < claim.tensors["y0"] < claim.tensors["y1"] < 1.0)
+        ('branch', True)
+    """
+    return _claims(model, inputs, target, states_of_branch, _Lines.branch)
+
+
+def _claims(
+    model: ImplicitForm | nn.Module, inputs: Box, target: Tensor | None,
+    solve: Callable[[ImplicitForm, Tensor], Tensor], prove: "Callable[[_Lines, Tensor], Claim]",
+) -> list[Claim]:  # fmt: skip
     form, box = as_form(model, inputs).to(torch.float64), inputs.to(torch.float64)
     if target is not None:
         check_target(target, len(box), form.sizes[2])
-    x = solve_states(form, box.center)
+    x = solve(form, box.center)
     claims = []
     for k in range(len(box)):
         one = Box(box.lower[k : k + 1], box.upper[k : k + 1])
-        proof = _Lines(form, one, None if target is None else int(target[k]))
         try:
-            claims.append(proof.claim(x[k]))
+            claims.append(prove(_Lines(form, one, None if target is None else int(target[k])), x[k]))
         except IllPosedError as error:
             raise IllPosedError(f"sample {k}: {error}") from error
     return claims
 
 
 class _Lines:
-    """The numbers of a continuation of one sample, found in floating point; the checker proves them."""
+    """The numbers of a proof about one sample, found in floating point; the checker proves them."""
 
     def __init__(self, form: ImplicitForm, box: Box, target: int | None) -> None:
         self.form, self.box, self.target = form, box, target
@@ -448,17 +479,42 @@ class _Lines:
             [function(lines, part) for (lines, _), part in zip(self.pieces, parts, strict=True)], dim=-1
         )
 
-    def claim(self, x: Tensor) -> Claim:
-        """Grows a box from the center until it holds its own image."""
-        pairs = (
-            (self.C, self.D, self.c)
-            if self.target is None
-            else (self.C - self.C[self.target], self.D - self.D[self.target], self.c - self.c[self.target])
+    def _asked(self) -> list[Tensor]:
+        """Returns the coefficients of states and inputs, and constants, of outputs up and down, or of margins."""
+        if self.target is None:
+            return [torch.cat([part, -part]) for part in (self.C, self.D, self.c)]
+        return [part - part[self.target] for part in (self.C, self.D, self.c)]
+
+    def branch(self, x: Tensor) -> Claim:
+        """Encloses the branch through an equilibrium by Krawczyk's test, and makes it larger by a little."""
+        v, half = self.box.center[0] @ self.B.mT + self.b, (self.box.upper - self.box.lower)[0] / 2
+        none, kinds = torch.zeros_like(v), tuple(zip(self.form.activations, self.form.partition, strict=True))
+        equation = BranchEquation(self.A, torch.zeros_like(self.A), kinds)
+        box = equation.prove(x @ self.A.mT + v, v, none, [(self.B, half)])
+        if box.why_not:
+            raise IllPosedError(box.why_not)
+        center, radius, eye = box.center, box.radius, torch.eye(len(v), dtype=v.dtype)
+        residual = center - equation.function(center) @ self.A.mT - v
+        for _ in range(ROUNDS):
+            middle, spread = equation.slopes(center, radius)
+            Y = torch.linalg.inv_ex(eye - self.A * middle)[0].float().double()
+            change = (eye - Y @ (eye - self.A * middle)).abs() + (Y @ self.A).abs() * (spread + ROOM)
+            moved = (Y @ residual).abs() + (Y @ self.B).abs() @ half
+            image = moved + change @ radius + ROOM * 1e-3 * (1 + center.abs())
+            if bool((image < radius).all()):
+                z = Interval((center - radius)[None], (center + radius)[None])
+                return self._stated("branch", center, radius, Y, *self._bounds(z, *self._asked()), {})
+            ahead = torch.linalg.solve_ex(eye - change, image - change @ radius)[0]
+            larger = ahead if bool((ahead >= image).all()) else image
+            radius = torch.maximum(radius, (1 + GROWTH) * larger)
+        raise IllPosedError(
+            "no box around the equilibrium at the center is proven to hold the branch; use a smaller set"
         )
-        signs = (1, -1) if self.target is None else (1,)
+
+    def continuation(self, x: Tensor) -> Claim:
+        """Grows a box from the center until it holds its own image."""
         states, inputs, constant = (  # z, -z, and outputs or margins
-            torch.cat([own, -own, *(sign * out for sign in signs)])
-            for own, out in zip((self.A, self.B, self.b), pairs, strict=True)
+            torch.cat([own, -own, out]) for own, out in zip((self.A, self.B, self.b), self._asked(), strict=True)
         )
         n, center = len(self.A), x @ self.A.mT + self.box.center[0] @ self.B.mT + self.b
         z = Interval(center[None], center[None])
@@ -467,7 +523,9 @@ class _Lines:
             lower, upper = -bound[None, n : 2 * n], bound[None, :n]
             spare = ROOM * (1 + upper.abs().maximum(lower.abs()))
             if bool(((lower - spare > z.lower) & (upper + spare < z.upper)).all()):
-                return self._stated(z, slopes, nu, bound[2 * n :], center)
+                Y, radius = self._inverse(center)
+                more = {"z0": z.lower[0], "z1": z.upper[0]}
+                return self._stated("continuation", center, radius, Y, slopes, nu, bound[2 * n :], more)
             room = GROWTH * (upper - lower) + 4 * spare
             z = Interval(torch.minimum(z.lower, lower - room), torch.maximum(z.upper, upper + room))
             if not bool((z.lower.isfinite() & z.upper.isfinite()).all()):
@@ -494,10 +552,11 @@ class _Lines:
         return (lower, upper), nu, value + self.box.interval.largest(inputs + lam @ self.B)
 
     def _stated(
-        self, z: Interval, slopes: tuple[Tensor, Tensor], nu: Tensor, bound: Tensor, center: Tensor
-    ) -> Claim:
-        q, facts = len(self.C), dict[str, Any]()
-        tensors = {"u0": self.box.lower[0], "u1": self.box.upper[0], "z0": z.lower[0], "z1": z.upper[0]}
+        self, kind: str, center: Tensor, radius: Tensor, Y: Tensor, slopes: tuple[Tensor, Tensor], nu: Tensor,
+        bound: Tensor, more: dict[str, Tensor],
+    ) -> Claim:  # fmt: skip
+        q, facts = len(self.C), dict[str, Any]({"preactivations": ["z0", "z1"]} if more else {})
+        tensors = {"u0": self.box.lower[0], "u1": self.box.upper[0], **more}
         if self.target is None:
             spare = ROOM * (1 + bound.abs())
             tensors |= {"y0": -(bound[q:] + spare[q:]), "y1": bound[:q] + spare[:q]}
@@ -508,11 +567,10 @@ class _Lines:
                 worst = int(torch.where(others, bound, -math.inf).argmax())
                 raise IllPosedError(f"output {worst} may exceed that of class {self.target} by {bound[worst]:.3g}")
             facts["target"] = self.target
-        Y, radius = self._inverse(center)
         tensors |= {"s0": slopes[0], "s1": slopes[1], "multipliers": nu, "center": center, "radius": radius}
-        facts |= {"inputs": ["u0", "u1"], "preactivations": ["z0", "z1"], "slopes": ["s0", "s1"]}
+        facts |= {"inputs": ["u0", "u1"], "slopes": ["s0", "s1"]}
         facts |= {name: name for name in ("multipliers", "center", "radius", "inverse")}
-        return Claim("continuation", facts, tensors | {"inverse": Y})
+        return Claim(kind, facts, tensors | {"inverse": Y})
 
     def _inverse(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a rounded inverse of I - A phi'(z) and radii that Krawczyk's test accepts with it."""

@@ -4,17 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
-from wellposed.robust import AdversarialLoss, Ramp, SignSteps, TradesLoss
-from wellposed.training import fit
+from wellposed.robust import Ramp
 from wellposed_lab.cache import cached
 from wellposed_lab.config import Schedule
 from wellposed_lab.engine.run import Context, Run
 from wellposed_lab.engine.store import Result, Value
 from wellposed_lab.experiments.adversarial.evaluation import RADIUS, Budget, Evaluation
 from wellposed_lab.experiments.adversarial.models import Classifier, Defended, Shape
+from wellposed_lab.experiments.adversarial.training import AttackedStep, train
 from wellposed_lab.networks.trained import images
 
 
@@ -101,20 +100,9 @@ def _trained(
     u, labels = pair_of(data, "train", schedule.images, seed)
     network = model.build(shape, u.shape[1], len(images(data, "train").classes), seed).to(device)
     network.reseed(seed)
-    loss = _loss(network, schedule, seed, batches=-(-len(u) // schedule.batch_size))
-    fit(network, (u, labels), loss, epochs=schedule.epochs, batch_size=schedule.batch_size, seed=seed,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, schedule.learning_rate, amsgrad=True),
-        schedule="cosine", device=device, progress=False)  # fmt: skip
-    loss.watch.close()
+    step = AttackedStep(
+        network, schedule.steps, schedule.weight, seed, schedule.learning_rate, schedule.batch_size
+    )
+    ramp = Ramp(RADIUS, steps=int(schedule.grown * schedule.epochs * -(-len(u) // schedule.batch_size)))
+    train(network, (u, labels), ramp, step, schedule.epochs, seed)
     return network.eval()
-
-
-def _loss(
-    network: Classifier, schedule: AdversarialSchedule, seed: int, batches: int
-) -> AdversarialLoss | TradesLoss:
-    ramp = Ramp(RADIUS, steps=int(schedule.grown * schedule.epochs * batches))
-    generator = torch.Generator(next(network.parameters()).device).manual_seed(seed)
-    if network.defended.trained_by == "trades":
-        return TradesLoss(network, ramp, weight=schedule.weight, steps=schedule.steps, generator=generator)
-    share = 0.0 if network.defended.trained_by == "clean" else 1.0
-    return AdversarialLoss(network, ramp, attack=SignSteps(schedule.steps, generator=generator), share=share)

@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
 
+from wellposed.activations import get_activation
 from wellposed.errors import InputError
 from wellposed.models import DenseCell
 from wellposed_lab.experiments.noise.models import Equilibrium, Pair
-from wellposed_lab.experiments.noise.solve import attach, disturbed_tanh, solve_averaged, solve_plain
+from wellposed_lab.experiments.noise.solve import attach, disturbed_tanh, solve_averaged, solve_plain, unrolled
 from wellposed_lab.networks.twins import FeedForward, HiddenLayer
 
 MULTIPLE = 16  # widths of padded states on a GPU, whose matrix units want round numbers
@@ -105,6 +105,8 @@ class Stack(nn.Module, abc.ABC):
 
     widths: Tensor
     inject: Tensor
+    biased: Tensor
+    projected: Tensor
 
     def __init__(self, members: Sequence[Member], inputs: int, outputs: int, size: int | None = None) -> None:
         super().__init__()
@@ -114,8 +116,12 @@ class Stack(nn.Module, abc.ABC):
         self.size = max(member.pair.width for member in members) if size is None else size
         self.static = False  # whether a pass looks at no values, for CUDA graphs
         self.penalised = False  # whether the Jacobian penalty is computed
+        self.unrolled = False  # whether equilibria are differentiated through all steps
         self.register_buffer("widths", torch.tensor([[float(m.pair.width)] for m in self.members]))  # (M, 1)
         self.register_buffer("inject", torch.tensor([[[float(m.pair.inject)]] for m in self.members]))
+        self.kinds = sorted({member.pair.projection for member in self.members})
+        projected = [[[self.kinds.index(member.pair.projection)]] for member in self.members]
+        self.register_buffer("projected", torch.tensor(projected))
         self.stack([member.pair.build(inputs, outputs, member.seed) for member in self.members])
 
     @staticmethod
@@ -135,7 +141,9 @@ class Stack(nn.Module, abc.ABC):
         """Copies the weights of modules."""
         first, hidden, last = zip(*(self.layers(model) for model in models), strict=True)
         self.V = nn.Parameter(_filled([part[0].weight for part in first], self.size, self.inputs))
-        self.c = nn.Parameter(_filled([part[0].bias[None] for part in first], 1, self.size))
+        biases = [part[0].bias for part in first]  # a cell whose projection is the identity has none beside b
+        self.c = nn.Parameter(_filled([torch.zeros(1, 0) if c is None else c[None] for c in biases], 1, self.size))
+        self.register_buffer("biased", torch.tensor([[[float(c is not None)]] for c in biases]))
         depth = max(len(part) for part in hidden)
         deep = [[part[k] for part in hidden if len(part) > k] for k in range(depth)]
         square = (self.size, self.size)
@@ -154,12 +162,18 @@ class Stack(nn.Module, abc.ABC):
         for layer, (weight, bias) in zip([*first, *hidden, *last], [*weights, (self.C, self.e)], strict=True):
             rows, columns = layer.weight.shape
             layer.weight.copy_(weight[index, :rows, :columns])
-            layer.bias.copy_(bias[index, 0, :rows])
+            if layer.bias is not None:
+                layer.bias.copy_(bias[index, 0, :rows])
         return model.eval()
 
     def encode(self, u: Tensor) -> Tensor:  # (M, B, p) or (B, p) -> (M, B, n)
         """Computes the projected input."""
-        return relu(u @ self.V.mT + self.c)
+        s = u @ self.V.mT + self.biased * self.c
+        first, *others = self.kinds
+        x = get_activation(first).function(s)
+        for index, kind in enumerate(others, start=1):
+            x = torch.where(self.projected == index, get_activation(kind).function(s), x)
+        return x
 
     def readout(self, z: Tensor) -> Tensor:  # (M, B, n) -> (M, B, q)
         """Computes the logits."""
@@ -194,6 +208,9 @@ class EquilibriumStack(Stack):
         W, x, amplitude = self.W[0][rows], x[rows], noises.amplitude[rows]
         noisy = any(at is not None for at in noises.decibels[rows])
         draw = partial(self._draw, part, x.shape[1], noises.draws)
+        if training and not noisy and self.unrolled:
+            states, steps = unrolled(W, x, self.static)
+            return states, steps, states
         if training and not noisy:
             found = solve_plain(W.detach(), x.detach(), self.static)
         else:

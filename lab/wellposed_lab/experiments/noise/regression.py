@@ -13,15 +13,16 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium import Unrolled, watch
+from wellposed.equilibrium import watch
 from wellposed.errors import InputError, MissingExtraError, require
-from wellposed.training import fit
-from wellposed_lab.config import Scale, Training
+from wellposed_lab.config import Scale, Training, identity
 from wellposed_lab.engine.experiment import Figure, Picture, Suite
 from wellposed_lab.engine.run import Context, Role, Run
 from wellposed_lab.engine.store import Record, Result, Value
 from wellposed_lab.engine.thresholds import Floor
-from wellposed_lab.experiments.noise.models import WIDTHS, Equilibrium, Pair, under_noise
+from wellposed_lab.experiments.noise.ensemble import Member, Stack, make_stack
+from wellposed_lab.experiments.noise.models import WIDTHS, Pair, under_noise
+from wellposed_lab.experiments.noise.training import NoiseSchedule, Order, train
 from wellposed_lab.report.figures import PALETTE, best_scale
 from wellposed_lab.report.findings import median_of
 from wellposed_lab.tasks.task import Pair as Samples
@@ -138,7 +139,8 @@ class RegressionRun(Run):
 
     ``test_mse`` without a point is without noise, at a point it is under noise of so many decibels; ``steps`` are
     those of the averaged stopping rule. A DEQ is differentiated through all steps of its solves: here they often
-    end at the 60 steps that 004 allows, and an implicit gradient at such a point leads astray.
+    end at the 60 steps that 004 allows, and an implicit gradient at such a point leads astray. Runs of one kind
+    are one ensemble.
 
     Args:
         task: the function and its samples.
@@ -152,31 +154,52 @@ class RegressionRun(Run):
     training: Training
     points: tuple[float, ...] = (20.0, 10.0, 5.0, 0.0)
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    resumable: ClassVar[bool] = True
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
         return self.task.name, f"{self.pair.name}-{self.pair.projection}", None
 
-    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
-        return [run.result(context) for run in runs]
+    @property
+    def batch_seeds(self) -> bool:
+        return True
 
-    def result(self, context: Context) -> Result:
-        """Trains and measures."""
-        model = self.pair.build(1, 1, self.seed).to(context.device)
-        if isinstance(
-            model, Equilibrium
-        ):  # a solve that is cut off has no implicit gradient, and 60 steps are few
-            model.deq.gradient = Unrolled()
-        quiet = under_noise(model, None, self.seed, training=True)
-        history = fit(quiet, self.task.train(self.seed), self.task.loss, **self.training.arguments(),
-                      seed=self.seed, device=context.device, checkpoint=context.checkpoint([self]),
-                      progress=context.progress and ": ".join(self.labels[:2]))  # fmt: skip
+    @property
+    def family(self) -> str:
+        """The same for runs of one ensemble, as in `NoiseRun`."""
+        one_width = self.pair.kind == "ffw" or self.scale != "paper"
+        shape = (self.pair.kind, self.pair.width if one_width else 0)
+        return identity((self.suite, self.scale, self.task, shape, self.training, self.points))
+
+    def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
+        members = [Member(run.pair, None, run.seed) for run in runs]
+        stack = make_stack(members, 1, 1, context.device)
+        stack.unrolled = True  # a solve that is cut off has no implicit gradient, and 60 steps are few
+        losses = self._trained(stack, context)
+        return [run._result(stack, losses, context.device) for run in runs]
+
+    def _trained(self, stack: Stack, context: Context) -> Tensor:
+        """Trains all members, each on the samples of its seed; returns their mean losses, ``(epochs, M)``."""
+        count, seeds = self.task.samples, sorted({member.seed for member in stack.members})
+        u, y = (torch.cat(parts) for parts in zip(*(self.task.train(seed) for seed in seeds), strict=True))
+        orders = {seed: Order(seed, count, count) for seed in seeds}
+        for place, order in enumerate(orders.values()):
+            order.rows = torch.arange(place * count, (place + 1) * count)
+        schedule = NoiseSchedule(
+            count, self.training.epochs, self.training.batch_size, self.training.learning_rate
+        )
+        tell = print if context.progress else lambda text: None
+        own = [orders[member.seed] for member in stack.members]
+        u, y = u.to(context.device), y.to(context.device)
+        return train(stack, u, y, schedule, tell, loss=_squared_errors, own=own, exact=True)
+
+    def _result(self, stack: Stack, losses: Tensor, device: str) -> Result:
+        place = stack.members.index(Member(self.pair, None, self.seed))
+        model = stack.member(place).to(device)
         values = [Value("parameters", float(sum(p.numel() for p in model.parameters())))]
         for at in (None, *self.points):
-            values += self._tested(model.eval(), at)
-        losses = [float(f"{loss:.5g}") for loss in history.train_loss.tolist()]
-        return Result(tuple(values), {"train_loss": losses})
+            values += self._tested(model, at)
+        series = {"train_loss": [float(f"{loss:.5g}") for loss in losses[:, place].tolist()]}
+        return Result(tuple(values), series, {"ensemble": len(stack.members)})
 
     @torch.no_grad()
     def _tested(self, model: nn.Module, at: float | None) -> list[Value]:
@@ -186,6 +209,10 @@ class RegressionRun(Run):
             prediction = noisy(u.to(next(model.parameters()).device)).cpu()
         values = [Value(name, score, at) for name, score in self.task.score(prediction, y).items()]
         return values + ([Value("steps", log.mean_steps, at)] if log.forward else [])
+
+
+def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:  # (M, B, 1) each -> (M,)
+    return (outputs - targets).square().mean((1, 2))
 
 
 TASK = "bump-regression"

@@ -143,6 +143,55 @@ def solve_averaged(W: Tensor, x: Tensor, amplitude: Tensor, draw: Draw | None, s
     return Found(value, steps, found)
 
 
+def unrolled(W: Tensor, x: Tensor, static: bool = False) -> tuple[Tensor, Tensor]:
+    """Solves as `solve_plain` does and differentiates through all steps, as `Unrolled` does; returns steps too.
+
+    Args:
+        W, x, static: as in `solve_plain`.
+    """
+    value, steps = _Unrolled.apply(W, x, static)
+    extra = torch.tanh(torch.baddbmm(x, value, W.mT))
+    return extra + (value - extra).detach(), steps
+
+
+class _Unrolled(torch.autograd.Function):
+    """The iterate at which a solve stops; the products of its gradient with W are one product for all steps."""
+
+    @staticmethod
+    def forward(ctx: Any, W: Tensor, x: Tensor, static: bool) -> tuple[Tensor, Tensor]:
+        step, z, past = _compiled(_tanh_step, static), torch.zeros_like(x), []
+        value, done, steps = _begin(x)
+        for _ in range(STEPS):
+            past.append(z)
+            z, value, done, steps = step(torch.baddbmm(x, z, W.mT), z, value, done, steps)
+            if not static and bool(done.all()):
+                break
+        ctx.static = static
+        ctx.save_for_backward(W, torch.stack(past), steps)
+        ctx.mark_non_differentiable(steps)
+        return value, steps
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        W, past, steps = ctx.saved_tensors  # past: (K, M, B, n)
+        back, g = _compiled(_unrolled_back, ctx.static), gradients[0]
+        ends = steps[None] - 1 == torch.arange(len(past), device=steps.device)[:, None, None]
+        carried, signals = torch.zeros_like(g), []
+        for z, last in zip(past[1:].flip(0), ends[1:].flip(0), strict=True):
+            signals.append(back(carried, g, z, last))
+            carried = signals[-1] @ W
+        if not signals:
+            return torch.zeros_like(W), torch.zeros_like(g), None
+        h = torch.stack(signals).flip(0)  # (K - 1, M, B, n)
+        rows = [part.transpose(0, 1).flatten(1, 2) for part in (h, past[:-1])]  # (M, (K - 1) B, n)
+        return rows[0].mT @ rows[1], h.sum(0), None
+
+
+def _unrolled_back(carried: Tensor, g: Tensor, z: Tensor, last: Tensor) -> Tensor:
+    """Takes a cotangent from a state to the signal before it; g enters at the step that was the last."""
+    return (carried + torch.where(last[..., None], g, 0.0)) * (1 - z.square())
+
+
 def attach(
     W: Tensor, x: Tensor, found: Found, amplitude: Tensor, noise: Tensor | None, static: bool = False
 ) -> Tensor:

@@ -1,8 +1,8 @@
 """Training and testing of the ensembles of 004: every member as if it were alone, on a GPU as one CUDA graph."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,13 @@ from wellposed_lab.experiments.noise.ensemble import Draws, Noises, Stack, make_
 WARM = 3  # steps before a graph is captured
 PART = 500  # images that are tested at once
 Progress = Callable[[str], None]
+Loss = Callable[[Tensor, Tensor], Tensor]  # from outputs (M, B, q) and targets of all members to losses (M,)
+
+
+def entropies(logits: Tensor, labels: Tensor) -> Tensor:  # (M, B, q), (M, B) -> (M,)
+    """Returns the mean cross-entropy of every member."""
+    losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return losses.reshape(labels.shape).mean(1)
 
 
 @dataclass(frozen=True)
@@ -54,12 +61,15 @@ class Trainer:
 
     Args:
         stack: the ensemble, trained in place.
-        u, labels: all images and classes, on the device.
+        u, targets: all images and classes, or all samples of a regression, on the device.
         schedule: how.
+        loss: of every member.
     """
 
-    def __init__(self, stack: Stack, u: Tensor, labels: Tensor, schedule: NoiseSchedule) -> None:
-        self.stack, self.u, self.labels, self.schedule = stack, u, labels, schedule
+    def __init__(
+        self, stack: Stack, u: Tensor, targets: Tensor, schedule: NoiseSchedule, loss: Loss = entropies
+    ) -> None:
+        self.stack, self.u, self.targets, self.schedule, self.loss = stack, u, targets, schedule, loss
         cuda = u.device.type == "cuda"
         stack.penalised = schedule.jacobian > 0
         self.noises = Noises([m.noise for m in stack.members], Draws(stack.members, u.device, stack.size))
@@ -86,8 +96,8 @@ class Trainer:
 
     def _step(self, rows: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        found, target = self.stack(self.u[rows], self.noises, training=True), self.labels[rows].flatten()
-        losses = cross_entropy(found.logits.flatten(0, 1), target, reduction="none").reshape(rows.shape).mean(1)
+        found = self.stack(self.u[rows], self.noises, training=True)
+        losses = self.loss(found.logits, self.targets[rows])
         total = losses if found.penalty is None else losses + self.schedule.jacobian * found.penalty
         total.sum().backward()
         self.optimizer.step()
@@ -110,7 +120,7 @@ class Trainer:
             self._step(self.rows)
 
 
-@contextmanager
+@contextlib.contextmanager
 def fast_products(device: torch.device) -> Iterator[None]:
     """Lets matrix products on a GPU round to TF32, whose 11 bits are finer than the tolerances of the solves.
 
@@ -128,17 +138,32 @@ def fast_products(device: torch.device) -> Iterator[None]:
 
 
 def train(
-    stack: Stack, u: Tensor, labels: Tensor, schedule: NoiseSchedule, tell: Progress = lambda text: None
+    stack: Stack,
+    u: Tensor,
+    targets: Tensor,
+    schedule: NoiseSchedule,
+    tell: Progress = lambda text: None,
+    *,
+    loss: Loss = entropies,
+    own: "Sequence[Order] | None" = None,
+    exact: bool = False,
 ) -> Tensor:
-    """Trains all members in place and returns their mean losses, ``(epochs, M)``."""
-    trainer, history = Trainer(stack, u, labels, schedule), []
-    own = orders([member.seed for member in stack.members], len(u), schedule)
-    with fast_products(u.device):
+    """Trains all members in place and returns their mean losses, ``(epochs, M)``.
+
+    Args:
+        stack, u, targets, schedule, loss: as for `Trainer`.
+        tell: is told how an epoch went.
+        own: the order of every member; that of its seed if None.
+        exact: whether products on a GPU are not rounded to TF32.
+    """
+    trainer, history = Trainer(stack, u, targets, schedule, loss), []
+    own = orders([member.seed for member in stack.members], len(u), schedule) if own is None else own
+    with contextlib.nullcontext() if exact else fast_products(u.device):
         for epoch in range(schedule.epochs):
             began = time.perf_counter()
             history.append(_epoch(trainer, torch.stack([order.of(epoch) for order in own]).to(u.device)))
-            loss, seconds = float(history[-1].mean()), time.perf_counter() - began
-            tell(f"epoch {epoch + 1}: mean loss {loss:.4f}, {seconds:.1f} s")
+            mean, seconds = float(history[-1].mean()), time.perf_counter() - began
+            tell(f"epoch {epoch + 1}: mean loss {mean:.4f}, {seconds:.1f} s")
     stack.static = stack.penalised = False
     return torch.stack(history)
 

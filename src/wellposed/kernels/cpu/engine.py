@@ -32,6 +32,7 @@ from torch import Tensor
 from wellposed.equilibrium.affine import AffineMap, AffineSpec, Factors, TransposedMap
 from wellposed.equilibrium.gradients import row_scale
 from wellposed.equilibrium.loop import PERIOD, Iterates
+from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.method import NotFiniteError, OnFailure, SolveOptions, report, report_outputs
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Anderson
@@ -303,6 +304,7 @@ class Counts(NamedTuple):
     rule: int
     limit: int
     max_steps: int
+    goes_on: bool
 
 
 class Numbers(NamedTuple):
@@ -336,7 +338,7 @@ def plan_kernel(spec: KernelSpec, n: int, dtype: torch.dtype) -> Plan:
     numbers = spec.slope, spec.worth, spec.patience, spec.ridge, spec.atol, spec.rtol, EPS[dtype]
     scalar = np.float32 if dtype == torch.float32 else np.float64
     space = plan_workspace(n, spec.memory or MEMORY, spec.max_steps, dtype.itemsize)
-    counts = Counts(spec.kind, spec.memory, spec.rule, spec.limit, spec.max_steps)
+    counts = Counts(spec.kind, spec.memory, spec.rule, spec.limit, spec.max_steps, spec.goes_on)
     plan = spec.prepared[n, dtype] = Plan(
         space,
         counts,
@@ -667,7 +669,7 @@ class Numba:
         """Solves from the first time to the last; see `SequenceEngine`."""
         (n, both), (h, elements), options = cell.B.shape, (cell.C.shape[0], data.shape[0]), spec.affine.forward
         kernel = _sequence_passes(spec.affine, n, data.dtype).forward
-        sizes = n + both, h, n if keep or spec.trace else 0
+        sizes = n + both, h, n if keep else 0
         known, H, images = (columns(rows, elements, data) for rows in sizes)
         known[n : n + both - h] = data.detach().mT
         arrays = (
@@ -688,7 +690,10 @@ class Numba:
 
         iterates = Iterates(states, status, steps, data.new_zeros)
         spec.report_times(range(len(spec.sizes)), "equilibrium", iterates, options, retrace)
-        residual = (images - known[:n]).abs().amax(0) if spec.trace else data.new_empty(0)
+        residual = data.new_empty(0)
+        if spec.trace:
+            z = torch.addmm(F.linear(known[n:].mT, cell.B, cell.bias), states, cell.A.mT)
+            residual = max_norm(spec.affine.activation.function(z) - states)
         hidden = H.mT.contiguous()
         last = hidden[spec.last_rows()].clone()
         return SequenceResult(hidden, last, states, status, steps, residual), known, images

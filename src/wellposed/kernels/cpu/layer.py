@@ -212,9 +212,9 @@ def _make_layer(key: int) -> Any:
             the largest status of a sample, plus `OUTPUTS` if an output is not finite; from MAX_STEPS on, outputs
             and gradients are not computed. `NOT_FINITE` if W or v is not finite or there are no samples.
         """
-        (batch, n, p, q), width, item, like = sizes, layout[10], parameters.itemsize, parameters
+        (batch, n, p, q), width, item, like = sizes, layout[11], parameters.itemsize, parameters
         at = Rows(layout[0], layout[1], layout[2], layout[3], layout[4])
-        counts = Counts(layout[5], layout[6], layout[7], layout[8], layout[9])
+        counts = Counts(layout[5], layout[6], layout[7], layout[8], layout[9], layout[10] > 0)
         eps = like[6] if key else like[0]
         numbers = Numbers(like[0], like[1], like[2], like[3], like[4], like[5], eps)
         x, v = array_at(saved, (batch, n), like), array_at(saved + item * batch * n, (batch, n), like)
@@ -226,8 +226,8 @@ def _make_layer(key: int) -> Any:
         value = array_at(start + 2 * item * rows * n, (rows, n), like)
         scale = array_at(start + 3 * item * rows * n, (rows, 1), like)
         start = work + next_part(start + item * rows * (3 * n + 1) - work)
-        group = array_at(start, (layout[11],), like)
-        start = work + next_part(start + item * layout[11] - work)
+        group = array_at(start, (layout[12],), like)
+        start = work + next_part(start + item * layout[12] - work)
         lanes = array_at(start, (3 * width,), np.int64)
         start = work + next_part(start + 24 * width - work)
         tiles = array_at(start, (n * (n + ROWS),), like)

@@ -25,7 +25,7 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.linear import solve_rows
-from wellposed.equilibrium.loop import PERIOD, Iterates, iterate
+from wellposed.equilibrium.loop import Iterates, iterate
 from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.method import SolveOptions
 from wellposed.equilibrium.solution import Status, failed
@@ -213,6 +213,7 @@ def _candidates(slope: Tensor) -> list[Tensor]:
     return [torch.full_like(slope[0], float(low)), torch.full_like(slope[0], float(high)), majority, *frequent]
 
 
+IDLE = 3  # evaluations at the rounding level that bring nothing, after which a sample has stagnated
 TRIALS = 64  # Newton steps within which the residual must have fallen; for A >= 0 the iterates rise until it does
 WARM = 16  # steps after which active patterns are nearly right
 DENSE = 1 << 24  # numbers of dense systems at once
@@ -411,7 +412,7 @@ class _Newton:
         lower = step.residual < rows.least
         rows.idle, rows.least = torch.where(lower, 0, rows.idle + 1), torch.minimum(rows.least, step.residual)
         floor = 4 * step.f.rounding(step.x, step.fx)
-        status[(rows.idle >= PERIOD) & (step.residual <= floor)] = Status.STAGNATED
+        status[(rows.idle >= IDLE) & (step.residual <= floor)] = Status.STAGNATED
         if index >= self.max_steps:
             grown = step.residual > 1e3 * self.first[rows.samples]
             status = torch.where(grown, Status.DIVERGED, Status.MAX_STEPS).to(torch.int8)
@@ -420,14 +421,15 @@ class _Newton:
         status[self.stop.check(step, ())[0] & step.residual.isfinite()] = Status.CONVERGED
         if index == 1:
             self.first[rows.samples] = step.residual
-        self._write(rows, step.residual, status, index)
+        self._write(rows, step, status, index)
         return status
 
-    def _write(self, rows: _Rows, residual: Tensor, status: Tensor, index: int) -> None:
+    def _write(self, rows: _Rows, step: Step, status: Tensor, index: int) -> None:
         ended = (status != 0).nonzero()[:, 0]
-        samples = rows.samples[ended]
-        self.value[samples], self.status[samples] = rows.x[ended], status[ended]
-        self.steps[samples], self.residual[samples] = index, residual[ended]
+        samples, accepted = rows.samples[ended], (status[ended] == Status.CONVERGED)[:, None]
+        self.value[samples] = torch.where(accepted, step.fx[ended], rows.x[ended])  # as in the loop
+        self.status[samples], self.steps[samples] = status[ended], index
+        self.residual[samples] = step.residual[ended]
 
     def _move(self, rows: _Rows, z: Tensor, fx: Tensor, rejected: Tensor) -> _Rows:
         """Takes failed trials back, takes plain steps where `wait` says so, and tries Newton's step elsewhere."""
@@ -522,7 +524,7 @@ class _Adjoint:
             else:
                 y, steps = start, torch.zeros(len(start), dtype=torch.int64)
             for _ in range(3):
-                residual, accepted = self._judge(y, steps)
+                _, _, accepted = self._judge(y)
                 rest = (~accepted & y.isfinite().all(1) & (steps < self.max_steps)).nonzero()[:, 0]
                 if not len(rest):
                     break
@@ -530,8 +532,9 @@ class _Adjoint:
                 correction = self._direct(rest, f(y[rest]) - y[rest])
                 y = y.index_add(0, rest, correction)
                 steps[rest] += 1
-            residual, accepted = self._judge(y, steps)
-            return Answer(y, self._status(y, residual, accepted), steps, residual)
+            image, residual, accepted = self._judge(y)
+            value = torch.where(accepted[:, None], image, y)  # as in the loop
+            return Answer(value, self._status(y, residual, accepted), steps, residual)
 
     def _first(self) -> tuple[Tensor, Tensor]:
         """Takes a few steps for samples without a factorisation and solves the others."""
@@ -550,11 +553,12 @@ class _Adjoint:
     def _at(self, rows: Tensor) -> TransposedMap:
         return replace(self.f, slope=self.f.slope[rows], offset=self.f.offset[rows])
 
-    def _judge(self, y: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def _judge(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the image of a solution, its residual and whether that is accepted."""
         fy = self.f(y)
         residual = max_norm(fy - y)
         accepted = self.stop.check(Step(y, fy, self.f, residual, 0), ())[0]
-        return residual, accepted & residual.isfinite()
+        return fy, residual, accepted & residual.isfinite()
 
     def _status(self, y: Tensor, residual: Tensor, accepted: Tensor) -> Tensor:
         floor = 4 * self.f.rounding(y, y)

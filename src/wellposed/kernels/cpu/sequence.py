@@ -239,8 +239,9 @@ compiled = numba.njit(nogil=True, error_model="numpy")
 
 RUNNING, CONVERGED = int(Status.RUNNING), int(Status.CONVERGED)
 MAX_STEPS, NONFINITE = int(Status.MAX_STEPS), int(Status.NONFINITE)
-# `rows_of` names the rows of a group behind those of `cpu.solve`: accepted points (with inputs and hidden states
-# behind them), their images, a product, and two single rows: which lanes are alive, and scales of gradients.
+# `rows_of` names the rows of a group behind those of `cpu.solve`: results (with inputs and hidden states
+# behind them), images of the last points, a product, and two single rows: which lanes are alive, and scales of
+# gradients.
 #
 #   n + p + h rows    n rows           h rows         1 row            1 row
 #   rows_of.point     rows_of.image    rows_of.out    rows_of.alive    rows_of.scale
@@ -306,12 +307,15 @@ def finish(
     work: Any, x: int, y: int, at: Any, rows_of: Any, lanes: Any, width: int, now: int, n: int, counts: Any,
     numbers: Any, status: Any, steps: Any, first: int, vectors: int,
 ) -> int:  # fmt: skip
-    """Stores the points that are accepted in a step, and their images; returns how many."""
+    """Stores the images of the points that are accepted in a step, and other points that end; returns how many.
+
+    The image of an accepted point is nearer to the equilibrium, since the map contracts.
+    """
     rows, plain = at.single, counts.rule == TOLERANCE
     due = not plain or (now + 1) % PERIOD == 0 or now + 1 == counts.max_steps
     if not mark(work, rows, rows_of.alive, vectors, numbers.atol, numbers.rtol, due):
         return 0
-    done, events = 0, rows + EVENT * width
+    done, accepted, events = 0, 0, rows + EVENT * width
     for i in range(vectors * (width // VECTORS)):
         if work[events + i] == 0:
             continue
@@ -323,11 +327,17 @@ def finish(
             work[events + i] = 0
             continue
         done += 1
+        accepted += outcome == CONVERGED
         status[first + i], steps[first + i] = outcome, now + 1
         lanes[SAMPLE * width + i], work[rows_of.alive + i] = -1, 0
     if done > 0:
-        choose(work, rows_of.point, x, rows_of.point, events, n, vectors)
         choose(work, rows_of.image, y, rows_of.image, events, n, vectors)
+        choose(work, rows_of.point, y, rows_of.point, events, n, vectors)
+    if done > accepted:
+        for i in range(vectors * (width // VECTORS)):
+            if work[events + i] > 0 and status[first + i] != CONVERGED:
+                for k in range(n):
+                    work[rows_of.point + k * width + i] = work[x + k * width + i]
     return done
 
 
@@ -346,8 +356,8 @@ def solve_group(
     begin(work, at, rows_of.alive, lanes, width, count)
     zero = count - count  # not a constant, for which numba would compile everything once more
     now, phase, origin, left = zero, zero, zero, count
-    # Before every step the iterates are at slots[origin] and `left` lanes are alive; the points of the others and
-    # their images are at rows_of.point and rows_of.image.
+    # Before every step the iterates are at slots[origin] and `left` lanes are alive; the results of the others and
+    # the images of their last points are at rows_of.point and rows_of.image.
     residual, earliest = at.single + RESIDUAL * width, at.single + FIRST * width
     while True:
         target = 1 - origin if plain else 1 if phase > memory else origin + 1

@@ -240,13 +240,13 @@ def judge_lane(
         return int(status)
     at_period, last = counts.rule != COUNTED and (index + 1) % PERIOD == 0, index + 1 == counts.max_steps
     flat = at_period and stopped_falling(work, at, i, index + 1, width)
-    since = work[rows + SINCE * width + i]
-    if (flat or (last and since > 0)) and at_rounding_level(work, x, at, i, n, width, numbers.eps):
+    since, ends = work[rows + SINCE * width + i], last and not counts.goes_on
+    if (flat or (ends and since > 0)) and at_rounding_level(work, x, at, i, n, width, numbers.eps):
         if counts.memory == 0 or since > 0:
             return STAGNATED
         work[rows + SINCE * width + i], work[rows + REST * width + i] = (index + 1) // PERIOD, np.inf
         work[rows + JUMPED * width + i] = 0
-        if last:
+        if ends:
             return STAGNATED
     if last:
         return DIVERGED if residual > 1000 * work[rows + FIRST * width + i] else MAX_STEPS
@@ -266,10 +266,13 @@ def record_residuals(work: Any, at: Any, lanes: Any, width: int, now: int, trace
 
 @compiled
 def write_finished(
-    work: Any, x: int, at: Any, lanes: Any, width: int, now: int, counts: Any, numbers: Any, value: Any,
+    work: Any, x: int, y: int, at: Any, lanes: Any, width: int, now: int, counts: Any, numbers: Any, value: Any,
     status: Any, steps: Any,
 ) -> int:  # fmt: skip
-    """Writes the samples that finished in a step and frees their lanes; returns how many."""
+    """Writes the samples that finished in a step from `x` to `y` and frees their lanes; returns how many.
+
+    The image of an accepted point is nearer to the equilibrium, since the map contracts.
+    """
     n, done = value.shape[1], 0
     if mark_events(work, at, lanes, width, now, counts.rule != TOLERANCE, numbers) == 0:
         return 0
@@ -285,8 +288,9 @@ def write_finished(
         done += 1
         status[s], steps[s] = outcome, index + 1
         lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
+        point = y if outcome == CONVERGED else x
         for k in range(n):
-            value[s, k] = work[x + k * width + i]
+            value[s, k] = work[point + k * width + i]
     return done
 
 
@@ -546,7 +550,9 @@ def solve_samples(
         )  # fmt: skip
         if trace.shape[0] > 0:
             record_residuals(work, at, lanes, width, now, trace)
-        left -= write_finished(work, slots[origin], at, lanes, width, now, counts, numbers, value, status, steps)
+        left -= write_finished(
+            work, slots[origin], slots[target], at, lanes, width, now, counts, numbers, value, status, steps
+        )
         now += 1
         if plain:
             origin = target

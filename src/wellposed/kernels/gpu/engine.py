@@ -1,9 +1,10 @@
 """The engine of Triton: runs the kernels of CUDA devices on tensors, a whole solve as one launch.
 
 Up to 128 states A stays on the chip (`solve_resident` in `gpu.solve`), up to 1024 it is streamed in tiles from the
-cache of the device (`solve_streamed`); both end every sample as the reference loop does. On the chip float32 is
-multiplied by three TF32 products; streamed, it is split into two float16 numbers, A by a small launch of its own.
-float64 is multiplied directly; bfloat16 and float16 are storage formats, sums and iterates are float32.
+cache of the device (`solve_streamed`), and beyond a step is a product of all samples and a launch for the rest
+(`advance`); all end every sample as the reference loop does. On the chip float32 is multiplied by three TF32
+products; elsewhere it is split into two float16 numbers, A by a small launch of its own. float64 is multiplied
+directly; bfloat16 and float16 are storage formats, sums and iterates are float32.
 
 Failures reach the host through a `FailureFlag`, the only wait of a pass; with ``on_failure="ignore"`` there is
 none.
@@ -23,11 +24,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineSpec, Factors
 from wellposed.equilibrium.gradients import row_scale
 from wellposed.equilibrium.loop import PERIOD, Iterates
+from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.method import SolveOptions, report, report_outputs, require_finite
 from wellposed.equilibrium.solvers import Anderson
 from wellposed.errors import InputError, require
@@ -49,7 +52,7 @@ from wellposed.kernels.spec import (
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 RESIDENT = {2: 128, 4: 128, 8: 32}  # states up to which A stays on the chip, by the bytes of a number
-STATES = 1024  # beyond it one product of a library fills the device
+STATES = {2: 1024, 4: 16384, 8: 16384}  # most states of a solve
 MEMORY = 6  # of Anderson's method; its least squares problem is in registers
 SEQUENCE_STATES = 128  # states and hidden states of a block that stays on the chip
 
@@ -232,8 +235,8 @@ class Triton:
             return reason
         if A.dtype not in DTYPES:
             return f"{str(A.dtype).removeprefix('torch.')} has no kernel"
-        if A.shape[-1] > STATES:
-            return f"more than {STATES} states have no kernel on the GPU"
+        if A.shape[-1] > STATES[A.element_size()]:
+            return f"more than {STATES[A.element_size()]} states have no kernel on the GPU"
         return self._limits(spec, kind) or device_why_not(A.device)
 
     def _limits(self, spec: AffineSpec, kind: tuple[int, float] | None) -> str:
@@ -247,8 +250,9 @@ class Triton:
     def describe(self, spec: AffineSpec, factors: Factors) -> str:
         """Says which solver is used, and where A is stored."""
         A = factors[0]
-        resident = A.shape[1] <= RESIDENT[A.element_size()]
-        where = "A on the chip" if resident else "A in tiles from the cache"
+        shape = launcher().choose_shape(A.shape[1], 1, A.element_size())
+        where = "a product of all samples a step" if shape.wide else "A in tiles from the cache"
+        where = where if shape.tile else "A on the chip"
         return f"{type(spec.forward.solver).__name__}, {where}"
 
     def solve(
@@ -332,8 +336,10 @@ class Triton:
 
         @functools.cache
         def residual() -> Tensor:  # (N,)
-            run = (result, known, images) if wanted else _launch_forward(spec, data, h0, cell, target, keep=True)
-            return (run[2] - run[0].states).abs().amax(1)
+            run = (result, known) if wanted else _launch_forward(spec, data, h0, cell, target, keep=True)[:2]
+            states, n = run[0].states, cell.A.shape[0]
+            z = torch.addmm(F.linear(run[1][:, n : n + cell.B.shape[1]], cell.B, cell.bias), states, cell.A.mT)
+            return max_norm(spec.affine.activation.function(z) - states)
 
         failed = flag is not None and flag.wait()
         if failed:
@@ -391,7 +397,6 @@ class Triton:
 
 ROWS = 16  # sequences of a block, the fewest that tensor cores take
 CHUNK = 64  # inputs that are read at once
-POINTS = 32  # states of a point that a jump reads together
 
 
 class SequenceLaunch(NamedTuple):
@@ -428,7 +433,7 @@ def plan_sequence(spec: KernelSpec, kind: tuple[int, float], batch: int, n: int,
     )  # fmt: skip
     states, hidden = padded(n), padded(h)
     rules = {"KIND": kind[0], "RULE": spec.rule, "MEMORY": spec.memory, "FUSED": not interpreted()}
-    sizes = {"ROWS": ROWS, "STATES": states, "HIDDEN": hidden, "POINTS": min(POINTS, states)}
+    sizes = {"ROWS": ROWS, "STATES": states, "HIDDEN": hidden}
     options = {"num_stages": 1, **_warps(max(states, hidden))}
     return SequenceLaunch(spec, numbers, rules, sizes, options, -(-batch // ROWS))
 

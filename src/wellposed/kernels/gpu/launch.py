@@ -1,6 +1,7 @@
 """Launches the kernels: memory, grids and the table of block sizes."""
 
 import functools
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,22 @@ from torch import Tensor
 
 from wellposed.equilibrium.loop import PERIOD
 from wellposed.kernels.gpu.engine import RESIDENT, call, interpreted
-from wellposed.kernels.gpu.solve import flag_nonfinite, solve_resident, solve_streamed, split_float16
+from wellposed.kernels.gpu.solve import (
+    advance,
+    begin_wide,
+    flag_nonfinite,
+    solve_resident,
+    solve_streamed,
+    split_float16,
+    wide_product,
+)
 from wellposed.kernels.spec import KernelSpec
 
 OUTPUTS = 1024  # that a program checks
 FILLING = 2048  # samples that keep a device busy in blocks of 16
+STREAMED = 1024  # states up to which the whole solve is one launch
+ROWS = 4  # samples of a program that takes one step
+AHEAD = 2  # steps that are launched before it is known whether a sample needs them
 
 
 def launch_output_check(y: Tensor, flag: Tensor) -> None:
@@ -33,6 +45,8 @@ class Shape:
         tile, depth: of A, where it is streamed; zero where it is resident.
         chunk: states of a point that a jump reads together.
         warps, stages: of a program, and how many tiles are loaded ahead.
+        wide: whether every step is a product of all samples and a launch for the rest; blocks and tiles are those
+            of the product then.
     """
 
     block: int
@@ -41,6 +55,7 @@ class Shape:
     chunk: int
     warps: int
     stages: int
+    wide: bool = False
 
 
 @functools.lru_cache(maxsize=256)
@@ -56,6 +71,8 @@ def choose_shape(n: int, batch: int, item: int) -> Shape:
          Shape(block=32, tile=128, depth=64, chunk=32, warps=8, stages=3))
     """
     many = batch > FILLING
+    if n > STREAMED:
+        return Shape(128 if batch > 64 else 64, 128, 64, 256, 8, 3, wide=True)
     if n <= RESIDENT[item]:
         return Shape(32 if many and n > 64 else 16, 0, 0, 32, 4 if n <= 64 else 8, 1)
     if item > 4:
@@ -110,6 +127,9 @@ def launch(
     status, steps = v.new_empty(batch, dtype=torch.int8), v.new_empty(batch, dtype=torch.int64)
     answer = Answer(value, slopes, status, steps, residuals)
     if batch == 0:
+        return answer
+    if plan.shape.wide:
+        _launch_wide(A, (v, d, x0), answer, spec, plan, scratch, flag, trace=trace, saves=saves, scaled=scaled)
         return answer
     flags = {"STARTS": x0 is not None, "SAVES": saves, "SCALED": scaled, "TRACED": trace}
     tensors = v, d, v if x0 is None else x0, value, slopes, status, steps, scratch, residuals
@@ -174,7 +194,9 @@ def plan_launch(n: int, batch: int, dtype: torch.dtype, spec: KernelSpec, shape:
     )  # fmt: skip
     front = {"KIND": spec.kind, "SLOPE": spec.slope, "RULE": spec.rule, "MEMORY": spec.memory}
     back: dict[str, Any] = {"WIDTH": width, "BLOCK": shape.block}
-    if shape.tile:
+    if shape.wide:
+        back = {}
+    elif shape.tile:
         back |= {"TILE": shape.tile, "DEPTH": shape.depth, "CHUNK": min(shape.chunk, width)}
         back["SPLIT"] = dtype == torch.float32
     else:
@@ -186,12 +208,89 @@ def plan_launch(n: int, batch: int, dtype: torch.dtype, spec: KernelSpec, shape:
     )  # fmt: skip
 
 
+def _launch_wide(
+    A: Tensor, operands: tuple[Tensor, Tensor, Tensor | None], answer: Answer, spec: KernelSpec, plan: LaunchPlan,
+    scratch: Tensor, flag: Tensor, *, trace: bool, saves: bool, scaled: bool,
+) -> None:  # fmt: skip
+    """Launches a solve step by step, until no sample needs another; returns with the last steps still running.
+
+    In a captured CUDA graph no sample can be asked: there all steps are launched, and those not needed do nothing.
+    """
+    (v, d, x0), (batch, n), width, shape = operands, operands[0].shape, plan.width, plan.shape
+    blocks, split = plan.blocks(batch), v.dtype == torch.float32
+    height = blocks * shape.block  # rows with their padding
+    points = scratch[: (spec.memory + 2) * height * width].view(-1, height, width)
+    product, state = v.new_zeros(height, width), v.new_empty(7, height)  # padding stays zero
+    counts = v.new_empty(4, height, dtype=torch.int32)
+    high, low = v.new_empty(2, height, width, dtype=torch.float16) if split else (product, product)
+    running = torch.zeros(spec.max_steps + 1, dtype=torch.int32, device=v.device)
+    rows = {"WIDTH": width, "BLOCK": ROWS, "TILE": min(1024, width & -width)}
+    kind = spec, shape, n, v.dtype
+    call(
+        begin_wide, height // ROWS, (*kind, x0 is None, scaled),
+        (v, v if x0 is None else x0, answer.status, points, state, counts, high, low, running), (height, batch, n),
+        {"STARTS": x0 is not None, "SCALED": scaled, **rows, "SPLIT": split}, {"num_warps": 4},
+    )  # fmt: skip
+    halves = split_matrix(A, width) if split else ()
+    tiles = {"WIDTH": width, "BLOCK": shape.block, "TILE": shape.tile, "DEPTH": shape.depth, "GROUP": 8}
+    flags = {"SAVES": saves, "SCALED": scaled, "TRACED": trace}
+    tensors = (
+        product, v, d, answer.value, answer.slopes, answer.status, answer.steps, points, answer.residuals, state,
+        counts, high, low, running,
+    )  # fmt: skip
+    needed = _Needed(running)
+    for index in range(spec.max_steps):
+        phase = index % (spec.memory + 2)
+        origin = phase if phase <= spec.memory or not spec.memory else 0
+        if split:
+            factors = high, low, *halves, state[5]
+            call(
+                wide_product, blocks * (width // shape.tile), kind, (running, *factors, product), (index,), tiles,
+                plan.options,
+            )  # fmt: skip
+        else:
+            torch.mm(points[origin, :batch, :n], A.t(), out=product[:batch, :n])
+        call(
+            advance, -(-batch // ROWS), (*kind, saves, scaled, trace), tensors,
+            (index, phase, origin, height, batch, n, *plan.numbers),
+            plan.front | flags | rows | {"CHUNK": min(shape.chunk, rows["TILE"]), "SPLIT": split},
+            {"num_warps": 4}, flag,
+        )  # fmt: skip
+        if not needed.after(index):
+            return
+
+
+class _Needed:
+    """Tells whether samples need another step, as far as the device has come."""
+
+    def __init__(self, running: Tensor) -> None:
+        self.running, self.answers = running, deque[tuple[Tensor, Any]]()
+        self.captured = running.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def after(self, index: int) -> bool:
+        """Says so after a step was launched; waits for the step `AHEAD` before it."""
+        if self.captured:
+            return True
+        if not self.running.is_cuda:
+            return bool(self.running[index + 1])
+        answer, event = torch.empty(1, dtype=torch.int32, pin_memory=True), torch.cuda.Event()
+        answer.copy_(self.running[index + 1 : index + 2], non_blocking=True)
+        event.record(torch.cuda.current_stream(self.running.device))
+        self.answers.append((answer, event))
+        if len(self.answers) <= AHEAD:
+            return True
+        answer, event = self.answers.popleft()
+        event.synchronize()
+        return bool(answer.item())
+
+
 def split_matrix(A: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns A as float16 numbers, the rest in float16 numbers, and the units of rows, with padding."""
     high, low = (A.new_empty(width, width, dtype=torch.float16) for _ in range(2))
     units, n, strides = A.new_empty(width), A.shape[0], A.stride()
     constants = {"WIDTH": width, "POWER": 1 << (width - 1).bit_length()}
-    call(split_float16, width, (width, n), (A, high, low, units), (n, *strides), constants, {"num_warps": 1})
+    warps = {"num_warps": 1 if width <= STREAMED else 8}
+    call(split_float16, width, (width, n), (A, high, low, units), (n, *strides), constants, warps)
     return high, low, units
 
 

@@ -105,4 +105,4 @@ def _width(n: int) -> int:
 
 
 def _warps(width: int) -> int:
-    return 1 if width <= 128 else 4
+    return 1 if width <= 128 else 4 if width <= 1024 else 16

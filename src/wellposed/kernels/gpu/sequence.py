@@ -65,9 +65,8 @@ def image(x, v, d, high, low, inside, slope, KIND: tl.constexpr):
 def solve(
     x, v, d, high, low, inside, running, scratch, slot, local, n, slope, limit, max_steps, atol, rtol, eps, worth,
     patience, ridge, KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
-    POINTS: tl.constexpr,
 ):  # fmt: skip
-    """Iterates from `x` until no row is `running`; returns points, images, statuses and steps.
+    """Iterates from `x` until no row is `running`; returns results, images of the last points, statuses and steps.
 
     The matrix comes in the two parts of `split`. Verdicts and extrapolation are those of `solve_resident`; the
     points of a cycle are in `scratch`, a row of them for every row of the grid (`local`), then the minima.
@@ -108,12 +107,12 @@ def solve(
                 if phase == MEMORY:
                     jumped, target, _ = extrapolate(
                         scratch, slot, local, status == 0, rest, l1, previous, n, eps, worth, patience, ridge,
-                        MEMORY, WIDTH, POINTS,
+                        MEMORY, WIDTH, WIDTH,
                     )  # fmt: skip
                     following, rest = tl.load(points), rest - 1
                 phase += 1
         x = tl.where((status == 0)[:, None], following, x)
-    return x, y, status, steps
+    return tl.where((status == CONVERGED)[:, None], y, x), y, status, steps
 
 
 VARYING = ("batch", "times", "limit", "max_steps", "zero")  # arguments whose values are not compiled in
@@ -186,7 +185,6 @@ def forward(
     KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
     THROUGH: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, BACKWARDS: tl.constexpr, WARM: tl.constexpr,
     KEEP: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, STATES: tl.constexpr, HIDDEN: tl.constexpr,
-    POINTS: tl.constexpr,
 ):  # fmt: skip
     """Computes a block of sequences; a row of `known` is states, inputs, hidden states before and, biased, one."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -220,7 +218,7 @@ def forward(
         start = tl.where((tl.max(tl.abs(v), 1) > 0)[:, None], x, 0.0) if WARM else tl.zeros_like(x)
         point, y, status, steps = solve(
             start, v, v, high, low, inside, here, scratch, slot, rows, n, slope, limit, max_steps, atol, rtol, eps,
-            worth, patience, ridge, KIND, RULE, MEMORY, FUSED, POINTS,
+            worth, patience, ridge, KIND, RULE, MEMORY, FUSED,
         )  # fmt: skip
         out = multiply(point, transposed_block(C, n, states, hidden, h, n), out)
         if KEEP:
@@ -248,7 +246,6 @@ def backward(
     KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
     THROUGH: tl.constexpr, OUTER: tl.constexpr, EVERY: tl.constexpr, ENDING: tl.constexpr, EVEN: tl.constexpr,
     BACKWARDS: tl.constexpr, ROWS: tl.constexpr, STATES: tl.constexpr, HIDDEN: tl.constexpr,
-    POINTS: tl.constexpr,
 ):  # fmt: skip
     """Solves ``y = d (A'y + g)`` from the last time to the first; see above for `adjoints`.
 
@@ -283,7 +280,7 @@ def backward(
         scale = tl.where(scale > 0, scale, 1.0)[:, None]
         adjoint, y, status, steps = solve(
             tl.zeros_like(g), d * (g / scale), d, high, low, inside, here, scratch, slot, rows, n, slope, limit,
-            max_steps, atol, rtol, eps, worth, patience, ridge, LINEAR, RULE, MEMORY, FUSED, POINTS,
+            max_steps, atol, rtol, eps, worth, patience, ridge, LINEAR, RULE, MEMORY, FUSED,
         )  # fmt: skip
         adjoint = adjoint * scale
         store_rows(adjoints, at, n + h, states, n, here, adjoint)

@@ -1,4 +1,4 @@
-"""The whole solve of a block of samples in one Triton program, with A on the chip or streamed in tiles.
+"""The solve of a block of samples in Triton: whole, with A on the chip or streamed in tiles, or a launch a step.
 
 A program solves `BLOCK` rows, one sample a row. `activate`, `slope_at` and `split_product` are shared by all
 Triton kernels. `judge`, `extrapolate` and `judge_jump` are the stopping rule and the extrapolation of a block: the
@@ -16,8 +16,8 @@ streamed) to slot 1. Inputs and outputs are ``(batch, n)`` without padding, at t
 `there`.
 
 `solve_resident` is for up to 128 states. A is loaded once into registers and shared memory; the iterate never
-leaves the registers. A row that has finished is written at once and ignored from then on, while the others of its
-block go on.
+leaves the registers. A row that has finished is written at once (the image of a point that was accepted, which is
+nearer to the equilibrium since the map contracts) and ignored from then on, while the others of its block go on.
 
 `solve_streamed` is for any number of states. All points, also the iterate, are in the scratch buffer; every block
 reads A tile by tile from the cache of the device. Plain steps use two slots of the buffer in turn. In float32 A is
@@ -25,6 +25,15 @@ split beforehand, by a small kernel (`split_float16`), into two matrices of floa
 whenever they are read: ``x a = h a_h + 2^-11 (l a_h + h a_l)`` to 22 bits, with rows of both in units of powers of
 two, so that nothing overflows. Three such products take half the time of three in TF32, and A need not be split
 again in every block.
+
+Beyond 1024 states one product of all samples fills the device, and tiles that every block reads for itself would
+not stay in the cache. There a step is two launches: `wide_product` multiplies, with numbers split as above (in
+float64 a library does), and `advance` does the rest of a step, few rows in a program. What `turn` returns is kept
+between launches, with R rows (samples padded to whole blocks of the product), in
+
+    STATE (7, R)   first, previous, target, least, safe, peak, scale
+    COUNTS (4, R)  rest, failures, jumped, since
+    RUNNING (K + 1,) int32, of every step whether a sample needs it: launches beyond the last step do nothing
 """
 
 from wellposed.equilibrium import loop
@@ -335,7 +344,9 @@ def combine(
     MEMORY: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Writes the jump to slot 0, the last point in rows without one; returns which rows jumped, and jump sizes."""
-    size, largest = tl.zeros(rows.shape, points.dtype.element_ty), tl.zeros(rows.shape, points.dtype.element_ty)
+    # Sums over threads cost most: chunks are summed first.
+    sums = tl.zeros([rows.shape[0], CHUNK], points.dtype.element_ty)
+    peaks = tl.zeros([rows.shape[0], CHUNK], points.dtype.element_ty)
     for start in range(0, WIDTH, CHUNK):
         position = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
         last = tl.load(position + (MEMORY + 1) * slot)
@@ -344,16 +355,16 @@ def combine(
             before = tl.load(position + (MEMORY - back) * slot)
             jump -= weights[back].to(last.dtype)[:, None] * (after - before)
             after = before
-        size, largest = size + tl.sum(tl.abs(jump), 1), tl.maximum(largest, tl.max(tl.abs(jump), 1))
+        sums, peaks = sums + tl.abs(jump), tl.maximum(peaks, tl.abs(jump))
         tl.store(position, tl.where(jumps[:, None], jump, last))
-    sound = size < float("inf")
+    sound = tl.sum(sums, 1) < float("inf")
     if tl.max((jumps & (sound == 0)).to(tl.int32), 0) > 0:
         tl.debug_barrier()
         for start in range(0, WIDTH, CHUNK):
             position = points + rows[:, None] * WIDTH + (start + tl.arange(0, CHUNK))[None, :]
             last = tl.load(position + (MEMORY + 1) * slot)
             tl.store(position, last, mask=(sound == 0)[:, None])
-    return jumps & sound, largest
+    return jumps & sound, tl.max(peaks, 1)
 
 
 @triton.jit
@@ -463,7 +474,8 @@ def solve_resident(
         index += 1
         if tl.max(newly.to(tl.int32), 0) > 0:
             status, steps = tl.where(newly, outcome, status), tl.where(newly, index, steps)
-            value = x * scale[:, None] if SCALED else x
+            value = tl.where((outcome == CONVERGED)[:, None], y, x)
+            value = value * scale[:, None] if SCALED else value
             tl.store(X + at, value, mask=newly[:, None] & there)
             if SAVES:
                 tl.store(SLOPES + at, slope_at(y, SLOPE, KIND), mask=newly[:, None] & there)
@@ -575,13 +587,18 @@ def tile_product(A, x, rows, states, n, row, column, WIDTH: tl.constexpr, BLOCK:
 def evaluate(A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, column, KIND: tl.constexpr,
              SLOPE: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
              TILE: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr):  # fmt: skip
-    """Evaluates the map from the point at `x` to the one at `y`; measures residual and y."""
+    """Evaluates the map from the point at `x` to the one at `y`; measures residual and y.
+
+    Without a `DEPTH` the product is known: A points to it.
+    """
     like: tl.constexpr = x.dtype.element_ty
     residual, l1, size = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
     for tile in range(0, WIDTH, TILE):
         states = tile + tl.arange(0, TILE)
         at, there = rows[:, None] * n + states[None, :], inside[:, None] & (states < n)[None, :]
-        if SPLIT:
+        if DEPTH == 0:
+            total = tl.load(A + rows[:, None] * WIDTH + states[None, :])
+        elif SPLIT:
             total = split_float16_product(A, LOW, UNITS, x, rows, peak, states, WIDTH, BLOCK, TILE, DEPTH)
         else:
             total = tile_product(A, x, rows, states, n, row, column, WIDTH, BLOCK, TILE, DEPTH)
@@ -603,17 +620,17 @@ def evaluate(A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, colum
 
 
 @triton.jit
-def write(X, SLOPES, x, y, rows, newly, scale, n, KIND: tl.constexpr, SLOPE: tl.constexpr, SAVES: tl.constexpr,
+def write(X, SLOPES, x, y, rows, outcome, scale, n, KIND: tl.constexpr, SLOPE: tl.constexpr, SAVES: tl.constexpr,
           SCALED: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """Writes rows that have finished: the point, and the slopes at its image."""
+    """Writes rows that have finished: the point, its image where it was accepted, and the slopes at the image."""
     for tile in range(0, WIDTH, TILE):
         states = tile + tl.arange(0, TILE)
-        at, there = rows[:, None] * n + states[None, :], newly[:, None] & (states < n)[None, :]
+        at, there = rows[:, None] * n + states[None, :], (outcome != 0)[:, None] & (states < n)[None, :]
         position = rows[:, None] * WIDTH + states[None, :]
-        value = tl.load(x + position, mask=there, other=0.0)
+        image = tl.load(y + position, mask=there, other=0.0)
+        value = tl.where((outcome == CONVERGED)[:, None], image, tl.load(x + position, mask=there, other=0.0))
         tl.store(X + at, value * scale[:, None] if SCALED else value, mask=there)
         if SAVES:
-            image = tl.load(y + position, mask=there, other=0.0)
             tl.store(SLOPES + at, slope_at(image, SLOPE, KIND), mask=there)
 
 
@@ -625,6 +642,54 @@ def choose(points, slot, rows, failed, MEMORY: tl.constexpr, WIDTH: tl.constexpr
         safe, image = tl.load(position + (MEMORY + 1) * slot), tl.load(position + slot)
         tl.store(position, tl.where(failed[:, None], safe, image))
     tl.debug_barrier()
+
+
+@triton.jit
+def turn(
+    A, LOW, UNITS, V, D, X, SLOPES, POINTS, MINIMA, TRACE, slot, rows, inside, scale, index, phase, origin, state,
+    batch, n, row, column, atol, rtol, eps, limit, max_steps, worth, patience, ridge,
+    KIND: tl.constexpr, SLOPE: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, SAVES: tl.constexpr,
+    SCALED: tl.constexpr, TRACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    DEPTH: tl.constexpr, CHUNK: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Takes a step of all rows whose points are in the scratch buffer.
+
+    Before it the iterates, with largest entries `peak`, are at slot `origin`, and `index` evaluations have been
+    made; phases are those of `solve_resident`. Returns the next `state`, `phase` and `origin`.
+    """
+    status, steps, rest, failures, jumped, since, first, previous, target, least, safe, peak = state
+    goal = 1 - origin if MEMORY == 0 else tl.where(phase > MEMORY, 1, origin + 1)
+    x, y = POINTS + origin * slot, POINTS + goal * slot
+    residual, l1, size = evaluate(
+        A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, column, KIND, SLOPE, SCALED, WIDTH, BLOCK,
+        TILE, DEPTH, SPLIT,
+    )  # fmt: skip
+    outcome, first, least, since, rest, jumped = judge(
+        residual, size, l1, status, first, least, since, rest, jumped, index, rows, inside, MINIMA, TRACE, batch,
+        n, atol, rtol, eps, limit, max_steps, RULE, MEMORY, TRACED,
+    )  # fmt: skip
+    newly = outcome != 0
+    if tl.max(newly.to(tl.int32), 0) > 0:
+        status, steps = tl.where(newly, outcome, status), tl.where(newly, index + 1, steps)
+        write(X, SLOPES, x, y, rows, outcome, scale, n, KIND, SLOPE, SAVES, SCALED, WIDTH, TILE)
+    if MEMORY == 0:
+        origin, peak = goal, size
+    elif phase > MEMORY:
+        failed, rest, failures = judge_jump(jumped, l1, target, rest, failures)
+        choose(POINTS, slot, rows, failed, MEMORY, WIDTH, TILE)
+        origin, phase, peak = origin * 0, phase * 0, tl.where(failed, safe, size)
+    else:
+        origin, phase, peak, safe = goal, phase + 1, size, size
+        if phase == MEMORY:
+            previous = l1
+        if phase > MEMORY:
+            jumped, target, largest = extrapolate(
+                POINTS, slot, rows, status == 0, rest, l1, previous, n, eps, worth, patience, ridge, MEMORY, WIDTH,
+                CHUNK,
+            )  # fmt: skip
+            origin, rest, peak = origin * 0, rest - 1, tl.where(jumped, largest, size)
+    following = (status, steps, rest, failures, jumped, since, first, previous, target, least, safe, peak)
+    return following, phase, origin
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -639,46 +704,130 @@ def solve_streamed(
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, slot = rows < batch, tl.num_programs(0).to(tl.int64) * BLOCK * WIDTH
     like: tl.constexpr = POINTS.dtype.element_ty
-    MINIMA = POINTS + (MEMORY + 2) * slot
     peak, scale = begin(V, X0, POINTS, rows, inside, n, STARTS, SCALED, WIDTH, BLOCK, TILE)
     status, steps = tl.where(inside, 0, 1), tl.zeros([BLOCK], tl.int32)
     rest, failures, jumped = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), rows < 0
     since = tl.zeros([BLOCK], tl.int32)
     first, previous, target = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
-    least, safe = tl.full([BLOCK], float("inf"), like), peak
+    least = tl.full([BLOCK], float("inf"), like)
+    state = (status, steps, rest, failures, jumped, since, first, previous, target, least, peak, peak)
     index, phase, origin, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.zeros([], tl.int32), 1
-    # Before every step the iterates, with largest entries `peak`, are at slot `origin`, `index` evaluations have
-    # been made, and `left` rows are running. Images go to slot `goal`; phases are those of `solve_resident`.
     while left > 0:
-        goal = 1 - origin if MEMORY == 0 else tl.where(phase > MEMORY, 1, origin + 1)
-        x, y = POINTS + origin * slot, POINTS + goal * slot
-        residual, l1, size = evaluate(
-            A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, column, KIND, SLOPE, SCALED, WIDTH,
-            BLOCK, TILE, DEPTH, SPLIT,
+        state, phase, origin = turn(
+            A, LOW, UNITS, V, D, X, SLOPES, POINTS, POINTS + (MEMORY + 2) * slot, TRACE, slot, rows, inside, scale,
+            index, phase, origin, state, batch, n, row, column, atol, rtol, eps, limit, max_steps, worth, patience,
+            ridge, KIND, SLOPE, RULE, MEMORY, SAVES, SCALED, TRACED, WIDTH, BLOCK, TILE, DEPTH, CHUNK, SPLIT,
         )  # fmt: skip
-        outcome, first, least, since, rest, jumped = judge(
-            residual, size, l1, status, first, least, since, rest, jumped, index, rows, inside, MINIMA, TRACE,
-            batch, n, atol, rtol, eps, limit, max_steps, RULE, MEMORY, TRACED,
+        index, left = index + 1, tl.sum((state[0] == 0).to(tl.int32), 0)
+    close(STATUS, STEPS, FLAG, rows, inside, state[0], state[1])
+
+
+@triton.jit
+def split_rows(HIGH, LOW, x, rows, peak, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    """Writes rows at `x`, of size `peak`, in units of powers of two as float16 numbers and 2^-11 times such."""
+    inverse = units_of(peak)[1]
+    for tile in range(0, WIDTH, TILE):
+        position = rows[:, None] * WIDTH + (tile + tl.arange(0, TILE))[None, :]
+        ratio = tl.load(x + position) * inverse[:, None]
+        high = ratio.to(tl.float16)
+        tl.store(HIGH + position, high)
+        tl.store(LOW + position, ((ratio - high.to(tl.float32)) * 2048).to(tl.float16))
+
+
+@triton.jit(do_not_specialize=("height", "batch"))
+def begin_wide(
+    V, X0, STATUS, POINTS, STATE, COUNTS, HIGH, LOW, RUNNING, height, batch, n,
+    STARTS: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Writes start and state of a block before the first step."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = rows < batch
+    peak, scale = begin(V, X0, POINTS, rows, inside, n, STARTS, SCALED, WIDTH, BLOCK, TILE)
+    for k in tl.static_range(3):
+        tl.store(STATE + k * height + rows, peak * 0)
+    tl.store(STATE + 3 * height + rows, peak * 0 + float("inf"))
+    tl.store(STATE + 4 * height + rows, peak)
+    tl.store(STATE + 5 * height + rows, peak)
+    tl.store(STATE + 6 * height + rows, scale)
+    for k in tl.static_range(4):
+        tl.store(COUNTS + k * height + rows, tl.zeros([BLOCK], tl.int32))
+    tl.store(STATUS + rows, tl.zeros([BLOCK], tl.int8), mask=inside)
+    if SPLIT:
+        split_rows(HIGH, LOW, POINTS, rows, peak, WIDTH, TILE)
+    if tl.program_id(0) == 0:
+        tl.store(RUNNING, 1)
+
+
+@triton.jit(do_not_specialize=("index",))
+def wide_product(
+    RUNNING, HIGH, LOW, A_HIGH, A_LOW, UNITS, PEAK, Z, index,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Multiplies a block of rows with some rows of A, both split by powers of two, if a sample needs the step."""
+    if tl.load(RUNNING + index) == 0:
+        return
+    # `GROUP` blocks of rows go through all tiles of A together: what they read stays in the cache.
+    TILES: tl.constexpr = WIDTH // TILE
+    program, blocks = tl.program_id(0), tl.num_programs(0) // TILES
+    lead = program // (GROUP * TILES) * GROUP
+    height = tl.minimum(blocks - lead, GROUP)
+    inner = program % (GROUP * TILES)
+    rows = (lead + inner % height).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    states = (inner // height).to(tl.int64) * TILE + tl.arange(0, TILE)
+    total = tl.zeros([BLOCK, TILE], tl.float32)
+    for start in range(0, WIDTH, DEPTH):
+        depth = start + tl.arange(0, DEPTH)
+        mine, entries = rows[:, None] * WIDTH + depth[None, :], states[None, :] * WIDTH + depth[:, None]
+        high, low, a_high, a_low = (
+            tl.load(HIGH + mine), tl.load(LOW + mine), tl.load(A_HIGH + entries), tl.load(A_LOW + entries)
         )  # fmt: skip
-        newly, index = outcome != 0, index + 1
-        if tl.max(newly.to(tl.int32), 0) > 0:
-            status, steps = tl.where(newly, outcome, status), tl.where(newly, index, steps)
-            write(X, SLOPES, x, y, rows, newly, scale, n, KIND, SLOPE, SAVES, SCALED, WIDTH, TILE)
-            left = tl.sum((status == 0).to(tl.int32), 0)
-        if MEMORY == 0:
-            origin, peak = goal, size
-        elif phase > MEMORY:
-            failed, rest, failures = judge_jump(jumped, l1, target, rest, failures)
-            choose(POINTS, slot, rows, failed, MEMORY, WIDTH, TILE)
-            origin, phase, peak = origin * 0, phase * 0, tl.where(failed, safe, size)
-        else:
-            origin, phase, peak, safe = goal, phase + 1, size, size
-            if phase == MEMORY:
-                previous = l1
-            if phase > MEMORY:
-                jumped, target, largest = extrapolate(
-                    POINTS, slot, rows, status == 0, rest, l1, previous, n, eps, worth, patience, ridge,
-                    MEMORY, WIDTH, CHUNK,
-                )  # fmt: skip
-                origin, rest, peak = origin * 0, rest - 1, tl.where(jumped, largest, size)
-    close(STATUS, STEPS, FLAG, rows, inside, status, steps)
+        small = tl.dot(low, a_high, tl.dot(high, a_low)) * (1 / 2048)
+        total += tl.dot(high, a_high, small)
+    unit = units_of(tl.load(PEAK + rows))[0]
+    tl.store(Z + rows[:, None] * WIDTH + states[None, :], total * unit[:, None] * tl.load(UNITS + states)[None, :])
+
+
+@triton.jit(do_not_specialize=(*UNSPECIALISED, "index", "phase", "origin", "height"))
+def advance(
+    FLAG, Z, V, D, X, SLOPES, STATUS, STEPS, POINTS, TRACE, STATE, COUNTS, HIGH, LOW, RUNNING,
+    index, phase, origin, height, batch, n, atol, rtol, eps, limit, max_steps, worth, patience, ridge,
+    KIND: tl.constexpr, SLOPE: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, SAVES: tl.constexpr,
+    SCALED: tl.constexpr, TRACED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    CHUNK: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Takes a step of a block whose product with A is at Z."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside, slot = rows < batch, height.to(tl.int64) * WIDTH
+    status = tl.load(STATUS + rows, mask=inside, other=1).to(tl.int32)
+    if tl.min(status, 0) > 0:
+        return
+    STATE += rows
+    COUNTS += rows
+    rest, failures = tl.load(COUNTS), tl.load(COUNTS + height)
+    jumped, since = tl.load(COUNTS + 2 * height) > 0, tl.load(COUNTS + 3 * height)
+    first, previous, target = tl.load(STATE), tl.load(STATE + height), tl.load(STATE + 2 * height)
+    least, safe, peak = tl.load(STATE + 3 * height), tl.load(STATE + 4 * height), tl.load(STATE + 5 * height)
+    scale = tl.load(STATE + 6 * height)
+    before = (
+        status, tl.zeros([BLOCK], tl.int32), rest, failures, jumped, since, first, previous, target, least, safe,
+        peak,
+    )  # fmt: skip
+    after, phase, origin = turn(
+        Z, Z, Z, V, D, X, SLOPES, POINTS, POINTS + (MEMORY + 2) * slot, TRACE, slot, rows, inside, scale, index,
+        phase, origin, before, batch, n, 0, 0, atol, rtol, eps, limit, max_steps, worth, patience, ridge, KIND,
+        SLOPE, RULE, MEMORY, SAVES, SCALED, TRACED, WIDTH, BLOCK, TILE, 0, CHUNK, SPLIT,
+    )  # fmt: skip
+    for k in tl.static_range(4):
+        tl.store(COUNTS + k * height, after[2 + k].to(tl.int32))
+    for k in tl.static_range(6):
+        tl.store(STATE + k * height, after[6 + k])
+    newly = inside & (status == 0) & (after[0] != 0)
+    tl.store(STATUS + rows, after[0].to(tl.int8), mask=newly)
+    tl.store(STEPS + rows, after[1], mask=newly)
+    if tl.max(tl.where(newly, after[0], 0), 0) >= MAX_STEPS:
+        tl.store(FLAG, 1)
+    if tl.min(after[0], 0) == 0:
+        tl.store(RUNNING + index + 1, 1)
+        if SPLIT:
+            split_rows(HIGH, LOW, POINTS + origin * slot, rows, after[11], WIDTH, TILE)

@@ -39,7 +39,7 @@ class Claim:
     """One statement about a saved model.
 
     Args:
-        kind: "well-posed", "enclosure", "continuation" or "row-gaps".
+        kind: "well-posed", "enclosure", "continuation", "branch" or "row-gaps".
         facts: numbers and texts, as JSON holds them; a tensor is named by the key under which it is in `tensors`.
         tensors: what the checker needs beside the model, in float64.
         about: the part of the model, empty for one that has only one.
@@ -62,7 +62,8 @@ def write_certificate(
     Args:
         model: as it was saved.
         path: the file; the certificate has its name with the ending .cert.
-        claims: what is claimed beside well-posedness.
+        claims: what is claimed beside well-posedness; if they are about branches of equilibria alone, the model
+            need not be well-posed.
         config: whether the configuration lies beside the file, as in a folder of `save_pretrained`.
 
     Raises:
@@ -84,7 +85,14 @@ def prove_file(
     """Writes the certificate of the model file `path` to `target` and has it checked."""
     listed: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
-    for number, claim in enumerate([*well_posed(model), *claims]):
+    claims = list(claims)
+    try:
+        posed = well_posed(model)
+    except IllPosedError:
+        if not claims or any(claim.kind != "branch" for claim in claims):
+            raise
+        posed = []
+    for number, claim in enumerate([*posed, *claims]):
         names = {name: f"{number}.{name}" for name in claim.tensors}
         tensors |= {names[name]: double(value).cpu().contiguous() for name, value in claim.tensors.items()}
         listed.append({"kind": claim.kind, "about": claim.about, **_renamed(claim.facts, names)})
