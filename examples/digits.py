@@ -18,7 +18,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, unfold
 
-from wellposed import Relative, fit, watch
+from wellposed import Relative, fit
+from wellposed.equilibrium import watch
 from wellposed.errors import MissingExtraError, require
 from wellposed.models.cells import TransformerCell
 from wellposed.models.deq import DEQ

@@ -169,7 +169,7 @@ def test_public_names_exist_and_are_few():
     for name in spelt:
         assert getattr(wp, name) is not None
     things = [name for name in spelt if not inspect.ismodule(getattr(wp, name))]
-    assert len(things) <= 46, "a name that few users need belongs in its package"
+    assert len(things) <= 44, "a name that few users need belongs in its package"
     with pytest.raises(AttributeError, match=r"it is wellposed\.equilibrium\.Polished"):
         wp.Polished  # noqa: B018
     with pytest.warns(DeprecationWarning, match=r"use wellposed\.models\.Noisy"):

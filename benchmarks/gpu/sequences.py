@@ -23,7 +23,8 @@ from benchmarks.gpu.layer import ceilings
 from benchmarks.harness import device_times, make_parser, need_cuda, relative_error, save, versions
 from benchmarks.kernels.sequences import Case, Rival, last_hidden, network, ours, torchidl
 from benchmarks.rivals.libraries import TOLERANCE, NotRunError
-from wellposed import ImplicitRNN, watch
+from wellposed import ImplicitRNN
+from wellposed.equilibrium import watch
 
 INPUTS = 4
 # Family, norm, states, hidden states, batch and length.

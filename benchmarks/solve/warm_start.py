@@ -13,7 +13,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from benchmarks.harness import cpu_seconds, load, make_parser, markdown, one_thread, save
-from wellposed import ImplicitModel, fit, watch
+from wellposed import ImplicitModel, fit
+from wellposed.equilibrium import watch
 from wellposed.models.warm_start import WarmStart
 
 EPOCHS, KAPPA, MAX_STEPS, REPEATS = 12, 0.99, 2000, 2

@@ -24,9 +24,11 @@ _DEPRECATED = {  # names that version 0.2 had here, with the package that has th
     "ImplicitSequenceClassifier": "wellposed.estimators",
     "ImplicitSequenceRegressor": "wellposed.estimators",
     "Noisy": "wellposed.models",
+    "fixed_steps": "wellposed.models",
     "from_pretrained": "wellposed.models",
     "save_pretrained": "wellposed.models",
     "spy": "wellposed.forms",
+    "watch": "wellposed.equilibrium",
 }
 
 

@@ -43,7 +43,6 @@ from wellposed.equilibrium import (
     Stopping as Stopping,
     Unrolled as Unrolled,
     fixed_point as fixed_point,
-    watch as watch,
 )
 from wellposed.estimators import ImplicitClassifier as ImplicitClassifier, ImplicitRegressor as ImplicitRegressor
 from wellposed.forms import (
@@ -61,7 +60,6 @@ from wellposed.models import (
     MultiscaleDEQ as MultiscaleDEQ,
     Noise as Noise,
     export_onnx as export_onnx,
-    fixed_steps as fixed_steps,
     load as load,
     save as save,
 )

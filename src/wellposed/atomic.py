@@ -238,9 +238,9 @@ class Journal(dict[str, Any]):
     def _read(self, about: dict[str, Any]) -> None:
         whole, _, _ = self.path.read_bytes().rpartition(b"\n")
         try:
-            said, *lines = [json.loads(line) for line in whole.split(b"\n")]
+            header, *lines = [json.loads(line) for line in whole.split(b"\n")]
             entries = {str(key): value for line in lines for key, value in line.items()}
-            differing = sorted(name for name in {*said, *about} if said.get(name) != about.get(name))
+            differing = sorted(name for name in {*header, *about} if header.get(name) != about.get(name))
         except (ValueError, AttributeError, TypeError) as error:
             raise FileFormatError(
                 f"{self.path} is no journal of results: {error}; delete it to begin anew"
@@ -287,8 +287,8 @@ def name_file_in_errors(target: str | os.PathLike[str]) -> Iterator[None]:
             raise
         remedy = REMEDIES.get(error.errno, "make room on the disk, or choose a folder that can be written to")
         stays = "" if error.errno in (errno.ENOENT, errno.ENOTDIR) else ", and what was saved before stays"
-        said = f"{error.strerror}: {os.fspath(target)} could not be written{stays}"
-        raise OSError(error.errno, f"{said}; {remedy}") from error
+        message = f"{error.strerror}: {os.fspath(target)} could not be written{stays}"
+        raise OSError(error.errno, f"{message}; {remedy}") from error
 
 
 def _flush(path: Path) -> None:

@@ -299,7 +299,7 @@ def test_larger_boxes_contain_smaller_ones(folder):
     assert fallen.any() and (~found.radii[0].clean).any()
     moved = (found.attacked - u).abs().flatten(1).amax(1)
     assert (moved[fallen] <= found.broken[fallen] + 1e-6).all() and (moved[~fallen] == 0).all()
-    assert torch.equal(model(found.attacked).argmax(1), found.said) and (found.said != y)[fallen].all()
+    assert torch.equal(model(found.attacked).argmax(1), found.predicted) and (found.predicted != y)[fallen].all()
 
 
 def test_without_epsilon_several_radii_are_tried(folder):

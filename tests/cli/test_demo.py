@@ -85,7 +85,7 @@ def test_bounds_hold_and_decide_classes(result):
     assert (away <= result.feedback.bounds).all()
     exact = (x @ model.C.T + u @ model.D.T).argmax(1)
     settled = result.feedback.settled
-    assert settled.any() and torch.equal(exact[settled], result.feedback.said[settled])
+    assert settled.any() and torch.equal(exact[settled], result.feedback.predicted[settled])
     model.float()
 
 
@@ -134,7 +134,7 @@ def test_the_page_answers_six_questions_and_says_the_limits(result):
 
 def test_the_record_is_json_and_has_the_numbers_of_the_page(result):
     found = json.loads(json.dumps(record(result), allow_nan=False))
-    assert found["network"]["images_right"] == result.right(result.network.said)
+    assert found["network"]["images_right"] == result.right(result.network.predicted)
     assert found["feedback"]["failed"] == 0
     assert found["robustness"]["plain"]["nothing_proven_at"] == 0.5
     assert len(found["robustness"]["robust"]["certified"]) == len(TINY.radii)
@@ -143,7 +143,7 @@ def test_the_record_is_json_and_has_the_numbers_of_the_page(result):
 
 def test_trainings_are_reproducible(result):
     train = load_images("digits", "train").subset(TINY.train_images)
-    assert torch.equal(train_network(TINY, train, result.test).said, result.network.said)
+    assert torch.equal(train_network(TINY, train, result.test).predicted, result.network.predicted)
     again = train_feedback(TINY, train, result.test)
     assert torch.equal(again.solution.steps, result.feedback.solution.steps)
     assert again.reaching.distances == result.feedback.reaching.distances

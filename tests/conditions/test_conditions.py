@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 
 from wellposed.activations import get_activation, group_sort, leaky_relu, max_pool
 from wellposed.conditions.certificate import Certificate
-from wellposed.conditions.conditions import CONDITIONS, certify, get_condition
+from wellposed.conditions.conditions import CONDITIONS, certify
 from wellposed.conditions.norms import depth, induced_norm, perron_weights, spectral_norm, symmetric_eigenvalue
 from wellposed.errors import IllPosedError, InputError, UnknownNameError
 
@@ -281,7 +281,7 @@ def test_conditions_that_cannot_apply_say_so():
             CONDITIONS[name].certify(torch.eye(2) / 2, get_activation(activation))
     with pytest.raises(InputError, match="square"):
         certify(torch.zeros(2, 3), "relu")
-    assert get_condition(CONDITIONS["mu"]) is CONDITIONS["mu"]
+    assert CONDITIONS.get(CONDITIONS["mu"]) is CONDITIONS["mu"]
 
 
 def test_certificate_reads_well():

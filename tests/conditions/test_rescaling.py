@@ -104,12 +104,13 @@ def test_rescaled_activation_has_the_constants_it_declares():
         Rescaling(torch.arange(16.0), True, 0.0),
         get_activation("tanh"),
     ).activation
+    assert phi.image == (-(2.0**15), 2.0**15) and float(phi(torch.full((16,), 2.0**20)).max()) == 2.0**15
     single = Rescaling(torch.full((16,), -3.0), True, 0.0)
     assert phi.rounding == get_activation("tanh").rounding
     softmax = get_activation("softmax")
     carried = apply_rescaling(torch.zeros(16, 16), torch.eye(16), torch.eye(16), None, single, softmax).activation
     z = normal(1, 5, 16)
-    assert torch.allclose(carried(z), softmax(8 * z) / 8)
+    assert torch.allclose(carried(z), softmax(8 * z) / 8) and carried.image == (0.0, 0.125)
     steepest = phi.slope_at(normal(2, 1000, 16)).max()
     assert steepest <= 1
     check_constants(get_activation("tanh"))

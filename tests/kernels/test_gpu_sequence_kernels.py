@@ -7,8 +7,9 @@ import warnings
 import pytest
 import torch
 
-from wellposed import Absolute, ImplicitRNN, Relative, Status, Steps, watch
+from wellposed import Absolute, ImplicitRNN, Relative, Status, Steps
 from wellposed.activations import leaky_relu
+from wellposed.equilibrium import watch
 from wellposed.equilibrium.loop import PATIENCE, PERIOD
 from wellposed.equilibrium.method import WarnOnce
 from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError

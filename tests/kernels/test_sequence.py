@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from wellposed import Absolute, ErrorBound, Implicit, ImplicitRNN, Phantom, Relative, Status, Unrolled, watch
+from wellposed import Absolute, ErrorBound, Implicit, ImplicitRNN, Phantom, Relative, Status, Unrolled
 from wellposed.activations import leaky_relu
+from wellposed.equilibrium import watch
 from wellposed.errors import ConvergenceError, ConvergenceWarning
 
 pytest.importorskip("numba")

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from wellposed import Anderson, Broyden, Implicit, Newton, Phantom, Picard, Relative, Unrolled, watch
+from wellposed import Anderson, Broyden, Implicit, Newton, Phantom, Picard, Relative, Unrolled
+from wellposed.equilibrium import watch
 from wellposed.models.cells import ConvCell, DenseCell, MultiscaleCell, PlainConvCell, RecallCell, TransformerCell
 from wellposed.models.deq import DEQ
 from wellposed.models.multiscale import MultiscaleDEQ

@@ -4,9 +4,9 @@ from deq_cells import Cell, Pair
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from wellposed import DEQ, ImplicitModel, ImplicitRNN, MultiscaleDEQ, Relative, fixed_steps
+from wellposed import DEQ, ImplicitModel, ImplicitRNN, MultiscaleDEQ, Relative
 from wellposed.errors import InputError
-from wellposed.models import TransformerCell, VariationalDropout
+from wellposed.models import TransformerCell, VariationalDropout, fixed_steps
 
 TIGHT = {"stop": Relative(1e-13), "max_steps": 2000}
 
@@ -125,5 +125,7 @@ def test_bad_arguments():
 @pytest.mark.parametrize("tracer", [lambda m, u: torch.export.export(m, (u,)), torch.jit.trace])
 def test_a_solve_is_not_written_down_as_a_program_in_silence(name, tracer):
     build, shape = MODELS.get(name, (lambda: DEQ(Cell(), state_shape=4), (5, 3)))
-    with pytest.raises(InputError, match=r"depends on values; give it wellposed\.fixed_steps\(model, steps\)"):
+    with pytest.raises(
+        InputError, match=r"depends on values; give it wellposed\.models\.fixed_steps\(model, steps\)"
+    ):
         tracer(build(), torch.zeros(shape))

@@ -7,10 +7,10 @@ import torch
 from deq_cells import Cell
 from torch import nn
 
-from wellposed import DEQ, ImplicitModel, ImplicitRNN, MultiscaleDEQ, fit, fixed_steps
+from wellposed import DEQ, ImplicitModel, ImplicitRNN, MultiscaleDEQ, fit
 from wellposed.equilibrium import SOLVERS
 from wellposed.errors import ConvergenceWarning
-from wellposed.models import VariationalDropout, spectral_norm
+from wellposed.models import VariationalDropout, fixed_steps, spectral_norm
 
 pytestmark = [
     pytest.mark.gpu,

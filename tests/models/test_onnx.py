@@ -38,7 +38,7 @@ def test_too_few_steps_are_told(tmp_path):
     torch.manual_seed(0)
     model, u = wp.ImplicitModel(3, 2, 6, **TIGHT).double(), torch.randn(4, 3, dtype=torch.float64)
     error = wp.export_onnx(model, tmp_path / "model.onnx", u, steps=2, dynamic_batch=False)
-    plain = wp.fixed_steps(model, 2)
+    plain = wp.models.fixed_steps(model, 2)
     assert error == pytest.approx(float((plain(u) - model(u).detach()).abs().max())) and error > 1e-4
 
 

@@ -5,19 +5,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from wellposed import (
-    ErrorBound,
-    Implicit,
-    ImplicitRNN,
-    Phantom,
-    Relative,
-    Status,
-    Unrolled,
-    load,
-    save,
-    watch,
-)
-from wellposed.equilibrium import SOLVERS
+from wellposed import ErrorBound, Implicit, ImplicitRNN, Phantom, Relative, Status, Unrolled, load, save
+from wellposed.equilibrium import SOLVERS, watch
 from wellposed.errors import ConvergenceError, ConvergenceWarning, FileFormatError, InputError
 from wellposed.models import Ensemble
 

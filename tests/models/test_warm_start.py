@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from training_problems import QUIET, implicit, problem, seeded
 
-from wellposed import DEQ, ImplicitModel, ImplicitRNN, MultiscaleDEQ, Phantom, Steps, watch
+from wellposed import DEQ, ImplicitModel, ImplicitRNN, MultiscaleDEQ, Phantom, Steps
+from wellposed.equilibrium import watch
 from wellposed.errors import ConvergenceWarning, FileFormatError, InputError
 from wellposed.models import Ensemble
 from wellposed.models.cells import DenseCell

@@ -1,6 +1,6 @@
 """Activation maps with the constants that well-posedness rests on."""
 
-from wellposed.activations.activation import NORMS, Activation, Traits, block_view
+from wellposed.activations.activation import NORMS, Activation, Traits, block_view, check_constants
 from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
 from wellposed.activations.catalogue import (
     activation_names,
@@ -13,7 +13,6 @@ from wellposed.activations.catalogue import (
     softplus,
     softshrink,
 )
-from wellposed.activations.check import check_constants
 
 __all__ = [
     "NORMS",

@@ -16,9 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wellposed.activations.activation import NORMS, Activation, Traits, product_ends, real, same_map, used
+from wellposed.activations.activation import (
+    NORMS,
+    Activation,
+    Traits,
+    check_constants,
+    product_ends,
+    real,
+    same_map,
+    used,
+)
 from wellposed.activations.blockwise import group_sort, matrix_product, max_pool, multiply, normalise, softmax
-from wellposed.activations.check import check_constants
 from wellposed.errors import InputError
 from wellposed.registry import Registry
 
@@ -262,7 +270,34 @@ _CATALOGUE = [  # an entry is all that the library knows of a map
 ]  # fmt: skip
 
 
-def _rescaled(z: Tensor, phi: Callable[[Tensor], Tensor], factor: float, outer: bool = True) -> Tensor:
+def in_other_units(activation: Activation, name: str, factor: Tensor | float, *, exact: bool) -> Activation:
+    """Builds ``z -> factor phi(z / factor)``, which has the slopes and constants of phi.
+
+    Args:
+        factor: positive, one for all states or one for each.
+        exact: whether factors are powers of two.
+
+    Example:
+        >>> in_other_units(get_activation("tanh"), "wide", torch.tensor([0.5, 8.0]), exact=True).image
+        (-8.0, 8.0)
+    """
+    bind = partial(_in_other_units, factor=factor)
+    extremes = (float(factor.min()), float(factor.max())) if isinstance(factor, Tensor) else (factor,)
+    low, high = zip(*(product_ends(*activation.image, value) for value in extremes), strict=True)
+    return replace(
+        activation,
+        name=name,
+        function=partial(bind, phi=activation.function),
+        derivative=activation.derivative and partial(bind, phi=activation.derivative, outer=False),
+        rounding=activation.rounding + (0.0 if exact else 4.0),
+        image=(min(low), max(high)),
+    )
+
+
+def _in_other_units(
+    z: Tensor, phi: Callable[[Tensor], Tensor], factor: Tensor | float, outer: bool = True
+) -> Tensor:
+    factor = factor.to(z) if isinstance(factor, Tensor) else factor
     value = phi(z / factor)
     return value * factor if outer else value
 
@@ -294,7 +329,7 @@ class Family:
         return (self.of_torch or self.build)(*(given.get(name, self.settings[name]) for name in self.settings))
 
 
-def _refusal(name: str, reason: str, layers: tuple[type[nn.Module], ...], functions: tuple[str, ...]) -> Family:
+def _refused(name: str, reason: str, layers: tuple[type[nn.Module], ...], functions: tuple[str, ...]) -> Family:
     def refuse(*settings: Any) -> Activation:
         raise InputError(f"activation {name!r} is refused: {reason}")
 
@@ -303,7 +338,7 @@ def _refusal(name: str, reason: str, layers: tuple[type[nn.Module], ...], functi
 
 _JUMPS = "so no Lipschitz constant exists; use"
 REFUSED = {
-    name: _refusal(name, reason, layers, functions)
+    name: _refused(name, reason, layers, functions)
     for name, reason, layers, functions in (
         ("hardshrink", f"it jumps at +-0.5, {_JUMPS} 'softshrink'", (nn.Hardshrink,), ("hardshrink",)),
         ("threshold", f"it jumps, {_JUMPS} 'relu'", (nn.Threshold,), ("threshold",)),
@@ -453,17 +488,8 @@ def rescaled(activation: str | Activation, exponent: float) -> Activation:
         raise InputError(
             f"exponent of rescaled must lie within +-1000, the range of float64; received {exponent:g}"
         )
-    factor = 2.0**exponent
-    bind = partial(_rescaled, factor=factor)
-    derivative = activation.derivative and partial(bind, phi=activation.derivative, outer=False)
-    return replace(
-        activation,
-        name=f"rescaled({activation.name!r}, {exponent!r})",
-        function=partial(bind, phi=activation.function),
-        derivative=derivative,
-        rounding=activation.rounding + (0.0 if exponent.is_integer() else 4.0),
-        image=product_ends(*activation.image, factor),
-    )
+    name = f"rescaled({activation.name!r}, {exponent!r})"
+    return in_other_units(activation, name, 2.0**exponent, exact=exponent.is_integer())
 
 
 def _gelu(approximate: str = "none") -> Activation:
@@ -509,10 +535,10 @@ def _check_name(activation: Activation, replace: bool) -> None:
     if "(" not in name or family not in {*BUILT_IN, *FAMILIES}:
         return
     try:
-        known = _built(name)
+        parametrised = _built(name)
     except InputError:
-        known = None
-    if known is None or not same_map(activation, known):
+        parametrised = None
+    if parametrised is None or not same_map(activation, parametrised):
         raise InputError(
             f"the name {name!r} reads like {family!r} of the library with parameters, and yours is another "
             "activation; choose another name"

@@ -91,10 +91,10 @@ def slope_range(phi: Activation, center: Tensor, radius: Tensor, secants: bool =
     assert rule is not None
     size = phi.block or center.shape[-1]
     blocks = rule(block_view(center, size), block_view(radius, size))  # (B, n / k, k, k)
-    return SlopeRange(*(_block_diagonal(part) for part in blocks))
+    return SlopeRange(*(torch.stack([torch.block_diag(*sample) for sample in part]) for part in blocks))
 
 
-def joined(parts: Sequence[SlopeRange]) -> SlopeRange:
+def joined(ranges: Sequence[SlopeRange]) -> SlopeRange:
     """Puts the slopes of consecutive blocks together.
 
     Example:
@@ -102,10 +102,10 @@ def joined(parts: Sequence[SlopeRange]) -> SlopeRange:
         >>> joined([one, one]).middle.shape, joined([one, one.dense]).middle.shape
         (torch.Size([1, 4]), torch.Size([1, 4, 4]))
     """
-    if all(part.middle.dim() == 2 for part in parts):
-        return SlopeRange(*(torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True)))
+    if all(each.middle.dim() == 2 for each in ranges):
+        return SlopeRange(*(torch.cat(pieces, dim=1) for pieces in zip(*ranges, strict=True)))
     whole = []
-    for pieces in zip(*(part.dense for part in parts), strict=True):
+    for pieces in zip(*(each.dense for each in ranges), strict=True):
         whole.append(torch.stack([torch.block_diag(*sample) for sample in zip(*pieces, strict=True)]))
     return SlopeRange(*whole)
 
@@ -189,10 +189,6 @@ def _block_rule(phi: Activation) -> BlockRule | None:
         shape = options["rows"], options["inner"], options["columns"]
         return partial(_product_range, shape=shape, bounds=options.get("bounds"))
     return None
-
-
-def _block_diagonal(blocks: Tensor) -> Tensor:  # (B, m, k, k) -> (B, m k, m k)
-    return torch.stack([torch.block_diag(*sample) for sample in blocks])
 
 
 def _softmax_range(center: Tensor, radius: Tensor) -> SlopeRange:

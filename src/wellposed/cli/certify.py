@@ -159,11 +159,13 @@ def certify(
         options: dict[str, Any] = {"valid": valid, "budget": None if complete else budget}
         seconds = (COMPLETE if budget is None else budget) if complete else None
         about = {"method": method, "range": list(valid), "steps": steps, "samples": _digest(given.u, given.target)}
-        known = _journal(out, {"model": _digest_of(given.model), **about}, resume) if complete or resume else None
+        journal = (
+            _journal(out, {"model": _digest_of(given.model), **about}, resume) if complete or resume else None
+        )
         with threads_for(max(form.sizes)):
             examination = examine_radii(
                 given.model, form, given.u, given.target, wanted, method=method, steps=steps, complete=seconds,
-                known=known, tell=tell, **options,
+                known=journal, tell=tell, **options,
             )  # fmt: skip
             radii = _measured(form, given, examination, options) if widths else examination.radii
     spent, few = time.monotonic() - start, min(WIDTH_SAMPLES, len(given.u))
@@ -222,15 +224,15 @@ def _certify_properties(
     model = read_classifier(source)
     seconds = COMPLETE if budget is None else budget
     about = {"model": _digest_of(model), "complete": complete}
-    known, rows = _journal(out, about, resume), []
+    journal, rows = _journal(out, about, resume), []
     with _bounded(), progress(len(paths), quiet) as tell:
         for path, one in zip(paths, properties, strict=True):
             key = hashlib.sha256(path.read_bytes()).hexdigest()
-            if key not in known or (known[key]["status"] == "undecided" and known[key]["budget"] < seconds):
+            if key not in journal or (journal[key]["status"] == "undecided" and journal[key]["budget"] < seconds):
                 start = time.monotonic()
                 facts = _decided_property(model, one, seconds, complete)
-                known[key] = {**facts, "seconds": round(time.monotonic() - start, 3), "budget": seconds}
-            rows.append({"property": str(path), **known[key]})
+                journal[key] = {**facts, "seconds": round(time.monotonic() - start, 3), "budget": seconds}
+            rows.append({"property": str(path), **journal[key]})
             tell(1)
     if as_json:
         click.echo(json.dumps({"model": source, "complete": complete, "properties": rows}, indent=2))

@@ -35,9 +35,9 @@ def export(source: str, out: Path, shape: tuple[int, ...] | None, steps: int | N
         example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(kind)
     with refused():
         difference = export_onnx(model, out, example, steps=steps)
-    told = {"file": str(out), "bytes": out.stat().st_size, "difference": difference}
-    said = f"{out}, {told['bytes']} bytes; on random inputs it differs from the model by {difference:.2g}"
-    click.echo(json.dumps(told) if as_json else said)
+    facts = {"file": str(out), "bytes": out.stat().st_size, "difference": difference}
+    text = f"{out}, {facts['bytes']} bytes; on random inputs it differs from the model by {difference:.2g}"
+    click.echo(json.dumps(facts) if as_json else text)
 
 
 def _read(source: str, shape: tuple[int, ...] | None) -> nn.Module | ImplicitForm:

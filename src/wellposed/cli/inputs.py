@@ -274,18 +274,18 @@ def _rewritten(name: str, data: bytes, members: Mapping[str, bytes]) -> bytes:
         out = io.BytesIO()
         torch.save(read_torch(io.BytesIO(data)) if data else {}, out)
         return out.getvalue()
-    said = json.loads(data)
-    _check_text(said, name)
+    table = json.loads(data)
+    _check_text(table, name)
     if name.endswith("_config.json"):
-        _check_stored(said["config"], name, members)
-    return json.dumps(said).encode()
+        _check_stored(table["config"], name, members)
+    return json.dumps(table).encode()
 
 
 def _check_stored(config: Mapping[str, Any], name: str, members: Mapping[str, bytes]) -> None:
     """Refuses tensors with more entries than their records can mean; an empty record is filled with zeros."""
-    for key, said in config.items():
-        sizes = [size["as_int"] for size in said["tensor_meta"]["sizes"]]
-        record = members.get(f"{name.rpartition('/')[0]}/{said['path_name']}", b"")
+    for key, entry in config.items():
+        sizes = [size["as_int"] for size in entry["tensor_meta"]["sizes"]]
+        record = members.get(f"{name.rpartition('/')[0]}/{entry['path_name']}", b"")
         if not all(type(size) is int and size >= 0 for size in sizes):
             raise FileFormatError(f"{name} gives {key!r} the sizes {sizes}, which are no sizes; refused")
         check_entries(math.prod(sizes), len(record), f"{key!r} in {name}")
@@ -332,8 +332,8 @@ def _is_flat(context: Any) -> bool:
 
 def _is_arithmetic(text: str) -> bool:
     text = _SYMBOL.sub("1", text)
-    known = all(_NAMES.fullmatch(word) for word in re.findall(r"[^\W\d]\w*", text))
-    if not known or len(text) >= 10_000 or _SIZE.fullmatch(text) is None or re.search(r"[\w)]\.[^\W\d]", text):
+    allowed = all(_NAMES.fullmatch(word) for word in re.findall(r"[^\W\d]\w*", text))
+    if not allowed or len(text) >= 10_000 or _SIZE.fullmatch(text) is None or re.search(r"[\w)]\.[^\W\d]", text):
         return False
     try:
         return _power(ast.parse(text.strip(), mode="eval")) <= LARGEST_POWER
@@ -370,9 +370,9 @@ def _exponent(node: ast.AST) -> float:
 
 def _check_size(sizes: list[Any], name: str) -> None:
     """Refuses a tensor of a declared size that no file could hold; an empty record is filled with zeros."""
-    known = [part.get("as_int", 1) if isinstance(part, dict) else 1 for part in sizes]
-    if all(isinstance(size, int) for size in known) and not 0 <= math.prod(known) <= LARGEST:
-        raise FileFormatError(f"{name} declares a tensor of the sizes {known}; refused")
+    declared = [part.get("as_int", 1) if isinstance(part, dict) else 1 for part in sizes]
+    if all(isinstance(size, int) for size in declared) and not 0 <= math.prod(declared) <= LARGEST:
+        raise FileFormatError(f"{name} declares a tensor of the sizes {declared}; refused")
 
 
 class _Counting(TorchDispatchMode):

@@ -143,17 +143,17 @@ def _proven_and_broken(heading: Heading, examination: Examination) -> list[Html]
     strong, weak = [], []
     for row in proven[:TILES]:
         name = f"is {int(target[row])}"
-        told = element("span", "proven", class_="good")
-        about = f"{name}, ", told, element("br"), f"to {examination.proven[row]:g}"
+        verdict = element("span", "proven", class_="good")
+        about = f"{name}, ", verdict, element("br"), f"to {examination.proven[row]:g}"
         strong.append(element("div", heading.picture(u[row], name), *about))
     for row in broken[:TILES]:
-        name, said = f"is {int(target[row])}", f"said {int(examination.said[row])}"
+        name, said = f"is {int(target[row])}", f"said {int(examination.predicted[row])}"
         pictures = (
             heading.picture(u[row], name),
             heading.picture(examination.attacked[row], f"the same, attacked: {said}"),
         )
-        told = element("span", said, class_="wrong")
-        weak.append(element("div", pictures, f"{name}, ", told, element("br"), f"at {examination.broken[row]:g}"))
+        label = element("span", said, class_="wrong")
+        weak.append(element("div", pictures, f"{name}, ", label, element("br"), f"at {examination.broken[row]:g}"))
     galleries = []
     if strong:
         caption = f"{plural(len(proven), 'sample')} provable at some radius; these hold out longest."
@@ -180,11 +180,11 @@ def _width_section(radii: Sequence[Radius]) -> list[Html]:
         cells = [f"{one.widths[method]:.4g}" if method in one.widths else "\N{EN DASH}" for one in radii]
         lines.append([method, *cells])
     why = {name: f" Not computed: {text.rstrip('.')}." for one in radii for name, text in one.reasons.items()}
-    told = [element("li", element("b", name), f": {METHODS[name]}.", why.get(name, "")) for name in methods]
+    items = [element("li", element("b", name), f": {METHODS[name]}.", why.get(name, "")) for name in methods]
     return [
         element("h2", "Widths of the outputs' bounds"),
         table(["method", *(f"{one.epsilon:g}" for one in radii)], lines),
-        element("ul", told, class_="quiet"),
+        element("ul", items, class_="quiet"),
     ]
 
 
@@ -236,10 +236,10 @@ def _gallery(heading: Heading, attack: Attack, before: Tensor) -> list[Html]:
             heading.picture(attack.inputs[row], f"the same, attacked: {said}"),
             image(signed(strongest(moved).double().cpu().numpy(), scale), "what was changed"),
         )
-        told = element(
+        verdict = element(
             "span", said if attack.success[row] else "kept", class_="wrong" if attack.success[row] else "good"
         )
-        tiles.append(element("div", pictures, f"{name}, ", told))
+        tiles.append(element("div", pictures, f"{name}, ", verdict))
     wrong = int((~right).sum())
     left_out = f" Wrong before, and not shown: {plural(wrong, 'sample')}." if wrong else ""
     caption = (

@@ -225,8 +225,8 @@ class ErrorBounder:
         Returns:
             (B,) in float64; infinite where nothing is proven.
         """
-        unit = torch.finfo(residual.dtype).eps
-        error = upward(double(residual).abs() * (1 + 2 * unit) + double(rounding), 4)
+        eps = torch.finfo(residual.dtype).eps
+        error = upward(double(residual).abs() * (1 + 2 * eps) + double(rounding), 4)
         if not self.certificate.holds:
             return torch.full_like(error[..., 0], math.inf)
         error = self._reduced(error)  # (B, L)

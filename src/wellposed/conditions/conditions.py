@@ -4,18 +4,30 @@ A `Condition` parametrises the matrices that satisfy it, proves it of a given on
 `InfNorm`, `WeightedNorm`, `SpectralNorm` and `BlockNorm` make the map itself contract, in |.|_inf, weighted, |.|_2
 and blockwise norms. `Mu`, `Monotone` and `Triangular` bound A from above only, so that strong negative feedback is
 allowed. `certify` tries them on a matrix, `certificate` on a model or form.
+
+A `StateMatrix` is the A of a model: free parameters, and the condition that keeps it well-posed. An
+`IterationSystem` is what its equation is solved with. `choose_condition` and `check_matrices` check the options
+and matrices of a model.
 """
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, SupportsFloat
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellposed.activations import Activation, get_activation
-from wellposed.conditions.certificate import Certificate, Equivalent, ErrorBounder, comparison
+from wellposed.conditions.certificate import (
+    AffineBound,
+    Certificate,
+    Equivalent,
+    ErrorBounder,
+    LowRankBound,
+    comparison,
+    low_rank_certificate,
+)
 from wellposed.conditions.norms import block_sizes, perron_weights, spectral_norm, symmetric_eigenvalue
 from wellposed.conditions.projections import (
     clip_singular_values,
@@ -25,6 +37,9 @@ from wellposed.conditions.projections import (
     project_rows_one_sided,
 )
 from wellposed.conditions.rounding import EPS, ROOM, above_underflow, double, reciprocal_gap, upward
+from wellposed.equilibrium.affine import Factors
+from wellposed.equilibrium.method import require_finite
+from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import IllPosedError, InputError
 from wellposed.registry import Registry
 
@@ -408,16 +423,6 @@ _ALL = (InfNorm(), WeightedNorm(), Triangular(), BlockNorm(), Mu(), SpectralNorm
 CONDITIONS: Registry[Condition] = Registry.of("condition", Condition, {rule.name: rule for rule in _ALL})
 
 
-def get_condition(condition: str | Condition) -> Condition:
-    """Returns the condition of that name; a `Condition` passes through.
-
-    Example:
-        >>> get_condition("mu").name
-        'mu'
-    """
-    return CONDITIONS.get(condition)
-
-
 def certify(
     A: Tensor,  # (n, n)
     activation: str | Activation,
@@ -441,7 +446,7 @@ def certify(
     """
     phi = get_activation(activation)
     if condition is not None:
-        candidates = [get_condition(condition)]
+        candidates = [CONDITIONS.get(condition)]
     else:
         candidates = [CONDITIONS[name] for name in CONDITIONS if not CONDITIONS[name].why_not(phi)]
     failed = []
@@ -478,3 +483,178 @@ def _explanation(A: Tensor, activation: Activation, failed: list[Certificate]) -
         return "\n".join([*lines, "A holds NaN or infinite entries; find where they come from"])
     remedy = "lower kappa, rescale the states (rescaling), or project A (Condition.parametrise)"
     return "\n".join([*lines, f"{remedy}; other conditions: {', '.join(CONDITIONS)}"])
+
+
+StateBound = AffineBound | LowRankBound
+
+
+@dataclass(frozen=True)
+class IterationSystem:
+    """Factors of the matrix to iterate with, and how."""
+
+    factors: Factors
+    scale: Tensor | None = None  # of v = Bu + b
+    damping: float = 1.0
+    splitting: float | None = None
+
+
+class StateMatrix(nn.Module):
+    """Turns free parameters into a well-posed A: `raw`, or `left` and `right` for ``A = L R'``."""
+
+    def __init__(
+        self, size: int, activation: Activation, condition: Condition, kappa: float | None, rank: int | None
+    ) -> None:
+        super().__init__()
+        self.activation, self.condition, self.kappa = activation, condition, kappa
+        if not isinstance(condition, Triangular):
+            condition.check_kappa(kappa, activation)
+        elif kappa is not None and not kappa > 0:
+            raise InputError(f"kappa must be positive, or None for no cap; received {kappa}")
+        self.log_weights = nn.Parameter(torch.zeros(size)) if condition.name == "weighted" else None
+        if rank is None:
+            self.raw = nn.Parameter(torch.randn(size, size) / size)
+            return
+        if condition.name != "inf":
+            raise InputError(f"rank goes with condition 'inf' only; received {condition.name!r}")
+        if not 1 <= rank <= size:
+            raise InputError(f"rank must lie between 1 and state_features={size}; received {rank}")
+        self.left = nn.Parameter(torch.randn(size, rank) / rank)
+        self.right = nn.Parameter(torch.randn(size, rank) / size)
+
+    @classmethod
+    def of(cls, A: Tensor, activation: Activation, proof: Certificate, kappa: float | None) -> "StateMatrix":
+        """Wraps a certified matrix without changing it."""
+        condition = _fitting(CONDITIONS.get(proof.condition), A)
+        gamma = activation.lipschitz(condition.norm_name(activation))
+        needed = proof.value / gamma * (1 + A.shape[0] * torch.finfo(A.dtype).eps)
+        cap = kappa
+        if kappa is None and not isinstance(condition, Triangular):
+            cap = max(0.95 / gamma, needed)
+        matrix = cls(A.shape[0], activation, condition, cap, None).to(A)
+        with torch.no_grad():
+            matrix.raw.copy_(A)
+            if matrix.log_weights is not None and proof.weights is not None:
+                matrix.log_weights.copy_(proof.weights.log())
+            if not torch.equal(matrix.dense(), A):
+                raise IllPosedError(
+                    f"A needs kappa of at least {needed:.6g} under condition {condition.name!r}; received {cap}"
+                )
+        return matrix
+
+    def factors(self) -> Factors:
+        """Returns ``(A,)`` or ``(L, R)`` with ``A = L R'``; |L R'|_inf <= |L|_inf |R'|_inf <= kappa."""
+        if not (dtype := getattr(self, "raw" if hasattr(self, "raw") else "left").dtype).is_floating_point:
+            raise InputError(f"the conditions are about real matrices; received {dtype}: use float32 or float64")
+        if hasattr(self, "raw"):
+            return (self.condition.parametrise(self.raw, self.kappa, self.activation, self.log_weights),)
+        cap = self.condition.check_kappa(self.kappa, self.activation)
+        return project_rows(self.left, cap), project_rows(self.right.mT, 1.0).mT
+
+    def dense(self) -> Tensor:  # (n, n)
+        """Returns A itself."""
+        factors = self.factors()
+        return factors[0] if len(factors) == 1 else factors[0] @ factors[1].mT
+
+    def system(self) -> IterationSystem:
+        """Returns what to iterate: A itself, or an equivalent system on which the iteration converges."""
+        factors = self.factors()
+        if self.condition.name in ("mu", "monotone") and under_transform():
+            raise InputError(
+                f"condition {self.condition.name!r} chooses its iteration by the values of A, which vmap (and so "
+                "an Ensemble) hides; use 'inf', 'weighted' or 'spectral' there"
+            )
+        if self.condition.name == "monotone":
+            A = factors[0].detach().to(torch.promote_types(factors[0].dtype, torch.float32))
+            gap = torch.eye(len(A), dtype=A.dtype, device=A.device) - A
+            finite = bool(gap.isfinite().all())  # else the solve reports every sample
+            step = 2 / float(torch.linalg.matrix_norm(gap, 2)) if finite else math.nan
+            return IterationSystem(factors, splitting=step)
+        if self.shifted:
+            system = self.condition.equivalent(factors[0], self.activation)
+            return IterationSystem((system.A,), system.scale, system.damping)
+        return IterationSystem(factors)
+
+    @property
+    def nilpotent(self) -> bool:
+        """Whether A is strictly triangular, so that there is no feedback."""
+        return isinstance(self.condition, Triangular) and not self.condition.diagonal
+
+    @property
+    def row_radius(self) -> float | None:
+        """The largest row sum of A, where A is the parameter `raw` with its rows projected; None elsewhere."""
+        if self.condition.name != "inf" or not hasattr(self, "raw"):
+            return None
+        return self.condition.check_kappa(self.kappa, self.activation)
+
+    @property
+    def shifted(self) -> bool:
+        """Whether another matrix than A is iterated with."""
+        rule = self.condition
+        return rule.name in ("mu", "monotone") or (isinstance(rule, Triangular) and rule.diagonal)
+
+    def certificate(self) -> Certificate:
+        """Checks the matrix that is evaluated."""
+        factors = self.factors()
+        if len(factors) == 2:
+            left, right = factors
+            return low_rank_certificate(left.detach(), right.detach(), self.activation)
+        return self.condition.certify(factors[0].detach(), self.activation)
+
+    def bound(self, terms: int) -> StateBound:
+        """Returns the error bound of a computed state."""
+        with torch.no_grad():
+            factors, certificate = self.factors(), self.certificate()
+        if len(factors) == 2:
+            return LowRankBound(certificate, factors[0], factors[1], self.activation, terms)
+        return AffineBound(certificate, factors[0], self.activation, terms)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Moves the free parameters to the values they stand for."""
+        if hasattr(self, "raw"):
+            self.raw.copy_(self.dense())
+            return
+        left, right = self.factors()
+        self.left.copy_(left)
+        self.right.copy_(right)
+
+
+def _fitting(condition: Condition, A: Tensor) -> Condition:
+    """Returns the variant of a condition whose parametrisation leaves A as it is."""
+    if not isinstance(condition, Triangular):
+        return condition
+    return Triangular(lower=bool(A.triu(1).eq(0).all() and A.tril(-1).any()), diagonal=bool(A.diagonal().any()))
+
+
+def choose_condition(condition: str | Condition, kappa: float | None, triangular: bool) -> Condition:
+    """Returns the condition behind the options of a model; raises where they contradict each other."""
+    rule = CONDITIONS.get(condition)
+    if kappa is not None and not isinstance(kappa, SupportsFloat):
+        raise InputError(f"kappa must be a number; received {kappa!r}")
+    if triangular:
+        if rule.name not in ("inf", "triangular"):
+            raise InputError(
+                f"triangular=True caps rows of A and cannot be combined with condition={rule.name!r}; drop one"
+            )
+        return Triangular()
+    if kappa is None:
+        raise InputError("kappa=None (no cap on A) is possible only with triangular=True; give kappa below one")
+    return rule
+
+
+def check_matrices(A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, bias: Tensor | None) -> None:
+    """Raises unless matrices fit together, share a dtype and are finite."""
+    if A.dim() != 2 or B.dim() != 2 or C.dim() != 2 or A.shape[0] != A.shape[1]:
+        raise InputError(
+            f"A is (n, n), B (n, p) and C (q, n); received {tuple(A.shape)}, {tuple(B.shape)}, {tuple(C.shape)}"
+        )
+    n, p, q = A.shape[0], B.shape[1], C.shape[0]
+    expected = {"B": (B, (n, p)), "C": (C, (q, n)), "D": (D, (q, p)), "bias": (bias, (n,))}
+    for name, (value, shape) in expected.items():
+        if value is None:
+            continue
+        if tuple(value.shape) != shape:
+            raise InputError(f"{name} must have the shape {shape} to fit A; received {tuple(value.shape)}")
+        if value.dtype != A.dtype:
+            raise InputError(f"all matrices share one dtype; A is {A.dtype} and {name} {value.dtype}")
+        require_finite(name, value)

@@ -370,10 +370,10 @@ def _lanczos(symmetric: Tensor) -> tuple[float, float]:
     length, least = torch.zeros(()), 1e-12 * symmetric.abs().amax()
     for step in range(min(LANCZOS_STEPS, n)):
         rest = symmetric @ basis[-1]
-        known = torch.stack(basis)
-        coefficients = known @ rest
-        rest = rest - coefficients @ known
-        rest = rest - (known @ rest) @ known
+        directions = torch.stack(basis)
+        coefficients = directions @ rest
+        rest = rest - coefficients @ directions
+        rest = rest - (directions @ rest) @ directions
         projected[: step + 1, step] = coefficients
         length, used = torch.linalg.vector_norm(rest), step + 1
         if bool(length <= least):

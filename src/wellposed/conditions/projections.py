@@ -161,95 +161,56 @@ def _excess_slopes(s: Tensor, kappa: float, sign: float) -> Tensor:
     return torch.where(none, 0.0, numerator / torch.where(none, 1.0, left + right))
 
 
-class _ClipSingularValues(torch.autograd.Function):
+class _Clip(torch.autograd.Function):
+    """Clips singular values or, where `symmetric`, the eigenvalues of the symmetric part."""
+
     @staticmethod
-    def forward(W: Tensor, kappa: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(W: Tensor, kappa: float, symmetric: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if symmetric:
+            s, Q = torch.linalg.eigh((W + W.mT) / 2)
+            return W - (Q * (s - kappa).clamp(min=0).unsqueeze(-2)) @ Q.mT, Q, s, Q.mT.clone()
         U, s, Vh = torch.linalg.svd(W)
         inside = (s[..., :1] <= kappa).unsqueeze(-1)
         return torch.where(inside, W, (U * s.clamp(max=kappa).unsqueeze(-2)) @ Vh), U, s, Vh
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, bool], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(inputs[0], *output[1:])
         ctx.save_for_forward(inputs[0], *output[1:])
-        ctx.kappa = inputs[1]
+        ctx.how = inputs[1:]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
-        return _ClipSingularValues._derivative(ctx.saved_tensors, ctx.kappa, gradient), None
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+        return _clip_derivative(ctx.saved_tensors, gradient, *ctx.how), None, None
 
     @staticmethod
-    def _derivative(saved: Sequence[Tensor], kappa: float, change: Tensor) -> Tensor:
-        """Applies the derivative to a change of W; it is symmetric, and so the same for both modes."""
-        W, U, s, Vh = saved
-        inner = U.mT @ change @ Vh.mT
-        even, odd = (inner + inner.mT) / 2, (inner - inner.mT) / 2
-        clipped = _excess_slopes(s, kappa, 1.0) * even + _excess_slopes(s, kappa, -1.0) * odd
-        derivative: Tensor = _FirstOnly.apply(change - U @ clipped @ Vh, W)
-        return derivative
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
-        return _ClipSingularValues.apply(W.movedim(in_dims[0], 0), kappa), 0
+    def vmap(info: Any, in_dims: tuple[int, None, None], W: Tensor, *how: Any) -> tuple[Any, int]:
+        return _Clip.apply(W.movedim(in_dims[0], 0), *how), 0
 
 
-class _ClipSymmetricPart(torch.autograd.Function):
-    @staticmethod
-    def forward(W: Tensor, kappa: float) -> tuple[Tensor, Tensor, Tensor]:
-        s, Q = torch.linalg.eigh((W + W.mT) / 2)
-        excess = (s - kappa).clamp(min=0)
-        return W - (Q * excess.unsqueeze(-2)) @ Q.mT, s, Q
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(inputs[0], *output[1:])
-        ctx.save_for_forward(inputs[0], *output[1:])
-        ctx.kappa = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None]:
-        return _ClipSymmetricPart._derivative(ctx.saved_tensors, ctx.kappa, gradient), None
-
-    @staticmethod
-    def _derivative(saved: Sequence[Tensor], kappa: float, change: Tensor) -> Tensor:
-        """Applies the derivative to a change of W; it is symmetric, and so the same for both modes."""
-        W, s, Q = saved
-        inner = Q.mT @ (change + change.mT) @ Q / 2
-        clipped = _excess_slopes(s, kappa, 1.0) * inner
-        derivative: Tensor = _FirstOnly.apply(change - Q @ clipped @ Q.mT, W)
-        return derivative
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
-        return _ClipSymmetricPart.apply(W.movedim(in_dims[0], 0), kappa), 0
-
-
-class _DualSingularValues(_ClipSingularValues):
+class _DualClip(_Clip):
     """The same with a rule for forward mode, which torch.compile does not take."""
 
     @staticmethod
     @forward_rule
-    def jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, _: None) -> tuple[Tensor, None, None, None]:
-        return _ClipSingularValues._derivative(saved, ctx.kappa, tangent), None, None, None
+    def jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, *_: None) -> tuple[Tensor, None, None, None]:
+        return _clip_derivative(saved, tangent, *ctx.how), None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
-        return _DualSingularValues.apply(W.movedim(in_dims[0], 0), kappa), 0
+    def vmap(info: Any, in_dims: tuple[int, None, None], W: Tensor, *how: Any) -> tuple[Any, int]:
+        return _DualClip.apply(W.movedim(in_dims[0], 0), *how), 0
 
 
-class _DualSymmetricPart(_ClipSymmetricPart):
-    """The same with a rule for forward mode."""
-
-    @staticmethod
-    @forward_rule
-    def jvp(ctx: Any, saved: list[Tensor], tangent: Tensor, _: None) -> tuple[Tensor, None, None]:
-        return _ClipSymmetricPart._derivative(saved, ctx.kappa, tangent), None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], W: Tensor, kappa: float) -> tuple[Any, int]:
-        return _DualSymmetricPart.apply(W.movedim(in_dims[0], 0), kappa), 0
+def _clip_derivative(saved: Sequence[Tensor], change: Tensor, kappa: float, symmetric: bool) -> Tensor:
+    """Applies the derivative to a change of W; it is symmetric, and so the same for both modes."""
+    W, U, s, Vh = saved
+    inner = U.mT @ change @ Vh.mT
+    clipped = _excess_slopes(s, kappa, 1.0) * (inner + inner.mT) / 2
+    if not symmetric:
+        clipped = clipped + _excess_slopes(s, kappa, -1.0) * (inner - inner.mT) / 2
+    derivative: Tensor = _FirstOnly.apply(change - U @ clipped @ Vh, W)
+    return derivative
 
 
 def clip_singular_values(W: Tensor, kappa: float) -> Tensor:
@@ -266,7 +227,7 @@ def clip_singular_values(W: Tensor, kappa: float) -> Tensor:
         >>> clip_singular_values(torch.diag(torch.tensor([3.0, 0.5])), 1.0).diagonal()
         tensor([1.0000, 0.5000])
     """
-    return _clip(_DualSingularValues if under_forward_mode() else _ClipSingularValues, W, kappa)
+    return _clip(W, kappa, symmetric=False)
 
 
 def clip_symmetric_part(W: Tensor, kappa: float) -> Tensor:
@@ -282,7 +243,7 @@ def clip_symmetric_part(W: Tensor, kappa: float) -> Tensor:
         tensor([[ 0.5000,  5.0000],
                 [-5.0000, -7.0000]])
     """
-    return _clip(_DualSymmetricPart if under_forward_mode() else _ClipSymmetricPart, W, kappa)
+    return _clip(W, kappa, symmetric=True)
 
 
 def project_block_rows(W: Tensor, blocks: int | Sequence[int], kappa: float, norm: str) -> Tensor:
@@ -309,12 +270,13 @@ def project_block_rows(W: Tensor, blocks: int | Sequence[int], kappa: float, nor
     return W * spread.repeat_interleave(repeats, -1, output_size=sum(sizes))
 
 
-def _clip(function: type[torch.autograd.Function], W: Tensor, kappa: float) -> Tensor:
+def _clip(W: Tensor, kappa: float, *, symmetric: bool) -> Tensor:
     if W.ndim < 2 or W.shape[-1] != W.shape[-2]:
         raise InputError(f"expected square matrices (..., n, n), got {tuple(W.shape)}")
+    function = _DualClip if under_forward_mode() else _Clip
     # In float64: on a GPU a float32 decomposition may be wrong in the fourth digit.
     try:
-        clipped: Tensor = function.apply(W.to(_wide(W)), kappa)[0]
+        clipped: Tensor = function.apply(W.to(_wide(W)), kappa, symmetric)[0]
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise InputError(
             "the raw matrix has no decomposition: it holds NaN, infinite or far too large entries; find out where "

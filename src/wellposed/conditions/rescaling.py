@@ -1,15 +1,15 @@
 """Rescales the states so that |A|_inf shrinks and the outputs stay the same."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from wellposed.activations import Activation
+from wellposed.activations.catalogue import in_other_units
 from wellposed.conditions.conditions import square
 from wellposed.conditions.norms import block_sizes, depth, perron_weights, power_of_two_scaling
 from wellposed.conditions.rounding import above_underflow, double, upward
@@ -131,7 +131,9 @@ def apply_rescaling(
     if not all(bool(matrix.isfinite().all()) for matrix in scaled):
         raise InputError(f"the rescaled weights leave the range of {A.dtype}; convert the model to float64 first")
     exact = [torch.equal(double(new) / by, double(old)) for new, (old, by) in zip(scaled, pairs, strict=True)]
-    phi = activation if activation.homogeneous else _rescaled_activation(activation, scale)
+    phi = activation
+    if not activation.homogeneous:
+        phi = in_other_units(activation, f"{activation.name}_rescaled", factor, exact=scale.power_of_two)
     new_bias = None if bias is None else scaled[3]
     return Rescaled(scaled[0], scaled[1], scaled[2], new_bias, phi, all(exact) and scale.power_of_two)
 
@@ -163,22 +165,3 @@ def _verified(A: Tensor, exponent: Tensor, power_of_two: bool) -> Rescaling:
     matrices = double(A).abs() * factor, double(_times(A.detach(), factor)).abs()
     norm = max(float(above_underflow(upward(matrix.sum(-1), len(A) + 2)).amax()) for matrix in matrices)
     return replace(result, norm=norm)
-
-
-def _rescaled_activation(activation: Activation, scale: Rescaling) -> Activation:
-    bind = partial(_rescaled_map, factor=scale.factors(), inverse=scale.factors(-1))
-    derivative = activation.derivative and partial(bind, phi=activation.derivative, outer=False)
-    return replace(
-        activation,
-        name=f"{activation.name}_rescaled",
-        function=partial(bind, phi=activation.function),
-        derivative=derivative,
-        rounding=activation.rounding + (0.0 if scale.power_of_two else 4.0),
-    )
-
-
-def _rescaled_map(
-    z: Tensor, phi: Callable[[Tensor], Tensor], factor: Tensor, inverse: Tensor, outer: bool = True
-) -> Tensor:
-    value = phi(z * inverse.to(z))
-    return value * factor.to(z) if outer else value

@@ -101,8 +101,8 @@ def euclidean_norm(z: Tensor, dim: int = -1) -> Tensor:
         True
     """
     norm = vector_norm(z, "2", dim)
-    unit, tiny = torch.finfo(z.dtype).eps, torch.finfo(z.dtype).tiny
-    return torch.where(norm == 0, norm, norm * (1 + (z.shape[dim] + 8) * unit) + unit * tiny)
+    eps, tiny = torch.finfo(z.dtype).eps, torch.finfo(z.dtype).tiny
+    return torch.where(norm == 0, norm, norm * (1 + (z.shape[dim] + 8) * eps) + eps * tiny)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -207,10 +207,10 @@ def rounding_slack(magnitude: Tensor, terms: int) -> Tensor:
         >>> float(rounding_slack(torch.ones(1), 10)) > 10 * 2**-24
         True
     """
-    size, unit = magnitude.detach(), (terms + 8) * unit_roundoff(magnitude.dtype)
-    if unit >= 0.25:
+    size, relative = magnitude.detach(), (terms + 8) * unit_roundoff(magnitude.dtype)
+    if relative >= 0.25:
         return torch.full_like(size, math.inf)
-    gamma = unit / (1 - 2 * unit) + operand_roundoff(size)
+    gamma = relative / (1 - 2 * relative) + operand_roundoff(size)
     return size * (gamma * (1 + 2 * gamma)) + terms * torch.finfo(magnitude.dtype).tiny
 
 
@@ -222,6 +222,6 @@ def convert_outward(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         >>> float(abs(value.double() - 1 / 3)) <= float(lost)
         True
     """
-    unit, tiny = 2 * unit_roundoff(dtype), torch.finfo(dtype).tiny
+    eps, tiny = 2 * unit_roundoff(dtype), torch.finfo(dtype).tiny
     converted = value.to(dtype)
-    return converted, converted.abs() * unit + tiny
+    return converted, converted.abs() * eps + tiny

@@ -393,7 +393,7 @@ def _short(reason: Exception | str) -> str:
     return str(reason).strip().partition("\n")[0]
 
 
-def convert_program(program: ExportedProgram, signal: Signal, path: str = "") -> Any:
+def convert_program(program: ExportedProgram, signal: Signal) -> Any:
     """Converts an exported program of one input."""
     examples = program.example_inputs
     inputs = [value for value in (examples[0] if examples else ()) if isinstance(value, Tensor)]
@@ -403,7 +403,7 @@ def convert_program(program: ExportedProgram, signal: Signal, path: str = "") ->
     recorded = [size for size in _recorded_shape(program.module().graph)[1:] if isinstance(size, int)]
     if len(recorded) == len(signal.shape) - 1 and recorded != [*signal.shape[1:]]:
         raise InputError(f"the program takes inputs of the shape {tuple(recorded)}; received {signal.shape[1:]}")
-    return _run_program(program, (signal,), signal.network, path)
+    return _run_program(program, (signal,), signal.network, "")
 
 
 def _run_program(program: ExportedProgram, args: tuple, network: Network, path: str) -> Any:

@@ -307,7 +307,7 @@ class Network:
 
     def form(self, output: Signal) -> ImplicitForm:
         """Puts the form together, last layer first (003 eq. 2.10)."""
-        last, home = len(self.sources) - 1, (self.dtype, self.device)
+        last, entry = len(self.sources) - 1, (self.dtype, self.device)
         sizes = tuple(signal.size for signal in reversed(self.sources)) or (0,)
         p, q = math.prod(self.input_shape), output.size
         A: dict[tuple[int, int], Operator] = {}
@@ -321,9 +321,9 @@ class Network:
         C = {(0, last - j): part for j, part in output.terms.items() if j != INPUT}
         D = output.terms.get(INPUT)
         return ImplicitForm(
-            Block(sizes, sizes, A, *home),
-            Block(sizes, (p,), B, *home),
-            Block((q,), sizes, C, *home),
+            Block(sizes, sizes, A, *entry),
+            Block(sizes, (p,), B, *entry),
+            Block((q,), sizes, C, *entry),
             D,
             self._bias(),
             tuple(reversed(self.activations)) or (get_activation("identity"),),
@@ -335,9 +335,11 @@ class Network:
     def _bias(self) -> Tensor | None:
         if all(source.offset is None for source in self.sources):
             return None
-        home: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        factory_kwargs: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         pairs = [(source.offset, source.size) for source in reversed(self.sources)]
-        return torch.cat([torch.zeros(size, **home) if value is None else value for value, size in pairs])
+        return torch.cat(
+            [torch.zeros(size, **factory_kwargs) if value is None else value for value, size in pairs]
+        )
 
 
 def _distinct(labels: list[str]) -> tuple[str, ...]:

@@ -211,11 +211,11 @@ class _Options:
             folder=self.folder,
             progress=self.progress,
         )
-        known = states.form is not None and states.form.bias is None
+        unbiased = states.form is not None and states.form.bias is None
         return RowMatcher(
             fit=rows,
             objective=self._goal(),
-            bias=not known if self.bias is None else self.bias,
+            bias=not unbiased if self.bias is None else self.bias,
             debias=own if self.debias is None else self.debias,
             sequential=(own and chain) if self.sequential is None else self.sequential,
             limit=self.limit,
@@ -223,21 +223,12 @@ class _Options:
 
 
 def fit_states(
-    states: States,
-    *,
-    kappa: float = 0.99,
-    bound: Bound = "state",
-    objective: str | Penalty = "none",
-    strength: float = 0.0,
-    target_sparsity: float | None = None,
-    support: str | Tensor = "layered",
-    rescale: bool | Literal["undo"] = True,
-    refit_output: bool | Literal["sparse"] = True,
-    solver: RowSolver | str | None = None,
-    jobs: int = 1,
-    device: torch.device | str | None = None,
+    states: States, *, kappa: float = 0.99, bound: Bound = "state", objective: str | Penalty = "none",
+    strength: float = 0.0, target_sparsity: float | None = None, support: str | Tensor = "layered",
+    rescale: bool | Literal["undo"] = True, refit_output: bool | Literal["sparse"] = True,
+    solver: RowSolver | str | None = None, jobs: int = 1, device: torch.device | str | None = None,
     **details: Unpack[Details],
-) -> tuple[ImplicitModel, FitReport]:
+) -> tuple[ImplicitModel, FitReport]:  # fmt: skip
     """Fits an implicit model to the states of a network, every row with a certificate (003 chapter 3).
 
     The rows of (A, B) solve 003 eq. (3.4) with a cap on the row of A, which makes the model well-posed; C, D and
@@ -353,8 +344,8 @@ class _Work:
         if not options.refit_output:
             return own_output(self.states, self.units.factors)
         sparse = Objective("lasso", matching.objective.strength) if options.refit_output == "sparse" else None
-        known = form is not None and form.output_bias is None
-        constant = not known if options.output_bias is None else options.output_bias
+        unbiased = form is not None and form.output_bias is None
+        constant = not unbiased if options.output_bias is None else options.output_bias
         through = reads_input(self.states) if options.feedthrough is None else options.feedthrough
         return fitted_output(self.states, X, feedthrough=through, bias=constant, sparse=sparse)
 

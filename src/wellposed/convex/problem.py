@@ -498,9 +498,9 @@ def rounding(problem: RowProblem, weights: Tensor) -> Tensor:  # (r, d)
     """Bounds the rounding error of Gw - c by way of |G_jk| <= |M_j| |M_k|."""
     norms = problem.gram.diagonal().clamp(min=0).sqrt()
     terms = problem.columns if problem.design is None else problem.columns + problem.design.shape[0]
-    unit = 4 * terms * torch.finfo(weights.dtype).eps
+    relative = 4 * terms * torch.finfo(weights.dtype).eps
     size = weights.abs() @ norms + (2 * problem.scale).maximum(problem.power).sqrt()
-    return unit * size[:, None] * norms
+    return relative * size[:, None] * norms
 
 
 def rounding_of_gap(problem: RowProblem, weights: Tensor) -> Tensor:  # (r,)
@@ -508,8 +508,8 @@ def rounding_of_gap(problem: RowProblem, weights: Tensor) -> Tensor:  # (r,)
     error = rounding(problem, weights)
     slack = (error * weights.abs()).sum(1)
     if problem.lasso:
-        unit = 4 * problem.columns * torch.finfo(weights.dtype).eps
-        slack = slack + unit * problem.lasso * weights.abs().sum(1)
+        relative = 4 * problem.columns * torch.finfo(weights.dtype).eps
+        slack = slack + relative * problem.lasso * weights.abs().sum(1)
     return slack + problem.kappa * error[:, : problem.capped].amax(1) if problem.capped else slack
 
 

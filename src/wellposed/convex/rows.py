@@ -187,8 +187,8 @@ class RowFit:
         files = [_RowFile.of(self.folder, solver, part) for part in problems]
         waiting = []
         for k, file in enumerate(files):
-            if (known := file.load(problems[k])) is not None:
-                yield k, known
+            if (solution := file.load(problems[k])) is not None:
+                yield k, solution
             else:
                 waiting.append(k)
         workers = Workers(self.jobs if len(waiting) > 1 else 1, self.backend)

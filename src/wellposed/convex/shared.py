@@ -293,7 +293,9 @@ class PositionSampler:
         with ExitStack() as stack, torch.no_grad():
             log = _Log(pieces, len(layers))
             for number, (name, layer) in enumerate(layers.items()):
-                hook = self._hook(log, name, _layer_seed(name, number), quota)
+                # Seeded by its name, a layer gets the same positions alone and among others.
+                seed = sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 1_000_003 if name else number
+                hook = self._hook(log, name, seed, quota)
                 stack.callback(layer.register_forward_hook(hook).remove)
             for index, u in enumerate(batches):
                 log.begin(index, None if self.valid is None else self.valid(u))
@@ -333,11 +335,6 @@ class _Log:
         self.seen.add(name)
         if len(self.seen) == self.layers:
             raise _EnoughError
-
-
-def _layer_seed(name: str, number: int) -> int:
-    """Seeds a layer by its name, so that it gets the same positions alone and among others."""
-    return sum(ord(letter) * 31**k for k, letter in enumerate(name)) % 1_000_003 if name else number
 
 
 def _sampled_positions(
@@ -418,8 +415,8 @@ class _Options:
             for row, mask in zip(rows, masks, strict=True):
                 data, fresh = recorded[row.name], replace(row, layer=own[row.name])
                 if self.sequential:
-                    parts = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
-                    data = replace(data, parts=parts)
+                    inputs = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
+                    data = replace(data, parts=inputs)
                 fits.append(fresh.fitted(data, mask))
                 if self.progress is not None:
                     self.progress(len(fits), len(rows))
@@ -591,14 +588,14 @@ class _Rows:
 
 
 def _named_layers(network: nn.Module, names: Sequence[str] | None) -> dict[str, SharedLayer]:
-    known = shared_layers(network)
-    unknown = [name for name in names or () if name not in known]
-    if unknown or not known:
+    layers = shared_layers(network)
+    unknown = [name for name in names or () if name not in layers]
+    if unknown or not layers:
         raise InputError(
             f"no layer with shared rows is called {', '.join(unknown) or 'anything'}; there are "
-            f"{', '.join(known) or 'none'}"
+            f"{', '.join(layers) or 'none'}"
         )
-    return known if names is None else {name: known[name] for name in names}
+    return layers if names is None else {name: layers[name] for name in names}
 
 
 def _units_of(layer: SharedLayer, units: Mapping[str, RowUnits] | None, name: str) -> RowUnits:

@@ -142,9 +142,9 @@ class Tables:
         self.widths: dict[str, tuple[int, torch.dtype]] = {}
         self.samples = 0
 
-    def append(self, **parts: Tensor) -> None:  # (B, width) each
+    def append(self, **columns: Tensor) -> None:  # (B, width) each
         """Adds a batch to every matrix."""
-        for name, part in parts.items():
+        for name, part in columns.items():
             kind = (part.shape[1], part.dtype)
             if self.widths.setdefault(name, kind) != kind:
                 raise InputError(
@@ -153,7 +153,7 @@ class Tables:
                 )
             self.pieces.setdefault(name, []).append(part.detach().cpu())
             self.bytes += part.numel() * part.element_size()
-        self.samples += len(next(iter(parts.values())))
+        self.samples += len(next(iter(columns.values())))
         if self.spilled or self.bytes > self.limit:
             self._spill()
 
@@ -496,8 +496,8 @@ def _files(form: bool) -> list[str]:
 
 def _sealed(index: dict[str, Any]) -> str:
     """Returns the checksum of an index without its own entry."""
-    said = {name: value for name, value in index.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    entries = {name: value for name, value in index.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def _check(paths: dict[str, Path], index: dict[str, Any], verify: bool) -> None:

@@ -258,8 +258,8 @@ class _Reader:
                 return {}, number
             if node.value in self.declared:
                 return {node.value: Fraction(1)}, Fraction(0)
-            known = "is not declared" if _VARIABLE.fullmatch(node.value) else "is neither a number nor a variable"
-            self._fail(node.line, f"{node.value[:40]!r} {known}")
+            fault = "is not declared" if _VARIABLE.fullmatch(node.value) else "is neither a number nor a variable"
+            self._fail(node.line, f"{node.value[:40]!r} {fault}")
         match node.value:
             case (_Node("+"), first, *rest):
                 return self._sum([(1, part) for part in (first, *rest)])

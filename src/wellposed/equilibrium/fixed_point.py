@@ -1,7 +1,6 @@
 """fixed_point(): solves ``x = f(x, *inputs)`` for any function f."""
 
 import functools
-import math
 from collections.abc import Callable
 
 import torch
@@ -11,54 +10,20 @@ from wellposed.equilibrium.compiled import loop_of
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.loop import iterate
 from wellposed.equilibrium.maps import FunctionMap, Map, Packing, State
-from wellposed.equilibrium.method import Loop, OnFailure, Solve, SolveHooks, SolveOptions, check_policy
+from wellposed.equilibrium.method import (
+    Loop,
+    OnFailure,
+    Solve,
+    SolveHooks,
+    make_options,
+    require_all_finite,
+    require_finite,
+)
 from wellposed.equilibrium.solution import Solution
-from wellposed.equilibrium.solvers import SOLVERS, Anderson, Solver
-from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
+from wellposed.equilibrium.solvers import Anderson, Solver
+from wellposed.equilibrium.stopping import Stopping
 from wellposed.equilibrium.tracing import outside_compile, under_transform
 from wellposed.errors import InputError
-
-MAX_STEPS, MOST_STEPS = 200, 2**31 - 1
-
-
-def make_options(
-    solver: Solver | str | None,
-    stop: Stopping | str | None,
-    max_steps: int | None,
-    on_failure: OnFailure,
-    generator: torch.Generator | None = None,
-) -> SolveOptions:
-    """Fills in defaults, resolves names and checks the options of a solve."""
-    steps = MAX_STEPS if max_steps is None else max_steps
-    if not hasattr(steps, "__index__") or not 1 <= steps <= MOST_STEPS:
-        raise InputError(f"max_steps must be at least 1, a whole number below 2^31; received {max_steps!r}")
-    check_policy(on_failure)
-    chosen = SOLVERS.get(Anderson() if solver is None else solver)
-    rule = STOPPINGS.get(Relative() if stop is None else stop).seeded(generator)
-    limit = rule.limit()
-    return SolveOptions(chosen, rule, steps if limit is None else limit, on_failure)
-
-
-def require_finite(name: str, value: Tensor) -> None:
-    """Raises if a tensor holds NaN or infinity; does nothing where values cannot be read."""
-    if not under_transform():
-        _require_all_finite({name: value})
-
-
-def _require_all_finite(values: dict[str, Tensor]) -> None:
-    total = sum(
-        value.detach().sum(dtype=torch.promote_types(value.dtype, torch.float32)) for value in values.values()
-    )
-    if math.isfinite(total):  # one read from the device; a sum that is finite has finite terms
-        return
-    for name, value in values.items():
-        bad = ~value.detach().isfinite()
-        if bool(bad.any()):
-            where = tuple(int(i) for i in bad.nonzero()[0])
-            raise InputError(
-                f"{name} must be finite; received {int(bad.sum())} of {value.numel()} entries NaN or infinite, "
-                f"the first at {where}; clean the data before the solve"
-            )
 
 
 def _check_values(x0: Tensor, inputs: tuple[Tensor, ...]) -> None:
@@ -77,7 +42,7 @@ def _check_values(x0: Tensor, inputs: tuple[Tensor, ...]) -> None:
         return
     floating = {f"input {index}": value for index, value in enumerate(inputs) if value.is_floating_point()}
     if {value.device for value in floating.values()} <= {x0.device}:
-        return _require_all_finite({"x0": x0, **floating})
+        return require_all_finite({"x0": x0, **floating})
     for name, value in {"x0": x0, **floating}.items():
         require_finite(name, value)
 

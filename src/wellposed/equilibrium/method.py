@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from wellposed.equilibrium.loop import Iterates, iterate
 from wellposed.equilibrium.maps import Map
 from wellposed.equilibrium.solution import Adjoint, Status, failed
-from wellposed.equilibrium.solvers import Solver
-from wellposed.equilibrium.stopping import Stopping
+from wellposed.equilibrium.solvers import SOLVERS, Anderson, Solver
+from wellposed.equilibrium.stopping import STOPPINGS, Relative, Stopping
 from wellposed.equilibrium.tracing import forward_rule, under_transform
-from wellposed.errors import ConvergenceError, ConvergenceWarning, unknown_name
+from wellposed.errors import ConvergenceError, ConvergenceWarning, InputError, unknown_name
 
 OnFailure = Literal["warn", "raise", "ignore"]
+MAX_STEPS, MOST_STEPS = 200, 2**31 - 1
 
 
 def check_policy(on_failure: str) -> None:
@@ -105,6 +106,33 @@ def report_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: War
     if on_failure == "raise":
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=callers_level())
+
+
+class NotFiniteError(Exception):
+    """A fast check has met NaN or infinity; the caller finds out where and says so."""
+
+
+def require_finite(name: str, value: Tensor) -> None:
+    """Raises if a tensor holds NaN or infinity; does nothing where values cannot be read."""
+    if not under_transform():
+        require_all_finite({name: value})
+
+
+def require_all_finite(values: dict[str, Tensor]) -> None:
+    """Raises if one of several tensors on one device does."""
+    total = sum(
+        value.detach().sum(dtype=torch.promote_types(value.dtype, torch.float32)) for value in values.values()
+    )
+    if math.isfinite(total):  # one read from the device; a sum that is finite has finite terms
+        return
+    for name, value in values.items():
+        bad = ~value.detach().isfinite()
+        if bool(bad.any()):
+            where = tuple(int(i) for i in bad.nonzero()[0])
+            raise InputError(
+                f"{name} must be finite; received {int(bad.sum())} of {value.numel()} entries NaN or infinite, "
+                f"the first at {where}; clean the data before the solve"
+            )
 
 
 class WeightCheck:
@@ -268,6 +296,24 @@ class SolveOptions:
     stop: Stopping
     max_steps: int
     on_failure: OnFailure = "warn"
+
+
+def make_options(
+    solver: Solver | str | None,
+    stop: Stopping | str | None,
+    max_steps: int | None,
+    on_failure: OnFailure,
+    generator: torch.Generator | None = None,
+) -> SolveOptions:
+    """Fills in defaults, resolves names and checks the options of a solve."""
+    steps = MAX_STEPS if max_steps is None else max_steps
+    if not hasattr(steps, "__index__") or not 1 <= steps <= MOST_STEPS:
+        raise InputError(f"max_steps must be at least 1, a whole number below 2^31; received {max_steps!r}")
+    check_policy(on_failure)
+    chosen = Anderson() if solver is None else SOLVERS.get(solver)
+    rule = Relative() if stop is None else STOPPINGS.get(stop).seeded(generator)
+    limit = rule.limit()
+    return SolveOptions(chosen, rule, steps if limit is None else limit, on_failure)
 
 
 class SolveHooks:

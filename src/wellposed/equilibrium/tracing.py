@@ -76,7 +76,7 @@ def check_traceable(model: str, fixed_steps: bool) -> None:
         tracer = "torch.export" if exported else "torch.jit.trace"
         raise InputError(
             f"{tracer} cannot record {model}, whose number of steps depends on values; give it "
-            "wellposed.fixed_steps(model, steps), or write a file with wellposed.export_onnx"
+            "wellposed.models.fixed_steps(model, steps), or write a file with wellposed.export_onnx"
         )
 
 

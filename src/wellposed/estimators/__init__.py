@@ -1,7 +1,11 @@
 """scikit-learn estimators whose prediction is a fixed point."""
 
-from wellposed.estimators.sequences import ImplicitSequenceClassifier, ImplicitSequenceRegressor
-from wellposed.estimators.tables import ImplicitClassifier, ImplicitRegressor
+from wellposed.estimators.targets import (
+    ImplicitClassifier,
+    ImplicitRegressor,
+    ImplicitSequenceClassifier,
+    ImplicitSequenceRegressor,
+)
 
 __all__ = [
     "ImplicitClassifier",

@@ -29,35 +29,13 @@ class Network(nn.Module):
         outputs: columns of y.
 
     Example:
-        >>> Network.of_tables(3, 2, 8)(torch.zeros(5, 3)).shape
+        >>> Network(ImplicitModel(3, 2, 8), 2)(torch.zeros(5, 3)).shape
         torch.Size([5, 2])
     """
 
     def __init__(self, body: ImplicitModel | ImplicitRNN, outputs: int) -> None:
         super().__init__()
         self.body, self.offset = body, nn.Parameter(torch.zeros(outputs))
-
-    @classmethod
-    def of_tables(
-        cls, inputs: int, outputs: int, states: int, *, kappa: float = 0.95, activation: str = "relu"
-    ) -> "Network":
-        """Builds a network for inputs ``(B, p)``."""
-        options: dict[str, Any] = {"kappa": kappa, "activation": activation, "max_steps": MAX_STEPS}
-        body = ImplicitModel(inputs, outputs, states, bias=True, **options)
-        if body.bias is not None:
-            nn.init.uniform_(body.bias, -0.5, 0.5)
-        return cls(body, outputs)
-
-    @classmethod
-    def of_sequences(
-        cls, inputs: int, outputs: int, states: int, *, kappa: float = 0.95, activation: str = "relu"
-    ) -> "Network":
-        """Builds a network for inputs ``(B, T, p)``; the hidden state is as wide as the equilibrium."""
-        options: dict[str, Any] = {"kappa": kappa, "activation": activation, "max_steps": MAX_STEPS, "bias": True}
-        body = ImplicitRNN(
-            inputs, states, states, out_features=outputs, readout_bias=False, batch_first=True, **options
-        )
-        return cls(body, outputs)
 
     @property
     def linear(self) -> nn.Parameter | None:
@@ -160,7 +138,11 @@ class TableInputs(Inputs):
         return _dense(X), y
 
     def build(self, inputs: int, outputs: int, states: int, *, kappa: float, activation: str) -> Network:
-        return Network.of_tables(inputs, outputs, states, kappa=kappa, activation=activation)
+        options: dict[str, Any] = {"kappa": kappa, "activation": activation, "max_steps": MAX_STEPS}
+        body = ImplicitModel(inputs, outputs, states, bias=True, **options)
+        if body.bias is not None:
+            nn.init.uniform_(body.bias, -0.5, 0.5)
+        return Network(body, outputs)
 
     def readout(self, network: Network) -> nn.Module:
         return network.body
@@ -186,7 +168,11 @@ class SequenceInputs(Inputs):
         return self._checked(estimator, X, reset), y
 
     def build(self, inputs: int, outputs: int, states: int, *, kappa: float, activation: str) -> Network:
-        return Network.of_sequences(inputs, outputs, states, kappa=kappa, activation=activation)
+        options: dict[str, Any] = {"kappa": kappa, "activation": activation, "max_steps": MAX_STEPS, "bias": True}
+        body = ImplicitRNN(  # the hidden state is as wide as the equilibrium
+            inputs, states, states, out_features=outputs, readout_bias=False, batch_first=True, **options
+        )
+        return Network(body, outputs)
 
     def readout(self, network: Network) -> nn.Module:
         return network

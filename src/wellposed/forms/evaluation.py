@@ -17,7 +17,7 @@ from torch import Tensor
 from wellposed.activations import Activation
 from wellposed.activations.blockwise import piecewise
 from wellposed.conditions.certificate import AffineBound, Certificate
-from wellposed.conditions.conditions import certify, get_condition
+from wellposed.conditions.conditions import CONDITIONS, certify
 from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import ROOM, reciprocal_gap, upward
 from wellposed.equilibrium.fixed_point import fixed_point
@@ -93,10 +93,10 @@ class LoopEquation:
         least = constant * float(A.abs().amax())  # |A|_p is no smaller than an entry
         if steepest.componentwise or not least >= 1:
             return
-        known = f"the Lipschitz constant {constant:.3g}" if math.isfinite(constant) else "no Lipschitz constant"
+        about = f"the Lipschitz constant {constant:.3g}" if math.isfinite(constant) else "no Lipschitz constant"
         raise IllPosedError(
             f"the loop of {len(A)} states is not proven to have one solution: it goes through {steepest.name}, a "
-            f"map of blocks with {known}; norms of blocks fail, and gamma |A| >= {least:.3g} in every norm, where "
+            f"map of blocks with {about}; norms of blocks fail, and gamma |A| >= {least:.3g} in every norm, where "
             "a proof needs less than 1"
         )
 
@@ -105,7 +105,7 @@ class LoopEquation:
         A, damping, phi = self.A.to(dtype=v.dtype), 1.0, self.activation.function
         condition = self.certificate.condition
         if condition in ("mu", "monotone", "triangular") and not self.feedforward:
-            system = get_condition(condition).equivalent(A.to_dense(), self.activation)
+            system = CONDITIONS.get(condition).equivalent(A.to_dense(), self.activation)
             A, v, damping = Dense(system.A), v * system.scale, system.damping
 
         def step(x: Tensor, offset: Tensor) -> Tensor:

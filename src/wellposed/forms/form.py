@@ -19,8 +19,7 @@ from wellposed.activations import Activation, get_activation, rescaled
 from wellposed.activations.blockwise import piecewise
 from wellposed.conditions.certificate import Certificate
 from wellposed.conditions.rescaling import apply_rescaling, rescaling
-from wellposed.equilibrium.fixed_point import make_options, require_finite
-from wellposed.equilibrium.method import check_policy
+from wellposed.equilibrium.method import check_policy, make_options, require_finite
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.tracing import under_transform
 from wellposed.errors import (

@@ -67,8 +67,8 @@ def unpack_form(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> I
         names = header["activation"]
         if not isinstance(names, str | list):
             raise FileFormatError(f"activations are stored by their names; received {names!r}")
-        known = stored_activation(names) if isinstance(names, str) else [stored_activation(name) for name in names]
-        form = ImplicitForm(**arguments, activation=known, input_shape=tuple(shape), labels=labels)
+        phi = stored_activation(names) if isinstance(names, str) else [stored_activation(name) for name in names]
+        form = ImplicitForm(**arguments, activation=phi, input_shape=tuple(shape), labels=labels)
         _check(form, header, tensors, reader.used)
     except (UnknownNameError, FileFormatError):
         raise
@@ -158,20 +158,20 @@ def registered_name(activation: Activation) -> str:
         'leaky_relu(0.25)'
     """
     try:
-        known = get_activation(activation.name)
+        registered = get_activation(activation.name)
     except UnknownNameError as error:
         raise InputError(f"the activation {activation.name!r} is not registered; register it to save") from error
-    if not _same(known, activation) or not _same(BUILT_IN.get(activation.name, known), activation):
+    if not _same(registered, activation) or not _same(BUILT_IN.get(activation.name, registered), activation):
         raise InputError(f"{activation.name!r} is not the registered activation of that name; register it to save")
     return activation.name
 
 
-def _same(known: Activation, own: Activation) -> bool:
+def _same(registered: Activation, own: Activation) -> bool:
     """Compares constants and, at some points, values."""
-    if (known.slope, known.constants, known.block) != (own.slope, own.constants, own.block):
+    if (registered.slope, registered.constants, registered.block) != (own.slope, own.constants, own.block):
         return False
-    z = torch.linspace(-3, 3, 12 * (known.block or 1), dtype=torch.float64)
-    return bool(torch.equal(known(z), own(z)))
+    z = torch.linspace(-3, 3, 12 * (registered.block or 1), dtype=torch.float64)
+    return bool(torch.equal(registered(z), own(z)))
 
 
 def _type_name(dtype: torch.dtype) -> str:

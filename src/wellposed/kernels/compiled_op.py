@@ -20,7 +20,6 @@ from wellposed.equilibrium.method import (
     OnFailure,
     Solve,
     SolveOptions,
-    WarnOnce,
     checked_under_functorch,
     report_outputs,
 )
@@ -131,35 +130,23 @@ def _second_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *torch.autograd.grad(y, leaves, gradient, allow_unused=True, materialize_grads=True), None
 
 
-def check_outputs(y: Tensor, x: Tensor | None, on_failure: OnFailure, once: WarnOnce | None = None) -> Tensor:
-    """Returns outputs and reports those that are not finite, wherever values can be read eventually.
-
-    Args:
-        y: the outputs.
-        x: the states, None if not available.
-        on_failure: what happens then.
-        once: shared by reports of which only the first is made.
-    """
+def check_outputs(y: Tensor, x: Tensor, on_failure: OnFailure) -> Tensor:
+    """Returns outputs and reports those that are not finite and whose states are, where values can be read."""
     if on_failure == "ignore" or torch.compiler.is_exporting():
         return y
     if torch.compiler.is_compiling():
-        states = y.new_empty(0) if x is None else x.detach()
-        return y if y.is_cuda else checked_outputs(y, states, on_failure)
+        return y if y.is_cuda else checked_outputs(y, x.detach(), on_failure)
     if under_functorch():
-        return y if y.is_cuda else checked_under_functorch(y, torch.zeros_like(y) if x is None else x, on_failure)
+        return y if y.is_cuda else checked_under_functorch(y, x, on_failure)
     if not under_transform():
-        report_outputs(y.detach(), x, on_failure, once)
+        report_outputs(y.detach(), x, on_failure)
     return y
 
 
 @torch.library.custom_op("wellposed::checked_outputs", mutates_args=())
 def checked_outputs(y: Tensor, x: Tensor, on_failure: str) -> Tensor:
-    """Returns outputs and reports those that are not finite; a graph cannot read values itself.
-
-    Args:
-        x: the states, empty if not available.
-    """
-    report_outputs(y, x if x.numel() else None, on_failure)  # type: ignore[arg-type]
+    """Returns outputs and reports those that are not finite; a graph cannot read values itself."""
+    report_outputs(y, x, on_failure)  # type: ignore[arg-type]
     return y.clone()
 
 

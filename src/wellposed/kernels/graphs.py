@@ -156,11 +156,11 @@ class Program:
     def _runs_off(self, residuals: Tensor, sizes: Tensor, finite: Tensor) -> Tensor:  # (K, B)
         """Marks iterates whose residual is small only beside a state that has grown beyond all measure."""
         start, largest = self.reach or (RUN_OFF * sizes[0], residuals[0])
-        known = torch.cat([largest[None], residuals.masked_fill(~finite, 0)])
-        peaks = known.cummax(0).values  # (K + 1, B)
+        history = torch.cat([largest[None], residuals.masked_fill(~finite, 0)])
+        peaks = history.cummax(0).values  # (K + 1, B)
         beyond = sizes > torch.add(start, peaks[:-1], alpha=RUN_OFF)
         beyond = beyond.cumsum(0) > 0  # a sample that has left stays away until the chunk ends
-        peaks = known.masked_fill(torch.cat([beyond[:1] & False, beyond]), 0).cummax(0).values
+        peaks = history.masked_fill(torch.cat([beyond[:1] & False, beyond]), 0).cummax(0).values
         self.reach = start, peaks[-1]
         resolved = torch.maximum(residuals, self.f.eps(self.x) * sizes)
         return (resolved > 0.1 * peaks[1:]) & finite & beyond
@@ -192,23 +192,6 @@ def _masked_copy(rows: Tensor, value: Tensor, target: Tensor) -> None:
     if value.is_contiguous() and value.shape[1] % numbers == 0 and value.data_ptr() % 16 == 0:
         value, target = value.view(torch.complex128), target.view(torch.complex128)
     torch.where(rows[:, None], value, target, out=target)
-
-
-def run_program(program: Program) -> Iterates:
-    """Runs a program without a capture and reads its record after every chunk.
-
-    Example:
-        >>> from wellposed.equilibrium.gradients import LinearMap
-        >>> from wellposed.equilibrium import Picard, Relative
-        >>> f, x = LinearMap(lambda x: 0.5 * x, torch.ones(1, 1), 1e-7), torch.zeros(1, 1)
-        >>> run_program(Program(f, x, (), Picard(), Relative(), 100)).value.round(decimals=3)
-        tensor([[2.]])
-    """
-    least, most, worst = 0, 0, 0
-    while least == 0:
-        program.advance()
-        least, most, worst = program.record.tolist()
-    return program.result(most, worst)
 
 
 @runtime_checkable
@@ -479,7 +462,11 @@ class GraphLoop:
         except Exception as error:  # whatever is wrong with the map itself, the plain loop will say
             self.captured.pop(kind, None)
             iterates, text = None, f"{type(error).__name__}: {error}".splitlines()[0]
-        return iterates, text if iterates is not None else self._remember_reason(same, text)
+        if iterates is None:
+            self.reasons[same] = text
+            while len(self.reasons) > REMEMBERED:
+                self.reasons.popitem(last=False)
+        return iterates, text
 
     def _count(self, kind: Hashable) -> int:
         """Counts solves of a kind before this one."""
@@ -488,12 +475,6 @@ class GraphLoop:
         while len(self.solve_counts) > REMEMBERED:
             self.solve_counts.popitem(last=False)
         return count
-
-    def _remember_reason(self, kind: Hashable, text: str) -> str:
-        self.reasons[kind] = text
-        while len(self.reasons) > REMEMBERED:
-            self.reasons.popitem(last=False)
-        return text
 
     def _replay(
         self, kind: Hashable, f: Map, x: Tensor, solver: Solver, stop: Stopping, max_steps: int

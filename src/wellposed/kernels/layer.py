@@ -88,24 +88,24 @@ class _Layer(torch.autograd.Function):
         (g,), needs = gradients, ctx.needs_input_grad[3:]
         if g is None:
             return (None,) * len(ctx.needs_input_grad)
-        (engine, spec, radius), saved = ctx.how, ctx.saved_tensors
-        tensors, known = saved[:6], saved[6:]
+        (engine, spec, radius), stored = ctx.how, ctx.saved_tensors
+        tensors, saved = stored[:6], stored[6:]
         if torch.is_grad_enabled():
             return None, None, None, *_differentiable(engine, spec, radius, tensors, g, needs)
-        if len(known) == 1:
-            return None, None, None, *engine.backward_layer(spec, radius, tensors, known[0], g, needs)
+        if len(saved) == 1:
+            return None, None, None, *engine.backward_layer(spec, radius, tensors, saved[0], g, needs)
         with engine.threads(_work(tensors[0], *tensors[2:4])):
-            return None, None, None, *_backward(engine, spec, radius, tensors, known, g, needs)
+            return None, None, None, *_backward(engine, spec, radius, tensors, saved, g, needs)
 
 
 def _backward(
-    engine: Any, spec: AffineSpec, radius: float | None, tensors: Any, known: Any, g: Tensor, needs: Sequence[bool]
+    engine: Any, spec: AffineSpec, radius: float | None, tensors: Any, saved: Any, g: Tensor, needs: Sequence[bool]
 ) -> list[Optional]:
     """Returns the gradients by u, W, B, C, D and the bias, as far as they are needed."""
-    (u, W, B, C, D, _), (x, *saved) = tensors, known
+    (u, W, B, C, D, _), (x, *own) = tensors, saved  # what the engine itself has saved
     du, dW, dB, dC, dD, db = needs
     mm, gT = torch.mm, g.t()  # `@` has overhead as long as a launch
-    solve = engine.begin_adjoint(spec, saved, x, mm(g, C)) if du or dW or dB or db else None
+    solve = engine.begin_adjoint(spec, own, x, mm(g, C)) if du or dW or dB or db else None
     by_C, by_D = mm(gT, x) if dC else None, mm(gT, u) if dD else None
     if solve is None:
         return [None, None, None, by_C, by_D, None]
@@ -113,7 +113,7 @@ def _backward(
     yT = y.t()
     by_W, by_B, by_bias = mm(yT, x) if dW else None, mm(yT, u) if dB else None, y.sum(0) if db else None
     if by_W is not None and radius is not None:
-        by_W = engine.project_rows_backward(W, saved[1], by_W)
+        by_W = engine.project_rows_backward(W, own[1], by_W)
     by_u = None if not du else mm(y, B) if D is None else torch.addmm(mm(g, D), y, B)
     solve.check()
     return [by_u, by_W, by_B, by_C, by_D, by_bias]

@@ -210,27 +210,27 @@ def _compressed(matrices: Callable[[], Matrices]) -> SparseModel:
     return SparseModel(*rows)
 
 
-def faster(known: SparseModel, batch: int) -> SparseModel:
+def faster(sparse: SparseModel, batch: int) -> SparseModel:
     """Leaves out the matrices that are faster dense; `NOTHING` if all are."""
-    A = known.A if known.A is not None and known.A.pays(batch) else None
-    others = (W if W is not None and W.pays_once(batch) else None for W in (known.B, known.C, known.D))
+    A = sparse.A if sparse.A is not None and sparse.A.pays(batch) else None
+    others = (W if W is not None and W.pays_once(batch) else None for W in (sparse.B, sparse.C, sparse.D))
     chosen = A, *others
     return SparseModel(*chosen) if any(matrix is not None for matrix in chosen) else NOTHING
 
 
-def describe(known: SparseModel, A: Tensor, batch: int, *, differentiated: bool, automatic: bool) -> str:
+def describe(sparse: SparseModel, A: Tensor, batch: int, *, differentiated: bool, automatic: bool) -> str:
     """Says which products are sparse and why.
 
     Args:
-        known: what is sparse enough for some batch.
+        sparse: what is sparse enough for some batch.
         A: the dense matrix.
         batch: samples.
         differentiated: whether gradients are needed, which sparse products do not have.
         automatic: whether the solver was left to the library.
     """
     n = len(A)
-    limit, stored = largest_share(n, batch), int(A.count_nonzero()) if known.A is None else known.A.stored
-    chosen, density = faster(known, batch), f"{stored / n**2:.1%} of its entries"
+    limit, stored = largest_share(n, batch), int(A.count_nonzero()) if sparse.A is None else sparse.A.stored
+    chosen, density = faster(sparse, batch), f"{stored / n**2:.1%} of its entries"
     if chosen is NOTHING:
         return f"dense A ({density}; sparse up to {limit:.0%} at batch {batch})"
     if differentiated:

@@ -100,11 +100,12 @@ def kernel_spec(
     elif isinstance(stop, Steps):
         rule, limit = COUNTED, stop.n
     steps = options.max_steps if max_steps is None else max_steps
-    stopping = rule, atol, rtol, limit, steps, steps < options.max_steps
-    if not isinstance(solver, Anderson):
-        return KernelSpec(*kind, 0, 0.0, 0.0, 0.0, *stopping)
-    ridge = default_ridge(dtype) if solver.ridge is None else solver.ridge
-    return KernelSpec(*kind, solver.memory, solver.worth, solver.patience, ridge, *stopping)
+    memory, worth, patience, ridge = 0, 0.0, 0.0, 0.0
+    if isinstance(solver, Anderson):
+        memory, worth, patience = solver.memory, solver.worth, solver.patience
+        ridge = default_ridge(dtype) if solver.ridge is None else solver.ridge
+    capped = steps < options.max_steps
+    return KernelSpec(*kind, memory, worth, patience, ridge, rule, atol, rtol, limit, steps, capped)
 
 
 def unsupported(spec: AffineSpec, factors: Factors) -> str:

@@ -19,10 +19,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
 from wellposed.equilibrium.compiled import CompiledLoop
-from wellposed.equilibrium.fixed_point import fixed_point, make_options
+from wellposed.equilibrium.fixed_point import fixed_point
 from wellposed.equilibrium.gradients import GRADIENTS, Gradient, Implicit
 from wellposed.equilibrium.maps import Packing, State, max_norm
-from wellposed.equilibrium.method import OnFailure, SolveHooks, WeightCheck, no_equilibrium
+from wellposed.equilibrium.method import OnFailure, SolveHooks, WeightCheck, make_options, no_equilibrium
 from wellposed.equilibrium.solution import Solution, Status
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Steps, Stopping

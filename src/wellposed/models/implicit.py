@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wellposed.activations import get_activation
-from wellposed.conditions import Certificate, Condition, certify
-from wellposed.conditions.state_matrix import (
+from wellposed.conditions.certificate import Certificate
+from wellposed.conditions.conditions import (
+    Condition,
     IterationSystem,
     StateBound,
     StateMatrix,
+    certify,
     check_matrices,
     choose_condition,
 )
 from wellposed.equilibrium import (
     GRADIENTS,
-    STOPPINGS,
     ErrorBound,
     Gradient,
     Implicit,
     Picard,
-    Relative,
     Solution,
     Solver,
     Steps,
@@ -34,26 +34,25 @@ from wellposed.equilibrium import (
 from wellposed.equilibrium.affine import (
     AffineSolve,
     AffineSpec,
-    Factors,
     affine_equilibrium,
 )
-from wellposed.equilibrium.fixed_point import make_options, require_finite
 from wellposed.equilibrium.method import (
+    NotFiniteError,
     OnFailure,
     Solve,
     SolveHooks,
     SolveOptions,
     WeightCheck,
     active_logs,
+    make_options,
     no_equilibrium,
+    require_finite,
 )
 from wellposed.equilibrium.stopping import Settled, bound_error
 from wellposed.equilibrium.tracing import check_traceable, under_forward_mode, under_transform
 from wellposed.errors import InputError, not_a_tensor, positive_integer
 from wellposed.forms import Dense, ImplicitForm, LowRank, Zero, absorb_output_bias, cap_rows
 from wellposed.kernels.compiled_op import check_outputs, equilibrium_op, write_spec
-from wellposed.kernels.cpu.background import is_compiling
-from wellposed.kernels.cpu.engine import NotFiniteError
 from wellposed.kernels.engine import NUMBA, Compiled, check_executor, choose, compiled_engine, explain
 from wellposed.kernels.layer import run_layer
 from wellposed.kernels.sparse import (
@@ -204,15 +203,15 @@ class ImplicitModel(nn.Module):
     def _layer(self) -> _Layer:
         """Returns how the outputs are computed as one node of the graph, which is looked up once."""
         (spec, dtype), state = self._prepared(), self.state
-        known: _Layer | None = spec.prepared.get("layer")
-        if known is None:
+        layer: _Layer | None = spec.prepared.get("layer")
+        if layer is None:
             whole = not state.shifted and hasattr(state, "raw")
             engine = compiled_engine(spec, (self._like(),)) if whole else None
             projects = engine is not None and dtype == self.B.dtype and dtype in engine.projects
-            known = _Layer(spec, engine, state.row_radius if projects else None)
-            if not is_compiling():
-                spec.prepared["layer"] = known
-        return known
+            layer = _Layer(spec, engine, state.row_radius if projects else None)
+            if not NUMBA.is_compiling:
+                spec.prepared["layer"] = layer
+        return layer
 
     def _fused_outputs(self, u: Tensor, B: Tensor) -> Tensor | None:  # (B, p) -> (B, q)
         """Computes the outputs by kernels that project the rows of A and check values; None if they cannot."""
@@ -267,13 +266,18 @@ class ImplicitModel(nn.Module):
 
     def options(self) -> SolveOptions:
         """Returns how the model solves."""
+        return self._options()[0]
+
+    def _options(self) -> tuple[SolveOptions, torch.dtype]:
+        """Returns how the model solves, and in which dtype."""
         solver, stop = self.solver, self.stop
         if solver is None and stop is None and self.max_steps is None and self.state.nilpotent:
             # A small residual would prove little: without a cap, later states may amplify it at will.
             solver, stop = Picard(), Settled(self.state_features)
         steps = MAX_STEPS if self.max_steps is None else self.max_steps
         options = make_options(solver, stop, steps, self.on_failure)
-        return replace(options, stop=bound_error(options.stop, self.gain, self.B.dtype)[0])
+        stop, dtype = bound_error(options.stop, self.gain, self.B.dtype)
+        return replace(options, stop=stop), dtype
 
     def spec(self) -> AffineSpec:
         """Returns how the model solves ``x = phi(Ax + v)``, forward and backward."""
@@ -292,17 +296,12 @@ class ImplicitModel(nn.Module):
         key = (*options, self.activation, state, state.condition, state.kappa, like.dtype, like.device)
         entry = cache.entry
         if entry is None or entry[0] != key:
-            entry = cache.entry = key, self._prepare()
+            solving, dtype = self._options()
+            automatic, executor = self.solver is None, self.executor
+            spec = AffineSpec(self.activation, solving, self.gradient, automatic=automatic, executor=executor)
+            entry = cache.entry = key, (spec, dtype)
         prepared: tuple[AffineSpec, torch.dtype] = entry[1]
         return prepared
-
-    def _prepare(self) -> tuple[AffineSpec, torch.dtype]:
-        automatic, stop = self.solver is None, STOPPINGS.get(Relative() if self.stop is None else self.stop)
-        dtype = bound_error(stop, self.gain, self.B.dtype)[1]
-        spec = AffineSpec(
-            self.activation, self.options(), self.gradient, automatic=automatic, executor=self.executor
-        )
-        return spec, dtype
 
     def _like(self) -> Tensor:
         """Returns an uninitialised A."""
@@ -341,8 +340,8 @@ class ImplicitModel(nn.Module):
             more = f"kappa={self.kappa:g} may amplify the rounding of float32 {self.gain:.0f} times"
         elif self._may_be_sparse():
             needs, automatic = self._needs_gradient(u), self.solver is None
-            known = self._known_sparse()
-            more = describe(known, self.state.dense(), batch, differentiated=needs, automatic=automatic)
+            sparse = self._known_sparse()
+            more = describe(sparse, self.state.dense(), batch, differentiated=needs, automatic=automatic)
         return explain(spec, tuple(factor.to(dtype) for factor in system.factors), batch, more)
 
     def _solve(self, u: Tensor, x0: Tensor | None, *, trace: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Solve]:
@@ -390,19 +389,12 @@ class ImplicitModel(nn.Module):
         engine = replace(NUMBA, sparse=sparse) if sparse is not None and engine is NUMBA else engine
         if isinstance(self.gradient, Implicit) and self.activation.componentwise:
             result = affine_equilibrium(AffineSolve(spec, engine, run, trace), v, start, context, *factors)
+            value, status, steps, residuals = result
         else:
-            result = self._solve_generally(spec, run, factors, v, start, context)
-        value, status, steps, residuals = result
+            value, iterates = self.gradient.solve(spec.map(factors, v, context), start, run)
+            value = value if spec.splitting is None else self.activation.function(value)
+            status, steps, residuals = iterates.status, iterates.steps, iterates.residuals
         return value.to(dtype), status, steps, residuals.to(dtype)
-
-    def _solve_generally(
-        self, spec: AffineSpec, run: Solve, factors: Factors, v: Tensor, start: Tensor, context: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Solves with a gradient that has no closed form here."""
-        value, iterates = self.gradient.solve(spec.map(factors, v, context), start, run)
-        if spec.splitting is not None:
-            value = self.activation.function(value)
-        return value, iterates.status, iterates.steps, iterates.residuals
 
     def spec_text(self) -> str | None:
         """Describes how the model solves as text, for operators of torch; None without a kernel."""

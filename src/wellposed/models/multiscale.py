@@ -6,9 +6,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.gradients import Gradient
-from wellposed.equilibrium.method import OnFailure
+from wellposed.equilibrium.method import OnFailure, require_finite
 from wellposed.equilibrium.solution import Solution
 from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Relative, Stopping

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from wellposed.conditions.state_matrix import IterationSystem
-from wellposed.equilibrium.fixed_point import require_finite
+from wellposed.conditions.conditions import IterationSystem
 from wellposed.equilibrium.method import (
     OnFailure,
     Solve,
@@ -24,6 +23,7 @@ from wellposed.equilibrium.method import (
     checked_under_functorch,
     no_equilibrium,
     report_outputs,
+    require_finite,
 )
 from wellposed.equilibrium.solution import Status, failed, last_residual
 from wellposed.equilibrium.stopping import ErrorBound, Steps
@@ -35,7 +35,7 @@ from wellposed.equilibrium.tracing import (
     under_transform,
 )
 from wellposed.errors import InputError, not_a_tensor, positive_integer
-from wellposed.kernels.cpu.background import SEQUENCE, is_compiling
+from wellposed.kernels.cpu.background import SEQUENCE
 from wellposed.kernels.cpu.engine import installation_why_not, not_compiled_yet
 from wellposed.kernels.engine import COMPILED, NUMBA, TRITON, Compiled
 from wellposed.kernels.gpu.engine import Triton, device_why_not
@@ -480,7 +480,7 @@ class _Pass:
             self.engine, lines = known[key]
             return lines
         lines = self.choose_engine(batch)
-        if not is_compiling():
+        if not NUMBA.is_compiling:
             known[key] = self.engine, lines
         return lines
 

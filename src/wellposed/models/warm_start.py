@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from wellposed.equilibrium.fixed_point import make_options
 from wellposed.equilibrium.gradients import Unrolled
 from wellposed.equilibrium.loop import Iterates
-from wellposed.equilibrium.method import SolveHooks
+from wellposed.equilibrium.method import SolveHooks, make_options
 from wellposed.equilibrium.solution import failed
 from wellposed.errors import InputError
 from wellposed.models.deq import DEQ

@@ -161,7 +161,7 @@ def margin_bounds(
 
 
 def _answer(method: str | Method, query: Query, inputs: Uncertainty, model: ImplicitForm | nn.Module) -> Bounds:
-    prove, dtype = get_method(method), inputs.dtype
+    prove, dtype = METHODS.get(method), inputs.dtype
     if not math.prod(query.shape):
         none = query.set.center.new_zeros(query.shape, dtype=dtype)
         return Bounds(none, none, method if isinstance(method, str) else type(method).__name__, none)
@@ -202,16 +202,6 @@ def outputs(form: ImplicitForm, x: Tensor, u: Tensor) -> Tensor:  # (B, n), (B, 
     """
     y = form.C.apply(x) + form.D.apply(u)
     return y if form.output_bias is None else y + form.output_bias
-
-
-def get_method(method: str | Method) -> Method:
-    """Returns the method of that name; other callables pass through.
-
-    Example:
-        >>> get_method("box").__name__
-        'box_bounds'
-    """
-    return METHODS.get(method)
 
 
 def _deadline(budget: float | None) -> float:
@@ -345,9 +335,9 @@ def certified_accuracy(
 
 
 def _raised(value: Tensor, terms: int) -> Tensor:
-    """Pays for the rounding of a loss; a loss near zero may be off by a multiple of the unit."""
-    unit = torch.finfo(value.dtype).eps
-    return value + 2 * (terms + 8) * unit * (1 + value.detach().abs())
+    """Pays for the rounding of a loss; a loss near zero may be off by a multiple of eps."""
+    eps = torch.finfo(value.dtype).eps
+    return value + 2 * (terms + 8) * eps * (1 + value.detach().abs())
 
 
 ROOM = 1e-9  # of the size of the states, by which boxes are larger than they need be

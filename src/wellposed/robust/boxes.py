@@ -432,8 +432,7 @@ def _entering(
 ) -> Tensor:
     """Bounds the Euclidean norm of what inputs and earlier blocks change in the pre-activations of block k."""
     A, B, _ = center.form.blocks
-    row = _input_row(center, k)
-    by_entries = euclidean_norm(center.spread.apply(row, center.radius))
+    by_entries = euclidean_norm(center.spread.apply(_row(center.spread.B, k), center.radius))
     total = torch.minimum(operator_norm(_row(B, k)) * norm, upward(by_entries, center.spread.terms))
     for j, part in A.rows()[k].items():
         if j not in inside:
@@ -443,10 +442,6 @@ def _entering(
 
 def _row(B: Block, k: int) -> Operator:
     return B.chosen([k], range(len(B.widths)))
-
-
-def _input_row(center: CenterSolve, k: int) -> Operator:
-    return _row(center.spread.B, k)
 
 
 def _gains(center: CenterSolve, stage: Stage) -> tuple[float, float]:

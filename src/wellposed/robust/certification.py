@@ -108,60 +108,82 @@ def _agreed(proven: Tensor, attack: Attack, target: Tensor, where: str, branch: 
 Known = MutableMapping[str, Any]  # results of an earlier run, by radius, sample and method
 
 
-def _proven(
-    form: ImplicitForm, box: Box, target: Tensor, standing: Tensor, method: str, budget: float | None
-) -> Tensor:  # (B,)
-    if method != "best":
-        return certified(form, box, target, method, budget)
-    try:
-        proven = certified(form, box, target, FIRST, budget)
-    except (MethodError, IllPosedError):
-        return certified(form, box, target, method, budget)
-    left = (standing & ~proven).nonzero()[:, 0]
-    if len(left):
-        proven[left] = certified(form, Box(box.lower[left], box.upper[left]), target[left], method, budget)
-    return proven
+@dataclass(frozen=True, eq=False)
+class _Examiner:
+    """Certifies and attacks samples; the arguments are those of `examine_radii`."""
 
+    model: ImplicitForm | nn.Module
+    proof: ImplicitForm  # what is bounded
+    branch: bool  # whether proofs are about a branch
+    method: str
+    valid: tuple[float, float]
+    budget: float | None
+    steps: int
+    complete: float | None
+    known: Known
 
-def _bounded(
-    form: ImplicitForm, box: Box, target: Tensor, standing: Tensor, method: str, budget: float | None,
-    known: Known, keys: list[str],
-) -> Tensor:  # (B,)  # fmt: skip
-    """Bounds the samples of which nothing is known yet, and remembers the results."""
-    asked = torch.tensor([index for index, key in enumerate(keys) if key not in known], dtype=torch.int64)
-    if len(asked):
-        some = Box(box.lower[asked], box.upper[asked])
-        proven = _proven(form, some, target[asked], standing[asked], method, budget)
-        for index, held in zip(asked.tolist(), proven.tolist(), strict=True):
-            known[keys[index]] = held
-    return torch.tensor([bool(known[key]) for key in keys], device=target.device)
+    def examine(
+        self, u: Tensor, target: Tensor, asked: Tensor, epsilon: float, rows: list[int]
+    ) -> tuple[Tensor, Attack]:
+        """Returns which of the samples that are asked about keep their class, and the attack on all of them."""
+        attack = pgd(self.model, u, target, epsilon, steps=self.steps, lower=self.valid[0], upper=self.valid[1])
+        box = Box.around(u.reshape(len(u), *self.proof.input_shape), epsilon, *self.valid).to(self.proof.dtype)
+        proven, some = asked.clone(), asked.nonzero()[:, 0]
+        if len(some):
+            keys = [f"{epsilon!r} {rows[index]} {self.method}" for index in some.tolist()]
+            part = Box(box.lower[some], box.upper[some])
+            proven[some] = self._bounded(part, target[some], ~attack.success[some], keys)
+        proven = _agreed(proven, attack, target, f"{self.method} at {epsilon:g}", self.branch)
+        if self.complete is None:
+            return proven, attack
+        unsure = (asked & ~proven & ~attack.success).nonzero()[:, 0].tolist()
+        keys = [f"{epsilon!r} {row} complete" for row in rows]
+        return self._decided(box, target, unsure, proven, attack, self.complete, keys)
 
+    def _bounded(self, box: Box, target: Tensor, standing: Tensor, keys: list[str]) -> Tensor:  # (B,)
+        """Bounds the samples of which nothing is known yet, and remembers the results."""
+        asked = torch.tensor([index for index, key in enumerate(keys) if key not in self.known], dtype=torch.int64)
+        if len(asked):
+            proven = self._proven(Box(box.lower[asked], box.upper[asked]), target[asked], standing[asked])
+            for index, held in zip(asked.tolist(), proven.tolist(), strict=True):
+                self.known[keys[index]] = held
+        return torch.tensor([bool(self.known[key]) for key in keys], device=target.device)
 
-def _decided(
-    model: ImplicitForm | nn.Module, proof: ImplicitForm, box: Box, target: Tensor, unsure: list[int],
-    proven: Tensor, attack: Attack, seconds: float, known: Known, keys: list[str],
-) -> tuple[Tensor, Attack]:  # fmt: skip
-    """Asks branch and bound about what is left open; its counter-examples join the attack if the model agrees."""
-    inputs, outputs, success = attack.inputs.clone(), attack.outputs.clone(), attack.success.clone()
-    for row in unsure:
-        one = Box(box.lower[row : row + 1], box.upper[row : row + 1])
-        said = known.get(keys[row])
-        if said is None or (said["status"] == "undecided" and said["budget"] < seconds):
-            (verdict,) = branch_and_bound(proof, one, target[row : row + 1], seconds)
-            said = {**verdict.facts(), "budget": seconds}
-            known[keys[row]] = said
-        if said["status"] == "proven":
-            proven[row] = True
-        elif said["input"] is not None:
-            point = (
-                torch.tensor(said["input"], dtype=torch.float64).to(one.lower).clamp(one.lower[0], one.upper[0])
-            )
-            point = point.to(inputs).reshape(inputs[row : row + 1].shape)
-            with torch.no_grad():
-                answer = model(point)
-            if int(answer.argmax(1)) != int(target[row]):
-                inputs[row], outputs[row], success[row] = point[0], answer[0], True
-    return proven, replace(attack, inputs=inputs, outputs=outputs, success=success)
+    def _proven(self, box: Box, target: Tensor, standing: Tensor) -> Tensor:  # (B,)
+        if self.method != "best":
+            return certified(self.proof, box, target, self.method, self.budget)
+        try:
+            proven = certified(self.proof, box, target, FIRST, self.budget)
+        except (MethodError, IllPosedError):
+            return certified(self.proof, box, target, self.method, self.budget)
+        left = (standing & ~proven).nonzero()[:, 0]
+        if len(left):
+            part = Box(box.lower[left], box.upper[left])
+            proven[left] = certified(self.proof, part, target[left], self.method, self.budget)
+        return proven
+
+    def _decided(
+        self, box: Box, target: Tensor, unsure: list[int], proven: Tensor, attack: Attack, seconds: float,
+        keys: list[str],
+    ) -> tuple[Tensor, Attack]:  # fmt: skip
+        """Asks branch and bound about what is open; its counter-examples join the attack if the model agrees."""
+        inputs, outputs, success = attack.inputs.clone(), attack.outputs.clone(), attack.success.clone()
+        for row in unsure:
+            one = Box(box.lower[row : row + 1], box.upper[row : row + 1])
+            facts = self.known.get(keys[row])
+            if facts is None or (facts["status"] == "undecided" and facts["budget"] < seconds):
+                (verdict,) = branch_and_bound(self.proof, one, target[row : row + 1], seconds)
+                facts = self.known[keys[row]] = {**verdict.facts(), "budget": seconds}
+            if facts["status"] == "proven":
+                proven[row] = True
+            elif facts["input"] is not None:
+                point = torch.tensor(facts["input"], dtype=torch.float64).to(one.lower)
+                point = point.clamp(one.lower[0], one.upper[0]).to(inputs).reshape(inputs[row : row + 1].shape)
+                with torch.no_grad():
+                    answer = self.model(point)
+                if int(answer.argmax(1)) != int(target[row]):
+                    inputs[row], outputs[row], success[row] = point[0], answer[0], True
+        return proven, replace(attack, inputs=inputs, outputs=outputs, success=success)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +196,7 @@ class Examination:
         broken: (B,), the smallest at which the attack changed its class; infinite where it did not, or where the
             class was wrong before.
         attacked: the input that did it; the clean one elsewhere.
-        said: (B,), the class that the model gives to that input.
+        predicted: (B,), the class that the model gives to that input.
         branch: whether proofs are about the branch through the equilibrium at the center of a box, because a loop
             has no certificate.
     """
@@ -183,25 +205,15 @@ class Examination:
     proven: Tensor
     broken: Tensor
     attacked: Tensor
-    said: Tensor
+    predicted: Tensor
     branch: bool = False
 
 
 def examine_radii(
-    model: ImplicitForm | nn.Module,
-    form: ImplicitForm,
-    u: Tensor,
-    target: Tensor,  # (B,)
-    epsilons: Sequence[float],
-    *,
-    method: str = "best",
-    valid: tuple[float, float] = (0.0, 1.0),
-    budget: float | None = None,
-    steps: int = 40,
-    complete: float | None = None,
-    known: Known | None = None,
-    tell: Callable[[int], None] = lambda count: None,
-) -> Examination:
+    model: ImplicitForm | nn.Module, form: ImplicitForm, u: Tensor, target: Tensor, epsilons: Sequence[float], *,
+    method: str = "best", valid: tuple[float, float] = (0.0, 1.0), budget: float | None = None, steps: int = 40,
+    complete: float | None = None, known: Known | None = None, tell: Callable[[int], None] = lambda count: None,
+) -> Examination:  # fmt: skip
     """Certifies and attacks every sample at several radii, of which each box contains the ones before.
 
     A class that an attack changed is changed at all larger radii, and one that could not be proven is not asked
@@ -226,15 +238,16 @@ def examine_radii(
         >>> examination.proven.tolist(), [one.share("attacked") for one in examination.radii]
         ([0.1, 0.02, -1.0], [0.666..., 0.333...])
     """
-    known = {} if known is None else known
     network = isinstance(model, nn.Module) and not isinstance(model, ImplicitModel)
     proof = to_form(model, form.input_shape) if network else form
     branch = not well_posed(proof)
     if complete is not None:
         ReluConstraints.of(proof, "branch_and_bound")  # says at once what cannot be split
+    known = {} if known is None else known
+    examiner = _Examiner(model, proof, branch, method, valid, budget, steps, complete, known)
     with torch.no_grad():
-        said = torch.cat([model(part).argmax(1) for part in u.split(PART)])
-    standing, open_, inputs = (clean := said == target).clone(), clean.clone(), u.clone()
+        predicted = torch.cat([model(part).argmax(1) for part in u.split(PART)])
+    standing, open_, inputs = (clean := predicted == target).clone(), clean.clone(), u.clone()
     if branch and isinstance(model, nn.Module):  # a proof about other equilibria than its own says nothing of it
         points = Box(*(u.reshape(len(u), *form.input_shape).to(proof.dtype),) * 2)
         open_ &= same_outputs(model, points, proof, states_of_branch(proof, points.center))
@@ -244,29 +257,15 @@ def examine_radii(
         alive = standing.nonzero()[:, 0]
         tell(len(u) - len(alive))
         for rows in alive.split(PART):
-            attack = pgd(model, u[rows], target[rows], epsilon, steps=steps, lower=valid[0], upper=valid[1])
-            box = Box.around(u[rows].reshape(len(rows), *form.input_shape), epsilon, *valid).to(proof.dtype)
-            proven, asked = open_[rows], open_[rows].nonzero()[:, 0]
-            keys = [f"{epsilon!r} {row} " for row in rows.tolist()]
-            if len(asked):
-                some, left = Box(box.lower[asked], box.upper[asked]), ~attack.success[asked]
-                named = [keys[index] + method for index in asked.tolist()]
-                classes = target[rows[asked]]
-                proven[asked] = _bounded(proof, some, classes, left, method, budget, known, named)
-            proven = _agreed(proven, attack, target[rows], f"{method} at {epsilon:g}", branch)
-            unsure = (open_[rows] & ~proven & ~attack.success).nonzero()[:, 0].tolist()
-            if complete is not None:
-                named = [f"{key}complete" for key in keys]
-                proven, attack = _decided(
-                    model, proof, box, target[rows], unsure, proven, attack, complete, known, named
-                )
-            fallen = rows[attack.success]
-            inputs[fallen], said[fallen] = attack.inputs[attack.success], attack.outputs.argmax(1)[attack.success]
-            standing[fallen], broken_at[fallen] = False, epsilon
+            proven, attack = examiner.examine(u[rows], target[rows], open_[rows], epsilon, rows.tolist())
+            changed = attack.success
+            broken = rows[changed]
+            inputs[broken], predicted[broken] = attack.inputs[changed], attack.outputs.argmax(1)[changed]
+            standing[broken], broken_at[broken] = False, epsilon
             open_[rows], proven_at[rows[proven]] = proven, epsilon
             tell(len(rows))
         radii.append(Radius(epsilon, clean, standing.clone(), open_.clone()))
-    return Examination(radii, proven_at, broken_at, inputs, said, branch)
+    return Examination(radii, proven_at, broken_at, inputs, predicted, branch)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from wellposed.errors import IllPosedError, InputError, require
 from wellposed.forms import ImplicitForm
 from wellposed.forms.draw.page import save_figure
 from wellposed.robust.attacks.attack import Attack, Model
-from wellposed.robust.bounds import get_method, state_bounds
+from wellposed.robust.bounds import METHODS, state_bounds
 from wellposed.robust.query import Bounds, MethodError, as_form
 from wellposed.robust.sets import Box, Uncertainty
 
@@ -294,7 +294,7 @@ def bound_projection(
         'state 0'
     """
     for name in methods:
-        get_method(name)
+        METHODS.get(name)
     if samples < 2:
         raise InputError(f"samples must be at least 2; received {samples}")
     with torch.no_grad():

@@ -63,13 +63,13 @@ def _around(phi: Activation, z: Interval) -> Interval:
 
 def _rounding(phi: Activation, z: Interval) -> Tensor:
     """Bounds the rounding of phi by ``rounding * u * (|phi(0)| + gamma |z|)``, and more for maps on blocks."""
-    unit, size = unit_roundoff(z.lower.dtype), z.magnitude.detach()
+    roundoff, size = unit_roundoff(z.lower.dtype), z.magnitude.detach()
     if is_product(phi):
-        return 4 * ((phi.block or 0) + 2) * unit * phi.function(size) + 4 * torch.finfo(size.dtype).tiny
+        return 4 * ((phi.block or 0) + 2) * roundoff * phi.function(size) + 4 * torch.finfo(size.dtype).tiny
     origin = phi.function(torch.zeros_like(size[:1])).abs()
     spread = lipschitz_image(phi, size.double()).to(size)
     width = 0 if phi.componentwise else (phi.block or size.shape[-1])
-    return (phi.rounding + width + 2) * unit * (origin + spread) + 4 * torch.finfo(size.dtype).tiny
+    return (phi.rounding + width + 2) * roundoff * (origin + spread) + 4 * torch.finfo(size.dtype).tiny
 
 
 MAX_SWEEPS, TOLERANCE = 300, 1e-5  # of intervals that shrink in a loop

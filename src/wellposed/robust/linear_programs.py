@@ -267,7 +267,7 @@ def printed_set(rows: ReluConstraints, x: Interval, inputs: Uncertainty, index: 
     upper = np.where(rows.relu, np.inf, upper)
     low = np.where(rows.relu, np.maximum(to_array(x.lower), 0.0), to_array(x.lower))
     states = low, np.maximum(to_array(x.upper), low)
-    return _joined(matrix, (lower, upper), states, _no_variables(), inputs, index)
+    return _joined(matrix, (lower, upper), states, (np.zeros(0), np.zeros(0)), inputs, index)
 
 
 def triangle_set(rows: ReluConstraints, x: Interval, z: Interval, inputs: Uncertainty, index: int) -> RelaxedSet:
@@ -333,10 +333,6 @@ def _counted(
 def of_sample(whole: Interval, index: int) -> Interval:
     """Takes the intervals of one sample."""
     return Interval(whole.lower[index], whole.upper[index])
-
-
-def _no_variables() -> Ends:
-    return np.zeros(0), np.zeros(0)
 
 
 def to_array(values: torch.Tensor) -> Array:

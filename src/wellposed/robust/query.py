@@ -228,9 +228,8 @@ class Operators:
     def inputs(self) -> list[Block]:
         """The block rows of B, each an operator on all inputs."""
         B = self.blocks.B
-        device = dtype_and_device(B)
         rows = [{(0, j): part for j, part in row.items()} for row in B.rows()]
-        return [Block(B.heights[k : k + 1], B.widths, row, *device) for k, row in enumerate(rows)]
+        return [Block(B.heights[k : k + 1], B.widths, row, B.dtype, B.device) for k, row in enumerate(rows)]
 
     @cached_property
     def inputs_transposed(self) -> list[Block]:
@@ -293,11 +292,6 @@ class Operators:
         down = max(sum_length(operator) for operator in operators)
         across = max(sum_length(operator.T) for operator in operators)
         return 2 * max(down, across) + len(self.form.partition) + 16
-
-
-def dtype_and_device(block: Block) -> tuple[torch.dtype, torch.device]:
-    """Returns the type and device of a block matrix, for an empty one beside it."""
-    return block.dtype, block.device
 
 
 @dataclass(frozen=True)
@@ -492,8 +486,8 @@ def of_states(query: Query, states: list[Interval], method: str) -> Bounds:
     if query.combination is None:
         lower = torch.cat([x.lower for x in states], dim=1)
         upper = torch.cat([x.upper for x in states], dim=1)
-        unit = torch.finfo(lower.dtype).eps
-        return Bounds(lower, upper, method, unit * torch.maximum(lower.abs(), upper.abs()).detach())
+        eps = torch.finfo(lower.dtype).eps
+        return Bounds(lower, upper, method, eps * torch.maximum(lower.abs(), upper.abs()).detach())
     operators = Operators(query.form)
     rows = query.combination.flatten(0, 1)
     functionals = Functionals.of_outputs(operators, rows, states, query.set, query.sample)

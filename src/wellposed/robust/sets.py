@@ -424,8 +424,8 @@ class Ball(Uncertainty):
         return self._center
 
     def box(self) -> Box:
-        unit = 2 * torch.finfo(self.dtype).eps  # the ends must not be rounded inward
-        spread = self.radius[:, None] * (1 + unit) + unit * self._center.abs()
+        margin = 2 * torch.finfo(self.dtype).eps  # the ends must not be rounded inward
+        spread = self.radius[:, None] * (1 + margin) + margin * self._center.abs()
         return Box(self._center - spread, self._center + spread)
 
     def support_rows(self, functionals: Tensor, sample: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ remember the batch of its latest forward pass. `Penalised`, `CertifiedLoss` and 
 `SignSteps` is an attack by plain steps along signs, with which `TradesLoss` trains.
 """
 
-from collections.abc import Callable
+import abc
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,7 @@ from wellposed.robust.sensitivity import differentiable_form
 from wellposed.robust.sets import Box
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+START_NOISE = 1e-3  # standard deviation of the start of TRADES, where its gradient would be zero
 
 
 @dataclass
@@ -77,16 +80,16 @@ class Penalised:
 
 
 class Watch:
-    """Remembers what a model was last given, except while it is asked to look away."""
+    """Remembers what a model was last given, except in a `paused` block."""
 
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"training needs a module; received {type(model).__name__}")
-        self.model, self.looking, self._latest = model, True, None
-        self._handle = model.register_forward_pre_hook(self._see)
+        self.model, self._active, self._latest = model, True, None
+        self._handle = model.register_forward_pre_hook(self._remember)
 
-    def _see(self, _: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if self.looking:
+    def _remember(self, _: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if self._active:
             self._latest = arguments[0].detach()
 
     def batch(self, predictions: Tensor) -> Tensor:
@@ -99,12 +102,39 @@ class Watch:
             )
         return latest
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Remembers nothing of what the model is given in the block."""
+        self._active = False
+        try:
+            yield
+        finally:
+            self._active = True
+
     def close(self) -> None:
         """Stops watching."""
         self._handle.remove()
 
 
-class CertifiedLoss:
+class _RobustLoss(abc.ABC):
+    """A loss with a second term, about the inputs within a radius; while a model is evaluated, the last radius."""
+
+    def __init__(self, model: nn.Module, ramp: Ramp | float, loss: Loss) -> None:
+        self.watch, self.ramp = Watch(model), ramp if isinstance(ramp, Ramp) else Ramp(ramp)
+        self.loss = loss
+
+    def __call__(self, predictions: Tensor, target: Tensor) -> Tensor:
+        model, u = self.watch.model, self.watch.batch(predictions)
+        radius = self.ramp.next() if model.training else self.ramp.epsilon
+        clean = self.loss(predictions, target)
+        return clean if radius == 0 else self.combine(clean, predictions, target, u, radius)
+
+    @abc.abstractmethod
+    def combine(self, clean: Tensor, predictions: Tensor, target: Tensor, u: Tensor, radius: float) -> Tensor:
+        """Adds the second term to the loss of the predictions."""
+
+
+class CertifiedLoss(_RobustLoss):
     """Mixes the loss with a proven bound of the cross-entropy on a box around every input (interval or CROWN).
 
         ``(1 - share) loss(y, target) + share worst_case_loss(Box(u, epsilon), target)``
@@ -142,16 +172,14 @@ class CertifiedLoss:
     ) -> None:
         if samples is not None and samples < 1:
             raise InputError(f"samples must be at least 1; received {samples}")
-        self.watch, self.ramp = Watch(model), as_ramp(ramp)
-        self.method, self.share, self.samples, self.loss = method, in_unit("share", share), samples, loss
-        self.range = lower, upper
+        super().__init__(model, ramp, loss)
+        self.method, self.share, self.samples, self.range = method, _checked(share), samples, (lower, upper)
 
-    def __call__(self, predictions: Tensor, target: Tensor) -> Tensor:
-        model, u = self.watch.model, self.watch.batch(predictions)
-        radius = self.ramp.next() if model.training else self.ramp.epsilon
-        clean = self.loss(predictions, target)
-        if radius == 0 or self.share == 0:
+    def combine(self, clean: Tensor, predictions: Tensor, target: Tensor, u: Tensor, radius: float) -> Tensor:
+        """Adds the bound on boxes of the radius."""
+        if self.share == 0:
             return clean
+        model = self.watch.model
         some = slice(self.samples if model.training else None)
         box = Box.around(u[some].flatten(1), radius, *self.range)
         form = differentiable_form(model, tuple(u.shape[1:]))
@@ -165,7 +193,7 @@ class CertifiedLoss:
         return (1 - self.share) * clean + self.share * worst.mean()
 
 
-class AdversarialLoss:
+class AdversarialLoss(_RobustLoss):
     """Mixes the loss with that on attacked inputs, found along exact gradients (Madry et al., 2018).
 
     Args:
@@ -192,26 +220,21 @@ class AdversarialLoss:
         share: float = 1.0,
         loss: Loss = nn.functional.cross_entropy,
     ) -> None:
-        self.watch, self.ramp = Watch(model), as_ramp(ramp)
-        self.attack, self.share, self.loss = attack or ten_steps, in_unit("share", share), loss
+        super().__init__(model, ramp, loss)
+        self.attack, self.share = attack or _ten_steps, _checked(share)
 
-    def __call__(self, predictions: Tensor, target: Tensor) -> Tensor:
-        model, u = self.watch.model, self.watch.batch(predictions)
-        radius = self.ramp.next() if model.training else self.ramp.epsilon
-        clean = self.loss(predictions, target)
-        if radius == 0 or self.share == 0:
+    def combine(self, clean: Tensor, predictions: Tensor, target: Tensor, u: Tensor, radius: float) -> Tensor:
+        """Adds the loss on attacked inputs."""
+        if self.share == 0:
             return clean
-        self.watch.looking = False
-        try:
+        model = self.watch.model
+        with self.watch.paused():
             result = self.attack(model, u, target, radius)
             attacked = self.loss(model(result if isinstance(result, Tensor) else result.inputs), target)
-        finally:
-            self.watch.looking = True
         return (1 - self.share) * clean + self.share * attacked
 
 
-def ten_steps(model: nn.Module, u: Tensor, target: Tensor, radius: float) -> Attack:
-    """Attacks by ten steps of PGD on the cross-entropy, each a quarter of the radius."""
+def _ten_steps(model: nn.Module, u: Tensor, target: Tensor, radius: float) -> Attack:
     return pgd(model, u, target, radius, steps=10, step_size=0.25, restarts=0, loss="cross_entropy")
 
 
@@ -231,29 +254,10 @@ def augment_with_attacks(u: Tensor, target: Tensor, *attacks: Attack) -> tuple[T
     return torch.cat(inputs), torch.cat(classes)
 
 
-def as_ramp(ramp: Ramp | float) -> Ramp:
-    """Reads a radius as one that does not grow.
-
-    Example:
-        >>> as_ramp(0.1)
-        Ramp(epsilon=0.1, warmup=0, steps=0, taken=0)
-    """
-    return ramp if isinstance(ramp, Ramp) else Ramp(ramp)
-
-
-def in_unit(name: str, value: float) -> float:
-    """Checks a share.
-
-    Example:
-        >>> in_unit("share", 0.5)
-        0.5
-    """
-    if not 0 <= value <= 1:
-        raise InputError(f"{name} lies in [0, 1]; received {value}")
-    return value
-
-
-TREMBLE = 1e-3  # standard deviation of the start of TRADES, where its gradient would be zero
+def _checked(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise InputError(f"share lies in [0, 1]; received {share}")
+    return share
 
 
 @dataclass(frozen=True)
@@ -318,7 +322,7 @@ def climbed(
     return points.detach()
 
 
-class TradesLoss:
+class TradesLoss(_RobustLoss):
     """Adds to the loss how far outputs move within a radius (Zhang et al., 2019).
 
         ``loss(y, target) + weight KL(softmax y | softmax y')``, y' the outputs at the inputs that raise the second
@@ -357,27 +361,23 @@ class TradesLoss:
     ) -> None:
         if not weight >= 0 or steps < 1:
             raise InputError(f"weight is not negative and steps at least 1; received {weight} and {steps}")
-        self.watch, self.ramp, self.weight, self.loss = Watch(model), as_ramp(ramp), weight, loss
-        self.steps, self.length, self.range, self.generator = steps, length, (lower, upper), generator
+        super().__init__(model, ramp, loss)
+        self.weight, self.steps, self.length, self.generator = weight, steps, length, generator
+        self.range = lower, upper
 
-    def __call__(self, predictions: Tensor, target: Tensor) -> Tensor:
-        model, u = self.watch.model, self.watch.batch(predictions)
-        radius = self.ramp.next() if model.training else self.ramp.epsilon
-        clean = self.loss(predictions, target)
-        if radius == 0 or self.weight == 0:
+    def combine(self, clean: Tensor, predictions: Tensor, target: Tensor, u: Tensor, radius: float) -> Tensor:
+        """Adds the divergence between the outputs at clean and at attacked inputs."""
+        if self.weight == 0:
             return clean
-        self.watch.looking = False
-        try:
-            moved = model(self.attacked(u, predictions.detach(), radius))
-        finally:
-            self.watch.looking = True
+        with self.watch.paused():
+            moved = self.watch.model(self.attacked(u, predictions.detach(), radius))
         return clean + self.weight * divergence(predictions, moved)
 
     def attacked(self, u: Tensor, predictions: Tensor, radius: float) -> Tensor:
         """Returns inputs within the radius whose outputs are far from given ones."""
         threat = Threat(u, radius, "inf", *self.range)
         noise = torch.randn(u.shape, generator=self.generator, dtype=u.dtype, device=u.device)
-        start = threat.project(u + TREMBLE * noise)
+        start = threat.project(u + START_NOISE * noise)
         length = radius / 3 if self.length is None else self.length
         model = self.watch.model
         return climbed(lambda points: divergence(predictions, model(points)), start, threat, self.steps, length)

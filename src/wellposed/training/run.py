@@ -46,14 +46,14 @@ class Run:
         for index, whole in enumerate(batches):
             batch = whole.shard(self.team.rank, self.team.size)
             with self._started(batch):
-                losses, known = self._losses(batch)
-            if not known[active].isfinite().all():
+                losses, values = self._losses(batch)
+            if not values[active].isfinite().all():
                 raise NonFiniteLossError(
-                    f"the loss is {known.tolist()} in epoch {epoch}, batch {index} (counted from 0); the "
+                    f"the loss is {values.tolist()} in epoch {epoch}, batch {index} (counted from 0); the "
                     "model keeps its latest parameters. Lower the learning rate, set clip, or check the data"
                 )
             self._step(losses.masked_fill(~active.to(losses.device), 0.0).sum() * batch.weight * self.team.size)
-            total, count = total + known * batch.size, count + batch.size
+            total, count = total + values * batch.size, count + batch.size
         return total / _nonzero(count)
 
     @torch.no_grad()
@@ -62,8 +62,8 @@ class Run:
         self.model.eval()
         total, count = torch.zeros((), dtype=torch.float64), 0
         for whole in batches:
-            known = self._losses(whole.shard(self.team.rank, self.team.size))[1]
-            total, count = total + known * whole.size, count + whole.size
+            values = self._losses(whole.shard(self.team.rank, self.team.size))[1]
+            total, count = total + values * whole.size, count + whole.size
         return total / _nonzero(count)
 
     def _started(self, batch: Batch) -> contextlib.AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from torch.nn.functional import conv2d, cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from wellposed.errors import NonFiniteLossError
-from wellposed.robust.training import TREMBLE, Ramp, divergence
+from wellposed.robust.training import START_NOISE, Ramp, divergence
 from wellposed.training.batches import Batches
 from wellposed_lab.experiments.adversarial.models import THRESHOLD, Classifier, ImageCell
 
@@ -194,7 +194,7 @@ class AttackedStep:
             return cross_entropy(program(program.weights(), attacked), target)
         weights = program.weights()
         clean = program(weights, u)
-        start = u + TREMBLE * torch.randn(u.shape, generator=self.generator, device=u.device)
+        start = u + START_NOISE * torch.randn(u.shape, generator=self.generator, device=u.device)
         fixed = clean.detach()
         attacked = self._climbed(u, start, lambda points: divergence(fixed, program(constant, points)))
         return cross_entropy(clean, target) + self.weight * divergence(clean, program(weights, attacked))

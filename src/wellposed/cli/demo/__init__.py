@@ -54,9 +54,9 @@ def table(result: DemoResult) -> Table:
     shown.add_column("answer", ratio=3)
     shown.add_column("numbers", ratio=2)
     for number, one in zip(NUMBERS, answers(result), strict=True):
-        said = f"{one.answer}\n[dim]{one.honest}[/dim]" if one.honest else one.answer
+        text = f"{one.answer}\n[dim]{one.honest}[/dim]" if one.honest else one.answer
         shown.add_row(
-            f"({number})", one.question, said, "\n".join(f"{value} {what}" for value, what in one.numbers)
+            f"({number})", one.question, text, "\n".join(f"{value} {what}" for value, what in one.numbers)
         )
     return shown
 

@@ -49,7 +49,7 @@ def answers(result: DemoResult) -> list[Answer]:
 
 
 def _got(result: DemoResult) -> Answer:
-    right, count = result.right(result.network.said), len(result.test)
+    right, count = result.right(result.network.predicted), len(result.test)
     return Answer(
         "What have I got?",
         f"An ordinary network with two hidden layers that reads {right} of {count} unseen digits rightly.",
@@ -70,14 +70,15 @@ def _equation(result: DemoResult) -> Answer:
 
 
 def _needed(result: DemoResult) -> Answer:
-    report, lost = result.sparse.report, result.right(result.network.said) - result.right(result.sparse.said)
+    report = result.sparse.report
+    lost = result.right(result.network.predicted) - result.right(result.sparse.predicted)
     left, allowed = int(report.nonzeros.sum()), report.allowed
     cost = f"costs {plural(lost, 'image')} of {len(result.test)}" if lost > 0 else "costs no image here"
     return Answer(
         "How much of it is needed?",
         f"A tenth: a model with {left} of {allowed:,} weights in A and B, fitted row by row by convex programs "
         f"that say "
-        f"how near to the best they are, reads {percent(result.accuracy(result.sparse.said))} rightly.",
+        f"how near to the best they are, reads {percent(result.accuracy(result.sparse.predicted))} rightly.",
         [(percent(report.sparsity), "zeros"),
          (f"{float(report.relative_gap.max()):.0e}", "largest duality gap of a row, relative"),
          ("proven" if report.certificate.holds else "not proven", "well-posed")],
@@ -88,8 +89,8 @@ def _needed(result: DemoResult) -> Answer:
 def _reached(result: DemoResult) -> Answer:
     feedback, count = result.feedback, len(result.test)
     steps, failed = feedback.solution.steps, int(feedback.solution.failed.sum())
-    gained = result.right(feedback.said) - result.right(result.network.said)
-    share = result.accuracy(result.network.said)
+    gained = result.right(feedback.predicted) - result.right(result.network.predicted)
+    share = result.accuracy(result.network.predicted)
     chance = max(1, round(math.sqrt(count * share * (1 - share))))
     more = (
         f"{plural(abs(gained), 'image')} {'more' if gained > 0 else 'fewer'} than the network"
@@ -97,8 +98,8 @@ def _reached(result: DemoResult) -> Answer:
         else "as many"
     )
     verdict = (
-        f"Feedback buys no accuracy here: {result.right(feedback.said)} of {count} right, {more}, where chance "
-        f"moves about \N{PLUS-MINUS SIGN}{chance}."
+        f"Feedback buys no accuracy here: {result.right(feedback.predicted)} of {count} right, {more}, where "
+        f"chance moves about \N{PLUS-MINUS SIGN}{chance}."
         if gained <= 2 * chance
         else f"On these images feedback gains {plural(gained, 'image')}, where chance moves about "
         f"\N{PLUS-MINUS SIGN}{chance}; one seed proves nothing."
@@ -236,12 +237,12 @@ def _hero(result: DemoResult) -> Html:
     ]
     for order, step in enumerate(SHOWN):
         away = float(np.abs(states[step] - last).max())
-        said = int(reaching.said[step])
+        predicted = int(reaching.predicted[step])
         picture = image(signed(states[step].reshape(shape), scale), f"the state after {step} steps")
-        about = join(f"reads {said}", element("br"), f"{away:.1g} away" if step else "all zero")
+        about = join(f"reads {predicted}", element("br"), f"{away:.1g} away" if step else "all zero")
         tiles.append(element("div", picture, element("b", f"step {step}"), about, class_="step",
                              style=f"--order: {order}"))  # fmt: skip
-    read = int(reaching.said[-1])
+    read = int(reaching.predicted[-1])
     last_tile = element("div", str(read), class_="settled"), element("b", "equilibrium"), f"reads {read}"
     tiles.append(element("div", last_tile, class_="step", style=f"--order: {len(SHOWN)}"))
     caption = (
@@ -270,11 +271,11 @@ def _hero(result: DemoResult) -> Html:
 
 
 def _mistakes(result: DemoResult) -> Html:
-    said, labels, u = result.network.said, result.test.labels, result.test.flat()
+    predicted, labels, u = result.network.predicted, result.test.labels, result.test.flat()
     tiles = [
         element("div", _digit(u[row], f"a digit {int(labels[row])}"), f"is {int(labels[row])}, ",
-                element("span", f"read {int(said[row])}", class_="wrong"))
-        for row in (said != labels).nonzero()[:, 0].tolist()[:15]
+                element("span", f"read {int(predicted[row])}", class_="wrong"))
+        for row in (predicted != labels).nonzero()[:, 0].tolist()[:15]
     ]  # fmt: skip
     caption = "All digits that it gets wrong." if len(tiles) < 15 else "Some of the digits that it gets wrong."
     return figure(element("div", tiles, class_="gallery"), caption)
@@ -309,10 +310,10 @@ def _equilibria(result: DemoResult) -> Html:
     slowest = sorted(range(len(counts)), key=lambda row: (-counts[row], -float(feedback.bounds[row])))[:4]
     tiles = []
     for row in slowest:
-        right = int(feedback.said[row]) == int(labels[row])
-        said = element("span", f"reads {int(feedback.said[row])}", class_="good" if right else "wrong")
+        right = int(feedback.predicted[row]) == int(labels[row])
+        verdict = element("span", f"reads {int(feedback.predicted[row])}", class_="good" if right else "wrong")
         about = f"{counts[row]} steps, error below {float(feedback.bounds[row]):.0e}"
-        tiles.append(element("div", _digit(u[row], f"a digit {int(labels[row])}"), said, element("br"), about))
+        tiles.append(element("div", _digit(u[row], f"a digit {int(labels[row])}"), verdict, element("br"), about))
     return element(
         "div",
         figure(drawn, f"Steps per image, {float(feedback.solution.steps.double().mean()):.1f} on average."),
@@ -335,8 +336,8 @@ def _proof(result: DemoResult) -> Html:
         "there "
         f"is one equilibrium and no other. The checker adds these sums up as fractions.{used}"
     )
-    said = element("pre", element("code", "\n".join([*lines, f"one bit changed: {checked.why_not}"])))
-    return join(element("div", figure(drawn, caption), element("h4", "What the checker says"), said))
+    report = element("pre", element("code", "\n".join([*lines, f"one bit changed: {checked.why_not}"])))
+    return join(element("div", figure(drawn, caption), element("h4", "What the checker says"), report))
 
 
 def _radii(result: DemoResult) -> Html:
@@ -352,7 +353,7 @@ def _radii(result: DemoResult) -> Html:
     caption = (
         f"Solid: proven (CROWN bounds). Dashed: left by an attack (projected gradients). The truth lies in the "
         f"band. "
-        f"First {len(robustness.plain.said)} unseen images."
+        f"First {len(robustness.plain.predicted)} unseen images."
     )
     sections: list[Html] = [figure(drawn, caption)]
     if robustness.images:
@@ -368,10 +369,10 @@ def _broken(result: DemoResult) -> Html:
     robustness, labels, u = result.robustness, result.test.labels, result.test.flat()
     tiles = []
     for row in robustness.images:
-        label, said = int(labels[row]), int(robustness.plain.said[row])
+        label, predicted = int(labels[row]), int(robustness.plain.predicted[row])
         pictures = _digit(u[row], f"a digit {label}"), _digit(robustness.plain.attacked[row], "the same, attacked")
         tiles.append(
-            element("div", pictures, element("span", f"plain reads {said}", class_="wrong"), element("br"),
+            element("div", pictures, element("span", f"plain reads {predicted}", class_="wrong"), element("br"),
                     element("span", f"robust proven {label}", class_="good"))
         )  # fmt: skip
     return figure(element("div", tiles, class_="gallery"), "Above the image, below it what the attack made of it.")

@@ -68,7 +68,7 @@ class Network:
 
     module: nn.Module
     weights: int
-    said: Tensor  # (N,)
+    predicted: Tensor  # (N,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class SparseModel:
     model: ImplicitModel
     report: FitReport
     states: States
-    said: Tensor  # (N,)
+    predicted: Tensor  # (N,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,13 +97,13 @@ class Reaching:
     Args:
         image: which of the test images.
         iterates: (K, n), from zero.
-        said: (K,), the class that each iterate would give.
+        predicted: (K,), the class that each iterate would give.
         distances: from the equilibrium, step by step, for several starts.
     """
 
     image: int
     iterates: Tensor
-    said: Tensor
+    predicted: Tensor
     distances: dict[str, list[float]]
 
 
@@ -112,7 +112,7 @@ class Feedback:
     """(d) A model whose states depend on each other."""
 
     model: ImplicitModel
-    said: Tensor  # (N,)
+    predicted: Tensor  # (N,)
     solution: Solution
     bounds: Tensor  # (N,), of the distance to the true equilibrium
     settled: Tensor  # (N,), whether that distance is too small to change the class
@@ -172,13 +172,13 @@ class DemoResult:
     seconds: float
     versions: dict[str, str]
 
-    def accuracy(self, said: Tensor) -> float:
+    def accuracy(self, predicted: Tensor) -> float:
         """Returns the share of test images that are read rightly."""
-        return float((said == self.test.labels).double().mean())
+        return float((predicted == self.test.labels).double().mean())
 
-    def right(self, said: Tensor) -> int:
+    def right(self, predicted: Tensor) -> int:
         """Counts the test images that are read rightly."""
-        return int((said == self.test.labels).sum())
+        return int((predicted == self.test.labels).sum())
 
     @property
     def certified(self) -> bool:
@@ -313,8 +313,8 @@ def reach(model: ImplicitModel, test: Images) -> Reaching:
         return torch.stack(iterates)
 
     iterates = follow(torch.zeros_like(v), v, 40)  # (K, N, n)
-    said = (iterates @ exact.C.T + through).argmax(2)  # (K, N)
-    changes = (said[1] != said[-1]) & (said[-1] == test.labels)
+    predicted = (iterates @ exact.C.T + through).argmax(2)  # (K, N)
+    changes = (predicted[1] != predicted[-1]) & (predicted[-1] == test.labels)
     image = int(changes.int().argmax())
     own = v[image]
     end = follow(iterates[-1, image], own, 400)[-1]
@@ -325,7 +325,7 @@ def reach(model: ImplicitModel, test: Images) -> Reaching:
         "from noise": 3 * torch.rand(own.shape, generator=draw, dtype=own.dtype),
     }
     distances = {name: (follow(x, own, 40) - end).abs().amax(1).tolist() for name, x in starts.items()}
-    return Reaching(image, iterates[:, image], said[:, image], distances)
+    return Reaching(image, iterates[:, image], predicted[:, image], distances)
 
 
 def check_models(sparse: SparseModel, feedback: Feedback, folder: Path) -> Checked:
@@ -381,23 +381,23 @@ def record(result: DemoResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 1),
         "certified": result.certified,
         "data": {"source": result.test.source, "train_images": result.train, "test_images": len(result.test)},
-        "network": {**_score(result, network.said), "weights": network.weights},
+        "network": {**_score(result, network.predicted), "weights": network.weights},
         "equation": {
             "states": equation.form.sizes[0],
             "largest_difference": equation.difference,
             "largest_output": equation.largest_output,
         },
         "sparse": {
-            **_score(result, sparse.said),
+            **_score(result, sparse.predicted),
             "zeros": sparse.report.sparsity,
             "weights_left": int(sparse.report.nonzeros.sum()),
             "weights_allowed": sparse.report.allowed,
             "largest_relative_gap": float(sparse.report.relative_gap.max()),
             "certificate": str(sparse.report.certificate),
-            "images_lost": result.right(network.said) - result.right(sparse.said),
+            "images_lost": result.right(network.predicted) - result.right(sparse.predicted),
         },
         "feedback": {
-            **_score(result, feedback.said),
+            **_score(result, feedback.predicted),
             "states": result.config.states,
             "steps_fewest": int(steps.min()),
             "steps_mean": float(steps.double().mean()),
@@ -413,7 +413,7 @@ def record(result: DemoResult) -> dict[str, Any]:
             "seconds": round(result.checked.seconds, 2),
         },
         "robustness": {
-            "images": len(result.robustness.plain.said),
+            "images": len(result.robustness.plain.predicted),
             "radii": list(result.config.radii),
             "plain": _curves(result.robustness.plain.radii),
             "robust": _curves(result.robustness.robust.radii),
@@ -426,8 +426,8 @@ def record(result: DemoResult) -> dict[str, Any]:
     }
 
 
-def _score(result: DemoResult, said: Tensor) -> dict[str, Any]:
-    return {"accuracy": result.accuracy(said), "images_right": result.right(said)}
+def _score(result: DemoResult, predicted: Tensor) -> dict[str, Any]:
+    return {"accuracy": result.accuracy(predicted), "images_right": result.right(predicted)}
 
 
 def _curves(radii: list[Radius]) -> dict[str, Any]:

@@ -100,14 +100,14 @@ def solve_in_hook(
     with torch.enable_grad():
         image = func(point)
     step = func(z.detach())
-    known = settings if solver in BUILT_IN.values() else {k: v for k, v in settings.items() if k != "on_failure"}
+    options = settings if solver in BUILT_IN.values() else {k: v for k, v in settings.items() if k != "on_failure"}
 
     def adjoint(gradient: Tensor) -> Tensor:
         def product(w: Tensor) -> Tensor:
             (result,) = torch.autograd.grad(image, point, w, retain_graph=True)
             return result + gradient
 
-        w, _, info = solver(product, torch.zeros_like(gradient), **known)
+        w, _, info = solver(product, torch.zeros_like(gradient), **options)
         if writer is not None:
             writer(info)
         return w

@@ -458,7 +458,7 @@ class Positive:
         raise UnsupportedError("where(z > 0, a, b) may jump unless a and b are constant multiples of z")
 
 
-def _comparison(above: bool, swapped: bool = False) -> Any:
+def _comparison(above: bool) -> Any:
     def rule(a: Any, b: Any) -> Positive:
         signal, bound = (a, b) if isinstance(a, Signal) else (b, a)
         zero = not isinstance(bound, Signal) and bool((torch.as_tensor(bound) == 0).all())

@@ -417,8 +417,8 @@ def average_pool(
     step = sizes(stride, dimensions) if stride or stride == 0 else kernel
     width, extent = sizes(padding, dimensions), signal.shape[-dimensions:]
     options = () if divisor_override is None else (divisor_override,)
-    home: dict[str, Any] = {"dtype": signal.dtype, "device": signal.device}
-    one = torch.ones(1, 1, *extent, **home)
+    factory_kwargs: dict[str, Any] = {"dtype": signal.dtype, "device": signal.device}
+    one = torch.ones(1, 1, *extent, **factory_kwargs)
     pooled = _AVERAGE[dimensions](one, kernel, step, width, ceil_mode, count_include_pad, *options)
     spans = zip(pooled.shape[2:], step, kernel, extent, width, strict=True)
     more = [max(0, (m - 1) * s + k - n - 2 * p) for m, s, k, n, p in spans]
@@ -426,7 +426,7 @@ def average_pool(
         pad = [count for p, extra in zip(reversed(width), reversed(more), strict=True) for count in (p, p + extra)]
         signal, one = padded(signal, pad), F.pad(one, pad)
         width = (0,) * dimensions
-    weight, shape = torch.ones(1, 1, *kernel, **home), (1, *signal.shape[-dimensions:])
+    weight, shape = torch.ones(1, 1, *kernel, **factory_kwargs), (1, *signal.shape[-dimensions:])
     total = Convolution(weight, shape, step, width, (1,) * dimensions)
     factor = pooled.flatten() / total.apply(one.flatten(1))[0]
     lead = signal.shape[:-dimensions]
@@ -438,15 +438,15 @@ def adaptive_average_pool(dimensions: int, signal: Signal, output_size: Any) -> 
     """Converts adaptive average pooling; to a single entry it is one row of equal weights."""
     extent, lead = signal.shape[-dimensions:], signal.shape[:-dimensions]
     target = _target(output_size, extent)
-    home: dict[str, Any] = {"dtype": signal.dtype, "device": signal.device}
+    factory_kwargs: dict[str, Any] = {"dtype": signal.dtype, "device": signal.device}
     if math.prod(target) == 1:
         size = math.prod(extent)
-        row = Dense(torch.full((1, size), 1 / size, **home))
+        row = Dense(torch.full((1, size), 1 / size, **factory_kwargs))
         return signal.gathered().linear(repeated(row, math.prod(lead)), (*lead, *target))
     if all(n % m == 0 for n, m in zip(extent, target, strict=True)):
         return average_pool(dimensions, signal, [n // m for n, m in zip(extent, target, strict=True)])
     axes = [
-        F.adaptive_avg_pool1d(torch.eye(n, **home)[:, None], m)[:, 0].mT
+        F.adaptive_avg_pool1d(torch.eye(n, **factory_kwargs)[:, None], m)[:, 0].mT
         for n, m in zip(extent, target, strict=True)
     ]
     return along_axes(signal, axes)

@@ -25,15 +25,13 @@ def rearranged(function: Callable[..., Any]) -> Callable[..., Any]:
         index = function(signal.indices(), *args, **kwargs)
         if isinstance(index, Tensor):
             return signal.select(index)
-        whole = signal.as_state() if _heavy(signal) else signal
-        return tuple(whole.select(part) for part in index)
+        # Cut in pieces, a signal that is no state would be computed once for every piece.
+        sources = signal.sources.values()
+        heavy = signal.costly and (len(sources) > 1 or any(source.stored() for source in sources))
+        whole = signal.as_state() if heavy else signal
+        return tuple(whole.select(piece) for piece in index)
 
     return rule
-
-
-def _heavy(signal: Signal) -> bool:
-    """Tells whether cutting a signal in pieces would compute it once for every piece."""
-    return signal.costly and (len(signal.sources) > 1 or any(part.stored() for part in signal.sources.values()))
 
 
 _METHODS = (
@@ -216,10 +214,10 @@ RULES.function("bfloat16")(lambda signal, *args: _require_type(signal, [torch.bf
 @RULES.function(getattr)
 def attribute(signal: Signal, name: str, *default: Any) -> Any:
     """Converts ``signal.shape`` and its like."""
-    known = {"shape": torch.Size(signal.shape), "ndim": len(signal.shape), "dtype": signal.dtype}
-    known |= {"device": signal.device, "is_cuda": signal.device.type == "cuda", "requires_grad": False}
-    if name in known:
-        return known[name]
+    attributes = {"shape": torch.Size(signal.shape), "ndim": len(signal.shape), "dtype": signal.dtype}
+    attributes |= {"device": signal.device, "is_cuda": signal.device.type == "cuda", "requires_grad": False}
+    if name in attributes:
+        return attributes[name]
     if name in ("T", "mT", "H", "mH"):
         return signal.select(getattr(signal.indices(), name))
     if name == "data":

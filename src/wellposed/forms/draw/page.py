@@ -72,8 +72,8 @@ def write_page(
         element("span", element("span", class_="swatch", style=f"background:{colour}"), text)
         for text, colour in keys.items()
     ]
-    size, said = f"min-height:max({tall}px, 72vh)", f"{title}: {about}"
-    picture = element("div", id="picture", role="img", aria_label=said, style=size)
+    size, label = f"min-height:max({tall}px, 72vh)", f"{title}: {about}"
+    picture = element("div", id="picture", role="img", aria_label=label, style=size)
     body = [
         brand(),
         element("header", element("h1", title), element("p", about, class_="quiet")),

@@ -283,8 +283,9 @@ def chain(left: Operator, right: Operator) -> Operator:
         raise InputError(f"operators of shapes {left.shape} and {right.shape} cannot be multiplied")
     *outer, inner = _factors(left)
     first, *rest = _factors(right)
-    product = None
-    if not _EXACT.get() or _copies(inner, first):
+    product, exact = None, _EXACT.get()
+    # Where every entry of the product is an entry of one factor, forming it rounds nothing.
+    if not exact or (inner.picks and inner.one_entry_per()[0]) or (first.picks and first.one_entry_per()[1]):
         product = inner.try_matmul(first)
         product = first.try_rmatmul(inner) if product is None else product
     if product is None:
@@ -294,11 +295,6 @@ def chain(left: Operator, right: Operator) -> Operator:
     for factor in reversed(outer):
         product = chain(factor, product)
     return product
-
-
-def _copies(left: Operator, right: Operator) -> bool:
-    """Tells whether every entry of a product is an entry of one factor, so that forming it rounds nothing."""
-    return (left.picks and left.one_entry_per()[0]) or (right.picks and right.one_entry_per()[1])
 
 
 def _factors(operator: Operator) -> tuple[Operator, ...]:

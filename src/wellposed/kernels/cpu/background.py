@@ -64,15 +64,12 @@ def is_compiling() -> bool:
 
 def _can_be_used(family: Family) -> bool:
     """Looks whether kernels are on the disk, and has them compiled if not."""
-    if _waits() or (marker := marker_of(family)) is None or marker.exists() or not _keep_compiling(family):
+    asked = os.environ.get("WELLPOSED_COMPILE", "background")
+    waits = asked == "wait" or torch.are_deterministic_algorithms_enabled()
+    if waits or (marker := marker_of(family)) is None or marker.exists() or not _keep_compiling(family):
         _ready.add(family)
         return True
     return False
-
-
-def _waits() -> bool:
-    asked = os.environ.get("WELLPOSED_COMPILE", "background")
-    return asked == "wait" or torch.are_deterministic_algorithms_enabled()
 
 
 @functools.cache

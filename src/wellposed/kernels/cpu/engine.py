@@ -33,12 +33,12 @@ from wellposed.equilibrium.affine import AffineMap, AffineSpec, Factors, Transpo
 from wellposed.equilibrium.gradients import row_scale
 from wellposed.equilibrium.loop import PERIOD, Iterates
 from wellposed.equilibrium.maps import max_norm
-from wellposed.equilibrium.method import OnFailure, SolveOptions, report, report_outputs
+from wellposed.equilibrium.method import NotFiniteError, OnFailure, SolveOptions, report, report_outputs
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Anderson
 from wellposed.equilibrium.stopping import Absolute, Relative, Stopping
 from wellposed.errors import require
-from wellposed.kernels.cpu.background import MODEL, SEQUENCE, compiling
+from wellposed.kernels.cpu.background import MODEL, SEQUENCE, compiling, is_compiling
 from wellposed.kernels.sparse import SparseRows
 from wellposed.kernels.spec import (
     LINEAR,
@@ -64,10 +64,6 @@ NO_GRADIENTS = (None,) * 6  # of a forward pass
 COMPILED_EASY = 64  # steps of a kernel after which a small backward system is factorised
 
 Matrix = Tensor | SparseRows
-
-
-class NotFiniteError(Exception):
-    """Inputs or weights hold NaN or infinity; the caller finds out which and says so."""
 
 
 @functools.cache
@@ -491,6 +487,11 @@ class Numba:
         """Says why an equation has no kernel, or none yet; empty if it has one."""
         reason = transform_why_not() or self.no_kernel(spec, factors)
         return reason or not_compiled_yet(MODEL, spec, factors[0].dtype)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether kernels are being compiled, so that it may soon solve what it refuses now."""
+        return is_compiling()
 
     def no_kernel(self, spec: AffineSpec, factors: Factors) -> str:
         """Says the same of an equation inside an operator of torch, which transforms do not enter."""

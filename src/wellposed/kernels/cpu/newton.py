@@ -457,16 +457,14 @@ class _Newton:
             rows = (self.nearest[samples] == number).nonzero()[:, 0]
             if len(rows):
                 systems = NewtonSystems(reference, slope[rows] - reference.slope, least)
-                y[rows] = systems.solve(r[rows], keep=self._room() > 0)
+                cached = sum(entry.systems.numbers for entry in self.solved)
+                y[rows] = systems.solve(r[rows], keep=cached < CACHED)
                 self.solved.append(_Solved(systems, samples[rows]))
         defect = max_norm(r - y + slope * (y @ self.A.mT))
         bad = (~(defect <= 0.1 * max_norm(r))).nonzero()[:, 0]
         if len(bad):
             y[bad] = _pivoted(self.A, slope[bad], r[bad])
         return y
-
-    def _room(self) -> int:
-        return CACHED - sum(entry.systems.numbers for entry in self.solved)
 
     def _choose(self, samples: Tensor, slope: Tensor) -> None:
         self.nearest = torch.zeros(len(self.f.v), dtype=torch.int64)

@@ -240,7 +240,8 @@ compiled = numba.njit(nogil=True, error_model="numpy")
 RUNNING, CONVERGED = int(Status.RUNNING), int(Status.CONVERGED)
 MAX_STEPS, NONFINITE = int(Status.MAX_STEPS), int(Status.NONFINITE)
 # `rows_of` names the rows of a group behind those of `cpu.solve`: results (with inputs and hidden states
-# behind them), images of the last points, a product, and two single rows: which lanes are alive, and scales of gradients.
+# behind them), images of the last points, a product, and two single rows: which lanes are alive, and scales of
+# gradients.
 #
 #   n + p + h rows    n rows           h rows         1 row            1 row
 #   rows_of.point     rows_of.image    rows_of.out    rows_of.alive    rows_of.scale

@@ -28,11 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineSpec, Factors
-from wellposed.equilibrium.fixed_point import require_finite
 from wellposed.equilibrium.gradients import row_scale
 from wellposed.equilibrium.loop import PERIOD, Iterates
 from wellposed.equilibrium.maps import max_norm
-from wellposed.equilibrium.method import SolveOptions, report, report_outputs
+from wellposed.equilibrium.method import SolveOptions, report, report_outputs, require_finite
 from wellposed.equilibrium.solvers import Anderson
 from wellposed.errors import InputError, require
 from wellposed.kernels.spec import (

@@ -18,9 +18,9 @@ from wellposed.atomic import atomic_write
 from wellposed.checker import RefusedError, certificate_path, check
 from wellposed.checker.check import CONFIG, FORMAT
 from wellposed.conditions.certificate import Certificate, comparison
+from wellposed.conditions.conditions import StateMatrix
 from wellposed.conditions.norms import perron_weights
 from wellposed.conditions.rounding import double, upward
-from wellposed.conditions.state_matrix import StateMatrix
 from wellposed.errors import IllPosedError, InputError
 from wellposed.forms import ImplicitForm
 from wellposed.forms.operators.block import Block

@@ -26,8 +26,7 @@ from wellposed.activations.blockwise import parts_of, piecewise
 from wellposed.atomic import NEW, atomic_write, atomic_write_folder, atomic_write_with_proof, read_folder
 from wellposed.checker import certificate_path
 from wellposed.conditions.certificate import Certificate
-from wellposed.conditions.conditions import Triangular
-from wellposed.conditions.state_matrix import StateMatrix
+from wellposed.conditions.conditions import StateMatrix, Triangular
 from wellposed.equilibrium import gradients, solvers, stopping
 from wellposed.errors import FileFormatError, InputError, WellposedError, require, unknown_name
 from wellposed.forms import ImplicitForm

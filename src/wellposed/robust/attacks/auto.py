@@ -56,10 +56,10 @@ def autoattack(
         frame = Frame.around(victim)
         evaluation, notes = _evaluation(frame, threat, (version, attacks), seed)
         notes += _reduced(evaluation, steps, square_queries)
-        with _quiet(evaluation) as heard, torch.random.fork_rng(devices=_devices(u)):
+        with _quiet(evaluation) as messages, torch.random.fork_rng(devices=[u.device] if u.is_cuda else []):
             images, _ = evaluation.run_standard_evaluation(frame.put(u), target, batch_size=batch_size)
         victim.try_(threat.project(frame.take(images)))
-    return victim.attack(f"autoattack {'custom' if attacks else version}", (*notes, *heard))
+    return victim.attack(f"autoattack {'custom' if attacks else version}", (*notes, *messages))
 
 
 class Frame(nn.Module):
@@ -140,35 +140,31 @@ def _reduced(evaluation: Any, steps: int, square_queries: int) -> list[str]:
     return []
 
 
-class _Ear(logging.Handler):
-    """Keeps what is said, once."""
+class _Messages(logging.Handler):
+    """Collects the messages of a logger, each once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.heard: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage().partition(" See flags_doc")[0]
-        if text not in self.heard:
-            self.heard.append(text)
+        if text not in self.messages:
+            self.messages.append(text)
 
 
 @contextmanager
 def _quiet(evaluation: Any) -> Iterator[list[str]]:
     """Collects warnings of the package, which also takes down the trace function of a debugger."""
-    logger, ear, trace = evaluation.logger, _Ear(), sys.gettrace()
+    logger, handler, trace = evaluation.logger, _Messages(), sys.gettrace()
     passed_on = logger.propagate
-    logger.addHandler(ear)
+    logger.addHandler(handler)
     logger.propagate = False
     checks = require("pyautoattack.checks", extra="robust")
     checks.funcs.update(dict.fromkeys(checks.funcs, 0))  # counts would stay from one model to the next
     try:
-        yield ear.heard
+        yield handler.messages
     finally:
-        logger.removeHandler(ear)
+        logger.removeHandler(handler)
         logger.propagate = passed_on
         sys.settrace(trace)
-
-
-def _devices(u: Tensor) -> list[torch.device]:
-    return [u.device] if u.device.type == "cuda" else []
