@@ -97,7 +97,8 @@ def test_residual_status_and_steps_are_those_of_the_true_map():
     A, v = matrix("ring", 20, 0.99, torch.float32), inputs(50, 20, torch.float32)
     found = solve_active_set(A, v, ACTIVATIONS["relu"])
     image = torch.relu(torch.addmm(v, found.value, A.mT))
-    assert torch.equal(found.residual, max_norm(image - found.value))
+    rounding = AffineMap((A,), v, ACTIVATIONS["relu"]).rounding(found.value, image)
+    assert (max_norm(image - found.value) <= 0.99 * found.residual + rounding).all()  # `value` is an image itself
     assert (found.residual <= 1e-5 * max_norm(image)).all()
     assert (found.steps >= 1).all() and (found.steps <= 60).all()
 

@@ -37,7 +37,7 @@ class Iterates:
 
     @property
     def last_residual(self) -> Tensor:  # (B,)
-        """The residual of `value`."""
+        """The residual of the last point: of `value`, or of the point whose image it is."""
         return last_residual(self.residuals, self.steps)
 
 
@@ -364,10 +364,10 @@ def iterate(
     """Iterates until every sample is finished.
 
     A sample's result is that of the first step which its stopping rule accepts: the point, or its image where the
-    map contracts. Later steps of its row are ignored, and the row is dropped once half of the active rows are finished. Where evaluations are cheap, several
-    steps are judged together, which changes no value and no count. With `masked` the number of steps is fixed and
-    nothing depends on values, as tracing needs. With `progress` the solve goes on from there; its stopping rule
-    must be stateless.
+    map contracts. Later steps of its row are ignored, and the row is dropped once half of the active rows are
+    finished. Where evaluations are cheap, several steps are judged together, which changes no value and no count.
+    With `masked` the number of steps is fixed and nothing depends on values, as tracing needs. With `progress` the
+    solve goes on from there; its stopping rule must be stateless.
     """
     results = _Results(x, masked)
     if x.shape[0] == 0:
