@@ -100,11 +100,13 @@ def kernel_spec(
     elif isinstance(stop, Steps):
         rule, limit = COUNTED, stop.n
     steps = options.max_steps if max_steps is None else max_steps
-    stopping = rule, atol, rtol, limit, steps, steps < options.max_steps
+    plain = KernelSpec(*kind, 0, 0.0, 0.0, 0.0, rule, atol, rtol, limit, steps, steps < options.max_steps)
     if not isinstance(solver, Anderson):
-        return KernelSpec(*kind, 0, 0.0, 0.0, 0.0, *stopping)
+        return plain
     ridge = default_ridge(dtype) if solver.ridge is None else solver.ridge
-    return KernelSpec(*kind, solver.memory, solver.worth, solver.patience, ridge, *stopping)
+    return replace(
+        plain, memory=solver.memory, worth=solver.worth, patience=solver.patience, ridge=ridge, prepared={}
+    )
 
 
 def unsupported(spec: AffineSpec, factors: Factors) -> str:

@@ -499,8 +499,8 @@ class _Pass:
         affine = cell.spec()
         solve = Solve(affine.forward, label=self.label, once=self.once)
         spec = SequenceSpec(affine, self.engine, solve, tuple(sizes), backwards, self.warm_start, self.trace)
-        tensors = A, cell.B, cell.C, cell.D, cell.bias
-        matrices = CellMatrices(*(None if matrix is None else matrix.to(dtype) for matrix in tensors))
+        D, bias = (None if matrix is None else matrix.to(dtype) for matrix in (cell.D, cell.bias))
+        matrices = CellMatrices(A.to(dtype), cell.B.to(dtype), cell.C.to(dtype), D, bias)
         result = run_sequences(spec, data.to(dtype), h0.to(dtype), matrices).to(cell.B.dtype)
         if self.trace:
             self.reports = {0: {name: getattr(result, name) for name in ("states", "status", "steps", "residual")}}
