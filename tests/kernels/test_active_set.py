@@ -103,6 +103,15 @@ def test_residual_status_and_steps_are_those_of_the_true_map():
     assert (found.steps >= 1).all() and (found.steps <= 60).all()
 
 
+def test_the_image_of_the_accepted_point_is_returned():
+    A, v = matrix("random", 12, 0.2, torch.float64), inputs(50, 12, torch.float64)
+    found = solve_active_set(A, v, get_activation("tanh"), stop=Absolute(1e-2), warm=0)
+    x = torch.zeros_like(v)
+    for _ in range(100):
+        x = torch.tanh(x @ A.mT + v)
+    assert (max_norm(found.value - x) <= 0.2 / 0.8 * found.residual).all() and found.residual.max() > 1e-6
+
+
 def test_few_steps_where_picard_needs_many():
     A, v = matrix("shift", 20, 0.99, torch.float64), inputs(16, 20, torch.float64)
     plain = iterate(AffineMap((A,), v, ACTIVATIONS["relu"]), torch.zeros_like(v), Picard(), Relative(), 20_000)
