@@ -4,8 +4,9 @@ from problems import state_matrix
 
 from wellposed.activations import get_activation
 from wellposed.equilibrium import Absolute, Anderson, Broyden, Newton, Picard, Relative, fixed_point, loop
-from wellposed.equilibrium.affine import AffineMap
+from wellposed.equilibrium.affine import AffineMap, TransposedMap
 from wellposed.equilibrium.loop import iterate
+from wellposed.equilibrium.maps import FunctionMap, Packing, max_norm
 
 
 def affine_map(n, batch, norm=0.95, seed=0):
@@ -47,15 +48,37 @@ def test_rows_really_leave_the_computation():
     torch.testing.assert_close(found.value, 1 / (1 - rate), rtol=1e-7, atol=0)
 
 
-def test_trace_holds_the_residual_of_every_step_and_nan_after():
-    f = affine_map(6, 10)
-    found = iterate(f, torch.zeros_like(f.v), Picard(), Relative(1e-8), 1000)
-    x, row = torch.zeros_like(f.v), 3
+@pytest.mark.parametrize("backward", [False, True])
+def test_trace_holds_the_residual_of_every_step_and_nan_after(backward):
+    f, row = affine_map(6, 10), 3
+    x = torch.zeros_like(f.v)
+    if backward:
+        f = TransposedMap((f.factors[0].mT,), (f.v > 0).double(), f.v.clamp_min(0), 1.0)
+    found = iterate(f, x, Picard(), Relative(1e-8), 1000)
     for k in range(int(found.steps[row])):
         torch.testing.assert_close(found.residuals[row, k], (f(x) - x)[row].abs().max())
         x = f(x)
     assert found.residuals[row, int(found.steps[row]) :].isnan().all()
-    assert torch.equal(found.last_residual, (f(found.value) - found.value).abs().amax(1))
+    assert torch.equal(found.value[row], x[row])  # the image of the last point
+
+
+def test_a_contraction_reports_the_image_of_the_accepted_point_and_other_maps_the_point():
+    A = 0.2 * state_matrix("random", 8, 1.0, torch.Generator().manual_seed(0))
+    v = torch.randn(16, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x, identity = torch.zeros_like(v), torch.eye(8, dtype=torch.float64)
+    for _ in range(20):  # Newton's method on a dense system
+        z = x @ A.mT + v
+        x = x - torch.linalg.solve(identity - (z > 0).double()[:, :, None] * A, x - torch.relu(z))
+    start, stop = torch.zeros_like(v), Absolute(1e-3)
+    contraction = iterate(AffineMap((A,), v, get_activation("relu")), start, Picard(), stop, 100)
+    packing = Packing.of(start)
+    general = iterate(
+        FunctionMap(lambda x, v: torch.relu(x @ A.mT + v), (v,), packing), start, Picard(), stop, 100
+    )
+    assert torch.equal(contraction.last_residual, general.last_residual)
+    nearer, further = max_norm(contraction.value - x), max_norm(general.value - x)
+    assert (nearer <= 0.2 / 0.8 * contraction.last_residual).all()  # |f(x) - x*| <= k / (1 - k) |f(x) - x|
+    assert (further >= general.last_residual / 1.2).all()  # |x - x*| >= |f(x) - x| / (1 + k)
 
 
 def test_picard_converges_at_the_spectral_radius_of_the_linearisation():

@@ -191,6 +191,25 @@ def test_strided_matrices_and_vectors():
     assert torch.equal(found.value, plain.value)
 
 
+def test_samples_that_newton_takes_over_are_as_exact_as_plain_steps():
+    A, n = 0.99 * state_matrix("ring", 64, 1.0, torch.Generator().manual_seed(0)), 64
+    u = torch.randn(512, n, generator=torch.Generator().manual_seed(0))
+    model = ImplicitModel.from_matrices(
+        A.float(), torch.eye(n), torch.eye(n), executor="numba", stop=Absolute(3e-6), max_steps=3000
+    )
+    with torch.no_grad():
+        found = model.equilibrium(u)
+    A, v, x = A.float().double(), u.double(), found.value.double()
+    for _ in range(20):  # Newton's method on dense systems
+        z = x @ A.mT + v
+        x = x - torch.linalg.solve(torch.eye(n) - (z > 0).double()[:, :, None] * A, x - torch.relu(z))
+    assert (x - torch.relu(x @ A.mT + v)).abs().max() <= 1e-12
+    plain = torch.zeros_like(u)
+    for _ in range(2000):
+        plain = torch.relu(plain @ A.float().mT + u)
+    assert (found.value - x).abs().max() <= 2 * (plain - x).abs().max()
+
+
 @pytest.mark.parametrize("executor", ["reference", "numba"])
 def test_extrapolation_is_as_exact_as_plain_steps_where_rounding_ends_both(executor):
     generator = torch.Generator().manual_seed(0)

@@ -37,7 +37,7 @@ class Iterates:
 
     @property
     def last_residual(self) -> Tensor:  # (B,)
-        """The residual of `value`."""
+        """The residual of the last point: of `value`, or of the point whose image it is."""
         return last_residual(self.residuals, self.steps)
 
 

@@ -110,7 +110,11 @@ class Solution:
 
     @property
     def residual(self) -> Tensor:  # (B,)
-        """The residual of `value`."""
+        """The residual of the last point.
+
+        That is `value`, or `value` is its image where the map is a proven contraction, as in `ImplicitModel`, and
+        then nearer still to the equilibrium.
+        """
         return last_residual(self.residuals, self.steps)
 
     @cached_property

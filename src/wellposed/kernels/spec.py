@@ -190,9 +190,14 @@ class CellMatrices:
         p = self.inputs
         return self.B[:, p:], self.C, self.C[:0] if self.D is None else self.D[:, p:]
 
-    def whole(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns A, B, C and D, where a missing D has no rows."""
-        return self.A, self.B, self.C, self.B[:0] if self.D is None else self.D
+    def all(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Returns A, B, C, D and the bias."""
+        return self.A, self.B, self.C, self.D, self.bias
+
+
+@functools.lru_cache(maxsize=64)
+def _offsets(sizes: tuple[int, ...]) -> Any:
+    return np.cumsum([0, *sizes], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -217,10 +222,10 @@ class SequenceSpec:
     warm_start: bool = True
     trace: bool = False
 
-    @functools.cached_property
+    @property
     def offsets(self) -> Any:  # (T + 1,) int64
         """The first element of every time."""
-        return np.cumsum([0, *self.sizes], dtype=np.int64)
+        return _offsets(self.sizes)
 
     @property
     def times(self) -> range:
@@ -261,7 +266,8 @@ class SequenceSpec:
             residuals: computes the trace of a turn.
         """
         logs = [log.forward if solve == "equilibrium" else log.adjoint for log in self.solve.logs]
-        bad = options.on_failure != "ignore" and int(result.status.max()) >= Status.MAX_STEPS
+        bad = options.on_failure != "ignore" and result.worst >= Status.MAX_STEPS
+        bad = bad and int(result.status.max()) >= Status.MAX_STEPS
         if not logs and not bad:
             return
         for turn in turns:
@@ -290,6 +296,8 @@ class SequenceResult:
 
     def to(self, dtype: torch.dtype) -> "SequenceResult":
         """Converts hidden states, states and residuals."""
+        if dtype == self.hidden.dtype:
+            return self
         names = ("hidden", "last", "states", "residual")
         return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
 

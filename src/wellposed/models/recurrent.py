@@ -168,7 +168,7 @@ class RecurrentSolution:
         states: the equilibria, ``(B, T, n)`` for each of the K.
         status: `Status` codes.
         steps: evaluations of the map.
-        residual: ``|f(x) - x|_inf`` of the states.
+        residual: ``|f(x) - x|_inf`` of the last points, see `Solution.residual`.
         present: elements that belong to a sequence; elsewhere the reports are zero.
     """
 
@@ -285,6 +285,9 @@ class ImplicitRNN(nn.Module):
         """Returns the model behind one layer and direction, counted layer by layer."""
         return self.cells[index]  # type: ignore[return-value]
 
+    def _cells(self) -> list[ImplicitModel]:
+        return list(self.cells)  # type: ignore[arg-type]  # an index into a ModuleList costs as much as a solve
+
     @classmethod
     def from_matrices(
         cls,
@@ -335,12 +338,11 @@ class ImplicitRNN(nn.Module):
             the outputs in the layout of the input, and the last hidden states in the shape of `h0`.
         """
         sequences, h = self._read(input, h0, lengths)
+        cells = self._cells()
         weights = [
-            (f"cells.{k}.{name}", value)
-            for k in range(len(self.cells))
-            for name, value in self.cell(k).state_weights()
+            (f"cells.{k}.{name}", value) for k, cell in enumerate(cells) for name, value in cell.state_weights()
         ]
-        if self.weight_check.failed(weights, self.cell(0).on_failure):
+        if self.weight_check.failed(weights, cells[0].on_failure):
             width = self.hidden_size * self.directions if self.out_features is None else self.out_features
             output, h_n = (
                 no_equilibrium(part, weights) for part in (sequences.data.new_empty(len(sequences.data), width), h)
@@ -364,9 +366,10 @@ class ImplicitRNN(nn.Module):
         return RecurrentSolution(*results, states, status, steps, residual, sequences.present())
 
     def _read(self, value: Input, h0: Tensor | None, lengths: Tensor | None) -> tuple[Sequences, Tensor]:
-        check_traceable("an ImplicitRNN", isinstance(self.cell(0).stop, Steps))
+        cell = self.cell(0)
+        check_traceable("an ImplicitRNN", isinstance(cell.stop, Steps))
         sequences = Sequences.of(value, self.input_size, self.batch_first, lengths)
-        data, dtype = sequences.data, self.cell(0).B.dtype
+        data, dtype = sequences.data, cell.B.dtype
         if data.is_complex() or (data.dtype != dtype and not torch.is_autocast_enabled(data.device.type)):
             raise InputError(f"input is {data.dtype} and the model {dtype}; convert one of them with .to(...)")
         reads = not data.is_cuda  # on a GPU that would take as long as everything else; there, kernels report
@@ -385,10 +388,10 @@ class ImplicitRNN(nn.Module):
 
     def _run(self, sequences: Sequences, h0: Tensor, *, trace: bool) -> tuple[Tensor, Tensor, list["_Pass"]]:
         passes: list[_Pass] = []
-        once, data = WarnOnce(), sequences.data
+        cells, once, data = self._cells(), WarnOnce(), sequences.data
         autocast, kind = torch.is_autocast_enabled(data.device.type), data.device.type
         with torch.autocast(kind, enabled=False) if autocast else nullcontext():
-            data = data.to(self.cell(0).B.dtype)
+            data = data.to(cells[0].B.dtype)
             for layer in range(self.num_layers):
                 if layer > 0 and self.dropout > 0:
                     data = F.dropout(data, self.dropout, self.training)
@@ -396,12 +399,12 @@ class ImplicitRNN(nn.Module):
                 for direction in range(self.directions):
                     label = f" of layer {layer}" if self.num_layers > 1 else ""
                     label += " backwards" if direction else ""
-                    item = _Pass(self.cell(len(passes)), self.warm_start, trace, label, once)
+                    item = _Pass(cells[len(passes)], self.warm_start, trace, label, once)
                     outputs.append(item.run(data, sequences.sizes, h0[len(passes)], backwards=direction == 1))
                     passes.append(item)
                 data = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
         output = data if self.readout is None else self.readout(data)
-        policy = self.cell(0).on_failure
+        policy = cells[0].on_failure
         if output.is_cuda or policy == "ignore" or torch.compiler.is_exporting():
             pass  # on a GPU the kernels report all but the last outputs
         elif under_functorch():
@@ -493,8 +496,9 @@ class _Pass:
                 raise InputError(f'executor="triton" cannot compute this: {reason}; use executor="auto"')
             return self._run_by_time(data, sizes, h0, backwards=backwards)
         (A,), dtype = self.system.factors, self.dtype
-        solve = Solve(cell.options(), label=self.label, once=self.once)
-        spec = SequenceSpec(cell.spec(), self.engine, solve, tuple(sizes), backwards, self.warm_start, self.trace)
+        affine = cell.spec()
+        solve = Solve(affine.forward, label=self.label, once=self.once)
+        spec = SequenceSpec(affine, self.engine, solve, tuple(sizes), backwards, self.warm_start, self.trace)
         D, bias = (None if matrix is None else matrix.to(dtype) for matrix in (cell.D, cell.bias))
         matrices = CellMatrices(A.to(dtype), cell.B.to(dtype), cell.C.to(dtype), D, bias)
         result = run_sequences(spec, data.to(dtype), h0.to(dtype), matrices).to(cell.B.dtype)

@@ -32,7 +32,6 @@ from torch import Tensor
 from wellposed.equilibrium.affine import AffineMap, AffineSpec, Factors, TransposedMap
 from wellposed.equilibrium.gradients import row_scale
 from wellposed.equilibrium.loop import PERIOD, Iterates
-from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.method import NotFiniteError, OnFailure, SolveOptions, report, report_outputs
 from wellposed.equilibrium.solution import Status
 from wellposed.equilibrium.solvers import Anderson
@@ -668,15 +667,13 @@ class Numba:
     ) -> tuple[SequenceResult, Tensor, Tensor]:
         """Solves from the first time to the last; see `SequenceEngine`."""
         (n, both), (h, elements), options = cell.B.shape, (cell.C.shape[0], data.shape[0]), spec.affine.forward
-        kernel = _sequence_passes(spec.affine, n, data.dtype).forward
-        sizes = n + both, h, n if keep else 0
-        known, H, images = (columns(rows, elements, data) for rows in sizes)
-        known[n : n + both - h] = data.detach().mT
-        arrays = (
-            *_arrays(*cell.whole(), data.new_empty(0) if cell.bias is None else cell.bias, h0),
-            *_grids(known, images, H),
-        )
-        status, steps = _run_times(_loops().forward, spec, cell, kernel, (*arrays, spec.warm_start))
+        kernel, hidden = _sequence_passes(spec.affine, n, data.dtype).forward, data.new_empty(elements, h)
+        known, images = columns(n + both, elements, data), None
+        if keep or spec.trace:
+            images = columns(n + 1, elements, data)  # the last row has residuals
+        given = _contiguous(*cell.all(), data, h0)
+        loop, rest = _loops().forward, (spec.warm_start,)
+        status, steps, worst = _run_times(loop, spec, cell, kernel, (*given, known, images, hidden), rest)
         states = known[:n].mT
 
         def retrace(turn: int) -> Tensor:
@@ -688,40 +685,35 @@ class Numba:
                 start[: len(before)] = before
             return run_kernel(cell.A, v, None, start, kernel, trace=True).residuals
 
-        iterates = Iterates(states, status, steps, data.new_zeros)
+        iterates = Iterates(states, status, steps, data.new_zeros, worst)
         spec.report_times(range(len(spec.sizes)), "equilibrium", iterates, options, retrace)
-        residual = data.new_empty(0)
-        if spec.trace:
-            z = torch.addmm(F.linear(known[n:].mT, cell.B, cell.bias), states, cell.A.mT)
-            residual = max_norm(spec.affine.activation.function(z) - states)
-        hidden = H.mT.contiguous()
+        residual = data.new_empty(0) if images is None or not spec.trace else images[n]
         last = hidden[spec.last_rows()].clone()
-        return SequenceResult(hidden, last, states, status, steps, residual), known, images
+        result = SequenceResult(hidden, last, states, status, steps, residual)
+        return result, known, known[:0] if images is None else images[:n]
 
     def sequence_backward(
         self, spec: SequenceSpec, images: Tensor, known: Tensor, gradients: tuple[Tensor | None, ...],
         cell: CellMatrices,
     ) -> tuple[Tensor, Tensor, Callable[[], None]]:  # fmt: skip
         """Solves from the last time to the first; see `SequenceEngine`."""
-        options, (n, elements), (every, last, outer) = spec.affine.backward, images.shape, gradients
+        options, (n, elements), outer = spec.affine.backward, images.shape, gradients[2]
         adjoint = columns(n + cell.C.shape[0], elements, known)
-        spec.total_gradient(every, last, adjoint[n:].mT)
         passes = _sequence_passes(spec.affine, n, adjoint.dtype)
-        kernel, kind, direct = passes.backward, passes.kind, passes.backward_hands_over
+        kernel, kind = passes.backward, passes.kind
         first = adjoint.new_empty(spec.sizes[0], adjoint.shape[0] - n)
-        outside = adjoint.new_empty(0, 0) if outer is None else outer.mT
-        system = adjoint.new_empty((n + 1, n) if direct else (0, 0))
-        arrays = *_arrays(*cell.whole()), *_grids(images), *_arrays(outside), *_grids(adjoint), *_arrays(first)
-        status, steps = _run_times(_loops().backward, spec, cell, kernel, (*arrays, *kind, *_arrays(system)))
+        given = *_contiguous(*cell.all()[:4]), images, *_contiguous(*gradients)
+        loop, rest = _loops().backward, (*kind, passes.backward_hands_over)
+        status, steps, worst = _run_times(loop, spec, cell, kernel, (*given, adjoint, first), rest)
 
         def retrace(turn: int) -> Tensor:
             rows = spec.rows(spec.times[turn])
-            g = adjoint[n:, rows].mT @ cell.C + (outside[:, rows].mT if len(outside) else 0)
+            g = adjoint[n:, rows].mT @ cell.C + (0 if outer is None else outer[rows])
             d, scale = slopes(*kind, images[:, rows].mT), row_scale(g)
             return run_kernel(cell.A.mT, d * g / scale, d, None, kernel, trace=True).residuals
 
         turns = range(len(spec.sizes) - 1, -1, -1)
-        iterates = Iterates(adjoint[:n].mT, status, steps, adjoint.new_zeros)
+        iterates = Iterates(adjoint[:n].mT, status, steps, adjoint.new_zeros, worst)
         spec.report_times(turns, "adjoint solve", iterates, options, retrace)
         return adjoint, first, _done
 
@@ -784,57 +776,65 @@ def _done() -> None:
     """Does nothing: solves on the CPU are finished."""
 
 
-def columns(rows: int, elements: int, like: Tensor) -> Tensor:
-    """Allocates rows with one column an element.
+def row_stride(elements: int, itemsize: int) -> int:
+    """Returns how far rows of elements are apart in memory.
 
-    Rows are an odd number of cache lines apart: at powers of two they would evict each other from the cache.
+    It is an odd number of cache lines: at powers of two rows would evict each other from the cache.
 
     Example:
-        >>> columns(3, 32, torch.zeros(1)).stride()
-        (48, 1)
+        >>> row_stride(32, 4)
+        48
     """
-    line = 64 // like.element_size()
-    return like.new_empty(rows, ((elements + line - 1) // line | 1) * line)[:, :elements]
+    line = 64 // itemsize
+    return ((elements + line - 1) // line | 1) * line
 
 
-def _grids(*tensors: Tensor) -> list[Any]:
-    """Returns arrays of tensors from `columns`, with the padding of their rows."""
-    shapes = ((tensor, tensor.shape[0], tensor.stride(0)) for tensor in tensors)
-    return [tensor.as_strided((rows, stride), (stride, 1)).numpy() for tensor, rows, stride in shapes]
+def columns(rows: int, elements: int, like: Tensor) -> Tensor:
+    """Allocates rows with one column an element."""
+    return like.new_empty(rows, row_stride(elements, like.element_size()))[:, :elements]
 
 
-def _arrays(*tensors: Tensor) -> list[Any]:
-    # After .numpy() torch could no longer free the storage of a parameter, as fully_shard does.
-    return [np.from_dlpack(tensor.detach().contiguous()) for tensor in tensors]
+def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.contiguous() for tensor in tensors]
 
 
 def _run_times(
-    loop: Callable[..., None],
-    spec: SequenceSpec,
-    cell: CellMatrices,
-    kernel: KernelSpec,
-    arguments: tuple[Any, ...],
-) -> tuple[Tensor, Tensor]:
-    """Runs a loop over all times, with sequences split among threads; returns statuses and steps."""
-    (n, both), h, elements = cell.B.shape, cell.C.shape[0], int(spec.offsets[-1])
+    loop: Callable[..., None], spec: SequenceSpec, cell: CellMatrices, kernel: KernelSpec,
+    tensors: Sequence[Tensor | None], rest: tuple[Any, ...],
+) -> tuple[Tensor, Tensor, int]:  # fmt: skip
+    """Runs a loop over all times, with sequences split among threads.
+
+    Returns:
+        statuses, steps, and the largest status.
+
+    Args:
+        loop: forward or backward.
+        spec, cell: what is computed.
+        kernel: how a time is solved.
+        tensors: without gaps, or from `columns`.
+        rest: of the arguments of the loop.
+    """
+    (n, both), h, batch, elements = cell.B.shape, cell.C.shape[0], spec.sizes[0], int(spec.offsets[-1])
     dtype = cell.B.dtype
     space, counts, numbers, *_ = plan_kernel(kernel, n, dtype)
     rows, size, matrices = _sequence_rows(n, both, h, space)
     status, steps = np.empty(elements, np.int8), np.empty(elements, np.int64)
+    addresses = tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+    sizes = n, both - h, h, batch, elements, row_stride(elements, dtype.itemsize)
 
     def run_range(low: int, high: int) -> int:
         work = torch.empty(size + matrices, dtype=dtype).numpy()  # torch aligns it to vectors
         lanes = np.empty(3 * space.width, np.int64)
         buffers = work[:size], work[size:], lanes, space.slots, space.at, rows, counts, numbers
-        loop(*arguments, status, steps, *buffers, spec.offsets, spec.backwards, low, high)
+        loop(addresses, sizes, *rest, status, steps, *buffers, spec.offsets, spec.backwards, low, high)
         return 0
 
-    run_threads(run_range, spec.sizes[0], space.width, elements * n * n)
-    return torch.from_numpy(status), torch.from_numpy(steps)
+    run_threads(run_range, batch, space.width, elements * n * n)
+    return torch.from_numpy(status), torch.from_numpy(steps), int(status.max())
 
 
 @functools.lru_cache(maxsize=256)
 def _sequence_rows(n: int, both: int, h: int, space: Workspace) -> tuple[SequenceRows, int, int]:
     """Returns the rows of `kernels.cpu.sequence`, where they end, and the size of packed matrices."""
-    ends = np.cumsum([space.size, *(rows * space.width for rows in (n + both, n, h, 1, 1))]).tolist()
+    ends = np.cumsum([space.size, *(rows * space.width for rows in (n + both, n + 1, h, 1, 1))]).tolist()
     return SequenceRows(*ends[:-1]), ends[-1], (n + h + 2 * kernels().ROWS) * (n + both)

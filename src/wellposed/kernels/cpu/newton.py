@@ -226,7 +226,7 @@ class Answer:
     value: Tensor  # (B, n)
     status: Tensor  # (B,)
     steps: Tensor  # (B,) evaluations of the map
-    residual: Tensor  # (B,) of `value`
+    residual: Tensor  # (B,) of the last point
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ sequence i at time t is column ``offsets[t] + i``. Sequences are independent, so
 by itself: group by group, each from its first time to its last. Between two times a group stays in its lanes, with
 its hidden states, equilibria and the gradients that go back in time.
 
-A group works in the workspace of `cpu.solve`, one sequence a lane, and in rows of its own behind it. Outside,
-everything is stored with one column an element: neighbours in a group are neighbours in memory. `move`,
-`add`, `prepare` and `mark` are vector instructions between two solves: rows to and from memory, slopes and scales;
-`solve_group` is the solve of one time; `forward_group` and `backward_group` are the loops over time, forward and
-backward.
+A group works in the workspace of `cpu.solve`, one sequence a lane, and in rows of its own behind it. What solves
+leave is stored with one column an element: neighbours in a group are neighbours in memory. Tensors are given by
+their addresses. `move`, `prepare` and `mark` are vector instructions between two solves: rows to and from memory,
+slopes and scales; `solve_group` is the solve of one time; `forward_group` and `backward_group` are the loops over
+time, forward and backward.
 """
 
 from typing import Any
@@ -28,6 +28,7 @@ from wellposed.kernels.cpu.simd import (
     Memory,
     Sums,
     activate,
+    array_at,
     borrow,
     choose,
     lanes_of,
@@ -105,26 +106,6 @@ def wipe(typing: Any, array: Any, begin: Any, rows: Any) -> Any:
         return context.get_dummy_value()
 
     return _types.void(array, _types.int64, _types.int64), code
-
-
-@_extending.intrinsic
-def add(typing: Any, array: Any, target: Any, source: Any, rows: Any, vectors: Any) -> Any:
-    """Adds the rows at `source` to those at `target`."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array, target, source, rows, vectors = arguments
-        lanes = lanes_of(signature.args[0])
-        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
-        for vector in range(VECTORS):
-            wanted = builder.icmp_signed(">", vectors, INDEX(vector))
-            with builder.if_then(wanted), _cgutils.for_range(builder, rows) as loop:
-                offset = _row_offset(builder, lanes, loop.index, vector)
-                at = builder.add(target, offset)
-                memory.store(builder.fadd(memory.load(at), memory.load(builder.add(source, offset))), at)
-        return context.get_dummy_value()
-
-    whole = _types.int64
-    return _types.void(array, whole, whole, whole, whole), code
 
 
 def _row_offset(builder: Any, lanes: Lanes, row: Any, vector: int) -> Any:
@@ -239,11 +220,11 @@ compiled = numba.njit(nogil=True, error_model="numpy")
 
 RUNNING, CONVERGED = int(Status.RUNNING), int(Status.CONVERGED)
 MAX_STEPS, NONFINITE = int(Status.MAX_STEPS), int(Status.NONFINITE)
-# `rows_of` names the rows of a group behind those of `cpu.solve`: results (with inputs and hidden states
-# behind them), images of the last points, a product, and two single rows: which lanes are alive, and scales of
-# gradients.
+# `rows_of` names the rows of a group behind those of `cpu.solve`: results (with inputs and hidden states behind
+# them), images of the last points and their residuals, a product, and two single rows: which lanes are alive, and
+# scales of gradients.
 #
-#   n + p + h rows    n rows           h rows         1 row            1 row
+#   n + p + h rows    n + 1 rows       h rows         1 row            1 row
 #   rows_of.point     rows_of.image    rows_of.out    rows_of.alive    rows_of.scale
 
 
@@ -291,6 +272,23 @@ def store(work: Any, at: int, width: int, matrix: Any, first: int, rows: int, co
 
 
 @compiled
+def load_rows(work: Any, at: int, width: int, matrix: Any, first: int, count: int, add: bool) -> None:
+    """Reads `count` elements, which are rows of a matrix from `first` on, into lanes, or adds them."""
+    for i in range(count):
+        for k in range(matrix.shape[1]):
+            known = work[at + k * width + i] if add else matrix.dtype.type(0)
+            work[at + k * width + i] = known + matrix[first + i, k]
+
+
+@compiled
+def store_rows(work: Any, at: int, width: int, matrix: Any, first: int, count: int) -> None:
+    """Writes `count` elements from lanes to rows of a matrix from `first` on."""
+    for i in range(count):
+        for k in range(matrix.shape[1]):
+            matrix[first + i, k] = work[at + k * width + i]
+
+
+@compiled
 def begin(work: Any, at: Any, alive: int, lanes: Any, width: int, count: int) -> None:
     """Starts a new sample in each of the first `count` lanes; the others are idle."""
     rows = at.single
@@ -328,6 +326,7 @@ def finish(
             continue
         done += 1
         accepted += outcome == CONVERGED
+        work[rows_of.image + n * width + i] = work[rows + RESIDUAL * width + i]
         status[first + i], steps[first + i] = outcome, now + 1
         lanes[SAMPLE * width + i], work[rows_of.alive + i] = -1, 0
     if done > 0:
@@ -438,14 +437,6 @@ def reset_zero_inputs(work: Any, v: int, x: int, n: int, width: int) -> None:
 
 
 @compiled
-def add_rows(work: Any, at: int, width: int, matrix: Any, column: int, count: int) -> None:
-    """Adds `count` elements of every row from `column` on."""
-    for row in range(matrix.shape[0]):
-        for i in range(count):
-            work[at + row * width + i] += matrix[row, column + i]
-
-
-@compiled
 def eliminate(system: Any, y: Any) -> None:
     """Solves a system in place by elimination with row exchanges; `y` is the right side, then the solution."""
     n = len(y)
@@ -492,8 +483,8 @@ def finish_directly(
 
 @compiled
 def forward_group(
-    work: Any, packed: Any, layout: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any, warm: bool,
-    status: Any, steps: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any, numbers: Any,
+    work: Any, packed: Any, layout: Any, bias: Any, data: Any, h0: Any, known: Any, images: Any, hiddens: Any,
+    warm: bool, status: Any, steps: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any, numbers: Any,
     offsets: Any, backwards: bool, width: int, low: int, high: int,
 ) -> None:  # fmt: skip
     """Computes the sequences from `low` to `high`, no more than there are lanes.
@@ -502,7 +493,7 @@ def forward_group(
     first `before` lanes.
     """
     of_B, of_C, inner = layout
-    h, n = H.shape[0], slots[1] // width
+    h, n = hiddens.shape[1], slots[1] // width
     both = known.shape[0] - n  # inputs and hidden states
     x, u, hidden = rows_of.point, rows_of.point + n * width, rows_of.point + (n + both - h) * width
     wipe(work, 0, len(work) // width)
@@ -514,8 +505,8 @@ def forward_group(
         vectors = 1 if count * VECTORS <= width else VECTORS
         begin_sequences(work, x, n, hidden, width, h0, low, before, count)
         before = count
-        load(work, u, width, known, n, both - h, column, count)
-        store(work, hidden, width, known, n + both - h, h, column, count)
+        load_rows(work, u, width, data, column, count, False)
+        store(work, u, width, known, n, both, column, count)
         multiply_tiles(work, packed, of_B, u, at.v, both, n, width, vectors)
         add_bias(work, at.v, width, bias)
         if warm:
@@ -529,34 +520,43 @@ def forward_group(
         multiply_tiles(work, packed, of_C, x, rows_of.out, inner, h, width, vectors)
         store(work, x, width, known, 0, n, column, count)
         store(work, rows_of.image, width, images, 0, images.shape[0], column, count)
-        store(work, rows_of.out, width, H, 0, h, column, count)
+        store_rows(work, rows_of.out, width, hiddens, column, count)
         move(work, rows_of.out, width, work, hidden, width, h, VECTORS)
 
 
 @compiled
 def backward_group(
-    work: Any, packed: Any, layout: Any, A: Any, images: Any, outer: Any, adjoint: Any, first: Any, kind: int,
-    slope: float, system: Any, status: Any, steps: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any,
-    numbers: Any, offsets: Any, backwards: bool, width: int, low: int, high: int,
+    work: Any, packed: Any, layout: Any, A: Any, images: Any, every: Any, last: Any, outer: Any, adjoint: Any,
+    first: Any, kind: int, slope: float, system: Any, status: Any, steps: Any, lanes: Any, slots: Any, at: Any,
+    rows_of: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, width: int, low: int, high: int,
 ) -> None:  # fmt: skip
     """Computes gradients for the sequences from `low` to `high`, no more than there are lanes.
 
-    Before every turn `carry` is the gradient of the hidden states by later times, zero in lanes that have none.
+    Before every turn `carry` is the gradient of the hidden states by later times, zero in lanes that have none,
+    and the first `after` lanes have had a later time.
     """
     of_B, of_C, inner = layout
     n, h = A.shape[0], first.shape[1]
     y, gradient, carry, scale = rows_of.point, rows_of.point + n * width, rows_of.out, rows_of.scale
     wipe(work, 0, len(work) // width)
+    after = 0
     for turn in range(len(offsets) - 2, -1, -1):
         column, count = lanes_at(offsets, turn, backwards, low, high)
         if count == 0:
             continue
         vectors = 1 if count * VECTORS <= width else VECTORS
-        load(work, gradient, width, adjoint, n, h, column, count)
-        add(work, gradient, carry, h, vectors)
+        move(work, carry, width, work, gradient, width, h, VECTORS)
+        if every.shape[0] > 0:
+            load_rows(work, gradient, width, every, column, count, True)
+        if last.shape[0] > 0:
+            for i in range(after, count):
+                for j in range(h):
+                    work[gradient + j * width + i] += last[low + i, j]
+        after = count
         store(work, gradient, width, adjoint, n, h, column, count)
         multiply_tiles(work, packed, of_C, gradient, at.v, h, n, width, vectors)
-        add_rows(work, at.v, width, outer, column, count)
+        if outer.shape[0] > 0:
+            load_rows(work, at.v, width, outer, column, count, True)
         load(work, at.d, width, images, 0, n, column, count)
         prepare(work, at.v, at.d, scale, n, vectors, kind, slope)
         wipe(work, slots[0], n)
@@ -577,18 +577,32 @@ def _make_forward(key: int) -> Any:
 
     @cached
     def forward(
-        A: Any, B: Any, C: Any, feedthrough: Any, bias: Any, h0: Any, known: Any, images: Any, H: Any,
-        warm: bool, status: Any, steps: Any, work: Any, packed: Any, lanes: Any, slots: Any, at: Any,
-        rows_of: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
+        tensors: Any, sizes: Any, warm: bool, status: Any, steps: Any, work: Any, packed: Any, lanes: Any,
+        slots: Any, at: Any, rows_of: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int,
+        high: int,
     ) -> None:  # fmt: skip
         """Computes the sequences from `low` to `high`.
 
-        The rows of `known` are states, inputs (given) and hidden states before; `images` may be empty.
+        Args:
+            tensors: addresses of A, B, C, D, bias, inputs and first hidden states, which are given, and of
+                `known` (rows: states, inputs, hidden states before), images with residuals, and hidden states,
+                which are computed; zero for one that is missing.
+            sizes: states, inputs, hidden states, sequences, elements, and how far rows of `known` are apart.
+            warm: whether solves start from the state before.
         """
-        work, packed, lanes = borrow(work), borrow(packed), borrow(lanes)
-        known, images, H, status, steps = borrow(known), borrow(images), borrow(H), borrow(status), borrow(steps)
-        n, both, width = A.shape[0], B.shape[1], lanes.shape[0] // 3 if key else 0
-        inner = n + both if feedthrough.shape[0] > 0 else n
+        work, packed, lanes, status, steps = (
+            borrow(work), borrow(packed), borrow(lanes), borrow(status), borrow(steps),
+        )  # fmt: skip
+        (n, p, h, batch, elements, stride), like, width = sizes, work, lanes.shape[0] // 3 if key else 0
+        both = p + h
+        A, B = array_at(tensors[0], (n, n), like), array_at(tensors[1], (n, both), like)
+        C, feedthrough = array_at(tensors[2], (h, n), like), array_at(tensors[3], (h, both), like)
+        bias = array_at(tensors[4], (n if tensors[4] != 0 else 0,), like)
+        data, h0 = array_at(tensors[5], (elements, p), like), array_at(tensors[6], (batch, h), like)
+        known = array_at(tensors[7], (n + both, stride), like)
+        images = array_at(tensors[8], (n + 1 if tensors[8] != 0 else 0, stride), like)
+        hiddens = array_at(tensors[9], (elements, h), like)
+        inner = n + both if tensors[3] != 0 else n
         of_B = padded(n) * n
         of_C = of_B + padded(n) * both
         pack_block(packed, 0, n, 0, A, False, 0)
@@ -598,8 +612,9 @@ def _make_forward(key: int) -> Any:
             pack_block(packed, of_C, inner, n, feedthrough, False, 0)
         for begin in range(low, high, width):
             forward_group(
-                work, packed, (of_B, of_C, inner), bias, h0, known, images, H, warm, status, steps, lanes, slots,
-                at, rows_of, counts, numbers, offsets, backwards, width, begin, min(high, begin + width),
+                work, packed, (of_B, of_C, inner), bias, data, h0, known, images, hiddens, warm, status, steps,
+                lanes, slots, at, rows_of, counts, numbers, offsets, backwards, width, begin,
+                min(high, begin + width),
             )  # fmt: skip
 
     return forward
@@ -610,21 +625,33 @@ def _make_backward(key: int) -> Any:
 
     @cached
     def backward(
-        A: Any, B: Any, C: Any, feedthrough: Any, images: Any, outer: Any, adjoint: Any, first: Any, kind: int,
-        slope: float, system: Any, status: Any, steps: Any, work: Any, packed: Any, lanes: Any, slots: Any,
-        at: Any, rows_of: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int, high: int,
+        tensors: Any, sizes: Any, kind: int, slope: float, direct: bool, status: Any, steps: Any, work: Any,
+        packed: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any, numbers: Any, offsets: Any,
+        backwards: bool, low: int, high: int,
     ) -> None:  # fmt: skip
         """Solves ``y = d (A'y + g)`` from the last time to the first, for the sequences from `low` to `high`.
 
-        The rows of `adjoint` are y and the gradients of the hidden states (given: those as outputs); `outer` are
-        the gradients of the states as outputs, or empty; `first` become those of the first hidden states.
+        Args:
+            tensors: addresses of A, B, C, D, images and the gradients of all hidden states, the last ones and the
+                states, which are given, and of `adjoint` (rows: y and the total gradients of the hidden states)
+                and the gradients of the first hidden states, which are computed; zero for one that is missing.
+            sizes: states, inputs, hidden states, sequences, elements, and how far rows of `adjoint` are apart.
+            kind, slope: the activation.
+            direct: whether systems that are slow are factorised.
         """
-        work, packed, lanes = borrow(work), borrow(packed), borrow(lanes)
-        adjoint, images, outer, status, steps = (
-            borrow(adjoint), borrow(images), borrow(outer), borrow(status), borrow(steps),
+        work, packed, lanes, status, steps = (
+            borrow(work), borrow(packed), borrow(lanes), borrow(status), borrow(steps),
         )  # fmt: skip
-        n, h, width = A.shape[0], C.shape[0], lanes.shape[0] // 3 if key else 0
-        inputs, inner = B.shape[1] - h, n + h if feedthrough.shape[0] > 0 else n
+        (n, inputs, h, batch, elements, stride), like, width = sizes, work, lanes.shape[0] // 3 if key else 0
+        A, B = array_at(tensors[0], (n, n), like), array_at(tensors[1], (n, inputs + h), like)
+        C, feedthrough = array_at(tensors[2], (h, n), like), array_at(tensors[3], (h, inputs + h), like)
+        images = array_at(tensors[4], (n, stride), like)
+        every = array_at(tensors[5], (elements if tensors[5] != 0 else 0, h), like)
+        last = array_at(tensors[6], (batch if tensors[6] != 0 else 0, h), like)
+        outer = array_at(tensors[7], (elements if tensors[7] != 0 else 0, n), like)
+        adjoint, first = array_at(tensors[8], (n + h, stride), like), array_at(tensors[9], (batch, h), like)
+        system = np.empty((n + 1 if direct else 0, n), like.dtype)
+        inner = n + h if tensors[3] != 0 else n
         of_C = padded(n) * n
         of_B = of_C + padded(n) * h
         pack_block(packed, 0, n, 0, A, True, 0)
@@ -634,9 +661,9 @@ def _make_backward(key: int) -> Any:
             pack_block(packed, of_B, inner, n, feedthrough, True, inputs)
         for begin in range(low, high, width):
             backward_group(
-                work, packed, (of_B, of_C, inner), A, images, outer, adjoint, first, kind, slope, system, status,
-                steps, lanes, slots, at, rows_of, counts, numbers, offsets, backwards, width, begin,
-                min(high, begin + width),
+                work, packed, (of_B, of_C, inner), A, images, every, last, outer, adjoint, first, kind, slope,
+                system, status, steps, lanes, slots, at, rows_of, counts, numbers, offsets, backwards, width,
+                begin, min(high, begin + width),
             )  # fmt: skip
 
     return backward
