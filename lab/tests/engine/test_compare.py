@@ -221,6 +221,14 @@ def test_a_rival_that_diverged_wins_nothing_for_the_claim():
     assert found.verdict == "not judged" and "failed in all 5 seeds" in found.why and DIVERGED[:-1] in found.why
 
 
+def test_a_rival_without_a_number_neither_wins_nor_loses():
+    found = order([1.0] * 5, [9.0, 9.0, math.nan, 9.0, math.nan])
+    assert found.verdict == "reproduced" and found.seeds == 3
+    assert "left out in 2 of 5 seeds, the test_mse of mlp (001) is not a number" in found.why
+    assert order([1.0] * 5, [math.nan] * 5).verdict == "undecided"
+    assert order([1.0, 1.0, math.nan, 1.0, 1.0], [9.0] * 5).verdict == "refuted"
+
+
 def test_a_winner_that_diverged_loses():
     records = [*seeds([1.0] * 4), record(seed=4, error=DIVERGED), *seeds([9.0] * 5, "mlp")]
     found = judge(Beats(OURS, RIVAL, "lower"), records)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from wellposed_lab.engine.claims import load_claims
+from wellposed_lab.engine.derived import with_derived
 from wellposed_lab.engine.experiment import all_suites
 from wellposed_lab.engine.judge import verdicts
+from wellposed_lab.experiments.mathematics.relative import LEARNT
 from wellposed_lab.report.paper import committed_records
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -29,6 +31,17 @@ def test_the_mean_stays_above_the_floor(name, floor):
             wanted = task.validation(seed)[1].double()
             errors.append(float((wanted - task.train(seed)[1].double().mean(0)).square().mean()))
         assert 0.5 * min(errors) < floor.limit < min(errors), (task.name, errors)
+
+
+def test_sums_are_learnt_where_the_mean_of_their_own_seed_is_beaten():
+    floors = [floor for name in ("arithmetic", "activations", "feedback") for floor in all_suites()[name].floors]
+    assert floors.count(LEARNT) == 3
+    records = [record for record in with_derived(committed_records(RESULTS)) if record.suite == "arithmetic"]
+    constant = [r for r in records if (r.model, r.size) == ("transformer-encoder-sequential", "000")]
+    assert len(constant) > 15 and all(LEARNT.missed(record, "test_mse") for record in constant)  # sees no input
+    assert any(record.value("validation_mse") < 3 for record in constant)  # less than others that have learnt
+    exact = [record for record in records if record.model in ("linear", "nac", "implicit")]
+    assert len(exact) > 30 and not any(LEARNT.missed(record, "test_mse") for record in exact)
 
 
 def test_every_suite_with_orders_of_trained_models_has_a_floor_or_a_plateau():

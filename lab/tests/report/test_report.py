@@ -21,6 +21,7 @@ from wellposed_lab.experiments.mathematics import arithmetic, identity
 from wellposed_lab.report import write_report
 from wellposed_lab.report.page import page
 from wellposed_lab.report.section import Part, environments, orders, section
+from wellposed_lab.report.tables import marks
 
 from wellposed.errors import MissingExtraError
 from wellposed.pages.markup import Html, element, join
@@ -191,6 +192,14 @@ def test_a_suite_says_everything(text, found):
     assert "certificate inf: 0.5 < 1 holds" in section and "epochs 3" in section and "patience" not in section
     networks = [row for row in section.split("<tr") if "printed as 50x10x10x1, which has 631" in row]
     assert len(networks) == 2 and all("<td>631</td><td>1,497</td><td>no</td>" in row for row in networks)
+
+
+def test_every_reading_has_the_badge_of_its_verdict():
+    one = next(verdict for verdict in verdicts([]) if len(verdict.readings) > 1)
+    shown = [str(mark) for mark in marks(one) if "reading" in mark]
+    assert len(shown) == len(one.readings)
+    for mark, (name, _) in zip(shown, one.readings, strict=True):
+        assert 'class="badge not-judged"' in mark and f": {html.escape(name)}" in mark
 
 
 def test_suites_without_runs_are_collapsed(text):

@@ -13,8 +13,9 @@
 8. Where a text leaves a choice open every reading is judged, and the claim is undecided if they differ. A reading
    under which a side does not learn is not the text's, and is left out.
 
-A seed in which training diverged counts against the model that a claim is about (as NaN, which no rule accepts)
-and is left out on the rival's side, so that no claim is won by a rival that was never trained.
+A seed in which training diverged, or whose number is none, counts against the model that a claim is about (as NaN,
+which no rule accepts) and is left out on the rival's side, so that no claim is won by a rival that was never
+trained.
 """
 
 import math
@@ -385,8 +386,9 @@ def _judge_order(claim: PublishedClaim, rule: Beats, printed: Printed, ours: Sam
 
 
 def _uninformative(ours: Sample, rival: Sample) -> dict[int, str]:
-    """Returns the seeds in which a side did not learn, or both sides say nothing, with the reason."""
-    reasons: dict[int, str] = {}
+    """Returns the seeds in which a side did not learn, the rival has no number, or both say nothing, and why."""
+    nothing = f"the {rival.measure.metric} of {rival.name} is not a number"
+    reasons = {seed: nothing for seed, value in rival.values.items() if math.isnan(value)}
     for sample in (ours, rival):
         for seed, reason in sample.not_learnt(order=True).items():
             reasons.setdefault(seed, reason)

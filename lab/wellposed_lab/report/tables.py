@@ -74,9 +74,11 @@ def marks(verdict: Verdict) -> list[Html]:
         (verdict.marked, f"{verdict.seeds} seeds only"),
         (isinstance(verdict.claim.rule, NotATarget), "no target"),
         (verdict.claim.own, "our own question"),
-        *((True, f"{name}: {one.verdict}") for name, one in verdict.readings),
     ]
-    return [element("small", text) for holds, text in known if holds]
+    readings = [
+        element("small", badge(one.verdict), f": {name}", class_="reading") for name, one in verdict.readings
+    ]
+    return [*(element("small", text) for holds, text in known if holds), *readings]
 
 
 def _where(claim: PublishedClaim) -> list[Html]:
