@@ -316,14 +316,14 @@ LITERATURE = {"mnist": 0.05, "cifar10": 2 / 255}
 
 def plan(scale: Scale) -> list[LoopRun]:
     """Returns monDEQs of the published sizes, and loops under the conditions of the library."""
-    data, networks, samples, seconds = "mnist", [*MNIST, CONV, *TABLE], 200, 2.0
+    data, networks, samples = "mnist", [*MNIST, CONV, *TABLE], 200
     schedules = {"mondeq": Schedule(60_000, 3, 128, 1e-2)}, Schedule(20_000, 4, 128, 1e-3)
     if scale == "tiny":
-        data, samples, seconds = "digits", 8, 0.5
+        data, samples = "digits", 8
         networks = [Loops("mondeq", 6), Loops("mondeq", channels=2), Loops("monotone", 6), Loops("inf", 6)]
         schedules = {}, Schedule(1_200, 4, 64, 3e-2)
     elif scale == "default":
-        samples, seconds = 10, 0.5
+        samples = 10
         networks = [Loops("mondeq", 40), Loops("mondeq", channels=2), *TABLE[::3]]
         schedules = {"mondeq": Schedule(6_000, 3, 128, 1e-2)}, Schedule(6_000, 3, 128, 3e-3)
     pairs = [(data, network) for network in networks]
@@ -331,7 +331,8 @@ def plan(scale: Scale) -> list[LoopRun]:
     return [
         LoopRun(suite="mondeq", seed=0, scale=scale, role=_role(network), data=data, network=network,
                 schedule=schedules[0].get(network.kind, schedules[1]), points=POINTS[data], samples=samples,
-                slopes=network.states > 0, seconds=seconds if network.states else 0.0)
+                slopes=network.states > 0,
+                seconds=0.0 if not network.states else 0.5 if network.states <= FEW else 2.0)
         for data, network in pairs
     ]  # fmt: skip
 
