@@ -30,7 +30,7 @@ def test_a_saved_model_answers_as_it_did(name):
         answer = model(ANSWERS[f"{name}.u"])
     answer = answer[0] if isinstance(answer, tuple) else answer
     expected = ANSWERS[f"{name}.y"]
-    digits = 1e-12 if expected.dtype == torch.float64 else 1e-5
+    digits = 1e-11 if expected.dtype == torch.float64 else 1e-5  # solves are accepted within half of that
     torch.testing.assert_close(answer, expected, atol=digits, rtol=digits)
 
 

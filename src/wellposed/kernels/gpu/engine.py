@@ -337,9 +337,11 @@ class Triton:
         @functools.cache
         def residual() -> Tensor:  # (N,)
             run = (result, known) if wanted else _launch_forward(spec, data, h0, cell, target, keep=True)[:2]
-            states, n = run[0].states, cell.A.shape[0]
-            z = torch.addmm(F.linear(run[1][:, n : n + cell.B.shape[1]], cell.B, cell.bias), states, cell.A.mT)
-            return max_norm(spec.affine.activation.function(z) - states)
+            states, (n, width) = run[0].states, cell.B.shape
+            # In float64: another order of sums in float32 would add its own rounding.
+            x, given, A, B = (part.double() for part in (states, run[1][:, n : n + width], cell.A, cell.B))
+            z = torch.addmm(F.linear(given, B, None if cell.bias is None else cell.bias.double()), x, A.mT)
+            return max_norm(spec.affine.activation.function(z) - x).to(states.dtype)
 
         failed = flag is not None and flag.wait()
         if failed:

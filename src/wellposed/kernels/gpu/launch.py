@@ -67,8 +67,8 @@ def choose_shape(n: int, batch: int, item: int) -> Shape:
 
     Example:
         >>> choose_shape(64, 4096, 4), choose_shape(1024, 4096, 4)
-        (Shape(block=16, tile=0, depth=0, chunk=32, warps=4, stages=1),
-         Shape(block=32, tile=128, depth=64, chunk=32, warps=8, stages=3))
+        (Shape(block=16, tile=0, depth=0, chunk=32, warps=4, stages=1, wide=False),
+         Shape(block=32, tile=128, depth=64, chunk=32, warps=8, stages=3, wide=False))
     """
     many = batch > FILLING
     if n > STREAMED:
