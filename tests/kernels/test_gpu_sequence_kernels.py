@@ -134,8 +134,8 @@ def test_rounding_is_all_that_is_left_where_the_tolerance_is_below_it():
     rnn = ImplicitRNN.from_matrices(A, B, C, executor="triton", stop=Absolute(1e-9), batch_first=True).to(DEVICE)
     u = 1e4 * torch.rand(16, 1, 1, generator=generator)
     found = rnn.equilibria(u.to(DEVICE))
-    # Converged ones have found a point that the kernel's rounding leaves alone; `residual` is without that rounding,
-    # which the loops take for 4 + sqrt(n) units.
+    # Converged ones have found a point that the kernel's rounding leaves alone; `residual` is without that
+    # rounding, which the loops take for 4 + sqrt(n) units.
     assert (found.status <= Status.STAGNATED).all() and int(found.steps.max()) < 60 + 2 * PATIENCE * PERIOD
     rounding = (4 + 20**0.5) * torch.finfo(torch.float32).eps
     assert (found.residual[..., 0] <= rounding * found.states[0].abs().amax(-1)).all()
