@@ -460,26 +460,29 @@ RADII = {"mnist": 0.1, "cifar10": 2 / 255, "digits": 0.05}  # of certified train
 
 def training_plan(scale: Scale) -> list[LoopRun]:
     """Returns loops trained plainly and by bounds."""
-    states, samples, share = 200, (200, 1000), 0.8
+    states, samples, share = 200, 200, 0.8
     schedules = {"inf": Schedule(60_000, 5, 256, 5e-3), "monotone": Schedule(20_000, 4, 256, 5e-3)}
     bounded = Schedule(60_000, 60, 256, 5e-3)
     if scale == "tiny":
-        states, samples = 6, (8, 8)
-        schedules, bounded = {}, Schedule(256, 2, 64, 2e-2)
+        states, samples, schedules, bounded = 6, 8, {}, Schedule(256, 2, 64, 2e-2)
     elif scale == "default":
-        states, samples, share = 20, (100, 100), 0.5
+        states, samples, share = 20, 100, 0.5
         schedules, bounded = {}, Schedule(1_442, 8, 128, 1e-2)
     runs: list[LoopRun] = []
     for data in ("mnist", "cifar10") if scale == "paper" else ("digits",):
         for kind in TRAINED:
-            plain = LoopRun(suite="certified-loops", seed=0, scale=scale, role="control", data=data,
-                            network=Loops(kind, states), schedule=schedules.get(kind, bounded), share=share,
-                            points=(RADII[data],), samples=samples[0], slopes=False, seconds=0.0)  # fmt: skip
-            runs.append(plain)
-            runs.append(BoundedLoopRun(suite="certified-loops", seed=0, scale=scale, data=data,
-                                       network=Loops(kind, states), schedule=bounded, radius=RADII[data],
-                                       share=share, points=(RADII[data],), samples=samples[1], slopes=False,
-                                       seconds=0.0))  # fmt: skip
+            network, points = Loops(kind, states), (RADII[data],)
+            runs.append(
+                LoopRun(suite="certified-loops", seed=0, scale=scale, role="control", data=data, network=network,
+                        schedule=schedules.get(kind, bounded), share=share, points=points, samples=samples,
+                        slopes=False, seconds=float(data == "cifar10"))
+            )  # fmt: skip
+            runs.append(
+                BoundedLoopRun(suite="certified-loops", seed=0, scale=scale, data=data, network=network,
+                               schedule=bounded, radius=RADII[data], share=share, points=points,
+                               samples=5 * samples if data == "mnist" else samples, slopes=False,
+                               seconds=float(scale == "paper"))
+            )  # fmt: skip
     return runs
 
 
@@ -487,7 +490,7 @@ def training_findings(records: Sequence[Record]) -> list[str]:
     """Says what certified training buys and costs."""
     sentences = [
         "The loss bounds every image by intervals that are swept through the loop a few times; what is certified "
-        "afterwards is proven by CROWN from norms and with boxes of continuation."
+        "afterwards is proven by CROWN from norms and with boxes of continuation, and by branch and bound."
     ]
     for data, at in RADII.items():
         plain_names = sorted({r.model for r in records if r.task == data and not r.model.endswith("-certified")})
@@ -503,14 +506,14 @@ def training_findings(records: Sequence[Record]) -> list[str]:
 
 def _trained_told(records: Sequence[Record], data: str, name: str, at: float, how: str) -> str:
     clean = median_of(records, data, name, "accuracy")
-    shares = [
-        median_of(records, data, name, metric, at) for metric in ("attacked_accuracy", "certified_continuation")
-    ]
-    if clean is None or shares[0] is None or shares[1] is None:
-        return ""
-    return (
-        f"{how} {100 * clean:.1f} % clean, {100 * shares[0]:.1f} % under attack, {100 * shares[1]:.1f} % certified"
+    left, *proven = (
+        median_of(records, data, name, metric, at)
+        for metric in ("attacked_accuracy", "certified_continuation", "certified_complete")
     )
+    if clean is None or left is None or proven[0] is None:
+        return ""
+    best = proven[0] if proven[1] is None else proven[1]
+    return f"{how} {100 * clean:.1f} % clean, {100 * left:.1f} % under attack, {100 * best:.1f} % certified"
 
 
 def _training_thresholds() -> tuple[Threshold, ...]:
@@ -520,7 +523,7 @@ def _training_thresholds() -> tuple[Threshold, ...]:
         claim = f"Certified training leaves {name} a clean accuracy of 95 % on MNIST."
         limits.append(Threshold(claim, Measure("accuracy", name, "mnist"), "at least", 0.95))
         claim = f"Of the images of MNIST 80 % are certified at 0.1 for {name}."
-        limits.append(Threshold(claim, Measure("certified_continuation", name, "mnist", 0.1), "at least", 0.8))
+        limits.append(Threshold(claim, Measure("certified_complete", name, "mnist", 0.1), "at least", 0.8))
         for data in ("mnist", "cifar10"):
             at = RADII[data]
             for one in (name, name.removesuffix("-certified")):
