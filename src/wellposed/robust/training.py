@@ -144,9 +144,7 @@ class CertifiedLoss(_RobustLoss):
     While the model is evaluated the radius is the last one of the ramp, so that epochs can be compared. Samples
     of which nothing is proven, as may be where a loop has no certificate, are left out of the bound.
 
-    With an attack the first term is the loss on attacked inputs (De Palma et al., 2024), and boxes may be smaller
-    ones that reach from within to the attacked input (Mueller et al., 2023), which cost less clean accuracy and
-    leave more to prove afterwards.
+    With an attack the first term is the loss on attacked inputs (De Palma et al., 2024).
 
     Args:
         model: the model that is trained, an `ImplicitModel` or a network that `to_implicit` converts.
@@ -158,7 +156,6 @@ class CertifiedLoss(_RobustLoss):
         sweeps: in training, estimate the bound by this many sweeps of intervals through the loop, whatever the
             method (`swept_margins`): fast, and for loops of any condition. None bounds by the method.
         attack: takes the model, u, target and the radius, as in `AdversarialLoss`; None for none.
-        fraction: of the radius that boxes have; below one they lie around attacked inputs drawn back into the set.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -178,7 +175,6 @@ class CertifiedLoss(_RobustLoss):
         samples: int | None = None,
         sweeps: int | None = None,
         attack: Callable[[nn.Module, Tensor, Tensor, float], Attack | Tensor] | None = None,
-        fraction: float = 1.0,
         loss: Loss = nn.functional.cross_entropy,
         lower: float | None = 0.0,
         upper: float | None = 1.0,
@@ -186,24 +182,20 @@ class CertifiedLoss(_RobustLoss):
         for name, count in (("samples", samples), ("sweeps", sweeps)):
             if count is not None and count < 1:
                 raise InputError(f"{name} must be at least 1; received {count}")
-        if not 0 < fraction <= 1 or (fraction < 1 and attack is None):
-            raise InputError(f"fraction lies in (0, 1], and below one needs an attack; received {fraction}")
         super().__init__(model, ramp, loss)
         self.method, self.share, self.samples, self.range = method, _checked(share), samples, (lower, upper)
-        self.sweeps, self.attack, self.fraction = sweeps, attack, fraction
+        self.sweeps, self.attack = sweeps, attack
 
     def combine(self, clean: Tensor, predictions: Tensor, target: Tensor, u: Tensor, radius: float) -> Tensor:
         """Adds the bound on boxes of the radius."""
         if self.share == 0:
             return clean
-        model, center = self.watch.model, u
+        model = self.watch.model
         if self.attack is not None:
             with self.watch.paused():
-                attacked = _inputs(self.attack(model, u, target, radius))
-                clean = self.loss(model(attacked), target)
-            center = u + (1 - self.fraction) * (attacked - u)
+                clean = self.loss(model(_inputs(self.attack(model, u, target, radius))), target)
         some = slice(self.samples if model.training else None)
-        box = Box.around(center[some].flatten(1), self.fraction * radius, *self.range)
+        box = Box.around(u[some].flatten(1), radius, *self.range)
         worst = self._worst(differentiable_form(model, tuple(u.shape[1:])), box, target[some])
         return clean if worst is None else (1 - self.share) * clean + self.share * worst
 
@@ -234,29 +226,37 @@ def swept_margins(form: ImplicitForm, box: Box, target: Tensor, sweeps: int) -> 
         >>> swept_margins(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), torch.tensor([0]), 30)
         tensor([[ 0., -4.]])
     """
-    A, B, C = (part.to_dense() for part in (form.A, form.B, form.C))
-    center, radius = box.center, (box.upper - box.lower) / 2
-    v, spread = nn.functional.linear(center, B, form.bias), radius @ B.abs().mT
-    z, width, size = v, spread, A.abs().mT
+    A, B = (_of_ends(part.to_dense()) for part in (form.A, form.B))
+    bias = None if form.bias is None else form.bias.repeat(2)
+    v = nn.functional.linear(torch.cat([box.lower, box.upper], 1), B, bias)
+    z = v
     for _ in range(sweeps):
-        x = _states(form, z, width)
-        z, width = torch.addmm(v, x.center, A.mT), torch.addmm(spread, x.width / 2, size)
-    x = _states(form, z, width)
-    pairs = [(C, x.center, x.width / 2)]
+        z = torch.addmm(v, _states(form, z), A.mT)
+    sources = [(form.C.to_dense(), *_states(form, z).chunk(2, 1))]
     if not isinstance(form.D, Zero):
-        pairs.append((form.D.to_dense(), center, radius))
-    margins = torch.zeros_like(x.lower[:, :1])
-    for matrix, middle, reach in pairs:
+        sources.append((form.D.to_dense(), box.lower, box.upper))
+    margins = torch.zeros_like(z[:, :1])
+    for matrix, lower, upper in sources:
         rows = matrix - matrix[target][:, None]  # (B, q, n)
-        margins = margins + (rows @ middle[..., None] + rows.abs() @ reach[..., None])[..., 0]
-    bias = form.output_bias
-    return margins if bias is None else margins + bias - bias[target][:, None]
+        center, radius = (upper + lower) / 2, (upper - lower) / 2
+        margins = margins + (rows @ center[..., None] + rows.abs() @ radius[..., None])[..., 0]
+    shift = form.output_bias
+    return margins if shift is None else margins + shift - shift[target][:, None]
 
 
-def _states(form: ImplicitForm, z: Tensor, width: Tensor) -> Interval:
-    ends = zip((z - width).split(form.partition, 1), (z + width).split(form.partition, 1), strict=True)
+def _of_ends(A: Tensor) -> Tensor:  # (n, m) -> (2n, 2m)
+    """Returns the matrix that takes the ends (x0, x1) of intervals to those of Ax."""
+    above, below = A.clamp(min=0), A.clamp(max=0)
+    return torch.cat([torch.cat([above, below], 1), torch.cat([below, above], 1)])
+
+
+def _states(form: ImplicitForm, z: Tensor) -> Tensor:  # (B, 2n)
+    """Returns the ends of phi(z)."""
+    if len(form.activations) == 1 and form.activations[0].increasing and form.activations[0].componentwise:
+        return form.activations[0].function(z)  # both ends at once
+    ends = zip(*(end.split(form.partition, 1) for end in z.chunk(2, 1)), strict=True)
     x = [image(phi, Interval(*pair)) for phi, pair in zip(form.activations, ends, strict=True)]
-    return Interval(*(torch.cat(end, 1) if len(x) > 1 else end[0] for end in zip(*x, strict=True)))
+    return torch.cat([part for end in zip(*x, strict=True) for part in end], 1)
 
 
 class AdversarialLoss(_RobustLoss):
