@@ -516,7 +516,7 @@ def training_plan(scale: Scale) -> list[LoopRun]:
                 BoundedLoopRun(suite="certified-loops", seed=0, scale=scale, data=data, network=network,
                                schedule=bounded, radius=RADII[data], share=share, points=points,
                                samples=5 * samples if data == "mnist" else samples, slopes=False,
-                               seconds=float(scale == "paper"), tuning=None if kind == "inf" else tuning)
+                               seconds=float(scale == "paper"), part=250, tuning=None if kind == "inf" else tuning)
             )  # fmt: skip
     return runs
 
