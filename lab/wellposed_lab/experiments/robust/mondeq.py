@@ -327,6 +327,7 @@ def _trained(run: LoopRun, device: str) -> Any:
             )
         else:
             first = _trained(replace(run, network=replace(run.network, kind="inf"), tuning=None), device)
+            assert isinstance(model, ImplicitModel)
             monotone_units(first, model)
             loss = CertifiedLoss(model, run.radius, share=run.share, sweeps=run.sweeps)
             _fit(model, whole, run.tuning, loss, run.seed)
