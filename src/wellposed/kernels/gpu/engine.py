@@ -163,8 +163,9 @@ def _passes(spec: AffineSpec, dtype: torch.dtype) -> tuple[KernelSpec, KernelSpe
     if known is None:
         kind = kind_of(spec.activation)
         assert kind is not None
-        known = kernel_spec(kind, spec.forward, dtype), kernel_spec((LINEAR, 0.0), spec.backward, dtype)
-        spec.prepared[key] = known
+        pairs = (kind, spec.forward), ((LINEAR, 0.0), spec.backward)
+        first, second = (kernel_spec(*pair, dtype, points=spec.points) for pair in pairs)
+        known = spec.prepared[key] = first, second
     return known
 
 
