@@ -29,6 +29,7 @@ class Iterates:
     steps: Tensor  # (B,)
     trace: Callable[[], Tensor]
     worst: int = Status.NONFINITE  # no status is larger than this
+    points: Tensor | None = None  # (B, n): the last points, where hooks want them and `value` are images
 
     @cached_property
     def residuals(self) -> Tensor:  # (B, K)
