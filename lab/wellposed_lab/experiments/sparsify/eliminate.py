@@ -15,7 +15,7 @@ from wellposed_lab.experiments.sparsify.rows import Layers
 from wellposed_lab.networks.trained import TrainedNetwork
 
 Order = Literal["misfit", "share", "random"]
-NEEDED = 1e-3  # share of a row below which an entry is not called needed
+NEEDED = 1e-3  # share of a row above which an entry counts as needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class EliminateRun(Run):
     """Removes features by one method.
 
     Args:
-        network: the network and its data; it says what is scored, and which features go together.
+        network: the network and its data; it says what is scored, and which features are removed together.
         model: as tables name it.
         method, order: of `eliminate_features`.
         points: shares of all features to remove, where the method can choose.
@@ -70,9 +70,9 @@ class EliminateRun(Run):
         return Result(tuple(values))
 
     def _scores(self, path: EliminationPath) -> list[tuple[float, float]]:
-        """Returns the share that is removed, as it was asked for where it was, and the score, step by step."""
+        """Returns the removed share, as asked for where the method can choose, and the score, step by step."""
         asked = (0.0, *self.points) if self.method == "ranked" else [round(s.fraction, 3) for s in path.steps]
-        found = []
+        scores = []
         for at, step in zip(asked, path.steps, strict=True):
             if step.model is None or step.report is None:
                 continue
@@ -81,8 +81,8 @@ class EliminateRun(Run):
                 layers = Layers(step.model, step.report.blocks, step.report.exponents)
                 self.network.train(layers, self.seed, self.epochs)
                 score = self.network.score(layers, self.seed)
-            found.append((at, score))
-        return found
+            scores.append((at, score))
+        return scores
 
     def _path(self, states: States) -> EliminationPath:
         options: dict[str, Any] = {"order": self.order}
