@@ -31,8 +31,8 @@ class BeyondRun(Run):
     ``test_accuracy`` and ``test_error`` are those of the model as it was trained: at its equilibrium, after its
     number of steps, or of its layers. Where there is a cell, ``rest_accuracy`` is that of running it to
     convergence, however it was trained, and ``path_independent`` the share of samples for which all starts lead to
-    one equilibrium, both at every point of the task; ``steps_accuracy`` is that after a number of Picard steps from
-    zero, at the point `probe`.
+    one equilibrium, both at every point of the task; ``steps_accuracy`` is that after a number of Picard steps
+    from zero, at the point `probe`.
 
     Args:
         task: what to learn; its samples are ``(n, n + 1)``.

@@ -94,7 +94,7 @@ def slope(scales: Sequence[float], steps: Sequence[float]) -> float:
 
 
 def predicted_slope(rates: Tensor) -> float:
-    """Returns the mean of ``1 / log(1 / rho)`` over the samples; one that converges in finitely many steps counts 0.
+    """Returns the mean of ``1 / log(1 / rho)`` over the samples; one that converges in finite steps counts 0.
 
     Example:
         >>> round(predicted_slope(torch.tensor([0.5, 0.0])) * math.log(2), 9)
