@@ -639,6 +639,8 @@ class Regions:
 
 
 SMALL = 2**12  # entries of B, of the states that are not affine, up to which float64 costs nothing
+SHARE = 0.1
+STEEP, OVER = 5.0, 1.7  # of its steps: the dual one, relative to the primal one, and over-relaxation
 LOOKS = 20  # steps of the primal-dual method between two looks at the bounds
 
 
@@ -713,6 +715,10 @@ class _PrimalDual:
         self.x = self.z.clamp(min=0)
         return lam, weights
 
+    def _range(self, states: Tensor, inputs: Tensor) -> Tensor:  # (R,)
+        """Returns how far rows may reach, about."""
+        return states.abs() @ (self.high - self.low).mean(0) + 2 * inputs.abs().sum(1)
+
     def run(self, steps: int, start: Maximum | None) -> tuple[Tensor, Tensor]:
         """Returns the best multipliers and weights, of all states, in float64."""
         lam, weights = self._begin(start)
@@ -720,18 +726,21 @@ class _PrimalDual:
         project = _Triangles(self.low, self.high)
         width = (self.high - self.low).mean(1).clamp(min=1e-30) if len(self.A) else self.k.new_ones(len(self.k))
         reach = lam.abs().mean(1) if len(self.A) else self.k.new_ones(len(self.k))
-        dual = (reach / width).clamp(min=1e-6)[:, None]
-        primal = (0.5 if len(self.G) else 1.0) / (self.norm**2 * dual)
-        size = float(self.G.square().sum() + self.H.square().sum())
-        of_weights = 0.5 * dual * self.norm**2 / size if size else torch.zeros_like(dual)
+        dual = (STEEP * reach / width).clamp(min=1e-6)[:, None]
+        of_weights = SHARE * self._range(self.c, self.g)[:, None] / self._range(self.G, self.H).square().clamp(min=1e-30)
+        sizes = self.G.square().sum(1) + self.H.square().sum(1)
+        primal = 1 / (self.norm**2 * dual + (of_weights @ sizes)[:, None])
         sums, count = (torch.zeros_like(lam), torch.zeros_like(weights)), 0
         for step in range(1, steps * bool(len(self.A)) + 1):
             x, z = project(self.x + primal * (self.c + weights @ self.G + lam @ self.A), self.z - primal * lam)
             t = (self.t + primal * (self.g + weights @ self.H + lam @ self.B)).clamp(-1, 1)
             over_x, over_z, over_t = 2 * x - self.x, 2 * z - self.z, 2 * t - self.t
-            lam = lam - dual * (over_x @ self.A.mT + over_t @ self.B.mT + self.b - over_z)
-            weights = (weights - of_weights * (over_x @ self.G.mT + over_t @ self.H.mT + self.d)).clamp(min=0)
-            self.x, self.z, self.t = x, z, t
+            lam = lam - OVER * dual * (over_x @ self.A.mT + over_t @ self.B.mT + self.b - over_z)
+            new = (weights - of_weights * (over_x @ self.G.mT + over_t @ self.H.mT + self.d)).clamp(min=0)
+            weights = torch.lerp(weights, new, OVER)
+            self.x, self.z, self.t = (
+                torch.lerp(*pair, OVER) for pair in ((self.x, x), (self.z, z), (self.t, t))
+            )
             sums, count = (sums[0] + lam, sums[1] + weights), count + 1
             if step % LOOKS == 0 or step == steps:
                 for tried in ((lam, weights), (sums[0] / count, sums[1] / count)):
@@ -807,9 +816,10 @@ def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
     return first
 
 
-STEPS, GROWING_STEPS = 60, 40  # of the primal-dual method
+STEPS, GROWING_STEPS = 60, 60  # of the primal-dual method
 LARGEST_CONTINUED = 2**28  # states of a loop, twice, times the entries of B, above which that takes too long
-GROWN, GIVEN_UP = 16, 8.0  # rounds and times the first width after which a box is given up
+ROOM, AHEAD = 0.02, 1.0
+GROWN, GIVEN_UP = 24, 8.0  # rounds and times the first width after which a box is given up
 
 
 def _continue(enclosure: IntervalPropagation, constraints: ReluConstraints) -> None:
@@ -862,7 +872,7 @@ def continued_box(
     if 2 * len(unit) * constraints.B.size > LARGEST_CONTINUED:
         return None
     region, found, first = torch.zeros(2 * len(unit), dtype=torch.int64), None, math.inf
-    assumed, old = conditions or Objectives.none(constraints), known.width[unit].sum()
+    assumed, old, last = conditions or Objectives.none(constraints), known.width[unit].sum(), None
     for _ in range(GROWN * (1 if conditions is None else 2)):
         regions = Regions(constraints, inputs, Interval(*(end[None] for end in z.within(known))), assumed)
         found = _image(regions, regions.units(region[: len(unit)], unit), region, unit, found)
@@ -877,7 +887,7 @@ def continued_box(
         first = min(first, float(image.width.sum()))
         if query.late or not float(image.width.sum()) <= GIVEN_UP * first or bool(old < gain * first):
             return None
-        grown = _grown(image, regions.relu[unit])
+        grown, last = _grown(image, last, regions.relu[unit]), image
         z = Interval(z.lower.index_put((unit,), grown.lower), z.upper.index_put((unit,), grown.upper))
     else:
         return None
@@ -896,11 +906,14 @@ def _image(regions: Regions, rows: Objectives, region: Tensor, unit: Tensor, fou
     return found
 
 
-def _grown(image: Interval, relu: Tensor) -> Interval:
-    """Makes an image larger, and far larger where that leaves a state affine."""
+def _grown(image: Interval, last: Interval | None, relu: Tensor) -> Interval:
+    """Makes an image larger, and far larger where that leaves a state affine; what has grown will grow further."""
     on, off = ~relu | (image.lower > 0), relu & (image.upper < 0)
-    room = torch.where(on | off, 0.5, GROWTH) * image.width + 8 * 2 * UNIT * image.magnitude
+    room = torch.where(on | off, 0.5, ROOM) * image.width + 8 * 2 * UNIT * image.magnitude
     lower, upper = image.lower - room, image.upper + room
+    if last is not None:
+        lower = lower - AHEAD * (last.lower - image.lower).clamp(min=0)
+        upper = upper + AHEAD * (image.upper - last.upper).clamp(min=0)
     lower = torch.where(on & relu, torch.maximum(lower, image.lower / 2), lower)
     return Interval(lower, torch.where(off, torch.minimum(upper, image.upper / 2), upper))
 
