@@ -130,7 +130,7 @@ def decided(seconds: float, form: ImplicitForm, box: Box, labels: Tensor) -> tup
             (verdict,) = branch_and_bound(form, box, labels, seconds)
         except MissingExtraError:
             verdict = Verdict("undecided", math.inf, 0)
-    return [verdict.status], [{"seconds": seconds, "nodes": verdict.nodes}]
+    return [verdict.status], [{"seconds": seconds, "splits": verdict.splits}]
 
 
 class Answers:
@@ -211,7 +211,7 @@ class Answers:
         new |= {one: verdicts.count(one.removesuffix("s")) for one in ("proven", "counter-examples", "undecided")}
         new["complete ms"] = _mean_ms(asked)
         if len(asked) == len(open_):
-            unsplit = sum(line["answer"] == "proven" and line["nodes"] == 1 for line in asked)
+            unsplit = sum(line["answer"] == "proven" and not line["splits"] for line in asked)
             new |= {"unsplit": _percent(len(held) + unsplit, count)}
             new |= {"complete": _percent(len(held) + new["proven"], count)}
             new |= {"pgd and complete": _percent(left - new["counter-examples"], count)}

@@ -23,7 +23,7 @@ from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
 from wellposed.errors import IllPosedError, InputError, require, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
-from wellposed.robust.crown import GAIN, GROWTH, Continuation, CrownPass, center_preactivations, enclosed
+from wellposed.robust.crown import GAIN, Continuation, CrownPass, center_preactivations, enclosed
 from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.query import Bounds, Functionals, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval, SparseBox, Uncertainty, proven_upper
@@ -517,6 +517,14 @@ class Maximum(NamedTuple):
         """Takes some rows."""
         return Maximum(*(part[rows] for part in self))
 
+    @property
+    def start(self) -> "Start":
+        """Where another search may start."""
+        return self.multipliers, self.weights
+
+
+Start = tuple[Tensor, Tensor]  # multipliers and weights
+
 
 @dataclass(frozen=True, eq=False)
 class Regions:
@@ -615,25 +623,23 @@ class Regions:
         lost = 4 * self.lost[region] * (1 + lam.abs().sum(1) + weights.sum(1))
         return proven_upper(value + slack + rows.slack + lost)
 
-    def maximum(self, rows: "Objectives", region: Tensor, steps: int, start: Maximum | None = None) -> Maximum:
+    def maximum(self, rows: "Objectives", region: Tensor, steps: int, start: Start | None = None) -> Maximum:
         """Bounds rows from above.
 
         Args:
             region: (R,), the region of every row.
             steps: of the primal-dual method.
-            start: what was found for the same rows before, in other regions.
+            start: multipliers and weights of the same rows in other regions, NaN where there are none.
         """
         search = _PrimalDual(self, rows, region)
         lam, weights = search.run(steps, start)
         inputs, gaps = search.solution()
         bound = self.bounds(rows, region, lam, weights)
         if start is not None:
-            before = self.bounds(rows, region, start.multipliers, start.weights)
+            old = start[0].nan_to_num(0.0), start[1].nan_to_num(0.0)
+            before = self.bounds(rows, region, *old)
             worse = (before < bound)[:, None]
-            lam, weights = (
-                torch.where(worse, start.multipliers, lam),
-                torch.where(worse, start.weights, weights),
-            )
+            lam, weights = torch.where(worse, old[0], lam), torch.where(worse, old[1], weights)
             bound = torch.minimum(before, bound)
         return Maximum(bound, lam, weights, inputs, gaps)
 
@@ -703,11 +709,11 @@ class _PrimalDual:
         constant = self.k + weights @ self.d + lam @ self.b
         return constant + along.abs().sum(1) + torch.stack(ends).amax(0).sum(1)
 
-    def _begin(self, start: Maximum | None) -> tuple[Tensor, Tensor]:
-        if start is None:
-            lam, weights = self._parallel(), self.c.new_zeros(len(self.c), len(self.G))
-        else:
-            lam, weights = start.multipliers[:, self.open].to(self.dtype), start.weights.to(self.dtype)
+    def _begin(self, start: Start | None) -> Start:
+        lam, weights = self._parallel(), self.c.new_zeros(len(self.c), len(self.G))
+        if start is not None:
+            old, known = start[0][:, self.open].to(self.dtype), ~start[0][:, :1].isnan()
+            lam, weights = torch.where(known, old, lam), torch.where(known, start[1].to(self.dtype), weights)
         self.t = (self.g + lam @ self.B).sign()
         nu = self.c + lam @ self.A
         top = (nu - lam) * self.high.clamp(min=0) > (-lam * self.low).clamp(min=0)
@@ -719,7 +725,7 @@ class _PrimalDual:
         """Returns how far rows may reach, about."""
         return states.abs() @ (self.high - self.low).mean(0) + 2 * inputs.abs().sum(1)
 
-    def run(self, steps: int, start: Maximum | None) -> tuple[Tensor, Tensor]:
+    def run(self, steps: int, start: Start | None) -> Start:
         """Returns the best multipliers and weights, of all states, in float64."""
         lam, weights = self._begin(start)
         best, least = (lam, weights), self.value(lam, weights)
@@ -727,7 +733,9 @@ class _PrimalDual:
         width = (self.high - self.low).mean(1).clamp(min=1e-30) if len(self.A) else self.k.new_ones(len(self.k))
         reach = lam.abs().mean(1) if len(self.A) else self.k.new_ones(len(self.k))
         dual = (STEEP * reach / width).clamp(min=1e-6)[:, None]
-        of_weights = SHARE * self._range(self.c, self.g)[:, None] / self._range(self.G, self.H).square().clamp(min=1e-30)
+        of_weights = (
+            SHARE * self._range(self.c, self.g)[:, None] / self._range(self.G, self.H).square().clamp(min=1e-30)
+        )
         sizes = self.G.square().sum(1) + self.H.square().sum(1)
         primal = 1 / (self.norm**2 * dual + (of_weights @ sizes)[:, None])
         sums, count = (torch.zeros_like(lam), torch.zeros_like(weights)), 0
@@ -738,9 +746,7 @@ class _PrimalDual:
             lam = lam - OVER * dual * (over_x @ self.A.mT + over_t @ self.B.mT + self.b - over_z)
             new = (weights - of_weights * (over_x @ self.G.mT + over_t @ self.H.mT + self.d)).clamp(min=0)
             weights = torch.lerp(weights, new, OVER)
-            self.x, self.z, self.t = (
-                torch.lerp(*pair, OVER) for pair in ((self.x, x), (self.z, z), (self.t, t))
-            )
+            self.x, self.z, self.t = (torch.lerp(*pair, OVER) for pair in ((self.x, x), (self.z, z), (self.t, t)))
             sums, count = (sums[0] + lam, sums[1] + weights), count + 1
             if step % LOOKS == 0 or step == steps:
                 for tried in ((lam, weights), (sums[0] / count, sums[1] / count)):
@@ -797,23 +803,20 @@ class _Triangles:
         return new_x, torch.where(self.on, equal, torch.where(self.off, flat, new_z))
 
 
-def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
-    """Encloses all pre-activations and states by what the passes of CROWN prove together.
-
-    Loops of ReLU over boxes are enclosed by continuation once more, with triangle programs in place of CROWN: they
-    map far larger boxes into themselves.
-    """
+def crown_intervals(wide: Query, rounds: int) -> IntervalPropagation:
+    """Encloses all pre-activations and states by what the passes of CROWN prove together."""
     first, *others = (backward.enclosure for backward in enclosed(wide, rounds, wide.combination is None))
     for other in others:
         for k in range(len(first.activations)):
             first.tighten(k, other.z(k))
-    if wide.form.order.loops and isinstance(wide.set, Box):
-        try:
-            constraints = ReluConstraints.of(wide.form, "continuation")
-        except MethodError:
-            return first
-        _continue(first, constraints)
     return first
+
+
+def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
+    """Encloses all pre-activations and states by CROWN, and loops by triangle programs too."""
+    enclosure = crown_intervals(wide, rounds)
+    continue_loops(enclosure)
+    return enclosure
 
 
 STEPS, GROWING_STEPS = 60, 60  # of the primal-dual method
@@ -822,9 +825,18 @@ ROOM, AHEAD = 0.02, 1.0
 GROWN, GIVEN_UP = 24, 8.0  # rounds and times the first width after which a box is given up
 
 
-def _continue(enclosure: IntervalPropagation, constraints: ReluConstraints) -> None:
-    """Encloses loops by `Continuation`'s theorem, with triangle programs, and what reads them by intervals."""
+def continue_loops(enclosure: IntervalPropagation) -> None:
+    """Tightens loops of ReLU over boxes by `Continuation`'s theorem, and what reads them by intervals.
+
+    Triangle programs in place of CROWN map far larger boxes into themselves.
+    """
     query, changed = enclosure.query, False
+    if not query.form.order.loops or not isinstance(query.set, Box):
+        return
+    try:
+        constraints = ReluConstraints.of(query.form, "continuation")
+    except MethodError:
+        return
     blocks: list[int] = []
     starts = np.cumsum((0, *query.form.partition))
     applies = Continuation(CrownPass(enclosure))
@@ -896,12 +908,12 @@ def continued_box(
 
 def _image(regions: Regions, rows: Objectives, region: Tensor, unit: Tensor, found: Maximum | None) -> Maximum:
     """Bounds all pre-activations of a loop, with effort only where they are not affine, or may not be."""
-    found = regions.maximum(rows, region, 0, found)
+    found = regions.maximum(rows, region, 0, None if found is None else found.start)
     upper, lower = found.bound.chunk(2)
     near = regions.relu[unit] & ((upper > 0) & (lower > 0) | regions.open[0, unit])
     (some,) = near.repeat(2).nonzero(as_tuple=True)
     if len(some):
-        better = regions.maximum(rows.part(some), region[some], GROWING_STEPS, found.part(some))
+        better = regions.maximum(rows.part(some), region[some], GROWING_STEPS, found.part(some).start)
         found = Maximum(*(old.index_put((some,), new) for old, new in zip(found, better, strict=True)))
     return found
 
