@@ -297,7 +297,7 @@ def output_widths(
 EPS = 2.0**-52
 SOLVED = 1e-8  # relative to the outputs, by which a counter-example must lead
 POLISHED = 4  # of the points that are tried at once
-FAR = 1.2  # times wider than first order are intervals of a loop that may be narrowed by far
+FAR = 3.0  # times wider than first order are intervals of a loop that count as not enclosed
 ROOT_ROUNDS = 8  # of refinement by CROWN
 ROUNDS = 16  # of refinement by triangle programs
 WORK = 2**27  # products in a step of the primal-dual method, up to which all states are tightened
