@@ -1,12 +1,12 @@
 """The training of the ensembles of 004 in Triton: a program trains a member, hundreds of updates in one launch.
 
-Batches of 16 leave a GPU idle: an update of the torch program is a thousand small kernels. Here a program holds the
-batch of its member, streams the weights past it and steps Adam in place, so that nothing is launched between
+Batches of 16 leave a GPU idle: an update of the torch program is a thousand small kernels. Here a program holds
+the batch of its member, streams the weights past it and steps Adam in place, so that nothing is launched between
 updates and every member stops its solves by itself. Draws are Philox's, by member, update and step; products are
 rounded to TF32 as those of `fast_products`. All else is as in `ensemble` and `solve`.
 
-The weights of a member lie in one row: V ``(n, p)``, c ``(n)``, W ``(depth, n, n)``, b ``(depth, n)``, C ``(q, n)``
-and e ``(q)``, with n the padded width.
+The weights of a member lie in one row: V ``(n, p)``, c ``(n)``, W ``(depth, n, n)``, b ``(depth, n)``,
+C ``(q, n)`` and e ``(q)``, with n the padded width.
 """
 
 import math
@@ -53,6 +53,13 @@ def _normal(seed, index, N: tl.constexpr):  # (B, N)
     a, b = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(a), tl.uint_to_uniform_float(b))
     c, d = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(c), tl.uint_to_uniform_float(d))
     return tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), [_SAMPLES, N], can_reorder=True)
+
+
+@triton.jit
+def store_normal(target, seed, index, N: tl.constexpr):
+    """Stores what is drawn, for tests."""
+    at = tl.arange(0, _SAMPLES)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(target + at, _normal(seed + tl.zeros([], tl.int64), index, N))
 
 
 @triton.jit
@@ -201,7 +208,7 @@ def train_equilibria(
     grid = samples[:, None] * N + columns[None, :]
     inside = columns < wide
     noise = tl.where(columns < width, a, 0.0)[None, :]
-    # slots: states, mean, value, two cotangents, injection with and without bias, then the window of states and signals
+    # slots: states, mean, value, two cotangents, injection without and with bias, the window of states and signals
     states = scratch + program.to(tl.int64) * (7 + 2 * _WINDOW) * SLOT
     mean, value, back, injected = states + SLOT, states + 2 * SLOT, states + 3 * SLOT, states + 5 * SLOT
     given, past, signals = states + 6 * SLOT, states + 7 * SLOT, states + (7 + _WINDOW) * SLOT
@@ -412,8 +419,8 @@ def train_feed_forward(
             g = _product(back, weights + W + layer * n * n, zero, wide, n, N, DEEP, True, TF32)
             tl.debug_barrier()
             _adam(weights, first, second, b + layer * n + columns, inside, tl.sum(v, 0), rate, root)
-            _adam_outer(weights, first, second, W + layer * n * n, back, states + layer * SLOT, rate, root, wide, n,
-                        N, _SAMPLES, ROWS, COLUMNS, TF32)  # fmt: skip
+            _adam_outer(weights, first, second, W + layer * n * n, back, states + layer * SLOT, rate, root, wide,
+                        n, N, _SAMPLES, ROWS, COLUMNS, TF32)  # fmt: skip
             tl.debug_barrier()
         v = tl.where(x > 0, g + given, 0.0)
         _adam(weights, first, second, c + columns, inside, tl.sum(v, 0), rate, root)
@@ -489,10 +496,10 @@ class FusedTrainer:
         """Takes updates with all members."""
         if self.device.type == "cuda":
             current = torch.cuda.current_stream()
-            for *_, stream in self.launches:
+            for *launch, stream in self.launches:
                 stream.wait_stream(current)
                 with torch.cuda.stream(stream):
-                    self._launch(updates, *next(one for one in self.launches if one[-1] is stream)[:-1])
+                    self._launch(updates, *launch)
             for *_, stream in self.launches:
                 current.wait_stream(stream)
         else:
@@ -508,7 +515,7 @@ class FusedTrainer:
                  self.classes, 0)  # fmt: skip
         more = (self.counts,) if equilibria else (self.depth, self.injects)
         kernel = train_equilibria if equilibria else train_feed_forward
-        block = {"DEEP": 32, "ROWS": min(64, padded), "COLUMNS": min(64, padded)}
+        block: dict[str, Any] = {"DEEP": 32, "ROWS": min(64, padded), "COLUMNS": min(64, padded)}
         options = {"num_warps": 16 if padded > 256 else 8, "num_stages": 3}
         kernel[(len(members),)](
             *tensors, *sizes, *more, p=self.u.shape[1], N=padded, NOISY=noisy, TF32=self.tf32, **block, **options
