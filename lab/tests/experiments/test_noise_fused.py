@@ -1,25 +1,24 @@
-"""Ensembles that are trained by one Triton program a member, against the torch program, in Triton's interpreter or on a GPU."""
+"""Ensembles that are trained by one Triton program a member, as by the torch program."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from wellposed_lab.experiments.noise import ensemble
+from wellposed_lab.experiments.noise import ensemble, training
 from wellposed_lab.experiments.noise.ensemble import Member, Stack, make_stack
 from wellposed_lab.experiments.noise.models import STEPS, Pair
 from wellposed_lab.experiments.noise.training import NoiseSchedule, Trainer
 
+from wellposed.training.checkpoint import Checkpoint
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 INPUTS, CLASSES, UPDATES, RATE = 12, 4, 2, 1e-3
-DRAWN_LAST = [
-    *range(STEPS),
-    *range(STEPS + 1, STEPS + 1 + ensemble.DRAWS),
-    STEPS,
-]  # the order of the torch program
+DRAWN = [*range(STEPS), *range(STEPS + 1, STEPS + 1 + ensemble.DRAWS), STEPS]  # the torch program's order
 
 
 def fused():
@@ -73,7 +72,7 @@ def test_members_are_trained_as_by_the_torch_program(members: list[Member]) -> N
 @pytest.mark.gpu
 @pytest.mark.parametrize("pair", [Pair("deq", 1), Pair("ffw", 3)], ids=["equilibrium", "feed-forward"])
 def test_noise_acts_as_in_the_torch_program(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    order = DRAWN_LAST if pair.kind == "deq" else range(pair.layers)
+    order = DRAWN if pair.kind == "deq" else range(pair.layers)
     drawn = iter([(update, index) for update in range(UPDATES) for index in order])
 
     def draw(self: object, members: range, batch: int, busy: object) -> Tensor:
@@ -104,20 +103,27 @@ def test_draws_are_normal_and_differ() -> None:
 
 
 @pytest.mark.gpu
-def test_a_stopped_training_goes_on() -> None:
+def test_a_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     u, labels = torch.rand(32, INPUTS, device=DEVICE), torch.zeros(32, dtype=torch.int64, device=DEVICE)
-    orders = torch.randint(0, 32, (1, 2, 16), generator=torch.Generator().manual_seed(0))
-    members = [Member(Pair("ffw", 1), 10.0, 0)]
+    schedule, file = NoiseSchedule(32, 2, 16, RATE), Checkpoint(tmp_path / "run.ckpt")
+    monkeypatch.setattr(training, "SAVED", 0)
 
-    def trainer():
-        return fused().FusedTrainer(make_stack(members, INPUTS, CLASSES, DEVICE), u, labels, orders, RATE)
+    def train(tell: training.Progress, file: Checkpoint | None = None) -> tuple[Stack, Tensor]:
+        stack = make_stack([Member(Pair("ffw", 1), 10.0, 0)], INPUTS, CLASSES, DEVICE)
+        own = training.orders([0], len(u), schedule)
+        return stack, training._train_fused(stack, u, labels, schedule, tell, own, file)
 
-    whole, half, rest = trainer(), trainer(), trainer()
-    whole.advance(2)
-    half.advance(1)
-    assert rest.resume(half.state([half.losses])) == [half.losses]
-    rest.advance(1)
-    assert torch.equal(rest.weights, whole.weights) and not torch.equal(half.weights, whole.weights)
+    def stop(text: str) -> None:
+        if text.startswith("epoch 2"):
+            raise KeyboardInterrupt
+
+    whole, losses = train(lambda text: None)
+    with pytest.raises(KeyboardInterrupt):
+        train(stop, file)
+    told: list[str] = []
+    resumed, same = train(told.append, file)
+    assert [text[:7] for text in told] == ["epoch 2"] and torch.equal(losses, same)
+    assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 def test_the_kernels_in_the_interpreter() -> None:
