@@ -62,7 +62,8 @@ class EliminateRun(Run):
             Value("features", float(len(path.features))),
             Value("certified", float(path.certified.sum())),
         ]
-        scores, first = self._scores(path), {}
+        scores = self._scores(path)
+        first: dict[str, float] = {}
         for at, score, details in scores:
             change = self.network.change(score, before, scores[0][1])
             values += [Value(self.network.metric, score, at), Value(self.network.change_metric, change, at)]
