@@ -51,7 +51,7 @@ Better = Literal["lower", "higher"]
 Outcome = Literal["reproduced", "better", "worse", "refuted"]
 
 SIZES = ("000", "001", "002")
-_NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
+_NAME = re.compile(r"[a-z0-9]+(([_-]|(?<=\d)\.(?=\d))[a-z0-9]+)*")  # a number may have a point: kappa-0.5
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
-"""Other ways to a sparse MLP, for comparison (003 Table 3.2): magnitude pruning, SSS and SPR.
+"""Other ways to a sparse network, for comparison (003 Table 3.2): magnitude pruning, SSS, SPR and MLA.
 
-Networks are sequences of linear layers with activations between them. Only weights of hidden layers are pruned and
+MLPs are sequences of linear layers with activations between them. Only weights of hidden layers are pruned and
 counted; a hidden unit that goes takes its column in the next layer along. SSS and SPR are losses and steps for any
-training loop. MLA (Hu et al., ICIP 2019, the third rival of the table) is not here: its selection compares how
-features are distributed over the positions of a feature map, and the layers of an MLP have none.
+training loop. A transformer has `Units`: pairs of layers between which nothing mixes them. MLA selects units by
+how features are distributed over the positions of a feature map; the layers of an MLP have no positions.
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from wellposed.errors import InputError
 
@@ -134,6 +136,183 @@ class ScaledUnits(nn.Module):
         return twin
 
 
+@dataclass(frozen=True)
+class Units:
+    """Units of a network that go one by one: row i of one layer, with what only it serves in another.
+
+    Args:
+        rows: name of the layer that computes them.
+        other: name of the layer that reads them, or of the keys that only these queries meet.
+        behind: name of the layer whose outputs show what is lost.
+    """
+
+    rows: str
+    other: str
+    behind: str
+
+    @property
+    def columns(self) -> bool:
+        """Whether column i of the other layer goes, or its row i."""
+        return self.other == self.behind
+
+    def mask(self, network: nn.Module, remains: Tensor) -> None:  # (units,)
+        """Multiplies the units of a network by zero or one, in place."""
+        first, second = network.get_submodule(self.rows), network.get_submodule(self.other)
+        assert isinstance(first, nn.Linear) and isinstance(second, nn.Linear)
+        with torch.no_grad():
+            for layer in (first,) if self.columns else (first, second):
+                layer.weight.mul_(remains[:, None])
+                layer.bias.mul_(remains)
+            if self.columns:
+                second.weight.mul_(remains)
+
+
+def transformer_units(layers: int) -> list[Units]:
+    """Names the units of encoder layers: queries with their keys, values and hidden units with what reads them.
+
+    Example:
+        >>> [units.rows for units in transformer_units(1)]
+        ['layers.0.attention.query', 'layers.0.attention.value', 'layers.0.expand']
+    """
+    names = (("attention.query", "attention.key", "attention.out"),
+             ("attention.value", "attention.out", "attention.out"),
+             ("expand", "contract", "contract"))  # fmt: skip
+    return [Units(*(f"layers.{k}.{part}" for part in each)) for k in range(layers) for each in names]
+
+
+def rows_with_bias(network: nn.Module, units: Iterable[Units]) -> list[Tensor]:
+    """Returns the weights and the bias of every unit, ``(units, inputs + 1)`` a layer."""
+    layers = [network.get_submodule(each.rows) for each in units]
+    return [torch.cat([layer.weight, layer.bias[:, None]], dim=1) for layer in layers]
+
+
+def mask_units(network: nn.Module, units: Sequence[Units], scores: Sequence[Tensor], sparsity: float) -> nn.Module:
+    """Sets the units with the smallest scores to zero, in a copy.
+
+    All units of an encoder layer of one width have equally many weights, so the share of units that go is that of
+    the weights.
+
+    Args:
+        network: trained.
+        units, scores: those that can go, and what they are worth.
+        sparsity: the share of units that go.
+    """
+    _check(sparsity)
+    twin, values = copy.deepcopy(network), torch.cat([score.detach() for score in scores])
+    remains = torch.ones(len(values))
+    remains[values.topk(round(sparsity * len(values)), largest=False).indices] = 0.0
+    for each, part in zip(units, remains.split([len(score) for score in scores]), strict=True):
+        each.mask(twin, part)
+    return twin
+
+
+class ScaledRows(nn.Module):
+    """A network some of whose rows are multiplied by learnt factors (SSS: Huang and Wang, ECCV 2018, section 3.1).
+
+    Args:
+        network: changed in place by `merged`.
+        units: whose rows have factors.
+    """
+
+    def __init__(self, network: nn.Module, units: Sequence[Units]) -> None:
+        super().__init__()
+        self.network = network
+        layers = [network.get_submodule(each.rows) for each in units]
+        self.factors = nn.ParameterList([nn.Parameter(torch.ones(len(layer.weight))) for layer in layers])
+        self._hooks = [
+            layer.register_forward_hook(lambda _, u, y, factor=factor: y * factor)
+            for layer, factor in zip(layers, self.factors, strict=True)
+        ]
+        self._layers = layers  # of the network, which owns them
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Evaluates the network."""
+        y: Tensor = self.network(u)
+        return y
+
+    def merged(self) -> nn.Module:
+        """Returns the plain network, with the factors in its rows."""
+        with torch.no_grad():
+            for hook, layer, factor in zip(self._hooks, self._layers, self.factors, strict=True):
+                hook.remove()
+                layer.weight.mul_(factor[:, None])
+                layer.bias.mul_(factor)
+        return self.network
+
+
+def select_units(
+    network: nn.Module, units: Sequence[Units], u: Tensor, target: Tensor, sparsity: float, *, rounds: int = 8
+) -> nn.Module:
+    """Selects units layer by layer by three losses (MLA: Hu et al., ICIP 2019), in a copy.
+
+    A layer begins without any unit. In every round those are added whose factor has the largest slope of
+
+        |F - F'|^2 / |F|^2 + |FF^T - F'F'^T|^2 / |FF^T|^2 + |F^T F - F'^T F'|^2 / |F^T F|^2 + cross-entropy,
+
+    F the feature map behind the layer in the network, positions by features, and F' the one of the units so far.
+    The losses are those that 003 section 3.4 describes; that they have equal weights and that units are added
+    greedily is ours.
+
+    Args:
+        network: trained.
+        units: those that can go.
+        u, target: samples by which they are selected.
+        sparsity: the share of the units of every layer that go.
+        rounds: in which a layer is filled.
+    """
+    _check(sparsity)
+    whole, twin = copy.deepcopy(network).eval(), copy.deepcopy(network).eval()
+    for each in units:
+        size = len(whole.get_submodule(each.rows).weight)
+        wanted = size - round(sparsity * size)
+        chosen = torch.zeros(size)
+        expected = _features(whole, each, u, torch.ones(size))[0].detach()
+        for step in range(1, rounds + 1):
+            factor = chosen.clone().requires_grad_(True)
+            features, y = _features(twin, each, u, factor)
+            loss = feature_losses(expected, features) + cross_entropy(y, target)
+            slope = torch.autograd.grad(loss, factor)[0].abs().masked_fill(chosen > 0, -1.0)
+            count = round(step * wanted / rounds) - int(chosen.sum())
+            chosen[slope.topk(count).indices] = 1.0
+        each.mask(twin, chosen)
+    return twin
+
+
+def feature_losses(expected: Tensor, features: Tensor) -> Tensor:  # (B, T, d) each
+    """Compares feature maps, their correlations between positions and those between features.
+
+    Example:
+        >>> x = torch.randn(2, 3, 4)
+        >>> float(feature_losses(x, x)), round(float(feature_losses(x, 0 * x)), 6)
+        (0.0, 3.0)
+    """
+    pairs = [
+        (expected, features),
+        (expected @ expected.mT, features @ features.mT),
+        (expected.mT @ expected, features.mT @ features),
+    ]
+    total = expected.new_zeros(())
+    for one, other in pairs:
+        total = total + (one - other).square().sum() / one.square().sum().clamp(min=1e-12)
+    return total
+
+
+def _features(network: nn.Module, units: Units, u: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Evaluates a network with factors on some units; returns the feature map behind them and the output."""
+    seen: list[Tensor] = []
+    first, behind = network.get_submodule(units.rows), network.get_submodule(units.behind)
+    hooks = [
+        first.register_forward_hook(lambda _, inputs, y: y * factor),
+        behind.register_forward_hook(lambda _, inputs, y: seen.append(y)),
+    ]
+    try:
+        y = network(u)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen[-1], y
+
+
 class ProximalDescent(torch.optim.Optimizer):
     """Descends on weights by Nesterov's method, on factors by proximal steps (SSS, section 3).
 
@@ -146,7 +325,7 @@ class ProximalDescent(torch.optim.Optimizer):
         momentum: mu.
     """
 
-    def __init__(self, model: ScaledUnits, lr: float, gamma: float, momentum: float = 0.9) -> None:
+    def __init__(self, model: ScaledUnits | ScaledRows, lr: float, gamma: float, momentum: float = 0.9) -> None:
         groups: list[dict[str, Any]] = [
             {"params": list(model.network.parameters()), "gamma": None},
             {"params": list(model.factors.parameters()), "gamma": gamma},

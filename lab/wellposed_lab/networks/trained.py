@@ -25,12 +25,13 @@ from wellposed.convex import RowUnits, States, record_states, shared_layers
 from wellposed.convex.shared import Valid
 from wellposed.data.cache import cache_folder
 from wellposed.data.images import Images, load_images
-from wellposed.errors import FileFormatError, MissingExtraError, unknown_name
+from wellposed.errors import FileFormatError, InputError, MissingExtraError, unknown_name
 from wellposed.models.io.files import write_tensors
 from wellposed.training import fit
 from wellposed_lab.cache import CACHE, cached
 from wellposed_lab.config import identity
 from wellposed_lab.networks.batch_norm import fold_batch_norm, layer_names, layer_units, raw_sizes
+from wellposed_lab.networks.pruning import Units
 from wellposed_lab.networks.resnet import Normalised, ResNet, train_resnet, trained_resnet20
 
 Pair = tuple[Tensor, Tensor]  # inputs and targets
@@ -109,6 +110,14 @@ class TrainedNetwork(abc.ABC):
         """Marks the positions that are not padding; None where all of them count."""
         return None
 
+    def removable(self, network: nn.Module) -> list[Units]:
+        """Names the units that rivals remove as a whole, where rows are shared."""
+        raise InputError(f"{type(self).__name__} names no units of its {type(network).__name__} that can go")
+
+    def details(self, model: nn.Module, seed: int = 0) -> dict[str, float]:
+        """Returns further numbers of a model on the test data."""
+        return {}
+
     def groups(self, states: States) -> Tensor | None:  # (n + p,)
         """Returns the group of every feature; a group is eliminated as a whole, and None lets each go alone."""
         return None
@@ -129,12 +138,14 @@ class TrainedNetwork(abc.ABC):
         fit(model, self.training(seed), loss or self.loss, epochs=epochs, optimizer=optimizer or self._adam,
             schedule=self.schedule, batch_size=self.batch_size, seed=seed, progress=False)  # fmt: skip
 
-    def tune(self, model: nn.Module, seed: int, steps: int) -> None:
+    def tune(
+        self, model: nn.Module, seed: int, steps: int, *, loss: Loss | None = None, optimizer: Any = None
+    ) -> None:
         """Trains a model for some steps on samples that are drawn, in place."""
         u, target = self.training(seed)
         rows = _drawn(len(u), steps * self.batch_size, seed)
         epochs = max(1, -(-steps * self.batch_size // len(rows)))
-        fit(model, (u[rows], target[rows]), self.loss, epochs=epochs, optimizer=self._adam,
+        fit(model, (u[rows], target[rows]), loss or self.loss, epochs=epochs, optimizer=optimizer or self._adam,
             batch_size=self.batch_size, seed=seed, progress=False)  # fmt: skip
         model.eval()
 

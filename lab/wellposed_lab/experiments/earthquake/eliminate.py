@@ -86,6 +86,14 @@ class StationDense(TrainedNetwork):
         """Returns the test error."""
         return self.task.score(y, target)["test_mse"]
 
+    @torch.no_grad()
+    def details(self, model: nn.Module, seed: int = 0) -> dict[str, float]:
+        """Returns the errors of longitude and latitude in degrees."""
+        u, target = _data(self.task, "test", seed)
+        y = torch.cat([model(some) for some in u.split(self.part)])
+        scores = self.task.score(y, target)
+        return {name: scores[name] for name in ("longitude_error", "latitude_error")}
+
     def change(self, score: float, network: float, whole: float) -> float:
         """Returns by how much the error has grown from that with all features."""
         return score - whole

@@ -19,6 +19,7 @@ from wellposed_lab.experiments.earthquake.task import (
     Earthquakes,
     EpicentreSplit,
     MeshBands,
+    MeshStations,
     RandomSplit,
     RestrictedLatitude,
 )
@@ -97,7 +98,7 @@ def tasks(scale: Scale) -> dict[Task, list[tuple[Role, Choice]]]:
     whole = Earthquakes() if scale == "default" else Earthquakes(**few)  # type: ignore[arg-type]
     published: dict[Task, list[tuple[Role, Choice]]] = {}
     if scale != "default":
-        published = {MeshBands(**mesh): MODELS}  # type: ignore[arg-type]
+        published = {MeshBands(**mesh): MODELS, MeshStations(**mesh): RIVALS}  # type: ignore[arg-type]
     return {
         **published,
         whole: MODELS,

@@ -147,6 +147,7 @@ class _Meshed(Located):
     depths: int = 48
     points: tuple[Point, ...] = (None,)
     split: ClassVar[Literal["random", "epicentre"]]
+    stations_of: ClassVar[Literal["epicentre", "sample"]] = "epicentre"
 
     @property
     def samples(self) -> int:
@@ -184,12 +185,13 @@ class _Meshed(Located):
         return self._recorded(longitude, latitude, generator)
 
     def _recorded(self, longitude: Tensor, latitude: Tensor, generator: torch.Generator) -> Pair:
-        """Returns the samples of epicentres, each with stations of its own and all depths."""
-        cells = len(longitude)
-        near = _uniform(cells * self.stations, ((NEAREST, FARTHEST),), generator).view(cells, -1)
-        bearing = _uniform(cells * self.stations, ((0.0, 360.0),), generator).view(cells, -1)
-        depth = torch.linspace(*DEPTHS, self.depths, dtype=torch.float64).repeat(cells)
-        each = [part.repeat_interleave(self.depths, 0) for part in (longitude, latitude, near, bearing)]
+        """Returns the samples of epicentres at all depths, with stations of the epicentre or of the sample."""
+        depth = torch.linspace(*DEPTHS, self.depths, dtype=torch.float64).repeat(len(longitude))
+        groups = len(longitude) if self.stations_of == "epicentre" else len(depth)
+        near = _uniform(groups * self.stations, ((NEAREST, FARTHEST),), generator).view(groups, -1)
+        bearing = _uniform(groups * self.stations, ((0.0, 360.0),), generator).view(groups, -1)
+        parts = (longitude, latitude, near, bearing)
+        each = [part.repeat_interleave(len(depth) // len(part), 0) for part in parts]
         return self.recorded(each[0], each[1], depth, each[2], each[3]).pair(self.longest, self.targets)
 
     def _samples(self, seed: int, split: str) -> Pair:
@@ -241,6 +243,22 @@ class MeshBands(RandomSplit):
         u, y = self._recorded(low + 10 * shift[0], latitude, generator)
         chosen = torch.randperm(len(u), generator=generator)[: round(TRAINED * len(u))]
         return u[chosen], y[chosen]
+
+
+@dataclass(frozen=True)
+class MeshStations(MeshBands):
+    """Draws stations for every sample of the mesh, where `MeshBands` keeps them for all depths of an epicentre.
+
+    The papers place stations "in random orientations from the source" and leave open which of the two is meant.
+
+    Example:
+        >>> tasks = [kind(side=2, depths=2, earth="homogeneous") for kind in (MeshBands, MeshStations)]
+        >>> [len(task.mesh(0)[0][:2, 0].unique()) for task in tasks]  # longitude of a station at two depths
+        [1, 2]
+    """
+
+    name: ClassVar[str] = "earthquake-mesh-stations"
+    stations_of: ClassVar[Literal["epicentre", "sample"]] = "sample"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import nn
 
 from wellposed.convex import EliminationPath, States, eliminate_features, support_mask
 from wellposed.convex.assemble import fitting_units
@@ -61,27 +62,31 @@ class EliminateRun(Run):
             Value("features", float(len(path.features))),
             Value("certified", float(path.certified.sum())),
         ]
-        scores = self._scores(path)
-        for at, score in scores:
+        scores, first = self._scores(path), {}
+        for at, score, details in scores:
             change = self.network.change(score, before, scores[0][1])
             values += [Value(self.network.metric, score, at), Value(self.network.change_metric, change, at)]
+            first = first or details
+            for name, value in details.items():
+                values += [Value(name, value, at), Value(f"{name}_increase", value - first[name], at)]
         if self.method != "ranked":
             values.append(Value("needed_removed", float(self._needed(states, path))))
         return Result(tuple(values))
 
-    def _scores(self, path: EliminationPath) -> list[tuple[float, float]]:
-        """Returns the removed share, as asked for where the method can choose, and the score, step by step."""
+    def _scores(self, path: EliminationPath) -> list[tuple[float, float, dict[str, float]]]:
+        """Returns the removed share, as asked for where the method can choose, the score and details, step by step."""
         asked = (0.0, *self.points) if self.method == "ranked" else [round(s.fraction, 3) for s in path.steps]
         scores = []
         for at, step in zip(asked, path.steps, strict=True):
             if step.model is None or step.report is None:
                 continue
+            model: nn.Module = step.model
             score = step.score
             if self.epochs:
-                layers = Layers(step.model, step.report.blocks, step.report.exponents)
-                self.network.train(layers, self.seed, self.epochs)
-                score = self.network.score(layers, self.seed)
-            scores.append((at, score))
+                model = Layers(step.model, step.report.blocks, step.report.exponents)
+                self.network.train(model, self.seed, self.epochs)
+                score = self.network.score(model, self.seed)
+            scores.append((at, score, self.network.details(model, self.seed)))
         return scores
 
     def _path(self, states: States) -> EliminationPath:

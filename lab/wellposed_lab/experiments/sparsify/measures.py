@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from wellposed.convert import to_implicit
-from wellposed.convex import RowProblem, Schur, fit_states
+from wellposed.convex import RowProblem, Schur
 from wellposed.errors import unknown_name
 from wellposed_lab.cache import cached
 from wellposed_lab.engine.store import Result, Value
 from wellposed_lab.experiments.sparsify.row_solvers import Bisection
-from wellposed_lab.experiments.sparsify.rows import CAPS, Fitted, rows_of
+from wellposed_lab.experiments.sparsify.rows import Fitted, rows_of
 from wellposed_lab.networks.trained import TrainedNetwork
 
 EPS = 0.01  # of Algorithm 1 in 003 section 3.4
@@ -114,12 +114,12 @@ def sufficient(accuracies: Sequence[tuple[float, float]]) -> float:
 
 
 def iterations(network: TrainedNetwork, seed: int, kappa: float, points: Sequence[float], samples: int) -> Result:
-    """Scores what Algorithm 1 has after some halvings in every row of an MLP (003 Figures 3.2 and 3.3)."""
-    states, values = network.states(seed, samples), []
+    """Scores what Algorithm 1 has after some halvings in every row (003 Figures 3.2 and 3.3)."""
+    rows, values = rows_of(network, seed, samples), []
     for count in points:
         solver = Schur(Bisection(eps=2.0**-count, inner_tol=INNER, max_sweeps=SWEEPS))
-        fitted, report = fit_states(states, kappa=kappa, solver=solver, **CAPS["state-driven-row"])
-        values += scored(network, seed, Fitted(fitted, report.sparsity), count)
+        fitted = rows.capped("state-driven-row", kappa, samples, solver)
+        values += scored(network, seed, Fitted(fitted.model, fitted.sparsity), count)
     return Result(tuple(values))
 
 

@@ -35,16 +35,22 @@ from wellposed.convex import (
 from wellposed.convex.assemble import fitting_units
 from wellposed.convex.problem import WIDE
 from wellposed.convex.shared import RowData, row_weights, set_rows, widths
+from wellposed.convex.solvers.base import RowSolver
 from wellposed.errors import InputError
 from wellposed.models.implicit import ImplicitModel
 from wellposed_lab.cache import cached
 from wellposed_lab.networks.pruning import (
     ProximalDescent,
+    ScaledRows,
     ScaledUnits,
+    Units,
     keep_zeros,
+    mask_units,
     perspective_penalty,
     prune_by_magnitude,
     prune_units,
+    rows_with_bias,
+    select_units,
     unit_weights,
     weight_sparsity,
 )
@@ -151,7 +157,7 @@ class Rows(abc.ABC):
     printed: ClassVar[tuple[tuple[float, int], ...]] = ()  # caps of 002, with the number of samples
 
     @abc.abstractmethod
-    def capped(self, model: str, kappa: float, samples: int) -> Fitted:
+    def capped(self, model: str, kappa: float, samples: int, solver: RowSolver | str = "automatic") -> Fitted:
         """Fits under a cap."""
 
     @abc.abstractmethod
@@ -198,8 +204,9 @@ class DenseRows(Rows):
     )
     printed: ClassVar[tuple[tuple[float, int], ...]] = ((0.3, FEW),)
 
-    def capped(self, model: str, kappa: float, samples: int) -> Fitted:
-        fitted, report = fit_states(self.network.states(self.seed, samples), kappa=kappa, **CAPS[model])
+    def capped(self, model: str, kappa: float, samples: int, solver: RowSolver | str = "automatic") -> Fitted:
+        states = self.network.states(self.seed, samples)
+        fitted, report = fit_states(states, kappa=kappa, solver=solver, **CAPS[model])
         return Fitted(fitted, report.sparsity)
 
     def on_share(self, share: float, sparsity: float | None) -> Fitted:
@@ -303,15 +310,18 @@ class SharedRows(Rows):
         "magnitude-layerwise",
         "magnitude-tuned",
         "dense-tuned",
+        "sss",
+        "spr",
+        "mla",
     )
 
-    def capped(self, model: str, kappa: float, samples: int) -> Fitted:
+    def capped(self, model: str, kappa: float, samples: int, solver: RowSolver | str = "automatic") -> Fitted:
         """Caps whole rows, as P(kappa) of 003 is printed, in units in which the network's own rows fit at .99."""
         network = self.network.trained(self.seed)
         names = self.network.layers(network)
         fitted, report = fit_shared(
             network, self._batches(samples), layers=names, units=own_units(network, names, KAPPA), kappa=kappa,
-            bound="row", sampler=self._sampler(POSITIONS * samples),
+            bound="row", sampler=self._sampler(POSITIONS * samples), solver=solver,
         )  # fmt: skip
         return Fitted(fitted, report.sparsity, report)
 
@@ -326,16 +336,58 @@ class SharedRows(Rows):
         return Fitted(fitted, report.sparsity)
 
     def maker(self, method: str, training: int, path: tuple[float, ...]) -> Maker:
+        if method in ("sss", "spr", "mla"):
+            return self._units_maker(method, training)
+
         def make(sparsity: float) -> Fitted:
             fitted = self._made(method, sparsity, path)
-            if not method.endswith("tuned"):
-                return fitted
-            model = copy.deepcopy(fitted.model)
-            keep_zeros(model)
-            self.network.tune(model, self.seed, training)
-            return Fitted(model, fitted.sparsity)
+            return self._tuned(fitted, training) if method.endswith("tuned") else fitted
 
         return make
+
+    def _tuned(self, fitted: Fitted, steps: int) -> Fitted:
+        """Trains what is left, in a copy."""
+        model = copy.deepcopy(fitted.model)
+        keep_zeros(model)
+        self.network.tune(model, self.seed, steps)
+        return Fitted(model, fitted.sparsity)
+
+    def _units_maker(self, method: str, steps: int) -> Maker:
+        """Removes whole units, by factors, by a penalty on their weights or by three losses; trains the rest."""
+        network = copy.deepcopy(self.network.trained(self.seed))
+        units, names = self.network.removable(network), self.network.layers(network)
+        if method == "mla":
+            u, target = self.network.training(self.seed)
+            rows = torch.randperm(len(u), generator=torch.Generator().manual_seed(self.seed))[: self.samples]
+            remove = partial(select_units, network, units, u[rows], target[rows])
+        else:
+            scores = (self._sss if method == "sss" else self._spr)(network, units, steps)
+            remove = partial(mask_units, network, units, scores)
+
+        def make(sparsity: float) -> Fitted:
+            model = remove(sparsity)
+            left, whole = (_entries(one, names) for one in (model, self.network.trained(self.seed)))
+            return self._tuned(Fitted(model, 1 - left / whole), steps)
+
+        return make
+
+    def _sss(self, network: nn.Module, units: Sequence[Units], steps: int) -> list[Tensor]:
+        """Trains factors of the units with their l1-norm, from the trained network on; returns their sizes."""
+        scaled = ScaledRows(network, units)
+        self.network.tune(scaled, self.seed, steps, optimizer=ProximalDescent(scaled, lr=0.01, gamma=GAMMA))
+        sizes = [factor.detach().abs() for factor in scaled.factors]
+        scaled.merged()
+        return sizes
+
+    def _spr(self, network: nn.Module, units: Sequence[Units], steps: int) -> list[Tensor]:
+        """Trains with the penalty, from the trained network on; returns the sizes of the units' weights."""
+
+        def loss(y: Tensor, labels: Tensor) -> Tensor:
+            penalty = perspective_penalty(rows_with_bias(network, units), ALPHA, LARGEST)
+            return cross_entropy(y, labels) + STRENGTH * penalty
+
+        self.network.tune(network, self.seed, steps, loss=loss)
+        return [weights.norm(dim=1) for weights in rows_with_bias(network, units)]
 
     def problems(self, share: float = 1.0) -> Callable[[float], list[RowProblem]]:
         """Returns a function that builds P(kappa) of some rows a layer, in units in which its rows fit at .99."""
@@ -434,6 +486,12 @@ def prune_shared(
             set_rows(layer, before[name] * mask.view_as(before[name]), layer.bias.detach().clone())
     left = sum(int((row_weights(known[name]) != 0).sum()) for name in names)
     return twin, 1 - left / sum(int((weights != 0).sum()) for weights in before.values())
+
+
+def _entries(network: nn.Module, names: Sequence[str]) -> int:
+    """Counts the weights of some layers that are not zero."""
+    known = shared_layers(network)
+    return sum(int((row_weights(known[name]) != 0).sum()) for name in names)
 
 
 def own_units(network: nn.Module, names: Sequence[str], kappa: float) -> dict[str, RowUnits]:

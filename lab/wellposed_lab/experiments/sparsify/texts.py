@@ -26,6 +26,7 @@ from wellposed.data.cache import MissingDataError, data_folder, fetch
 from wellposed.data.files import read_members
 from wellposed.errors import FileFormatError, InputError, MissingExtraError, require, unknown_name
 from wellposed_lab.cache import cached
+from wellposed_lab.networks.pruning import Units, transformer_units
 from wellposed_lab.networks.trained import Pair, TrainedNetwork, train_or_load
 from wellposed_lab.networks.transformers import TextClassifier, TextShape, encoder_layers, load_distilbert
 
@@ -393,6 +394,9 @@ class Newsgroups(TrainedNetwork):
 
     def layers(self, network: nn.Module) -> list[str]:
         return encoder_layers(network)
+
+    def removable(self, network: nn.Module) -> list[Units]:
+        return transformer_units(len(encoder_layers(network)) // 6)
 
     def training(self, seed: int = 0) -> Pair:
         return _numbered(self.weights_config)[0]
