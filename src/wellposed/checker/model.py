@@ -228,12 +228,12 @@ def _blocks(A: dict[str, Any], states: int) -> tuple[list[int], list[tuple[int, 
 
 
 def _fits(phi: Phi, sizes: list[int]) -> bool:
-    """Tells whether a map acts on every block on its own."""
+    """Returns whether a map acts on every block on its own."""
     return phi.block is None or (phi.block > 0 and not any(size % phi.block for size in sizes))
 
 
 def acyclic(count: int, edges: Iterable[tuple[int, int]]) -> bool:
-    """Tells whether the blocks have an order in which each one reads those before it."""
+    """Returns whether the blocks have an order in which each one reads those before it."""
     reads: dict[int, set[int]] = {i: set() for i in range(count)}
     for i, j in edges:
         reads[i].add(j)

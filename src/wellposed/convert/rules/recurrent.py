@@ -63,7 +63,7 @@ def operator(matrix: Tensor | Operator, count: int) -> Operator:
 
 
 def is_zero(signal: Signal) -> bool:
-    """Tells whether a signal vanishes whatever the input."""
+    """Returns whether a signal vanishes whatever the input."""
     return not signal.terms and (signal.offset is None or not bool(signal.offset.any()))
 
 
