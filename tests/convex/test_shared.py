@@ -91,7 +91,7 @@ def test_capped_filter_agrees_with_a_conic_solver(network, u):
     kappa = float(own.min()) / 2
     fitted, report = fit_shared(network, [u], layers=["layers.1"], kappa=kappa, bound="row", sampler=EVERYWHERE)
     data = PositionSampler(samples=10**6).run(network, {"layers.1": network.layers[1]}, [u])["layers.1"]
-    M, z = torch.cat(data.inputs, dim=1).numpy(), data.targets.numpy()
+    M, z = torch.cat(data.parts, dim=1).numpy(), data.targets.numpy()
     w, b = cvxpy.Variable((4, M.shape[1])), cvxpy.Variable((4, 1))
     misfit = cvxpy.sum_squares(w @ M.T + b @ torch.ones(1, len(M)).numpy() - z.T)
     problem = cvxpy.Problem(cvxpy.Minimize(misfit), [cvxpy.norm1(w[i]) <= kappa for i in range(4)])
@@ -184,7 +184,7 @@ def test_words_that_are_padding_do_not_count():
     u[:, 2:] = 1e6
     how = PositionSampler(samples=100, valid=lambda x: x.abs().amax(-1) < 1e3)
     found = how.run(network, shared_layers(network), [u])["0"]
-    assert len(found.targets) == 10 and float(found.inputs[0].abs().max()) < 1e3
+    assert len(found.targets) == 10 and float(found.parts[0].abs().max()) < 1e3
 
 
 def test_a_layer_alone_has_the_positions_it_has_among_others(network, u):

@@ -52,12 +52,12 @@ class Design:
     means are applied while reading, so that nothing is ever copied in full.
 
     Args:
-        matrices: with the same samples, side by side.
-        picks: which columns of each matrix are used; None is all of them.
+        parts: matrices with the same samples, side by side.
+        picks: which columns of each part are used; None is all of them.
         samples: how many samples are read at once.
         factors: by which used columns are multiplied, ``(d,)``; None is one.
         means: which are then subtracted, ``(d,)``; None is zero.
-        target_device: where pieces are read to; None is where the matrices are.
+        target_device: where pieces are read to; None is where the parts are.
 
     Example:
         >>> M = Design.of(torch.eye(2), torch.ones(2, 1))
@@ -65,7 +65,7 @@ class Design:
         tensor([[1., 2., 3.]], dtype=torch.float64)
     """
 
-    matrices: tuple[Tensor, ...]
+    parts: tuple[Tensor, ...]
     picks: tuple[Tensor | None, ...]
     samples: int = 4096
     factors: Tensor | None = None
@@ -91,19 +91,19 @@ class Design:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many columns of each matrix are used."""
-        pairs = zip(self.matrices, self.picks, strict=True)
+        """How many columns of each part are used."""
+        pairs = zip(self.parts, self.picks, strict=True)
         return tuple(matrix.shape[1] if pick is None else len(pick) for matrix, pick in pairs)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Samples and columns."""
-        return self.matrices[0].shape[0], sum(self.widths)
+        return self.parts[0].shape[0], sum(self.widths)
 
     @property
     def device(self) -> torch.device:
         """Where pieces are."""
-        return self.matrices[0].device if self.target_device is None else self.target_device
+        return self.parts[0].device if self.target_device is None else self.target_device
 
     def restricted(self, columns: Tensor) -> "Design":
         """Keeps some columns, which must be in ascending order.
@@ -114,12 +114,12 @@ class Design:
         """
         picks: list[Tensor | None] = []
         start = 0
-        for matrix, pick, width in zip(self.matrices, self.picks, self.widths, strict=True):
-            inside = columns[(columns >= start) & (columns < start + width)].to(matrix.device) - start
+        for part, pick, width in zip(self.parts, self.picks, self.widths, strict=True):
+            inside = columns[(columns >= start) & (columns < start + width)].to(part.device) - start
             picks.append(inside if pick is None else pick[inside])
             start += width
         factors, means = (
-            None if vector is None else vector[columns.to(vector.device)] for vector in (self.factors, self.means)
+            None if part is None else part[columns.to(part.device)] for part in (self.factors, self.means)
         )
         return replace(self, picks=tuple(picks), factors=factors, means=means)
 
@@ -146,7 +146,7 @@ class Design:
 
     def read(self, rows: slice) -> Tensor:
         """Returns some samples as a double precision matrix."""
-        pairs = zip(self.matrices, self.picks, strict=True)
+        pairs = zip(self.parts, self.picks, strict=True)
         chosen = [matrix[rows] if pick is None else matrix[rows].index_select(1, pick) for matrix, pick in pairs]
         M = torch.cat([matrix.to(self.device, WIDE) for matrix in chosen], dim=1)
         M = M if self.factors is None else M * self.factors.to(M)

@@ -252,11 +252,11 @@ class RowData:
     """Samples of the rows of one layer.
 
     Args:
-        inputs: what they read, one matrix an input, ``(m, d_i)``.
+        parts: what they read, one part an input, ``(m, d_i)``.
         targets: what they give, ``(m, r)``.
     """
 
-    inputs: tuple[Tensor, ...]
+    parts: tuple[Tensor, ...]
     targets: Tensor
 
 
@@ -276,7 +276,7 @@ class PositionSampler:
     Example:
         >>> network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
         >>> data = PositionSampler(samples=10).run(network, {"0": network[0]}, [torch.zeros(4, 1, 5, 5)])
-        >>> data["0"].inputs[0].shape, data["0"].targets.shape
+        >>> data["0"].parts[0].shape, data["0"].targets.shape
         (torch.Size([10, 9]), torch.Size([10, 2]))
     """
 
@@ -350,7 +350,7 @@ def _sampled_positions(
 
 
 def _joined(pieces: list[RowData]) -> RowData:
-    inputs = zip(*(piece.inputs for piece in pieces), strict=True)
+    inputs = zip(*(piece.parts for piece in pieces), strict=True)
     return RowData(tuple(torch.cat(part) for part in inputs), torch.cat([piece.targets for piece in pieces]))
 
 
@@ -405,7 +405,7 @@ class _Options:
         masks = [row.support() for row in rows]
         candidates = [] if targets[0] is None else [row.candidates(recorded[row.name]) for row in rows]
         if self.sequential:  # what layers read is gathered again, from the fitted ones
-            recorded = {name: replace(data, inputs=()) for name, data in recorded.items()}
+            recorded = {name: replace(data, parts=()) for name, data in recorded.items()}
         for target in targets:
             if target is not None:
                 masks = self._pruned(rows, candidates, masks, target)
@@ -415,8 +415,8 @@ class _Options:
             for row, mask in zip(rows, masks, strict=True):
                 data, fresh = recorded[row.name], replace(row, layer=own[row.name])
                 if self.sequential:
-                    inputs = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].inputs
-                    data = replace(data, inputs=inputs)
+                    inputs = self.sampler.run(twin, {row.name: fresh.layer}, batches)[row.name].parts
+                    data = replace(data, parts=inputs)
                 fits.append(fresh.fitted(data, mask))
                 if self.progress is not None:
                     self.progress(len(fits), len(rows))
@@ -535,7 +535,7 @@ class _Rows:
 
     def problem(self, data: RowData) -> tuple[RowProblem, Tensor, Tensor]:
         """Builds the problem, and returns the means of columns and targets that it leaves out."""
-        M, z = torch.cat(data.inputs, dim=1).to(WIDE) / self.scales, data.targets.to(WIDE)
+        M, z = torch.cat(data.parts, dim=1).to(WIDE) / self.scales, data.targets.to(WIDE)
         means = M.mean(0), z.mean(0)
         kappa = self.options.kappa * (1 - 8 * torch.finfo(data.targets.dtype).eps)
         return row_problem(Design.of(M - means[0]), z - means[1], kappa=kappa, capped=self.capped), *means

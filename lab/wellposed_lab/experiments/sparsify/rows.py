@@ -437,7 +437,7 @@ class SharedRows(Rows):
         problems = []
         for name, data in self._recorded().items():
             count = max(2, round(share * len(data.targets)))
-            M = torch.cat(data.inputs, dim=1)[:count].to(WIDE) / 2.0 ** units[name].shifts[0]
+            M = torch.cat(data.parts, dim=1)[:count].to(WIDE) / 2.0 ** units[name].shifts[0]
             z = data.targets[:count, :FEW_ROWS].to(WIDE)
             problems.append(row_problem(Design.of(M - M.mean(0)), z - z.mean(0), kappa=kappa, capped=M.shape[1]))
         return problems
