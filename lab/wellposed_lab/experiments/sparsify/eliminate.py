@@ -75,7 +75,7 @@ class EliminateRun(Run):
         return Result(tuple(values))
 
     def _scores(self, path: EliminationPath) -> list[tuple[float, float, dict[str, float]]]:
-        """Returns the removed share, as asked for where the method can choose, the score and details, step by step."""
+        """Returns the removed share (as asked for, where the method can choose), the score and details by step."""
         asked = (0.0, *self.points) if self.method == "ranked" else [round(s.fraction, 3) for s in path.steps]
         scores = []
         for at, step in zip(asked, path.steps, strict=True):
