@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import nn
 
 from wellposed.convex import EliminationPath, States, eliminate_features, support_mask
 from wellposed.convex.assemble import fitting_units
@@ -15,7 +16,7 @@ from wellposed_lab.experiments.sparsify.rows import Layers
 from wellposed_lab.networks.trained import TrainedNetwork
 
 Order = Literal["misfit", "share", "random"]
-NEEDED = 1e-3  # share of a row below which an entry is not called needed
+NEEDED = 1e-3  # share of a row above which an entry counts as needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class EliminateRun(Run):
     """Removes features by one method.
 
     Args:
-        network: the network and its data; it says what is scored, and which features go together.
+        network: the network and its data; it says what is scored, and which features are removed together.
         model: as tables name it.
         method, order: of `eliminate_features`.
         points: shares of all features to remove, where the method can choose.
@@ -62,27 +63,32 @@ class EliminateRun(Run):
             Value("certified", float(path.certified.sum())),
         ]
         scores = self._scores(path)
-        for at, score in scores:
+        first: dict[str, float] = {}
+        for at, score, details in scores:
             change = self.network.change(score, before, scores[0][1])
             values += [Value(self.network.metric, score, at), Value(self.network.change_metric, change, at)]
+            first = first or details
+            for name, value in details.items():
+                values += [Value(name, value, at), Value(f"{name}_increase", value - first[name], at)]
         if self.method != "ranked":
             values.append(Value("needed_removed", float(self._needed(states, path))))
         return Result(tuple(values))
 
-    def _scores(self, path: EliminationPath) -> list[tuple[float, float]]:
-        """Returns the share that is removed, as it was asked for where it was, and the score, step by step."""
+    def _scores(self, path: EliminationPath) -> list[tuple[float, float, dict[str, float]]]:
+        """Returns the removed share (as asked for, where the method can choose), the score and details by step."""
         asked = (0.0, *self.points) if self.method == "ranked" else [round(s.fraction, 3) for s in path.steps]
-        found = []
+        scores = []
         for at, step in zip(asked, path.steps, strict=True):
             if step.model is None or step.report is None:
                 continue
+            model: nn.Module = step.model
             score = step.score
             if self.epochs:
-                layers = Layers(step.model, step.report.blocks, step.report.exponents)
-                self.network.train(layers, self.seed, self.epochs)
-                score = self.network.score(layers, self.seed)
-            found.append((at, score))
-        return found
+                model = Layers(step.model, step.report.blocks, step.report.exponents)
+                self.network.train(model, self.seed, self.epochs)
+                score = self.network.score(model, self.seed)
+            scores.append((at, score, self.network.details(model, self.seed)))
+        return scores
 
     def _path(self, states: States) -> EliminationPath:
         options: dict[str, Any] = {"order": self.order}

@@ -25,6 +25,7 @@ TUNED = (0.9, 0.98)
 KAPPAS = (0.005, 0.01, 0.05, 0.1, 0.5, 0.99)
 SPEED_KAPPAS = (0.1, 0.5, 0.99)
 SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
+HALVINGS = (1.0, 2.0, 4.0, 6.0, 10.0)
 METHODS: tuple[tuple[Role, str, tuple[float, ...]], ...] = (
     ("ours", "state-driven", SPARSITIES),
     ("control", "state-driven-recorded", (0.8, 0.9, 0.95)),
@@ -33,7 +34,11 @@ METHODS: tuple[tuple[Role, str, tuple[float, ...]], ...] = (
     ("control", "magnitude-layerwise", SPARSITIES),
     ("baseline", "magnitude-tuned", TUNED),
     ("control", "dense-tuned", TUNED[:1]),
+    ("baseline", "sss", (0.487, TUNED[0])),  # first the sparsity of 003 Table 3.2
+    ("baseline", "spr", (0.505, TUNED[0])),
+    ("baseline", "mla", (0.518, TUNED[0])),
 )
+RIVALS = ("sss", "spr", "mla")
 KEPT = (
     "Sparse are the linear layers of the encoder: queries, keys, values, outputs and both layers of the "
     "feed-forward parts. Embeddings, normalisation, attention itself and the head stay. No cap is asked for: "
@@ -55,7 +60,7 @@ def plan(scale: Scale) -> list[SharedRun]:
     def run(part: Part, role: Role, model: str, points: Sequence[float], level: float = 0.0,
             network: Newsgroups = small) -> SharedRun:  # fmt: skip
         sparse = part == "sparsity"
-        steps = (10 if tiny else 100) if model.endswith("tuned") else 0
+        steps = (10 if tiny else 100) if model.endswith("tuned") or model in RIVALS else 0
         return SharedRun(suite=NAME, seed=0, scale=scale, role=role, network=network, part=part, model=model,
                          points=TUNED[:1] if tiny and sparse else tuple(points[-1:] if tiny else points),
                          path=(TUNED[:1] if tiny else SPARSITIES) if sparse else (), samples=samples,
@@ -69,6 +74,7 @@ def plan(scale: Scale) -> list[SharedRun]:
         *(run("sparsity", role, model, points) for role, model, points in METHODS),
         run("kappa", "control", "state-driven-row", KAPPAS),
         run("data", "ours", "state-driven", SHARES, 0.8),
+        *(run("iterations", "ours", f"kappa-{kappa:g}", HALVINGS, kappa) for kappa in SPEED_KAPPAS),
         run("speed", "ours", "warm-start", SPEED_KAPPAS),
         run("speed", "control", "cold-start", SPEED_KAPPAS),
         run("speed", "ours", "partial-data", SPEED_KAPPAS, 0.3),
@@ -90,6 +96,7 @@ def findings(records: Sequence[Record]) -> list[str]:
         *_further_sentence(records),
         *recorded_sentence(records, DATA, 0.9),
         *cap_sentence(records, DATA, KAPPAS),
+        *_rivals_sentence(records),
         *warm_sentence(records, DATA, SPEED_KAPPAS),
         *([] if any(record.task.startswith(f"{DATA}-distilbert") for record in records) else [DISTILBERT]),
     ]
@@ -115,6 +122,24 @@ def _further_sentence(records: Sequence[Record]) -> list[str]:
     return [
         f"Trained by as many steps more, the network goes from {100 * dense:.1f} % to {100 * further:.1f} %: "
         "that much of what training afterwards gains has nothing to do with zeros."
+    ]
+
+
+def _rivals_sentence(records: Sequence[Record]) -> list[str]:
+    """Says what removing whole units costs, at the sparsities of 003 Table 3.2 and at 90 %."""
+    reached = []
+    for role, model, points in METHODS:
+        values = [median_of(records, f"{DATA}-sparsity", model, "accuracy", at) for at in points]
+        if role == "baseline" and model in RIVALS and all(value is not None for value in values):
+            pairs = zip(points, values, strict=True)
+            shares = [f"{100 * (value or 0):.1f} % without {100 * at:g} %" for at, value in pairs]
+            reached.append(f"{model.upper()} {' and '.join(shares)} of the weights")
+    if not reached:
+        return []
+    return [
+        f"Rivals that remove whole units and train afterwards reach accuracies of {'; '.join(reached)}. Units are "
+        "queries with their keys, values and hidden units. SSS and SPR are trained for 100 steps with their "
+        "penalty; the weights of MLA's losses and its order of selection are ours."
     ]
 
 
@@ -147,6 +172,8 @@ SUITE = Suite(
                log="x"),
         Figure("Part of the data", (f"{DATA}-data", "topics-data"), "accuracy", "share of the training texts",
                paper="003 Figure 3.7", log="x"),
+        Figure("Accuracy while Algorithm 1 runs", (f"{DATA}-iterations", "topics-iterations"), "accuracy",
+               "halvings in every row", paper="003 Figure 3.3", log=""),
         Figure("Sweeps of Algorithm 1", (DATA, "topics"), "steps", "kappa", paper="003 Figure 3.5", log="y"),
     ),
     findings=findings,
