@@ -497,7 +497,7 @@ def training_plan(scale: Scale) -> list[LoopRun]:
     """Returns loops trained plainly and by bounds."""
     states, samples, share = 200, 200, 0.8
     schedules = {"inf": Schedule(60_000, 5, 256, 5e-3), "monotone": Schedule(20_000, 4, 256, 5e-3)}
-    bounded, tuning = Schedule(60_000, 100, 256, 2e-3), Schedule(60_000, 2, 256, 2e-4)
+    bounded, tuning = Schedule(60_000, 80, 256, 2e-3), Schedule(60_000, 2, 256, 2e-4)
     if scale == "tiny":
         states, samples, schedules, bounded = 6, 8, {}, Schedule(256, 2, 64, 2e-2)
     elif scale == "default":
