@@ -146,7 +146,7 @@ def passes() -> list[dict[str, Any]]:
     plain, count = Design.read, [0]
 
     def counted(self: Design, rows: slice) -> torch.Tensor:
-        count[0] += sum(part[rows].numel() * part.element_size() for part in self.matrices)
+        count[0] += sum(part[rows].numel() * part.element_size() for part in self.parts)
         return plain(self, rows)
 
     Design.read = counted  # type: ignore[method-assign]

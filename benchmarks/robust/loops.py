@@ -28,7 +28,6 @@ import random
 import tempfile
 import time
 from collections.abc import Collection, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,7 +129,7 @@ def decided(seconds: float, form: ImplicitForm, box: Box, labels: Tensor) -> tup
             (verdict,) = branch_and_bound(form, box, labels, seconds)
         except MissingExtraError:
             verdict = Verdict("undecided", math.inf, 0)
-    return [verdict.status], [{"seconds": seconds, "nodes": verdict.nodes}]
+    return [verdict.status], [{"seconds": seconds, "splits": verdict.splits}]
 
 
 class Answers:
@@ -175,18 +174,14 @@ class Answers:
             size = 1 if job.column == "complete" else PART
             parts += [job._replace(images=images[i : i + size]) for i in range(0, len(images), size)]
         random.Random(0).shuffle(parts)
-        context, file = multiprocessing.get_context("spawn"), self.options.verdicts
-        with ProcessPoolExecutor(self.options.processes, context) as pool:
-            try:
-                futures = [pool.submit(part.run, self.options.seconds, self.options.forms) for part in parts]
-                for future in as_completed(futures):
-                    for line in future.result():
-                        self._add(line)
-                        if file is not None:
-                            with file.open("a") as end:
-                                end.write(json.dumps(line) + "\n")
-            finally:
-                pool.shutdown(cancel_futures=True)
+        run = partial(Job.run, seconds=self.options.seconds, forms=self.options.forms)
+        with multiprocessing.get_context("spawn").Pool(self.options.processes) as pool:
+            for lines in pool.imap_unordered(run, parts):
+                for line in lines:
+                    self._add(line)
+                if self.options.verdicts is not None:
+                    with self.options.verdicts.open("a") as file:
+                        file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def line(self, name: str, epsilon: float) -> Line:
         """Returns a line of the table, without the columns whose images do not all have an answer."""
@@ -211,7 +206,7 @@ class Answers:
         new |= {one: verdicts.count(one.removesuffix("s")) for one in ("proven", "counter-examples", "undecided")}
         new["complete ms"] = _mean_ms(asked)
         if len(asked) == len(open_):
-            unsplit = sum(line["answer"] == "proven" and line["nodes"] == 1 for line in asked)
+            unsplit = sum(line["answer"] == "proven" and not line["splits"] for line in asked)
             new |= {"unsplit": _percent(len(held) + unsplit, count)}
             new |= {"complete": _percent(len(held) + new["proven"], count)}
             new |= {"pgd and complete": _percent(left - new["counter-examples"], count)}

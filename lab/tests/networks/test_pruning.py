@@ -1,19 +1,26 @@
 """Comparators of sparse fits: shares of zeros, units that go, penalties against their definition."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from wellposed_lab.networks.pruning import (
     ProximalDescent,
+    ScaledRows,
     ScaledUnits,
     keep_zeros,
     linear_layers,
+    mask_units,
     perspective_penalty,
     prune_by_magnitude,
     prune_units,
+    select_units,
+    transformer_units,
     unit_weights,
     weight_sparsity,
 )
+from wellposed_lab.networks.transformers import TextClassifier, TextShape
 
 from wellposed.errors import InputError
 
@@ -124,3 +131,53 @@ def test_bad_input_is_refused(network):
         linear_layers(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(InputError, match="alpha lies between"):
         perspective_penalty([torch.ones(1, 1)], 1.0, 1.0)
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    return TextClassifier(TextShape(30, 6, 8, 1, 2, 16, 3)).eval()
+
+
+WORDS = torch.tensor([[4, 7, 9, 2, 0, 0], [5, 6, 3, 8, 11, 2]])
+
+
+def test_masked_units_of_a_transformer_take_along_what_only_they_serve(encoder):
+    """Those with the smallest scores go, and the network is as if they had never been."""
+    units = transformer_units(1)
+    scores = [torch.arange(8.0) + 20, torch.arange(8.0) + 40, torch.arange(16.0)]
+    twin = mask_units(encoder, units, scores, 0.5)  # 16 of 32 units, all of which are hidden ones
+    layer = twin.layers[0]
+    assert not layer.expand.weight.any() and not layer.expand.bias.any() and not layer.contract.weight.any()
+    assert torch.equal(layer.attention.key.weight, encoder.layers[0].attention.key.weight)
+    twin = mask_units(encoder, units, [-score for score in scores], 0.5)  # values, then queries
+    layer = twin.layers[0].attention
+    for part in (layer.value.weight, layer.out.weight, layer.query.weight, layer.key.weight):
+        assert not part.any()
+    assert twin.layers[0].expand.weight.all()
+
+
+def test_merged_factors_leave_a_network_as_it_was(encoder):
+    units, before = transformer_units(1), encoder(WORDS)
+    scaled = ScaledRows(copy.deepcopy(encoder), units)
+    assert torch.equal(scaled(WORDS), before)
+    with torch.no_grad():
+        for factor in scaled.factors:
+            factor.copy_(torch.rand_like(factor))
+    changed = scaled(WORDS)
+    assert not torch.allclose(changed, before)
+    plain = scaled.merged()
+    assert torch.allclose(plain(WORDS), changed, atol=1e-6)
+    assert not any(module._forward_hooks for module in plain.modules())
+
+
+def test_units_are_selected_that_the_output_needs(encoder):
+    """Of hidden units that are copies of each other or read by nobody, those are selected that are read."""
+    needed = torch.arange(16) % 4 == 0
+    with torch.no_grad():
+        encoder.layers[0].contract.weight.mul_(needed)
+    labels, units = torch.tensor([0, 2]), transformer_units(1)[2:]
+    twin = select_units(encoder, units, WORDS, labels, 0.75)
+    remains = twin.layers[0].expand.weight.any(1)
+    assert torch.equal(remains, needed)
+    assert torch.allclose(twin(WORDS), encoder(WORDS), atol=1e-6)

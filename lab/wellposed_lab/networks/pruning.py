@@ -136,6 +136,14 @@ class ScaledUnits(nn.Module):
         return twin
 
 
+def linear_layer(network: nn.Module, name: str) -> nn.Linear:
+    """Returns a linear layer of a network by its name."""
+    layer = network.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
+        raise InputError(f"{name!r} must be a linear layer; received {type(layer).__name__}")
+    return layer
+
+
 @dataclass(frozen=True)
 class Units:
     """Units of a network that go one by one: row i of one layer, with what only it serves in another.
@@ -157,8 +165,7 @@ class Units:
 
     def mask(self, network: nn.Module, remains: Tensor) -> None:  # (units,)
         """Multiplies the units of a network by zero or one, in place."""
-        first, second = network.get_submodule(self.rows), network.get_submodule(self.other)
-        assert isinstance(first, nn.Linear) and isinstance(second, nn.Linear)
+        first, second = linear_layer(network, self.rows), linear_layer(network, self.other)
         with torch.no_grad():
             for layer in (first,) if self.columns else (first, second):
                 layer.weight.mul_(remains[:, None])
@@ -182,7 +189,7 @@ def transformer_units(layers: int) -> list[Units]:
 
 def rows_with_bias(network: nn.Module, units: Iterable[Units]) -> list[Tensor]:
     """Returns the weights and the bias of every unit, ``(units, inputs + 1)`` a layer."""
-    layers = [network.get_submodule(each.rows) for each in units]
+    layers = [linear_layer(network, each.rows) for each in units]
     return [torch.cat([layer.weight, layer.bias[:, None]], dim=1) for layer in layers]
 
 
@@ -217,7 +224,7 @@ class ScaledRows(nn.Module):
     def __init__(self, network: nn.Module, units: Sequence[Units]) -> None:
         super().__init__()
         self.network = network
-        layers = [network.get_submodule(each.rows) for each in units]
+        layers = [linear_layer(network, each.rows) for each in units]
         self.factors = nn.ParameterList([nn.Parameter(torch.ones(len(layer.weight))) for layer in layers])
         self._hooks = [
             layer.register_forward_hook(lambda _, u, y, factor=factor: y * factor)
@@ -263,7 +270,7 @@ def select_units(
     _check(sparsity)
     whole, twin = copy.deepcopy(network).eval(), copy.deepcopy(network).eval()
     for each in units:
-        size = len(whole.get_submodule(each.rows).weight)
+        size = len(linear_layer(whole, each.rows).weight)
         wanted = size - round(sparsity * size)
         chosen = torch.zeros(size)
         expected = _features(whole, each, u, torch.ones(size))[0].detach()

@@ -343,10 +343,8 @@ class ArgmaxTransformer(nn.Module):
 
     The target sequence of the decoder holds the right labels, one step late: at step t the one-hot argmax of
     the elements before t, and zeros at the first step. It is a function of the input, so `forward` makes it;
-    copying its last entry is right with probability 1 - 1/T. `generate` feeds back the model's own answers
-    instead, which asks for training at every step (output "sequence"). Without a mask the decoder sees at
-    step t the label of that very step, since it is the target of step t + 1: only the last step is a
-    prediction then.
+    copying its last entry is right with probability 1 - 1/T. Without a mask the decoder sees at step t the label
+    of that very step, since it is the target of step t + 1: only the last step is a prediction then.
 
     The encoder reads the scalars through a 1 x width expansion; labels enter and logits leave without a
     further layer, so the width is the length. That makes the 1,920 parameters of 002 (Table 1).
@@ -392,19 +390,6 @@ class ArgmaxTransformer(nn.Module):
         source = self.position(self.expansion(sequence))
         y: Tensor = self.transformer(source, self.position(target), self.masked)
         return arrange(y, u, self.output)
-
-    @torch.no_grad()
-    def generate(self, u: Tensor) -> Tensor:  # (B, T) or (B, T, 1) -> (B, T) integers
-        """Answers step by step, every answer the next entry of the target sequence."""
-        sequence = as_sequence(u, 1)
-        source, steps = self.position(self.expansion(sequence)), range(self.length)
-        target = sequence.new_zeros(len(sequence), self.length + 1, self.length)
-        answers = []
-        for step in steps:
-            logits = self.transformer(source, self.position(target[:, : self.length]), self.masked)
-            answers.append(logits[:, step].argmax(-1))
-            target[:, step + 1] = F.one_hot(answers[-1], self.length).to(target)
-        return torch.stack(answers, 1)
 
 
 class ArrayTransformer(nn.Module):

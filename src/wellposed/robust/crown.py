@@ -403,8 +403,8 @@ class CrownPass:
             self._slopes[k] = z, lines.slopes(z)
         return self._slopes[k][1]
 
-    def upper(self, rows: Functionals, choice: SlopeChoice | None = None) -> tuple[Tensor, Tensor]:  # (R,), (R,)
-        """Bounds functionals from above; also returns how much of that is allowance for rounding."""
+    def linear(self, rows: Functionals, choice: SlopeChoice | None = None) -> LinearBound:
+        """Bounds functionals from above by linear functions of the inputs."""
         bound = LinearBound(rows.inputs, rows.constant, 4 * rows.size, rows.lost, dict(rows.states))
         for stage in reversed(self.operators.order.stages):
             if not any(k in bound.open for k in stage.blocks):
@@ -413,6 +413,11 @@ class CrownPass:
                 self._substitute(bound, stage.blocks[0], rows.sample, choice)
             else:
                 self._close(bound, stage, rows.sample, choice)
+        return bound
+
+    def upper(self, rows: Functionals, choice: SlopeChoice | None = None) -> tuple[Tensor, Tensor]:  # (R,), (R,)
+        """Bounds functionals from above; also returns how much of that is allowance for rounding."""
+        bound = self.linear(rows, choice)
         p, n = rows.inputs.shape[1], self.enclosure.query.form.sizes[0]
         slack = rounding_slack(bound.size, self.operators.terms + p + n + 64) + 2 * bound.lost + 8 * n * self.tiny
         value = bound.value + self.enclosure.query.set.support_rows(bound.inputs, rows.sample) + slack

@@ -26,8 +26,10 @@ from wellposed.robust.attacks import (
     train_surrogate,
     transfer_attack,
 )
-from wellposed.robust.attacks.attack import Loss, under_attack
+from wellposed.robust.attacks.attack import Loss, Threat, under_attack
+from wellposed.robust.crown import enclosed
 from wellposed.robust.draw import as_picture, row_correlation, strongest, telling
+from wellposed.robust.query import Functionals, Query, as_form, margins
 from wellposed_lab.cache import cached
 from wellposed_lab.engine.run import Context, Run
 from wellposed_lab.engine.statistics import rank_correlation
@@ -118,6 +120,10 @@ def _lp(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: flo
     return lp_attack(network, u, target, *attempt.reach(u, at), goals=GOALS)
 
 
+def _dual(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
+    return dual_attack(network, u, target, at)
+
+
 def _auto(attempt: Attempt, network: nn.Module, u: Tensor, target: Tensor, at: float) -> Attack:
     return autoattack(network, u, target, at, batch_size=BATCH, seed=attempt.draw)
 
@@ -140,11 +146,41 @@ KINDS: dict[str, Callable[[Attempt, nn.Module, Tensor, Tensor, float], Attack]] 
     "pgd": _pgd,
     "jsma": _jsma,
     "lp": _lp,
+    "lp-dual": _dual,
     "autoattack": _auto,
     "transfer": _transfer,
     "salt-and-pepper": _salt,
     "speckle": _speckle,
 }
+
+
+def dual_attack(network: nn.Module, u: Tensor, target: Tensor, epsilon: float) -> Attack:
+    """Tries the inputs at which a dual point of the linear program (003 section 4.4) is largest.
+
+    A network of 188 thousand states is too large for the program itself. Any dual point bounds every margin from
+    above by a linear function of the input; CROWN carries one back through the triangles of all ReLUs, and the
+    input at which its function is largest is tried for every class.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False))
+        >>> _ = network[0].weight.data.copy_(torch.eye(2)), network[2].weight.data.copy_(torch.eye(2))
+        >>> dual_attack(network, torch.tensor([[0.6, 0.4]]), torch.tensor([0]), 0.2).inputs
+        tensor([[0.4000, 0.6000]])
+    """
+    threat = Threat(u, epsilon)
+    with under_attack(network, u, target) as victim:
+        with torch.no_grad():
+            form = as_form(network, threat.set())
+            query = Query(form, threat.set(), margins(form.sizes[2], target, u))
+            backward = enclosed(query, rounds=0, everything=False, continuation=False)[0]
+            operators, states = backward.enclosure.operators, backward.enclosure.states
+            wanted = query.combination.flatten(0, 1)  # type: ignore[union-attr]
+            rows = Functionals.of_outputs(operators, wanted, states, query.set, query.sample)
+            slopes = backward.linear(rows).inputs.view(len(u), -1, *u.shape[1:])
+        low, high = threat.ends
+        for slope in slopes.unbind(1):
+            victim.try_(torch.where(slope > 0, high, torch.where(slope < 0, low, u)))
+    return victim.attack("dual of the linear program")
 
 
 def white_attack(

@@ -119,7 +119,7 @@ def _on(records: Sequence[Record], task: str) -> list[str]:
 
 
 def _running_longer(records: Sequence[Record], task: str) -> list[str]:
-    """Says whether the tied network gains from more steps than it was trained with."""
+    """Returns whether the tied network gains from more steps than it was trained with."""
     own, longer, ours = (
         median_of(records, task, name, metric, PROBE[task])
         for name, metric in (
@@ -154,7 +154,7 @@ def _best_steps(records: Sequence[Record], task: str) -> str:
 
 
 def _deep(records: Sequence[Record], task: str) -> list[str]:
-    """Says whether many unrolled steps do as well as the implicit function theorem, both run to rest."""
+    """Returns whether many unrolled steps do as well as the implicit function theorem, both run to rest."""
     sentences = []
     for at in (PROBE[task], HARDEST[task]):
         deep, ours = (median_of(records, task, name, "rest_accuracy", at) for name in ("tied-deep", "equilibrium"))

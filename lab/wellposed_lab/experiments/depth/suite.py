@@ -113,7 +113,7 @@ def _level(records: Sequence[Record], task: str) -> list[str]:
 
 
 def _levels(records: Sequence[Record]) -> list[str]:
-    """Says whether the level of the steps is that of the local rates, over all tasks and caps."""
+    """Returns whether the level of the steps is that of the local rates, over all tasks and caps."""
     own = [r for r in records if r.model.startswith("implicit-absolute") and r.kind == "run" and r.error is None]
     pairs = [(r.value("steps"), r.value("predicted_slope")) for r in own]
     known = [(steps, rate) for steps, rate in pairs if steps is not None and rate is not None]

@@ -90,7 +90,7 @@ class StationDense(TrainedNetwork):
     def details(self, model: nn.Module, seed: int = 0) -> dict[str, float]:
         """Returns the errors of longitude and latitude in degrees."""
         u, target = _data(self.task, "test", seed)
-        y = torch.cat([model(some) for some in u.split(self.part)])
+        y = torch.cat([model(some) for some in u.split(self.test_batch_size)])
         scores = self.task.score(y, target)
         return {name: scores[name] for name in ("longitude_error", "latitude_error")}
 

@@ -190,8 +190,8 @@ class _Meshed(Located):
         groups = len(longitude) if self.stations_of == "epicentre" else len(depth)
         near = _uniform(groups * self.stations, ((NEAREST, FARTHEST),), generator).view(groups, -1)
         bearing = _uniform(groups * self.stations, ((0.0, 360.0),), generator).view(groups, -1)
-        parts = (longitude, latitude, near, bearing)
-        each = [part.repeat_interleave(len(depth) // len(part), 0) for part in parts]
+        columns = (longitude, latitude, near, bearing)
+        each = [column.repeat_interleave(len(depth) // len(column), 0) for column in columns]
         return self.recorded(each[0], each[1], depth, each[2], each[3]).pair(self.longest, self.targets)
 
     def _samples(self, seed: int, split: str) -> Pair:

@@ -62,7 +62,8 @@ class EliminateRun(Run):
             Value("features", float(len(path.features))),
             Value("certified", float(path.certified.sum())),
         ]
-        scores, first = self._scores(path), {}
+        scores = self._scores(path)
+        first: dict[str, float] = {}
         for at, score, details in scores:
             change = self.network.change(score, before, scores[0][1])
             values += [Value(self.network.metric, score, at), Value(self.network.change_metric, change, at)]
@@ -74,7 +75,7 @@ class EliminateRun(Run):
         return Result(tuple(values))
 
     def _scores(self, path: EliminationPath) -> list[tuple[float, float, dict[str, float]]]:
-        """Returns the removed share, as asked for where the method can choose, the score and details, step by step."""
+        """Returns the removed share (as asked for, where the method can choose), the score and details by step."""
         asked = (0.0, *self.points) if self.method == "ranked" else [round(s.fraction, 3) for s in path.steps]
         scores = []
         for at, step in zip(asked, path.steps, strict=True):

@@ -147,8 +147,8 @@ def cap_sentence(records: Sequence[Record], data: str, kappas: Sequence[float]) 
 
 
 MLA_SENTENCE = (
-    "Not run: MLA, the third rival of 003 Table 3.2. It selects channels by how features are distributed over the "
-    "positions of a feature map, and hidden layers of an MLP have no positions."
+    "MLA, the third rival of 003 Table 3.2, is run on 20 Newsgroups alone. It selects channels by how features "
+    "are distributed over the positions of a feature map, and hidden layers of an MLP have no positions."
 )
 
 

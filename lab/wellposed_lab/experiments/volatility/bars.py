@@ -39,7 +39,7 @@ TICKS = (
     (14, 10**3),
     (17, 10**6),
     (20, 10**9),
-)  # digits of an epoch below which it has so many ticks a second
+)  # digits below which a time since 1970 has this many ticks a second
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ Session = tuple[time, time]  # from, until
 
 
 def weekday(day: date) -> bool:
-    """Says whether a day is no Saturday or Sunday."""
+    """Returns whether a day is no Saturday or Sunday."""
     return day.weekday() < 5
 
 
@@ -257,7 +257,7 @@ class Exchange:
             raise InputError(f"sessions must follow one another without overlap; received {self.sessions}")
 
     def contains(self, moment: datetime) -> bool:
-        """Says whether a minute, by its beginning on the exchange's clock, belongs to a session."""
+        """Returns whether a minute, by its beginning on the exchange's clock, belongs to a session."""
         return any(begin <= moment.time() < end for begin, end in self.hours(moment.date()))
 
     def hours(self, day: date) -> tuple[Session, ...]:
@@ -300,7 +300,7 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 def us_open(day: date) -> bool:
-    """Says whether the exchanges of the United States trade; single days of mourning or storm are not known.
+    """Returns whether the exchanges of the United States trade; single days of mourning or storm are not known.
 
     Example:
         >>> us_open(date(2021, 4, 2)), us_open(date(2021, 6, 18)), us_open(date(2022, 6, 20))  # Good Friday first
@@ -403,7 +403,7 @@ class Bars:
     Args:
         name: what they are of, for records.
         minutes: the beginning of each minute on the clock of the exchange.
-        prices: the volume-weighted average price of that minute, or what stands in for it.
+        prices: the volume-weighted average price of that minute, or its substitute.
         price: what the prices are: "vwap", "amount / volume" or "(high + low + close) / 3".
         counts: what was found in the file.
     """
@@ -440,7 +440,7 @@ def read_bars(
     """Reads minute bars from a CSV or Parquet file.
 
     The file has a column of times and either `vwap`, or `amount` and `volume` (the price is their ratio), or
-    `high`, `low` and `close` (their mean, the typical price, stands in); the first that is there is taken. Bars
+    `high`, `low` and `close` (their mean, the typical price, is used); the first that is there is taken. Bars
     outside the sessions of the exchange are left out, so is one that repeats another; two that contradict each
     other are an error, and so are times out of order.
 

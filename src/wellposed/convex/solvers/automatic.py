@@ -78,7 +78,7 @@ class Automatic(RowSolver):
 
 
 def _path_is_compiling() -> bool:
-    """Tells whether another process is compiling the path; the first question has it do so."""
+    """Returns whether another process is compiling the path; the first question has it do so."""
     with suppress(MissingExtraError):
         return bool(compiling("wellposed.convex.solvers.path", torch.float64, (0,)))
     return False
