@@ -191,9 +191,9 @@ def peak_bytes(work: Run, device: torch.device | str = "cpu") -> int:
     return meter.peak
 
 
-def relative_error(found: Tensor, wanted: Tensor) -> float:
+def relative_error(value: Tensor, wanted: Tensor) -> float:
     """Returns the largest error relative to the largest entry."""
-    return float((found.double() - wanted).abs().max() / wanted.abs().max())
+    return float((value.double() - wanted).abs().max() / wanted.abs().max())
 
 
 # The command line and the result.

@@ -189,11 +189,11 @@ def solved_problem(family: str, norm: float, n: int, batch: int) -> SolvedProble
         )
     C, g = torch.randn(10, n, generator=generator) / n**0.5, torch.randn(batch, 10, generator=generator)
     v = u.double() @ B.double().mT
-    found = solve_active_set(A.double(), v, get_activation("relu"), stop=Relative(1e-14), max_steps=2000)
-    bound = float((found.residual / (1 - norm)).max() / max_norm(found.value).max())
+    solution = solve_active_set(A.double(), v, get_activation("relu"), stop=Relative(1e-14), max_steps=2000)
+    bound = float((solution.residual / (1 - norm)).max() / max_norm(solution.value).max())
     if not bound <= 1e-9:
         raise RuntimeError(f"no exact solution of {family} {norm}: error up to {bound:.1e}")
-    return SolvedProblem(family, norm, A, B, C, u, g, found.value @ C.double().mT)
+    return SolvedProblem(family, norm, A, B, C, u, g, solution.value @ C.double().mT)
 
 
 def images(split: str) -> tuple[Images, str]:

@@ -45,9 +45,9 @@ for name, model in models.items():
     rows = []
     for radius in radii:
         proven = certified(model.form(), Box.around(u, radius), labels)
-        found = pgd(model, u, labels, radius, steps=20)
-        assert not bool((proven & found.success).any())  # what is proven cannot be broken
-        rows.append((float(proven.double().mean()), found.accuracy))
+        attacked = pgd(model, u, labels, radius, steps=20)
+        assert not bool((proven & attacked.success).any())  # what is proven cannot be broken
+        rows.append((float(proven.double().mean()), attacked.accuracy))
         print(f"{name}, every pixel up to {radius}: {rows[-1][0]:.2f} certified, {rows[-1][1]:.2f} under attack")
     table[name] = rows
 

@@ -41,11 +41,11 @@ print(f"loss {float(history.train_loss[0]):.3f} -> {float(history.train_loss[-1]
 
 # %%
 with torch.no_grad():
-    found = model.equilibrium(test.flat())
+    solution = model.equilibrium(test.flat())
     accuracy = float((model(test.flat()).argmax(1) == test.labels).double().mean())
 print(f"{100 * accuracy:.1f} % of unseen digits are read correctly")
-print(found)
-print("distance from the true state: at most", float(found.error_bound.max()))
+print(solution)
+print("distance from the true state: at most", float(solution.error_bound.max()))
 print(model.certificate())
 
 # %% [markdown]

@@ -30,36 +30,36 @@ def cells(text: str) -> list[tuple[str, str]]:
         >>> cells("# %% [markdown]\\n# Title\\n\\n# %%\\nx = 1\\n")
         [('markdown', 'Title'), ('code', 'x = 1')]
     """
-    found = []
+    split = []
     marks = [*MARK.finditer(text)]
     for mark, end in zip(marks, [*(mark.start() for mark in marks[1:]), len(text)], strict=True):
         body = text[mark.end() : end].strip("\n")
         if mark["kind"]:
             body = "\n".join(line.removeprefix("#").removeprefix(" ") for line in body.splitlines())
-        found.append(("markdown" if mark["kind"] else "code", body))
-    return found
+        split.append(("markdown" if mark["kind"] else "code", body))
+    return split
 
 
 def notebook(text: str) -> str:
     """Writes a script as the JSON of a notebook."""
-    found = []
+    written = []
     for index, (kind, body) in enumerate(cells(text)):
         cell: dict[str, Any] = {"cell_type": kind, "id": f"cell-{index}", "metadata": {}}
         if kind == "code":
             cell |= {"execution_count": None, "outputs": []}
-        found.append({**cell, "source": body.splitlines(keepends=True)})
-    whole = {"cells": found, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5}
+        written.append({**cell, "source": body.splitlines(keepends=True)})
+    whole = {"cells": written, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
-def place(script: Path) -> Path:
-    """Returns where the notebook of a script is."""
+def notebook_path(script: Path) -> Path:
+    """Returns the path of the notebook of a script."""
     return HERE / "notebooks" / script.with_suffix(".ipynb").name
 
 
 def stale() -> list[str]:
     """Names the notebooks that are missing, out of date, or without a script."""
-    wanted = {place(script): notebook(script.read_text()) for script in scripts()}
+    wanted = {notebook_path(script): notebook(script.read_text()) for script in scripts()}
     others = set((HERE / "notebooks").glob("*.ipynb")) - wanted.keys()
     changed = {path for path, text in wanted.items() if not path.is_file() or path.read_text() != text}
     return sorted(path.name for path in changed | others)
@@ -70,13 +70,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is not up to date")
     if parser.parse_args().check:
-        if found := stale():
-            raise SystemExit(f"not up to date: {', '.join(found)}; run python examples/make_notebooks.py")
+        if names := stale():
+            raise SystemExit(f"not up to date: {', '.join(names)}; run python examples/make_notebooks.py")
         return
     (HERE / "notebooks").mkdir(exist_ok=True)
     for script in scripts():
-        place(script).write_text(notebook(script.read_text()))
-        print("wrote", place(script).relative_to(HERE))
+        notebook_path(script).write_text(notebook(script.read_text()))
+        print("wrote", notebook_path(script).relative_to(HERE))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,6 @@ for name, model in models.items():
 # %%
 rnn = models["implicit"].layer
 lengths = torch.randint(3, 11, (8,), generator=torch.Generator().manual_seed(0))
-found = rnn.equilibria(u[:8, :, None], lengths=lengths)
-print(found)
+solutions = rnn.equilibria(u[:8, :, None], lengths=lengths)
+print(solutions)
 print(rnn.explain(u[:8, :, None]))

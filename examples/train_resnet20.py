@@ -35,8 +35,8 @@ def main() -> None:
     print(f"trained on {len(images)} images in {time.perf_counter() - began:.0f} s, wrote {options.out}")
     written = trained_resnet20(options.out).to(options.device)
     for split in ("holdout", "test"):
-        found = load_images("cifar10", split)
-        print(f"{split}: {100 * accuracy(written, found):.2f} % of {len(found)} images")
+        unseen = load_images("cifar10", split)
+        print(f"{split}: {100 * accuracy(written, unseen):.2f} % of {len(unseen)} images")
 
 
 def _first(images: Images, count: int) -> Images:

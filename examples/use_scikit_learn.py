@@ -43,8 +43,8 @@ moved = np.stack(
     [np.abs(regressor.predict(u_test + step) - regressor.predict(u_test)) for step in np.diag(X.std(axis=0))]
 )
 assert (moved <= reach[:, None] * (1 + 1e-9)).all()
-for place in np.argsort(-reach):
-    print(f"{names[place]:>4}: at most {reach[place]:5.1f}, on average {moved[place].mean():5.1f}")
+for feature in np.argsort(-reach):
+    print(f"{names[feature]:>4}: at most {reach[feature]:5.1f}, on average {moved[feature].mean():5.1f}")
 
 # %%
 figure, axes = pyplot.subplots(figsize=(6, 3), layout="constrained")

@@ -15,9 +15,9 @@ def declared_commands() -> dict[str, str]:
 
 def write_distribution(folder: Path, name: str, commands: Mapping[str, str]) -> Path:
     """Writes what an installer would write for a package that adds these commands."""
-    place = folder / f"{name.replace('-', '_')}-1.0.dist-info"
-    place.mkdir()
-    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     points = (f"{command} = {value}\n" for command, value in commands.items())
-    (place / "entry_points.txt").write_text("".join([f"[{GROUP}]\n", *points]))
+    (info / "entry_points.txt").write_text("".join([f"[{GROUP}]\n", *points]))
     return folder

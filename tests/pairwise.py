@@ -87,7 +87,7 @@ def mark_uncovered(items: Iterable[pytest.Item]) -> None:
             tuple(_key(value) for _, value in sorted(item.callspec.params.items(), key=itemgetter(0)))
             for item in usual
         ]
-        kept = set(covering(rows, strength))
+        covered = set(covering(rows, strength))
         for position, item in enumerate(usual):
-            if position not in kept:
+            if position not in covered:
                 item.add_marker(pytest.mark.slow)

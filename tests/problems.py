@@ -93,5 +93,5 @@ def compiled_loop(f, x0, solver, stop, max_steps, *, trace=True, automatic=False
         return engine.solve(spec, f.factors, f.v, x0, trace=trace)
     limit = handover_step(f.offset.shape[1], options) if automatic else max_steps
     kernel = kernel_spec((LINEAR, 0.0), options, x0.dtype, limit)
-    found = run_kernel(f.factors[0], f.offset, f.slope, x0, kernel, trace=trace)
-    return newton_handover(f, found, stop, limit, max_steps) if automatic else found
+    iterates = run_kernel(f.factors[0], f.offset, f.slope, x0, kernel, trace=trace)
+    return newton_handover(f, iterates, stop, limit, max_steps) if automatic else iterates

@@ -105,7 +105,7 @@ def test_a_changed_script_is_noticed(tmp_path, monkeypatch):
     script = tmp_path / "one.py"
     script.write_text("# %% [markdown]\n# # Title\n#\n# Text.\n\n# %%\nx = 1\n")
     assert make_notebooks.stale() == ["one.ipynb"]
-    make_notebooks.place(script).write_text(make_notebooks.notebook(script.read_text()))
+    make_notebooks.notebook_path(script).write_text(make_notebooks.notebook(script.read_text()))
     assert make_notebooks.stale() == []
     script.write_text(script.read_text().replace("x = 1", "x = 2"))
     (tmp_path / "notebooks" / "orphan.ipynb").write_text("{}")

@@ -43,8 +43,8 @@ def accuracy(model: nn.Module, data: Images) -> float:
 
 def row(method: str, model: nn.Module, test: Images, baseline: float, **facts: Any) -> dict[str, Any]:
     """Writes one line of the result."""
-    found = accuracy(model, test)
-    line = {"method": method, **facts, "accuracy": found, "change": round(found - baseline, 2)}
+    score = accuracy(model, test)
+    line = {"method": method, **facts, "accuracy": score, "change": round(score - baseline, 2)}
     print(line, flush=True)
     return line
 
@@ -63,14 +63,14 @@ def facts(report: FitReport, start: float) -> dict[str, Any]:
 
 def capped(states: States, test: Images, baseline: float, kappas: tuple[float, ...]) -> list[dict[str, Any]]:
     """Fits without an objective: both bounds, with and without rescaling."""
-    found = []
+    rows = []
     for kappa in kappas:
         for bound, rescale, support in CASES:
             start = time.process_time()
             model, report = fit_states(states, kappa=kappa, bound=bound, rescale=rescale, support=support)
             given = {"kappa": kappa, "bound": bound, "rescale": rescale, "support": support}
-            found.append(row("fit", model, test, baseline, **given, **facts(report, start)))
-    return found
+            rows.append(row("fit", model, test, baseline, **given, **facts(report, start)))
+    return rows
 
 
 def pruned(
@@ -102,27 +102,27 @@ def frontier(
     network: nn.Sequential, states: States, test: Images, baseline: float, sparsities: tuple[float, ...]
 ) -> list[dict[str, Any]]:
     """Compares fits of given sparsity with pruning by magnitude."""
-    found = []
+    rows = []
     for sparsity in sparsities:
         for objective in ("none", "lasso") if sparsity in LASSO else ("none",):
             start = time.process_time()
             model, report = fit_states(states, kappa=0.99, objective=objective, target_sparsity=sparsity)
             name = "lasso" if objective == "lasso" else "least rise of the misfit"
-            found.append(row(name, model, test, baseline, target=sparsity, **facts(report, start)))
+            rows.append(row(name, model, test, baseline, target=sparsity, **facts(report, start)))
         start = time.process_time()
         model, report = fit_states(states, kappa=0.99, support=largest(states, sparsity), sequential=True)
-        found.append(row("magnitude, all fitted", model, test, baseline, target=sparsity, **facts(report, start)))
+        rows.append(row("magnitude, all fitted", model, test, baseline, target=sparsity, **facts(report, start)))
         for layerwise in (False, True):
             for refit in (False, True):
                 twin = pruned(network, sparsity, states, refit=refit, layerwise=layerwise)
                 name = f"magnitude{', by layer' if layerwise else ''}{', refitted' if refit else ''}"
-                found.append(row(name, twin, test, baseline, target=sparsity))
-    return found
+                rows.append(row(name, twin, test, baseline, target=sparsity))
+    return rows
 
 
 def eliminated(states: States, test: Images, baseline: float) -> list[dict[str, Any]]:
     """Removes features: those that are certified, and then by rank (002 Figure 9)."""
-    found = []
+    rows = []
     for method in METHODS:
         start = time.process_time()
         keep = KEEP if method == "ranked" else None
@@ -132,9 +132,9 @@ def eliminated(states: States, test: Images, baseline: float) -> list[dict[str, 
         curve = [{"removed": round(part, 4), "change": round(score - baseline, 2)} for part, score in path.curve()]
         seconds = round(time.process_time() - start, 2)
         certified = {"features": int(path.features.sum()), "certified": int(path.certified.sum())}
-        found.append({"method": method, **certified, "curve": curve, "seconds": seconds})
-        print(found[-1], flush=True)
-    return found
+        rows.append({"method": method, **certified, "curve": curve, "seconds": seconds})
+        print(rows[-1], flush=True)
+    return rows
 
 
 def main() -> None:

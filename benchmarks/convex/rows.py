@@ -88,12 +88,12 @@ def measure(states: States, kappa: float, bound: str) -> list[dict[str, object]]
             note(method, spent, problem, weights, problem.rows)
     chosen = torch.linspace(0, problem.rows - 1, ORACLE_ROWS).long()
     part = problem.chosen(chosen)
-    spent, found = cpu_seconds(lambda: Cvxpy().solve(part).weights)
-    note("CVXPY + Clarabel", spent, part, found, ORACLE_ROWS)
+    spent, weights = cpu_seconds(lambda: Cvxpy().solve(part).weights)
+    note("CVXPY + Clarabel", spent, part, weights, ORACLE_ROWS)
     if bound == "row":
         M = np.asfortranarray(torch.cat([states.X, states.U], 1).double().numpy())
-        spent, found = cpu_seconds(lambda: algorithm_one(problem, M))
-        note("Algorithm 1, scikit-learn, eps 0.01", spent, problem, found, problem.rows)
+        spent, weights = cpu_seconds(lambda: algorithm_one(problem, M))
+        note("Algorithm 1, scikit-learn, eps 0.01", spent, problem, weights, problem.rows)
     for row in rows:
         row["ratio"] = row["seconds"] / rows[0]["seconds"]
     return rows

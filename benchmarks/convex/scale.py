@@ -72,25 +72,25 @@ def measure(data: tuple[Tensor, Tensor, Tensor], bound: Bound, jobs: int) -> dic
     """Solves all rows once, and proves gaps and caps on 64 of them from the data."""
     X, U, Z = data
     idle, used, start = os.getloadavg()[0], time.process_time(), time.perf_counter()
-    found = RowFit(kappa=KAPPA, bound=bound, jobs=jobs, chunk=CHUNK, progress=heartbeat).solve(X, U, Z)
+    fitted = RowFit(kappa=KAPPA, bound=bound, jobs=jobs, chunk=CHUNK, progress=heartbeat).solve(X, U, Z)
     wall, spent = time.perf_counter() - start, time.process_time() - used
     some = torch.linspace(0, Z.shape[1] - 1, 64).long()
     capped = X.shape[1] if bound == "state" else X.shape[1] + U.shape[1]
     problem = row_problem(Design.of(X, U), Z[:, some], kappa=KAPPA, capped=capped)
-    gap = duality_gap(problem, found.weights[some], exact=True) / problem.scale
-    counted = found.weights[:, :capped].abs().sum(1)
+    gap = duality_gap(problem, fitted.weights[some], exact=True) / problem.scale
+    counted = fitted.weights[:, :capped].abs().sum(1)
     return {
         "bound": bound,
         "seconds": round(wall, 1),
         "processor_seconds": round(spent, 1),
         "load_before": round(idle, 2),
         "rows_a_second": round(Z.shape[1] / wall, 1),
-        "steps_a_row": round(float(found.steps.double().mean()), 1),
-        "nonzeros_a_row": round(float((found.weights[:, :capped] != 0).sum(1).double().mean()), 1),
-        "largest_relative_gap": float(found.relative_gap.max()),
+        "steps_a_row": round(float(fitted.steps.double().mean()), 1),
+        "nonzeros_a_row": round(float((fitted.weights[:, :capped] != 0).sum(1).double().mean()), 1),
+        "largest_relative_gap": float(fitted.relative_gap.max()),
         "largest_relative_gap_from_data_of_64_rows": float(gap.max()),
         "largest_excess": float((counted - KAPPA).clamp(min=0).max()),
-        "excess_of_64_rows": float((capped_norm(problem, found.weights[some]) - KAPPA).clamp(min=0).max()),
+        "excess_of_64_rows": float((capped_norm(problem, fitted.weights[some]) - KAPPA).clamp(min=0).max()),
     }
 
 

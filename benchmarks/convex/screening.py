@@ -21,16 +21,16 @@ TOL, LIMIT, LOOKS = 1e-6, 20_000, (10, 40, 160)
 
 def compared(method: str, problem: RowProblem, screened: RowSolver, plain: RowSolver) -> dict[str, Any]:
     """Times both ways and compares their solutions."""
-    spent, found = cpu_seconds(lambda: screened.solve(problem))
+    spent, reduced = cpu_seconds(lambda: screened.solve(problem))
     other, whole = cpu_seconds(lambda: plain.solve(problem))
-    apart = (value(problem, found.weights) - value(problem, whole.weights)).abs() / problem.scale
+    apart = (value(problem, reduced.weights) - value(problem, whole.weights)).abs() / problem.scale
     return {
         "method": method,
         "rows": problem.rows,
         "seconds_screened": round(spent, 3),
         "seconds_unscreened": round(other, 3),
         "time_saved": round(1 - spent / other, 3),
-        "largest_relative_gap": float(max(part.relative_gap.max() for part in (found, whole))),
+        "largest_relative_gap": float(max(part.relative_gap.max() for part in (reduced, whole))),
         "largest_relative_difference_of_objectives": float(apart.max()),
     }
 
@@ -39,14 +39,14 @@ def removed(problem: RowProblem) -> list[dict[str, Any]]:
     """Counts what is certified after some steps, and how much of it the exact path uses."""
     exact = Schur().solve(problem).weights
     used = exact.abs() * problem.gram.diagonal().sqrt() > 1e-9 * problem.power.sqrt()[:, None]
-    found = []
+    rows = []
     for steps in LOOKS:
         early = Projected(max_steps=steps, period=steps, screen=False, polish=False).solve(problem).weights
         zeros = certified_zeros(problem, early)
         counts = zeros.sum(1).double()
-        found.append({"steps": steps, "columns": problem.columns, "median_removed": float(counts.median()),
+        rows.append({"steps": steps, "columns": problem.columns, "median_removed": float(counts.median()),
                       "least_removed": int(counts.min()), "wrong": int((zeros & used).sum())})  # fmt: skip
-    return found
+    return rows
 
 
 def measure(states: States, kappa: float) -> dict[str, Any]:

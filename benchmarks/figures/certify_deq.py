@@ -145,8 +145,10 @@ def draw_branch(pyplot: Any, path: Path) -> None:
         assert branch is not None and bool(branch.proven.all())
         low, high = (float(end) for end in branch.preactivations)
         label = "proven boxes: radius 0.5, 1 and 1.5" if radius == 1.0 else None
-        place = (center - radius, low)
-        axes.add_patch(pyplot.Rectangle(place, 2 * radius, high - low, color=BLUE, alpha=shade, lw=0, label=label))
+        corner = (center - radius, low)
+        axes.add_patch(
+            pyplot.Rectangle(corner, 2 * radius, high - low, color=BLUE, alpha=shade, lw=0, label=label)
+        )
         print("radius", radius, low, high)
     refused = output_bounds(form, Box.around(center * one, 1.61, None, None)).branch
     assert refused is not None and not bool(refused.proven.any())

@@ -40,8 +40,8 @@ def main() -> None:
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     axes.barh(range(len(order)), proven[order], color="#d9e2ec", label="proven: at most, for every patient")
     axes.barh(range(len(order)), -proven[order], color="#d9e2ec")
-    for place, feature in enumerate(order):
-        height = place + generator.uniform(-0.28, 0.28, size=len(X))
+    for row, feature in enumerate(order):
+        height = row + generator.uniform(-0.28, 0.28, size=len(X))
         axes.scatter(observed[feature], height, s=3, color="#c2410c", alpha=0.35, linewidths=0)
     axes.scatter([], [], s=12, color="#c2410c", label="observed, one dot a patient")
     axes.set_yticks(range(len(order)), [NAMES[X.columns[k]] for k in order])

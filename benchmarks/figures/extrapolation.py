@@ -71,8 +71,8 @@ BEYOND_POINTS = {"linear-system": 20.0, "quadratic-program": 20.0, "shortest-pat
 
 def load(*suites: str) -> Records:
     """Reads the records of some suites; nothing where one was not run."""
-    found = [Store(RESULTS / f"{suite}.jsonl").records() for suite in suites]
-    return [record for records in found for record in records] if all(found) else []
+    stores = [Store(RESULTS / f"{suite}.jsonl").records() for suite in suites]
+    return [record for records in stores for record in records] if all(stores) else []
 
 
 def table(records: Sequence[Record], models: Mapping[str, str], columns: Sequence[Column]) -> list[str]:
@@ -166,11 +166,11 @@ def feedback(pages: Path) -> list[str]:
         "|---" * 5 + "|",
     ]
     for task in METRICS:
-        found = {rival: wins(records, task, rival) for rival in RIVALS}
-        known = {rival: count for rival, count in found.items() if count is not None}
+        counts = {rival: wins(records, task, rival) for rival in RIVALS}
+        known = {rival: count for rival, count in counts.items() if count is not None}
         if len(known) == len(RIVALS):
-            counts = [f"{c.won} of {c.seeds} seeds, {number(c.ratio)}" for c in known.values()]
-            lines.append("| " + " | ".join([task, *counts, conclusion(known)]) + " |")
+            cells = [f"{c.won} of {c.seeds} seeds, {number(c.ratio)}" for c in known.values()]
+            lines.append("| " + " | ".join([task, *cells, conclusion(known)]) + " |")
     models = {
         "implicit": "full A",
         "implicit-triangular": "triangular, no cap",

@@ -44,8 +44,8 @@ COLOURS = {"light": ("#1f5fd0", "#c2410c", "#00795a", "#b0508a", "#6b7280", "#0e
 
 def read(name: str) -> dict[str, Any]:
     """Reads a committed result."""
-    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
-    return found
+    record: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return record
 
 
 # Numbers.
@@ -89,11 +89,11 @@ def demo_numbers(demo: dict[str, Any]) -> dict[str, str]:
 
 def best_rivals(rows: list[dict[str, Any]]) -> list[float]:
     """Returns how many times as long as ours the fastest rival takes that reaches the error, for each problem."""
-    found = []
+    ratios = []
     for row in rows:
         times = {name: one["ms"] for name, one in row["libraries"].items() if one["error"] <= row["target"]}
-        found.append(min(time for name, time in times.items() if name != "wellposed") / times["wellposed"])
-    return found
+        ratios.append(min(time for name, time in times.items() if name != "wellposed") / times["wellposed"])
+    return ratios
 
 
 def charted(speed: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,15 +105,15 @@ def speed_numbers(speed: dict[str, Any]) -> dict[str, str]:
     """Takes from the benchmark what README says."""
     large = charted(speed)
     small = [row for row in speed["rows"] if row["n"] < STATES]
-    found = {
+    numbers = {
         "speed_states": f"{STATES}",
         "speed_batch": f"{large[0]['batch']}",
         "small_states": f"{small[0]['n']}",
     }
     for name, ratios in (("speed", best_rivals(large)), ("small", best_rivals(small))):
-        found |= {f"{name}_least": f"{min(ratios):.1f}", f"{name}_most": f"{max(ratios):.1f}"}
+        numbers |= {f"{name}_least": f"{min(ratios):.1f}", f"{name}_most": f"{max(ratios):.1f}"}
     behind = sum(ratio < 1 for ratio in best_rivals(small))
-    return found | {"small_behind": str(behind), "small_count": str(len(small))}
+    return numbers | {"small_behind": str(behind), "small_count": str(len(small))}
 
 
 def lab_numbers() -> dict[str, str]:
@@ -157,19 +157,19 @@ def fill(template: str, values: dict[str, str]) -> str:
         >>> fill("«a» of 3", {"a": "2"})
         '2 of 3'
     """
-    return re.sub("«(\\w+)»", lambda place: values[place[1]], template)
+    return re.sub("«(\\w+)»", lambda match: values[match[1]], template)
 
 
 def printed(text: str) -> str:
     """Runs the first example of the page and returns what it prints."""
     code = re.findall("^```python\n(.*?)^```", text, re.M | re.S)[0]
-    output, place = io.StringIO(), os.getcwd()
+    output, before = io.StringIO(), os.getcwd()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(output):
         os.chdir(folder)
         try:
             exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
         finally:
-            os.chdir(place)
+            os.chdir(before)
     return output.getvalue().strip()
 
 
@@ -201,12 +201,12 @@ def standalone(drawing: str, width: int, height: int) -> str:
 
 def demo_chart(demo: dict[str, Any]) -> str:
     """Draws proven and attacked accuracy against the radius, as the demo's page does."""
-    found = demo["robustness"]
-    radii = [0.0, *found["radii"]]
+    accuracies = demo["robustness"]
+    radii = [0.0, *accuracies["radii"]]
     series = [
         Series(title, style, radii, low=[one["clean"], *one["certified"]], high=[one["clean"], *one["attacked"]])
         for style, (title, one) in enumerate(
-            (("plain model", found["plain"]), ("trained for it", found["robust"]))
+            (("plain model", accuracies["plain"]), ("trained for it", accuracies["robust"]))
         )
     ]
     title = "Accuracy against the radius"
@@ -222,26 +222,26 @@ def speed_chart(speed: dict[str, Any]) -> str:
     x = Scale(min(times) / 1.4, max(times) * 1.4, 130, 620, log=True)
     top, gap = 62, 30
     bottom = top + gap * len(rows)
-    parts = []
+    shapes = []
     for tick in x.ticks():
-        parts.append(f'<path class="grid" d="M{x(tick):.1f} {top - 14}V{bottom - 10}"/>')
-        parts.append(f'<text x="{x(tick):.1f}" y="{bottom + 6}">{tick:g}</text>')
-    parts.append(f'<text class="quiet" x="375" y="{bottom + 24}">milliseconds, forward and backward (log)</text>')
+        shapes.append(f'<path class="grid" d="M{x(tick):.1f} {top - 14}V{bottom - 10}"/>')
+        shapes.append(f'<text x="{x(tick):.1f}" y="{bottom + 6}">{tick:g}</text>')
+    shapes.append(f'<text class="quiet" x="375" y="{bottom + 24}">milliseconds, forward and backward (log)</text>')
     for index, (name, mark) in enumerate(LIBRARIES.items()):
         left, line = 130 + 165 * (index % 3), 14 + 18 * (index // 3)
-        parts.append(f'<circle class="{mark}" cx="{left}" cy="{line}" r="5"/>')
-        parts.append(f'<text x="{left + 10}" y="{line + 4}" style="text-anchor:start">{escape(name)}</text>')
+        shapes.append(f'<circle class="{mark}" cx="{left}" cy="{line}" r="5"/>')
+        shapes.append(f'<text x="{left + 10}" y="{line + 4}" style="text-anchor:start">{escape(name)}</text>')
     for index, row in enumerate(rows):
         y = top + gap * index
-        parts.append(f'<path class="grid" d="M130 {y}H620"/>')
+        shapes.append(f'<path class="grid" d="M130 {y}H620"/>')
         label = f"{row['family']}, {row['norm']:g}"
-        parts.append(f'<text x="120" y="{y + 4}" style="text-anchor:end">{escape(label)}</text>')
+        shapes.append(f'<text x="120" y="{y + 4}" style="text-anchor:end">{escape(label)}</text>')
         for name, one in reversed(row["libraries"].items()):
             missed = "" if one["error"] <= row["target"] else " missed"
-            parts.append(f'<circle class="{LIBRARIES[name]}{missed}" cx="{x(one["ms"]):.1f}" cy="{y}" r="5"/>')
+            shapes.append(f'<circle class="{LIBRARIES[name]}{missed}" cx="{x(one["ms"]):.1f}" cy="{y}" r="5"/>')
     title = "Milliseconds of every library at equal true error; hollow: it reached that error at no tolerance"
     head = f'<svg viewBox="0 0 640 {bottom + 34}" role="img" aria-label="{escape(title)}">'
-    return standalone("\n".join([head, f"<title>{escape(title)}</title>", *parts, "</svg>"]), 640, bottom + 34)
+    return standalone("\n".join([head, f"<title>{escape(title)}</title>", *shapes, "</svg>"]), 640, bottom + 34)
 
 
 # Tables of docs/speed.md.
@@ -251,16 +251,16 @@ def speed_table(rows: list[dict[str, Any]], names: list[str]) -> str:
     """Lays out milliseconds and, in brackets, how many times as long as ours; a star where the error is missed."""
     lines = []
     for row in rows:
-        found = row["libraries"]
+        timings = row["libraries"]
         cells = [
             f"{row['family']}, {row['norm']:g}",
             f"{row['n']}, {row['batch']}",
-            f"{found['wellposed']['ms']:.2f}",
+            f"{timings['wellposed']['ms']:.2f}",
         ]
         for name in names:
-            star = "" if found[name]["error"] <= row["target"] else "\\*"
-            times = found[name]["ms"] / found["wellposed"]["ms"]
-            cells.append(f"{found[name]['ms']:.1f} ({times:.1f}x{star})")
+            star = "" if timings[name]["error"] <= row["target"] else "\\*"
+            times = timings[name]["ms"] / timings["wellposed"]["ms"]
+            cells.append(f"{timings[name]['ms']:.1f} ({times:.1f}x{star})")
         lines.append(cells)
     return markdown(["problem", "n, batch", "wellposed", *names], lines) + "\n"
 

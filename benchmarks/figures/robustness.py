@@ -24,8 +24,8 @@ SAMPLES = 100
 
 def models() -> dict[str, ImplicitModel]:
     """Loads the two classifiers."""
-    found = {name: load_reference(name) for name in MODELS}
-    return {name: model for name, model in found.items() if isinstance(model, ImplicitModel)}
+    references = {name: load_reference(name) for name in MODELS}
+    return {name: model for name, model in references.items() if isinstance(model, ImplicitModel)}
 
 
 def reached(model: ImplicitModel, u: torch.Tensor, radius: float) -> float:
@@ -34,13 +34,13 @@ def reached(model: ImplicitModel, u: torch.Tensor, radius: float) -> float:
     for output in range(10):
         ends = []
         for sign in (-1.0, 1.0):
-            found = u.clone()
+            attacked = u.clone()
             for _ in range(steps):
-                found.requires_grad_()
-                (slope,) = torch.autograd.grad(model(found)[:, output].sum(), found)
-                found = (found + sign * 3 * radius / steps * slope.sign()).detach()
-                found = torch.clamp(found, u - radius, u + radius).clamp(0, 1)
-            ends.append(model(found)[:, output].detach())
+                attacked.requires_grad_()
+                (slope,) = torch.autograd.grad(model(attacked)[:, output].sum(), attacked)
+                attacked = (attacked + sign * 3 * radius / steps * slope.sign()).detach()
+                attacked = torch.clamp(attacked, u - radius, u + radius).clamp(0, 1)
+            ends.append(model(attacked)[:, output].detach())
         widths.append(ends[1] - ends[0])
     return float(torch.stack(widths).mean())
 
@@ -49,17 +49,17 @@ def draw_widths(pyplot: Any, path: Path) -> None:
     """Draws the widths of all methods over the radius."""
     u = load_images("digits", "test").flat()[:20]
     figure, axes = pyplot.subplots(1, 2, figsize=(7.5, 3.4), sharey=True, layout="constrained")
-    for place, (name, model) in zip(axes, models().items(), strict=True):
+    for axis, (name, model) in zip(axes, models().items(), strict=True):
         for method, colour in METHODS.items():
             with torch.no_grad():
                 widths = [float(output_bounds(model, Box.around(u, r), method).width.mean()) for r in RADII]
-            place.loglog(RADII, widths, color=colour, marker="o", markersize=4, label=method)
+            axis.loglog(RADII, widths, color=colour, marker="o", markersize=4, label=method)
             print(name, method, [f"{width:.3g}" for width in widths])
         attacks = [reached(model, u, radius) for radius in RADII]
-        place.loglog(RADII, attacks, "kx", label="attacked: at least")
+        axis.loglog(RADII, attacks, "kx", label="attacked: at least")
         print(name, "attacked", [f"{width:.3g}" for width in attacks])
-        place.set(title=f"{name}: {MODELS[name]}", xlabel="largest change of a pixel")
-        place.grid(alpha=0.3)
+        axis.set(title=f"{name}: {MODELS[name]}", xlabel="largest change of a pixel")
+        axis.grid(alpha=0.3)
     axes[0].set_ylabel("mean width of an output's bounds")
     axes[1].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)

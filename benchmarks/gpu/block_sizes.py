@@ -100,21 +100,21 @@ def host_seconds(run: Any, repeats: int = 50) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         run()
-    found = (time.perf_counter() - start) / repeats
+    seconds = (time.perf_counter() - start) / repeats
     torch.cuda.synchronize()
-    return found
+    return seconds
 
 
 def measure(n: int, batch: int, shape: Shape, adjoint: bool) -> dict[str, Any]:
     """Times both solves and compares the forward one with float64."""
     A, v = problem(n, batch)
     flag = torch.zeros(1, dtype=torch.int32, device="cuda")
-    found = solve(A, v, shape, flag, adjoint=False)
+    solution = solve(A, v, shape, flag, adjoint=False)
     exact = torch.zeros_like(v, dtype=torch.float64)
     for _ in range(400):
         exact = torch.relu(torch.addmm(v.double(), exact, A.double().mT))
-    error = relative_error(found.value, exact)
-    row = {"n": n, "batch": batch, "shape": str(shape), "error": error, "steps": int(found.steps.max())}
+    error = relative_error(solution.value, exact)
+    row = {"n": n, "batch": batch, "shape": str(shape), "error": error, "steps": int(solution.steps.max())}
     row["forward"] = 1e3 * seconds(lambda: solve(A, v, shape, flag, adjoint=False))
     row["host"] = 1e3 * host_seconds(lambda: solve(A, v, shape, flag, adjoint=False))
     if adjoint:
@@ -134,8 +134,8 @@ def main() -> None:
     tasks = [(n, batch, shape) for n, batch in sizes for shape in candidates(n)]
     start = time.perf_counter()
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
-        found = pool.map(partial(compile_one, adjoint=options.adjoint), tasks)
-        problems = dict(zip(tasks, found, strict=True))
+        compiled = pool.map(partial(compile_one, adjoint=options.adjoint), tasks)
+        problems = dict(zip(tasks, compiled, strict=True))
     print(f"compiled {len(tasks)} in {time.perf_counter() - start:.0f} s", flush=True)
     rows = []
     for task in tasks:

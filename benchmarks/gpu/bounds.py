@@ -37,8 +37,8 @@ def mlp() -> ImplicitForm:
 def loop(n: int = 1000) -> ImplicitForm:
     """A dense loop with |A|_inf = 0.9."""
     A = torch.randn(n, n, dtype=F64)
-    parts = torch.randn(n, 50, dtype=F64) / 8, torch.randn(10, n, dtype=F64) / 30
-    return ImplicitForm(0.9 * A / A.abs().sum(1, keepdim=True), *parts)
+    rest = torch.randn(n, 50, dtype=F64) / 8, torch.randn(10, n, dtype=F64) / 30
+    return ImplicitForm(0.9 * A / A.abs().sum(1, keepdim=True), *rest)
 
 
 def problems() -> dict[str, Callable[[str], Tensor]]:
@@ -47,31 +47,31 @@ def problems() -> dict[str, Callable[[str], Tensor]]:
     images, signals = torch.rand(256, 784, dtype=F64), torch.rand(256, 50, dtype=F64)
     X = torch.randn(3000, 896, dtype=F64).relu()
     z = X @ torch.randn(896, 112, dtype=F64) / 30 + 0.1 * torch.randn(3000, 112, dtype=F64)
-    places = ("cpu", "cuda")
-    networks, loops = ({place: form.to(place) for place in places} for form in (network, looped))
-    boxes, sets = ({place: Box.around(u.to(place), 0.01) for place in places} for u in (images, signals))
-    rows = {p: row_problem(Design.of(X.to(p)), z.to(p), kappa=0.9, capped=896) for p in places}
+    devices = ("cpu", "cuda")
+    networks, loops = ({device: form.to(device) for device in devices} for form in (network, looped))
+    boxes, sets = ({device: Box.around(u.to(device), 0.01) for device in devices} for u in (images, signals))
+    rows = {p: row_problem(Design.of(X.to(p)), z.to(p), kappa=0.9, capped=896) for p in devices}
     return {
-        "crown, refined: MLP 784-64-32-16-10, batch 256": lambda place: (
-            output_bounds(networks[place], boxes[place], Crown(rounds=3)).upper
+        "crown, refined: MLP 784-64-32-16-10, batch 256": lambda device: (
+            output_bounds(networks[device], boxes[device], Crown(rounds=3)).upper
         ),
-        "interval: loop of 1000 states, batch 256": lambda place: (
-            output_bounds(loops[place], sets[place], "interval").upper
+        "interval: loop of 1000 states, batch 256": lambda device: (
+            output_bounds(loops[device], sets[device], "interval").upper
         ),
-        "projected gradient: 112 rows x 896 columns": lambda place: Projected().solve(rows[place]).weights,
+        "projected gradient: 112 rows x 896 columns": lambda device: Projected().solve(rows[device]).weights,
     }
 
 
 def waits(run: Callable[[], object]) -> int:
     """Counts how often the host waits for the device."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             run()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(warning.message) for warning in found)
+    return sum("synchronizing" in str(warning.message) for warning in caught)
 
 
 def measure(name: str, run: Callable[[str], Tensor], budget: float) -> dict[str, Any]:

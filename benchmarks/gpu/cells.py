@@ -94,9 +94,9 @@ def measure(cell: Cell, u: Tensor, solver: str, tolerance: float, budget: float)
     ours, theirs = SOLVERS[solver]
     options: dict[str, Any] = {"solver": ours(), "stop": Relative(tolerance), "max_steps": 100}
     models: dict[str, nn.Module] = {kind: DEQ(cell, executor=kind, **options) for kind in ("graph", "reference")}
-    found = models["reference"].equilibrium(u)  # type: ignore[operator]
-    (found.value * torch.randn_like(found.value)).sum().backward()
-    steps = int(found.steps.max()), int(found.adjoint.steps.max())
+    solution = models["reference"].equilibrium(u)  # type: ignore[operator]
+    (solution.value * torch.randn_like(solution.value)).sum().backward()
+    steps = int(solution.steps.max()), int(solution.adjoint.steps.max())
     models["torchdeq"] = Rival(cell, theirs, *steps)
     truth, errors = exact(cell, u), {}
     for kind, model in models.items():

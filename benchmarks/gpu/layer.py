@@ -71,8 +71,8 @@ def make_case(family: str, n: int, batch: int, norm: float = 0.9) -> Case:
         A = norm * A / A.sum(1, keepdim=True)
     else:
         A = state_matrix(family, n, norm, generator)
-    parts = torch.randn(10, n, generator=generator) / n**0.5, torch.randn(batch, n, generator=generator)
-    return Case(family, *(part.cuda() for part in (A, *parts, torch.randn(batch, 10, generator=generator))))
+    rest = torch.randn(10, n, generator=generator) / n**0.5, torch.randn(batch, n, generator=generator)
+    return Case(family, *(part.cuda() for part in (A, *rest, torch.randn(batch, 10, generator=generator))))
 
 
 def make_model(library: str, case: Case) -> nn.Module:
@@ -224,18 +224,18 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for n in (190, 512, 1024, 2048, 4096, 8192)
     }
     groups["other families"] = [row for row in rows if row["family"] != "positive"]
-    found: dict[str, Any] = {}
+    least: dict[str, Any] = {}
     for group, members in groups.items():
         for name, kind in product(LIBRARIES[1:], KINDS):
             ratios = [row[name][kind] / row["wellposed"][kind] for row in members if name in row]
             if ratios:
-                found[f"{name}, {kind}, {group}"] = min(ratios)
-    return found
+                least[f"{name}, {kind}, {group}"] = min(ratios)
+    return least
 
 
 def memory() -> list[dict[str, Any]]:
     """Measures the peak of a training step, beyond parameters and inputs, at several contraction factors."""
-    found = []
+    peaks = []
     for norm in (0.5, 0.9, 0.99):
         case = make_case("positive", 190, 4096, norm)
         model: Any = make_model("wellposed", case)
@@ -244,9 +244,9 @@ def memory() -> list[dict[str, Any]]:
         for parameter in model.parameters():
             parameter.grad = None
         peak = peak_bytes(partial(step, model, case), "cuda")
-        found.append({"norm": norm, "steps": steps, "bytes": peak})
-        print(f"peak of a training step, n = 190, batch 4096, contraction {norm}: {found[-1]}", flush=True)
-    return found
+        peaks.append({"norm": norm, "steps": steps, "bytes": peak})
+        print(f"peak of a training step, n = 190, batch 4096, contraction {norm}: {peaks[-1]}", flush=True)
+    return peaks
 
 
 def training_step(n: int, batch: int) -> dict[str, float]:
@@ -288,14 +288,14 @@ def compile_one(case: tuple[str, int, int]) -> None:
 
 def available() -> list[str]:
     """Lists the libraries that run here, ours first; says why others do not."""
-    found, case = [], make_case("positive", 4, 3)
+    names, case = [], make_case("positive", 4, 3)
     for name in LIBRARIES:
         try:
             step(make_model(name, case), case)
-            found.append(name)
+            names.append(name)
         except Exception as error:
             print(f"{name} does not run here: {type(error).__name__}: {error}")
-    return found
+    return names
 
 
 def main() -> None:

@@ -55,13 +55,13 @@ def floors(case: Case, rnn: ImplicitRNN, rates: dict[str, float]) -> dict[str, A
     forward = 2 * (steps[0] * n * n + elements * (n * (p + h) + h * (n + p + h)))
     backward = 2 * (steps[1] * n * n + elements * (h * (2 * n + h) + (n + h) * (n + p + h)))
     size = 4 * (elements * (p + h) + matrices)
-    found = {}
+    times = {}
     for name, operations, bytes_ in (
         ("forward", forward, size),
         ("both", forward + backward, size + 4 * matrices),
     ):
-        found[f"{name}_floor_ms"] = 1e3 * max(operations / (rates["flops"] / 3), bytes_ / rates["bytes"])
-    return {**found, "steps": steps[0] / elements, "adjoint_steps": steps[1] / elements, "chain": chain}
+        times[f"{name}_floor_ms"] = 1e3 * max(operations / (rates["flops"] / 3), bytes_ / rates["bytes"])
+    return {**times, "steps": steps[0] / elements, "adjoint_steps": steps[1] / elements, "chain": chain}
 
 
 def measure(problem: tuple[Any, ...], rates: dict[str, float], budget: float) -> list[dict[str, Any]]:

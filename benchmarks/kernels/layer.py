@@ -100,15 +100,15 @@ def line(row: dict[str, Any]) -> str:
     """Writes a row of the table; times at which the target was not reached are in brackets."""
     cells = []
     for name in MODELS:
-        found = row["libraries"].get(name)
-        text = "" if found is None else f"{found['ms']:.2f}"
+        timing = row["libraries"].get(name)
+        text = "" if timing is None else f"{timing['ms']:.2f}"
         cells.append(
-            text if found is None or found["error"] <= row["target"] else f"({text}; {found['error']:.0e})"
+            text if timing is None or timing["error"] <= row["target"] else f"({text}; {timing['error']:.0e})"
         )
     mine = row["libraries"]["wellposed"]["ms"]
     for name in ("torchidl", "torchdeq"):
-        found = row["libraries"].get(name)
-        cells.append("" if found is None else f"{found['ms'] / mine:.1f}x")
+        timing = row["libraries"].get(name)
+        cells.append("" if timing is None else f"{timing['ms'] / mine:.1f}x")
     return f"| {row['family']} {row['norm']} | {row['n']}, {row['batch']} | {' | '.join(cells)} |"
 
 
@@ -133,11 +133,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "torchdeq, positive, n <= 64": ("torchdeq", positive, small),
         "torchdeq, all, n <= 64": ("torchdeq", FAMILIES, small),
     }
-    found = {
+    by_group = {
         group: [r for row, r, k in ratios if k == name and row["family"] in families and row["n"] in sizes]
         for group, (name, families, sizes) in groups.items()
     }
-    return {name: {"least": min(values), "most": max(values)} for name, values in found.items() if values}
+    return {name: {"least": min(values), "most": max(values)} for name, values in by_group.items() if values}
 
 
 def main() -> None:

@@ -67,10 +67,10 @@ class Case:
         weights = torch.randn(batch, hidden, generator=generator)
         return cls(f"{family} {norm}", (A, B, C, D), inputs, weights)
 
-    def to(self, *place: Any) -> "Case":
+    def to(self, *where: Any) -> "Case":
         """Moves everything to a device or a dtype."""
-        matrices = tuple(matrix.to(*place) for matrix in self.matrices)
-        return Case(self.name, matrices, self.inputs.to(*place), self.weights.to(*place))
+        matrices = tuple(matrix.to(*where) for matrix in self.matrices)
+        return Case(self.name, matrices, self.inputs.to(*where), self.weights.to(*where))
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _largest(error: Callable[[float], float], goal: float) -> tuple[float, bool]
         rounding = FLOOR if tolerance <= TOLERANCE else 0.0  # only what is exact to the goal may be looser
         if known[-1] <= max(goal, rounding):
             return tolerance, True
-    least = next(place for place, found in enumerate(known) if found <= 1.1 * min(known))
+    least = next(k for k, value in enumerate(known) if value <= 1.1 * min(known))
     return LADDER[least], False
 
 
@@ -212,8 +212,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     lines, names = [], ("problem", "states", "length")
     cases = list(dict.fromkeys(tuple(row[name] for name in names) for row in rows))
     for case in cases:
-        found = {row["library"]: row for row in rows if tuple(row[name] for name in names) == case}
-        mine, other = found["wellposed"], found.get("torchidl")
+        by_library = {row["library"]: row for row in rows if tuple(row[name] for name in names) == case}
+        mine, other = by_library["wellposed"], by_library.get("torchidl")
         if other is None:
             continue
         line = dict(zip(names, case, strict=True))
@@ -293,13 +293,13 @@ def trainings(quick: bool) -> list[dict[str, Any]]:
         "torchidl": _Theirs,
     }
     epochs, samples = (1, 1000) if quick else (3, 10_000)
-    found = []
+    trained = []
     for library, make in makers.items():
         try:
-            found.append(asdict(train(library, make, epochs, samples)))
+            trained.append(asdict(train(library, make, epochs, samples)))
         except NotRunError as reason:
             print(reason)
-    return found
+    return trained
 
 
 def show(rows: list[dict[str, Any]], title: str) -> None:

@@ -38,8 +38,8 @@ def make_matrix(n: int, sparsity: float, layers: int, generator: torch.Generator
     """Draws A with row sums of |A| of 0.9; with several layers, every state depends on the layer before."""
     A = torch.randn(n, n, generator=generator) * (torch.rand(n, n, generator=generator) >= sparsity)
     if layers:
-        place = torch.arange(n) * layers // n
-        A = A * (place[:, None] == place + 1)
+        layer = torch.arange(n) * layers // n
+        A = A * (layer[:, None] == layer + 1)
     return NORM * A / A.abs().sum(1, keepdim=True).clamp_min(1e-9)
 
 
@@ -121,8 +121,8 @@ def line(row: dict[str, Any]) -> str:
     times = " | ".join(f"{row['ms'][name]:.3f}" for name in ("sparse", "packed", "dense", "loop"))
     ratios = " | ".join(f"{row['ratio'][name]:.2f}x" for name in ("packed", "dense", "loop"))
     kind = f"{row['layers']} layers" if row["layers"] else "cycles"
-    place = f"{row['n']}, {row['batch']} | {kind} | {row['sparsity']:.0%}"
-    return f"| {place} | {times} | {ratios} | {row['rule']}, {row['regret']:.0%} |"
+    case = f"{row['n']}, {row['batch']} | {kind} | {row['sparsity']:.0%}"
+    return f"| {case} | {times} | {ratios} | {row['rule']}, {row['regret']:.0%} |"
 
 
 HEADER = """| n, batch | A | sparsity | sparse ms | packed | dense | loop | vs packed | vs dense | vs loop | rule |
@@ -131,20 +131,20 @@ HEADER = """| n, batch | A | sparsity | sparse ms | packed | dense | loop | vs p
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the least ratios at 90 % sparsity and more, n >= 512, and where sparse products begin to pay."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for batch in sorted({row["batch"] for row in rows}):
         wanted = [row for row in rows if row["batch"] == batch and row["n"] >= 512]
         large = [row for row in wanted if row["sparsity"] >= 0.9]
         least = {
             name: min((row["ratio"][name] for row in large), default=math.nan) for name in ("packed", "dense")
         }
-        found[f"batch {batch}"] = {"least ratio at 90 %, n >= 512": least}
+        results[f"batch {batch}"] = {"least ratio at 90 %, n >= 512": least}
         for n in sorted({row["n"] for row in rows}):
             curve = [row for row in rows if (row["n"], row["batch"], row["layers"]) == (n, batch, 0)]
             if curve:
-                found[f"batch {batch}"][f"break-even sparsity, n = {n}"] = break_even(curve)
-    found["largest regret"] = max(row["regret"] for row in rows)
-    return found
+                results[f"batch {batch}"][f"break-even sparsity, n = {n}"] = break_even(curve)
+    results["largest regret"] = max(row["regret"] for row in rows)
+    return results
 
 
 def plot(rows: list[dict[str, Any]]) -> None:

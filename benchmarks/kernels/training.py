@@ -26,7 +26,7 @@ def earthquake(executor: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def argmax(executor: str) -> tuple[nn.Module, Tensor, Tensor]:
-    """Returns a recurrent model that finds the place of the largest number of a sequence of ten."""
+    """Returns a recurrent model that finds the index of the largest number of a sequence of ten."""
     torch.manual_seed(0)
     model = _Last(ImplicitRNN(1, 10, 20, executor=executor, batch_first=True))
     u = torch.rand(128, 10, 1)
@@ -41,8 +41,8 @@ class _Last(nn.Module):
         self.model = model
 
     def forward(self, u: Tensor) -> Tensor:
-        found: Any = self.model(u)
-        outputs: Tensor = found[0] if isinstance(found, tuple) else found
+        result: Any = self.model(u)
+        outputs: Tensor = result[0] if isinstance(result, tuple) else result
         return outputs[:, -1]
 
 
@@ -68,9 +68,9 @@ def measure(
     name: str, make: Callable[[str], tuple[nn.Module, Tensor, Tensor]], rounds: int, steps: int
 ) -> dict[str, Any]:
     """Trains both ways in turns; the best time of each counts."""
-    found = [{kind: train(make, kind, steps) for kind in ("reference", "auto")} for _ in range(rounds)]
-    best = {kind: min(one[kind]["seconds"] for one in found) for kind in ("reference", "auto")}
-    losses = {kind: found[0][kind]["loss"] for kind in best}
+    trained = [{kind: train(make, kind, steps) for kind in ("reference", "auto")} for _ in range(rounds)]
+    best = {kind: min(one[kind]["seconds"] for one in trained) for kind in ("reference", "auto")}
+    losses = {kind: trained[0][kind]["loss"] for kind in best}
     return {"model": name, "seconds": best, "ratio": best["reference"] / best["auto"], "loss": losses}
 
 

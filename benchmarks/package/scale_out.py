@@ -75,24 +75,24 @@ def training_rows(kind: str, cases: int) -> list[dict[str, Any]]:
     """Measures steps of training in a process of torchrun: long runs less short ones."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    found = []
+    rows = []
     for states, batch in CASES[:cases]:
         trained(kind, states, batch, 2)
         short, long = trained(kind, states, batch, 4), trained(kind, states, batch, 24)
         parameters = states * (states + INPUTS + OUTPUTS) + INPUTS * OUTPUTS
         step = {"bytes": (long[0] - short[0]) / 20, "seconds": (long[1] - short[1]) / 20}
-        found.append({"kind": kind, "states": states, "batch": batch, "parameters": parameters, **step})
+        rows.append({"kind": kind, "states": states, "batch": batch, "parameters": parameters, **step})
     distributed.destroy_process_group()
-    return found
+    return rows
 
 
 def by_torchrun(kind: str, cases: int) -> list[dict[str, Any]]:
     """Starts two processes and returns what the first one has measured."""
     with tempfile.TemporaryDirectory() as folder:
-        place = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", "29511"]
+        addresses = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", "29511"]
         worker = ["-m", __spec__.name, "--worker", kind, "--cases", str(cases), "--out", f"{folder}/rows.json"]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "torch.distributed.run", *place, *worker]
+        command = [sys.executable, "-m", "torch.distributed.run", *addresses, *worker]
         subprocess.run(command, env=environment, check=True)
         rows: list[dict[str, Any]] = json.loads(Path(folder, "rows.json").read_text())
         return rows
@@ -113,7 +113,7 @@ def nothing(common: None, k: int) -> int:
 
 def dask_rows(cases: int) -> list[dict[str, Any]]:
     """Measures convex rows and empty runs on a Dask cluster of two processes."""
-    dask, found = require("distributed", extra="dask"), []
+    dask, measured = require("distributed", extra="dask"), []
     local = dask.LocalCluster(2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0)
     with local, dask.Client(local):
         fitted(64, 128, "dask")
@@ -122,12 +122,12 @@ def dask_rows(cases: int) -> list[dict[str, Any]]:
         idle = (sent() - before) / (time.perf_counter() - began)
         for columns, rows in ROWS[:cases]:
             moved, seconds = quiet(lambda: fitted(columns, rows, "dask"), idle)  # noqa: B023
-            found.append({"kind": "rows", "columns": columns, "rows": rows, "bytes": moved, "seconds": seconds})
+            measured.append({"kind": "rows", "columns": columns, "rows": rows, "bytes": moved, "seconds": seconds})
         tasks = [(k,) for k in range(200)]
         moved, seconds = quiet(lambda: list(Workers(1, "dask").run(nothing, tasks)), idle)
-        found.append({"kind": "runs", "runs": len(tasks), "bytes": moved, "seconds": seconds})
-        found.append({"kind": "idle", "bytes_per_second": idle})
-    return found
+        measured.append({"kind": "runs", "runs": len(tasks), "bytes": moved, "seconds": seconds})
+        measured.append({"kind": "idle", "bytes_per_second": idle})
+    return measured
 
 
 def fitted(columns: int, rows: int, backend: str) -> None:
@@ -141,7 +141,7 @@ def fitted(columns: int, rows: int, backend: str) -> None:
 def passes() -> list[dict[str, Any]]:
     """Counts how often a fit reads the recording."""
     network = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3))
-    states, found = record_states(network, [torch.randn(2000, 20) for _ in range(5)]), []
+    states, measured = record_states(network, [torch.randn(2000, 20) for _ in range(5)]), []
     size = sum(part.numel() * part.element_size() for part in (states.U, states.Z, states.X, states.Y))
     plain, count = Design.read, [0]
 
@@ -153,9 +153,9 @@ def passes() -> list[dict[str, Any]]:
     for name, options in {"dense": {}, "target_sparsity=0.9": {"target_sparsity": 0.9}}.items():
         count[0] = 0
         fit_states(states, kappa=0.9, **options)
-        found.append({"kind": "passes", "fit": name, "read": count[0], "recording": size})
+        measured.append({"kind": "passes", "fit": name, "read": count[0], "recording": size})
     Design.read = plain  # type: ignore[method-assign]
-    return found
+    return measured
 
 
 def show(rows: list[dict[str, Any]]) -> str:

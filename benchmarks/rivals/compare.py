@@ -91,8 +91,8 @@ class Row:
 
 def _accuracy(row: Row, run: Run, wanted: Exact) -> None:
     row.value_error = relative_error(run.output(), wanted.output)
-    found = run.gradients()
-    errors = {name: relative_error(found[name], gradient) for name, gradient in wanted.gradients.items()}
+    gradients = run.gradients()
+    errors = {name: relative_error(gradients[name], gradient) for name, gradient in wanted.gradients.items()}
     worst = max(errors, key=lambda name: errors[name])
     row.gradient_error = errors[worst]
     notes = [run.complaint()]

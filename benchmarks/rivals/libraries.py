@@ -142,8 +142,8 @@ def wellposed_model(problem: Problem) -> Run:
         raise NotRunError("takes only matrices proven well-posed, and this one is not") from None
     parameters = {"A": model.state.raw, "B": model.B, "C": model.C}
     with torch.no_grad():
-        found = model.equilibrium(problem.u)
-    return torch_run(problem, model, parameters, lambda: found.steps, lambda: _failures(found))
+        solution = model.equilibrium(problem.u)
+    return torch_run(problem, model, parameters, lambda: solution.steps, lambda: _failures(solution))
 
 
 class _Cell(nn.Module):
@@ -179,8 +179,8 @@ def wellposed_fixed_point(problem: Problem) -> Run:
     """Runs `fixed_point` on the map as a function."""
     model = _FixedPointModel(problem)
     with torch.no_grad():
-        found = model.solve(problem.u)
-    return torch_run(problem, model, model.named, lambda: found.steps, lambda: _failures(found))
+        solution = model.solve(problem.u)
+    return torch_run(problem, model, model.named, lambda: solution.steps, lambda: _failures(solution))
 
 
 def torchidl_model(A: Tensor, B: Tensor, C: Tensor, kappa: float = 0.9999, function: type | None = None) -> Any:
@@ -343,8 +343,8 @@ def jaxopt_plain(problem: Problem) -> Run:
     solver = jaxopt.FixedPointIteration(lambda x, A, v: phi(A @ x + v), maxiter=MAX_STEPS, tol=tolerance)
 
     def solve(A: Any, v: Any) -> tuple[Any, Any, Any]:
-        found = jax.vmap(lambda row: solver.run(jax.numpy.zeros_like(row), A, row))(v)
-        return found.params, found.state.iter_num, found.state.error > tolerance
+        solution = jax.vmap(lambda row: solver.run(jax.numpy.zeros_like(row), A, row))(v)
+        return solution.params, solution.state.iter_num, solution.state.error > tolerance
 
     return _jax_run(problem, solve)
 
@@ -356,8 +356,8 @@ def jaxopt_anderson(problem: Problem) -> Run:
     solver = jaxopt.AndersonAcceleration(lambda x, A, v: phi(x @ A.T + v), maxiter=MAX_STEPS, tol=tolerance)
 
     def solve(A: Any, v: Any) -> tuple[Any, Any, Any]:
-        found = solver.run(jax.numpy.zeros_like(v), A, v)
-        return found.params, found.state.iter_num, found.state.error > tolerance
+        solution = solver.run(jax.numpy.zeros_like(v), A, v)
+        return solution.params, solution.state.iter_num, solution.state.error > tolerance
 
     return _jax_run(problem, solve)
 
@@ -368,7 +368,7 @@ def optimistix_plain(problem: Problem) -> Run:
     solver = optimistix.FixedPointIteration(rtol=0.0, atol=TOLERANCE)
 
     def one(A: Any, row: Any) -> tuple[Any, Any, Any]:
-        found = optimistix.fixed_point(
+        solution = optimistix.fixed_point(
             lambda x, args: phi(args[0] @ x + args[1]),
             solver,
             jax.numpy.zeros_like(row),
@@ -376,6 +376,6 @@ def optimistix_plain(problem: Problem) -> Run:
             max_steps=MAX_STEPS,
             throw=False,
         )
-        return found.value, found.stats["num_steps"], found.result != optimistix.RESULTS.successful
+        return solution.value, solution.stats["num_steps"], solution.result != optimistix.RESULTS.successful
 
     return _jax_run(problem, jax.vmap(one, in_axes=(None, 0)))

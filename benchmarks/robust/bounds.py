@@ -118,8 +118,8 @@ def attacked_accuracy(form: ImplicitForm, box: Box, labels: Tensor) -> float:
     def margin(y: Tensor) -> Tensor:
         return y.masked_fill(own, -torch.inf).amax(1) - y[own]
 
-    kept = form(attack(form, box, margin)).argmax(1) == labels
-    return float((kept & (form(box.center).argmax(1) == labels)).double().mean())
+    correct = form(attack(form, box, margin)).argmax(1) == labels
+    return float((correct & (form(box.center).argmax(1) == labels)).double().mean())
 
 
 def looped(n: int, p: int, kappa: float, seed: int) -> ImplicitForm:

@@ -9,27 +9,34 @@ of continuation, "slopes" what is proven once those that it leaves open are aske
 refinement and slopes optimised; "boxes" are the samples that have such a box (others are affine, or known well
 enough, or not proven).
 
-"open" images are left by the attack and not proven by CROWN. Branch and bound is asked about all of them, or about
-some drawn at random: "asked" are their number, then "proven", "counter-examples", and "undecided" when the seconds
-(of the processor, not of the clock) were over. "complete" is the percentage of all images that are proven then,
-"pgd and complete" what neither of the two attacks; both are missing where not all open images were asked about.
-Milliseconds are of the processor, per image that was asked about. Lines with a "note" are of an earlier version.
+"open" images are left by the attack and not proven by CROWN. Branch and bound is asked about them: "asked" are
+those that have an answer, then "proven", "counter-examples", and "undecided" when the seconds (of the processor,
+not of the clock) were over. "unsplit" is the percentage of all images that are proven before anything is split,
+"complete" of all that are proven then, "pgd and complete" what neither of the two attacks; all three are missing
+where not all open images have an answer. Milliseconds are of the processor, per image that was asked about. Lines
+with a "note" are of an earlier version.
 
 Run: python -m benchmarks.robust.loops [--quick] [--images 200] [--models monotone-87,inf-40] [--columns complete]
-Models, radii and columns that are not run keep what the file says of them.
+Models, radii and columns that are not run keep what the file says of them. With --verdicts every answer is added
+to a file as it comes, and a later run asks only what that file does not answer; with --merge it asks nothing.
 """
 
+import json
+import math
+import multiprocessing
+import random
+import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Collection, Iterable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from benchmarks.harness import cpu_seconds, load, make_parser, one_thread, save
+from benchmarks.harness import cpu_seconds, load, make_parser, save
 from wellposed.data import load_images
 from wellposed.errors import MissingExtraError
 from wellposed.forms import ImplicitForm
@@ -45,93 +52,173 @@ METHODS = {"norms": Crown(continuation=False), "crown": Crown(), "slopes": Crown
 Line = dict[str, Any]
 
 
-def trained(name: str, folder: Path | None = None) -> ImplicitModel:
+def trained(name: str, folder: Path) -> ImplicitModel:
     """Trains a classifier, or reads one that an earlier run has left in a folder."""
     condition, states = name.split("-")
-    data = load_images("mnist", "train")
     torch.manual_seed(0)
     model = ImplicitModel(
         784, 10, int(states), condition=condition, kappa=0.9, bias=True, feedthrough=False, on_failure="ignore"
     )
-    file = None if folder is None else folder / f"{name}.pt"
-    if file is not None and file.exists():
+    file = folder / f"{name}.pt"
+    if file.exists():
         model.load_state_dict(torch.load(file))
     else:
+        data, loss = load_images("mnist", "train"), torch.nn.functional.cross_entropy
         pairs = data.flat()[:20_000], data.labels[:20_000]
-        loss = torch.nn.functional.cross_entropy
         fit(model, pairs, loss, epochs=4, optimizer=lambda p: torch.optim.Adam(p, 1e-3), seed=0, progress=False)
-        if file is not None:
-            torch.save(model.state_dict(), file)
+        torch.save(model.state_dict(), file)
     return model.double()
 
 
-def _counted(form: ImplicitForm, box: Box, labels: Tensor, method: Crown) -> tuple[Tensor, float]:
-    """Certifies all images, some at a time; returns which, and milliseconds an image."""
-    certain, spent = [], 0.0
-    for rows in torch.arange(len(labels)).split(PART):
-        some = Box(box.lower[rows], box.upper[rows])
-        seconds, held = cpu_seconds(lambda some=some, rows=rows: certified(form, some, labels[rows], method))
-        certain, spent = [*certain, held], spent + seconds
-    return torch.cat(certain), 1000 * spent / len(labels)
+_model, _images = cache(trained), cache(load_images)  # what jobs of one process share
 
 
-def attacked(model: ImplicitModel, u: Tensor, labels: Tensor, epsilon: float) -> tuple[Tensor, Line]:
-    """Attacks all images; returns which keep their class."""
+class Job(NamedTuple):
+    """A column of the table for some images of one model at one radius."""
+
+    model: str
+    epsilon: float
+    column: str
+    images: list[int]
+
+    def run(self, seconds: float, forms: Path) -> list[Line]:
+        """Returns an answer about every image, with milliseconds of the processor."""
+        torch.set_num_threads(1)
+        model, test, more = _model(self.model, forms), _images("mnist", "test"), [{} for _ in self.images]
+        u, labels = test.flat()[self.images].double(), test.labels[self.images]
+        if self.column == "pgd":
+            spent, answers = cpu_seconds(lambda: attacked(model, u, labels, self.epsilon))
+        else:
+            form, box = model.form(detach=True), Box.around(u, self.epsilon)
+            prove = (
+                partial(decided, seconds=seconds) if self.column == "complete" else partial(proven, self.column)
+            )
+            spent, (answers, more) = cpu_seconds(lambda: prove(form=form, box=box, labels=labels))
+        about = {"model": self.model, "epsilon": self.epsilon, "column": self.column}
+        ms = round(1000 * spent / len(self.images), 1)
+        return [
+            {**about, "image": image, "answer": one, "ms": ms, **rest}
+            for image, one, rest in zip(self.images, answers, more, strict=True)
+        ]
+
+
+def attacked(model: ImplicitModel, u: Tensor, labels: Tensor, epsilon: float) -> list[str]:
+    """Attacks images: are they wrong, broken or left?"""
     with torch.no_grad():
-        clean = model(u).argmax(1) == labels
-    left = clean & ~pgd(model, u, labels, epsilon, steps=40).success
-    return left, {"clean": _share(clean), "pgd": _share(left)}
+        wrong = model(u).argmax(1) != labels
+    broken = pgd(model, u, labels, epsilon, steps=40).success
+    return ["wrong" if w else "broken" if b else "left" for w, b in zip(wrong, broken, strict=True)]
 
 
-def proven(form: ImplicitForm, box: Box, labels: Tensor, name: str, asked: Tensor) -> tuple[Tensor, Line]:
-    """Certifies some images by bounds; returns which are proven."""
-    boxes: list[Tensor] = []
-    call, held, spent = crown.Continuation.__call__, torch.zeros_like(asked), 0.0
+def proven(name: str, form: ImplicitForm, box: Box, labels: Tensor) -> tuple[list[bool], list[Line]]:
+    """Certifies images by bounds; also tells which have a box of continuation."""
+    boxes: list[Tensor] = [torch.zeros(len(labels))]
+    call = crown.Continuation.__call__
     with mock.patch.object(crown.Continuation, "__call__", lambda *given: boxes.append(call(*given)) or boxes[-1]):
-        if bool(asked.any()):
-            some = Box(box.lower[asked], box.upper[asked])
-            held[asked], spent = _counted(form, some, labels[asked], METHODS[name])
-    line: Line = {name: _share(held), f"{name} ms": round(spent, 1)}
-    return held, line | ({"boxes": _share(torch.cat(boxes) > 1)} if name == "crown" else {})
+        held = certified(form, box, labels, METHODS[name])
+    return held.tolist(), [{"box": one} for one in (torch.stack(boxes).amax(0) > 1).tolist()]
 
 
-def decided(
-    form: ImplicitForm, box: Box, labels: Tensor, left: Tensor, held: Tensor, seconds: float, most: int
-) -> Line:
-    """Asks branch and bound about what is left and not proven, or about some of it drawn at random."""
-    open_ = (left & ~held).nonzero()[:, 0]
-    order = torch.randperm(len(open_), generator=torch.Generator().manual_seed(0))
-    asked = open_[order[:most].sort().values]
-    verdicts, spent = [], 0.0
-    for index in asked.tolist():
-        one = Box(box.lower[index : index + 1], box.upper[index : index + 1])
-        ask = partial(branch_and_bound, form, one, labels[index : index + 1], seconds)
-        with (
-            mock.patch.object(certification, "monotonic", time.process_time),
-            mock.patch.object(time, "monotonic", time.process_time),
-        ):  # other processes must not use up the seconds
-            took, status = cpu_seconds(lambda ask=ask: _status(ask))
-        verdicts, spent = [*verdicts, status], spent + took
-    line: Line = {"open": len(open_), "asked": len(asked), "seconds": seconds}
-    line |= {name: verdicts.count(name.removesuffix("s")) for name in ("proven", "counter-examples", "undecided")}
-    line |= {"complete ms": round(1000 * spent / max(1, len(asked)), 1)}
-    if len(asked) == len(open_):
-        share = 100 / len(labels)
-        line["complete"] = round(_share(held) + share * line["proven"], 1)
-        line["pgd and complete"] = round(_share(left) - share * line["counter-examples"], 1)
-    return line
+def decided(seconds: float, form: ImplicitForm, box: Box, labels: Tensor) -> tuple[list[str], list[Line]]:
+    """Asks branch and bound about one image; where a linear program has no solver, there is no verdict."""
+    with (
+        mock.patch.object(certification, "monotonic", time.process_time),
+        mock.patch.object(time, "monotonic", time.process_time),
+    ):  # other processes must not use up the seconds
+        try:
+            (verdict,) = branch_and_bound(form, box, labels, seconds)
+        except MissingExtraError:
+            verdict = Verdict("undecided", math.inf, 0)
+    return [verdict.status], [{"seconds": seconds, "splits": verdict.splits}]
 
 
-def _status(ask: Callable[[], list[Verdict]]) -> str:
-    """Returns the verdict about one image; where a linear program has no solver, there is none."""
-    try:
-        return ask()[0].status
-    except MissingExtraError:
-        return "undecided"
+class Answers:
+    """What is known of every image, by model, radius and column; read from and added to a file of verdicts."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.known: dict[tuple[str, float, str], dict[int, Line]] = {}
+        file = options.verdicts
+        for text in file.read_text().splitlines() if file is not None and file.exists() else ():
+            line = json.loads(text) if text.endswith("}") else {}  # else the run that wrote it was cut off
+            again = line.get("answer") == "undecided" and line["seconds"] < options.seconds and not options.merge
+            if line and not again:
+                self._add(line)
+
+    def _add(self, line: Line) -> None:
+        self.known.setdefault((line["model"], line["epsilon"], line["column"]), {})[line["image"]] = line
+
+    def of(self, name: str, epsilon: float, column: str) -> dict[int, Line]:
+        """Returns what a column says of the images of this run that it was asked about."""
+        known = self.known.get((name, epsilon, column), {})
+        return {image: known[image] for image in sorted(known) if image < self.options.images}
+
+    def held(self, name: str, epsilon: float, columns: Iterable[str] = METHODS) -> set[int]:
+        """Returns the images that are proven by bounds."""
+        pairs = (pair for column in columns for pair in self.of(name, epsilon, column).items())
+        return {image for image, line in pairs if line["answer"]}
+
+    def open(self, name: str, epsilon: float) -> list[int]:
+        """Returns the images that the attack leaves and bounds do not prove."""
+        attack = self.of(name, epsilon, "pgd")
+        left = {image for image, line in attack.items() if line["answer"] == "left"}
+        if wrong := self.held(name, epsilon) & (attack.keys() - left):
+            raise AssertionError(f"{name} at {epsilon}: the classes of images {wrong} are proven and attacked")
+        return sorted(left - self.held(name, epsilon))
+
+    def ask(self, jobs: list[Job]) -> None:
+        """Answers what has no answer yet, in random order, so that a run that is cut off has drawn a sample."""
+        parts = []
+        for job in jobs if not self.options.merge else ():
+            images = [image for image in job.images if image not in self.of(*job[:3])]
+            size = 1 if job.column == "complete" else PART
+            parts += [job._replace(images=images[i : i + size]) for i in range(0, len(images), size)]
+        random.Random(0).shuffle(parts)
+        run = partial(Job.run, seconds=self.options.seconds, forms=self.options.forms)
+        with multiprocessing.get_context("spawn").Pool(self.options.processes) as pool:
+            for lines in pool.imap_unordered(run, parts):
+                for line in lines:
+                    self._add(line)
+                if self.options.verdicts is not None:
+                    with self.options.verdicts.open("a") as file:
+                        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+    def line(self, name: str, epsilon: float) -> Line:
+        """Returns a line of the table, without the columns whose images do not all have an answer."""
+        count, open_, new = self.options.images, self.open(name, epsilon), {}
+        attack = [line["answer"] for line in self.of(name, epsilon, "pgd").values()]
+        if len(attack) < count:
+            return new
+        left, held = attack.count("left"), self.held(name, epsilon)
+        new |= {"clean": _percent(count - attack.count("wrong"), count), "pgd": _percent(left, count)}
+        for column in METHODS:
+            known = self.of(name, epsilon, column)
+            proven = held if column == "slopes" else self.held(name, epsilon, [column])
+            if known.keys() >= (set(open_) if column == "slopes" else set(range(count))):
+                new |= {column: _percent(len(proven), count), f"{column} ms": _mean_ms(known.values())}
+            if column == "crown" and column in new:
+                new["boxes"] = _percent(sum(line["box"] for line in known.values()), count)
+        asked = [line for image, line in self.of(name, epsilon, "complete").items() if image in open_]
+        verdicts = [line["answer"] for line in asked]
+        if open_ and not asked:
+            return new
+        new |= {"open": len(open_), "asked": len(asked), "seconds": self.options.seconds}
+        new |= {one: verdicts.count(one.removesuffix("s")) for one in ("proven", "counter-examples", "undecided")}
+        new["complete ms"] = _mean_ms(asked)
+        if len(asked) == len(open_):
+            unsplit = sum(line["answer"] == "proven" and not line["splits"] for line in asked)
+            new |= {"unsplit": _percent(len(held) + unsplit, count)}
+            new |= {"complete": _percent(len(held) + new["proven"], count)}
+            new |= {"pgd and complete": _percent(left - new["counter-examples"], count)}
+        return new
 
 
-def _share(marks: Tensor) -> float:
-    return round(100 * float(marks.double().mean()), 1)
+def _percent(some: int, count: int) -> float:
+    return round(100 * some / count, 1)
+
+
+def _mean_ms(lines: Collection[Line]) -> float:
+    return round(sum(line["ms"] for line in lines) / max(1, len(lines)), 1)
 
 
 def main() -> None:
@@ -142,47 +229,51 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--columns", default=",".join((*METHODS, "complete")))
     parser.add_argument("--seconds", type=float, default=10.0, help="for branch and bound of one image")
-    parser.add_argument("--most", type=int, default=10**6, help="images that branch and bound is asked about")
     parser.add_argument("--forms", type=Path, help="a folder in which trained models are left")
+    parser.add_argument("--processes", type=int, default=1, help="images that are examined at the same time")
+    parser.add_argument("--verdicts", type=Path, help="a file of answers, read first and added to")
+    parser.add_argument("--merge", action="store_true", help="make the table of --verdicts alone, and ask nothing")
     options = parser.parse_args()
     if options.table:
         for line in load(options)["lines"]:
             print(line)
         return
-    one_thread()
-    count = 10 if options.quick else options.images
-    test = load_images("mnist", "test")
-    u, labels = test.flat().double()[:count], test.labels[:count]
-    for name in options.models.split(",")[: 1 if options.quick else None]:
-        model = trained(name, options.forms)
-        form = model.form(detach=True)
-        for epsilon in options.epsilons[: 1 if options.quick else None]:
-            box, columns = Box.around(u, epsilon), options.columns.split(",")
-            left, new = attacked(model, u, labels, epsilon)
-            held = torch.zeros_like(left)
-            for method in METHODS:
-                if method in columns or (method == "crown" and "complete" in columns):
-                    asked = left & ~held if method == "slopes" else torch.ones_like(left)
-                    which, more = proven(form, box, labels, method, asked)
-                    held, new = held | which, new | more
-                    new |= {"slopes": _share(held)} if method == "slopes" else {}
-            if "complete" in columns:
-                new |= decided(form, box, labels, left, held, options.seconds, options.most)
-            if bool((held & ~left).any()):
-                raise AssertionError("an attack changes a class that was proven")
+    options.images = 10 if options.quick else options.images
+    chosen = [(name, eps) for name in options.models.split(",") for eps in options.epsilons]
+    chosen = chosen[: 1 if options.quick else None]
+    with tempfile.TemporaryDirectory() as folder:
+        options.forms = options.forms or Path(folder)
+        for name in {name for name, _ in chosen} if not options.merge else ():
+            trained(name, options.forms)
+        answers = asked(options, chosen)
+    for name, epsilon in chosen:
+        if new := answers.line(name, epsilon):
             print({"model": name, "epsilon": epsilon, **new}, flush=True)
-            _save(options, count, {"model": name, "epsilon": epsilon, "images": count}, new)
+            _save(options, {"model": name, "epsilon": epsilon, "images": options.images}, new)
 
 
-def _save(options: Any, count: int, about: Line, new: Line) -> None:
+def asked(options: Any, chosen: list[tuple[str, float]]) -> Answers:
+    """Asks for all columns, those first that tell which images are open."""
+    columns = options.columns.split(",")
+    needed = {"pgd", *columns, *(("crown",) if "complete" in columns else ())}
+    answers, everything = Answers(options), list(range(options.images))
+    first = [column for column in ("pgd", "norms", "crown") if column in needed]
+    answers.ask([Job(*pair, column, everything) for pair in chosen for column in first])
+    for column in ("slopes", "complete"):
+        if column in columns:
+            answers.ask([Job(*pair, column, answers.open(*pair)) for pair in chosen])
+    return answers
+
+
+def _save(options: Any, about: Line, new: Line) -> None:
     """Adds columns to a line of the file, or replaces them; a line about other images or of before goes."""
     exists = not options.quick and (options.out or options.result).exists()
     lines = load(options)["lines"] if exists else []
     keys = [(name, epsilon) for name in MODELS for epsilon in EPSILONS]
     same = [line for line in lines if (line["model"], line["epsilon"]) == (about["model"], about["epsilon"])]
-    old = same[0] if same and same[0].get("images") == count and "note" not in same[0] else {}
+    old = same[0] if same and same[0].get("images") == about["images"] and "note" not in same[0] else {}
     if "asked" in new:
-        old = {name: value for name, value in old.items() if name not in ("complete", "pgd and complete")}
+        old = {name: value for name, value in old.items() if "complete" not in name and name != "unsplit"}
     lines = [line for line in lines if line not in same]
     lines = sorted(
         [*lines, {**old, **about, **new}], key=lambda line: keys.index((line["model"], line["epsilon"]))

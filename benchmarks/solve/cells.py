@@ -85,8 +85,8 @@ class Target:
 
 def flat(state: Any) -> Tensor:  # (B, n)
     """Flattens a state."""
-    parts = (state,) if isinstance(state, Tensor) else state
-    return torch.cat([part.flatten(1) for part in parts], 1)
+    tensors = (state,) if isinstance(state, Tensor) else state
+    return torch.cat([tensor.flatten(1) for tensor in tensors], 1)
 
 
 def gradient_of(module: nn.Module) -> Tensor:
@@ -230,9 +230,9 @@ class _Compiled(libraries._FixedPointModel):
 def compiled_run(problem: Problem, solver: str | None) -> libraries.Run:
     """Runs our compiled `fixed_point` on the map as a function."""
     model = _Compiled(problem, solver)
-    found = model.solve(problem.u)
+    solution = model.solve(problem.u)
     return libraries.torch_run(
-        problem, model, model.named, lambda: found.steps, lambda: libraries._failures(found)
+        problem, model, model.named, lambda: solution.steps, lambda: libraries._failures(solution)
     )
 
 

@@ -59,9 +59,9 @@ def newton_run(case: SolvedProblem, tolerance: float) -> Run:
         return solve_active_set(case.A, v, get_activation("relu"), stop=stop)
 
     def both() -> None:
-        found = solve()
-        y = found.adjoint(gradient, stop).value
-        _ = y.mT @ found.value, y.mT @ case.u
+        solution = solve()
+        y = solution.adjoint(gradient, stop).value
+        _ = y.mT @ solution.value, y.mT @ case.u
 
     return Run(lambda: solve().value @ case.C.mT, both, lambda: solve().steps)
 
@@ -96,13 +96,13 @@ def torchdeq_run(case: SolvedProblem, tolerance: float) -> Run:
 
 def runs(case: SolvedProblem, tolerance: float, names: list[str]) -> dict[str, Run]:
     """Returns all solvers that are installed."""
-    found = {name: own_run(case, tolerance, name) for name in ("picard", "anderson")}
-    found = {"automatic": own_run(case, tolerance, None), **found, "newton": newton_run(case, tolerance)}
+    by_solver = {name: own_run(case, tolerance, name) for name in ("picard", "anderson")}
+    by_solver = {"automatic": own_run(case, tolerance, None), **by_solver, "newton": newton_run(case, tolerance)}
     if "torchidl" in names:
-        found["torchidl"] = torchidl_run(case, tolerance)
+        by_solver["torchidl"] = torchidl_run(case, tolerance)
     if "torchdeq" in names:
-        found["torchdeq"] = torchdeq_run(case, tolerance)
-    return found
+        by_solver["torchdeq"] = torchdeq_run(case, tolerance)
+    return by_solver
 
 
 def measure(case: SolvedProblem, names: list[str]) -> dict[str, Any]:
@@ -142,13 +142,13 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
 def above(rows: list[dict[str, Any]], limit: float = 1.2) -> list[str]:
     """Lists where the automatic choice takes more than `limit` times the steps of plain iteration."""
-    found = []
+    worse = []
     for row in rows:
         for key in ("steps_mean", "steps_max"):
             ratio = row["solvers"]["automatic"][key] / row["solvers"]["picard"][key]
             if ratio > limit:
-                found.append(f"{row['family']} {row['norm']}: {key} {ratio:.2f} times those of Picard")
-    return found
+                worse.append(f"{row['family']} {row['norm']}: {key} {ratio:.2f} times those of Picard")
+    return worse
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ class Ours:
         self.cell, self.u, self.gradient, self.solver = cell, u, gradient, solver
 
     def __call__(self, steps: int) -> None:
-        found = fixed_point(
+        solution = fixed_point(
             self.cell,
             torch.zeros_like(self.u),
             self.u,
@@ -61,9 +61,9 @@ class Ours:
             stop=Steps(steps),
             gradient=self.gradient,
         )
-        if not bool((found.status == Status.STEPS_DONE).all()):
-            raise RuntimeError(f"asked for {steps} steps and received {found}")
-        value: Any = found.value
+        if not bool((solution.status == Status.STEPS_DONE).all()):
+            raise RuntimeError(f"asked for {steps} steps and received {solution}")
+        value: Any = solution.value
         (value**2).sum().backward()
 
 

@@ -77,11 +77,13 @@ def cases(quick: bool) -> list[tuple[str, float, Tensor, Tensor]]:
 def make_case(family: str, norm: float, A: Tensor, v: Tensor) -> Case:
     """Adds a gradient and the exact solution, certified by its residual."""
     A64, v64 = A.double(), v.double()
-    found = solve_active_set(A64, v64, RELU, stop=Relative(rtol=1e-13), max_steps=2000)
-    bound = found.residual / (1 - norm) / max_norm(found.value).clamp_min(1e-3)
+    solution = solve_active_set(A64, v64, RELU, stop=Relative(rtol=1e-13), max_steps=2000)
+    bound = solution.residual / (1 - norm) / max_norm(solution.value).clamp_min(1e-3)
     if float(bound.max()) > 0.01 * ERROR:
         raise RuntimeError(f"no exact solution of {family} {norm}: error up to {float(bound.max()):.1e}")
-    return Case(family, norm, A, v, torch.randn(v.shape, generator=torch.Generator().manual_seed(1)), found.value)
+    return Case(
+        family, norm, A, v, torch.randn(v.shape, generator=torch.Generator().manual_seed(1)), solution.value
+    )
 
 
 Run = Callable[[bool], Tensor]
@@ -105,10 +107,10 @@ def newton_run(case: Case, rtol: float) -> Run:
     """Returns a solve by Newton's method, forward or both ways."""
 
     def run(backward: bool) -> Tensor:
-        found = solve_active_set(case.A, case.v, RELU, stop=Relative(rtol=rtol), max_steps=MAX_STEPS)
+        solution = solve_active_set(case.A, case.v, RELU, stop=Relative(rtol=rtol), max_steps=MAX_STEPS)
         if backward:
-            found.adjoint(case.g, Relative(rtol=rtol))
-        return found.value
+            solution.adjoint(case.g, Relative(rtol=rtol))
+        return solution.value
 
     return run
 

@@ -18,7 +18,7 @@ from wellposed.equilibrium import watch
 from wellposed.models.warm_start import WarmStart
 
 EPOCHS, KAPPA, MAX_STEPS, REPEATS = 12, 0.99, 2000, 2
-KEPT: dict[str, dict[str, Any] | None] = {
+STARTS: dict[str, dict[str, Any] | None] = {
     "cold": None,
     "forward": {},
     "forward, bfloat16": {"dtype": torch.bfloat16},
@@ -37,7 +37,7 @@ def digits() -> Problem:
 def travel() -> Problem:
     """Where and how deep a source is, from what five stations see of it; n = 190, batch 500.
 
-    A station contributes its place (3), the arrival relative to the first one and two angles.
+    A station contributes its position (3), the arrival relative to the first one and two angles.
     """
     generator = torch.Generator().manual_seed(0)
     source = 2 * torch.rand(5_000, 3, generator=generator) - 1
@@ -51,14 +51,14 @@ def travel() -> Problem:
 
 
 def train(
-    problem: Problem, executor: str, solver: str | None, schedule: str | None, kept: Any, epochs: int
+    problem: Problem, executor: str, solver: str | None, schedule: str | None, warm: Any, epochs: int
 ) -> dict[str, Any]:
     """Trains one model and returns what it took."""
     u, y, n, q, loss, batch = problem
     torch.manual_seed(0)
     options = {"kappa": KAPPA, "max_steps": MAX_STEPS, "executor": executor, "solver": solver}
     model = ImplicitModel(u.shape[1], q, n, **options)  # type: ignore[arg-type]
-    starts = None if kept is None else WarmStart(**kept)
+    starts = None if warm is None else WarmStart(**warm)
     optimizer = partial(torch.optim.Adam, lr=2e-3)
     with watch() as log:
         seconds, history = cpu_seconds(
@@ -88,13 +88,13 @@ def train(
 def measure(
     name: str, problem: Problem, executor: str, solver: str | None, schedule: str | None, epochs: int
 ) -> list[dict[str, Any]]:
-    """Trains with every way to keep starts, in turns, and takes the best time of each."""
+    """Trains with every kind of warm start, in turns, and takes the best time of each."""
     rows: dict[str, dict[str, Any]] = {}
     for _ in range(REPEATS):
-        for way, kept in KEPT.items():
-            found = train(problem, executor, solver, schedule, kept, epochs)
-            found["seconds"] = min(found["seconds"], rows.get(way, found)["seconds"])
-            rows[way] = found
+        for way, warm in STARTS.items():
+            trained = train(problem, executor, solver, schedule, warm, epochs)
+            trained["seconds"] = min(trained["seconds"], rows.get(way, trained)["seconds"])
+            rows[way] = trained
     case = {
         "problem": name,
         "executor": executor,
@@ -136,7 +136,7 @@ def main() -> None:
         for executor in ("reference", "numba"):
             for schedule in (None, "cosine"):
                 rows += measure(name, problem, executor, None, schedule, epochs)
-                print(table(rows[-len(KEPT) :]), flush=True)
+                print(table(rows[-len(STARTS) :]), flush=True)
     save(options, epochs=epochs, kappa=KAPPA, rows=rows)
 
 

@@ -12,10 +12,10 @@ SIZE = 64  # results; more than a suite shares
 
 
 class Cache:
-    """Keeps the results that were asked for last, for one suite at a time.
+    """Caches the results that were used last, for one suite at a time.
 
     Args:
-        size: how many results are kept.
+        size: how many results are cached.
 
     Example:
         >>> cache = Cache(size=1)
@@ -31,7 +31,7 @@ class Cache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Returns the result of a key, made now unless it is kept."""
+        """Returns the result of a key, computed now unless it is cached."""
         with self._lock:
             if key in self._results:
                 self._results.move_to_end(key)
@@ -46,13 +46,13 @@ class Cache:
         return result
 
     def serve(self, suite: str) -> None:
-        """Forgets everything unless the suite is the one that was served before."""
+        """Clears the cache unless the suite is the same as before."""
         if suite != self.suite:
             self.clear()
         self.suite = suite
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Clears the cache."""
         with self._lock:
             self._results.clear()
 
@@ -64,7 +64,7 @@ CACHE = Cache()  # of this process; the runner clears it between suites
 
 
 def cached(function: Callable[P, T]) -> Callable[P, T]:
-    """Keeps the results of a function of hashable arguments in the cache of the process."""
+    """Caches the results of a function of hashable arguments for the process."""
 
     @functools.wraps(function)
     def lookup(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -18,7 +18,7 @@ from wellposed_lab.config import SCALES, Scale
 from wellposed_lab.engine.derived import with_derived
 from wellposed_lab.engine.experiment import all_suites, get_suite
 from wellposed_lab.engine.judge import verdicts
-from wellposed_lab.engine.runner import Order, look, orders, require_device, run_suite
+from wellposed_lab.engine.runner import Order, orders, progress_of, require_device, run_suite
 from wellposed_lab.engine.store import Record, Store, merged
 from wellposed_lab.engine.thresholds import checks_of
 from wellposed_lab.report import write_report
@@ -145,7 +145,7 @@ def resume(jobs: int, backend: str, address: str | None, out: Path, quiet: bool,
 @JSON
 def status(out: Path, as_json: bool) -> None:
     """Show how far the runs of a results folder are."""
-    states = [look(get_suite(order.suite), order, out) for order in _orders(out)]
+    states = [progress_of(get_suite(order.suite), order, out) for order in _orders(out)]
     if as_json:
         click.echo(json.dumps(status_facts(states), indent=2))
     elif states:
@@ -187,7 +187,7 @@ def _run(wanted: list[Order], out: Path, jobs: int, backend: str, quiet: bool, a
             suite = get_suite(order.suite)
             states.append(run_suite(suite, order, out, jobs=jobs, backend=backend, tell=tell, progress=not quiet))
     except KeyboardInterrupt:
-        click.echo(f"{look(suite, order, out).after_interruption}: wellposed resume{_at(out)}", err=True)
+        click.echo(f"{progress_of(suite, order, out).after_interruption}: wellposed resume{_at(out)}", err=True)
         raise
     if as_json:
         click.echo(json.dumps(status_facts(states), indent=2))

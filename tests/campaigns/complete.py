@@ -47,8 +47,8 @@ class Case:
             A = 0.7 * np.eye(n) - A @ A.T / n + (A - A.T) / np.sqrt(n)
         else:  # layers: three blocks, the last states first
             self.cuts = sorted(rng.choice(np.arange(1, n), 2, replace=False).tolist())
-            place = np.searchsorted(self.cuts, np.arange(n), side="right")
-            A = np.where(place[:, None] == place[None] - 1, 1.5 * A, 0.0)
+            block = np.searchsorted(self.cuts, np.arange(n), side="right")
+            A = np.where(block[:, None] == block[None] - 1, 1.5 * A, 0.0)
         self.A, self.B, self.b = A, rng.standard_normal((n, p)), 0.4 * rng.standard_normal(n)
         if kind == "layers":
             self.B[: self.cuts[1]] = 0.0
@@ -56,17 +56,17 @@ class Case:
 
     def form(self) -> ImplicitForm:
         """The same for the library; layers as blocks."""
-        parts = [torch.tensor(part) for part in (self.A, self.B, self.C, self.D, self.b)]
+        matrices = [torch.tensor(matrix) for matrix in (self.A, self.B, self.C, self.D, self.b)]
         options: dict[str, Any] = {"output_bias": torch.tensor(self.c)}
         if self.kind == "layers":
             ends = [0, *self.cuts, len(self.A)]
             sizes = tuple(np.diff(ends).tolist())
-            blocks = {(k, k + 1): Dense(parts[0][ends[k] : ends[k + 1], ends[k + 1] : ends[k + 2]].clone())
+            blocks = {(k, k + 1): Dense(matrices[0][ends[k] : ends[k + 1], ends[k + 1] : ends[k + 2]].clone())
                       for k in range(2)}  # fmt: skip
             return ImplicitForm(
-                Block(sizes, sizes, blocks, torch.float64), *parts[1:], activation="relu", **options
+                Block(sizes, sizes, blocks, torch.float64), *matrices[1:], activation="relu", **options
             )
-        return ImplicitForm(*parts, **options)
+        return ImplicitForm(*matrices, **options)
 
     def outputs(self, u: Array) -> Array:
         """Solves one input by trying to settle which states are on, as Newton's method does."""
@@ -99,10 +99,10 @@ class Case:
         end = np.concatenate([np.full(n, LARGE), high, np.ones(n), [1e4]])
         cost = np.append(np.zeros(2 * n + p), -1.0)
         whole = np.concatenate([np.zeros(n + p), np.ones(n), [0]])
-        found = milp(cost, constraints=rules, bounds=Bounds(start, end), integrality=whole)
-        if found.x is None:
+        solution = milp(cost, constraints=rules, bounds=Bounds(start, end), integrality=whole)
+        if solution.x is None:
             return math.nan  # HiGHS itself has failed
-        pattern = found.x[n + p : -1].round()
+        pattern = solution.x[n + p : -1].round()
         start[n + p : -1], end[n + p : -1] = pattern, pattern
         again = milp(cost, constraints=rules, bounds=Bounds(start, end))  # without the tolerance of integers
         return float(-again.fun) if again.success else math.nan

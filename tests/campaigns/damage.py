@@ -73,8 +73,8 @@ def data_set(folder: Path) -> Damaged:
 
     def read_data() -> str:
         with mock.patch.dict("os.environ", {"WELLPOSED_DATA": str(folder / "data"), "WELLPOSED_OFFLINE": "1"}):
-            _, (found,) = fetch("made", [[file]], "it cannot be got")
-        return hashlib.sha256(np.ascontiguousarray(read_idx(found, 3)).tobytes()).hexdigest()
+            _, (path,) = fetch("made", [[file]], "it cannot be got")
+        return hashlib.sha256(np.ascontiguousarray(read_idx(path, 3)).tobytes()).hexdigest()
 
     return Damaged(path, read_data, pause=True)
 
@@ -92,18 +92,20 @@ def trained(folder: Path) -> Damaged:
     return Damaged(next((folder / "networks").iterdir()), get)
 
 
-def states_of(place: Path) -> str:
-    found = open_states(place)
-    return digest(found.U, found.Z, found.X, found.Y) + repr((found.blocks, found.activations, found.input_shape))
+def states_of(folder: Path) -> str:
+    states = open_states(folder)
+    return digest(states.U, states.Z, states.X, states.Y) + repr(
+        (states.blocks, states.activations, states.input_shape)
+    )
 
 
-def settled(found: Any) -> str:
-    return repr(found) + digest(*found.state_dict().values())
+def settled(model: Any) -> str:
+    return repr(model) + digest(*model.state_dict().values())
 
 
-def less(model: wp.ImplicitModel, found: Any) -> bool:
+def less(model: wp.ImplicitModel, claims: Any) -> bool:
     """Says whether a changed certificate claims no more than the norm of the matrix gives."""
-    (claim,) = found
+    (claim,) = claims
     condition, _, value = claim.stated.removesuffix(" < 1").partition(": ")
     return condition == "inf" and float(model.A.detach().abs().sum(1).max()) <= float(value) < 1
 
@@ -159,15 +161,15 @@ def cut(data: bytes, generator: random.Random) -> bytes:
 
 def flip(data: bytes, generator: random.Random) -> bytes:
     """Returns a file with one bit changed."""
-    place, changed = generator.randrange(len(data)), bytearray(data)
-    changed[place] ^= 1 << generator.randrange(8)
+    position, changed = generator.randrange(len(data)), bytearray(data)
+    changed[position] ^= 1 << generator.randrange(8)
     return bytes(changed)
 
 
 def other(data: bytes, generator: random.Random) -> bytes:
     """Returns another file that begins alike and is as long."""
-    kept = generator.randrange(len(data))
-    return data[:kept] + generator.randbytes(len(data) - kept)
+    length = generator.randrange(len(data))
+    return data[:length] + generator.randbytes(len(data) - length)
 
 
 CHANGES = {"truncated": cut, "bit flipped": flip, "another file": other}
@@ -176,14 +178,14 @@ CHANGES = {"truncated": cut, "bit flipped": flip, "another file": other}
 def outcome(file: Damaged, expected: str) -> str:
     """Reads a damaged file; an error that is not ours passes through."""
     try:
-        found = file.read()
+        value = file.read()
     except (WellposedError, RefusedError):
         return "refused"
-    if repr(found) == expected:
+    if repr(value) == expected:
         return "read as written"
-    if file.parts and set(found) <= set(json.loads(expected.replace("'", '"'))):
+    if file.parts and set(value) <= set(json.loads(expected.replace("'", '"'))):
         return "damaged part skipped"
-    return "weaker and proven" if file.weaker(found) else ""
+    return "weaker and proven" if file.weaker(value) else ""
 
 
 def judge(name: str, file: Damaged, kind: str, count: int, generator: random.Random) -> dict[str, Any]:

@@ -25,9 +25,9 @@ def _sigmoid(z: Array) -> Array:
 
 def _pool(z: Array, size: int) -> Array:
     blocks = z.reshape(len(z), -1, size)
-    found = np.zeros_like(blocks)
-    found[:, :, 0] = blocks.max(2)
-    return found.reshape(z.shape)
+    pooled = np.zeros_like(blocks)
+    pooled[:, :, 0] = blocks.max(2)
+    return pooled.reshape(z.shape)
 
 
 PHI: dict[str, Callable[[Array], Array]] = {
@@ -65,10 +65,10 @@ def known(form: ImplicitForm) -> bool:
 def dense(operator: Operator) -> Array:
     """Forms a matrix; products are multiplied here, so that float64 rounds nothing."""
     if isinstance(operator, Product):
-        found = dense(operator.factors[0])
+        product = dense(operator.factors[0])
         for factor in operator.factors[1:]:
-            found = found @ dense(factor)
-        return found
+            product = product @ dense(factor)
+        return product
     if isinstance(operator, Block):
         whole = np.zeros(operator.shape, dtype=WIDE)
         rows, columns = np.cumsum([0, *operator.heights]), np.cumsum([0, *operator.widths])

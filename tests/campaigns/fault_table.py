@@ -42,10 +42,10 @@ def merged(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for name, group in groupby(
         rows, lambda row: row["fault"].rpartition(", ")[0] if "refused" in row else row["fault"]
     ):
-        parts = list(group)
-        kinds = ", ".join(part["fault"].rpartition(", ")[2] for part in parts)
-        counts = {key: sum(part[key] for part in parts) for key in parts[0] if isinstance(parts[0][key], int)}
-        yield {**parts[0], **counts, "fault": f"{name}: {kinds}" if "refused" in parts[0] else name}
+        faults = list(group)
+        kinds = ", ".join(fault["fault"].rpartition(", ")[2] for fault in faults)
+        counts = {key: sum(fault[key] for fault in faults) for key in faults[0] if isinstance(faults[0][key], int)}
+        yield {**faults[0], **counts, "fault": f"{name}: {kinds}" if "refused" in faults[0] else name}
 
 
 def lines(rows: list[dict[str, Any]]) -> Iterable[str]:

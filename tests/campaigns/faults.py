@@ -41,9 +41,9 @@ def lasting(work: Work, writers: int, root: Path) -> tuple[float, str]:
     """Runs work undisturbed; returns its time and result."""
     began = time.monotonic()
     codes = finish([start(work, root / "whole", root / "whole.log") for _ in range(writers)])
-    found = results(root / "whole.log")
-    assert not any(codes) and len(set(found)) == 1, (codes, found)
-    return time.monotonic() - began, found[0]
+    outcomes = results(root / "whole.log")
+    assert not any(codes) and len(set(outcomes)) == 1, (codes, outcomes)
+    return time.monotonic() - began, outcomes[0]
 
 
 def strike(work: Work, folder: Path, log: Path, writers: int, delay: float, victims: int) -> int:
@@ -58,8 +58,8 @@ def strike(work: Work, folder: Path, log: Path, writers: int, delay: float, vict
 def kill(name: str, writers: int, count: int, generator: random.Random) -> dict[str, Any]:
     """Kills work at random moments, then lets it finish; counts results that differ and saved states gone."""
     work, wrong, gone, kills, trials = WORKS[name], 0, 0, 0, 0
-    with tempfile.TemporaryDirectory() as place:
-        root = Path(place)
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
         seconds, expected = lasting(work, writers, root)
         while kills < count:
             folder, log = root / f"trial{trials}", root / f"trial{trials}.log"
@@ -80,8 +80,8 @@ def kill(name: str, writers: int, count: int, generator: random.Random) -> dict[
 def kill_writers(count: int, generator: random.Random) -> dict[str, Any]:
     """Kills one or both of two writers of a store; every record that was reported must be readable."""
     kills = 0
-    with tempfile.TemporaryDirectory() as place:
-        folder, log = Path(place) / "store", Path(place) / "log"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, log = Path(scratch) / "store", Path(scratch) / "log"
         while kills < count:
             works = [partial(append, first=1000 * (2 * kills + k), count=40) for k in range(2)]
             children = [start(work, folder, log) for work in works]
@@ -135,8 +135,8 @@ def main() -> None:
         for name, trial in chosen.items():
             table.append(trial(random.Random(f"{options.seed} {name}")))
             print(table[-1], flush=True)
-            with atomic_write(options.out) as place:
-                place.write_text(json.dumps(facts, indent=1) + "\n")
+            with atomic_write(options.out) as temporary:
+                temporary.write_text(json.dumps(facts, indent=1) + "\n")
     sys.exit(any(row["other result"] or row["lost"] for row in table))
 
 

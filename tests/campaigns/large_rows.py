@@ -118,11 +118,11 @@ def main() -> None:
     sizes = (given.rows, given.features, given.samples, given.jobs, given.seed)
     words = "--rows {} --features {} --samples {} --jobs {} --seed {}".format(*sizes)
     machine = {"torch": torch.__version__, "cores": os.cpu_count()}
-    found = {"command": f"python tests/campaigns/large_rows.py {words}", **measure(*sizes), "machine": machine}
+    record = {"command": f"python tests/campaigns/large_rows.py {words}", **measure(*sizes), "machine": machine}
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
-    sys.exit(not found["within"] or found["largest_norm_of_a_row"] > KAPPA)
+    given.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
+    sys.exit(not record["within"] or record["largest_norm_of_a_row"] > KAPPA)
 
 
 if __name__ == "__main__":

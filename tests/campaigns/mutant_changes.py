@@ -150,7 +150,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.Functi
 def mutants_of(path: Path) -> list[Mutant]:
     """Returns all mutants of a file."""
     text, file = path.read_text(), str(path.relative_to(ROOT))
-    found, tree = [], ast.parse(text)
+    mutants, tree = [], ast.parse(text)
     for name, function in functions(tree):
         lines = "\n".join(text.splitlines()[function.lineno - 1 : function.end_lineno])
         digest, seen = hashlib.sha256(lines.encode()).hexdigest()[:12], Counter[tuple[str, ...]]()
@@ -159,8 +159,8 @@ def mutants_of(path: Path) -> list[Mutant]:
                 before, after = (ast.unparse(part).split("\n")[0][:90] for part in (node, new))
                 seen[before, after] += 1
                 number, line = seen[before, after], getattr(node, "lineno", 0)
-                found.append(Mutant(file, name, line, around, before, after, number, digest, tree, node, new))
-    return found
+                mutants.append(Mutant(file, name, line, around, before, after, number, digest, tree, node, new))
+    return mutants
 
 
 def module_of(file: str) -> str:
@@ -188,11 +188,11 @@ def living(mutants: list[Mutant]) -> Functions:
     files = {str(ROOT / mutant.file): mutant.file for mutant in mutants}
     for file in sorted(files.values()):
         importlib.import_module(module_of(file))
-    found: Functions = defaultdict(list)
+    functions: Functions = defaultdict(list)
     for thing in gc.get_objects():
         if type(thing) is types.FunctionType and thing.__code__.co_filename in files:
-            found[thing.__code__.co_filename, thing.__code__.co_qualname].append(thing)
-    return found
+            functions[thing.__code__.co_filename, thing.__code__.co_qualname].append(thing)
+    return functions
 
 
 def code_in(code: types.CodeType, name: str, line: int) -> types.CodeType | None:
@@ -200,19 +200,19 @@ def code_in(code: types.CodeType, name: str, line: int) -> types.CodeType | None
     if code.co_qualname == name and code.co_firstlineno == line:
         return code
     inner = (code_in(part, name, line) for part in code.co_consts if isinstance(part, types.CodeType))
-    return next((found for found in inner if found is not None), None)
+    return next((nested for nested in inner if nested is not None), None)
 
 
 def replacements(
     code: types.CodeType, file: str, name: str, known: Functions
 ) -> list[tuple[types.FunctionType, types.CodeType]]:
     """Returns which functions of this process would get which code of a changed module."""
-    found = []
+    pairs = []
     for function in known.get((str(ROOT / file), name), []):
         new = code_in(code, name, function.__code__.co_firstlineno)
         if new is not None and new.co_freevars == function.__code__.co_freevars:
-            found.append((function, new))
-    return found
+            pairs.append((function, new))
+    return pairs
 
 
 def changes(mutant: Mutant, known: Functions) -> list[tuple[types.FunctionType, types.CodeType]]:

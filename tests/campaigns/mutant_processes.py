@@ -85,9 +85,9 @@ def in_child(work: Callable[[Path], Any], index: int, scratch: Path) -> int:
         signal.setitimer(signal.ITIMER_REAL, BETWEEN)
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
-        place = scratch / f"{index}.tests"
-        (scratch / f"{index}.json").write_text(json.dumps(work(place)))
-        shutil.rmtree(place, ignore_errors=True)
+        folder = scratch / f"{index}.tests"
+        (scratch / f"{index}.json").write_text(json.dumps(work(folder)))
+        shutil.rmtree(folder, ignore_errors=True)
         code = 0
     finally:
         os._exit(code)

@@ -48,10 +48,12 @@ DEAD = ("killed", "timeout", "crashed")
 
 def baseline(options: argparse.Namespace, sample: list[Mutant], functions: Functions) -> dict[str, Any]:
     """Runs tests and examples without a mutant; returns seconds and places executed of those that pass."""
-    parts = sorted({mutant.file.split("/")[2] for mutant in sample})
+    packages = sorted({mutant.file.split("/")[2] for mutant in sample})
     around = () if options.jit else OTHERS
-    files = [path for part in (*parts, *around) for path in sorted((ROOT / "tests" / part).glob("test_*.py"))]
-    examples = [path for part in parts for path in sorted((SOURCE / part).rglob("*.py"))]
+    files = [
+        path for package in (*packages, *around) for path in sorted((ROOT / "tests" / package).glob("test_*.py"))
+    ]
+    examples = [path for package in packages for path in sorted((SOURCE / package).rglob("*.py"))]
     files += [path for path in examples if ">>>" in path.read_text()]
     tests = collect(options.tests or (str(path.relative_to(ROOT)) for path in files))
     paths = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
@@ -93,14 +95,14 @@ def chosen(mutant: Mutant, known: dict[str, Any], longest: float) -> list[str]:
     seconds, near = known["seconds"], known["reached"].get(mutant.key, [])
     files = {file_of(test) for test in near} if longest > PASSES[0] else set()
     others = [test for test in seconds if file_of(test) in files]
-    kept: dict[str, list[str]] = defaultdict(list)
+    by_file: dict[str, list[str]] = defaultdict(list)
     total = 0.0
     for test in dict.fromkeys(sorted(near, key=seconds.get) + sorted(others, key=seconds.get)):
         total += seconds[test]
-        if kept and total > longest:
+        if by_file and total > longest:
             break
-        kept[file_of(test)].append(test)
-    by_time = sorted(kept.values(), key=lambda tests: sum(seconds[test] for test in tests) / len(tests))
+        by_file[file_of(test)].append(test)
+    by_time = sorted(by_file.values(), key=lambda tests: sum(seconds[test] for test in tests) / len(tests))
     return [test for tests in by_time for test in tests]
 
 
@@ -169,13 +171,13 @@ def note(path: Path, mutant: Mutant, result: dict[str, Any]) -> None:
 
 def verdicts(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Reads all verdicts; of several about a mutant the strongest counts: dead, survived, not executed."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    results: dict[tuple[str, str], dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         result = json.loads(line)
-        before = found.setdefault((result["mutant"], result["digest"]), result)
+        before = results.setdefault((result["mutant"], result["digest"]), result)
         if strength(result["verdict"]) > strength(before["verdict"]):
-            found[result["mutant"], result["digest"]] = result
-    return found
+            results[result["mutant"], result["digest"]] = result
+    return results
 
 
 def strength(verdict: str) -> int:
@@ -209,7 +211,7 @@ def report(options: argparse.Namespace) -> None:
     only = options.only and options.only.resolve().relative_to(ROOT)
     which = f"--only {only}" if only else f"--count {options.count}"
     command = f"python tests/campaigns/mutants.py run {which} --seed {options.seed}"
-    found = {
+    summary = {
         "command": command + " --jit" * options.jit,
         "of": len(drawn(options.seed, options.jit)),
         "before": Counter(json.loads(only.read_text()).values()) if only else None,
@@ -219,8 +221,8 @@ def report(options: argparse.Namespace) -> None:
         "score without equivalents": round(dead / max(tried - counts["equivalent"], 1), 4),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found | {"survivors": survivors}, indent=1) + "\n")
-    print(found)
+    options.out.write_text(json.dumps(summary | {"survivors": survivors}, indent=1) + "\n")
+    print(summary)
 
 
 def main() -> None:

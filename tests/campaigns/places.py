@@ -87,34 +87,34 @@ def small_disk(size: int) -> Iterator[tuple[Path, Prepare, Callable[[], None]]]:
 
     Without the right to make such a disk, files of a process cannot grow beyond the size instead.
     """
-    with tempfile.TemporaryDirectory() as place:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "wellposed", place]
+    with tempfile.TemporaryDirectory() as mount:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "wellposed", mount]
         if not mountable():
-            yield Path(place) / "folder", partial(fill, size), lambda: None
+            yield Path(mount) / "folder", partial(fill, size), lambda: None
             return
         subprocess.run(command, check=True, capture_output=True)
         try:
-            larger = ["mount", "-o", "remount,size=64m", place]
-            yield Path(place) / "folder", lambda folder: None, lambda: bool(subprocess.run(larger, check=True))
+            larger = ["mount", "-o", "remount,size=64m", mount]
+            yield Path(mount) / "folder", lambda folder: None, lambda: bool(subprocess.run(larger, check=True))
         finally:
-            subprocess.run(["umount", place], check=True)
+            subprocess.run(["umount", mount], check=True)
 
 
 def mountable() -> bool:
     """Says whether this process may make a disk in memory."""
     if os.getuid() != 0 or shutil.which("mount") is None:
         return False
-    with tempfile.TemporaryDirectory() as place:
-        command = ["mount", "-t", "tmpfs", "-o", "size=4k", "wellposed", place]
+    with tempfile.TemporaryDirectory() as mount:
+        command = ["mount", "-t", "tmpfs", "-o", "size=4k", "wellposed", mount]
         if subprocess.run(command, capture_output=True, check=False).returncode:
             return False
-        return subprocess.run(["umount", place], check=False).returncode == 0
+        return subprocess.run(["umount", mount], check=False).returncode == 0
 
 
 def undisturbed(work: Work) -> tuple[str, int]:
     """Returns the result of work, and the bytes it leaves."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "folder"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "folder"
         result, error = ended(work, folder, lambda folder: None)
         assert result, error
         return result, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -136,16 +136,16 @@ def full_disk(name: str, count: int, generator: random.Random) -> dict[str, Any]
             again, _ = ended(work, folder, lambda folder: None)
             wrong += again != expected or (not clear(error) if error else result != expected)
             log.unlink()
-    place = "tmpfs" if mountable() else "limit of file sizes"
-    return {"fault": f"full disk ({place}), {name}", "times": count, "other result": wrong, "lost": gone,
+    how = "tmpfs" if mountable() else "limit of file sizes"
+    return {"fault": f"full disk ({how}), {name}", "times": count, "other result": wrong, "lost": gone,
             "stopped": stops, "outcome": said}  # fmt: skip
 
 
 def read_only(name: str) -> dict[str, Any]:
     """Works in a folder that cannot be written to."""
-    with tempfile.TemporaryDirectory() as place:
-        os.chmod(place, 0o755)
-        folder = Path(place) / "folder"
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chmod(scratch, 0o755)
+        folder = Path(scratch) / "folder"
         folder.mkdir()
         result, error = ended(WORKS[name], folder, lock_folder)
         os.chmod(folder, 0o755)
@@ -157,11 +157,11 @@ def read_only(name: str) -> dict[str, Any]:
 def backwards(name: str) -> dict[str, Any]:
     """Works while the clock goes back, and reads it once more."""
     expected, _ = undisturbed(WORKS[name])
-    with tempfile.TemporaryDirectory() as place:
-        found = [ended(WORKS[name], Path(place) / "folder", turn_back) for _ in range(2)]
-    wrong = any(result != expected for result, _ in found)
+    with tempfile.TemporaryDirectory() as scratch:
+        outcomes = [ended(WORKS[name], Path(scratch) / "folder", turn_back) for _ in range(2)]
+    wrong = any(result != expected for result, _ in outcomes)
     return {"fault": f"clock backwards, {name}", "times": 2, "other result": int(wrong), "lost": 0,
-            "outcome": "; ".join(error for _, error in found if error) or "same numbers"}  # fmt: skip
+            "outcome": "; ".join(error for _, error in outcomes if error) or "same numbers"}  # fmt: skip
 
 
 def together(name: str, count: int, writers: int = 2) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def together(name: str, count: int, writers: int = 2) -> dict[str, Any]:
     work, wrong, gone = WORKS[name], 0, 0
     expected, _ = undisturbed(work)
     for _ in range(count):
-        with tempfile.TemporaryDirectory() as place:
-            folder, log = Path(place) / "folder", Path(place) / "log"
+        with tempfile.TemporaryDirectory() as scratch:
+            folder, log = Path(scratch) / "folder", Path(scratch) / "log"
             codes = finish([start(work, folder, log) for _ in range(writers)])
             wrong += any(codes) or results(log) != [expected] * writers
             gone += lost(work, folder, log, writers)
@@ -179,13 +179,13 @@ def together(name: str, count: int, writers: int = 2) -> dict[str, Any]:
 
 def places(count: int) -> dict[str, Callable[[random.Random], dict[str, Any]]]:
     """Lists full disks, folders without the right to write, clocks that go back, runs that meet."""
-    found: dict[str, Callable[[random.Random], dict[str, Any]]] = {}
+    faults: dict[str, Callable[[random.Random], dict[str, Any]]] = {}
     for name in WORKS:
-        found[f"full disk, {name}"] = partial(full_disk, name, count)
-        found[f"read-only folder, {name}"] = partial(_without, read_only, name)
-        found[f"clock backwards, {name}"] = partial(_without, backwards, name)
-        found[f"two runs in one folder, {name}"] = partial(_without, together, name, count)
-    return found
+        faults[f"full disk, {name}"] = partial(full_disk, name, count)
+        faults[f"read-only folder, {name}"] = partial(_without, read_only, name)
+        faults[f"clock backwards, {name}"] = partial(_without, backwards, name)
+        faults[f"two runs in one folder, {name}"] = partial(_without, together, name, count)
+    return faults
 
 
 def _without(trial: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:

@@ -69,8 +69,8 @@ def positive(M: Matrix) -> bool:
             return False
         if pivot == 0:
             return True
-        kept = [i for i in range(len(rest)) if i != k]
-        rest = [[rest[i][j] - rest[i][k] * rest[k][j] / pivot for j in kept] for i in kept]
+        others = [i for i in range(len(rest)) if i != k]
+        rest = [[rest[i][j] - rest[i][k] * rest[k][j] / pivot for j in others] for i in others]
     return True
 
 

@@ -85,9 +85,9 @@ class Loop(Layers):
     def states(self, u: Array) -> Array:
         """Solves for every point."""
         rows = [[_fraction(entry) for entry in row] for row in u @ self.B.T + self.b]
-        found = [rationals.relu_equilibrium(self.exact, row) for row in rows]
-        assert all(x is not None for x in found)
-        return np.array([[mpf(e.numerator) / e.denominator for e in x or ()] for x in found], dtype=object)
+        solutions = [rationals.relu_equilibrium(self.exact, row) for row in rows]
+        assert all(x is not None for x in solutions)
+        return np.array([[mpf(e.numerator) / e.denominator for e in x or ()] for x in solutions], dtype=object)
 
 
 def _fraction(value: Any) -> rationals.Fraction:

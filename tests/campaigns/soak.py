@@ -60,8 +60,8 @@ def handed_out() -> float:
     except AttributeError:
         return 0.0
     asked.restype = _Malloc
-    found = asked()
-    return float(found.uordblks + found.hblkhd) / MIB
+    info = asked()
+    return float(info.uordblks + info.hblkhd) / MIB
 
 
 def children() -> int:
@@ -94,13 +94,13 @@ def slope(values: list[float]) -> float:
 
 def judged(rounds: list[dict[str, float]], whole: int) -> dict[str, dict[str, Any]]:
     """Judges every quantity: by how much it would grow in `whole` rounds, and whether that is flat."""
-    found = {}
+    verdicts = {}
     for name, allowed in TOLERANCES.items():
         values = [one[name] for one in rounds]
         growth = slope(values) * max(whole, len(values))
         quarter = max(1, len(values) // 4)
         step = statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
-        found[name] = {
+        verdicts[name] = {
             "first": round(values[0], 2),
             "last": round(values[-1], 2),
             "growth_in_a_session": round(growth, 3),
@@ -108,14 +108,14 @@ def judged(rounds: list[dict[str, float]], whole: int) -> dict[str, dict[str, An
             "tolerance": allowed,
             "flat": growth <= allowed and step <= allowed,
         }
-    return found
+    return verdicts
 
 
 def soak(seconds: float, pieces: dict[str, Callable[[Path], object]], warm_up: int = WARM_UP) -> dict[str, Any]:
     """Does rounds of work until time is up; judges those after the warm-up."""
     began, rounds, times = time.monotonic(), [], dict.fromkeys(pieces, 0.0)
-    with tempfile.TemporaryDirectory() as place:
-        before, tempfile.tempdir = tempfile.tempdir, place
+    with tempfile.TemporaryDirectory() as scratch:
+        before, tempfile.tempdir = tempfile.tempdir, scratch
         try:
             while len(rounds) < warm_up + 3 or time.monotonic() - began < seconds:
                 for name, piece in pieces.items():
@@ -123,7 +123,7 @@ def soak(seconds: float, pieces: dict[str, Callable[[Path], object]], warm_up: i
                     with tempfile.TemporaryDirectory() as folder:
                         piece(Path(folder))
                     times[name] += time.perf_counter() - start
-                rounds.append(snapshot(Path(place)))
+                rounds.append(snapshot(Path(scratch)))
         finally:
             tempfile.tempdir = before
     return {
@@ -149,14 +149,14 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     warnings.simplefilter("ignore")
-    found = soak(60 * options.minutes, PIECES)
+    result = soak(60 * options.minutes, PIECES)
     command = f"python tests/campaigns/soak.py --minutes {options.minutes:g} --seed {options.seed}"
     threads = sorted(thread.name for thread in threading.enumerate())
-    facts = {"command": command, "seed": options.seed, **found, "python_threads_at_the_end": threads}
+    facts = {"command": command, "seed": options.seed, **result, "python_threads_at_the_end": threads}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(facts, indent=1) + "\n")
     print(json.dumps({name: value for name, value in facts.items() if name != "every_round"}, indent=1))
-    sys.exit(not all(one["flat"] for one in found["judged"].values()))
+    sys.exit(not all(one["flat"] for one in result["judged"].values()))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ def trained(make: Callable[[], nn.Module], shape: tuple[int, ...], folder: Path,
     """Trains a model for two epochs, with a checkpoint."""
     model, u = make(), torch.randn(BATCH, *shape)
     with torch.no_grad():
-        found = model(u)
-    target = torch.zeros_like(found[0] if isinstance(found, tuple) else found)
+        output = model(u)
+    target = torch.zeros_like(output[0] if isinstance(output, tuple) else output)
     loss = lambda y, z: nn.functional.mse_loss(y[0] if isinstance(y, tuple) else y, z)  # noqa: E731
     wp.fit(
         model,

@@ -51,8 +51,8 @@ def numbers_task(part: str, seed: int, first: int, count: int) -> tuple[int, Cou
     counts: Counter = Counter()
     wrong: list[dict[str, Any]] = []
     for number in range(first, first + count):
-        found, bad = module.examine(seed, number)
-        counts.update(found)
+        new, bad = module.examine(seed, number)
+        counts.update(new)
         wrong += bad
     return count, counts, wrong
 
@@ -126,10 +126,10 @@ def run_numbers(
     tasks = (
         (numbers_task, part, options.seed, first, min(size, total - first)) for first in range(0, total, size)
     )
-    for done, found, bad in carried_out(
+    for done, new, bad in carried_out(
         pool, tasks, options.jobs, lambda: time.monotonic() - began > 60 * options.minutes
     ):
-        counts.update(found)
+        counts.update(new)
         wrong += bad
         examined += done
         save(summary(counts, wrong, began) | {"examined": examined})
@@ -167,12 +167,12 @@ def main(arguments: list[str] | None = None) -> int:
     asked = {name: value for name, value in vars(options).items() if name not in ("out", "only")}
     environment = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}
 
-    def name(part: str) -> str:
-        return f"{part}, seed {options.seed}"
+    def name(check: str) -> str:
+        return f"{check}, seed {options.seed}"
 
-    def saver(part: str) -> Callable[[dict], None]:
-        def save(found: dict[str, Any]) -> None:
-            report[name(part)] = {"asked": asked, **environment, **found}
+    def saver(check: str) -> Callable[[dict], None]:
+        def save(result: dict[str, Any]) -> None:
+            report[name(check)] = {"asked": asked, **environment, **result}
             options.out.write_text(json.dumps(report, indent=1, default=str) + "\n")
 
         return save
@@ -182,18 +182,19 @@ def main(arguments: list[str] | None = None) -> int:
             run_numbers("conditions", options.matrices, pool, options, saver("conditions"))
         if options.only in (None, "gaps"):
             run_numbers("gaps", options.problems, pool, options, saver("gaps"))
-        for part in ("bounds", "range"):
-            if options.only in (None, part):
-                run_trials(part, pool, options, saver(part))
-    parts = ("bounds", "range", "conditions", "gaps") if options.only is None else (options.only,)
-    for part in parts:
-        found = report[name(part)]
+        for check in ("bounds", "range"):
+            if options.only in (None, check):
+                run_trials(check, pool, options, saver(check))
+    checks = ("bounds", "range", "conditions", "gaps") if options.only is None else (options.only,)
+    for check in checks:
+        result = report[name(check)]
         print(
-            f"{part}: {found['cases']} cases, {found['violations']} violations, {found['seconds']} s", flush=True
+            f"{check}: {result['cases']} cases, {result['violations']} violations, {result['seconds']} s",
+            flush=True,
         )
-        for note in found["first violations"]:
+        for note in result["first violations"]:
             print(f"  {note}", flush=True)
-    return int(any(report[name(part)]["violations"] for part in parts))
+    return int(any(report[name(check)]["violations"] for check in checks))
 
 
 if __name__ == "__main__":

@@ -130,20 +130,20 @@ class Trial:
             ways = torch.randn(DIRECTIONS * BATCH, self.form.sizes[2], dtype=self.form.dtype)
             further = climb(self.form, self._around(self.u.repeat(DIRECTIONS, 1)), ways)
             points["gradients"] = torch.cat([points["gradients"], further.view(DIRECTIONS, BATCH, -1)])
-        kept, sample = [], []
+        inner, sample = [], []
         for source, part in points.items():
             inside = members(self.set, part)
-            kept.append(part[inside])
+            inner.append(part[inside])
             sample.append(torch.arange(BATCH).expand(len(part), -1)[inside])
             self.tally.points[source] += int(inside.sum())
-        self.points, self.sample = torch.cat(kept).detach(), torch.cat(sample)
+        self.points, self.sample = torch.cat(inner).detach(), torch.cat(sample)
         self.answer = _answers(self.form, self.points)
         self.tally.models[f"{self.name}, {self.about['dtype']}"] += len(self.points)
 
     def bounded(self, kind: str, bounds: Bounds, value: Array, slack: Array) -> None:
         """Compares values of points, (N, k), with the bounds of their samples."""
-        found = self.change(bounds)
-        lower, upper = (_wide(end)[self.sample] for end in (found.lower, found.upper))
+        changed = self.change(bounds)
+        lower, upper = (_wide(end)[self.sample] for end in (changed.lower, changed.upper))
         self.tally.compare(kind, value, lower, upper, slack, self.about)
 
     def outputs(self) -> None:
@@ -154,12 +154,12 @@ class Trial:
         own = np.take_along_axis(y, target.numpy()[self.sample][:, None], 1)
         with mock.patch.object(intervals, "MAX_SWEEPS", cut[0]), mock.patch.object(crown, "MAX_STEPS", cut[1]):
             for method in METHODS:
-                if found := _asked(output_bounds, self.form, self.set, method):
-                    self.bounded(f"outputs, {method}", found, y, y_slack)
-            if found := _asked(state_bounds, self.form, self.set, turn):
-                self.bounded(f"states, {turn}", found, x, x_slack)
-            if found := _asked(margin_bounds, self.form, self.set, target, turn):
-                self.bounded(f"margins, {turn}", found, y - own, 2 * y_slack.max(1, keepdims=True))
+                if bounds := _asked(output_bounds, self.form, self.set, method):
+                    self.bounded(f"outputs, {method}", bounds, y, y_slack)
+            if bounds := _asked(state_bounds, self.form, self.set, turn):
+                self.bounded(f"states, {turn}", bounds, x, x_slack)
+            if bounds := _asked(margin_bounds, self.form, self.set, target, turn):
+                self.bounded(f"margins, {turn}", bounds, y - own, 2 * y_slack.max(1, keepdims=True))
                 self._classes(target, turn, y - own)
 
     def _classes(self, target: Tensor, method: str, margins: Array) -> None:
@@ -193,12 +193,12 @@ class Trial:
     def solves(self) -> None:
         """The error bound of solves that were cut short."""
         steps = (1, 3, 10, 40, 2000)[self.number % 5]
-        found = self.form.equilibrium(self.points, max_steps=steps, on_failure="ignore")
-        if found.error_bound is None:
+        solution = self.form.equilibrium(self.points, max_steps=steps, on_failure="ignore")
+        if solution.error_bound is None:
             return
-        error = np.abs(_wide(found.value) - self.answer.x).max(1)
+        error = np.abs(_wide(solution.value) - self.answer.x).max(1)
         slack = self.answer.x_slack.max(1)
-        self.tally.compare("error bound of a solve", error, None, _wide(found.error_bound), slack, self.about)
+        self.tally.compare("error bound of a solve", error, None, _wide(solution.error_bound), slack, self.about)
 
     def separable(self) -> None:
         """Sums of squares, and of concave functions, of the states."""

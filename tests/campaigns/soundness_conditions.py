@@ -39,60 +39,60 @@ ACTIVATIONS = ("relu", "tanh", "sigmoid", "gelu", "hardtanh", "leaky_relu(0.25)"
 Finding = tuple[str, bool, str]
 
 
-def _value_holds(found: Certificate, A: q.Matrix, phi: Activation) -> bool:
+def _value_holds(certificate: Certificate, A: q.Matrix, phi: Activation) -> bool:
     """Whether the exact value of a condition is at most the stated one."""
-    value, gamma = Fraction(found.value), Fraction(phi.constants.get(found.norm, 0.0))
+    value, gamma = Fraction(certificate.value), Fraction(phi.constants.get(certificate.norm, 0.0))
     ends = [Fraction(end) for end in phi.slope]
     n = len(A)
-    if found.condition == "inf":
+    if certificate.condition == "inf":
         return gamma * q.row_norm(A) <= value
-    if found.condition == "weighted":
-        assert found.weights is not None
-        v = [Fraction(entry) for entry in found.weights.tolist()]
+    if certificate.condition == "weighted":
+        assert certificate.weights is not None
+        v = [Fraction(entry) for entry in certificate.weights.tolist()]
         return all(gamma * sum(abs(a) * w for a, w in zip(A[i], v, strict=True)) <= value * v[i] for i in range(n))
-    if found.condition == "mu":
+    if certificate.condition == "mu":
         return all(gamma * (sum(map(abs, A[i])) - abs(A[i][i]) + A[i][i]) <= value for i in range(n))
-    if found.condition == "triangular":
+    if certificate.condition == "triangular":
         one_sided = not any(A[i][j] for i in range(n) for j in range(i)) or not any(
             A[i][j] for i in range(n) for j in range(i + 1, n)
         )
         return one_sided and all(d * A[i][i] <= value for d in ends for i in range(n))
-    if found.condition == "spectral":
+    if certificate.condition == "spectral":
         return q.spectral_below(A, value / gamma)
-    if found.condition == "monotone":
+    if certificate.condition == "monotone":
         return q.symmetric_below(A, value)
-    return _blocks_hold(found, A, phi, value, gamma)
+    return _blocks_hold(certificate, A, phi, value, gamma)
 
 
-def _blocks_hold(found: Certificate, A: q.Matrix, phi: Activation, value: Fraction, gamma: Fraction) -> bool:
-    assert found.weights is not None
+def _blocks_hold(certificate: Certificate, A: q.Matrix, phi: Activation, value: Fraction, gamma: Fraction) -> bool:
+    assert certificate.weights is not None
     size = phi.block or len(A)
-    v = [Fraction(entry) for entry in found.weights.tolist()]
+    v = [Fraction(entry) for entry in certificate.weights.tolist()]
     norm = {
         "inf": q.row_norm,
         "1": lambda block: q.row_norm(q.transposed(block)),
         "2": q.spectral_from_below,
-    }[found.norm]
+    }[certificate.norm]
     for i, weight in enumerate(v):
         rows = A[size * i : size * (i + 1)]
-        parts = [norm([row[size * j : size * (j + 1)] for row in rows]) for j in range(len(v))]
-        if gamma * sum(part * w for part, w in zip(parts, v, strict=True)) > value * weight:
+        norms = [norm([row[size * j : size * (j + 1)] for row in rows]) for j in range(len(v))]
+        if gamma * sum(norm_j * w for norm_j, w in zip(norms, v, strict=True)) > value * weight:
             return False
     return True
 
 
-def _gain_holds(found: Certificate, A: q.Matrix, phi: Activation) -> bool:
+def _gain_holds(certificate: Certificate, A: q.Matrix, phi: Activation) -> bool:
     """Whether no slopes make an error larger than the gain says; at most three states."""
-    if not phi.componentwise or len(A) > 3 or not math.isfinite(found.gain):
+    if not phi.componentwise or len(A) > 3 or not math.isfinite(certificate.gain):
         return True
-    gain, (low, high) = Fraction(found.gain), phi.slope
-    v = [q.ONE] * len(A) if found.weights is None else [Fraction(w) for w in found.weights.tolist()]
+    gain, (low, high) = Fraction(certificate.gain), phi.slope
+    v = [q.ONE] * len(A) if certificate.weights is None else [Fraction(w) for w in certificate.weights.tolist()]
     for D in q.slopes(len(A), Fraction(low), Fraction(high)):
         around = q.spread(A, D)
         if around is None:
             return False
         scaled = [[entry * w / v[i] for entry, w in zip(row, v, strict=True)] for i, row in enumerate(around)]
-        if not (q.spectral_below(around, gain) if found.norm == "2" else q.row_norm(scaled) <= gain):
+        if not (q.spectral_below(around, gain) if certificate.norm == "2" else q.row_norm(scaled) <= gain):
             return False
     return True
 
@@ -104,15 +104,15 @@ def conditions(A: Tensor, phi: Activation) -> Iterator[Finding]:
         condition = CONDITIONS[name]
         if condition.why_not(phi):
             continue
-        found = condition.certify(A, phi)
-        if not found.holds:
+        certificate = condition.certify(A, phi)
+        if not certificate.holds:
             yield f"{name}, refused", True, ""
             continue
         E = q.exact(A) if finite else []
-        good = finite and found.value < 1 and _value_holds(found, E, phi)
-        yield f"{name}, holds", good, f"value {found.value!r}"
+        good = finite and certificate.value < 1 and _value_holds(certificate, E, phi)
+        yield f"{name}, holds", good, f"value {certificate.value!r}"
         if good:
-            yield f"{name}, gain", _gain_holds(found, E, phi), f"gain {found.gain!r}"
+            yield f"{name}, gain", _gain_holds(certificate, E, phi), f"gain {certificate.gain!r}"
 
 
 def searched(A: Tensor, phi: Activation) -> Iterator[Finding]:
@@ -122,13 +122,17 @@ def searched(A: Tensor, phi: Activation) -> Iterator[Finding]:
         return
     E, one = q.exact(A), torch.eye(n, dtype=A.dtype)
     try:
-        found = ImplicitForm(A, one, one, activation=phi).certificate()
+        certificate = ImplicitForm(A, one, one, activation=phi).certificate()
     except IllPosedError:
         yield "form, refused", True, ""
     else:
-        acyclic = found.note == "strictly triangular"
-        good = not q.cyclic(E) if acyclic else _value_holds(found, E, phi)
-        yield f"form, {'acyclic' if acyclic else found.condition}", found.holds and good, str(found)
+        acyclic = certificate.note == "strictly triangular"
+        good = not q.cyclic(E) if acyclic else _value_holds(certificate, E, phi)
+        yield (
+            f"form, {'acyclic' if acyclic else certificate.condition}",
+            certificate.holds and good,
+            str(certificate),
+        )
     layers = depth(A.double().abs())
     yield "depth of a graph", (layers is None) == q.cyclic(E), f"{layers} layers"
     if n > 1 and phi.componentwise:
@@ -137,25 +141,25 @@ def searched(A: Tensor, phi: Activation) -> Iterator[Finding]:
 
 def _of_blocks(A: Tensor, E: q.Matrix, phi: Activation) -> Iterator[Finding]:
     sizes = (1, len(A) - 1)
-    parts = {
+    blocks = {
         (i, j): Dense(part) for i, rows in enumerate(A.split(sizes)) for j, part in enumerate(rows.split(sizes, 1))
     }
     one, tanh = torch.eye(len(A), dtype=A.dtype), get_activation("tanh")
     try:
-        form = ImplicitForm(Block(sizes, sizes, parts), one, one, activation=[phi, tanh])
-        found = form.certificate()
+        form = ImplicitForm(Block(sizes, sizes, blocks), one, one, activation=[phi, tanh])
+        certificate = form.certificate()
     except IllPosedError:
         return
-    if found.condition != "blocks" or found.weights is None:
+    if certificate.condition != "blocks" or certificate.weights is None:
         return
-    v, value = [Fraction(w) for w in found.weights.tolist()], Fraction(found.value)
+    v, value = [Fraction(w) for w in certificate.weights.tolist()], Fraction(certificate.value)
     gamma = (Fraction(phi.lipschitz("inf")), q.ONE)
     norms = [
         [q.row_norm([row[: sizes[0]] if j == 0 else row[sizes[0] :] for row in rows]) for j in range(2)]
         for rows in (E[: sizes[0]], E[sizes[0] :])
     ]
     good = all(gamma[i] * (norms[i][0] * v[0] + norms[i][1] * v[1]) <= value * v[i] for i in range(2))
-    yield "form, blocks", good and found.holds, str(found)
+    yield "form, blocks", good and certificate.holds, str(certificate)
 
 
 def projections(A: Tensor, phi: Activation) -> Iterator[Finding]:
@@ -170,9 +174,9 @@ def projections(A: Tensor, phi: Activation) -> Iterator[Finding]:
         except InputError:
             yield f"{name}, projection refused", True, ""
             continue
-        found = condition.certify(inside, phi)
+        certificate = condition.certify(inside, phi)
         if not bool(inside.isfinite().all()):
-            yield f"{name}, projection overflowed", not found.holds, f"value {found.value!r}"
+            yield f"{name}, projection overflowed", not certificate.holds, f"value {certificate.value!r}"
             continue
         E, cap = q.exact(inside), Fraction(kappa)
         if name == "inf" or (name == "weighted" and phi.componentwise):
@@ -180,7 +184,11 @@ def projections(A: Tensor, phi: Activation) -> Iterator[Finding]:
         if name == "mu":
             top = max(sum(map(abs, row)) - abs(row[i]) + row[i] for i, row in enumerate(E))
             yield "mu, projected rows", top <= cap, f"{float(top)!r} > {kappa!r}"
-        yield f"{name}, projected certificate", not found.holds or _value_holds(found, E, phi), f"{found.value!r}"
+        yield (
+            f"{name}, projected certificate",
+            not certificate.holds or _value_holds(certificate, E, phi),
+            f"{certificate.value!r}",
+        )
 
 
 def norms(A: Tensor) -> Iterator[Finding]:
@@ -216,17 +224,17 @@ def other_units(A: Tensor, draw: Draw) -> Iterator[Finding]:
     """Scalings that are said to bring a norm below kappa."""
     kappa = float(draw.choice([0.5, 0.95, 1.0, 3.0]))
     try:
-        found = rescaling(A, kappa)
+        units = rescaling(A, kappa)
     except (IllPosedError, InputError):
         yield "rescaling, refused", True, ""
         return
     E, n = q.exact(A), len(A)
-    D, inverse = ([Fraction(d) for d in found.factors(sign).tolist()] for sign in (1, -1))
+    D, inverse = ([Fraction(d) for d in units.factors(sign).tolist()] for sign in (1, -1))
     norm = q.row_norm([[D[i] * E[i][j] * inverse[j] for j in range(n)] for i in range(n)])
     yield (
         "rescaling",
-        norm <= Fraction(found.norm) and found.norm < kappa,
-        f"{float(norm)!r} > {found.norm!r}",
+        norm <= Fraction(units.norm) and units.norm < kappa,
+        f"{float(norm)!r} > {units.norm!r}",
     )
 
 
@@ -238,9 +246,13 @@ def low_rank(draw: Draw, dtype: torch.dtype) -> Iterator[Finding]:
     )
     if draw.random() < 0.6:  # rows of the product near one
         L = L / (L.double() @ R.double().mT).abs().sum(1).max().to(dtype)
-    found = low_rank_certificate(L, R, get_activation("relu"))
+    certificate = low_rank_certificate(L, R, get_activation("relu"))
     norm = q.row_norm(q.times(q.exact(L), q.transposed(q.exact(R))))
-    yield "low rank", not found.holds or norm <= Fraction(found.value), f"{float(norm)!r} > {found.value!r}"
+    yield (
+        "low rank",
+        not certificate.holds or norm <= Fraction(certificate.value),
+        f"{float(norm)!r} > {certificate.value!r}",
+    )
 
 
 def forward_gains(A: Tensor, phi: Activation) -> Iterator[Finding]:
@@ -270,8 +282,8 @@ def errors(A: Tensor, draw: Draw) -> Iterator[Finding]:
     v = torch.tensor(draw.normal(size=(1, n)) * 10.0 ** draw.choice([-30, -5, 0, 5, 30]), dtype=A.dtype)
     E, target = q.exact(A), [Fraction(entry) for entry in v[0].tolist()]
     for name in ("inf", "weighted", "mu", "spectral", "monotone"):
-        found = CONDITIONS[name].certify(A, relu)
-        if not found.holds:
+        certificate = CONDITIONS[name].certify(A, relu)
+        if not certificate.holds:
             continue
         x_star = q.relu_equilibrium(E, target)
         if x_star is None:
@@ -283,7 +295,7 @@ def errors(A: Tensor, draw: Draw) -> Iterator[Finding]:
         )
         if not bool(x.isfinite().all()):
             continue
-        bound = float(AffineBound(found, A, relu, n + 2)(x, torch.cat([v, v.abs()], 1)))
+        bound = float(AffineBound(certificate, A, relu, n + 2)(x, torch.cat([v, v.abs()], 1)))
         error = max(abs(Fraction(a) - b) for a, b in zip(x[0].tolist(), x_star, strict=True))
         yield (
             f"{name}, error bound",
@@ -298,8 +310,12 @@ def long_rows(draw: Draw, dtype: torch.dtype) -> Iterator[Finding]:
     A = torch.tensor(critical_rows(draw, n)).to(dtype)
     E = q.exact(A)
     for name in ("inf", "weighted", "mu"):
-        found = CONDITIONS[name].certify(A, relu)
-        yield f"{name}, long rows", not found.holds or _value_holds(found, E, relu), f"value {found.value!r}"
+        certificate = CONDITIONS[name].certify(A, relu)
+        yield (
+            f"{name}, long rows",
+            not certificate.holds or _value_holds(certificate, E, relu),
+            f"value {certificate.value!r}",
+        )
         inside = q.exact(CONDITIONS[name].parametrise(A, 0.95, relu))
         top = max(
             sum(map(abs, row)) - (abs(row[i]) - row[i] if name == "mu" else 0) for i, row in enumerate(inside)
@@ -321,10 +337,10 @@ def bounds(A: Tensor, draw: Draw) -> Iterator[Finding]:
     outputs = [q.times(weights, [[entry] for entry in x]) for x in states if x is not None]
     for method in METHODS:
         try:
-            found = output_bounds(form, box, method)
+            proven = output_bounds(form, box, method)
         except (InputError, IllPosedError, MissingExtraError):
             continue
-        lower, upper = found.lower[0].tolist(), found.upper[0].tolist()
+        lower, upper = proven.lower[0].tolist(), proven.upper[0].tolist()
         good = (
             len(outputs) == 2**n
             and not any(map(math.isnan, (*lower, *upper)))
@@ -356,22 +372,22 @@ def examine(seed: int, number: int) -> tuple[Counter, list[dict[str, Any]]]:
     counts: Counter = Counter()
     wrong: list[dict[str, Any]] = []
     about = {"family": family, "number": number, "activation": phi.name, "dtype": str(A.dtype)[6:]}
-    parts: dict[str, Iterator[Finding]] = {
+    checks: dict[str, Iterator[Finding]] = {
         "conditions": conditions(A, phi), "form": searched(A, phi), "projection": projections(A, phi),
         "norms": norms(A), "units": other_units(A, draw), "low rank": low_rank(draw, A.dtype),
         "gains": forward_gains(A, phi), "errors": errors(A, draw),
         "bounds": bounds(A, draw) if number % 8 == 0 else iter(()),
         "long rows": long_rows(draw, A.dtype) if number % 5 == 0 else iter(()),
     }  # fmt: skip
-    for part, findings in parts.items():
+    for check, findings in checks.items():
         try:
             for kind, good, note in findings:
                 counts[kind] += 1
                 if not good:
                     wrong.append({"kind": kind, "note": note, **about})
         except Exception as error:
-            counts[f"{part}, raised"] += 1
+            counts[f"{check}, raised"] += 1
             wrong.append(
-                {"kind": f"{part}, raised", "note": f"{type(error).__name__}: {str(error)[:200]}", **about}
+                {"kind": f"{check}, raised", "note": f"{type(error).__name__}: {str(error)[:200]}", **about}
             )
     return counts, wrong

@@ -97,7 +97,7 @@ class Judge:
 
 def stated(data: Case, problem: RowProblem) -> dict[str, tuple[Tensor, Tensor]]:
     """Weights and gaps of every solver that takes a problem, and of points that are far from the best one."""
-    found = {}
+    answers = {}
     solvers = {name: ROW_SOLVERS.get(name) for name in ROW_SOLVERS.factories} | HURRIED
     for name, solver in solvers.items():
         if solver.why_not(problem) is None:
@@ -105,15 +105,15 @@ def stated(data: Case, problem: RowProblem) -> dict[str, tuple[Tensor, Tensor]]:
                 answer = solver.solve(problem)
             except (InputError, MissingExtraError):
                 continue
-            found[name] = (answer.weights, answer.gap)
-    best = found["conic"][0]
+            answers[name] = (answer.weights, answer.gap)
+    best = answers["conic"][0]
     for size in (1e-6, 1e-2, 1.0):
         near = feasible(problem, best + size * best.abs().amax(1, keepdim=True) * torch.randn_like(best))
-        found[f"any point, {size:g} away"] = (near, duality_gap(problem, near))
-        found[f"any point, from the data, {size:g} away"] = (near, duality_gap(problem, near, exact=True))
+        answers[f"any point, {size:g} away"] = (near, duality_gap(problem, near))
+        answers[f"any point, from the data, {size:g} away"] = (near, duality_gap(problem, near, exact=True))
     if problem.support is None and problem.capped:
-        found |= _whole_fit(data, problem)
-    return found
+        answers |= _whole_fit(data, problem)
+    return answers
 
 
 def _whole_fit(data: Case, problem: RowProblem) -> dict[str, tuple[Tensor, Tensor]]:
@@ -123,8 +123,8 @@ def _whole_fit(data: Case, problem: RowProblem) -> dict[str, tuple[Tensor, Tenso
     if bound == "row" or problem.free:
         fit = RowFit(kappa=problem.kappa, bound=bound, ridge=ridge, lasso=problem.lasso, chunk=2)
         cut = problem.capped if bound == "state" else problem.columns - 1
-        found = fit.solve(data.M[:, :cut], data.M[:, cut:], data.z)
-        return {"all rows": (found.weights, found.gap)}
+        fitted = fit.solve(data.M[:, :cut], data.M[:, cut:], data.z)
+        return {"all rows": (fitted.weights, fitted.gap)}
     return {}
 
 
@@ -180,13 +180,13 @@ def grouped(data: Case, problem: RowProblem, counts: Counter, wrong: list[dict[s
     judge = Judge(data, problem)
 
     def total(weights: Tensor) -> float:
-        parts = sum(judge.value(i, weights[i]) for i in range(problem.rows))
-        return float(parts) + weight * float(weights.norm(dim=0).sum())
+        misfit = sum(judge.value(i, weights[i]) for i in range(problem.rows))
+        return float(misfit) + weight * float(weights.norm(dim=0).sum())
 
     for steps in (50, 20_000):
-        found = GroupLasso(weight, max_steps=steps).solve(problem)
+        solution = GroupLasso(weight, max_steps=steps).solve(problem)
         counts["gap, group lasso"] += 1
-        excess, scale = total(found.weights) - total(best), float(problem.scale.sum())
-        if not excess <= float(found.gap.sum()) + 1e-12 * scale:
-            note = {"kind": "gap, group lasso", "number": number, "gap": float(found.gap.sum())}
+        excess, scale = total(solution.weights) - total(best), float(problem.scale.sum())
+        if not excess <= float(solution.gap.sum()) + 1e-12 * scale:
+            note = {"kind": "gap, group lasso", "number": number, "gap": float(solution.gap.sum())}
             wrong.append({**note, "is": excess, "scale": scale})

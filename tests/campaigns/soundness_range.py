@@ -79,11 +79,11 @@ class Draw:
     def powers(self, count: int) -> list[float]:
         """Draws powers of ten, mild ones, extreme ones or such that multiply to something mild."""
         reach = self.choice([1.0, REACH[self.dtype] / count, 0.9 * REACH[self.dtype], REACH[self.dtype]])
-        found = [self.uniform(-reach, reach) for _ in range(count)]
+        drawn = [self.uniform(-reach, reach) for _ in range(count)]
         if self.uniform(0, 1) < 0.6:
             rest = self.choice([0.0, REACH[self.dtype], -REACH[self.dtype]]) * self.uniform(0, 1)
-            found[-1] = min(max(rest - sum(found[:-1]), -REACH[self.dtype]), REACH[self.dtype])
-        return found
+            drawn[-1] = min(max(rest - sum(drawn[:-1]), -REACH[self.dtype]), REACH[self.dtype])
+        return drawn
 
     def tensor(self, shape: tuple[int, ...], power: float) -> Tensor:
         """Draws numbers of a size; some are zero, and a few a little larger or smaller than the rest."""
@@ -221,11 +221,11 @@ class Trial:
         finite, broken = np.isfinite(lower) | np.isfinite(upper), np.isnan(lower) | np.isnan(upper)
         self.tally.kinds[kind] += int((finite | broken).sum()) * value.shape[1]
         outside = (numbers(lower) > value) | (numbers(upper) < value) | broken
-        for place in list(zip(*outside.nonzero(), strict=True))[:1]:
-            b, _, k = place
+        for index in list(zip(*outside.nonzero(), strict=True))[:1]:
+            b, _, k = index
             note = {"kind": kind, "points": int(outside.sum()), "lower": lower[b, 0, k], "upper": upper[b, 0, k]}
             self.tally.wrong.append(
-                {**note, "value": mpmath.nstr(value[place], 20), "sample": int(b), "row": int(k), **self.about}
+                {**note, "value": mpmath.nstr(value[index], 20), "sample": int(b), "row": int(k), **self.about}
             )
 
     def values(self) -> None:

@@ -82,8 +82,8 @@ def experiment(folder: Path, tell: Tell) -> str:
     """Runs a small suite; the numbers of its records are the result."""
     run_suite(SUITE, Order("small", "tiny"), folder, tell=tell)
     records = sorted(Store(folder).records(), key=lambda record: record.id)
-    parts = [json.dumps([record.id, [str(value) for value in record.values]]) for record in records]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
+    lines = [json.dumps([record.id, [str(value) for value in record.values]]) for record in records]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
 def page(folder: Path, tell: Tell) -> str:
@@ -129,7 +129,7 @@ def certified(folder: Path, tell: Tell) -> str:
 def loadable(file: Path) -> ImplicitModel | None:
     """Returns the model that is saved there, if it is one of ours and whole."""
     try:
-        found = load(file) if file.name == "m.safetensors" else from_pretrained(file.parent)
+        loaded = load(file) if file.name == "m.safetensors" else from_pretrained(file.parent)
     except (OSError, WellposedError):
         return None
     known = {
@@ -137,7 +137,7 @@ def loadable(file: Path) -> ImplicitModel | None:
         for model in models()
         for version in (model, with_projected_parameters(model))
     }
-    return found if digest(*found.parameters()) in known else None
+    return loaded if digest(*loaded.parameters()) in known else None
 
 
 def proves_another(file: Path, model: ImplicitModel) -> bool:
@@ -163,8 +163,8 @@ WORKS: dict[str, Work] = {
 def warm_up() -> None:
     """Does all work once, so that the processes made by `start` have nothing to load and compile."""
     for work in WORKS.values():
-        with tempfile.TemporaryDirectory() as place:
-            work(Path(place), silent)
+        with tempfile.TemporaryDirectory() as folder:
+            work(Path(folder), silent)
 
 
 def lost(work: Work, folder: Path, log: Path, writers: int = 1) -> int:
@@ -176,8 +176,8 @@ def lost(work: Work, folder: Path, log: Path, writers: int = 1) -> int:
     if work is train:
         told = max((int(line.split()[1]) for line in lines if line.startswith("epoch")), default=0)
         state = Checkpoint(folder / "run.ckpt").load()
-        found = 0 if state is None else len(state["history"]["train_loss"])
-        return max(0, (told if writers == 1 else min(told, 1)) - found)
+        epochs = 0 if state is None else len(state["history"]["train_loss"])
+        return max(0, (told if writers == 1 else min(told, 1)) - epochs)
     if work is sparsify:
         told = max((int(line.split()[1]) for line in lines if line.startswith("rows")), default=0)
         return max(0, told - CHUNK * len(list(folder.glob("rows-*.npz"))))

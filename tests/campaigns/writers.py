@@ -90,23 +90,23 @@ def network(number: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def numbers_of(found: Any) -> str:
-    if isinstance(found, wp.ImplicitForm):
-        return digest(*(getattr(found, name).to_dense() for name in "ABCD"))
-    return digest(*found.state_dict().values())
+def numbers_of(model: Any) -> str:
+    if isinstance(model, wp.ImplicitForm):
+        return digest(*(getattr(model, name).to_dense() for name in "ABCD"))
+    return digest(*model.state_dict().values())
 
 
-def with_proof(file: Path, found: Any) -> str:
+def with_proof(file: Path, model: Any) -> str:
     """Adds whether there is a proof; one of another model is an error."""
     try:
         check(file)
     except OSError:
-        return f"{numbers_of(found)} without a proof"
+        return f"{numbers_of(model)} without a proof"
     except RefusedError as error:
         if "newer model" in str(error):  # it waits for the next save
-            return f"{numbers_of(found)} without a proof"
+            return f"{numbers_of(model)} without a proof"
         raise
-    return f"{numbers_of(found)} proven"
+    return f"{numbers_of(model)} proven"
 
 
 def fresh(folder: Path, number: int) -> None:
@@ -117,9 +117,9 @@ def fresh(folder: Path, number: int) -> None:
 
 def all_fresh(folder: Path) -> str:
     """Reads every folder in which a save has come to its end; of the others nothing is to be seen."""
-    for place in folder.iterdir():
-        if any(not path.name.startswith(".new.") for path in place.iterdir()):
-            wp.models.from_pretrained(place)
+    for saved in folder.iterdir():
+        if any(not path.name.startswith(".new.") for path in saved.iterdir()):
+            wp.models.from_pretrained(saved)
     return "whole"
 
 
@@ -139,9 +139,9 @@ def kept_rows(folder: Path, number: int) -> str:
 
 def kept_network(folder: Path, number: int) -> str:
     torch.manual_seed(0)
-    found = nn.Linear(3, 2)
-    train_or_load("net", Training(epochs=number + 1), found, partial(nn.init.ones_, found.weight), folder)
-    return digest(*found.parameters())
+    network = nn.Linear(3, 2)
+    train_or_load("net", Training(epochs=number + 1), network, partial(nn.init.ones_, network.weight), folder)
+    return digest(*network.parameters())
 
 
 def anew(write: Callable[[Path, int], str]) -> Writer:
@@ -177,8 +177,8 @@ def append(folder: Path, number: int) -> None:
 
 
 def records(folder: Path) -> str:
-    found = Store(folder).records()
-    if not found:
+    stored = Store(folder).records()
+    if not stored:
         raise ValueError("no record is left")
     return "some"
 
@@ -226,8 +226,8 @@ def attacked(number: int) -> tuple[Any, ...]:
 
 
 def draw_attack(folder: Path, number: int) -> None:
-    found, u, attack, y = attacked(number)
-    gallery(found, u, attack, y, count=1 + number, path=folder / "a.png")
+    model, u, attack, y = attacked(number)
+    gallery(model, u, attack, y, count=1 + number, path=folder / "a.png")
 
 
 CODE = """
@@ -374,17 +374,17 @@ WRITERS: dict[str, Writer] = {
 
 def known(writer: Writer, root: Path) -> tuple[set[str], float, int]:
     """Writes all versions undisturbed; returns what is read of them, the time of one and its steps."""
-    found, times, steps = set(), [], 0
+    versions, times, steps = set(), [], 0
     for number in range(VERSIONS):
         folder = root / f"known{number}"
         folder.mkdir()
         began = time.monotonic()
         writer.write(folder, number)
         times.append(time.monotonic() - began)
-        found.add(writer.read(folder))
+        versions.add(writer.read(folder))
         steps = steps or _counted(partial(writer.write, folder, (number + 1) % VERSIONS))
-    assert len(found) == (VERSIONS if writer.versions else 1), found
-    return found | {text.replace(" proven", " without a proof") for text in found}, min(times), steps
+    assert len(versions) == (VERSIONS if writer.versions else 1), versions
+    return versions | {text.replace(" proven", " without a proof") for text in versions}, min(times), steps
 
 
 def _hooked(act: Callable[[int], None]) -> None:
@@ -436,9 +436,9 @@ def _started(writer: Writer, folder: Path, number: int, step: int) -> int:
 def kill_writer(name: str, count: int, generator: random.Random) -> dict[str, Any]:
     """Kills a writer, half of the time before one of its steps and sometimes beside another one, and reads."""
     writer, kills, gone, failed, said = WRITERS[name], 0, 0, 0, ""
-    with tempfile.TemporaryDirectory() as place:
-        versions, seconds, steps = known(writer, Path(place))
-        folder = Path(place) / "folder"
+    with tempfile.TemporaryDirectory() as scratch:
+        versions, seconds, steps = known(writer, Path(scratch))
+        folder = Path(scratch) / "folder"
         folder.mkdir()
         writer.write(folder, 0)
         while kills < (count // 4 if writer.slow else count):
@@ -454,8 +454,8 @@ def kill_writer(name: str, count: int, generator: random.Random) -> dict[str, An
                 kills += code == -signal.SIGKILL
                 failed += code == FAILED
             try:
-                found = writer.read(folder)
-                wrong = "" if found in versions else f"neither version: {found[:60]}"
+                read = writer.read(folder)
+                wrong = "" if read in versions else f"neither version: {read[:60]}"
             except Exception as error:
                 wrong = f"{type(error).__name__}: {str(error)[:200]}"
             gone, said = gone + bool(wrong), said or wrong

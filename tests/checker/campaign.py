@@ -87,18 +87,18 @@ def genuine(draw: np.random.Generator, folder: Path) -> list[tuple[str, bool]]:
         model.state.raw.mul_(float(draw.choice([0.1, 1.0, 30.0, 1e3])))
     path = folder / "g.safetensors"
     wp.save(model, path, certificate=True)
-    found = [("genuine", accepted(path))]
+    outcomes = [("genuine", accepted(path))]
     value = float(model.certificate().value)
     change_claims(
         path.with_suffix(".cert"), lambda said: said["claims"][0].update(value=value - 1e-3 - 0.01 * abs(value))
     )
     if condition != "weighted":  # where other weights could have proven less
-        found.append(("genuine, kappa lowered", not accepted(path)))
+        outcomes.append(("genuine, kappa lowered", not accepted(path)))
     wp.save(model, path, certificate=True)
     data = bytearray(path.read_bytes())
     data[int(draw.integers(len(data)))] ^= 1 << int(draw.integers(8))
     path.write_bytes(bytes(data))
-    return [*found, ("genuine, one bit of the model flipped", not accepted(path))]
+    return [*outcomes, ("genuine, one bit of the model flipped", not accepted(path))]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -108,12 +108,12 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     draw, counts, start = np.random.default_rng(given.seed), collections.Counter(), time.monotonic()
     wrong: collections.Counter = collections.Counter()
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         for _ in range(given.cases):
-            kind, right = forged(draw, Path(place))
+            kind, right = forged(draw, Path(folder))
             counts[kind], wrong[kind] = counts[kind] + 1, wrong[kind] + (not right)
         for _ in range(given.cases // 10):
-            for kind, right in genuine(draw, Path(place)):
+            for kind, right in genuine(draw, Path(folder)):
                 counts[kind], wrong[kind] = counts[kind] + 1, wrong[kind] + (not right)
     for kind in sorted(counts):
         print(f"{kind:40s} {counts[kind]:8d} cases {wrong[kind]:4d} wrong")

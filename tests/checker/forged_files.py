@@ -11,13 +11,13 @@ KINDS = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64"}
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> Path:
-    header, blobs, place = {"__metadata__": metadata}, [], 0
+    header, blobs, offset = {"__metadata__": metadata}, [], 0
     for name, value in tensors.items():
         data = np.ascontiguousarray(value).tobytes()
         shape, kind = list(value.shape), KINDS[str(value.dtype)]
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [place, place + len(data)]}
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [offset, offset + len(data)]}
         blobs.append(data)
-        place += len(data)
+        offset += len(data)
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
     return path
@@ -25,21 +25,21 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str
 
 def write_model(path: Path, A: np.ndarray, activation="relu", **others: np.ndarray) -> Path:
     n, others = len(A), {"B": np.zeros((len(A), 1), A.dtype), "C": np.zeros((1, len(A)), A.dtype), **others}
-    p, q, kept = others["B"].shape[1], len(others["C"]), {"feedthrough": "D" in others, "bias": "bias" in others}
-    config = cell_config(in_features=p, out_features=q, state_features=n, activation=activation, **kept)
+    p, q, flags = others["B"].shape[1], len(others["C"]), {"feedthrough": "D" in others, "bias": "bias" in others}
+    config = cell_config(in_features=p, out_features=q, state_features=n, activation=activation, **flags)
     metadata = {"format": "wellposed-1", "config": json.dumps(config)}
     return write_tensors(path, {"state.raw": A, **others}, metadata)
 
 
 def cell_config(**changes) -> dict:
     """Returns the configuration of a model of one state, one input and one output, as the library writes it."""
-    found = {
+    config = {
         **{"in_features": 1, "out_features": 1, "state_features": 1, "activation": "relu", "kappa": 0.95},
         **{"condition": "inf", "triangle": None, "rank": None, "feedthrough": False, "bias": False},
         **{"solver": None, "stop": None, "max_steps": None, "gradient": None, "on_failure": "warn"},
         "executor": "auto",
     }
-    return {**found, **changes}
+    return {**config, **changes}
 
 
 def dense(name: str, **others) -> dict:
@@ -50,9 +50,9 @@ def zero(rows: int, columns: int, dtype: str = "float64") -> dict:
     return {"operator": "Zero", "size": {"tuple": [rows, columns]}, "kind": {"dtype": dtype}, "place": "cpu"}
 
 
-def block(sizes: list[int], parts: dict[tuple[int, int], dict], dtype: str = "float64") -> dict:
+def block(sizes: list[int], blocks: dict[tuple[int, int], dict], dtype: str = "float64") -> dict:
     """Returns the header of a square block matrix."""
-    pairs = [[{"tuple": [*key]}, part] for key, part in parts.items()]
+    pairs = [[{"tuple": [*key]}, operator] for key, operator in blocks.items()]
     size = {"tuple": sizes}
     home = {"kind": {"dtype": dtype}, "place": "cpu"}
     return {"operator": "Block", "heights": size, "widths": size, "parts": {"dict": pairs}, **home}

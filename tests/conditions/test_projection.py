@@ -155,6 +155,16 @@ def test_second_derivative_of_clips_is_refused(project):
         torch.autograd.grad(gradient.sum(), W)
 
 
+@pytest.mark.parametrize("project", CLIPS)
+def test_matrices_within_the_cap_are_not_decomposed(project, monkeypatch):
+    W = 0.1 * random_matrix(5)
+    monkeypatch.setattr(torch.linalg, "eigh", None)
+    monkeypatch.setattr(torch.linalg, "svd", None)
+    assert project(W, 5.0) is W
+    with pytest.raises(TypeError):
+        project(W, 1e-3)
+
+
 @pytest.mark.parametrize("project", ALL_MAPS)
 @pytest.mark.parametrize("n", [5, 70])
 def test_vmap_and_batches_equal_the_loop(project, n):

@@ -119,8 +119,8 @@ class Inception(nn.Module):
         self.after = nn.Sequential(nn.Conv2d(16, 4, (1, 3)), nn.ELU(0.5), nn.AvgPool2d(2, ceil_mode=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = [self.branch1(x), self.branch3(x), self.branch5(x), self.pool(x)]
-        return self.after(F.relu(torch.cat(parts, dim=1))).flatten(1)
+        branches = [self.branch1(x), self.branch3(x), self.branch5(x), self.pool(x)]
+        return self.after(F.relu(torch.cat(branches, dim=1))).flatten(1)
 
 
 class WaveNet(nn.Module):

@@ -7,13 +7,13 @@ from wellposed.convert import to_implicit
 
 
 class Using(nn.Module):
-    """A network that calls its parts by a function."""
+    """A network that calls its modules by a function."""
 
-    def __init__(self, function, **parts):
+    def __init__(self, function, **modules):
         super().__init__()
         self.function = function
-        for name, part in parts.items():
-            self.add_module(name, part)
+        for name, module in modules.items():
+            self.add_module(name, module)
 
     def forward(self, x):
         return self.function(self, x)

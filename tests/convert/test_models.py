@@ -55,6 +55,6 @@ def test_jumping_activation_is_refused():
 
 def test_other_baselines():
     assert_same(NAC([4, 3, 2]), (4,))
-    assert_same(ConvNet.single_layer(), (1, 8, 8))
+    assert_same(ConvNet(1, channels=32, final_channels=None, grid=4, batch_norm=False), (1, 8, 8))
     with pytest.raises(UnsupportedError, match=r"log at 'layers.0' has no implicit form yet"):
         to_implicit(NALU([4, 3, 2]), (4,))

@@ -108,12 +108,12 @@ def is_optimal(G: np.ndarray, c: np.ndarray, a: np.ndarray, level: float, allowe
 
 def agrees(solver: RowSolver, problem: RowProblem, oracle: RowSolution, tol: float) -> None:
     """Asserts that a solver finds feasible rows as good as those of the oracle, up to the gaps of both."""
-    found = solver.solve(problem)
-    assert (capped_norm(problem, found.weights) <= problem.kappa + 1e-12).all()
+    solution = solver.solve(problem)
+    assert (capped_norm(problem, solution.weights) <= problem.kappa + 1e-12).all()
     if problem.support is not None:
-        assert (found.weights[~problem.support] == 0).all()
-    assert found.relative_gap.max() <= tol
-    best, ours = objective(problem, oracle.weights), objective(problem, found.weights)
+        assert (solution.weights[~problem.support] == 0).all()
+    assert solution.relative_gap.max() <= tol
+    best, ours = objective(problem, oracle.weights), objective(problem, solution.weights)
     slack = 1e-8 * problem.scale + 1e-13
-    assert (ours <= best + found.gap + slack).all()
+    assert (ours <= best + solution.gap + slack).all()
     assert (best <= ours + oracle.gap + slack).all()

@@ -82,8 +82,8 @@ def inputs(form: ImplicitForm, count: int = 4) -> Tensor:
     return torch.randn(count, form.sizes[1], dtype=form.dtype)
 
 
-def same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+def same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def same_forms(first: ImplicitForm, second: ImplicitForm, atol: float = 1e-12) -> None:

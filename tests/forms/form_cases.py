@@ -26,12 +26,12 @@ def rows(height: int, width: int, norm: float) -> Dense:
 
 
 def build(
-    sizes: tuple[int, ...], parts: dict[tuple[int, int], Operator], activations: list[str], inputs: int = 3
+    sizes: tuple[int, ...], blocks: dict[tuple[int, int], Operator], activations: list[str], inputs: int = 3
 ) -> ImplicitForm:
     """A form with these blocks of A, whose input reaches every block and whose output reads every block."""
     n = sum(sizes)
     return ImplicitForm(
-        Block(sizes, sizes, parts, F64),
+        Block(sizes, sizes, blocks, F64),
         Block(sizes, (inputs,), {(k, 0): rows(size, inputs, 2.0) for k, size in enumerate(sizes)}),
         Block((2,), sizes, {(0, k): rows(2, size, 1.0) for k, size in enumerate(sizes)}),
         rows(2, inputs, 1.0),
@@ -43,14 +43,14 @@ def build(
 
 def feed_forward() -> ImplicitForm:
     """Four layers of different kinds, last one first, with gains far above one and a shortcut."""
-    parts = {
+    blocks = {
         (0, 1): rows(3, 6, 9.0),
         (0, 3): LowRank(torch.randn(3, 1, dtype=F64), torch.randn(4, 1, dtype=F64)),
         (1, 2): Diagonal(3 * torch.randn(6, dtype=F64)),
         (1, 3): Selection(torch.tensor([3, -1, 0, 0, 1, 2]), 4, F64),
         (2, 3): rows(6, 4, 5.0),
     }
-    return build((3, 6, 6, 4), parts, ["relu", "max_pool(3)", "tanh", "softmax"])
+    return build((3, 6, 6, 4), blocks, ["relu", "max_pool(3)", "tanh", "softmax"])
 
 
 def self_loop() -> ImplicitForm:
@@ -72,23 +72,23 @@ def convolution_loop() -> ImplicitForm:
 
 def two_blocks() -> ImplicitForm:
     """A loop whose gain is 4 one way and 0.2 the other."""
-    parts = {(0, 1): rows(4, 3, 4.0), (1, 0): rows(3, 4, 0.2)}
-    return build((4, 3), parts, ["relu", "tanh"])
+    blocks = {(0, 1): rows(4, 3, 4.0), (1, 0): rows(3, 4, 0.2)}
+    return build((4, 3), blocks, ["relu", "tanh"])
 
 
 def pooled_loop() -> ImplicitForm:
-    parts = {(0, 1): rows(4, 6, 3.0), (1, 0): rows(6, 4, 0.3), (1, 1): rows(6, 6, 0.05)}
-    return build((4, 6), parts, ["max_pool(2)", "sigmoid"])
+    blocks = {(0, 1): rows(4, 6, 3.0), (1, 0): rows(6, 4, 0.3), (1, 1): rows(6, 6, 0.05)}
+    return build((4, 6), blocks, ["max_pool(2)", "sigmoid"])
 
 
 def softmax_loop() -> ImplicitForm:
-    parts = {(0, 1): rows(4, 3, 1.6), (1, 0): rows(3, 4, 0.9)}
-    return build((4, 3), parts, ["softmax", "relu"])
+    blocks = {(0, 1): rows(4, 3, 1.6), (1, 0): rows(3, 4, 0.9)}
+    return build((4, 3), blocks, ["softmax", "relu"])
 
 
 def loop_inside() -> ImplicitForm:
     """Two layers before the loop, two behind, a shortcut around it; the loop is not in consecutive blocks."""
-    parts = {
+    blocks = {
         (0, 1): rows(2, 4, 3.0),
         (0, 5): rows(2, 3, 2.0),
         (1, 2): rows(4, 3, 2.0),
@@ -98,17 +98,17 @@ def loop_inside() -> ImplicitForm:
         (3, 5): rows(5, 3, 4.0),
         (4, 5): rows(4, 3, 4.0),
     }
-    return build((2, 4, 3, 5, 4, 3), parts, ["identity", "relu", "tanh", "relu", "relu", "leaky_relu(0.3)"])
+    return build((2, 4, 3, 5, 4, 3), blocks, ["identity", "relu", "tanh", "relu", "relu", "leaky_relu(0.3)"])
 
 
 def two_loops() -> ImplicitForm:
-    parts = {
+    blocks = {
         (0, 0): rows(3, 3, 0.5),
         (0, 1): rows(3, 2, 5.0),
         (1, 2): rows(2, 4, 5.0),
         (2, 2): rows(4, 4, 0.9),
     }
-    return build((3, 2, 4), parts, ["tanh", "relu", "relu"])
+    return build((3, 2, 4), blocks, ["tanh", "relu", "relu"])
 
 
 def negative_loop() -> ImplicitForm:
@@ -127,8 +127,8 @@ def nested_loop() -> ImplicitForm:
 
 def reversed_layers() -> ImplicitForm:
     """Feed-forward, first layer first, and the identity in between."""
-    parts: dict[tuple[int, int], Operator] = {(1, 0): Identity(3, F64), (2, 1): rows(2, 3, 4.0)}
-    return build((3, 3, 2), parts, ["relu", "tanh", "relu"])
+    blocks: dict[tuple[int, int], Operator] = {(1, 0): Identity(3, F64), (2, 1): rows(2, 3, 4.0)}
+    return build((3, 3, 2), blocks, ["relu", "tanh", "relu"])
 
 
 FEED_FORWARD = [feed_forward, reversed_layers]

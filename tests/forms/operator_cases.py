@@ -207,8 +207,8 @@ OPERATORS: dict[str, Case] = {
 }
 
 
-def close(found: Tensor, expected: Tensor, **tolerance: float) -> None:
-    torch.testing.assert_close(found, expected, **(tolerance or {"rtol": 1e-12, "atol": 1e-12}))
+def close(actual: Tensor, expected: Tensor, **tolerance: float) -> None:
+    torch.testing.assert_close(actual, expected, **(tolerance or {"rtol": 1e-12, "atol": 1e-12}))
 
 
 def check_pattern(operator: Operator, dense: Tensor) -> None:
@@ -217,9 +217,9 @@ def check_pattern(operator: Operator, dense: Tensor) -> None:
     assert rows.shape == columns.shape == values.shape
     assert rows.dtype == columns.dtype == torch.int64
     assert len(set(zip(rows.tolist(), columns.tolist(), strict=True))) == len(rows)
-    found = torch.zeros(dense.shape, dtype=F64)
-    found[rows, columns] = values.detach()
-    close(found, dense.detach())
+    matrix = torch.zeros(dense.shape, dtype=F64)
+    matrix[rows, columns] = values.detach()
+    close(matrix, dense.detach())
 
 
 def check_claims(operator: Operator, dense: Tensor) -> None:

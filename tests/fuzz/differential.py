@@ -64,34 +64,36 @@ class Seed:
 def seeds() -> list[Seed]:
     """Saves forms and models of many kinds, beside those that older versions have saved."""
     torch.manual_seed(0)
-    found = [Seed(path.stem, path.read_bytes()) for path in sorted(SAVED.glob("*.safetensors"))]
-    found = [seed for seed in found if seed.name != "answers"]
-    place = SAVED / "implicit-folder"
-    found.append(Seed(place.name, (place / WEIGHTS).read_bytes(), (place / CONFIG).read_bytes()))
+    saved = [Seed(path.stem, path.read_bytes()) for path in sorted(SAVED.glob("*.safetensors"))]
+    saved = [seed for seed in saved if seed.name != "answers"]
+    older = SAVED / "implicit-folder"
+    saved.append(Seed(older.name, (older / WEIGHTS).read_bytes(), (older / CONFIG).read_bytes()))
     for name, model in fresh().items():
         with tempfile.TemporaryDirectory() as folder:
             wp.save(model, Path(folder) / "m.safetensors")
-            found.append(Seed(name, (Path(folder) / "m.safetensors").read_bytes()))
+            saved.append(Seed(name, (Path(folder) / "m.safetensors").read_bytes()))
             wp.models.save_pretrained(model, folder)
-            weights, config = (Path(folder) / part for part in (WEIGHTS, CONFIG))
-            found.append(Seed(f"{name}, folder", weights.read_bytes(), config.read_bytes()))
-    return found
+            weights, config = (Path(folder) / file for file in (WEIGHTS, CONFIG))
+            saved.append(Seed(f"{name}, folder", weights.read_bytes(), config.read_bytes()))
+    return saved
 
 
 def fresh() -> dict[str, Any]:
     wide = torch.float64
     A, B, C = (0.1 * torch.randn(*shape, dtype=wide) for shape in ((4, 4), (4, 2), (3, 4)))
     factors = LowRank(0.3 * torch.rand(4, 1, dtype=wide), torch.rand(4, 1, dtype=wide))
-    parts = {(0, 1): Dense(A[:2, 2:].contiguous()), (1, 1): Diagonal(A[2:, 0].contiguous())}
+    blocks = {(0, 1): Dense(A[:2, 2:].contiguous()), (1, 1): Diagonal(A[2:, 0].contiguous())}
     chain = Block((2, 2), (2, 2), {(0, 1): Dense(A[:2, :2].contiguous())}, wide)
     mixed = Block((2, 2), (2, 2), {(0, 0): Identity(2, wide), (1, 0): Dense(A[2:, :2].mT.contiguous().mT)}, wide)
     return {
         "transposed": ImplicitForm(A.mT, B, C, bias=B[:, 0].contiguous()),
         "factors": ImplicitForm(factors, B, C, activation="tanh", output_bias=C[:, 0].contiguous()),
-        "blocks": ImplicitForm(Block((2, 2), (2, 2), parts), B, C, activation=["relu", "tanh"], labels=["a", "b"]),
+        "blocks": ImplicitForm(
+            Block((2, 2), (2, 2), blocks), B, C, activation=["relu", "tanh"], labels=["a", "b"]
+        ),
         "chain": ImplicitForm(chain, B, C, activation=["max_pool(2)", "softmax"]),
         "mixed": ImplicitForm(mixed, B, C, activation=["leaky_relu(0.25)", "sigmoid"]),
-        "whole": ImplicitForm(Block((2, 2), (2, 2), parts), B, C, activation="softmax"),
+        "whole": ImplicitForm(Block((2, 2), (2, 2), blocks), B, C, activation="softmax"),
         "sparse": ImplicitForm(A.to_sparse(), B, C.to_sparse()),
         "packed": ImplicitForm(*(0.5 * torch.eye(*shape, dtype=wide) for shape in ((16, 16), (16, 12), (9, 16)))),
         "packed model": wp.ImplicitModel.from_matrices(0.5 * torch.eye(24), torch.eye(24), torch.ones(9, 24)),
@@ -123,9 +125,9 @@ def changed(seed: Seed, draw: random.Random) -> Seed:
 
 
 def _unsealed(config: bytes) -> bytes:
-    found = json.loads(config)
-    found.pop("sha256", None)
-    return json.dumps(found).encode()
+    content = json.loads(config)
+    content.pop("sha256", None)
+    return json.dumps(content).encode()
 
 
 def _with_inner(data: bytes, change: Callable[[str, random.Random], str], draw: random.Random) -> bytes:
@@ -141,16 +143,16 @@ def _with_inner(data: bytes, change: Callable[[str, random.Random], str], draw: 
 
 
 def _renamed(text: str, draw: random.Random) -> str:
-    """Gives a model other activations, or other texts in the place of some."""
-    found = json.loads(text)
-    body = found.get("form", found.get("config", found)) if isinstance(found, dict) else {}
+    """Gives a model other activations, or other texts instead of some."""
+    content = json.loads(text)
+    body = content.get("form", content.get("config", content)) if isinstance(content, dict) else {}
     for cell in body.get("cells", [body]):
         given = cell.get("activation")
         if isinstance(given, list) and draw.random() < 0.8:
             cell["activation"] = [draw.choice((*NAMES, name)) for name in given]
         else:
             cell["activation"] = draw.choice((*NAMES, given))
-    return json.dumps(found)
+    return json.dumps(content)
 
 
 def _doubled(text: str, draw: random.Random) -> str:
@@ -158,26 +160,26 @@ def _doubled(text: str, draw: random.Random) -> str:
     keys = list(re.finditer(r'"(\w+)": ', text))
     words = list(re.finditer(r": (null|true|false|-?\d[\d.e+-]*)", text))
     if words and draw.random() < 0.5:
-        place = draw.choice(words)
+        match = draw.choice(words)
         value = draw.choice(("null", "true", "NaN", "1e999", "-1", "0", "1.0", "2", "[]", "{}", '""', '"relu"'))
-        return f"{text[: place.start(1)]}{value}{text[place.end(1) :]}"
-    place = draw.choice(keys)
+        return f"{text[: match.start(1)]}{value}{text[match.end(1) :]}"
+    match = draw.choice(keys)
     value = draw.choice(("null", "1", "[0, 1]", '"relu"', "{}"))
-    return f'{text[: place.start()]}"{place[1]}": {value}, {text[place.start() :]}'
+    return f'{text[: match.start()]}"{match[1]}": {value}, {text[match.start() :]}'
 
 
 def by_checker(path: Path) -> list[Part] | str:
     """Returns what the checker sees, or why it refuses."""
     try:
-        parts = equations(path)
-        for part in parts:
-            for name in part.matrices:
-                matrix_of(part, name)
-            for read in part.biases.values():
+        seen = equations(path)
+        for equation in seen:
+            for name in equation.matrices:
+                matrix_of(equation, name)
+            for read in equation.biases.values():
                 read()
     except RefusedError as error:
         return str(error)
-    return parts
+    return seen
 
 
 def matrix_of(part: Part, name: str) -> np.ndarray | None:
@@ -237,38 +239,38 @@ def neutral(seed: Seed, original: Seed) -> Seed:
 
 def outcome(seed: Seed, original: Seed) -> tuple[str, str]:
     """Returns what became of a file, and what is wrong with that, if anything."""
-    with tempfile.TemporaryDirectory() as place:
-        path = written(seed, Path(place))
-        parts, model = by_checker(path), by_library(path)
-        if isinstance(parts, str) and isinstance(model, str):
+    with tempfile.TemporaryDirectory() as folder:
+        path = written(seed, Path(folder))
+        checked, model = by_checker(path), by_library(path)
+        if isinstance(checked, str) and isinstance(model, str):
             return "both refuse", ""
-        if isinstance(parts, str):
-            if isinstance(model, wp.DEQ) or CHECKER_ONLY.search(parts):
+        if isinstance(checked, str):
+            if isinstance(model, wp.DEQ) or CHECKER_ONLY.search(checked):
                 return "beyond the checker", ""
-            return "one refuses", f"the library reads what the checker refuses: {parts}"
+            return "one refuses", f"the library reads what the checker refuses: {checked}"
         if isinstance(model, str):
             if LIBRARY_ONLY.search(model):
                 return "about solving", ""
-            other = written(neutral(seed, original), Path(place))
+            other = written(neutral(seed, original), Path(folder))
             again = by_library(other)
             free = not isinstance(again, str) or LIBRARY_ONLY.search(again)
             if not isinstance(by_checker(other), str) and not free:
                 return "one refuses", f"the checker reads what the library refuses: {model}"
             return "about solving", ""
-        return "both read", differs(path, parts, model)
+        return "both read", differs(path, checked, model)
 
 
-def differs(path: Path, parts: list[Part], model: Any) -> str:
+def differs(path: Path, checked: list[Part], model: Any) -> str:
     """Compares numbers; returns what is not the same, where ``wellposed verify`` would not notice it either."""
     wrong = ""
     if isinstance(model, ImplicitForm):
-        wrong = _form_differs(parts[0], model)
+        wrong = _form_differs(checked[0], model)
     else:
         cells = [model] if isinstance(model, wp.ImplicitModel) else list(model.cells)
-        if len(cells) != len(parts):
+        if len(cells) != len(checked):
             return "they see other numbers of equations"
-        for part, cell in zip(parts, cells, strict=True):
-            wrong = wrong or _cell_differs(part, cell)
+        for equation, cell in zip(checked, cells, strict=True):
+            wrong = wrong or _cell_differs(equation, cell)
     if wrong == "A" and not isinstance(model, ImplicitForm):
         try:
             as_stored(path / WEIGHTS if path.is_dir() else path, folder=path.is_dir())
@@ -307,8 +309,8 @@ def _form_differs(part: Part, form: ImplicitForm) -> str:
 def _close(read: np.ndarray | None, value: torch.Tensor, dtype: torch.dtype, rounded: bool) -> bool:
     if read is None or read.shape != tuple(value.shape):
         return read is None
-    found, digits = value.detach().double().numpy(), 8 * torch.finfo(dtype).eps if rounded else 0.0
-    return bool(np.allclose(read, found, rtol=digits, atol=digits * max(1e-300, float(np.abs(read).max()))))
+    expected, digits = value.detach().double().numpy(), 8 * torch.finfo(dtype).eps if rounded else 0.0
+    return bool(np.allclose(read, expected, rtol=digits, atol=digits * max(1e-300, float(np.abs(read).max()))))
 
 
 def _same_bias(part: Part, name: str, value: torch.Tensor | None) -> bool:

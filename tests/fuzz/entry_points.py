@@ -48,12 +48,14 @@ def tensors(draw: random.Random) -> Tensor:
     """Draws a tensor of an odd shape, type or content."""
     shape = draw.choice(((), (0,), (3,), (0, 4), (4, 0), (1, 4), (6, 4), (6, 3), (2, 3, 4), (4, 4), (1, 1, 1, 1)))
     kinds = (torch.float32, torch.float32, torch.float64, torch.float16, torch.int64, torch.bool, torch.complex64)
-    found = torch.rand(shape, generator=torch.Generator().manual_seed(draw.randrange(9))).to(draw.choice(kinds))
-    if found.is_floating_point() and found.numel() and draw.random() < 0.4:
-        found.view(-1)[0] = draw.choice((float("nan"), float("inf"), 1e30, -1e30, 1e-40))
+    tensor = torch.rand(shape, generator=torch.Generator().manual_seed(draw.randrange(9))).to(draw.choice(kinds))
+    if tensor.is_floating_point() and tensor.numel() and draw.random() < 0.4:
+        tensor.view(-1)[0] = draw.choice((float("nan"), float("inf"), 1e30, -1e30, 1e-40))
     if draw.random() < 0.2:
-        return found.expand(2, *found.shape) if found.dim() else found.requires_grad_(found.is_floating_point())
-    return found.transpose(0, 1) if found.dim() > 1 and draw.random() < 0.2 else found
+        return (
+            tensor.expand(2, *tensor.shape) if tensor.dim() else tensor.requires_grad_(tensor.is_floating_point())
+        )
+    return tensor.transpose(0, 1) if tensor.dim() > 1 and draw.random() < 0.2 else tensor
 
 
 def odd(draw: random.Random, name: str, given: Any) -> Any:
@@ -131,9 +133,9 @@ def form(**arguments: Any) -> Any:
 
 
 def saved(what: Any) -> Any:
-    with tempfile.TemporaryDirectory() as place:
-        wp.save(what, Path(place) / "m.safetensors")
-        return wp.load(Path(place) / "m.safetensors")
+    with tempfile.TemporaryDirectory() as folder:
+        wp.save(what, Path(folder) / "m.safetensors")
+        return wp.load(Path(folder) / "m.safetensors")
 
 
 def states() -> wp.States:
@@ -323,8 +325,8 @@ def fuzz(name: str, cases: int, seed: int) -> tuple[collections.Counter[str], li
             signal.alarm(0)
             counts["NOT OURS"] += 1
             frames = [one for one in traceback.extract_tb(error.__traceback__) if "wellposed" in one.filename]
-            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
-            what = f"{type(error).__name__} at {place}"
+            line = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+            what = f"{type(error).__name__} at {line}"
             failures.setdefault(what, f"{what}: {str(error)[:150]!r}")
         finally:
             signal.alarm(0)

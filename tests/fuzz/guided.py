@@ -30,8 +30,8 @@ def guided(name: str, seconds: int, seed: int, corpus: Path, keep: Path) -> None
     (corpus / "seed").write_bytes(seeds[first])
 
     def one(data: bytes) -> None:
-        with tempfile.TemporaryDirectory() as place:
-            reader.read(Path(place), {**seeds, first: data})
+        with tempfile.TemporaryDirectory() as folder:
+            reader.read(Path(folder), {**seeds, first: data})
 
     warnings.simplefilter("ignore")
     limits = [f"-max_total_time={seconds}", f"-seed={seed}", f"-rss_limit_mb={MEMORY}", f"-timeout={CALL}"]

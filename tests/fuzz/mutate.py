@@ -40,14 +40,14 @@ def fuzz(reader: Reader, cases: int, seed: int, keep: Path | None) -> tuple[coll
     seeds = reader.seeds()
     first = next(iter(seeds))
     counts, failures = collections.Counter(), {}
-    with tempfile.TemporaryDirectory() as place:
-        assert reader.read(Path(place), seeds) == "", f"{reader.name} does not read its own file"
+    with tempfile.TemporaryDirectory() as folder:
+        assert reader.read(Path(folder), seeds) == "", f"{reader.name} does not read its own file"
     for _ in range(cases):
         data = draw.choice(reader.mutations)(seeds[first], draw)
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory() as folder:
             signal.alarm(SECONDS)
             try:
-                counts[reader.read(Path(place), {**seeds, first: data}) or "read"] += 1
+                counts[reader.read(Path(folder), {**seeds, first: data}) or "read"] += 1
             except Exception as error:
                 signal.alarm(0)
                 counts["NOT OURS"] += 1
@@ -73,16 +73,16 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, too_long)
     limit_memory(GROWTH)
-    start, found = time.monotonic(), {}
+    start, results = time.monotonic(), {}
     for reader in (one for one in READERS if given.only in one.name):
         counts, failures = fuzz(reader, given.cases, given.seed, given.keep)
-        found[reader.name] = {"cases": given.cases, "outcomes": dict(counts), "failures": failures}
+        results[reader.name] = {"cases": given.cases, "outcomes": dict(counts), "failures": failures}
         if not given.json:
             print(f"{reader.name:24s} {dict(counts)}", *failures, sep="\n    " if failures else "", flush=True)
-    bad = sum(len(one["failures"]) for one in found.values())
+    bad = sum(len(one["failures"]) for one in results.values())
     if given.json:
-        print(json.dumps(found))
-    print(f"{len(found)} readers, {given.cases} files each, seed {given.seed}: {bad} kinds of failures, "
+        print(json.dumps(results))
+    print(f"{len(results)} readers, {given.cases} files each, seed {given.seed}: {bad} kinds of failures, "
           f"{time.monotonic() - start:.0f} s", file=sys.stderr)  # fmt: skip
     return int(bad > 0)
 

@@ -19,38 +19,38 @@ VALUES = (
 
 def mutated(data: bytes, draw: random.Random) -> bytes:
     """Changes a few places of a file."""
-    found = bytearray(data)
+    changed = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 4, 16))):
-        place, kind = draw.randrange(len(found) + 1), draw.randrange(8)
-        if kind == 0 and found:
-            found[place % len(found)] ^= 1 << draw.randrange(8)
-        elif kind == 1 and found:
-            found[place % len(found)] = draw.randrange(256)
+        position, kind = draw.randrange(len(changed) + 1), draw.randrange(8)
+        if kind == 0 and changed:
+            changed[position % len(changed)] ^= 1 << draw.randrange(8)
+        elif kind == 1 and changed:
+            changed[position % len(changed)] = draw.randrange(256)
         elif kind == 2:
-            del found[place : place + draw.choice((1, 2, 8, 64, len(found)))]
+            del changed[position : position + draw.choice((1, 2, 8, 64, len(changed)))]
         elif kind == 3:
-            found[place:place] = draw.randbytes(draw.choice((1, 4, 64)))
+            changed[position:position] = draw.randbytes(draw.choice((1, 4, 64)))
         elif kind == 4:
-            found[place:place] = found[: draw.choice((1, 8, 512))]
+            changed[position:position] = changed[: draw.choice((1, 8, 512))]
         elif kind == 5:
             width, order = draw.choice((2, 4, 8)), draw.choice("<>")
             value = draw.choice(INTERESTING) & (2 ** (8 * width) - 1)
             packed = struct.pack(order + {2: "H", 4: "I", 8: "Q"}[width], value)
-            found[place : place + width] = packed
+            changed[position : position + width] = packed
         elif kind == 6:
             digits = str(draw.choice(INTERESTING)).encode()
-            found[place : place + len(digits)] = digits
+            changed[position : position + len(digits)] = digits
         else:
-            found = found[:place]
-    return bytes(found)
+            changed = changed[:position]
+    return bytes(changed)
 
 
 def mutated_json(value: Any, draw: random.Random) -> Any:
     """Changes a few nodes of a table."""
-    found = copy.deepcopy(value)
+    changed = copy.deepcopy(value)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        found = _changed(found, draw)
-    return found
+        changed = _changed(changed, draw)
+    return changed
 
 
 def _changed(value: Any, draw: random.Random) -> Any:

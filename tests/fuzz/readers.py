@@ -78,9 +78,9 @@ class Reader:
     def read(self, folder: Path, files: dict[str, bytes]) -> str:
         """Reads changed files; returns the kind of error, or nothing. Errors that are not ours pass through."""
         for name, data in files.items():
-            place = folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(data)
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
         try:
             self.call(folder)
         except OURS as error:
@@ -94,8 +94,8 @@ def in_json(data: bytes, draw: random.Random) -> bytes:
 
 def in_lines(data: bytes, draw: random.Random) -> bytes:
     lines = data.split(b"\n")
-    place = draw.randrange(len(lines))
-    lines[place] = in_json(lines[place], draw) if lines[place].startswith(b"{") else mutated(lines[place], draw)
+    k = draw.randrange(len(lines))
+    lines[k] = in_json(lines[k], draw) if lines[k].startswith(b"{") else mutated(lines[k], draw)
     return b"\n".join(lines)
 
 
@@ -187,26 +187,26 @@ def in_tar(data: bytes, draw: random.Random) -> bytes:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as place:
-        yield Path(place)
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
 
 
 def written(write_to: Callable[[Path], Any], *names: str) -> dict[str, bytes]:
-    with folder() as place:
-        write_to(place)
-        return {name: (place / name).read_bytes() for name in names}
+    with folder() as path:
+        write_to(path)
+        return {name: (path / name).read_bytes() for name in names}
 
 
 MODEL = "m.safetensors"
 
 
 def model_file(make: Callable[[], Any]) -> Callable[[], dict[str, bytes]]:
-    return lambda: written(lambda place: wp.save(make(), place / MODEL), MODEL)
+    return lambda: written(lambda path: wp.save(make(), path / MODEL), MODEL)
 
 
 def certified() -> dict[str, bytes]:
-    def make(place: Path) -> None:
-        wp.save(wp.ImplicitModel(2, 1, 3, condition="weighted").double(), place / MODEL, certificate=True)
+    def make(path: Path) -> None:
+        wp.save(wp.ImplicitModel(2, 1, 3, condition="weighted").double(), path / MODEL, certificate=True)
 
     return written(make, "m.cert", MODEL)
 
@@ -214,9 +214,9 @@ def certified() -> dict[str, bytes]:
 def pretrained(make: Callable[[], Any], first: str) -> Callable[[], dict[str, bytes]]:
     names = sorted(("config.json", "model.safetensors"), key=lambda name: name != first)
 
-    def open_to_changes(place: Path) -> None:
-        wp.models.save_pretrained(make(), place)
-        unsealed(place / "config.json")
+    def open_to_changes(path: Path) -> None:
+        wp.models.save_pretrained(make(), path)
+        unsealed(path / "config.json")
 
     return lambda: written(open_to_changes, *names)
 
@@ -234,7 +234,7 @@ def network() -> nn.Module:
 
 def checkpoint() -> dict[str, bytes]:
     state = {"epoch": 3, "weights": (torch.ones(2), None), "list": [1.5, "a"]}
-    return written(lambda place: Checkpoint(place / "c", key="k").save(state), "c")
+    return written(lambda path: Checkpoint(path / "c", key="k").save(state), "c")
 
 
 def record_line() -> dict[str, bytes]:
@@ -249,7 +249,7 @@ def record_line() -> dict[str, bytes]:
         "seconds": 1.0,
     }
     record = Record.from_json({**plain, "seed": 0, **more})
-    return written(lambda place: Store(place).append(record, record), "records.jsonl")
+    return written(lambda path: Store(path).append(record, record), "records.jsonl")
 
 
 def bars(name: str) -> Callable[[], dict[str, bytes]]:
@@ -312,16 +312,16 @@ def stored(value: Any) -> bytes:
 def recording() -> dict[str, bytes]:
     names = ("states.json", "form.safetensors", *(f"{name}.npy" for name in "UZXY"))
 
-    def open_to_changes(place: Path) -> None:
-        save_states(record_states(network(), [torch.randn(5, 2)]), place)
-        unsealed(place / "states.json")
+    def open_to_changes(path: Path) -> None:
+        save_states(record_states(network(), [torch.randn(5, 2)]), path)
+        unsealed(path / "states.json")
 
     return written(open_to_changes, *names)
 
 
 def exported() -> dict[str, bytes]:
     program = torch.export.export(network(), (torch.zeros(1, 2),))
-    return written(lambda place: torch.export.save(program, place / "n.pt2"), "n.pt2")
+    return written(lambda path: torch.export.save(program, path / "n.pt2"), "n.pt2")
 
 
 def bert() -> dict[str, bytes]:
@@ -349,11 +349,11 @@ def bert() -> dict[str, bytes]:
     return {"model.safetensors": save(tensors), "config.json": b'{"n_heads": 2}'}
 
 
-def commanded(place: Path) -> None:
+def commanded(path: Path) -> None:
     """Runs the command with the arguments in a file, one a line, as a shell would."""
-    words = (place / "arguments").read_bytes().decode("utf-8", "replace").split("\n")
+    words = (path / "arguments").read_bytes().decode("utf-8", "replace").split("\n")
     given, out = ["wellposed", *(word for word in words if "\0" not in word)], io.StringIO()
-    with contextlib.chdir(place), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    with contextlib.chdir(path), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         before, sys.argv = sys.argv, given
         try:
             main()
@@ -364,12 +364,12 @@ def commanded(place: Path) -> None:
             sys.argv = before
 
 
-def own_settings(place: Path) -> Any:
-    return OwnFile(place / "bars.csv", place / "bars.json").arguments()
+def own_settings(path: Path) -> Any:
+    return OwnFile(path / "bars.csv", path / "bars.json").arguments()
 
 
-def activation(place: Path) -> Any:
-    return get_activation((place / "name").read_bytes().decode("utf-8", "replace"))
+def activation(path: Path) -> Any:
+    return get_activation((path / "name").read_bytes().decode("utf-8", "replace"))
 
 
 SETTINGS = json.dumps({"zone": "UTC", "splits": [["2023-08-24", 0.1]], "gaps": "keep"}).encode()
@@ -395,7 +395,7 @@ ARGUMENTS = [
 
 def arguments() -> dict[str, bytes]:
     model = written(
-        lambda place: wp.save(wp.ImplicitModel(2, 2, 3), place / MODEL, certificate=True), MODEL, "m.cert"
+        lambda path: wp.save(wp.ImplicitModel(2, 2, 3), path / MODEL, certificate=True), MODEL, "m.cert"
     )
     data = npz(u=np.random.default_rng(0).random((4, 2)).astype("f4"), y=np.array([0, 1, 0, 1]))
     return {"arguments": b"\n".join([b"show", b"m.safetensors"]), **model, "d.npz": data}
@@ -404,7 +404,7 @@ def arguments() -> dict[str, bytes]:
 def in_arguments(data: bytes, draw: random.Random) -> bytes:
     words = draw.choice(ARGUMENTS).split("\n")
     for _ in range(draw.choice((1, 1, 2))):
-        place, kind = draw.randrange(len(words)), draw.randrange(4)
+        k, kind = draw.randrange(len(words)), draw.randrange(4)
         odd = (
             "",
             "-1",
@@ -426,14 +426,14 @@ def in_arguments(data: bytes, draw: random.Random) -> bytes:
             "--range",
         )
         if kind == 0:
-            words[place] = draw.choice(odd)
+            words[k] = draw.choice(odd)
         elif kind == 1:
-            del words[place]
+            del words[k]
             words = words or [""]
         elif kind == 2:
-            words.insert(place, draw.choice(odd))
+            words.insert(k, draw.choice(odd))
         else:
-            words[place] = mutated(words[place].encode(), draw).decode("utf-8", "replace")
+            words[k] = mutated(words[k].encode(), draw).decode("utf-8", "replace")
     return "\n".join(words).encode()
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from wellposed import ImplicitModel, ImplicitRNN
+from wellposed.convex import Automatic, Design, Homotopy, row_problem
+from wellposed.convex.solvers import path
 from wellposed.kernels import compile_family as other
 from wellposed.kernels.cpu import background, layer, projection, sequence, solve
 
@@ -73,6 +75,38 @@ def test_sequences_wait_for_kernels_of_their_own(cold):
     marker.touch()
     assert rnn.explain(s).startswith("numba: whole sequences in one call")
     torch.testing.assert_close(rnn(s)[0], first, rtol=1e-4, atol=1e-5)
+
+
+def rows_of(columns, rows, free=0, **options):
+    generator = torch.Generator().manual_seed(0)
+    M, z = (torch.randn(60, count, generator=generator, dtype=torch.float64) for count in (columns, rows))
+    return row_problem(Design.of(M), z, kappa=0.5, capped=columns - free, **options)
+
+
+@pytest.mark.parametrize(("free", "lasso"), [(0, 0.0), (2, 0.0), (0, 3.0)])
+def test_the_projected_gradient_answers_until_the_path_is_there(free, lasso, cold, monkeypatch):
+    (jobs, marker), problem = cold, rows_of(12, 5, free, lasso=lasso)
+    with monkeypatch.context() as unused:
+        unused.setattr(path, "follow_all", lambda *_: pytest.fail("it would have to be compiled"))
+        first = Automatic().solve(problem)
+    assert len(jobs) == 1 and bool((first.gap <= 1e-9 * problem.scale).all())
+    marker.touch()
+    assert "Projected" not in repr(Automatic().sequence(problem)[0])
+    torch.testing.assert_close(Automatic().solve(problem).weights, first.weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_large_fit_waits_for_the_path(cold):
+    problem = rows_of(60, 40)
+    assert "Projected" not in repr(Automatic().sequence(rows_of(2000, 8))[0]) and not cold[0]
+    assert "Projected" in repr(Automatic().sequence(problem)[0])
+
+
+def test_all_that_the_path_calls_is_compiled():
+    other.use_kernels("wellposed.convex.solvers.path", torch.float64, 0)
+    before = set(path.follow_all.signatures)
+    Homotopy().solve(rows_of(12, 5))
+    Homotopy().solve(rows_of(12, 5, support=torch.arange(60).reshape(5, 12) % 3 > 0))
+    assert set(path.follow_all.signatures) == before
 
 
 @pytest.mark.parametrize("why", ["wait", "deterministic", "by name"])

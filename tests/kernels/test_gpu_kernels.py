@@ -64,11 +64,12 @@ def adjoint_map(n, batch, activation="relu", dtype=torch.float32):
     return TransposedMap((f.factors[0].mT,), slope, slope * g, 1.0)
 
 
-def solve(f, solver, stop, max_steps=200, x0=None, shape=None, trace=False):
+def solve(f, solver, stop, max_steps=200, x0=None, shape=None, trace=False, points=False):
     affine, options = isinstance(f, AffineMap), SolveOptions(solver, stop, max_steps)
     v, d = (f.v, None) if affine else (f.offset, f.slope)
     start = torch.zeros_like(v) if x0 is None else x0
-    spec = kernel_spec(kind_of(f.activation) if affine else (LINEAR, 0.0), options, start.dtype)
+    kind = kind_of(f.activation) if affine else (LINEAR, 0.0)
+    spec = kernel_spec(kind, options, start.dtype, points=points)
     with pytest.MonkeyPatch.context() as patch:
         if shape is not None:
             patch.setattr(gpu_launch, "choose_shape", lambda *sizes: shape)
@@ -189,6 +190,17 @@ def test_stagnation_at_rounding_level():
     found = solve(f, Picard(), Absolute(0.0), 300)
     assert (found.status == Status.STAGNATED).all()
     assert float((f(found.value) - found.value).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("shape", KERNELS.values(), ids=KERNELS)
+def test_points_are_accepted_again_and_their_images_are_the_results(shape):
+    f, stop = adjoint_map(9, 5, dtype=torch.float64), Relative(1e-3)
+    points = solve(f, Picard(), stop, shape=shape, points=True)
+    images = solve(f, Picard(), stop, shape=shape)
+    again = solve(f, Picard(), stop, x0=points.value, shape=shape)
+    assert (points.steps == images.steps).all() and int(points.steps.min()) > 2 and (again.steps == 1).all()
+    torch.testing.assert_close(f(points.value), images.value)
+    torch.testing.assert_close(again.value, images.value)
 
 
 @pytest.mark.parametrize("shape", KERNELS.values(), ids=KERNELS)

@@ -8,7 +8,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from wellposed import Absolute, ErrorBound, Implicit, ImplicitRNN, Phantom, Relative, Status, Unrolled
 from wellposed.activations import leaky_relu
 from wellposed.equilibrium import watch
+from wellposed.equilibrium.method import WarnOnce
 from wellposed.errors import ConvergenceError, ConvergenceWarning
+from wellposed.models.recurrent import _Pass
 
 pytest.importorskip("numba")
 
@@ -85,6 +87,19 @@ def test_agrees_with_the_plain_loop(activation, dtype, states, batch):
     tolerance = 1e-8 if dtype == torch.float64 else 2e-3
     for a, b in zip(gradients(mine, s), gradients(plain, s), strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
+
+
+def test_residuals_are_those_of_the_last_points():
+    mine, plain = build(dtype=torch.float32, stop=Relative(1e-3), on_failure="ignore")
+    s = sequences(dtype=torch.float32).transpose(0, 1).flatten(0, 1)
+    s[3, 0] = torch.nan
+    residuals = []
+    for rnn in (mine, plain):
+        task = _Pass(rnn.cell(0), True, True, "", WarnOnce())
+        task.run(s, [5] * 6, torch.zeros(5, 4), backwards=False)
+        residuals.append(task.packed("residual"))
+    assert residuals[0].isnan().nonzero()[:, 0].tolist() == list(range(3, 30, 5))
+    torch.testing.assert_close(*residuals, rtol=1e-3, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("solver", ["anderson", "picard"])

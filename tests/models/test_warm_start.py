@@ -66,9 +66,7 @@ def test_a_second_pass_takes_a_step_and_gives_the_same(executor, adjoint):
         assert torch.allclose(warm, cold, atol=1e-7)
         assert warm_steps == expected
     assert cold_steps > 20
-    # What a backward solve returns is the image of its last point: nearer in the norm in which A' contracts, the
-    # 1-norm, while its largest residual may be above the tolerance again.
-    assert (warm_adjoint <= 0.1 * cold_adjoint) if adjoint else (warm_adjoint == cold_adjoint > 20)
+    assert (warm_adjoint == 1.0) if adjoint else (warm_adjoint == cold_adjoint > 20)
     for p, gradient in zip(model.parameters(), gradients, strict=True):
         assert torch.allclose(p.grad, gradient, atol=1e-6)
     assert starts.nbytes == 40 * 30 * 8 * (2 if adjoint else 1)

@@ -26,7 +26,10 @@ from wellposed.robust import (
     worst_case_loss,
 )
 from wellposed.robust.attacks import lp_attack, pgd, ranked_attack
+from wellposed.robust.bounds import margin_bounds
+from wellposed.robust.query import to_form
 from wellposed.robust.sensitivity import differentiable_form
+from wellposed.robust.training import swept_margins
 from wellposed.training import fit
 
 ENTROPY = nn.functional.cross_entropy
@@ -245,3 +248,34 @@ def test_part_of_a_batch_is_bounded_in_training_only():
     assert float(part(model(u), target)) == pytest.approx(float(whole(model(u), target)), rel=1e-5)
     with pytest.raises(InputError, match="at least 1; received 0"):
         CertifiedLoss(model, 0.05, samples=0)
+
+
+@pytest.mark.parametrize("kind", ["layers", "implicit"])
+def test_sweeps_approach_the_intervals_from_within(kind):
+    model, u, y = network(kind, torch.float64), torch.rand(6, 5, dtype=torch.float64), torch.arange(6) % 3
+    form, box = to_form(model, (5,)), Box.around(u, 0.1, 0.0, 1.0)
+    settled = margin_bounds(form, box, y, "interval").upper
+    few, many = (swept_margins(form, box, y, sweeps) for sweeps in (2, 400))
+    torch.testing.assert_close(many, settled, rtol=1e-4, atol=1e-6)  # where the method stops
+    assert bool((few <= many + 1e-12).all())
+
+
+def test_sweeps_train_loops_without_a_norm():
+    model, u = rotating_model(), torch.rand(64, 4, generator=torch.Generator().manual_seed(1))
+    target, box = (u[:, 0] > u[:, 1]).long(), Box.around(u, 0.05)
+    before = certified_accuracy(model, box, target)
+    loss = CertifiedLoss(model, Ramp(0.05, warmup=40, steps=40), sweeps=8)
+    fit(model, (u, target), loss, epochs=120, batch_size=64, clip=8.0, progress=False,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, 0.03))  # fmt: skip
+    assert certified_accuracy(model, box, target) > before + 0.2
+
+
+def test_the_other_term_may_be_that_of_attacked_inputs():
+    model, u, y = network("implicit", torch.float32), torch.rand(6, 5), torch.arange(6) % 3
+    corner = lambda model, u, target, radius: u + radius  # noqa: E731
+    mixed = CertifiedLoss(model, 0.1, share=0.25, attack=corner, lower=None, upper=None)
+    worst = worst_case_loss(model, Box(u - 0.1, u + 0.1), y, method="interval").mean()
+    expected = 0.75 * ENTROPY(model(u + 0.1), y) + 0.25 * worst
+    assert float(mixed(model(u), y).detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+    with pytest.raises(InputError, match="sweeps must be at least 1"):
+        CertifiedLoss(model, 0.1, sweeps=0)

@@ -25,8 +25,8 @@ def implicit() -> nn.Module:
 
 def deq() -> nn.Module:
     torch.manual_seed(0)
-    parts = nn.Linear(4, 3), DEQ(Cell(), state_shape=4, stop=STOP), nn.Linear(4, 1)
-    return nn.Sequential(*parts).double()
+    layers = nn.Linear(4, 3), DEQ(Cell(), state_shape=4, stop=STOP), nn.Linear(4, 1)
+    return nn.Sequential(*layers).double()
 
 
 def sgd(rate: float):
@@ -101,11 +101,11 @@ def stepped(model: nn.Module, rows: slice) -> nn.Module:
 
 def own_loop(rank: int) -> dict:
     """Trains divided models of both kinds without `fit`."""
-    found = {}
+    states = {}
     for name, factory in {"implicit": implicit, "recurrent": recurrent}.items():
         model = stepped(fully_shard(tame(factory)), slice(rank, None, 2))
-        found[name] = {key: value.full_tensor() for key, value in model.state_dict().items()}
-    return found
+        states[name] = {key: value.full_tensor() for key, value in model.state_dict().items()}
+    return states
 
 
 def sharded() -> dict:
@@ -125,10 +125,10 @@ def sharded() -> dict:
 def main() -> None:
     folder, rank = Path(sys.argv[1]), os.environ["RANK"]
     torch.set_num_threads(1)
-    found = {name: train(name) for name in TRAININGS}
-    found["resumed"] = resumed(folder / rank)
-    found["sharded"], found["own loop"] = sharded(), own_loop(int(rank))
-    torch.save(found, folder / f"{rank}.pt")
+    results = {name: train(name) for name in TRAININGS}
+    results["resumed"] = resumed(folder / rank)
+    results["sharded"], results["own loop"] = sharded(), own_loop(int(rank))
+    torch.save(results, folder / f"{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from wellposed_lab.engine import runner
 from wellposed_lab.engine.claims import Number, is_sentence, load_claims
 from wellposed_lab.engine.experiment import Suite, all_suites, get_suite
 from wellposed_lab.engine.run import Context, Run, grouped
-from wellposed_lab.engine.runner import CHECKPOINTS, Order, look, orders, run_suite
+from wellposed_lab.engine.runner import CHECKPOINTS, Order, orders, progress_of, run_suite
 from wellposed_lab.engine.search import candidates, chosen, search_runs
 from wellposed_lab.engine.store import Result, Store, Value
 from wellposed_lab.engine.training import TrainingRun, training_runs
@@ -125,7 +125,7 @@ def test_finished_runs_are_skipped(tmp_path):
     before = Store(tmp_path).path.read_bytes()
     state = run_suite(SUITE, Order("small", "tiny"), tmp_path, tell=lines.append)
     assert Store(tmp_path).path.read_bytes() == before and "6 finished before" in lines[-1]
-    assert (state.planned, state.finished, state.failed, state.at_work) == (6, 6, 0, 0)
+    assert (state.planned, state.finished, state.failed, state.begun) == (6, 6, 0, 0)
     more = run_suite(SUITE, Order("small", "tiny", seeds=3), tmp_path)
     assert more.finished == 9 and Store(tmp_path).path.read_bytes().startswith(before)
     assert not list((tmp_path / CHECKPOINTS).iterdir())
@@ -171,8 +171,8 @@ def test_a_killed_run_resumes_to_the_same_numbers(saves, tmp_path):
     time.sleep(0.05)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    state = look(SUITE, Order("small", "tiny"), tmp_path / "killed")
-    assert state.finished < state.planned and state.at_work == 1
+    state = progress_of(SUITE, Order("small", "tiny"), tmp_path / "killed")
+    assert state.finished < state.planned and state.begun == 1
     assert orders(tmp_path / "killed") == [Order("small", "tiny")]
     run_suite(SUITE, Order("small", "tiny"), tmp_path / "killed")
     assert numbers(Store(tmp_path / "killed")) == numbers(Store(tmp_path / "whole"))
@@ -404,6 +404,6 @@ def test_what_is_called_resumable_has_a_checkpoint(kind):
 
 def test_an_interruption_says_what_it_leaves():
     assert SUITE.resumable() and not get_suite("depth").resumable() and not get_suite("bounds").resumable()
-    progress = runner.Progress(Order("small"), 3, 1, 0, at_work=0)
+    progress = runner.Progress(Order("small"), 3, 1, 0, begun=0)
     assert progress.after_interruption == "finished runs are kept"
-    assert "last epoch" in dataclasses.replace(progress, at_work=1).after_interruption
+    assert "last epoch" in dataclasses.replace(progress, begun=1).after_interruption

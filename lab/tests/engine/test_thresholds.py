@@ -8,7 +8,7 @@ from wellposed_lab.engine.experiment import Suite, all_suites
 from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.engine.thresholds import Threshold, check, checks_of
 from wellposed_lab.report.console import threshold_facts
-from wellposed_lab.report.section import Part, section
+from wellposed_lab.report.section import SuiteResults, section
 
 from wellposed.errors import InputError
 
@@ -94,13 +94,13 @@ def test_which_runs_are_taken():
 def test_the_section_and_the_terminal_show_them():
     suite = Suite("small", "Small", "A claim.", (), lambda scale: [], {}, thresholds=(LIMIT,))
     records = [record(0, {100.0: 0.5}), record(1, {100.0: 7.0})]
-    text = section(Part("small", suite, records, []))
+    text = section(SuiteResults("small", suite, records, []))
     assert "1 not met" in text and "ours-default-1-1" in text and "ours-default-1-0" not in text
     (facts,) = threshold_facts(checks_of([suite], records))
     assert facts["state"] == "not met" and facts["beyond"] == ["ours-default-1-1"]
     assert checks_of([suite], [record(0, {100.0: 0.5}, scale="tiny")]) == []
     bare = Suite("small", "Small", "A claim.", (), lambda scale: [], {})
-    assert "Thresholds" not in section(Part("small", bare, records, []))
+    assert "Thresholds" not in section(SuiteResults("small", bare, records, []))
 
 
 def test_what_makes_no_sense_is_refused():

@@ -109,7 +109,7 @@ def test_second_pass_has_depth_and_time():
 @pytest.mark.parametrize("kind", [RandomSplit, EpicentreSplit])
 def test_meshes_are_split_completely(kind):
     task = kind(side=5, depths=8, earth=EARTH)
-    rows = torch.cat(list(task.parts(0).values()))
+    rows = torch.cat(list(task.rows_by_split(0).values()))
     assert torch.equal(rows.sort().values, torch.arange(200)) and task.samples == 200
     assert len(task.train(0)[0]) == 160
 
@@ -118,7 +118,7 @@ def test_only_the_random_split_leaks():
     shared = {}
     for kind in (RandomSplit, EpicentreSplit):
         task = kind(side=5, depths=8, earth=EARTH)
-        parts = {name: set((rows // task.depths).tolist()) for name, rows in task.parts(3).items()}
+        parts = {name: set((rows // task.depths).tolist()) for name, rows in task.rows_by_split(3).items()}
         shared[kind] = len(parts["test"] & parts["train"]) / len(parts["test"])
         places = {name: set(map(tuple, getattr(task, name)(3)[1][:, :2].tolist())) for name in ("train", "test")}
         assert bool(places["train"] & places["test"]) == (kind is RandomSplit)
@@ -136,7 +136,7 @@ def test_an_epicentre_of_a_mesh_keeps_its_stations():
 def test_published_counts():
     task = RandomSplit(depths=695)
     assert task.samples == 900_720
-    assert len(task.parts(0)["train"]) == 720_576
+    assert len(task.rows_by_split(0)["train"]) == 720_576
     assert 720_576 % 695 != 0  # so its training samples are no whole epicentres
 
 
@@ -147,8 +147,8 @@ def test_station_network_stays_where_it_is():
     fixed = u.view(-1, 45, 6)[:, :, :3]
     assert bool((fixed == fixed[0]).all()) and bool((other.view(-1, 45, 6)[:, :, :3] == fixed[0]).all())
     longitude, latitude, depth = located(y)
-    places = [part.expand(4865, -1) for part in task.places(0)]
-    away = distance(latitude[:, None], longitude[:, None], places[1], places[0])
+    stations = [axis.expand(4865, -1) for axis in task.station_coordinates(0)]
+    away = distance(latitude[:, None], longitude[:, None], stations[1], stations[0])
     seconds = travel_times(EARTH)(away, depth.clamp(0, 690)[:, None])
     torch.testing.assert_close(
         u.view(-1, 45, 6)[..., 5].double(), (seconds - seconds[:, :1]) / task.longest, rtol=0, atol=1e-4

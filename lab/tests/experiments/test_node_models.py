@@ -47,7 +47,7 @@ def exact_relaxation(linear: bool) -> RelaxationCell:
 
 
 def rest_of(cell: NodeCell, u):
-    found = Tied(cell, 1).at_rest().equilibrium(u)
+    found = Tied(cell, 1).as_deq().equilibrium(u)
     assert set(found.status.tolist()) <= {Status.CONVERGED, Status.STAGNATED}
     return cell.readout(found.value)
 
@@ -99,11 +99,11 @@ def test_relaxation_contracts_at_the_rate_it_says(linear):
 @torch.no_grad()
 def test_path_independence_follows_from_the_certificate():
     u, _ = QuadraticProgram(features=4, test_samples=5).test(0, 5.0)
-    capped = Tied(disturbed(RelaxationCell(3), 0.3), 1).at_rest()
+    capped = Tied(disturbed(RelaxationCell(3), 0.3), 1).as_deq()
     assert path_independence(capped, u.double()).independent.all()
     loose = RelaxationCell(3, capped=False).double()
     loose.gain.mul_(-1)  # steps away from the answer
-    lost = Tied(loose, 1).at_rest()
+    lost = Tied(loose, 1).as_deq()
     lost.max_steps = 50
     assert not path_independence(lost, u.double(), starts=1).independent.any()
 
@@ -132,7 +132,7 @@ def test_depth_is_the_number_of_steps(task):
             layer.load_state_dict(tied.cell.state_dict())
         assert torch.allclose(untied(u), tied(u)) and list(untied.answers(u, (1, 5))) == [3]
     assert sum(p.numel() for p in untied.parameters()) == 3 * sum(p.numel() for p in tied.parameters())
-    assert untied.at_rest() is None and untied.cell is None
+    assert untied.as_deq() is None and untied.cell is None
 
 
 @torch.no_grad()

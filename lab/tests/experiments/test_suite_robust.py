@@ -16,7 +16,7 @@ from wellposed_lab.experiments.attack.plan import PRINTED
 from wellposed_lab.experiments.attack.run import AttackRun, surrogate, white_attack
 from wellposed_lab.experiments.robust.bounds import random_loops, reached
 from wellposed_lab.experiments.robust.certified_training import CertifiedRun
-from wellposed_lab.experiments.robust.mondeq import STEPWISE, Loops
+from wellposed_lab.experiments.robust.mondeq import STEPWISE, Loops, monotone_units
 from wellposed_lab.networks.trained import Dense, ImageNetwork, ResidualNetwork
 from wellposed_lab.report import write_report
 
@@ -126,6 +126,18 @@ def test_proofs_for_loops_at_tiny_scale(tmp_path):
             assert known == sorted(known)
         told = " ".join(get_suite(name).findings(records))
         assert "% clean" in told
+
+
+def test_contracting_loops_are_monotone_in_other_units():
+    model, other = (Loops(kind, 30).build((1, 2, 3), 0).double() for kind in ("inf", "monotone"))
+    with torch.no_grad():
+        model.state.raw.mul_(torch.logspace(-1, 1, 30, dtype=torch.float64)).abs_().mul_(5)
+        model.bias.uniform_(-1, 1)
+    A, u = model.A.detach(), torch.rand(4, 6, dtype=torch.float64)
+    assert float(torch.linalg.eigvalsh((A + A.mT) / 2)[-1]) > 1
+    monotone_units(model, other)
+    torch.testing.assert_close(other(u), model(u), rtol=1e-3, atol=1e-4)
+    assert float(torch.linalg.eigvalsh((other.state.raw + other.state.raw.mT).detach() / 2)[-1]) < 0.9002
 
 
 @pytest.mark.parametrize("network", [Loops("mondeq", 5), Loops("mondeq", channels=2)])

@@ -19,7 +19,7 @@ from wellposed_lab.experiments.volatility.run import HistoryRun, VolatilityRun, 
 from wellposed_lab.experiments.volatility.suite import MODELS, plan
 from wellposed_lab.experiments.volatility.task import CSI500, Generated, Regimes
 from wellposed_lab.report.figures import curves
-from wellposed_lab.report.section import Part, section
+from wellposed_lab.report.section import SuiteResults, section
 
 SUITE = get_suite("volatility")
 SMALL = Generated(market=Regimes(days=14, shift=11))
@@ -110,7 +110,7 @@ def test_every_claim_finds_its_numbers_where_the_data_are_supplied(records):
 def test_the_page_shows_figures_picture_and_data(records):
     drawn = curves(SUITE.figures[0], records)["volatility-generated"]
     assert {curve.model for curve in drawn} == {choice.name for _, choice in MODELS}
-    text = section(Part("volatility", SUITE, records, []))
+    text = section(SuiteResults("volatility", SUITE, records, []))
     assert "Data: two regimes, made up" in text and "Relative error in the test period" in text
     assert text.count("data:image/png;base64,") == 1
 

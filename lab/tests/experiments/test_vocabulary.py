@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-from sklearn.feature_extraction.text import CountVectorizer
 from wellposed_lab.experiments.sparsify.texts import PADDING, UNKNOWN, Vocabulary, words
 
 from wellposed.errors import InputError
@@ -24,15 +23,6 @@ def test_order_is_by_count_and_then_alphabet():
     ]
     assert Vocabulary.of(shuffled[::-1], 4) == Vocabulary.of(TEXTS, 4)
     assert len(Vocabulary.of(TEXTS, 100)) == 10
-
-
-def test_counts_agree_with_scikit_learn():
-    generator = random.Random(0)
-    texts = [" ".join(generator.choices("abcdefghij", k=generator.randrange(30))) for _ in range(50)]
-    vocabulary = Vocabulary.of(texts[:20], 7)
-    oracle = CountVectorizer(vocabulary=list(vocabulary.entries), token_pattern=r"\w+")
-    assert vocabulary.counts(texts).tolist() == oracle.transform(texts).toarray().tolist()
-    assert vocabulary.counts(texts).dtype == torch.float32
 
 
 def test_ids_are_cut_and_padded():

@@ -9,6 +9,8 @@ from wellposed_lab.networks.twins import ConvNet
 
 from wellposed.errors import InputError
 
+SINGLE = {"channels": 32, "final_channels": None, "grid": 4, "batch_norm": False}  # 004 Table 6
+
 
 @pytest.mark.parametrize("cells", [1, 3])
 def test_parameter_counts(cells):
@@ -17,14 +19,14 @@ def test_parameter_counts(cells):
     assert parameter_count(ConvNet(cells=cells)) == stem + cells * cell + final + 401 * 10
     norm, bias = 32, 32
     single = (9 * 32 + norm + bias) + (32 * 9 * 32 + norm + bias) + 16 * 32 * 10 + 10
-    assert parameter_count(ConvNet.single_layer()) == single
+    assert parameter_count(ConvNet(1, **SINGLE)) == single
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (1, 28, 28)])
 def test_any_image_size(shape):
     u = torch.randn(2, *shape)
     assert ConvNet(shape[0], channels=4, final_channels=6, cells=2)(u).shape == (2, 10)
-    assert ConvNet.single_layer(shape[0], 7)(u).shape == (2, 7)
+    assert ConvNet(shape[0], 7, **SINGLE)(u).shape == (2, 7)
 
 
 @pytest.mark.parametrize("inject", [True, False])
@@ -53,7 +55,7 @@ def test_filters_are_normalised():
 def test_batch_normalisation_has_the_momentum_of_the_paper():
     norms = [m for m in ConvNet(channels=4).modules() if isinstance(m, nn.BatchNorm2d)]
     assert [norm.momentum for norm in norms] == [0.1] * 3
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in ConvNet.single_layer().modules())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in ConvNet(1, **SINGLE).modules())
 
 
 def test_noise_goes_between_the_cells():

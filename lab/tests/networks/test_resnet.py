@@ -9,7 +9,7 @@ from wellposed_lab.networks.resnet import (
     MARGIN,
     Augmented,
     accuracy,
-    moved,
+    augment,
     save_weights,
     train_resnet,
     trained_resnet20,
@@ -30,7 +30,7 @@ def test_moved_images_are_windows_of_the_padded_ones() -> None:
     u = torch.rand(40, 3, 12, 12, generator=torch.Generator().manual_seed(1)) + 1
     wide = torch.nn.functional.pad(u, (MARGIN,) * 4)
     seen = set()
-    for image, padded in zip(moved(u, torch.Generator().manual_seed(2)), wide, strict=True):
+    for image, padded in zip(augment(u, torch.Generator().manual_seed(2)), wide, strict=True):
         places = [
             (row, column, mirrored)
             for row in range(2 * MARGIN + 1)

@@ -20,7 +20,7 @@ from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.experiments.mathematics import arithmetic, identity
 from wellposed_lab.report import write_report
 from wellposed_lab.report.page import page
-from wellposed_lab.report.section import Part, environments, orders, section
+from wellposed_lab.report.section import SuiteResults, environments, orders, section
 from wellposed_lab.report.tables import marks
 
 from wellposed.errors import MissingExtraError
@@ -273,7 +273,7 @@ def test_figures_without_an_axis_are_dots():
 
 
 def _panels(records, suite):
-    text = section(Part(suite.name, suite, records, ()))
+    text = section(SuiteResults(suite.name, suite, records, ()))
     return [json.loads(part) for part in re.findall(r'<script type="application/json">(.*?)</script>', text)]
 
 
@@ -287,7 +287,7 @@ def test_nothing_run_and_tiny_runs_are_called_so(tmp_path):
 
 
 def test_commands_restore_what_was_ordered():
-    part = Part("identity", identity.SUITE, [run for run in RUNS if run.suite == "identity"], ())
+    part = SuiteResults("identity", identity.SUITE, [run for run in RUNS if run.suite == "identity"], ())
     assert [order.command for order in orders(part)] == ["wellposed run identity"]
     fewer = replace(part, records=[run for run in part.records if run.seed < 3])
     assert [order.command for order in orders(fewer)] == ["wellposed run identity --seeds 3"]

@@ -20,9 +20,9 @@ claims::
     rule = "at most"
     measure = { metric = "test_mse", model = "implicit", task = "identity", at = 30, size = "000" }
 
-Metrics and tasks must be explained, models may be. ``where`` has all places of the claim, each a paper and a place
-in it. ``value`` is in the unit of the measure, shares are fractions of one; ``unit`` and ``note`` may be left out.
-``rule`` says how ours is compared:
+Metrics and tasks must be explained, models may be. ``where`` lists every occurrence of the claim, each a paper and
+a section. ``value`` is in the unit of the measure, shares are fractions of one; ``unit`` and ``note`` may be left
+out. ``rule`` says how ours is compared:
 
 - ``"number"``: ``measure`` with ``value``; ``better`` and ``tolerance`` (0.1) as in `Number`.
 - ``"beats"``: ``measure`` with ``rival``, ``better`` and ``factor`` (1.0) as in `Beats`. A rival that is only a
@@ -299,7 +299,7 @@ class PublishedClaim:
     """A published number or order, where it stands, and how ours is compared with it.
 
     Args:
-        where: pairs of a paper, ``"000"`` to ``"004"``, and a place in it, e.g. ``"Table 2"``.
+        where: pairs of a paper, ``"000"`` to ``"004"``, and a section, e.g. ``"Table 2"``.
         says: one sentence in our own words.
         value: the published number in the unit of the measure (shares as fractions of one); None for an order.
         suite: the suite that measures it.
@@ -314,7 +314,7 @@ class PublishedClaim:
         >>> rule = Number(Measure("parameters", "implicit", "identity"), tolerance=0.0)
         >>> where = (("000", "section 3"), ("002", "Table 1"))
         >>> claim = PublishedClaim(where, "The implicit model has 196 parameters.", 196, "parameters", rule)
-        >>> claim.value, claim.papers, claim.places("002")
+        >>> claim.value, claim.papers, claim.sections("002")
         (196, ('000', '002'), ('Table 1',))
     """
 
@@ -356,8 +356,8 @@ class PublishedClaim:
         """The papers that make the claim."""
         return tuple(dict.fromkeys(paper for paper, _ in self.where))
 
-    def places(self, paper: str) -> tuple[str, ...]:
-        """Returns the places in one paper; none if it does not make the claim."""
+    def sections(self, paper: str) -> tuple[str, ...]:
+        """Returns the sections of one paper; none if it does not make the claim."""
         return tuple(section for one, section in self.where if one == paper)
 
 

@@ -308,7 +308,7 @@ def _missing(claim: PublishedClaim, candidates: list[list[Sample]], index: Index
         if not known:
             return f"There is no run of {_model(measure.model, measure.size)} on {measure.task}."
         if not samples:
-            point = "" if measure.at is None else f" {_place(measure)}"
+            point = "" if measure.at is None else f" {_at(measure)}"
             return f"The runs of {measure.model} on {measure.task} do not have {measure.metric}{point}."
     if all(one.scale not in JUDGED_SCALES for samples in candidates for one in samples):
         return "Only a tiny run exists, which is for tests."
@@ -451,8 +451,8 @@ def _order_text(rule: Beats, lead: Advantage, ours: Sample, rival: Sample, seeds
 def _order_subject(rule: Beats, ours: Sample, rival: Sample, joint: str) -> str:
     names = [ours.name, rival.name]
     if ours.measure.at != rival.measure.at:
-        names = [f"{sample.name} {_place(sample.measure)}" for sample in (ours, rival)]
-    point = f" {_place(rule.measure)}" if rule.measure.at == rule.rival.at is not None else ""
+        names = [f"{sample.name} {_at(sample.measure)}" for sample in (ours, rival)]
+    point = f" {_at(rule.measure)}" if rule.measure.at == rule.rival.at is not None else ""
     large, small = reversed(names) if rule.better == "lower" else names
     return f"The {rule.measure.metric}{point} of {large} {joint} that of {small}"
 
@@ -552,7 +552,7 @@ def _model(name: str, size: str | None) -> str:
     return f"{name} ({size})" if size else name
 
 
-def _place(measure: Measure) -> str:
+def _at(measure: Measure) -> str:
     if measure.at is None:
         return "in distribution"
     return f"at {measure.at}" if isinstance(measure.at, str) else f"at {measure.at:g}"

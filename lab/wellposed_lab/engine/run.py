@@ -1,4 +1,4 @@
-"""A run: a frozen configuration that knows how to carry itself out."""
+"""A run: a frozen configuration that can be executed."""
 
 import abc
 import dataclasses
@@ -16,10 +16,10 @@ Role = Literal["ours", "baseline", "control"]
 
 @dataclass(frozen=True)
 class Context:
-    """Where a run is carried out; none of it changes a result.
+    """Where a run is executed; none of it changes a result.
 
     Args:
-        folder: for checkpoints; None: nothing is kept.
+        folder: for checkpoints; None: none are written.
         device: of the tensors.
         progress: whether to show a bar.
     """
@@ -29,7 +29,7 @@ class Context:
     progress: bool = False
 
     def checkpoint(self, runs: "Sequence[Run]") -> Checkpoint | None:
-        """Returns the file in which runs that are carried out together keep their state."""
+        """Returns the checkpoint of runs that are executed together."""
         if self.folder is None:
             return None
         key = identity(tuple(run.id for run in runs))
@@ -63,17 +63,17 @@ class Run(abc.ABC):
         """Task, model and size, as tables name them."""
 
     def device_for(self, wanted: str) -> str:
-        """Returns the device on which the run is carried out: the wanted one, or the CPU if it cannot use that."""
+        """Returns the device on which the run is executed: the wanted one, or the CPU if it cannot use that."""
         return wanted if device_kind(wanted) in self.devices else "cpu"
 
     @property
     def batch_seeds(self) -> bool:
-        """Whether runs of one family are carried out as one."""
+        """Whether runs of one family are executed as one."""
         return False
 
     @abc.abstractmethod
     def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
-        """Does the work of `runs`, which are of the same family as this one."""
+        """Executes `runs`, which are of the same family as this one."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Run(abc.ABC):
 
     @property
     def family(self) -> str:
-        """The same for runs that can be carried out as one: those that differ in their seed only."""
+        """The same for runs that can be executed as one: those that differ in their seed only."""
         return dataclasses.replace(self, seed=0).id
 
     def with_seed(self, seed: int) -> Self:
@@ -112,7 +112,7 @@ def _default(run: Run, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that are carried out together."""
+    """Runs that are executed together."""
 
     runs: tuple[Run, ...]
 
@@ -129,7 +129,7 @@ class Group:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Puts runs that can be carried out together into groups, in the order of their first."""
+    """Groups runs that can be executed together, in the order of their first."""
     families: dict[str, list[Run]] = {}
     for run in runs:
         families.setdefault(run.family if run.batch_seeds else run.id, []).append(run)

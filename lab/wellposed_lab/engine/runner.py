@@ -1,6 +1,6 @@
 """Plans, skips what is finished, runs and records.
 
-`environment` says where a run was carried out. An `Order` is what a user asked for, `planned` its runs, and
+`environment` says where a run was executed. An `Order` is what a user asked for, `planned` its runs, and
 `run_suite` does those that are not finished yet.
 """
 
@@ -90,7 +90,7 @@ PLANS, CHECKPOINTS = "plans", "checkpoints"
 
 @dataclass(frozen=True)
 class Order:
-    """What a user asked for; kept in the results folder so that it can be resumed.
+    """What a user asked for; saved in the results folder so that it can be resumed.
 
     Args:
         suite: its name.
@@ -110,7 +110,7 @@ class Order:
 
     @property
     def command(self) -> str:
-        """What to type to get the same."""
+        """The command that gives the same order."""
         words = ["wellposed", "run", self.suite]
         words += [] if self.scale == "default" else ["--scale", self.scale]
         words += [] if self.seeds is None else ["--seeds", str(self.seeds)]
@@ -123,7 +123,7 @@ class Order:
         runs = suite.runs(self.scale, self.seeds)
         unmatched = [pattern for pattern in self.only if not any(_matches(run, pattern) for run in runs)]
         if unmatched:
-            tasks, models = (sorted({str(run.labels[part]) for run in runs}) for part in (0, 1))
+            tasks, models = (sorted({str(run.labels[k]) for run in runs}) for k in (0, 1))
             raise InputError(
                 f"no run of suite {self.suite!r} at scale {self.scale!r} is of a task or model {unmatched[0]!r}; "
                 f"its tasks are {', '.join(map(repr, tasks))}, its models {', '.join(map(repr, models))}"
@@ -131,13 +131,13 @@ class Order:
         return [run for run in runs if not self.only or any(_matches(run, pattern) for pattern in self.only)]
 
     def save(self, out: Path) -> None:
-        """Keeps the order in the results folder."""
-        part = f"-{_seal({'only': self.only})}" if self.only else ""
-        path = out / PLANS / f"{self.suite}-{self.scale}{part}.json"
+        """Writes the order to the results folder."""
+        suffix = f"-{_checksum({'only': self.only})}" if self.only else ""
+        path = out / PLANS / f"{self.suite}-{self.scale}{suffix}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
-            said = {**asdict(self), "sha256": _seal(asdict(self))}
-            temporary.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+            fields = {**asdict(self), "sha256": _checksum(asdict(self))}
+            temporary.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
 
 
 def _matches(run: Run, pattern: str) -> bool:
@@ -150,11 +150,11 @@ def orders(out: Path) -> list[Order]:
     read = []
     for path in sorted((out / PLANS).glob("*.json")):
         try:
-            said = dict(json.loads(path.read_text(encoding="utf-8")))
-            sealed = said.pop("sha256", None)  # older ones, and those written by hand, have none
-            if sealed not in (None, _seal(said)):
+            fields = dict(json.loads(path.read_text(encoding="utf-8")))
+            checksum = fields.pop("sha256", None)  # older ones, and those written by hand, have none
+            if checksum not in (None, _checksum(fields)):
                 raise ValueError("its checksum does not match")
-            order = Order(**said | {"only": tuple(said.get("only", ()))})
+            order = Order(**fields | {"only": tuple(fields.get("only", ()))})
             _check_order(order)
             read.append(order)
         except (TypeError, ValueError, RecursionError) as error:
@@ -162,9 +162,9 @@ def orders(out: Path) -> list[Order]:
     return read
 
 
-def _seal(said: dict[str, Any]) -> str:
-    """Tells whether an order is the one that was given."""
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+def _checksum(fields: dict[str, Any]) -> str:
+    """Returns a checksum by which a damaged order is noticed."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _check_order(order: Order) -> None:
@@ -184,12 +184,12 @@ class Progress:
     planned: int
     finished: int
     failed: int
-    at_work: int  # groups with a checkpoint
+    begun: int  # groups with a checkpoint
 
     @property
     def after_interruption(self) -> str:
         """What an interruption leaves, in words."""
-        return "finished runs are kept" + (" and the current one up to its last epoch" if self.at_work else "")
+        return "finished runs are kept" + (" and the current one up to its last epoch" if self.begun else "")
 
 
 def planned(suite: Suite, order: Order, store: Store) -> list[Run]:
@@ -204,7 +204,7 @@ def planned(suite: Suite, order: Order, store: Store) -> list[Run]:
     return [*folds, *(chosen(suite, run, records) for run in runs)]
 
 
-def look(suite: Suite, order: Order, out: Path) -> Progress:
+def progress_of(suite: Suite, order: Order, out: Path) -> Progress:
     """Counts the runs of an order."""
     store = Store(out)
     records = {record.id: record for record in store.records()}
@@ -213,9 +213,9 @@ def look(suite: Suite, order: Order, out: Path) -> Progress:
     left = [run for run in runs if run.id not in records]
     context = Context(out / CHECKPOINTS)
     files = [context.checkpoint(group.runs) for group in grouped(left)]
-    at_work = sum(file is not None and file.path.exists() for file in files)
+    begun = sum(file is not None and file.path.exists() for file in files)
     failed = sum(record.error is not None for record in known)
-    return Progress(order, len(runs), len(known) - failed, failed, at_work)
+    return Progress(order, len(runs), len(known) - failed, failed, begun)
 
 
 def run_suite(
@@ -235,7 +235,7 @@ def run_suite(
         out: the results folder.
         jobs, backend: workers, and joblib's name for their kind; those of a cluster ("dask", "ray") must see the
             results folder under the same name.
-        tell: is told what happens, a line at a time.
+        tell: called with every line of the progress report.
         progress: whether to show bars.
     """
     if jobs < 1:
@@ -254,12 +254,12 @@ def run_suite(
         tell(
             f"{suite.name}: {len(runs)} {kind} runs, {len(runs) - sum(len(g.runs) for g in left)} finished before"
         )
-        _work_off(left, context, store, workers, tell)
-    return look(suite, order, out)
+        _execute_all(left, context, store, workers, tell)
+    return progress_of(suite, order, out)
 
 
 def require_device(suite: Suite, order: Order) -> None:
-    """Raises an error if no run of an order can use its device; if some can, the others are done on the CPU."""
+    """Raises an error if no run of an order can use its device; if some can, the others run on the CPU."""
     devices = tuple(sorted({kind for run in order.runs(suite) for kind in run.devices}))
     if device_kind(order.device) not in devices:
         raise InputError(
@@ -268,32 +268,32 @@ def require_device(suite: Suite, order: Order) -> None:
         )
 
 
-def _work_off(
+def _execute_all(
     groups: Sequence[Group], context: Context, store: Store, workers: Workers, tell: Callable[[str], None]
 ) -> None:
     total = len(groups)
     if workers.alone or (total < 2 and workers.backend not in CLUSTERS):
         for index, group in enumerate(groups, start=1):
             tell(f"[{index}/{total}] {group.label}")
-            tell(_work(group, context, store))
+            tell(_execute(group, context, store))
         return
     tasks = [(group, context, store, os.getpid()) for group in groups]
-    for index, done in enumerate(workers.run(_apart, tasks), start=1):
+    for index, done in enumerate(workers.run(_execute_in_worker, tasks), start=1):
         tell(f"[{index}/{total}] {done}")
 
 
-def _apart(common: None, group: Group, context: Context, store: Store, parent: int) -> str:
-    """Works in a process of its own, which leaves Ctrl-C to its parent; work of a lost worker may come twice."""
+def _execute_in_worker(common: None, group: Group, context: Context, store: Store, parent: int) -> str:
+    """Executes a group in a worker, which leaves Ctrl-C to its parent; a lost worker's group may come again."""
     if os.getpid() != parent and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     finished = store.finished()
     if all(run.id in finished for run in group.runs):
         return f"{group.label}: finished before its worker was lost"
-    return _work(group, context, store)
+    return _execute(group, context, store)
 
 
-def _work(group: Group, context: Context, store: Store) -> str:
-    """Carries out a group and records it; one that fails is tried seed by seed."""
+def _execute(group: Group, context: Context, store: Store) -> str:
+    """Executes a group and records it; one that fails is repeated seed by seed."""
     began, started = time.perf_counter(), now()
     wanted, device = context.device, group.runs[0].device_for(context.device)
     context = replace(context, device=device)

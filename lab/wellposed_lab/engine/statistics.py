@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 MIN_SEEDS = 3  # below it a difference is not judged
 ENOUGH_SEEDS = 5  # below it a verdict is marked, and its interval is the range of the seeds
 ENUMERATED = 7  # up to here every resample is counted: 1,716 of them
-RESAMPLES = 10_000  # above it so many are drawn, always the same
+RESAMPLES = 10_000  # how many are drawn above it, with a fixed seed
 
 Interval = tuple[float, float]
 

@@ -103,9 +103,9 @@ def _same(a: Point, b: Point) -> bool:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
+        return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -233,5 +233,5 @@ def merged(stores: Iterable[Store]) -> list[Record]:
 
 def settings(record: Record) -> str:
     """Returns the same text for runs that differ in their seed only."""
-    config = {name: part for name, part in record.config.items() if name not in ("seed", "role")}
+    config = {name: value for name, value in record.config.items() if name not in ("seed", "role")}
     return json.dumps([record.scale, record.suite, record.size, config], sort_keys=True)

@@ -76,7 +76,7 @@ class Threshold:
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """The numbers of which the judged one is made."""
+        """The numbers from which the judged one is computed."""
         if self.across:
             return tuple(replace(self.measure, at=at) for at in self.across)
         return (self.measure,) if self.rival is None else (self.measure, self.rival)
@@ -86,7 +86,7 @@ class Threshold:
         return _keeps(value, self.kind, self.limit)
 
     def combine(self, values: Sequence[float]) -> float:
-        """Makes the judged number of one seed from those of `measures`."""
+        """Computes the judged number of one seed from those of `measures`."""
         if self.across:
             return max(values) - min(values)
         return values[0] if self.rival is None else _ratio(values[0], values[1])
@@ -101,7 +101,7 @@ class Floor:
         kind, limit: what it has to be.
         task: to which it applies; all if empty.
         judging: metrics to whose claims it applies; all if empty.
-        side: who it is that has not learnt; the model of the record if empty.
+        side: the name of what has not learnt; the model of the record if empty.
         at: where the metric is taken; None is in distribution.
 
     Example:
@@ -266,7 +266,7 @@ def _ratio(above: float, below: float) -> float:
 
 
 def _named(measure: Measure, known: Measure | None = None) -> str:
-    """Names a number, of the parts that another one shares only the model."""
+    """Names a number; where another one differs in the model only, by the model alone."""
     model = f"{measure.model} ({measure.size})" if measure.size else measure.model
     if known is not None and replace(measure, model=known.model, size=known.size) == known:
         return model

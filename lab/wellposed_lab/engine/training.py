@@ -37,8 +37,8 @@ class TrainingRun(Run):
         task: what to learn; its own configuration.
         model: by name, with options.
         training: epochs, batch size, optimiser.
-        fold: in a search, which part of the training samples is held out.
-        folds: in how many parts they are cut.
+        fold: in a search, the fold of the training samples that is held out.
+        folds: how many there are.
     """
 
     task: Task
@@ -104,7 +104,7 @@ class TrainingRun(Run):
     ) -> History:
         """Trains a model in place; an `Ensemble` on the data of all runs, one a member."""
         several = isinstance(model, Ensemble)
-        pairs = [joined([pair[part] for pair in data], several) for part in (0, 1)]
+        pairs = [joined([pair[k] for pair in data], several) for k in (0, 1)]
         train, validation = ((u.to(context.device), y.to(context.device)) for u, y in pairs)
         return fit(
             model,
@@ -159,7 +159,7 @@ class TrainingRun(Run):
         return [Value(f"{split}_{name.removeprefix('test_')}", score) for name, score in scores.items()]
 
     def _picture(self, model: nn.Module, seed: int) -> Series:
-        """Returns predictions in a row for a picture, of the first seed only: it shows one series."""
+        """Returns consecutive predictions for a picture, which shows one series: that of the first seed."""
         shown = self.task.excerpt(seed)
         if shown is None or seed != 0 or self.fold is not None:
             return {}
@@ -200,9 +200,9 @@ def joined(pairs: list[Pair], several: bool) -> Pair:
 
 @torch.no_grad()
 def predict(model: nn.Module, u: Tensor) -> Tensor:
-    """Computes outputs on the device of a model and in its dtype; they come to the CPU."""
+    """Computes outputs on the device of a model and in its dtype, and returns them on the CPU."""
     like = next(model.parameters(), u)
-    return torch.cat([model(part.to(like)).to("cpu") for part in u.split(1000)])
+    return torch.cat([model(batch.to(like)).to("cpu") for batch in u.split(1000)])
 
 
 def _facts(model: nn.Module) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _changes(values: Sequence[Value]) -> list[Value]:
 def _series(history: History, member: int | None) -> dict[str, list[float]]:
     def column(values: Tensor) -> list[float]:
         own = values if member is None else values[:, member]
-        return [float(f"{value:.6g}") for value in own.tolist()]  # for curves; six digits are plenty
+        return [float(f"{value:.6g}") for value in own.tolist()]  # six digits are enough for curves
 
     names = ("train_loss", "validation_loss", "steps", "failed_share")
     series = {name: column(getattr(history, name)) for name in names}
@@ -249,7 +249,7 @@ Scores = list[dict[str, float]]  # one a member
 
 @dataclass
 class ObservedHistory(History):
-    """The numbers of every epoch, and what was seen in the tests after each."""
+    """The numbers of every epoch, and the test scores after each."""
 
     seen: list[Scores] = field(default_factory=list)  # (E,) of (M,)
 
@@ -264,7 +264,7 @@ class ObservedHistory(History):
 class ObservedRun(TrainingRun):
     """Trains one model on one task and tests it after every epoch (000 Figure 6, 001 Figures 8 and 11).
 
-    The tests are for the eye: nothing is chosen by them. A stopped run starts again from the beginning.
+    The tests are only plotted: nothing is chosen by them. A stopped run starts again from the beginning.
 
     Args:
         observed: point of the task's axis at which the model is tested after every epoch.
@@ -283,8 +283,8 @@ class ObservedRun(TrainingRun):
         optimizer, history = self.training.make_optimizer(model.parameters()), ObservedHistory()
         schedule = self._schedule(optimizer)
         for epoch in range(self.training.epochs):
-            part = self._epoch(model, data, runs, context, optimizer, schedule, epoch)
-            history.append(**{name: getattr(part, name)[0] for name in COLUMNS})
+            record = self._epoch(model, data, runs, context, optimizer, schedule, epoch)
+            history.append(**{name: getattr(record, name)[0] for name in COLUMNS})
             if tests:
                 history.seen.append(self.observe(model, tests, context.device))
         return history
@@ -304,7 +304,7 @@ class ObservedRun(TrainingRun):
         epoch: int,
     ) -> History:
         several = isinstance(model, Ensemble)
-        train, validation = (joined([pair[part] for pair in data], several) for part in (0, 1))
+        train, validation = (joined([pair[k] for pair in data], several) for k in (0, 1))
         return fit(
             model,
             train,

@@ -22,36 +22,36 @@ def fold_batch_norm(network: nn.Module) -> nn.Module:
     if isinstance(network, ResNet):
         return _filters(network)
     twin = copy.deepcopy(network)
-    for name, part in twin.named_modules():
-        if isinstance(part, ResNet):
+    for name, module in twin.named_modules():
+        if isinstance(module, ResNet):
             parent = twin.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], _filters(part))
+            setattr(parent, name.rpartition(".")[2], _filters(module))
             return twin
     raise InputError(f"{type(network).__name__} holds no ResNet; give a network of wellposed_lab.networks.resnet")
 
 
 def inner(network: nn.Module) -> tuple[str, FilterNetwork]:
     """Finds the layers of filters in a network, with their name in it."""
-    for name, part in network.named_modules():
-        if isinstance(part, FilterNetwork):
-            return name, part
-    raise InputError(f"{type(network).__name__} holds no FilterNetwork; see folded()")
+    for name, module in network.named_modules():
+        if isinstance(module, FilterNetwork):
+            return name, module
+    raise InputError(f"{type(network).__name__} holds no FilterNetwork; make one by fold_batch_norm()")
 
 
 def layer_names(network: nn.Module) -> list[str]:
     """Names the layers of filters, in the order of evaluation."""
-    name, part = inner(network)
+    name, filters = inner(network)
     start = f"{name}." if name else ""
-    return [f"{start}layers.{k}" for k in range(len(part.layers))]
+    return [f"{start}layers.{k}" for k in range(len(filters.layers))]
 
 
 def layer_units(network: nn.Module, kappa: float) -> dict[str, RowUnits]:
     """Returns units in which the network's own rows have an l1-norm below kappa."""
-    part = inner(network)[1]
-    own = part.exponents(kappa)
+    filters = inner(network)[1]
+    own = filters.exponents(kappa)
     exponents = (own[0], *own)  # inputs have the units of the first layer
     units = {}
-    for k, (name, sources) in enumerate(zip(layer_names(network), part.sources, strict=True), start=1):
+    for k, (name, sources) in enumerate(zip(layer_names(network), filters.sources, strict=True), start=1):
         shifts = tuple(exponents[k] - exponents[source] for source in sources)
         units[name] = RowUnits(shifts, tuple(source > 0 for source in sources))
     return units
@@ -63,10 +63,10 @@ def raw_sizes(network: nn.Module) -> dict[str, Tensor]:
     Training sees these weights, and pruning by magnitude compares them. A shortcut without weights is infinite.
     """
     twin = copy.deepcopy(network)
-    for part in twin.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            part.running_var = torch.ones_like(part.weight) - part.eps
-            nn.init.ones_(part.weight)
+    for module in twin.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var = torch.ones_like(module.weight) - module.eps
+            nn.init.ones_(module.weight)
     sizes = {}
     plain = fold_batch_norm(twin)
     for name, layer in zip(layer_names(plain), inner(plain)[1].layers, strict=True):
@@ -78,8 +78,8 @@ def raw_sizes(network: nn.Module) -> dict[str, Tensor]:
     return {name: size.nan_to_num(0.0, posinf=torch.inf) for name, size in sizes.items()}
 
 
-def _is_identity(part: nn.Module) -> bool:
-    weight = part.weight.detach() if isinstance(part, nn.Conv2d) else torch.empty(0)
+def _is_identity(layer: nn.Module) -> bool:
+    weight = layer.weight.detach() if isinstance(layer, nn.Conv2d) else torch.empty(0)
     return bool(((weight == 0) | (weight == 1)).all())
 
 

@@ -107,8 +107,8 @@ class Entry:
 
     Args:
         make: from the task's name, its widths and the choice.
-        together: whether several seeds are trained as one `Ensemble`.
-        closed_form: whether the model has a method ``fit(u, y)`` that takes the place of training.
+        batch_seeds: whether several seeds are trained as one `Ensemble`.
+        closed_form: whether the model has a method ``fit(u, y)`` instead of being trained.
     """
 
     make: Callable[[str, Shape, Choice], nn.Module]
@@ -127,7 +127,7 @@ def build(task: str, shape: Shape, choice: Choice) -> nn.Module:
 
 
 def entry(name: str) -> Entry:
-    """Returns how a model is made; names that are not special here are those of the published comparators."""
+    """Returns how a model is made; names that are not in `ZOO` are published comparators or MLPs by activation."""
     if name in ZOO:
         return ZOO[name]
     if name in PUBLISHED_NAMES:

@@ -25,7 +25,7 @@ def linear_layers(network: nn.Sequential) -> list[nn.Linear]:
         >>> len(linear_layers(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))))
         2
     """
-    layers = [part for part in network if isinstance(part, nn.Linear)]
+    layers = [module for module in network if isinstance(module, nn.Linear)]
     if len(layers) < 2:
         raise InputError(f"a network to prune needs a hidden layer and an output; received {len(layers)} layers")
     return layers
@@ -47,8 +47,8 @@ def prune_by_magnitude(network: nn.Sequential, sparsity: float, *, layerwise: bo
 
     Args:
         network: trained.
-        sparsity: the share of weights that go.
-        layerwise: whether every layer loses this share, or all of them together.
+        sparsity: the share of weights to remove.
+        layerwise: whether this share is taken from every layer, or from all of them together.
     """
     _check(sparsity)
     twin = copy.deepcopy(network)
@@ -58,13 +58,13 @@ def prune_by_magnitude(network: nn.Sequential, sparsity: float, *, layerwise: bo
             sizes = torch.cat([weight.abs().flatten() for weight in group])
             remains = torch.ones(len(sizes), dtype=torch.bool)
             remains[sizes.topk(round(sparsity * len(sizes)), largest=False).indices] = False
-            for weight, part in zip(group, remains.split([weight.numel() for weight in group]), strict=True):
-                weight.mul_(part.view_as(weight))
+            for weight, mask in zip(group, remains.split([weight.numel() for weight in group]), strict=True):
+                weight.mul_(mask.view_as(weight))
     return twin
 
 
 def keep_zeros(network: nn.Module) -> None:
-    """Lets training leave zero weights alone: their gradients are zero from now on."""
+    """Keeps zero weights at zero during training: their gradients are masked from now on."""
     for layer in network.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             layer.weight.register_hook(_masking((layer.weight != 0).to(layer.weight)))
@@ -118,14 +118,14 @@ class ScaledUnits(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """Evaluates the network; a factor acts after the activation of its unit."""
         x, pending = u, iter(self.factors)
-        for part in self.network:
-            x = part(x)
-            if not isinstance(part, nn.Linear):
+        for layer in self.network:
+            x = layer(x)
+            if not isinstance(layer, nn.Linear):
                 x = x * next(pending)
         return x
 
     def merged(self) -> nn.Sequential:
-        """Returns a plain network: the factors go into the next layer, units with factor zero go."""
+        """Returns a plain network, with the factors in the next layer and without units whose factor is zero."""
         twin = copy.deepcopy(self.network)
         layers = linear_layers(twin)
         with torch.no_grad():
@@ -350,16 +350,16 @@ class ProximalDescent(torch.optim.Optimizer):
         return loss
 
     def _move(self, parameter: Tensor, lr: float, momentum: float, gamma: float | None) -> None:
-        speed = self.state[parameter].setdefault("speed", torch.zeros_like(parameter))
+        velocity = self.state[parameter].setdefault("velocity", torch.zeros_like(parameter))
         gradient = parameter.grad
         assert gradient is not None
         if gamma is None:
-            speed.mul_(momentum).sub_(gradient, alpha=lr)
-            parameter.add_(speed, alpha=momentum).sub_(gradient, alpha=lr)
+            velocity.mul_(momentum).sub_(gradient, alpha=lr)
+            parameter.add_(velocity, alpha=momentum).sub_(gradient, alpha=lr)
             return
         target = nn.functional.softshrink(parameter - lr * gradient, lr * gamma)
-        speed.mul_(momentum).add_(target - parameter)
-        parameter.copy_(target + momentum * speed)
+        velocity.mul_(momentum).add_(target - parameter)
+        parameter.copy_(target + momentum * velocity)
 
 
 def unit_weights(network: nn.Sequential) -> list[Tensor]:
@@ -387,12 +387,12 @@ def perspective_penalty(weights: Iterable[Tensor], alpha: float, largest: float)
     if not 0 < alpha < 1 or not largest > 0:
         raise InputError(f"alpha lies between 0 and 1 and largest above 0; received {alpha!r}, {largest!r}")
     matrices = list(weights)
-    total, count = matrices[0].new_zeros(()), sum(part.numel() for part in matrices)
-    for part in matrices:
-        square = part.square().sum(1).clamp(min=1e-12)  # keeps the slope of the root finite
+    total, count = matrices[0].new_zeros(()), sum(matrix.numel() for matrix in matrices)
+    for matrix in matrices:
+        square = matrix.square().sum(1).clamp(min=1e-12)  # keeps the slope of the root finite
         y = (alpha / (1 - alpha) * square).sqrt()
-        y = y.maximum(part.abs().amax(1) / largest).clamp(max=1.0)
-        share = part.shape[1] / count
+        y = y.maximum(matrix.abs().amax(1) / largest).clamp(max=1.0)
+        share = matrix.shape[1] / count
         total = total + share * (alpha * square / y + (1 - alpha) * y).sum()
     return total
 

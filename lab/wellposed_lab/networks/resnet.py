@@ -1,7 +1,7 @@
 """Residual networks for small images (He et al. 2016, section 4.2).
 
-`ResNet` is the architecture. `train_resnet` trains it and `trained_resnet20` returns the weights that came of it:
-ResNet-20 on CIFAR-10 (003 sections 3.4 and 4.4).
+`ResNet` is the architecture. `train_resnet` trains it, and `trained_resnet20` loads the result: ResNet-20 on
+CIFAR-10 (003 sections 3.4 and 4.4).
 """
 
 import math
@@ -113,12 +113,12 @@ def _convolution(before: int, after: int, stride: int = 1) -> nn.Conv2d:
 
 WEIGHTS = Path(__file__).parent / "weights" / "resnet20-cifar10.safetensors"
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the channels of the training images
-MARGIN = 4  # pixels by which training images are moved
-WARM = 5  # epochs in which the learning rate rises
+MARGIN = 4  # pixels by which training images are shifted at most
+WARMUP = 5  # epochs in which the learning rate rises
 
 
 class Normalised(nn.Module):
-    """Takes images in [0, 1] and hands them to a network with mean zero and variance one."""
+    """Normalises images in [0, 1] to mean zero and variance one and evaluates a network on them."""
 
     mean: Tensor
     deviation: Tensor
@@ -137,12 +137,12 @@ class Normalised(nn.Module):
 
 @dataclass(frozen=True)
 class Augmented:
-    """Batches of images, each moved by up to four pixels and perhaps mirrored; every epoch in another order.
+    """Batches of images, each shifted by up to four pixels and flipped at random; every epoch in another order.
 
     Args:
         images: the training images.
-        batch_size: how many at a time; those left over at the end of an epoch wait for another one.
-        generator: of order, places and mirrors, on the device where the images shall lie.
+        batch_size: how many at a time; an incomplete last batch is dropped.
+        generator: of order, shifts and flips; batches are on its device.
     """
 
     images: Images
@@ -154,14 +154,14 @@ class Augmented:
         pixels, labels = (t.to(device) for t in (self.images.pixels, self.images.labels))
         for rows in torch.randperm(len(labels), generator=self.generator, device=device).split(self.batch_size):
             if len(rows) == self.batch_size or len(labels) < self.batch_size:
-                yield moved(pixels[rows].float() / 255, self.generator), labels[rows]
+                yield augment(pixels[rows].float() / 255, self.generator), labels[rows]
 
 
-def moved(u: Tensor, generator: torch.Generator) -> Tensor:  # (B, C, H, W)
-    """Moves each image by up to four pixels in both directions, filling up with black, and mirrors half of them.
+def augment(u: Tensor, generator: torch.Generator) -> Tensor:  # (B, C, H, W)
+    """Shifts each image by up to four pixels in both directions, padding with black, and flips half of them.
 
     Example:
-        >>> moved(torch.ones(2, 3, 8, 8), torch.Generator()).shape
+        >>> augment(torch.ones(2, 3, 8, 8), torch.Generator()).shape
         torch.Size([2, 3, 8, 8])
     """
     batch, _, height, width = u.shape
@@ -188,7 +188,7 @@ def train_resnet(
     device: str = "cpu",
     progress: bool = True,
 ) -> Normalised:
-    """Trains a residual network by SGD with momentum .9, weight decay 5e-4 and a cosine after five warm epochs.
+    """Trains a residual network by SGD with momentum .9, weight decay 5e-4 and a cosine schedule with warm-up.
 
     On a GPU the forward pass is in bfloat16.
     """
@@ -200,7 +200,7 @@ def train_resnet(
         return torch.optim.SGD(parameters, learning_rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
 
     def rate(epoch: int) -> float:
-        return min((epoch + 1) / WARM, 0.5 + 0.5 * math.cos(math.pi * epoch / epochs))
+        return min((epoch + 1) / WARMUP, 0.5 + 0.5 * math.cos(math.pi * epoch / epochs))
 
     fit(model, Augmented(images, batch_size, generator), cross_entropy, epochs=epochs, optimizer=sgd,
         schedule=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate), device=device,
@@ -214,8 +214,8 @@ def save_weights(model: Normalised, path: Path) -> None:
         name: (value.half() if value.is_floating_point() and "running" not in name else value).contiguous().cpu()
         for name, value in model.network.state_dict().items()
     }
-    with atomic_write(path) as part:
-        save_file(tensors, part)
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary)
 
 
 def trained_resnet20(path: Path = WEIGHTS) -> Normalised:
@@ -235,7 +235,7 @@ def trained_resnet20(path: Path = WEIGHTS) -> Normalised:
 
 
 def accuracy(model: nn.Module, images: Images) -> float:
-    """Returns the share of images that are classified as they should be."""
+    """Returns the share of images that are classified correctly."""
     device = next(model.parameters()).device
     with torch.no_grad():
         batches = zip(images.pixels.split(500), images.labels.split(500), strict=True)

@@ -2,8 +2,8 @@
 
 `TrainedNetwork` says what an experiment may ask of one. `Dense` (002 section 5.2) and the residual networks of 003
 (`ResidualNetwork`, `FoldedResNet`) are here, because several experiments use them; those of one experiment are
-beside it. Networks that take minutes to train are kept in the cache by `train_or_load`, so that processes and
-later runs share them.
+beside it. `train_or_load` caches on disk the networks that take minutes to train, so that processes and later runs
+share them.
 """
 
 import abc
@@ -48,7 +48,7 @@ class TrainedNetwork(abc.ABC):
     metric: ClassVar[str] = "accuracy"  # of `score`
     change_metric: ClassVar[str] = "accuracy_drop"  # of `change`
     schedule: ClassVar[Literal["cosine"] | None] = None  # of the learning rate in `train`
-    part: ClassVar[int] = 2000  # test samples at once
+    test_batch_size: ClassVar[int] = 2000
     shared_rows: ClassVar[bool] = False  # whether many positions share a row, as in convolutions and transformers
     convertible: ClassVar[bool] = True  # whether it has an implicit form
 
@@ -69,7 +69,7 @@ class TrainedNetwork(abc.ABC):
 
     @property
     def weights_config(self) -> Self:
-        """The same with everything that does not decide the weights at one value."""
+        """The same configuration with defaults for everything that does not change the weights."""
         return self
 
     @abc.abstractmethod
@@ -85,7 +85,7 @@ class TrainedNetwork(abc.ABC):
         """Builds the network and trains it."""
 
     def own(self, seed: int) -> int:
-        """Returns the seed, or zero for all where only one network has been trained."""
+        """Returns the seed of the weights: the given one, or zero where only one network has been trained."""
         return seed
 
     def trained(self, seed: int) -> nn.Module:
@@ -107,7 +107,7 @@ class TrainedNetwork(abc.ABC):
 
     @property
     def valid(self) -> Valid | None:
-        """Marks the positions that count, where not all do."""
+        """Marks the positions that are not padding; None where all of them count."""
         return None
 
     def removable(self, network: nn.Module) -> list[Units]:
@@ -119,7 +119,7 @@ class TrainedNetwork(abc.ABC):
         return {}
 
     def groups(self, states: States) -> Tensor | None:  # (n + p,)
-        """Returns which features can go only together; None: every one can go alone."""
+        """Returns the group of every feature; a group is eliminated as a whole, and None lets each go alone."""
         return None
 
     def draw(self, seed: int, count: int) -> Tensor:
@@ -150,7 +150,7 @@ class TrainedNetwork(abc.ABC):
         model.eval()
 
     def loss(self, y: Tensor, target: Tensor) -> Tensor:
-        """Returns what training makes small."""
+        """Computes what training minimises."""
         return cross_entropy(y, target)
 
     def score(self, model: nn.Module, seed: int = 0) -> float:
@@ -166,13 +166,13 @@ class TrainedNetwork(abc.ABC):
         return float((y.argmax(1) == target).double().mean())
 
     def change(self, score: float, network: float, whole: float) -> float:
-        """Returns what a score is worth beside that of the network and of a fit with all features."""
+        """Compares a score with that of the network and of a fit with all features."""
         return network - score
 
     @torch.no_grad()
     def _scored(self, model: nn.Module, pair: Pair) -> float:
         u, target = pair
-        return self.graded(torch.cat([model(some) for some in u.split(self.part)]), target)
+        return self.graded(torch.cat([model(some) for some in u.split(self.test_batch_size)]), target)
 
     def _adam(self, parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, self.learning_rate)
@@ -185,7 +185,7 @@ class ImageNetwork(TrainedNetwork):
 
     @abc.abstractmethod
     def inputs(self, images: Images) -> Tensor:
-        """Writes images as the network takes them."""
+        """Converts images to inputs of the network."""
 
     def images(self, split: str) -> Images:
         """Returns the images of a split."""
@@ -291,7 +291,7 @@ class FoldedResNet(ImageNetwork):
 
     Args:
         data: "cifar10", with the ResNet-20 that comes with the lab; "cifar100", with one trained here, which takes
-            hours without a GPU and is kept in the cache; or "digits", with a ResNet-8 trained here.
+            hours without a GPU and is cached; or "digits", with a ResNet-8 trained here.
         held_out: how many images of the held-out training batch are scored beside the test images.
         steps: of the training on digits.
 
@@ -307,7 +307,7 @@ class FoldedResNet(ImageNetwork):
     training_split: ClassVar[str] = "fit"
     learning_rate: ClassVar[float] = 1e-3
     batch_size: ClassVar[int] = 64
-    part: ClassVar[int] = 250
+    test_batch_size: ClassVar[int] = 250
     shared_rows: ClassVar[bool] = True
     known: ClassVar[tuple[str, ...]] = ("cifar10", "cifar100", "digits")
 
@@ -404,20 +404,20 @@ FOLDER, VERSION = "networks", 1  # a change of architecture or training raises t
 def train_or_load(
     name: str, config: Any, network: nn.Module, train: Callable[[], None], folder: Path | None = None
 ) -> None:
-    """Gives a network the weights that training gave it before, or trains it and keeps them.
+    """Loads the weights of a network from the cache, or trains it and caches them.
 
     The file is named after the configuration and carries a checksum of its tensors. Several processes that start
-    together each train the network, and the last one's file stays; without a cache nothing is kept.
+    together each train the network, and the last one's file stays; without a cache nothing is written.
 
     Args:
         name: begins the name of the file.
         config: a frozen dataclass; everything that decides the weights.
         network: with its initial weights; changed in place.
         train: trains it.
-        folder: the cache, if it is not the usual one.
+        folder: of the cache, if it is not the usual one.
 
     Raises:
-        FileFormatError: a file is there, and damaged or of something else.
+        FileFormatError: the file is damaged, or holds the weights of another network.
     """
     path = _path(name, config, folder)
     if path is not None and path.is_file():
@@ -427,8 +427,8 @@ def train_or_load(
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
-        with atomic_write(path) as part:
-            write_tensors(part, tensors, {"sha256": checksum(tensors)})
+        with atomic_write(path) as temporary:
+            write_tensors(temporary, tensors, {"sha256": checksum(tensors)})
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -26,7 +26,7 @@ from wellposed_lab.networks.recurrent import OUTPUTS, Output, arrange, as_sequen
 
 
 class Attention(nn.Module):
-    """Lets every query look at the keys: ``softmax(QK' / sqrt(d)) V`` in several heads.
+    """Computes scaled dot-product attention ``softmax(QK' / sqrt(d)) V`` in several heads.
 
     Args:
         width: of queries, keys, values and outputs.
@@ -57,14 +57,14 @@ class Attention(nn.Module):
         self,
         x: Tensor,  # (B, T, width)
         memory: Tensor,  # (B, S, width)
-        hidden: Tensor | None = None,  # (T, S)
+        mask: Tensor | None = None,  # (T, S)
     ) -> Tensor:  # (B, T, width)
-        """Computes the outputs; `hidden` is True where a query may not see a key."""
+        """Computes the outputs; `mask` is True where a query may not see a key."""
         query = self._split(self.query(x)) * (self.heads / x.shape[-1]) ** 0.5
         key, value = self._split(self.key(memory)), self._split(self.value(memory))
         scores = query @ key.mT  # (B, heads, T, S)
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, -torch.inf)
+        if mask is not None:
+            scores = scores.masked_fill(mask, -torch.inf)
         mixed = self.dropout(torch.softmax(scores, -1)) @ value
         y: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
         return y
@@ -74,11 +74,11 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward part with ReLU, each added to its input and then normalised.
+    """Self-attention and a feed-forward block with ReLU, each added to its input and then normalised.
 
     Args:
-        feedforward: hidden width of the feed-forward part.
-        dropout: of all parts; 0.1 in 001 (appendix A.1).
+        feedforward: hidden width of the feed-forward block.
+        dropout: everywhere; 0.1 in 001 (appendix A.1).
 
     Example:
         >>> EncoderLayer(10, heads=2, feedforward=20)(torch.zeros(7, 4, 10)).shape
@@ -88,19 +88,19 @@ class EncoderLayer(nn.Module):
     def __init__(self, width: int, heads: int, feedforward: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.attention = Attention(width, heads, dropout)
-        self.feedforward = FeedForwardPart(width, feedforward, dropout)
+        self.feedforward = FeedForwardBlock(width, feedforward, dropout)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:  # (B, T, width), (T, T)
-        """Computes the outputs; `hidden` is True where a step may not see another."""
-        x = self.norms[0](x + self.dropout(self.attention(x, x, hidden)))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, T, width), (T, T)
+        """Computes the outputs; `mask` is True where a step may not see another."""
+        x = self.norms[0](x + self.dropout(self.attention(x, x, mask)))
         y: Tensor = self.norms[1](x + self.feedforward(x))
         return y
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, attention to the encoder's output and a feed-forward part.
+    """Self-attention, attention to the encoder's output and a feed-forward block.
 
     Example:
         >>> DecoderLayer(10, heads=2, feedforward=20)(torch.zeros(7, 4, 10), torch.zeros(7, 5, 10)).shape
@@ -111,7 +111,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads, dropout)
         self.lookup = Attention(width, heads, dropout)
-        self.feedforward = FeedForwardPart(width, feedforward, dropout)
+        self.feedforward = FeedForwardBlock(width, feedforward, dropout)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
@@ -119,17 +119,17 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,  # (B, T, width)
         memory: Tensor,  # (B, S, width)
-        hidden: Tensor | None = None,  # (T, T)
-        hidden_memory: Tensor | None = None,  # (T, S)
+        mask: Tensor | None = None,  # (T, T)
+        memory_mask: Tensor | None = None,  # (T, S)
     ) -> Tensor:  # (B, T, width)
         """Computes the outputs."""
-        x = self.norms[0](x + self.dropout(self.attention(x, x, hidden)))
-        x = self.norms[1](x + self.dropout(self.lookup(x, memory, hidden_memory)))
+        x = self.norms[0](x + self.dropout(self.attention(x, x, mask)))
+        x = self.norms[1](x + self.dropout(self.lookup(x, memory, memory_mask)))
         y: Tensor = self.norms[2](x + self.feedforward(x))
         return y
 
 
-class FeedForwardPart(nn.Module):
+class FeedForwardBlock(nn.Module):
     """Two linear layers with ReLU between, the same at every step."""
 
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
@@ -138,7 +138,7 @@ class FeedForwardPart(nn.Module):
         self.activation, self.dropout = nn.ReLU(), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes the part's outputs."""
+        """Computes the outputs."""
         y: Tensor = self.dropout(self.contract(self.dropout(self.activation(self.expand(x)))))
         return y
 
@@ -175,7 +175,7 @@ class PositionalEncoding(nn.Module):
 
 
 def future(length: int, device: torch.device | None = None) -> Tensor:  # (T, T)
-    """Marks what a causal layer hides: True where the key comes after the query.
+    """Returns the mask of a causal layer: True where the key comes after the query.
 
     Example:
         >>> future(3).int()
@@ -252,10 +252,10 @@ class SequenceEncoder(nn.Module):
         steps = sequence.shape[1]
         if self.head_kind == "flatten" and steps != self.length:
             raise InputError(f"the head reads {self.length} steps at once; received {steps}; use head='step'")
-        hidden = future(steps, u.device) if self.causal else None
+        mask = future(steps, u.device) if self.causal else None
         x = self.position(self.expansion(sequence))
         for layer in self.layers:
-            x = layer(x, hidden)
+            x = layer(x, mask)
         y: Tensor = self.head(x.flatten(1) if self.head_kind == "flatten" else x)
         return y if self.head_kind == "flatten" else arrange(y, u, self.output)
 
@@ -332,9 +332,9 @@ class EncoderDecoder(nn.Module):
         masked: bool = False,
     ) -> Tensor:  # (B, T, width)
         """Computes the outputs; `masked` hides later steps of the source and of the target."""
-        hidden = future(source.shape[-2], source.device) if masked else None
-        memory = self.encoder_norm(self.encoder(source, hidden))
-        y: Tensor = self.decoder_norm(self.decoder(target, memory, hidden, hidden))
+        mask = future(source.shape[-2], source.device) if masked else None
+        memory = self.encoder_norm(self.encoder(source, mask))
+        y: Tensor = self.decoder_norm(self.decoder(target, memory, mask, mask))
         return y
 
 
@@ -343,10 +343,8 @@ class ArgmaxTransformer(nn.Module):
 
     The target sequence of the decoder holds the right labels, one step late: at step t the one-hot argmax of
     the elements before t, and zeros at the first step. It is a function of the input, so `forward` makes it;
-    copying its last entry is right with probability 1 - 1/T. `generate` feeds back the model's own answers
-    instead, which asks for training at every step (output "sequence"). Without a mask the decoder sees at
-    step t the label of that very step, since it is the target of step t + 1: only the last step is a
-    prediction then.
+    copying its last entry is right with probability 1 - 1/T. Without a mask the decoder sees at step t the label
+    of that very step, since it is the target of step t + 1: only the last step is a prediction then.
 
     The encoder reads the scalars through a 1 x width expansion; labels enter and logits leave without a
     further layer, so the width is the length. That makes the 1,920 parameters of 002 (Table 1).
@@ -393,25 +391,12 @@ class ArgmaxTransformer(nn.Module):
         y: Tensor = self.transformer(source, self.position(target), self.masked)
         return arrange(y, u, self.output)
 
-    @torch.no_grad()
-    def generate(self, u: Tensor) -> Tensor:  # (B, T) or (B, T, 1) -> (B, T) integers
-        """Answers step by step, every answer the next entry of the target sequence."""
-        sequence = as_sequence(u, 1)
-        source, steps = self.position(self.expansion(sequence)), range(self.length)
-        target = sequence.new_zeros(len(sequence), self.length + 1, self.length)
-        answers = []
-        for step in steps:
-            logits = self.transformer(source, self.position(target[:, : self.length]), self.masked)
-            answers.append(logits[:, step].argmax(-1))
-            target[:, step + 1] = F.one_hot(answers[-1], self.length).to(target)
-        return torch.stack(answers, 1)
-
 
 class ArrayTransformer(nn.Module):
     """Reads an array as one token, in the encoder and as the decoder's target.
 
     The "encoder-decoder 10 x 10 x 5, 5 attention heads" of the identity task and, with a readout
-    ("x 10"), of the rolling average (001 Table 4): width 10 and 5 hidden units in the feed-forward parts.
+    ("x 10"), of the rolling average (001 Table 4): width 10 and 5 hidden units in the feed-forward blocks.
 
     Args:
         features: of the array, the width of the transformer.
@@ -488,7 +473,7 @@ class TextShape:
 
 
 class TextClassifier(nn.Module):
-    """Embeds words and places, applies encoder layers with GELU, and classifies.
+    """Embeds words and their positions, applies encoder layers with GELU, and classifies.
 
     Word 0 is padding, which nothing attends to.
 
@@ -518,11 +503,11 @@ class TextClassifier(nn.Module):
         if u.shape[1] > self.shape.length:
             raise InputError(f"a text has at most {self.shape.length} words; received {u.shape[1]}")
         known = u != 0
-        hidden = ~known[:, None, None, :]
-        hidden[..., 0] = False  # a text without words attends to its first place
+        mask = ~known[:, None, None, :]
+        mask[..., 0] = False  # a text without words attends to its first position
         x = self.dropout(self.norm(self.words(u) + self.places.weight[: u.shape[1]]))
         for layer in self.layers:
-            x = layer(x, hidden)
+            x = layer(x, mask)
         y: Tensor = self.readout(self.dropout(torch.relu(self.hidden(self._pooled(x, known)))))
         return y
 
@@ -544,9 +529,9 @@ class TextLayer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(shape.width, SMALL) for _ in range(2))
         self.activation, self.dropout = nn.GELU(), nn.Dropout(shape.dropout)
 
-    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:  # (B, T, width), (B, 1, 1, T)
-        """Computes the outputs; `hidden` is True where a word may not be seen."""
-        x = self.norms[0](x + self.attention(x, x, hidden))
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # (B, T, width), (B, 1, 1, T)
+        """Computes the outputs; `mask` is True where a word may not be seen."""
+        x = self.norms[0](x + self.attention(x, x, mask))
         y: Tensor = self.norms[1](x + self.dropout(self.contract(self.activation(self.expand(x)))))
         return y
 
@@ -561,8 +546,8 @@ def encoder_layers(network: nn.Module) -> list[str]:
     count = len(network.layers) if isinstance(network, TextClassifier) else 0
     if not count:
         raise InputError(f"a TextClassifier has encoder layers; received {type(network).__name__}")
-    parts = ("attention.query", "attention.key", "attention.value", "attention.out", "expand", "contract")
-    return [f"layers.{k}.{part}" for k in range(count) for part in parts]
+    sublayers = ("attention.query", "attention.key", "attention.value", "attention.out", "expand", "contract")
+    return [f"layers.{k}.{sublayer}" for k in range(count) for sublayer in sublayers]
 
 
 PREFIX = "distilbert."
@@ -591,7 +576,7 @@ def load_distilbert(path: str | os.PathLike[str], *, heads: int | None = None) -
     All sizes are read off the tensors. Tensors of the masked language model are left out.
 
     Args:
-        path: ``model.safetensors``, or the folder in which it lies.
+        path: ``model.safetensors``, or its folder.
         heads: of the attention; by default as in ``config.json`` beside the file, else one for 64 features.
 
     Raises:
@@ -615,7 +600,7 @@ def load_distilbert(path: str | os.PathLike[str], *, heads: int | None = None) -
 
 
 def _renamed(tensors: dict[str, Tensor], weights: Path) -> dict[str, Tensor]:
-    """Gives the tensors our names."""
+    """Renames the tensors to our names."""
     pairs = dict(OUTSIDE | HEAD)
     numbers = {name.split(".")[2] for name in tensors if name.startswith("transformer.layer.")}
     for k in range(len(numbers)):
@@ -643,8 +628,8 @@ def _shape(tensors: dict[str, Tensor], heads: int | None) -> TextShape:
     return TextShape(vocabulary, length, width, layers, heads or max(1, width // HEAD_WIDTH), feedforward, classes)
 
 
-def _heads(place: Path) -> int | None:
-    file = place.with_name("config.json")
+def _heads(weights: Path) -> int | None:
+    file = weights.with_name("config.json")
     if not file.exists():
         return None
     try:

@@ -139,8 +139,6 @@ class ConvNet(nn.Module):
         >>> model = ConvNet(3, 10, cells=2)
         >>> model(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
-        >>> ConvNet.single_layer()(torch.zeros(2, 1, 8, 8)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(
@@ -169,20 +167,6 @@ class ConvNet(nn.Module):
         features = (final_channels or channels) * grid**2
         pool = [nn.AdaptiveAvgPool2d(grid), nn.Flatten(), nn.Linear(features, classes)]
         self.readout = nn.Sequential(*final, *pool)
-
-    @classmethod
-    def single_layer(cls, in_channels: int = 1, classes: int = 10, *, inject: bool = False) -> "ConvNet":
-        """Builds the classifier of the adversarial experiments (004 Table 6): 32 channels, one cell."""
-        return cls(
-            in_channels,
-            classes,
-            channels=32,
-            cells=1,
-            final_channels=None,
-            grid=4,
-            inject=inject,
-            batch_norm=False,
-        )
 
     def forward(self, u: Tensor) -> Tensor:  # (B, C, H, W) -> (B, classes)
         """Computes the logits."""

@@ -18,9 +18,9 @@ def suite_table(suites: Sequence[Suite]) -> Table:
     shown = _table("suite", "runs", "claims", "what it reproduces")
     for suite in suites:
         claims = sum(claim.suite == suite.name for claim in load_claims())
-        places = ", ".join(suite.papers)
+        papers = ", ".join(suite.papers)
         scale = f"\n[dim]at scale paper: {suite.differs}[/dim]" if suite.differs else ""
-        text = f"{suite.claim}\n[dim]{places}[/dim]{scale}"
+        text = f"{suite.claim}\n[dim]{papers}[/dim]{scale}"
         shown.add_row(suite.name, str(len(suite.runs())), str(claims), text)
     return shown
 
@@ -47,7 +47,7 @@ def status_table(states: Sequence[Progress]) -> Table:
     for state in states:
         count = f"{state.finished}/{state.planned}"
         shown.add_row(
-            state.order.suite, state.order.scale, count, str(state.failed), str(state.at_work), state_of(state)
+            state.order.suite, state.order.scale, count, str(state.failed), str(state.begun), state_of(state)
         )
     return shown
 
@@ -70,7 +70,7 @@ def status_facts(states: Sequence[Progress]) -> list[dict[str, object]]:
             "planned": state.planned,
             "finished": state.finished,
             "failed": state.failed,
-            "begun": state.at_work,
+            "begun": state.begun,
             "state": state_of(state),
             "command": state.order.command,
         }

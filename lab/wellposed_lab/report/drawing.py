@@ -245,10 +245,10 @@ def _key(name: str, style: Style, shown: bool) -> Html:
 def _numbers(figure: Figure, drawn: dict[str, list[Curve]]) -> Html:
     tables = []
     for task, family in drawn.items():
-        places = _columns(family)
-        titles = [f"epoch {number(x)}" if figure.over == "epoch" else _label(x) for x in places]
+        points = _columns(family)
+        titles = [f"epoch {number(x)}" if figure.over == "epoch" else _label(x) for x in points]
         head = element("tr", [element("th", title, scope="col") for title in ("model", *titles)])
-        rows = [element("tr", element("th", curve.name, scope="row"), _cells(curve, places)) for curve in family]
+        rows = [element("tr", element("th", curve.name, scope="row"), _cells(curve, points)) for curve in family]
         caption = element("caption", f"{figure.metric} on {task}: median, and lowest to highest")
         inner = element("table", caption, element("thead", head), element("tbody", rows), class_="numbers")
         tables.append(
@@ -258,16 +258,16 @@ def _numbers(figure: Figure, drawn: dict[str, list[Curve]]) -> Html:
 
 
 def _columns(family: list[Curve]) -> list[Any]:
-    places = sorted({x for curve in family for x in curve.x}, key=lambda x: (isinstance(x, str), x))
-    if len(places) <= 10:
-        return places
-    return [places[round(share * (len(places) - 1))] for share in (0, 0.1, 0.25, 0.5, 1)]
+    points = sorted({x for curve in family for x in curve.x}, key=lambda x: (isinstance(x, str), x))
+    if len(points) <= 10:
+        return points
+    return [points[round(share * (len(points) - 1))] for share in (0, 0.1, 0.25, 0.5, 1)]
 
 
-def _cells(curve: Curve, places: list[Any]) -> list[Html]:
+def _cells(curve: Curve, points: list[Any]) -> list[Html]:
     known = {x: row for x, *row in zip(curve.x, curve.middle, curve.low, curve.high, strict=True)}
     cells = []
-    for x in places:
+    for x in points:
         if x in known:
             middle, low, high = known[x]
             cells.append(element("td", number(middle), element("small", f"{number(low)} to {number(high)}")))

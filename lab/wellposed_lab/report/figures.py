@@ -107,7 +107,7 @@ def curves(figure: Figure, records: Sequence[Record]) -> dict[str, list[Curve]]:
 
 
 def _one_setting(figure: Figure, records: list[Record]) -> list[Record]:
-    """Returns the records of one setting, and of others that stand elsewhere on the axis."""
+    """Returns the records of one setting, and of others that are at other points of the axis."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         groups[settings(record)].append(record)
@@ -122,7 +122,7 @@ def _one_setting(figure: Figure, records: list[Record]) -> list[Record]:
 
 
 def _column(figure: Figure, record: Record) -> dict[float | str | None, float]:
-    """Returns the numbers of one seed by their place on the axis."""
+    """Returns the values of one seed by their point on the axis."""
     if figure.over != "points":
         return {float(epoch): value for epoch, value in enumerate(record.series.get(figure.metric, ()), start=1)}
     drawn = [entry for entry in record.values if entry.metric == figure.metric]
@@ -131,16 +131,16 @@ def _column(figure: Figure, record: Record) -> dict[float | str | None, float]:
 
 def _curve(figure: Figure, records: list[Record]) -> Curve:
     columns = [_column(figure, record) for record in records]
-    places = _places(figure, columns)
-    summary = [_summary([column[at] for column in columns if at in column]) for at in places]
+    points = _axis_points(figure, columns)
+    summary = [_summary([column[at] for column in columns if at in column]) for at in points]
     low, middle, high = zip(*summary, strict=True) if summary else ((), (), ())
     first = records[0]
-    labels = tuple(first.task if at is None else at for at in places)
+    labels = tuple(first.task if at is None else at for at in points)
     return Curve(first.model, first.size, first.role, labels, middle, low, high, len(records))
 
 
-def _places(figure: Figure, columns: list[dict[float | str | None, float]]) -> list[float | str | None]:
-    """Returns the numbers of the axis; where there are none its names, or its only point."""
+def _axis_points(figure: Figure, columns: list[dict[float | str | None, float]]) -> list[float | str | None]:
+    """Returns the points of the axis: its numbers, where there are none its names, or its only point."""
     every = {at for column in columns for at in column}
     numbers = sorted(float(at) for at in every if isinstance(at, int | float))
     if numbers:
@@ -301,7 +301,7 @@ def _legend(holder: Any, axes: Sequence[Any], drawn: dict[str, list[Curve]], nam
 
 
 def _visible(values: Sequence[float], curve: Curve, figure: Figure) -> list[float]:
-    """Leaves gaps where a logarithmic axis has no place, and lets a band end at its line there."""
+    """Leaves gaps where a logarithmic axis is undefined, and lets a band end at its line there."""
     if "y" not in figure.log:
         return list(values)
     pairs = zip(values, curve.middle, strict=True)

@@ -20,14 +20,14 @@ LETTERS = re.compile(r"[A-Za-z0-9+/]+={0,2}")  # of base64
 
 def gallery_html(gallery: Gallery, records: Sequence[Record]) -> Html | None:
     """Writes clean and attacked images with their difference; None where no record has pictures."""
-    carried = next(filter(None, (_carried(gallery, task, records) for task in gallery.tasks)), None)
-    if carried is None:
+    facts = next(filter(None, (_facts(gallery, task, records) for task in gallery.tasks)), None)
+    if facts is None:
         return None
-    samples = carried["samples"]
-    lines = [element("tr", element("th", _head(row, carried), scope="row"), _cells(row, samples)) for row in ROWS]
+    samples = facts["samples"]
+    lines = [element("tr", element("th", _head(row, facts), scope="row"), _cells(row, samples)) for row in ROWS]
     where = element("span", f" ({gallery.paper})", class_="quiet") if gallery.paper else ""
-    attack = str(carried["attack"]).replace("_", " ")
-    text = f"{gallery.note} Attack: {attack}, at {float(carried['at']):.3g}.".strip()
+    attack = str(facts["attack"]).replace("_", " ")
+    text = f"{gallery.note} Attack: {attack}, at {float(facts['at']):.3g}.".strip()
     return element(
         "figure",
         element("h4", gallery.title, where),
@@ -38,18 +38,18 @@ def gallery_html(gallery: Gallery, records: Sequence[Record]) -> Html | None:
     )  # fmt: skip
 
 
-def _carried(gallery: Gallery, task: str, records: Sequence[Record]) -> Mapping[str, Any] | None:
+def _facts(gallery: Gallery, task: str, records: Sequence[Record]) -> Mapping[str, Any] | None:
     for record in records:
         if (record.task, record.model) == (task, gallery.model) and record.facts.get(KEY):
-            carried: Mapping[str, Any] = record.facts[KEY]
-            return carried
+            facts: Mapping[str, Any] = record.facts[KEY]
+            return facts
     return None
 
 
-def _head(row: str, carried: Mapping[str, Any]) -> Html:
+def _head(row: str, facts: Mapping[str, Any]) -> Html:
     if row != "difference":
         return join(row)
-    return join(row, element("br"), element("small", f"±{float(carried['scale']):.3g}"))
+    return join(row, element("br"), element("small", f"±{float(facts['scale']):.3g}"))
 
 
 def _cells(row: str, samples: Sequence[Mapping[str, str]]) -> list[Html]:

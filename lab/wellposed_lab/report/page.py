@@ -27,7 +27,7 @@ from wellposed_lab.engine.judge import DECIDED, JUDGEMENTS, Verdict, tally, verd
 from wellposed_lab.engine.store import Record
 from wellposed_lab.networks.published import ParameterRow, parameter_table
 from wellposed_lab.report.drawing import library
-from wellposed_lab.report.section import Part, duration, environments, section
+from wellposed_lab.report.section import SuiteResults, duration, environments, section
 from wellposed_lab.report.tables import badge, bar, count_cells, verdict_table
 
 TITLE = "What the papers claim and what we measured"
@@ -84,10 +84,10 @@ def write_report(
 
 def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
     """Writes the whole page."""
-    sections = _parts(records, suites)
-    run = [part for part in sections if part.was_run]
-    left = [part for part in sections if not part.was_run]
-    judged = [verdict for part in sections for verdict in part.verdicts]
+    sections = _by_suite(records, suites)
+    run = [results for results in sections if results.was_run]
+    left = [results for results in sections if not results.was_run]
+    judged = [verdict for results in sections for verdict in results.verdicts]
     body = [
         element("a", "Skip to the results", href="#results", class_="skip"),
         brand(),
@@ -97,7 +97,7 @@ def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
             "main",
             _summary(sections, judged),
             _filter(),
-            [section(part) for part in run],
+            [section(results) for results in run],
             _not_run(left),
             id="results",
             tabindex=-1,
@@ -109,7 +109,7 @@ def page(records: Sequence[Record], suites: Mapping[str, Suite]) -> str:
     return document(TITLE, body, style=_file("style.css"), script=True, wide=True)
 
 
-def _parts(records: Sequence[Record], suites: Mapping[str, Suite]) -> list[Part]:
+def _by_suite(records: Sequence[Record], suites: Mapping[str, Suite]) -> list[SuiteResults]:
     """Sorts everything by suite, in the order of the registry, with suites that are not in it at the end."""
     require_known_suites(load_claims(), all_suites())
     judged = verdicts(records)
@@ -118,7 +118,7 @@ def _parts(records: Sequence[Record], suites: Mapping[str, Suite]) -> list[Part]
     for name in dict.fromkeys([*all_suites(), *suites, *(record.suite for record in records)]):
         own = [record for record in records if record.suite == name]
         claims = [verdict for verdict in judged if verdict.claim.suite == name]
-        sections.append(Part(name, suites.get(name), own, claims, _networks(name, own, networks)))
+        sections.append(SuiteResults(name, suites.get(name), own, claims, _networks(name, own, networks)))
     return sections
 
 
@@ -127,7 +127,7 @@ def _networks(name: str, records: Sequence[Record], networks: Sequence[Parameter
     return [row for row in networks if row.task in tasks or name == "parameters"]
 
 
-def _header(records: Sequence[Record], judged: Sequence[Verdict], sections: Sequence[Part]) -> Html:
+def _header(records: Sequence[Record], judged: Sequence[Verdict], sections: Sequence[SuiteResults]) -> Html:
     published = [verdict for verdict in judged if not verdict.claim.own]
     counts = tally(published)
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
@@ -149,25 +149,27 @@ def _header(records: Sequence[Record], judged: Sequence[Verdict], sections: Sequ
     )
 
 
-def _learnt(sections: Sequence[Part]) -> str:
+def _learnt(sections: Sequence[SuiteResults]) -> str:
     """Says in a paragraph what was learnt: how much holds, where all of it does, and where most of it does not."""
     shares: dict[str, tuple[int, int]] = {}
-    for part in sections:
-        published = [verdict.verdict for verdict in part.verdicts if not verdict.claim.own]
+    for results in sections:
+        published = [verdict.verdict for verdict in results.verdicts if not verdict.claim.own]
         known = [name for name in published if name in DECIDED]
         if known:
-            shares[part.title] = sum(name in ("reproduced", "better") for name in known), len(known)
+            shares[results.title] = sum(name in ("reproduced", "better") for name in known), len(known)
     if not shares:
         return ""
     held, count = (sum(numbers) for numbers in zip(*shares.values(), strict=True))
-    whole = [name for name, (good, all_) in shares.items() if good == all_ and all_ >= 3]
+    whole = [name for name, (good, decided) in shares.items() if good == decided and decided >= 3]
     worst = sorted(shares, key=lambda name: shares[name][0] - shares[name][1])[:3]
     failing = [f"{name} ({shares[name][1] - shares[name][0]} of {shares[name][1]})" for name in worst
                if shares[name][0] < shares[name][1]]  # fmt: skip
-    parts_ = [f"What was learnt: {held} of {count} decided claims hold ({100 * held / count:.0f} %)."]
-    parts_ += [f"All of them do in {_listed(whole)}."] if whole else []
-    parts_ += [f"Most of those that do not are in {_listed(failing)}; each section says why."] if failing else []
-    return " ".join(parts_)
+    sentences = [f"What was learnt: {held} of {count} decided claims hold ({100 * held / count:.0f} %)."]
+    if whole:
+        sentences.append(f"All of them do in {_listed(whole)}.")
+    if failing:
+        sentences.append(f"Most of those that do not are in {_listed(failing)}; each section says why.")
+    return " ".join(sentences)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -185,26 +187,26 @@ def _when(records: Sequence[Record]) -> str:
     return f"{named}; runs of {when}, {spent} of computing. Everything here is made from their records."
 
 
-def _contents(run: Sequence[Part], left: Sequence[Part]) -> Html:
-    links = [("summary", "Summary"), *((part.anchor, part.title) for part in run)]
-    links += [("not-run", "Not run yet")] if any(part.verdicts for part in left) else []
+def _contents(run: Sequence[SuiteResults], left: Sequence[SuiteResults]) -> Html:
+    links = [("summary", "Summary"), *((results.anchor, results.title) for results in run)]
+    links += [("not-run", "Not run yet")] if any(results.verdicts for results in left) else []
     items = [element("li", element("a", title, href=f"#{anchor}")) for anchor, title in links]
     summary = element("summary", f"Contents: {plural(len(run), 'suite')}")
     return element("nav", element("details", summary, element("ol", items)), aria_label="Contents")
 
 
-def _summary(sections: Sequence[Part], judged: Sequence[Verdict]) -> Html:
+def _summary(sections: Sequence[SuiteResults], judged: Sequence[Verdict]) -> Html:
     heads = [
         element("th", "suite", scope="col"),
         *(element("th", badge(name), scope="col") for name in JUDGEMENTS),
     ]
     rows = []
-    for part in sections:
-        if part.verdicts or part.records:
-            target = part.anchor if part.was_run else None
-            name = element("a", part.title, href=f"#{target}") if target else part.title
-            title = element("th", name, bar(part.verdicts) if target else None, scope="row")
-            cells = count_cells(part.verdicts, target)
+    for results in sections:
+        if results.verdicts or results.records:
+            target = results.anchor if results.was_run else None
+            name = element("a", results.title, href=f"#{target}") if target else results.title
+            title = element("th", name, bar(results.verdicts) if target else None, scope="row")
+            cells = count_cells(results.verdicts, target)
             rows.append(element("tr", title, cells, class_=None if target else "left"))
     totals = [
         element("tr", element("th", name, scope="row"), count_cells(counted), class_="total")
@@ -244,17 +246,17 @@ def _filter() -> Html:
     return element("form", fields, id="filter", role="search", aria_label="Filter the claims", hidden=True)
 
 
-def _not_run(sections: Sequence[Part]) -> Html:
-    if not any(part.verdicts for part in sections):
+def _not_run(sections: Sequence[SuiteResults]) -> Html:
+    if not any(results.verdicts for results in sections):
         return Html("")
     blocks = []
-    for part in sections:
-        if claims := part.verdicts:
+    for results in sections:
+        if claims := results.verdicts:
             count = element("span", f" ({plural(len(claims), 'claim')})", class_="count", data_all=len(claims))
-            summary = element("summary", part.title, count)
-            table = verdict_table(claims, f"Not run: {part.name}")
+            summary = element("summary", results.title, count)
+            table = verdict_table(claims, f"Not run: {results.name}")
             blocks.append(element("details", summary, table, class_="suite-claims"))
-    names = ", ".join(part.name for part in sections if part.verdicts)
+    names = ", ".join(results.name for results in sections if results.verdicts)
     intro = f"These claims belong to suites that have not been run: {names}."
     heading = element("h2", "Not run yet", id="not-run-title")
     return element("section", heading, element("p", intro), blocks, id="not-run", aria_labelledby="not-run-title")

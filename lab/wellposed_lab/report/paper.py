@@ -136,7 +136,7 @@ def _row(paper: str, verdict: Verdict) -> Html:
     claim = verdict.claim
     small = [text for text in (claim.note, verdict.why) if text]
     cells: tuple[Child, ...] = (
-        "; ".join(claim.places(paper)),
+        "; ".join(claim.sections(paper)),
         [prose(claim.says), *(element("small", prose(text)) for text in small)],
         published_of(verdict) or "-",
         ours_of(verdict),

@@ -26,7 +26,7 @@ TINY = "These are tiny runs, which only test that everything works; no claim is 
 
 
 @dataclass(frozen=True)
-class Part:
+class SuiteResults:
     """What the report knows of one suite.
 
     Args:
@@ -59,40 +59,41 @@ class Part:
         return bool(self.records) or any(verdict.verdict != "not judged" for verdict in self.verdicts)
 
 
-def section(part: Part) -> Html:
+def section(results: SuiteResults) -> Html:
     """Writes the section of a suite."""
-    scale = best_scale(part.records)
-    shown = [record for record in part.records if record.scale == scale]
+    scale = best_scale(results.records)
+    shown = [record for record in results.records if record.scale == scale]
     runs = [record for record in shown if record.kind == "run"]
     return element(
         "section",
-        element("h2", part.title, id=f"{part.anchor}-title"),
-        _claim(part),
-        element("p", _extent(part.records), class_="quiet") if part.records else None,
+        element("h2", results.title, id=f"{results.anchor}-title"),
+        _claim(results),
+        element("p", _extent(results.records), class_="quiet") if results.records else None,
         element("p", TINY, class_="notice") if scale == "tiny" else None,
-        _figures(part, [record for record in part.records if record.kind == "run"]),
-        _galleries(part, runs),
-        _pictures(part, runs),
+        _figures(results, [record for record in results.records if record.kind == "run"]),
+        _galleries(results, runs),
+        _pictures(results, runs),
         element("h3", "Claims and verdicts"),
-        element("p", _counts(part.verdicts), class_="quiet"),
-        verdict_table(part.verdicts, f"Claims: {part.title}") if part.verdicts else None,
-        _thresholds(part),
-        _again(part),
-        _findings(part, runs),
-        _details(part, runs),
+        element("p", _counts(results.verdicts), class_="quiet"),
+        verdict_table(results.verdicts, f"Claims: {results.title}") if results.verdicts else None,
+        _thresholds(results),
+        _again(results),
+        _findings(results, runs),
+        _details(results, runs),
         _environment(shown),
-        _failures(part.records),
-        id=part.anchor,
-        aria_labelledby=f"{part.anchor}-title",
+        _failures(results.records),
+        id=results.anchor,
+        aria_labelledby=f"{results.anchor}-title",
     )
 
 
-def _claim(part: Part) -> Html:
-    if part.suite is None:
-        text = "The claims below are judged by the records of other suites." if not part.records else ""
+def _claim(results: SuiteResults) -> Html:
+    if results.suite is None:
+        text = "The claims below are judged by the records of other suites." if not results.records else ""
         return element("p", text, class_="claim") if text else Html("")
-    where = element("span", f" ({', '.join(part.suite.papers)})", class_="quiet") if part.suite.papers else ""
-    return element("p", prose(part.suite.claim), where, class_="claim")
+    papers = ", ".join(results.suite.papers)
+    where = element("span", f" ({papers})", class_="quiet") if papers else ""
+    return element("p", prose(results.suite.claim), where, class_="claim")
 
 
 def _extent(records: Sequence[Record]) -> str:
@@ -116,15 +117,15 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
 
 
-def _figures(part: Part, records: Sequence[Record]) -> Html:
-    figures = part.suite.figures if part.suite else ()
-    drawn = [figure_html(figure, records, f"{part.anchor}-{index}") for index, figure in enumerate(figures)]
+def _figures(results: SuiteResults, records: Sequence[Record]) -> Html:
+    figures = results.suite.figures if results.suite else ()
+    drawn = [figure_html(figure, records, f"{results.anchor}-{index}") for index, figure in enumerate(figures)]
     shown = [one for one in drawn if one is not None]
     return join(element("h3", "Figures"), element("div", shown, class_="figures")) if shown else Html("")
 
 
-def _galleries(part: Part, records: Sequence[Record]) -> Html:
-    drawn = [gallery_html(gallery, records) for gallery in (part.suite.galleries if part.suite else ())]
+def _galleries(results: SuiteResults, records: Sequence[Record]) -> Html:
+    drawn = [gallery_html(gallery, records) for gallery in (results.suite.galleries if results.suite else ())]
     shown = [one for one in drawn if one is not None]
     if not shown:
         return Html("")
@@ -132,9 +133,9 @@ def _galleries(part: Part, records: Sequence[Record]) -> Html:
     return join(element("h3", "Pictures"), legend, element("div", shown, class_="figures"))
 
 
-def _pictures(part: Part, records: Sequence[Record]) -> Html:
+def _pictures(results: SuiteResults, records: Sequence[Record]) -> Html:
     figures = []
-    for picture in part.suite.pictures if part.suite else ():
+    for picture in results.suite.pictures if results.suite else ():
         drawn = picture.draw(records) if records else None
         if drawn is not None:
             source = "data:image/png;base64," + base64.b64encode(_small(drawn)).decode()
@@ -164,15 +165,17 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def _thresholds(part: Part) -> Html:
+def _thresholds(results: SuiteResults) -> Html:
     """Shows what every seed has to reach; not for tiny runs, which are not judged."""
-    checks = check(part.suite.thresholds, with_derived(part.records)) if part.suite and part.records else []
+    if results.suite is None or not results.records:
+        return Html("")
+    checks = check(results.suite.thresholds, with_derived(results.records))
     if not checks:
         return Html("")
     return join(
         element("h3", "Thresholds"),
         element("p", _met(checks), class_="quiet"),
-        threshold_table(checks, f"Thresholds: {part.title}"),
+        threshold_table(checks, f"Thresholds: {results.title}"),
     )
 
 
@@ -182,34 +185,34 @@ def _met(checks: Sequence[Check]) -> str:
     return f"What the numbers of every seed have to reach here, whatever the papers say: {listed}."
 
 
-def _again(part: Part) -> Html:
-    if not part.records:
+def _again(results: SuiteResults) -> Html:
+    if not results.records:
         return Html("")
-    lines = [*(order.command for order in orders(part)), "wellposed report"]
-    differs = part.suite.differs if part.suite else ""
+    lines = [*(order.command for order in orders(results)), "wellposed report"]
+    differs = results.suite.differs if results.suite else ""
     note = (
         element("p", f"The scale paper is not quite as published: {differs}", class_="quiet") if differs else None
     )
     return join(element("h3", "Run it again"), element("pre", element("code", "\n".join(lines))), note)
 
 
-def orders(part: Part) -> list[Order]:
+def orders(results: SuiteResults) -> list[Order]:
     """Returns what to ask for to get the same records, a scale at a time."""
     wanted = []
     for scale in ("tiny", "default", "paper"):
-        records = [record for record in part.records if record.scale == scale]
+        records = [record for record in results.records if record.scale == scale]
         if records:
             count = len({record.seed for record in records if record.kind == "run"})
-            usual = part.suite.seeds.get(scale) if part.suite else None
+            usual = results.suite.seeds.get(scale) if results.suite else None
             search = any(record.kind == "search" for record in records)
             processors = all("CPU" in str(record.environment.get("device", "CPU")) for record in records)
             seeds = None if count in (0, usual) else count
-            wanted.append(Order(part.name, scale, seeds, search, "cpu" if processors else "cuda"))
+            wanted.append(Order(results.name, scale, seeds, search, "cpu" if processors else "cuda"))
     return wanted
 
 
-def _findings(part: Part, records: Sequence[Record]) -> Html:
-    sentences = part.suite.findings(records) if part.suite and records else []
+def _findings(results: SuiteResults, records: Sequence[Record]) -> Html:
+    sentences = results.suite.findings(records) if results.suite and records else []
     if not sentences:
         return Html("")
     return join(
@@ -217,16 +220,16 @@ def _findings(part: Part, records: Sequence[Record]) -> Html:
     )
 
 
-def _details(part: Part, runs: Sequence[Record]) -> Html:
+def _details(results: SuiteResults, runs: Sequence[Record]) -> Html:
     tables = []
-    if part.parameters:
-        differ = sum(row.matches is False for row in part.parameters)
-        title = f"Parameters, ours and published ({plural(len(part.parameters), 'network')}, {differ} differ)"
-        inner = parameter_table(part.parameters, f"Parameters: {part.title}")
+    if results.parameters:
+        differ = sum(row.matches is False for row in results.parameters)
+        title = f"Parameters, ours and published ({plural(len(results.parameters), 'network')}, {differ} differ)"
+        inner = parameter_table(results.parameters, f"Parameters: {results.title}")
         tables.append(element("details", element("summary", title), inner, class_="folded"))
     if runs:
         title = f"Runs and settings ({plural(len(runs), 'run')})"
-        inner = run_table(runs, f"Runs: {part.title}")
+        inner = run_table(runs, f"Runs: {results.title}")
         tables.append(element("details", element("summary", title), inner, class_="folded"))
     return join(tables)
 

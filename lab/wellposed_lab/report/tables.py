@@ -69,7 +69,7 @@ def _verdict_row(verdict: Verdict) -> Html:
 
 
 def marks(verdict: Verdict) -> list[Html]:
-    """Writes what is to know of a verdict at a glance: few seeds, no target, our own question, readings."""
+    """Writes the marks of a verdict: few seeds, no target, our own question, readings."""
     known = [
         (verdict.marked, f"{verdict.seeds} seeds only"),
         (isinstance(verdict.claim.rule, NotATarget), "no target"),
@@ -82,8 +82,8 @@ def marks(verdict: Verdict) -> list[Html]:
 
 
 def _where(claim: PublishedClaim) -> list[Html]:
-    """Writes the places of a claim, one line a paper."""
-    return [element("div", element("b", paper), " ", "; ".join(claim.places(paper))) for paper in claim.papers]
+    """Writes the sections of a claim, one line a paper."""
+    return [element("div", element("b", paper), " ", "; ".join(claim.sections(paper))) for paper in claim.papers]
 
 
 def _sort_key(key: float | str | None) -> str | None:
@@ -123,7 +123,7 @@ def threshold_table(checks: Sequence[Check], label: str) -> Html:
         small = element("small", one.threshold.text)
         cells = ([prose(one.threshold.claim), small], shown, seeds, badge, ", ".join(one.failing_ids) or "-")
         rows.append(element("tr", [element("td", cell) for cell in cells]))
-    heads = ("threshold", "worst or median", "kept by", "state", "records beyond it")
+    heads = ("threshold", "worst or median", "met by", "state", "records beyond it")
     return table(heads, rows, label, "thresholds")
 
 

@@ -31,14 +31,14 @@ class Spiky(Task):
     """Predicts the next value of a calm series with sudden spiky regions from a window of the last ones.
 
     Calm values are ``sin(x)`` with noise of the standard deviation `noise`, spiky ones
-    ``5 (sin 2x + sin 23x + sin 78x + sin 100x)`` in regions of `region` points at random places; 20 of them are
+    ``5 (sin 2x + sin 23x + sin 78x + sin 100x)`` in regions of `region` points at random positions; 20 of them are
     in the 7,000 points of training and as large a share in the test (001 appendix A.3). The papers leave open
     the spacing of x, the scaling and the window: here .01, the range of the training series to [0, 1], and 10
     values to the next one. Every split is a series of its own, on an x of its own.
 
     Args:
-        window: values that are seen.
-        samples, test_samples: points of the series; the first `window` are seen only.
+        window: how many values the model sees.
+        samples, test_samples: points of the series; the first `window` are inputs only.
         regions: spiky ones in the training series.
         noise: of calm values; 0 is the series of 000 and 002.
 
@@ -82,7 +82,7 @@ class Spiky(Task):
         middle = float(target[~spiky].median())
         heights, distances = [], []
         for start, stop in spans(spiky):
-            guess, true = (part[start:stop] - middle for part in (prediction, target))
+            guess, true = (series[start:stop] - middle for series in (prediction, target))
             limit = 0.5 * float(true.abs().max())
             positions, guesses = peaks(true.abs(), limit), peaks(guess.abs(), limit)
             heights.append((guess - true)[positions].abs())
@@ -116,14 +116,14 @@ class Spiky(Task):
         x = self.spacing * torch.arange(begin, begin + count, dtype=torch.float64)
         calm = x.sin() + self.noise * torch.randn(count, generator=generator, dtype=torch.float64)
         wild = 5 * sum((torch.sin(frequency * x) for frequency in FREQUENCIES), torch.zeros_like(x))
-        spiky = self._places(count, generator)
+        spiky = self._draw_regions(count, generator)
         return torch.where(spiky, wild, calm), spiky
 
     def _count(self, split: str) -> int:
         return self.samples if split == "train" else self.test_samples
 
-    def _places(self, count: int, generator: torch.Generator) -> Tensor:  # (count,)
-        """Draws regions that do not overlap, after the first window, every arrangement as likely."""
+    def _draw_regions(self, count: int, generator: torch.Generator) -> Tensor:  # (count,)
+        """Draws regions that do not overlap, after the first window, every arrangement with equal probability."""
         regions = max(1, round(self.regions * count / self.samples))
         free = count - self.window - regions * self.region
         if free < regions:
@@ -143,7 +143,7 @@ class Spiky(Task):
 
 
 def spans(marks: Tensor) -> list[tuple[int, int]]:  # (N,) of bool
-    """Returns where runs of true begin and end.
+    """Returns the first index of every run of true values, and the index after its last.
 
     Example:
         >>> spans(torch.tensor([True, False, True, True]))
@@ -165,10 +165,10 @@ def peaks(values: Tensor, limit: float) -> Tensor:  # (N,) -> (K,)
     return ((values > around[:-2]) & (values >= around[2:]) & (values >= limit)).nonzero().flatten()
 
 
-def _distances(places: Tensor, guesses: Tensor, largest: int) -> Tensor:  # (K,), (L,) -> (K,)
+def _distances(positions: Tensor, guesses: Tensor, largest: int) -> Tensor:  # (K,), (L,) -> (K,)
     if len(guesses) == 0:
-        return torch.full((len(places),), float(largest))
-    return (places[:, None] - guesses).abs().amin(1).double()
+        return torch.full((len(positions),), float(largest))
+    return (positions[:, None] - guesses).abs().amin(1).double()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ Point = float | str | None  # on the axis of a task: a shift, a noise level, the
 
 
 class Task(abc.ABC):
-    """What is learnt from and judged by; concrete tasks are frozen dataclasses, so that they are their own record.
+    """Training, validation and test data with a score; concrete tasks are frozen dataclasses, as records need.
 
     Every split of every seed has its own random numbers: no two share a sample, and a split does not change
     when another one is drawn or not.
@@ -42,7 +42,7 @@ class Task(abc.ABC):
 
     @staticmethod
     def loss(prediction: Tensor, target: Tensor) -> Tensor:
-        """Computes what training lowers."""
+        """Computes the training loss."""
         return F.mse_loss(prediction, target)
 
     def score(self, prediction: Tensor, target: Tensor) -> dict[str, float]:
@@ -50,11 +50,11 @@ class Task(abc.ABC):
         return {"test_mse": float(F.mse_loss(prediction.double(), target.double()))}
 
     def details(self, prediction: Tensor, target: Tensor, seed: int, at: Point) -> dict[str, float]:
-        """Computes what is reported of a test beside the score, where it depends on which samples those are."""
+        """Computes further results of a test that depend on which samples those are."""
         return {}
 
     def excerpt(self, seed: int) -> slice | None:
-        """Returns which test samples in a row make a picture of a series; None where there is no series."""
+        """Returns which consecutive test samples a picture of the series shows; None where there is no series."""
         return None
 
     def generator(self, seed: int, *split: object) -> torch.Generator:

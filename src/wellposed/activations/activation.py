@@ -161,7 +161,7 @@ class Activation:
 
 
 def same_map(first: Activation, second: Activation) -> bool:
-    """Tells whether two activations evaluate the same function with the same constants, whatever their names.
+    """Returns whether two activations evaluate the same function with the same constants, whatever their names.
 
     Functions are the same object, or partial ones of the same object with the same parameters.
 

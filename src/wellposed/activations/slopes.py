@@ -53,7 +53,7 @@ def why_no_slopes(phi: Activation) -> str:
 
 
 def is_product(phi: Activation) -> bool:
-    """Tells whether a map multiplies parts of its argument without clipping them.
+    """Returns whether a map multiplies parts of its argument without clipping them.
 
     Example:
         >>> from wellposed.activations import multiply

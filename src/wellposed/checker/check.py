@@ -96,14 +96,14 @@ def _check(model: Path, certificate: Path | None) -> list[Finding]:
     text = _config(file)
     if said.get("config_sha256") != (None if text is None else hashlib.sha256(text).hexdigest()):
         raise RefusedError(f"the certificate is of another {CONFIG}")
-    parts = {part.name: part for part in _equations(file, text)}
+    by_name = {equation.name: equation for equation in _equations(file, text)}
     claims = said.get("claims")
     if not isinstance(claims, list) or not all(isinstance(claim, dict) for claim in claims):
         raise RefusedError("the certificate has no list of claims")
-    proven: dict[str, list[Finding]] = {name: [] for name in parts}
+    proven: dict[str, list[Finding]] = {name: [] for name in by_name}
     for claim in claims:
         about = claim.get("about", "")
-        if not isinstance(about, str) or about not in parts:
+        if not isinstance(about, str) or about not in by_name:
             raise RefusedError(f"there is no part {about!r} in {model.name}")
         kind = claim.get("kind")
         if not isinstance(kind, str) or kind not in CLAIMS:
@@ -114,7 +114,7 @@ def _check(model: Path, certificate: Path | None) -> list[Finding]:
             raise RefusedError(f"{kind} needs well-posedness, which must be claimed before it")
         if kind == "well-posed" and posed:
             raise RefusedError(f"well-posedness of {about or model.name} is claimed twice; one proof is enough")
-        proven[about].append(CLAIMS[kind](claim, parts[about], proof))
+        proven[about].append(CLAIMS[kind](claim, by_name[about], proof))
     if open_parts := [name for name, findings in proven.items() if not findings]:
         raise RefusedError(f"nothing is claimed about the part {open_parts[0]!r}")
     return [finding for findings in proven.values() for finding in findings]

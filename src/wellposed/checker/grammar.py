@@ -49,12 +49,12 @@ def anything(value: Any) -> bool:
 
 
 def is_size(value: Any) -> bool:
-    """Tells whether a value is a whole number above zero."""
+    """Returns whether a value is a whole number above zero."""
     return type(value) is int and 1 <= value < LARGEST_SIZE
 
 
 def is_count(value: Any) -> bool:
-    """Tells whether a value is a whole number, zero or above."""
+    """Returns whether a value is a whole number, zero or above."""
     return type(value) is int and 0 <= value < LARGEST_SIZE
 
 

@@ -74,12 +74,12 @@ def parts_of(file: TensorFile, config: dict[str, Any] | None) -> list[Part]:
         file.unpack(packed if config is not None else read_json(packed, "the table of packed tensors"))
     body = given[BODY[kind]] if config is not None else read_json(given[BODY[kind]], "the configuration")
     try:
-        made, parts = _parts(file, kind, body)
+        made, equations = _parts(file, kind, body)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise RefusedError(f"{file.path.name} describes no model: {error!r}") from error
     if given.get("architectures", [made]) != [made]:
         raise RefusedError(f"the configuration calls itself {given['architectures']} and describes an {made}")
-    return parts
+    return equations
 
 
 def _parts(file: TensorFile, kind: str, body: Any) -> tuple[str, list[Part]]:
@@ -101,16 +101,16 @@ def _recurrent(file: TensorFile, config: dict[str, Any]) -> list[Part]:
         raise RefusedError("the readout has a bias, and there is no readout")
     shapes: dict[str, tuple[int, ...]] = {} if outputs is None else {"readout.weight": (outputs, width)}
     shapes |= {"readout.bias": (outputs,)} if config["readout_bias"] else {}
-    parts = []
+    equations = []
     for k, cell in enumerate(cells):
-        part, own = _cell(file, cell, f"cells.{k}.")
+        equation, own = _cell(file, cell, f"cells.{k}.")
         inputs = config["input_size"] if k < directions else width
         if (cell["in_features"], cell["out_features"]) != (inputs + hidden, hidden):
             raise RefusedError(f"cell {k} has other inputs or outputs than its layer")
-        parts.append(part)
+        equations.append(equation)
         shapes |= own
     expect_tensors(file, shapes)
-    return parts
+    return equations
 
 
 def _cell(file: TensorFile, config: Any, name: str) -> tuple[Part, dict[str, tuple[int, ...]]]:
@@ -223,17 +223,17 @@ def _blocks(A: dict[str, Any], states: int) -> tuple[list[int], list[tuple[int, 
     """Returns the sizes of the blocks of states, and which of them read which."""
     if A["operator"] != "Block" or A["heights"] != A["widths"]:
         return [states], [(0, 0)]
-    parts = A["parts"]["dict"]
-    return A["heights"]["tuple"], [tuple(key["tuple"]) for key, part in parts if part["operator"] != "Zero"]
+    blocks = A["parts"]["dict"]
+    return A["heights"]["tuple"], [tuple(key["tuple"]) for key, block in blocks if block["operator"] != "Zero"]
 
 
 def _fits(phi: Phi, sizes: list[int]) -> bool:
-    """Tells whether a map acts on every block on its own."""
+    """Returns whether a map acts on every block on its own."""
     return phi.block is None or (phi.block > 0 and not any(size % phi.block for size in sizes))
 
 
 def acyclic(count: int, edges: Iterable[tuple[int, int]]) -> bool:
-    """Tells whether the blocks have an order in which each one reads those before it."""
+    """Returns whether the blocks have an order in which each one reads those before it."""
     reads: dict[int, set[int]] = {i: set() for i in range(count)}
     for i, j in edges:
         reads[i].add(j)
@@ -284,16 +284,16 @@ def _sparse(file: TensorFile, given: dict[str, Any]) -> Matrix:
 def _block(file: TensorFile, header: dict[str, Any]) -> Matrix:
     heights, widths = ([_size(size) for size in header[name]["tuple"]] for name in ("heights", "widths"))
     file.budget.spend(8 * sum(heights) * len(widths))
-    parts = {tuple(key["tuple"]): read_operator(file, part) for key, part in header["parts"]["dict"]}
-    lowest = min((part.exponent for part in parts.values()), default=0)
-    longest = max((part.bits + part.exponent - lowest for part in parts.values()), default=0)
+    blocks = {tuple(key["tuple"]): read_operator(file, block) for key, block in header["parts"]["dict"]}
+    lowest = min((block.exponent for block in blocks.values()), default=0)
+    longest = max((block.bits + block.exponent - lowest for block in blocks.values()), default=0)
     file.budget.spend(sum(heights) * sum(widths), longest)
     rows = []
     for i, height in enumerate(heights):
         for k in range(height):
             row: list[int] = []
             for j, width in enumerate(widths):
-                part = parts.get((i, j))
-                row += [0] * width if part is None else [e << (part.exponent - lowest) for e in part.rows[k]]
+                block = blocks.get((i, j))
+                row += [0] * width if block is None else [e << (block.exponent - lowest) for e in block.rows[k]]
             rows.append(row)
     return Matrix(rows, lowest)

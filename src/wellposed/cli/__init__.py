@@ -55,7 +55,7 @@ class Need(NamedTuple):
 
 
 def _ends(options: Options, *names: str, still: bool) -> bool:
-    """Says whether one of these files is a still picture, or a page."""
+    """Returns whether one of these files is a still picture, or a page."""
     paths = [Path(options[name]) for name in names if options.get(name) is not None]
     return any((path.suffix.lower() != ".html") == still for path in paths)
 

@@ -183,7 +183,7 @@ class _Refinement:
 
 
 def _strict(M: Tensor) -> bool | None:
-    """Says whether M is strictly upper (True) or strictly lower triangular (False)."""
+    """Returns whether M is strictly upper (True) or strictly lower triangular (False)."""
     if not bool(M.tril().any()):
         return True
     return None if bool(M.triu().any()) else False

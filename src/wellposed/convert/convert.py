@@ -38,7 +38,7 @@ _VIEWS = {
 
 
 def has_hazard(graph: fx.Graph, root: nn.Module) -> bool:
-    """Tells whether some value is read after it was changed in place, through itself or through a view.
+    """Returns whether some value is read after it was changed in place, through itself or through a view.
 
     Example:
         >>> class Network(torch.nn.Module):
@@ -91,7 +91,7 @@ def _aliases(root: nn.Module, node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _passes(root: nn.Module, node: fx.Node) -> bool:
-    """Tells whether a node may return the memory of its first argument."""
+    """Returns whether a node may return the memory of its first argument."""
     if not node.args or not isinstance(node.args[0], fx.Node):
         return False
     return _in_place(root, node) or _name(root, node) in _VIEWS
@@ -213,7 +213,7 @@ class _Tracer(fx.Tracer):
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Tells whether hooks may change what a module computes; then they are traced with it."""
+    """Returns whether hooks may change what a module computes; then they are traced with it."""
     # torch's own hooks set a weight before every call
     kinds = (type(hook).__module__ for hook in module._forward_pre_hooks.values())
     return bool(module._forward_hooks) or not all(kind.startswith("torch.nn.utils") for kind in kinds)
@@ -538,7 +538,7 @@ def _doubled(module: nn.Module) -> nn.Module:
 
 
 def _equal(form: ImplicitForm, wide: ImplicitForm) -> bool:
-    """Tells whether a form in float64 holds the numbers of one in another type."""
+    """Returns whether a form in float64 holds the numbers of one in another type."""
     pairs = [(getattr(form, name), getattr(wide, name)) for name in ("A", "B", "C", "D", "bias", "output_bias")]
     for one, two in pairs:
         mine, others = list(tensors(one)), list(tensors(two))

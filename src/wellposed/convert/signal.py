@@ -164,7 +164,7 @@ class Signal:
 
 
 def _rounds(a: Tensor, b: Tensor) -> bool:
-    """Tells whether a sum of two vectors is rounded anywhere (Knuth's two-sum)."""
+    """Returns whether a sum of two vectors is rounded anywhere (Knuth's two-sum)."""
     total = a + b
     back = total - a
     lost = (a - (total - back)) + (b - back)
@@ -252,7 +252,7 @@ class Network:
         return math.prod(self.input_shape) if k == INPUT else self.sources[k].size
 
     def can_form(self, terms: Mapping[int, Operator]) -> bool:
-        """Tells whether no entry of a product of weights leaves the number range, where nothing may be rounded."""
+        """Returns whether products of weights stay in the number range, where nothing may be rounded."""
         products = [part for part in terms.values() if isinstance(part, Product)] if self.exact else []
         least = 2.0**-450 if self.dtype == torch.float64 else 2.0**-100
         return all(least_entry(part) >= least and largest_entry(part) <= 1 / least for part in products)

@@ -427,7 +427,7 @@ class Output:
 
 
 def reads_input(states: States) -> bool:
-    """Says whether the network's output reads its input directly."""
+    """Returns whether the network's output reads its input directly."""
     return states.form is not None and not isinstance(states.form.D, Zero)
 
 

@@ -75,25 +75,25 @@ class Design:
     @classmethod
     def of(
         cls,
-        *parts: Tensor,
+        *matrices: Tensor,
         samples: int = 4096,
         factors: Tensor | None = None,
         target_device: torch.device | None = None,
     ) -> "Design":
         """Puts matrices side by side."""
-        heights = {part.shape[0] for part in parts}
-        if not parts or len(heights) > 1 or any(part.dim() != 2 for part in parts):
-            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+        heights = {matrix.shape[0] for matrix in matrices}
+        if not matrices or len(heights) > 1 or any(matrix.dim() != 2 for matrix in matrices):
+            shapes = ", ".join(str(tuple(matrix.shape)) for matrix in matrices)
             raise InputError(f"a design needs matrices with one row a sample; received {shapes or 'nothing'}")
-        if any(part.is_complex() for part in parts):
+        if any(matrix.is_complex() for matrix in matrices):
             raise InputError("rows are fitted to real numbers; received complex ones; give both parts as columns")
-        return cls(parts, (None,) * len(parts), samples, factors, None, target_device)
+        return cls(matrices, (None,) * len(matrices), samples, factors, None, target_device)
 
     @property
     def widths(self) -> tuple[int, ...]:
         """How many columns of each part are used."""
         pairs = zip(self.parts, self.picks, strict=True)
-        return tuple(part.shape[1] if pick is None else len(pick) for part, pick in pairs)
+        return tuple(matrix.shape[1] if pick is None else len(pick) for matrix, pick in pairs)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -147,8 +147,8 @@ class Design:
     def read(self, rows: slice) -> Tensor:
         """Returns some samples as a double precision matrix."""
         pairs = zip(self.parts, self.picks, strict=True)
-        chosen = [part[rows] if pick is None else part[rows].index_select(1, pick) for part, pick in pairs]
-        M = torch.cat([part.to(self.device, WIDE) for part in chosen], dim=1)
+        chosen = [matrix[rows] if pick is None else matrix[rows].index_select(1, pick) for matrix, pick in pairs]
+        M = torch.cat([matrix.to(self.device, WIDE) for matrix in chosen], dim=1)
         M = M if self.factors is None else M * self.factors.to(M)
         return M if self.means is None else M - self.means.to(M)
 

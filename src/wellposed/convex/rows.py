@@ -359,7 +359,7 @@ def _layered(states: States) -> Tensor:
 
 
 def is_feedforward(mask: Tensor, sizes: Sequence[int]) -> bool:
-    """Says whether every layer reads only later blocks, that is, earlier layers.
+    """Returns whether every layer reads only later blocks, that is, earlier layers.
 
     Example:
         >>> is_feedforward(torch.tensor([[False, True], [False, False]]), (1, 1))

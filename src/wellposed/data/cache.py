@@ -70,7 +70,7 @@ def cache_folder() -> Path:
 
 
 def offline() -> bool:
-    """Says whether $WELLPOSED_OFFLINE forbids downloads."""
+    """Returns whether $WELLPOSED_OFFLINE forbids downloads."""
     return os.environ.get("WELLPOSED_OFFLINE", "").strip().lower() not in ("", "0", "false", "no")
 
 

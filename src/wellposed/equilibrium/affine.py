@@ -125,10 +125,10 @@ class AffineMap(Map):
     damping: float = 1.0
     bound: Bound | None = None
     context: Tensor | None = None  # (B, 2 n): v and |B||u| + |b| of the certified system, for the bound
+    contracts: bool = True
     steps_per_check = 16
     may_decay = False
     min_size_to_gather = 1 << 14
-    contracts = True
 
     def _preactivation(self, x: Tensor) -> Tensor:
         if self.v.dim() == 2 and len(self.factors) == 1:
@@ -162,10 +162,10 @@ class TransposedMap(Map):
     slope: Tensor
     offset: Tensor  # d g
     damping: float
+    contracts: bool = True
     steps_per_check = 16
     may_decay = False
     min_size_to_gather = 1 << 14
-    contracts = True
 
     def _linear(self, y: Tensor) -> Tensor:
         lead, (rows, n) = self.factors[0].shape[:-2], self.slope.shape
@@ -205,6 +205,7 @@ class AffineSpec:
         automatic: whether the solver is ours to choose, so that slow samples may go to Newton's method.
         executor: the engine that was asked for, or ``"auto"``.
         bound: bounds errors, where the stopping rule needs that.
+        points: whether accepted points are returned in place of their images, as `AffineSolve` asks for.
         prepared: a cache for engines.
     """
 
@@ -216,6 +217,7 @@ class AffineSpec:
     automatic: bool = False
     executor: str = "auto"
     bound: Bound | None = None
+    points: bool = False
     prepared: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -230,8 +232,13 @@ class AffineSpec:
     def map(self, factors: Factors, v: Tensor, context: Tensor | None) -> Map:
         """Returns the map to iterate; the state of a splitting is phi of its fixed point."""
         if self.splitting is None:
-            return AffineMap(factors, v, self.activation, self.damping, self.bound, context)
+            return AffineMap(factors, v, self.activation, self.damping, self.bound, context, not self.points)
         return SplittingMap.of(factors[0], v, self.activation, self.splitting, self.bound, context)
+
+    @cached_property
+    def of_points(self) -> "AffineSpec":
+        """The same, with accepted points as results."""
+        return replace(self, points=True, prepared={})
 
     @property
     def direct(self) -> int:
@@ -303,7 +310,7 @@ class Reference:
             assert z is not None
             slope = spec.activation.slope_at(z)
         options, scale = spec.backward, row_scale(g)
-        f = TransposedMap(factors, slope, slope * g / scale, spec.damping)
+        f = TransposedMap(factors, slope, slope * g / scale, spec.damping, not spec.points)
         y0 = torch.zeros_like(g) if start is None else start / scale
         small = g.shape[1] <= spec.direct and factors[0].dim() == 2 and len(factors) == 1
         limit = min(EASY, options.max_steps) if small else options.max_steps
@@ -340,6 +347,36 @@ class AffineSolve:
     solve: Solve
     trace: bool = True  # whether residuals are wanted
 
+    def forward(self, factors: Factors, v: Tensor, x0: Tensor, context: Tensor | None) -> Iterates:
+        """Solves the forward equation, and logs and reports that where values can be read."""
+        spec = self.spec if self.solve.hooks is None else self.spec.of_points
+        iterates = self.engine.solve(spec, factors, v, x0, context=context, trace=self.trace)
+        if spec.points and spec.splitting is None and spec.forward.stop.stateless:
+            iterates = _with_images(iterates, spec.map(factors, v, context))
+        if not under_transform():
+            self.solve.note(iterates)
+        return iterates
+
+    def adjoint(
+        self, factors: Factors, g: Tensor, slope: Tensor | None = None, z: Tensor | None = None
+    ) -> Iterates:
+        """Solves ``y = d (My + g)`` on rows of g, where d is `slope` or ``phi'(z)``; logs and reports that."""
+        spec = self.spec if self.solve.hooks is None else self.spec.of_points
+        engine = self.engine if factors[0].dim() == 2 and not under_transform() else REFERENCE
+        start = self.solve.adjoint_start(g)
+        iterates = engine.adjoint(spec, factors, g, slope=slope, z=z, start=start, trace=self.trace)
+        if spec.points and spec.backward.stop.stateless:
+            d = spec.activation.slope_at(z) if slope is None else slope
+            iterates = _with_images(iterates, TransposedMap(factors, d, d * g, spec.damping))
+        self.solve.note_adjoint(iterates, spec.backward)
+        return iterates
+
+
+def _with_images(iterates: Iterates, f: Map) -> Iterates:
+    """Replaces accepted points by their images, which are nearer to the equilibrium, and keeps the points."""
+    points, accepted = iterates.value, (iterates.status == Status.CONVERGED)[:, None]
+    return replace(iterates, value=torch.where(accepted, f(points), points), points=points)
+
 
 @outside_compile
 def affine_equilibrium(run: AffineSolve, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
@@ -369,9 +406,7 @@ class _Equilibrium(torch.autograd.Function):
     def forward(run: AffineSolve, v: Tensor, x0: Tensor, context: Tensor, *factors: Tensor) -> Any:
         lead, n, spec = v.shape[:-1], v.shape[-1], run.spec
         context_or_none = None if spec.bound is None else context
-        iterates = run.engine.solve(spec, factors, v, x0.reshape(-1, n), context=context_or_none, trace=run.trace)
-        if not under_transform():
-            run.solve.note(iterates)
+        iterates = run.forward(factors, v, x0.reshape(-1, n), context_or_none)
         residuals = iterates.residuals if run.trace else x0.new_zeros(iterates.status.shape[0], 0)
         residuals = residuals.reshape(*lead, residuals.shape[1])
         status, steps = iterates.status.reshape(lead), iterates.steps.reshape(lead)
@@ -425,10 +460,7 @@ def fast_adjoint(run: AffineSolve, x: Tensor, v: Tensor, g: Tensor, factors: Fac
     """Solves the same equation as quickly as the engine can."""
     n = v.shape[-1]
     flat, z = g.reshape(-1, n), (v + product(factors, x)).reshape(-1, n)
-    start = run.solve.adjoint_start(flat)
-    iterates = run.engine.adjoint(run.spec, transposed(factors), flat, z=z, start=start, trace=run.trace)
-    run.solve.note_adjoint(iterates, run.spec.backward)
-    return iterates.value.reshape(v.shape)
+    return run.adjoint(transposed(factors), flat, z=z).value.reshape(v.shape)
 
 
 class _Transposed(torch.autograd.Function):
@@ -436,12 +468,8 @@ class _Transposed(torch.autograd.Function):
 
     @staticmethod
     def forward(run: AffineSolve, slope: Tensor, gradient: Tensor, *factors: Tensor) -> Tensor:
-        n, spec, plain = slope.shape[-1], run.spec, factors[0].dim() == 2 and not under_transform()
-        engine = run.engine if plain else REFERENCE
-        g, start = gradient.reshape(-1, n), run.solve.adjoint_start(gradient)
-        iterates = engine.adjoint(spec, factors, g, slope=slope.reshape(-1, n), start=start, trace=run.trace)
-        run.solve.note_adjoint(iterates, spec.backward)
-        return iterates.value.reshape(slope.shape)
+        n = slope.shape[-1]
+        return run.adjoint(factors, gradient.reshape(-1, n), slope.reshape(-1, n)).value.reshape(slope.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

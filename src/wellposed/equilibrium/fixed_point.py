@@ -1,5 +1,6 @@
 """fixed_point(): solves ``x = f(x, *inputs)`` for any function f."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -94,9 +95,11 @@ def fixed_point(
     solve = Solve(make_options(solver, stop, max_steps, on_failure, generator), loop, hooks=hooks)
     rule = GRADIENTS.get(Implicit() if gradient is None else gradient)
     kind = packed.device.type
-    precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    mixed = torch.is_autocast_enabled(kind)
+    precision = torch.get_autocast_dtype(kind) if mixed else None
     bound_map = FunctionMap(f, inputs, packing, precision)
-    with torch.autocast(kind, enabled=False):  # for the solver; f is evaluated with the caller's autocast
+    # Off for the solver; f is evaluated with the caller's autocast.
+    with torch.autocast(kind, enabled=False) if mixed else contextlib.nullcontext():
         value, iterates = rule.solve(bound_map, packed, solve)
     final = iterates.value.detach()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wellposed.equilibrium.maps import Map, distance, max_norm
 from wellposed.equilibrium.solution import Status, last_residual
-from wellposed.equilibrium.solvers import Solver
+from wellposed.equilibrium.solvers import GATHER, Solver
 from wellposed.equilibrium.stopping import Step, Stopping
 from wellposed.equilibrium.tracing import under_forward_mode
 
@@ -29,6 +29,7 @@ class Iterates:
     steps: Tensor  # (B,)
     trace: Callable[[], Tensor]
     worst: int = Status.NONFINITE  # no status is larger than this
+    points: Tensor | None = None  # (B, n): the last points, where hooks want them and `value` are images
 
     @cached_property
     def residuals(self) -> Tensor:  # (B, K)
@@ -41,7 +42,7 @@ class Iterates:
         return last_residual(self.residuals, self.steps)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Block:
     """Consecutive steps of the active rows, judged together."""
 
@@ -98,10 +99,10 @@ class _ActiveRows:
                 accepted, self.memo = stop.check(step, self.memo)
                 verdicts.append(accepted)
                 values.append(stop.accept(step, self.memo))
-        x, fx = _stack_pairs(xs, fxs)
+        whole, x, fx = _stack_pairs(xs, fxs)
         points, images = x.detach(), fx.detach()
         residual, finite, reach = (
-            (max_norm(images - points), False, math.inf) if masked else _judge(points, images)
+            (max_norm(images - points), False, math.inf) if masked else _judge(whole.detach(), points, images)
         )
         if self.f.may_decay and index == 0:
             self.first = residual[0]
@@ -153,7 +154,7 @@ class _ActiveRows:
         self.f, self.x, self.fx, self.finished = narrowed, self.x[keep], self.fx[keep], self.finished[keep]
         self.state, self.memo = tuple(s[keep] for s in self.state), tuple(s[keep] for s in self.memo)
         self.trace = [residual[:, keep] for residual in self.trace]
-        self.unseen = [residual[:, keep] for residual in self.unseen]
+        self.unseen = [torch.cat(self.unseen).amax(0, keepdim=True)[:, keep]] if self.unseen else []
         self.minima = list(torch.stack(self.minima)[:, keep]) if self.minima else []
         self.least = None if self.least is None else self.least[keep]
         self.first = None if self.first is None else self.first[keep]
@@ -169,11 +170,11 @@ class _ActiveRows:
         """
         if (block.index + len(block.x)) % PERIOD:
             return None
-        falls = True
-        for residuals in _cat(self.trace).split(PERIOD):  # several, if the first block was longer
-            low = residuals.amin(0)
+        falls, residuals = True, _cat(self.trace)
+        for period in residuals.split(PERIOD) if len(residuals) > PERIOD else (residuals,):
+            low = period.amin(0)
             # A residual that is lower than ever before is falling.
-            falls = not masked and (self.least is None or not bool(((low >= self.least) & ~self.finished).any()))
+            falls = not masked and (self.least is None or not bool(((low >= self.least) > self.finished).any()))
             self.least = low if self.least is None else torch.minimum(self.least, low)
             self.minima.append(low)
         self.trace = []
@@ -222,15 +223,16 @@ def _cat(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _stack_pairs(xs: list[Tensor], fxs: list[Tensor]) -> tuple[Tensor, Tensor]:  # (K, B, n) both
-    """Stacks points and their images: as one tensor where every image is the next point, as in plain steps."""
-    if len(xs) > 1 and all(fx is x for fx, x in zip(fxs[:-1], xs[1:], strict=True)):
+def _stack_pairs(xs: list[Tensor], fxs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:  # (., B, n) all
+    """Stacks points and their images; returns all, the points and the images, which overlap in plain steps."""
+    if all(fx is x for fx, x in zip(fxs[:-1], xs[1:], strict=True)):
         whole = torch.stack([*xs, fxs[-1]])
-        return whole[:-1], whole[1:]
-    return _stack(xs), _stack(fxs)
+        return whole, whole[:-1], whole[1:]
+    whole = torch.stack([*xs, *fxs])
+    return whole, whole[: len(xs)], whole[len(xs) :]
 
 
-def _judge(x: Tensor, fx: Tensor) -> tuple[Tensor, bool, float]:
+def _judge(whole: Tensor, x: Tensor, fx: Tensor) -> tuple[Tensor, bool, float]:
     """Returns residuals, whether all are known to be finite, and a bound of the entries of x.
 
     A sum of squares is finite if all of its terms are, and bounds them all: one pass over memory in place of two
@@ -239,10 +241,11 @@ def _judge(x: Tensor, fx: Tensor) -> tuple[Tensor, bool, float]:
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         finite = math.isfinite(fx.sum())
         return distance(x, fx, finite), finite, math.inf
-    before, after = (torch.dot(part, part).item() for part in (x.flatten(), fx.flatten()))
-    finite = math.isfinite(after) or math.isfinite(fx.sum())
-    tiny = x.numel() * torch.finfo(x.dtype).tiny  # squares may be lost below it
-    return distance(x, fx, finite), finite, math.sqrt(2 * before + tiny)  # twice: sums are rounded
+    flat = whole.view(-1)
+    squares = torch.dot(flat, flat).item()
+    finite = math.isfinite(squares) or math.isfinite(fx.sum())
+    tiny = whole.numel() * torch.finfo(x.dtype).tiny  # squares may be lost below it
+    return distance(x, fx, finite), finite, math.sqrt(2 * squares + tiny)  # twice: sums are rounded
 
 
 class _Results:
@@ -257,22 +260,29 @@ class _Results:
         self.rows = torch.arange(size, device=device)  # active ones
         self.segments: list[tuple[Tensor, list[Tensor]]] = [(self.rows, [])]
 
-    def write(self, block: _Block, accepted: Status) -> None:
-        """Writes the results of all rows that finish in a block."""
+    def write_masked(self, block: _Block, accepted: Status) -> None:
+        """Writes the results of all rows that finish in a block, whichever these are."""
         ends, first = block.event.max(0)
-        if self.masked:
-            finite = _pick(block.residual, first).isfinite()
-            value = torch.where(finite[:, None], _pick(block.accepted, first), _pick(block.value, first))
-            status = torch.where(finite, accepted, Status.NONFINITE)
-            return self.put(ends, value, status, first + (block.index + 1))
-        chosen = (ends & (self._active(self.status) == Status.RUNNING)).nonzero()[:, 0]
-        first = first[chosen]
-        value, status = block.accepted[first, chosen], torch.full_like(first, accepted)
+        finite = _pick(block.residual, first).isfinite()
+        value = torch.where(finite[:, None], _pick(block.accepted, first), _pick(block.value, first))
+        status = torch.where(finite, accepted, Status.NONFINITE)
+        self.put(ends, value, status, first + (block.index + 1))
+
+    def write(self, block: _Block, chosen: Tensor, accepted: Status) -> None:
+        """Writes the results of the chosen active rows, which finish in a block."""
+        if len(block.event) == 1:
+            first, value = torch.zeros_like(chosen), block.accepted[0, chosen]
+        else:
+            first = block.event.max(0)[1][chosen]
+            value = block.accepted[first, chosen]
+        rows = chosen if self.whole else self.rows[chosen]
+        self.status.index_fill_(0, rows, accepted)
         if not block.finite:
             finite = block.residual[first, chosen].isfinite()
             value = torch.where(finite[:, None], value, block.value[first, chosen])
-            status = torch.where(finite, accepted, Status.NONFINITE)
-        self._copy(self.rows[chosen], value, status, first + (block.index + 1))
+            self.status.index_fill_(0, rows[~finite], Status.NONFINITE)
+        self.value = (self.value.index_copy_ if self.in_place else self.value.index_copy)(0, rows, value)
+        self.steps.index_copy_(0, rows, first + (block.index + 1))
 
     def close(self, rows: Tensor, block: _Block, status: Tensor) -> None:
         """Ends rows that no stopping rule has accepted, after the last step of a block."""
@@ -289,15 +299,18 @@ class _Results:
             )
             return
         chosen = newly.nonzero()[:, 0]
-        self._copy(self.rows[chosen], value[chosen], status[chosen], steps[chosen])
-
-    def _copy(self, rows: Tensor, value: Tensor, status: Tensor, steps: Tensor) -> None:
+        rows, value = self.rows[chosen], value[chosen]
         self.value = (self.value.index_copy_ if self.in_place else self.value.index_copy)(0, rows, value)
-        self.status.index_copy_(0, rows, status.to(torch.int8))
-        self.steps.index_copy_(0, rows, steps)
+        self.status.index_copy_(0, rows, status[chosen].to(torch.int8))
+        self.steps.index_copy_(0, rows, steps[chosen])
 
     def _active(self, whole: Tensor) -> Tensor:
-        return whole if self.rows.shape[0] == whole.shape[0] else whole[self.rows]
+        return whole if self.whole else whole[self.rows]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all rows are active."""
+        return self.rows.shape[0] == self.status.shape[0]
 
     def narrow(self) -> None:
         """Drops finished rows from the active ones."""
@@ -365,7 +378,7 @@ def iterate(
 
     A sample's result is that of the first step which its stopping rule accepts: the point, or its image where the
     map contracts. Later steps of its row are ignored, and the row is dropped once half of the active rows are
-    finished. Where evaluations are cheap, several steps are judged together, which changes no value and no count.
+    finished, three quarters if they are small. Where evaluations are cheap, several steps are judged together, which changes no value and no count.
     With `masked` the number of steps is fixed and nothing depends on values, as tracing needs. With `progress` the
     solve goes on from there; its stopping rule must be stateless.
     """
@@ -394,7 +407,8 @@ def iterate(
         left = _close_finished(results, active, block, solver, stop.certifies, masked)
         if left == 0:
             break
-        gathers = 2 * left <= active.x.shape[0] and active.x.numel() >= active.f.min_size_to_gather
+        share = 4 if timed and active.x.numel() < GATHER else 2  # of few numbers dropping rows saves little
+        gathers = share * left <= active.x.shape[0] and active.x.numel() >= active.f.min_size_to_gather
         # A product rounds differently for other numbers of rows, so dropping rows must not depend on the clock.
         if gathers and index < max_steps and (not timed or index % PERIOD == 0) and active.narrow():
             results.narrow()
@@ -420,11 +434,13 @@ def _close_finished(
     runaway = active.runaway(block, masked) if certifies and active.f.may_decay else None
     if runaway is not None:
         block = replace(block, event=block.event & ~runaway)
-    ended = block.event[0] if len(block.event) == 1 else block.event.any(0)
-    newly = 0 if masked else int((ended & ~active.finished).count_nonzero())
-    if masked or newly:
-        results.write(block, Status.CONVERGED if certifies else Status.STEPS_DONE)
-        active.finished, active.left = active.finished | ended, active.left - newly
+    ended, accepted = block.event.any(0), Status.CONVERGED if certifies else Status.STEPS_DONE
+    if masked:
+        results.write_masked(block, accepted)
+        active.finished = active.finished | ended
+    elif len(chosen := (ended > active.finished).nonzero()[:, 0]):
+        results.write(block, chosen, accepted)
+        active.finished, active.left = active.finished | ended, active.left - len(chosen)
     stagnated = active.stagnated(solver, block, masked) if certifies else None
     if stagnated is not None:
         stagnated = stagnated if runaway is None else stagnated & ~runaway[-1]

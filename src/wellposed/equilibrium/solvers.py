@@ -20,6 +20,7 @@ from wellposed.errors import InputError
 from wellposed.registry import Registry
 
 SolverState = tuple[Tensor, ...]
+GATHER = 1 << 13  # numbers in a state from which computing with some of its rows is worth selecting them
 
 
 class Solver(abc.ABC):
@@ -146,7 +147,7 @@ class Anderson(Solver):
     def _extrapolate(self, points: tuple[Tensor, ...], wanted: Tensor) -> Tensor:  # (B, n)
         """Combines the points of the wanted rows, of others only where that is not dearer."""
         last = points[-1]
-        if _readable(last) and 2 * len(rows := wanted.nonzero()[:, 0]) <= len(last):
+        if last.numel() >= GATHER and _readable(last) and 2 * len(rows := wanted.nonzero()[:, 0]) <= len(last):
             few = tuple(point[rows] for point in points)
             return last.index_copy(0, rows, self._extrapolate(few, wanted[rows]))
         residuals = _stacked(points, pieces(last)).diff(dim=2)  # (B, pieces, memory + 1, n / pieces)
@@ -169,6 +170,8 @@ class Anderson(Solver):
         if _readable(jumped) and not bool(jumped.any()):
             return fx, (rest, failures)
         failed = jumped & ~(_l1_norm(fx - x) <= target)
+        if _readable(failed) and not bool(failed.any()):
+            return fx, (rest, failures.masked_fill(jumped, 0))
         failures = torch.where(jumped, (failures + 1) * failed, failures)
         rest = torch.where(failed, (failures - 1).clamp_max(3).exp2() - 1, rest)
         return torch.where(failed[:, None], safe, fx), (rest, failures)
@@ -203,14 +206,20 @@ def _stacked(points: tuple[Tensor, ...], count: int) -> Tensor:  # (B, count, k,
 
 def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B, s, m, c), (B, s, c) -> (B, m)
     """Minimises ``|right - sum gamma_i columns_i|`` per sample by regularised normal equations."""
-    unit = _power_of_two(right)  # squares of what is small or large would leave the range of the dtype
-    vectors = torch.cat([columns, right[:, :, None]], dim=2) * unit[:, None, None, None]
+    vectors = torch.cat([columns, right[:, :, None]], dim=2)
+    if right.dtype == torch.float64 or right.is_cuda:
+        vectors = vectors * _power_of_two(right)[:, None, None, None]  # squares could leave the range of the dtype
+    else:
+        vectors = vectors.double()  # cheap on a CPU
     products = (vectors @ vectors.mT).double()
     products = products[:, 0] if products.shape[1] == 1 else products.sum(1)
     gram, image = products[:, :-1, :-1], products[:, :-1, -1:]
     sizes = gram.diagonal(dim1=1, dim2=2)
     shift = ridge * sizes.sum(1, keepdim=True) + torch.finfo(torch.float64).tiny
-    gram = gram + shift.expand_as(sizes).diag_embed()
+    if torch.is_grad_enabled() or under_transform():
+        gram = gram + shift.expand_as(sizes).diag_embed()
+    else:
+        sizes += shift
     by_hand = gram.is_cuda or torch.compiler.is_compiling()  # the library waits for the device, or calls LAPACK
     solution = eliminate(gram, image) if by_hand else torch.linalg.solve_ex(gram, image)[0]
     return solution[:, :, 0].to(right.dtype)

@@ -109,7 +109,7 @@ def decay_rate(wanted: float | str, samples: int) -> float:
 
 
 def stops_early(wanted: bool | str, samples: int) -> bool:
-    """Says whether samples are set aside for validation; ``"auto"``: if there are over 10 000.
+    """Returns whether samples are set aside for validation; ``"auto"``: if there are over 10 000.
 
     Example:
         >>> stops_early("auto", 500), stops_early("auto", 50_000), stops_early(True, 500)

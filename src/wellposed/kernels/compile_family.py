@@ -17,7 +17,8 @@ from wellposed.equilibrium.gradients import Implicit
 from wellposed.equilibrium.method import Solve, SolveOptions
 from wellposed.equilibrium.solvers import Anderson
 from wellposed.equilibrium.stopping import Relative
-from wellposed.kernels.cpu.background import BUSY, MODEL, marker_of
+from wellposed.errors import require
+from wellposed.kernels.cpu.background import BUSY, MODEL, SEQUENCE, marker_of
 from wellposed.kernels.engine import NUMBA
 from wellposed.kernels.layer import projected_rows, run_layer
 from wellposed.kernels.sequence import run_sequences
@@ -31,7 +32,7 @@ def compile_family(name: str, dtype: str, memory: int) -> None:
     """Compiles a family of kernels into numba's cache and leaves its marker.
 
     Args:
-        name: of `kernels.cpu.background`.
+        name: of `kernels.cpu.background`, or a module that has kernels of its own and a function `use_kernels`.
         dtype: "float32" or "float64".
         memory: of Anderson's method.
     """
@@ -75,6 +76,9 @@ def held(folder: Path) -> Iterator[bool]:
 
 def use_kernels(name: str, dtype: torch.dtype, memory: int) -> None:
     """Solves small equations for which all kernels of a family are compiled."""
+    if name not in (MODEL, SEQUENCE):
+        require(name).use_kernels()
+        return
     solver = Anderson(memory=memory)
     options = SolveOptions(solver, Relative(), 100, "ignore")
     spec = AffineSpec(get_activation("relu"), options, Implicit(solver=solver), executor=NUMBA.name)

@@ -32,7 +32,7 @@ from wellposed.equilibrium.stopping import (
 from wellposed.equilibrium.tracing import under_forward_mode, under_transform
 
 RELU, SLOPED, LINEAR, TANH, SIGMOID = range(5)  # kinds of maps; LINEAR is the adjoint
-TOLERANCE, SETTLED, COUNTED = range(3)  # stopping rules
+TOLERANCE, SETTLED, COUNTED, POINT = range(4)  # stopping rules
 KINDS = {"relu": RELU, "sloped": SLOPED, "tanh": TANH, "sigmoid": SIGMOID}  # by the names in `Traits.kernel`
 
 
@@ -44,7 +44,8 @@ class KernelSpec:
         kind, slope: the activation; the slope is that of leaky ReLU below zero.
         memory: of Anderson's extrapolation, 0 for plain steps; `worth`, `patience` and `ridge` as there.
         rule: accept a residual below ``max(atol, rtol |f(x)|)``, when nothing changes any more or after `limit`
-            steps, or exactly after `limit` steps.
+            steps, or exactly after `limit` steps. The result is the image of an accepted point, which is nearer
+            to the equilibrium, but for POINT, which is TOLERANCE with the point itself.
         goes_on: whether another method takes samples over that are not finished after `max_steps`.
         prepared: a cache for engines.
     """
@@ -77,8 +78,9 @@ def kind_of(activation: Activation) -> tuple[int, float] | None:
 
 
 def kernel_spec(
-    kind: tuple[int, float], options: SolveOptions, dtype: torch.dtype, max_steps: int | None = None
-) -> KernelSpec:
+    kind: tuple[int, float], options: SolveOptions, dtype: torch.dtype, max_steps: int | None = None, *,
+    points: bool = False,
+) -> KernelSpec:  # fmt: skip
     """Describes a solve in numbers; its solver and stopping rule must have kernels.
 
     Args:
@@ -86,10 +88,11 @@ def kernel_spec(
         options: of the solve.
         dtype: in which it is solved.
         max_steps: at most that of the options; the same if None.
+        points: whether a tolerance returns points.
     """
     solver, stop, eps = options.solver, options.stop, torch.finfo(dtype).eps
     atol = rtol = 0.0
-    rule = limit = 0
+    rule, limit = POINT if points else TOLERANCE, 0
     if isinstance(stop, Absolute):
         atol = stop.atol
     elif isinstance(stop, Relative):

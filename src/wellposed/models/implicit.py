@@ -194,7 +194,7 @@ class ImplicitModel(nn.Module):
         return y if u.dim() == 2 else y.reshape(*u.shape[:-1], self.out_features)
 
     def _runs_plainly(self, u: Tensor, B: Tensor) -> bool:
-        """Tells whether a solve is not observed, transformed or cast, so that it may be part of a kernel."""
+        """Returns whether a solve is not observed, transformed or cast, so that it may be part of a kernel."""
         if under_transform() or under_forward_mode() or self.hooks is not None or active_logs():
             return False
         device = u.device
@@ -416,7 +416,7 @@ class ImplicitModel(nn.Module):
         return F.linear(u.to(dtype), self.B.to(dtype), None if self.bias is None else self.bias.to(dtype))
 
     def _may_be_sparse(self) -> bool:
-        """Tells whether sparse products may be taken at all: numba has a kernel, and A can be read."""
+        """Returns whether sparse products may be taken at all: numba has a kernel, and A can be read."""
         if self.state_features < LEAST or under_transform() or self._layer().engine is not NUMBA:
             return False
         # Changes to tensors made in inference mode are not counted.

@@ -282,7 +282,7 @@ def nonlinearities(module: nn.Module) -> list[nn.Module]:
 
 
 def _is_nonlinearity(layer: nn.Module) -> bool:
-    """Tells whether a layer only applies an activation."""
+    """Returns whether a layer only applies an activation."""
     named = not isinstance(layer, nn.Identity) and any(map(of_layer, type(layer).__mro__))
     applies = named or isinstance(getattr(layer, "activation", None), Activation)
     return applies and not any(True for _ in layer.children())

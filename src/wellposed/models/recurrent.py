@@ -168,7 +168,7 @@ class RecurrentSolution:
         states: the equilibria, ``(B, T, n)`` for each of the K.
         status: `Status` codes.
         steps: evaluations of the map.
-        residual: ``|f(x) - x|_inf`` of the last points, see `Solution.residual`; on a GPU that of the states.
+        residual: ``|f(x) - x|_inf`` of the last points, see `Solution.residual`.
         present: elements that belong to a sequence; elsewhere the reports are zero.
     """
 

@@ -154,7 +154,7 @@ class _WarmSolve(SolveHooks):
 
     def on_result(self, iterates: Iterates) -> None:
         """Stores the states."""
-        self.batch.starts.write(self.name, self.batch.rows, iterates.value.to(self.dtype), iterates.status)
+        self._write(self.name, iterates)
 
     def adjoint_start(self, like: Tensor) -> Tensor | None:
         """Returns where the backward solve of the same samples ended."""
@@ -165,8 +165,12 @@ class _WarmSolve(SolveHooks):
     def on_adjoint(self, iterates: Iterates) -> None:
         """Stores the solutions of the backward solve."""
         if self.batch.starts.adjoint and self.backward == 1:
-            value = iterates.value.to(self.dtype)
-            self.batch.starts.write(f"{self.name}#adjoint", self.batch.rows, value, iterates.status)
+            self._write(f"{self.name}#adjoint", iterates)
+
+    def _write(self, name: str, iterates: Iterates) -> None:
+        """Stores the last points: those that were accepted are accepted again, which their images may not be."""
+        points = iterates.value if iterates.points is None else iterates.points
+        self.batch.starts.write(name, self.batch.rows, points.to(self.dtype), iterates.status)
 
 
 @contextlib.contextmanager

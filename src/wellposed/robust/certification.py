@@ -32,11 +32,13 @@ from wellposed.robust.linear_programs import (
     Regions,
     RelaxedSet,
     ReluConstraints,
+    Start,
+    continue_loops,
     continued_box,
+    crown_intervals,
     in_float64,
     of_sample,
     side_by_side,
-    tightest_intervals,
     triangle_set,
 )
 from wellposed.robust.query import (
@@ -295,10 +297,12 @@ def output_widths(
 EPS = 2.0**-52
 SOLVED = 1e-8  # relative to the outputs, by which a counter-example must lead
 POLISHED = 4  # of the points that are tried at once
-ROOT_ROUNDS = 8  # of refinement before anything is split
-WORK = 2**27  # products in a step of the primal-dual method, up to which all states are tightened
 FAR = 3.0  # times wider than first order are intervals of a loop that count as not enclosed
-WORTH = 0.97  # of the widths at most that a round of refinement must leave for another one
+ROOT_ROUNDS = 8  # of refinement by CROWN
+ROUNDS = 16  # of refinement by triangle programs
+WORK = 2**27  # products in a step of the primal-dual method, up to which all states are tightened
+GOAL_STEPS = 240  # of the primal-dual method for the rows of a goal
+WORTH = 0.99  # of the widths at most that a round of refinement must leave for another one
 
 
 @dataclass(frozen=True)
@@ -313,6 +317,7 @@ class Verdict:
         nodes: how many parts of the problem were bounded; none if the attack has succeeded.
         input: the counter-example; None if there is none.
         branch: whether that is about the branch through the equilibrium at the center of the box alone.
+        splits: how many parts were split; none where bounds were enough.
     """
 
     status: Literal["proven", "counter-example", "undecided"]
@@ -320,6 +325,7 @@ class Verdict:
     nodes: int
     input: Tensor | None = None
     branch: bool = False
+    splits: int = 0
 
     def facts(self) -> dict[str, Any]:
         """Returns everything as plain numbers."""
@@ -440,11 +446,13 @@ class _Part:
         order: minus its bound, then its number.
         z: (n,), all pre-activations.
         scores: (n,), what splitting each state promises.
+        memory: multipliers and weights of the last bounds of z from above, of those from below and of the goal.
     """
 
     order: tuple[float, int]
     z: Interval = field(compare=False)
     scores: Tensor = field(compare=False)
+    memory: Start = field(compare=False)
 
     @property
     def bound(self) -> float:
@@ -462,7 +470,8 @@ class _Search:
     """
 
     def __init__(self, query: Query, goals: list[list[int]], offset: Tensor, complete: bool = True) -> None:
-        self.query, self.goals, self.offset, self.complete, self.nodes = query, goals, offset, complete, 0
+        self.query, self.goals, self.offset, self.complete = query, goals, offset, complete
+        self.nodes = self.splits = 0
         if complete:
             self.constraints = ReluConstraints.of(query.form, "branch_and_bound")
         self.relu = [phi.is_relu for phi in query.form.activations]
@@ -485,15 +494,17 @@ class _Search:
         self._try(self._ascend() if self.branch is None else self._first_order())
         gaps = [-math.inf]
         if self.best < 0:
-            root = tightest_intervals(self.query, ROOT_ROUNDS)
+            root = crown_intervals(self.query, ROOT_ROUNDS)
             if self.complete:
                 gaps += self._bound_goals(root)
             else:
+                continue_loops(root)
                 gaps += [self._crown(root, goal) for goal in self.goals]
         branch = self.branch is not None
         if self.best >= 0:
-            return Verdict("counter-example", self.best, self.nodes, self.input, branch)
-        return Verdict("proven" if max(gaps) < 0 else "undecided", max(gaps), self.nodes, branch=branch)
+            return Verdict("counter-example", self.best, self.nodes, self.input, branch, self.splits)
+        status: Literal["proven", "undecided"] = "proven" if max(gaps) < 0 else "undecided"
+        return Verdict(status, max(gaps), self.nodes, branch=branch, splits=self.splits)
 
     def _crown(self, root: IntervalPropagation, goal: list[int]) -> float:
         """Bounds the least row of a goal without splitting anything."""
@@ -511,21 +522,23 @@ class _Search:
             objectives, constant=objectives.constant + offset, slack=objectives.slack + 2 * EPS * size
         )
         self.nodes += 1
-        none, z = self.objectives.part([]), side_by_side([root.z(k) for k in range(len(root.activations))])
-        kept, assumed = self._kept(root, z), none
-        if kept is None:
-            z = self._narrowed(z, none)
-        else:
-            assumed = self.objectives.part([row for goal in self.goals for row in goal]).negated
-            kept = self._narrowed(kept, assumed)
-        bounds = self._maximum(z, none, self.objectives)
-        gaps = []
-        for goal in self.goals:
-            bound = float(bounds[goal].min())
-            if bound >= 0 and self.best < 0 and not self.query.late:
-                gap = self._bound_goal(z if kept is None else kept, goal, bound, assumed)
-                bound = gap if gap < 0 or kept is None else bound
-            gaps.append(bound)
+        none, known = self.objectives.part([]), side_by_side([root.z(k) for k in range(len(root.activations))])
+        z, assumed = (
+            self._kept(root, known),
+            self.objectives.part([row for goal in self.goals for row in goal]).negated,
+        )
+        kept = z is not None
+        if z is None:
+            continue_loops(root)
+            z, assumed = side_by_side([root.z(k) for k in range(len(root.activations))]), none
+        z = self._narrowed(z, assumed)
+        gaps = self._maximum(z, none, self.objectives)
+        gaps = [float(gaps[goal].min()) for goal in self.goals]
+        for k, goal in enumerate(self.goals):
+            if gaps[k] >= 0 and self.best < 0 and not self.query.late:
+                gaps[k] = self._bound_goal(z, goal, gaps[k], assumed)
+        if kept and max(gaps) >= 0:  # beyond a change of class nothing is known but this
+            gaps = self._maximum(known, none, self.objectives).tolist()
         return gaps
 
     def _maximum(self, z: Interval, conditions: Objectives, rows: Objectives, steps: int = STEPS) -> Tensor:
@@ -563,9 +576,9 @@ class _Search:
     def _inputs(self) -> Interval:
         return of_sample(self.query.set.box().interval, 0)
 
-    def _chosen(self, regions: Regions) -> tuple[Tensor, Tensor]:
+    def _chosen(self, regions: Regions, active: Tensor) -> tuple[Tensor, Tensor]:
         """Returns regions and units that are not affine there; if these are too many, those furthest from it."""
-        region, unit = regions.open.nonzero(as_tuple=True)
+        region, unit = (regions.open & active[:, None]).nonzero(as_tuple=True)
         states = int(regions.open.any(0).sum())
         most = WORK // (2 * states * (states + len(self._inputs.lower)) + 1)
         if len(unit) > most:
@@ -576,9 +589,9 @@ class _Search:
 
     def _narrowed(self, z: Interval, conditions: Objectives) -> Interval:
         """Tightens all pre-activations that are not affine, as long as that makes them much narrower."""
-        for _ in range(ROOT_ROUNDS):
+        for _ in range(ROUNDS):
             regions = Regions(self.constraints, self._inputs, z, conditions)
-            region, unit = self._chosen(regions)
+            region, unit = self._chosen(regions, torch.ones(1, dtype=torch.bool))
             if not len(unit) or self.query.late:
                 break
             bound = regions.maximum(regions.units(region, unit), region.repeat(2), STEPS).bound
@@ -597,51 +610,64 @@ class _Search:
         done, least = -math.inf, SOLVED * (1 + bound)
         rows = self.objectives.part(goal)
         rows = replace(rows, constant=rows.constant + least, slack=rows.slack + 2 * EPS * rows.constant.abs())
-        parts = self._examined(z, rows, assumed, [bound])
+        nothing = torch.full((1, 2 * z.lower.shape[1] + len(rows), 1), math.nan, dtype=torch.float64)
+        memory = nothing.expand(-1, -1, z.lower.shape[1]), nothing.expand(-1, -1, len(rows) + len(assumed))
+        parts = self._examined(z, rows, assumed, [bound], memory)
         while parts and self.best < 0 and not self.query.late:
             part = heapq.heappop(parts)
             split = self._split(part)
+            self.splits += split is not None
             if split is None:
                 done = max(done, min(self._leaf(part.z, goal), part.bound))
                 if done >= 0:
                     break
             else:
-                for child in self._examined(split, rows, assumed, [part.bound] * 2):
+                both = part.memory[0].expand(2, -1, -1), part.memory[1].expand(2, -1, -1)
+                for child in self._examined(split, rows, assumed, [part.bound] * 2, both):
                     heapq.heappush(parts, child)
         return max([-least, done, *(part.bound for part in parts)])
 
-    def _examined(self, z: Interval, goal: Objectives, assumed: Objectives, bounds: list[float]) -> list[_Part]:
+    def _examined(
+        self, z: Interval, goal: Objectives, assumed: Objectives, bounds: list[float], memory: Start
+    ) -> list[_Part]:
         """Tightens some parts together as far as is worth it; those that cannot reach the goal are left out.
 
         Args:
             z: (K, n).
             goal, assumed: rows that are nonnegative where the goal is reached.
             bounds: known bounds of the parts.
+            memory: (K, 2n + rows of the goal, ...), multipliers and weights to start from; see `_Part`.
         """
         self.nodes += len(bounds)
-        least = torch.tensor(bounds, dtype=torch.float64)
-        scores = torch.zeros_like(z.lower)
-        for _ in range(ROOT_ROUNDS):
+        least, n = torch.tensor(bounds, dtype=torch.float64), z.lower.shape[1]
+        scores, active = torch.zeros_like(z.lower), torch.ones(len(least), dtype=torch.bool)
+        for _ in range(ROUNDS):
             regions = Regions(self.constraints, self._inputs, z, goal.beside(assumed))
-            region, unit = self._chosen(regions)
-            own = torch.arange(len(least)).repeat_interleave(len(goal))
-            rows = regions.units(region, unit).beside(goal.part(torch.arange(len(goal)).repeat(len(least))))
-            found = regions.maximum(rows, torch.cat([region, region, own]), STEPS)
-            units = 2 * len(unit)
-            before = z
-            z, new = _tightened(z, region, unit, found.bound[:units]), found.bound[units:].view(len(least), -1)
-            least = torch.minimum(least, new.amin(1))
-            scores = found.gaps[units:].view(len(least), len(goal), -1).sum(1)
+            region, unit = self._chosen(regions, active)
+            own, each = torch.arange(len(least)).repeat_interleave(len(goal)), torch.arange(len(goal))
+            each = each.repeat(len(least))
+            answers = []
+            for rows, where, steps in (
+                (regions.units(region, unit), (region.repeat(2), torch.cat([unit, n + unit])), STEPS),
+                (goal.part(each), (own, 2 * n + each), GOAL_STEPS),
+            ):
+                found = regions.maximum(rows, where[0], steps, (memory[0][where], memory[1][where]))
+                memory = memory[0].index_put(where, found.multipliers), memory[1].index_put(where, found.weights)
+                answers.append(found.bound)
+            before, z = z, _tightened(z, region, unit, answers[0])
+            least = torch.minimum(least, answers[1].view(len(least), -1).amin(1))
+            scores = found.gaps.view(len(least), len(goal), -1).sum(1)
             alive = (least >= 0) & (z.lower <= z.upper).all(1)
-            shrunk = z.width.sum(1) <= WORTH * before.width.sum(1)
-            z, before = z.at(alive), before.at(alive)
-            least, scores, shrunk = least[alive], scores[alive], shrunk[alive]
-            if not bool(shrunk.any()) or self.query.late:
+            active = (z.width.sum(1) <= WORTH * before.width.sum(1))[alive]
+            z, memory = z.at(alive), (memory[0][alive], memory[1][alive])
+            least, scores = least[alive], scores[alive]
+            if not bool(active.any()) or self.query.late:
                 break
         if len(least):
-            self._try(found.inputs[units:])
+            self._try(found.inputs)
         return [
-            _Part((-float(least[k]), next(self.number)), of_sample(z, k), scores[k]) for k in range(len(least))
+            _Part((-float(least[k]), next(self.number)), of_sample(z, k), scores[k], (memory[0][k], memory[1][k]))
+            for k in range(len(least))
         ]
 
     def _split(self, part: _Part) -> Interval | None:  # (2, n)

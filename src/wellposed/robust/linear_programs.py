@@ -23,7 +23,7 @@ from wellposed.conditions.rounding import TINY, convert_outward, rounding_slack
 from wellposed.errors import IllPosedError, InputError, require, unknown_name
 from wellposed.forms import ImplicitForm
 from wellposed.robust.boxes import box_states
-from wellposed.robust.crown import GAIN, GROWTH, Continuation, CrownPass, center_preactivations, enclosed
+from wellposed.robust.crown import GAIN, Continuation, CrownPass, center_preactivations, enclosed
 from wellposed.robust.intervals import IntervalPropagation
 from wellposed.robust.query import Bounds, Functionals, MethodError, Operators, Query, of_states
 from wellposed.robust.sets import Box, Interval, SparseBox, Uncertainty, proven_upper
@@ -517,6 +517,14 @@ class Maximum(NamedTuple):
         """Takes some rows."""
         return Maximum(*(part[rows] for part in self))
 
+    @property
+    def start(self) -> "Start":
+        """Where another search may start."""
+        return self.multipliers, self.weights
+
+
+Start = tuple[Tensor, Tensor]  # multipliers and weights
+
 
 @dataclass(frozen=True, eq=False)
 class Regions:
@@ -615,30 +623,30 @@ class Regions:
         lost = 4 * self.lost[region] * (1 + lam.abs().sum(1) + weights.sum(1))
         return proven_upper(value + slack + rows.slack + lost)
 
-    def maximum(self, rows: "Objectives", region: Tensor, steps: int, start: Maximum | None = None) -> Maximum:
+    def maximum(self, rows: "Objectives", region: Tensor, steps: int, start: Start | None = None) -> Maximum:
         """Bounds rows from above.
 
         Args:
             region: (R,), the region of every row.
             steps: of the primal-dual method.
-            start: what was found for the same rows before, in other regions.
+            start: multipliers and weights of the same rows in other regions, NaN where there are none.
         """
         search = _PrimalDual(self, rows, region)
         lam, weights = search.run(steps, start)
         inputs, gaps = search.solution()
         bound = self.bounds(rows, region, lam, weights)
         if start is not None:
-            before = self.bounds(rows, region, start.multipliers, start.weights)
+            old = start[0].nan_to_num(0.0), start[1].nan_to_num(0.0)
+            before = self.bounds(rows, region, *old)
             worse = (before < bound)[:, None]
-            lam, weights = (
-                torch.where(worse, start.multipliers, lam),
-                torch.where(worse, start.weights, weights),
-            )
+            lam, weights = torch.where(worse, old[0], lam), torch.where(worse, old[1], weights)
             bound = torch.minimum(before, bound)
         return Maximum(bound, lam, weights, inputs, gaps)
 
 
 SMALL = 2**12  # entries of B, of the states that are not affine, up to which float64 costs nothing
+SHARE = 0.1
+STEEP, OVER = 5.0, 1.7  # of its steps: the dual one, relative to the primal one, and over-relaxation
 LOOKS = 20  # steps of the primal-dual method between two looks at the bounds
 
 
@@ -701,11 +709,11 @@ class _PrimalDual:
         constant = self.k + weights @ self.d + lam @ self.b
         return constant + along.abs().sum(1) + torch.stack(ends).amax(0).sum(1)
 
-    def _begin(self, start: Maximum | None) -> tuple[Tensor, Tensor]:
-        if start is None:
-            lam, weights = self._parallel(), self.c.new_zeros(len(self.c), len(self.G))
-        else:
-            lam, weights = start.multipliers[:, self.open].to(self.dtype), start.weights.to(self.dtype)
+    def _begin(self, start: Start | None) -> Start:
+        lam, weights = self._parallel(), self.c.new_zeros(len(self.c), len(self.G))
+        if start is not None:
+            old, known = start[0][:, self.open].to(self.dtype), ~start[0][:, :1].isnan()
+            lam, weights = torch.where(known, old, lam), torch.where(known, start[1].to(self.dtype), weights)
         self.t = (self.g + lam @ self.B).sign()
         nu = self.c + lam @ self.A
         top = (nu - lam) * self.high.clamp(min=0) > (-lam * self.low).clamp(min=0)
@@ -713,25 +721,32 @@ class _PrimalDual:
         self.x = self.z.clamp(min=0)
         return lam, weights
 
-    def run(self, steps: int, start: Maximum | None) -> tuple[Tensor, Tensor]:
+    def _range(self, states: Tensor, inputs: Tensor) -> Tensor:  # (R,)
+        """Returns how far rows may reach, about."""
+        return states.abs() @ (self.high - self.low).mean(0) + 2 * inputs.abs().sum(1)
+
+    def run(self, steps: int, start: Start | None) -> Start:
         """Returns the best multipliers and weights, of all states, in float64."""
         lam, weights = self._begin(start)
         best, least = (lam, weights), self.value(lam, weights)
         project = _Triangles(self.low, self.high)
         width = (self.high - self.low).mean(1).clamp(min=1e-30) if len(self.A) else self.k.new_ones(len(self.k))
         reach = lam.abs().mean(1) if len(self.A) else self.k.new_ones(len(self.k))
-        dual = (reach / width).clamp(min=1e-6)[:, None]
-        primal = (0.5 if len(self.G) else 1.0) / (self.norm**2 * dual)
-        size = float(self.G.square().sum() + self.H.square().sum())
-        of_weights = 0.5 * dual * self.norm**2 / size if size else torch.zeros_like(dual)
+        dual = (STEEP * reach / width).clamp(min=1e-6)[:, None]
+        of_weights = (
+            SHARE * self._range(self.c, self.g)[:, None] / self._range(self.G, self.H).square().clamp(min=1e-30)
+        )
+        sizes = self.G.square().sum(1) + self.H.square().sum(1)
+        primal = 1 / (self.norm**2 * dual + (of_weights @ sizes)[:, None])
         sums, count = (torch.zeros_like(lam), torch.zeros_like(weights)), 0
         for step in range(1, steps * bool(len(self.A)) + 1):
             x, z = project(self.x + primal * (self.c + weights @ self.G + lam @ self.A), self.z - primal * lam)
             t = (self.t + primal * (self.g + weights @ self.H + lam @ self.B)).clamp(-1, 1)
             over_x, over_z, over_t = 2 * x - self.x, 2 * z - self.z, 2 * t - self.t
-            lam = lam - dual * (over_x @ self.A.mT + over_t @ self.B.mT + self.b - over_z)
-            weights = (weights - of_weights * (over_x @ self.G.mT + over_t @ self.H.mT + self.d)).clamp(min=0)
-            self.x, self.z, self.t = x, z, t
+            lam = lam - OVER * dual * (over_x @ self.A.mT + over_t @ self.B.mT + self.b - over_z)
+            new = (weights - of_weights * (over_x @ self.G.mT + over_t @ self.H.mT + self.d)).clamp(min=0)
+            weights = torch.lerp(weights, new, OVER)
+            self.x, self.z, self.t = (torch.lerp(*pair, OVER) for pair in ((self.x, x), (self.z, z), (self.t, t)))
             sums, count = (sums[0] + lam, sums[1] + weights), count + 1
             if step % LOOKS == 0 or step == steps:
                 for tried in ((lam, weights), (sums[0] / count, sums[1] / count)):
@@ -788,33 +803,40 @@ class _Triangles:
         return new_x, torch.where(self.on, equal, torch.where(self.off, flat, new_z))
 
 
-def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
-    """Encloses all pre-activations and states by what the passes of CROWN prove together.
-
-    Loops of ReLU over boxes are enclosed by continuation once more, with triangle programs in place of CROWN: they
-    map far larger boxes into themselves.
-    """
+def crown_intervals(wide: Query, rounds: int) -> IntervalPropagation:
+    """Encloses all pre-activations and states by what the passes of CROWN prove together."""
     first, *others = (backward.enclosure for backward in enclosed(wide, rounds, wide.combination is None))
     for other in others:
         for k in range(len(first.activations)):
             first.tighten(k, other.z(k))
-    if wide.form.order.loops and isinstance(wide.set, Box):
-        try:
-            constraints = ReluConstraints.of(wide.form, "continuation")
-        except MethodError:
-            return first
-        _continue(first, constraints)
     return first
 
 
-STEPS, GROWING_STEPS = 60, 40  # of the primal-dual method
+def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
+    """Encloses all pre-activations and states by CROWN, and loops by triangle programs too."""
+    enclosure = crown_intervals(wide, rounds)
+    continue_loops(enclosure)
+    return enclosure
+
+
+STEPS, GROWING_STEPS = 60, 60  # of the primal-dual method
 LARGEST_CONTINUED = 2**28  # states of a loop, twice, times the entries of B, above which that takes too long
-GROWN, GIVEN_UP = 16, 8.0  # rounds and times the first width after which a box is given up
+ROOM, AHEAD = 0.02, 1.0
+GROWN, GIVEN_UP = 24, 8.0  # rounds and times the first width after which a box is given up
 
 
-def _continue(enclosure: IntervalPropagation, constraints: ReluConstraints) -> None:
-    """Encloses loops by `Continuation`'s theorem, with triangle programs, and what reads them by intervals."""
+def continue_loops(enclosure: IntervalPropagation) -> None:
+    """Tightens loops of ReLU over boxes by `Continuation`'s theorem, and what reads them by intervals.
+
+    Triangle programs in place of CROWN map far larger boxes into themselves.
+    """
     query, changed = enclosure.query, False
+    if not query.form.order.loops or not isinstance(query.set, Box):
+        return
+    try:
+        constraints = ReluConstraints.of(query.form, "continuation")
+    except MethodError:
+        return
     blocks: list[int] = []
     starts = np.cumsum((0, *query.form.partition))
     applies = Continuation(CrownPass(enclosure))
@@ -862,7 +884,7 @@ def continued_box(
     if 2 * len(unit) * constraints.B.size > LARGEST_CONTINUED:
         return None
     region, found, first = torch.zeros(2 * len(unit), dtype=torch.int64), None, math.inf
-    assumed, old = conditions or Objectives.none(constraints), known.width[unit].sum()
+    assumed, old, last = conditions or Objectives.none(constraints), known.width[unit].sum(), None
     for _ in range(GROWN * (1 if conditions is None else 2)):
         regions = Regions(constraints, inputs, Interval(*(end[None] for end in z.within(known))), assumed)
         found = _image(regions, regions.units(region[: len(unit)], unit), region, unit, found)
@@ -877,7 +899,7 @@ def continued_box(
         first = min(first, float(image.width.sum()))
         if query.late or not float(image.width.sum()) <= GIVEN_UP * first or bool(old < gain * first):
             return None
-        grown = _grown(image, regions.relu[unit])
+        grown, last = _grown(image, last, regions.relu[unit]), image
         z = Interval(z.lower.index_put((unit,), grown.lower), z.upper.index_put((unit,), grown.upper))
     else:
         return None
@@ -886,21 +908,24 @@ def continued_box(
 
 def _image(regions: Regions, rows: Objectives, region: Tensor, unit: Tensor, found: Maximum | None) -> Maximum:
     """Bounds all pre-activations of a loop, with effort only where they are not affine, or may not be."""
-    found = regions.maximum(rows, region, 0, found)
+    found = regions.maximum(rows, region, 0, None if found is None else found.start)
     upper, lower = found.bound.chunk(2)
     near = regions.relu[unit] & ((upper > 0) & (lower > 0) | regions.open[0, unit])
     (some,) = near.repeat(2).nonzero(as_tuple=True)
     if len(some):
-        better = regions.maximum(rows.part(some), region[some], GROWING_STEPS, found.part(some))
+        better = regions.maximum(rows.part(some), region[some], GROWING_STEPS, found.part(some).start)
         found = Maximum(*(old.index_put((some,), new) for old, new in zip(found, better, strict=True)))
     return found
 
 
-def _grown(image: Interval, relu: Tensor) -> Interval:
-    """Makes an image larger, and far larger where that leaves a state affine."""
+def _grown(image: Interval, last: Interval | None, relu: Tensor) -> Interval:
+    """Makes an image larger, and far larger where that leaves a state affine; what has grown will grow further."""
     on, off = ~relu | (image.lower > 0), relu & (image.upper < 0)
-    room = torch.where(on | off, 0.5, GROWTH) * image.width + 8 * 2 * UNIT * image.magnitude
+    room = torch.where(on | off, 0.5, ROOM) * image.width + 8 * 2 * UNIT * image.magnitude
     lower, upper = image.lower - room, image.upper + room
+    if last is not None:
+        lower = lower - AHEAD * (last.lower - image.lower).clamp(min=0)
+        upper = upper + AHEAD * (image.upper - last.upper).clamp(min=0)
     lower = torch.where(on & relu, torch.maximum(lower, image.lower / 2), lower)
     return Interval(lower, torch.where(off, torch.minimum(upper, image.upper / 2), upper))
 

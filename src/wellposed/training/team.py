@@ -86,7 +86,7 @@ def find_device(wanted: torch.device | str) -> torch.device:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Says whether `torch.distributed.fsdp.fully_shard` has sharded a module; by class name, to import nothing.
+    """Returns whether `torch.distributed.fsdp.fully_shard` has sharded a module; by class name, to import nothing.
 
     Example:
         >>> is_sharded(nn.Linear(1, 1))

@@ -16,18 +16,18 @@ class ShortestPath(Task):
 
     A graph has layers: every node is joined to a node of the layer before it and to `extra` random ones of its
     own and the neighbouring layers, so that the farthest node is as many edges away as there are layers. The
-    lengths of the edges are uniform, hence the shortest path need not have the fewest edges. The source stands
-    at a random place; it is one of the nodes.
+    lengths of the edges are uniform, hence the shortest path need not have the fewest edges. The source is drawn
+    among the nodes.
 
     A sample is one matrix ``(n, n + 1)``: the lengths of the edges, 0 where there is none, and in the last column
-    a mark at the source. Its target are the n distances.
+    a mark at the source. The target is the n distances.
 
     Args:
         nodes: in training, and in a test unless more are needed.
         samples, test_samples: graphs.
         layers: in training, from the fewest to the most.
         lengths: of an edge, from the shortest to the longest.
-        extra: further edges that every node asks for.
+        extra: further edges drawn for every node.
         tolerance: relative error up to which a distance counts as right.
         points: layers of the test graphs; they have 3/2 times as many nodes, or those of the training.
 
@@ -102,8 +102,8 @@ class ShortestPath(Task):
 def _pick(allowed: Tensor, generator: torch.Generator) -> Tensor:  # (n, n) bool
     """Marks one allowed entry of every row that has any."""
     chances = torch.where(allowed, torch.rand(allowed.shape, generator=generator), -1.0)
-    best, place = chances.max(1)
-    return torch.zeros_like(allowed).scatter_(1, place[:, None], (best >= 0)[:, None])
+    best, column = chances.max(1)
+    return torch.zeros_like(allowed).scatter_(1, column[:, None], (best >= 0)[:, None])
 
 
 def distances(lengths: Tensor, sources: Tensor) -> Tensor:  # (B, n, n), (B,) -> (B, n)

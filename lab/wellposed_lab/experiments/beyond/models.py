@@ -1,7 +1,7 @@
-"""One cell as an equilibrium, as a network of tied layers and of untied ones, and networks that know no cell.
+"""One cell as an equilibrium, as a network of tied or untied layers, and networks without a cell.
 
 The state of a cell (`RelaxationCell`, `PathCell`) belongs to the nodes of a graph or the rows of a matrix, of any
-size. `Equilibrium`, `Tied` and `Untied` are the models made of one; `Flat` knows no cell.
+size. `Equilibrium`, `Tied` and `Untied` are the models made of one; `Flat` has no cell.
 """
 
 import abc
@@ -111,7 +111,7 @@ class RelaxationCell(NodeCell):
     @torch.no_grad()
     def rate(self, condition: float) -> float:
         """Returns the contraction factor for matrices of norm one with that condition number."""
-        leak, gain = (part.double() for part in self.matrices())
+        leak, gain = (matrix.double() for matrix in self.matrices())
         return 1 - float(torch.linalg.eigvalsh(leak + gain / condition)[0])
 
     def certificate(self) -> str:
@@ -133,7 +133,7 @@ class PathCell(NodeCell):
     Args:
         channels: of the state.
         kappa: contraction factor; None leaves V and g without bounds.
-        average: whether means and a sum stand in for the maxima, which makes the map linear in the state.
+        average: whether means and a sum replace the maxima, which makes the map linear in the state.
 
     Example:
         >>> cell = PathCell(4)
@@ -197,33 +197,33 @@ class NodeModel(nn.Module, abc.ABC):
 
     @property
     def depth(self) -> int | None:
-        """Steps or layers that it was made for; None if it runs until it rests."""
+        """Steps or layers that it was made for; None if it runs until it converges."""
         return None
 
     def fits(self, u: Tensor) -> bool:
         """Whether the model can take samples of that size."""
         return True
 
-    def at_rest(self) -> DEQ | None:
-        """Returns what runs the cell until nothing moves, in float64; None without a cell."""
+    def as_deq(self) -> DEQ | None:
+        """Returns a DEQ that runs the cell to convergence in float64; None without a cell."""
         if self.cell is None:
             return None
-        # States of far nodes are many decades below that of the source: only rounding may end such a solve.
+        # States of far nodes are many decades below that of the source, so such a solve may end only at rounding.
         stop = Absolute(0.0) if isinstance(self.cell, PathCell) else Relative(1e-8)
         return DEQ(self.cell, solver=_solver(self.cell), stop=stop, max_steps=1000, on_failure="ignore")
 
     @torch.no_grad()
     def answers(self, u: Tensor, steps: Sequence[int]) -> dict[int, Tensor]:
-        """Computes the answers after some numbers of steps from zero; of a model without a cell after its own."""
+        """Computes the answers after given numbers of steps from zero; without a cell, after the model's own."""
         if self.cell is None:
             return {} if self.depth is None else {self.depth: self(u)}
         x, given = _start(self.cell, u), self.cell.inject(u)
-        found = {}
+        readouts = {}
         for index in range(1, max(steps) + 1):
             x = self.cell.step(x, given)
             if index in steps:
-                found[index] = self.cell.readout(x)
-        return found
+                readouts[index] = self.cell.readout(x)
+        return readouts
 
 
 class Equilibrium(NodeModel):
@@ -277,7 +277,7 @@ class Untied(NodeModel):
 
 
 class Flat(NodeModel):
-    """Sees a sample as one vector, and so knows one size only."""
+    """Takes a sample as one vector, and therefore has one size only."""
 
     def __init__(self, network: nn.Module, nodes: int) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ def _start(cell: NodeCell, u: Tensor) -> Tensor:
 
 
 def _solver(cell: NodeCell) -> Solver:
-    """Chooses plain steps for maxima, which reach their fixed point in finitely many of them."""
+    """Chooses Picard for maxima, which reach their fixed point in finitely many steps."""
     return Picard() if isinstance(cell, PathCell) else Anderson()
 
 
@@ -326,7 +326,7 @@ def build(task: str, nodes: int, choice: Choice) -> NodeModel:
 
     Args:
         task: its name.
-        nodes: of the training samples, for models that know one size only.
+        nodes: of the training samples, for models that have one size only.
         choice: name and options ``channels``, ``depth`` and ``width``.
 
     Example:

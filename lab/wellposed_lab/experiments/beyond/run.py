@@ -20,7 +20,7 @@ from wellposed_lab.networks.mlp import parameter_count
 from wellposed_lab.networks.simple import LinearRegression
 from wellposed_lab.tasks.task import Pair, Point, Task
 
-PART = 64  # samples that are tested at once
+BATCH = 64  # samples that are tested at once
 STARTED = 8  # samples that are solved from several starts
 
 
@@ -29,10 +29,10 @@ class BeyondRun(Run):
     """Trains one model on one task of nodes, in float32, and tests it in float64.
 
     ``test_accuracy`` and ``test_error`` are those of the model as it was trained: at its equilibrium, after its
-    number of steps, or of its layers. Where there is a cell, ``rest_accuracy`` is that of running it until it
-    rests, whatever it was trained for, and ``path_independent`` the share of samples for which all starts lead to
-    one point, both at every point of the task; ``steps_accuracy`` is that after a number of plain steps from zero,
-    at the point `probe`.
+    number of steps, or of its layers. Where there is a cell, ``rest_accuracy`` is that of running it to
+    convergence, however it was trained, and ``path_independent`` the share of samples for which all starts lead to
+    one equilibrium, both at every point of the task; ``steps_accuracy`` is that after a number of Picard steps
+    from zero, at the point `probe`.
 
     Args:
         task: what to learn; its samples are ``(n, n + 1)``.
@@ -55,7 +55,7 @@ class BeyondRun(Run):
         return self.task.name, self.model.name, self.model.size
 
     def device_for(self, wanted: str) -> str:
-        return "cpu" if self.model.name == "linear" else super().device_for(wanted)  # which has a closed form
+        return "cpu" if self.model.name == "linear" else super().device_for(wanted)  # linear has a closed form
 
     def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         return [run._alone(context) for run in runs]
@@ -93,7 +93,7 @@ class BeyondRun(Run):
 
     @torch.no_grad()
     def _scores(self, model: NodeModel, pair: Pair, split: str) -> list[Value]:
-        prediction = torch.cat([model(part) for part in pair[0].double().split(PART)])
+        prediction = torch.cat([model(batch) for batch in pair[0].double().split(BATCH)])
         return self._named(prediction, pair[1], split)
 
     def _named(self, prediction: Tensor, target: Tensor, split: str) -> list[Value]:
@@ -101,33 +101,36 @@ class BeyondRun(Run):
         return [Value(name.replace("test", split, 1), score) for name, score in scores.items()]
 
     def _at(self, model: NodeModel, at: Point) -> list[Value]:
-        """Tests at one point of the axis; a model that knows another size only has nothing to say there."""
-        pair, rest = self.task.test(self.seed, at), model.at_rest()
+        """Tests at one point of the axis; returns nothing for a model of another size."""
+        pair, deq = self.task.test(self.seed, at), model.as_deq()
         if not model.fits(pair[0]):
             return []
-        if rest is None:
+        if deq is None:
             return self._scores(model, pair, "test")
-        found = self._at_rest(model, rest, pair)
-        own = [dataclasses.replace(value, metric=f"test{value.metric[4:]}") for value in found[:2]]
+        values = self._at_equilibrium(model, deq, pair)
+        own = [dataclasses.replace(value, metric=f"test{value.metric[4:]}") for value in values[:2]]
         if model.depth is not None:
             own = self._scores(model, pair, "test")
-        return own + found + self._independence(rest, pair[0])
+        return own + values + self._independence(deq, pair[0])
 
     @torch.no_grad()
-    def _at_rest(self, model: NodeModel, rest: DEQ, pair: Pair) -> list[Value]:
+    def _at_equilibrium(self, model: NodeModel, deq: DEQ, pair: Pair) -> list[Value]:
         cell = model.cell
         if cell is None:
             return []
         with watch() as log:
-            prediction = torch.cat([cell.readout(rest(part)) for part in pair[0].double().split(PART)])
+            prediction = torch.cat([cell.readout(deq(batch)) for batch in pair[0].double().split(BATCH)])
         scores = self._named(prediction, pair[1], "rest")
         return [*scores, Value("steps", log.mean_steps), Value("failed_share", log.failed_share)]
 
-    def _independence(self, rest: DEQ, u: Tensor) -> list[Value]:
+    def _independence(self, deq: DEQ, u: Tensor) -> list[Value]:
         generator = self.task.generator(self.seed, "starts")
-        found = path_independence(rest, u[:STARTED].double(), starts=1, generator=generator)
-        alignment = float(found.alignment.nan_to_num(-1.0).mean())
-        return [Value("path_independent", float(found.independent.double().mean())), Value("alignment", alignment)]
+        result = path_independence(deq, u[:STARTED].double(), starts=1, generator=generator)
+        alignment = float(result.alignment.nan_to_num(-1.0).mean())
+        return [
+            Value("path_independent", float(result.independent.double().mean())),
+            Value("alignment", alignment),
+        ]
 
     def _by_steps(self, model: NodeModel) -> list[Value]:
         u, y = self.task.test(self.seed, self.probe)

@@ -76,7 +76,7 @@ def _choice(task: Task, name: str, depth: int) -> Choice:
 
 
 def training(scale: Scale, task: Task, name: str) -> Training:
-    """Returns settings found by trying a few on seed 0; they were not searched."""
+    """Returns settings chosen among a few on seed 0, without a search."""
     paths = task.name == "shortest-path"
     batch, rate = (32, 0.1) if paths else (128, 0.01)
     if name == "mlp":
@@ -103,23 +103,23 @@ def findings(records: Sequence[Record]) -> list[str]:
 def _on(records: Sequence[Record], task: str) -> list[str]:
     at, inside = PROBE[task], TRAINED[task]
 
-    def shares(metric: str, names: Sequence[str], place: float) -> str:
-        found = [(name, median_of(records, task, name, metric, place)) for name in names]
-        return ", ".join(f"{name} {100 * value:.0f} %" for name, value in found if value is not None)
+    def shares(metric: str, names: Sequence[str], point: float) -> str:
+        medians = [(name, median_of(records, task, name, metric, point)) for name in names]
+        return ", ".join(f"{name} {100 * value:.0f} %" for name, value in medians if value is not None)
 
-    parts = [
+    rows = [
         ("at {at:g}, beyond the training, the answers that are right (median)", "test_accuracy", NAMES, at),
         ("at {at:g}, the edge of the training", "test_accuracy", NAMES, inside),
         ("run to rest at {at:g}, whatever the training", "rest_accuracy", CELLS, at),
         ("samples whose equilibrium does not depend on the start, at {at:g}", "path_independent", CELLS, at),
     ]
-    told = [(text.format(at=place), shares(metric, names, place)) for text, metric, names, place in parts]
-    sentences = [f"On {task}, {text}: {numbers}." for text, numbers in told if numbers]
+    listed = [(text.format(at=point), shares(metric, names, point)) for text, metric, names, point in rows]
+    sentences = [f"On {task}, {text}: {numbers}." for text, numbers in listed if numbers]
     return sentences + _running_longer(records, task) + _deep(records, task)
 
 
 def _running_longer(records: Sequence[Record], task: str) -> list[str]:
-    """Says whether the tied network gains from more steps than it was trained with."""
+    """Returns whether the tied network gains from more steps than it was trained with."""
     own, longer, ours = (
         median_of(records, task, name, metric, PROBE[task])
         for name, metric in (
@@ -145,8 +145,8 @@ def _running_longer(records: Sequence[Record], task: str) -> list[str]:
 
 def _best_steps(records: Sequence[Record], task: str) -> str:
     """Says what the tied network reaches if the number of its steps is chosen by looking at the answers."""
-    found = [(median_of(records, task, "tied", "steps_accuracy", float(n)), n) for n in BeyondRun.steps]
-    known = [(value, n) for value, n in found if value is not None]
+    accuracies = [(median_of(records, task, "tied", "steps_accuracy", float(n)), n) for n in BeyondRun.steps]
+    known = [(value, n) for value, n in accuracies if value is not None]
     if not known:
         return ""
     best, steps = max(known)
@@ -154,7 +154,7 @@ def _best_steps(records: Sequence[Record], task: str) -> str:
 
 
 def _deep(records: Sequence[Record], task: str) -> list[str]:
-    """Says whether many unrolled steps do as well as the implicit function theorem, both run to rest."""
+    """Returns whether many unrolled steps do as well as the implicit function theorem, both run to rest."""
     sentences = []
     for at in (PROBE[task], HARDEST[task]):
         deep, ours = (median_of(records, task, name, "rest_accuracy", at) for name in ("tied-deep", "equilibrium"))
@@ -169,11 +169,11 @@ def _deep(records: Sequence[Record], task: str) -> list[str]:
 
 
 def _thresholds() -> tuple[Threshold, ...]:
-    """Returns what every seed keeps to; how far beyond the training it goes is left to the figures."""
-    found = []
+    """Returns what every seed has to reach; the figures show how far beyond the training it goes."""
+    thresholds = []
     for task in TASKS:
         far = 20.0 if task == "shortest-path" else 10.0
-        found += [
+        thresholds += [
             Threshold(
                 f"On {task} the equilibrium is mostly right at {far:g}; the training ends at {TRAINED[task]:g}.",
                 Measure("test_accuracy", "equilibrium", task, at=far),
@@ -193,7 +193,7 @@ def _thresholds() -> tuple[Threshold, ...]:
                 1.0,
             ),
         ]
-    return tuple(found)
+    return tuple(thresholds)
 
 
 SUITE = Suite(

@@ -38,7 +38,7 @@ LIMIT = 20_000
 
 
 def with_rule(model: ImplicitModel, stop: Stopping) -> ImplicitModel:
-    """Returns the same model, weights shared, that iterates plainly until a rule is met."""
+    """Returns the model with shared weights, solved by Picard iteration until a stopping rule is met."""
     other = copy.copy(model)
     other.solver, other.stop, other.max_steps, other.on_failure = Picard(), stop, LIMIT, "ignore"
     return other
@@ -65,7 +65,7 @@ def local_rates(model: ImplicitModel, u: Tensor) -> Tensor:  # (B, p) -> (B,)
 
 @torch.no_grad()
 def active_states(model: ImplicitModel, u: Tensor) -> Tensor:  # (B, p) -> (B,)
-    """Counts the states through which a change would pass."""
+    """Counts the states with a non-zero slope."""
     return (_slopes(model, u) != 0).sum(-1).double()
 
 
@@ -94,7 +94,7 @@ def slope(scales: Sequence[float], steps: Sequence[float]) -> float:
 
 
 def predicted_slope(rates: Tensor) -> float:
-    """Returns the mean of ``1 / log(1 / rho)`` over the samples; one that ends after finitely many steps adds 0.
+    """Returns the mean of ``1 / log(1 / rho)`` over the samples; one that converges in finite steps counts 0.
 
     Example:
         >>> round(predicted_slope(torch.tensor([0.5, 0.0])) * math.log(2), 9)
@@ -113,19 +113,19 @@ def homogeneity_error(model: ImplicitModel, u: Tensor, scales: Sequence[float]) 
 
 
 def by_decile(values: Tensor, order: Tensor) -> list[float]:
-    """Returns the means of `values` in ten parts of equal size, the samples sorted by `order`."""
-    return [float(part.mean()) for part in values[order.argsort()].tensor_split(10)]
+    """Returns the means of `values` in ten groups of equal size, the samples sorted by `order`."""
+    return [float(group.mean()) for group in values[order.argsort()].tensor_split(10)]
 
 
 SCALES = tuple(10.0**power for power in range(-3, 6))
-SAMPLES = 500  # of the validation set, for what looks at single samples
+SAMPLES = 500  # of the validation set, where single samples are measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthRun(ObservedRun):
     """Trains an implicit model in float32 and counts its steps in float64, with plain iteration.
 
-    In float32 the rounding of large states is above the papers' absolute tolerance, which is then met by luck or
+    In float32 the rounding of large states is above the papers' absolute tolerance, which is then met by chance or
     never; the share of samples that never meet it is `not_converged_float32`. Every model is measured with both
     rules, whichever it was trained with: `steps_absolute` and `steps_relative` at the points of the task, and
     `scaled_absolute` and `scaled_relative` for the same samples at several scales.
@@ -135,7 +135,7 @@ class DepthRun(ObservedRun):
 
     @property
     def batch_seeds(self) -> bool:
-        return False  # one model after the other takes the compiled kernels, which are faster than a stack
+        return False  # single models use the compiled kernels, which are faster than an ensemble
 
     def measure(
         self, model: nn.Module, pair: tuple[Pair, Pair], seed: int, history: History | None, member: int | None
@@ -158,8 +158,8 @@ class DepthRun(ObservedRun):
         values, strict = [], with_rule(model, ABSOLUTE)
         for at in self.task.points:
             if at is not None:
-                found = strict.equilibrium(self.task.test(seed, at)[0][:SAMPLES])
-                values.append(Value("not_converged_float32", 1 - float(found.converged.double().mean()), at))
+                solution = strict.equilibrium(self.task.test(seed, at)[0][:SAMPLES])
+                values.append(Value("not_converged_float32", 1 - float(solution.converged.double().mean()), at))
         return values
 
     def _under_shift(self, model: ImplicitModel, seed: int) -> list[Value]:
@@ -180,7 +180,7 @@ def _first(pair: Pair) -> Pair:
 
 
 def _inside(model: ImplicitModel, u: Tensor, known: bool) -> list[Value]:
-    """Counts the steps of the model's own rule in distribution, unless the task has tested them."""
+    """Counts the steps by the model's own stopping rule in distribution, unless the task has tested them."""
     if known:
         return []
     with torch.no_grad():
@@ -205,13 +205,15 @@ def _under_scale(model: ImplicitModel, u: Tensor) -> list[Value]:
 def _of_samples(
     model: ImplicitModel, u: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> list[Value]:
-    """Says how samples of the training distribution differ in their steps, and with what that goes."""
+    """Measures how samples of the training distribution differ in their steps, and what that correlates with."""
     steps, rates, active = sample_steps(model, u, RELATIVE), local_rates(model, u), active_states(model, u)
     with torch.no_grad():
         prediction = model(u)
     errors = torch.stack([loss(p[None], t[None]) for p, t in zip(prediction, y, strict=True)])
     quantiles = torch.tensor([0.05, 0.95], dtype=torch.float64)
-    values = [Value("steps_by_rate", mean, float(part)) for part, mean in enumerate(by_decile(steps, rates), 1)]
+    values = [
+        Value("steps_by_rate", mean, float(decile)) for decile, mean in enumerate(by_decile(steps, rates), 1)
+    ]
     for name, column in (("steps", steps), ("rate", rates), ("active", active)):
         low, high = column.quantile(quantiles).tolist()
         values += [Value(f"{name}_low", low), Value(f"{name}_high", high)]

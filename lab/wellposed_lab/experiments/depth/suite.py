@@ -113,7 +113,7 @@ def _level(records: Sequence[Record], task: str) -> list[str]:
 
 
 def _levels(records: Sequence[Record]) -> list[str]:
-    """Says whether the level of the steps is that of the local rates, over all tasks and caps."""
+    """Returns whether the level of the steps is that of the local rates, over all tasks and caps."""
     own = [r for r in records if r.model.startswith("implicit-absolute") and r.kind == "run" and r.error is None]
     pairs = [(r.value("steps"), r.value("predicted_slope")) for r in own]
     known = [(steps, rate) for steps, rate in pairs if steps is not None and rate is not None]
@@ -179,7 +179,7 @@ def bias_steps(records: Sequence[Record], task: str) -> list[float]:
 
 
 def _thresholds() -> tuple[Threshold, ...]:
-    found = []
+    thresholds = []
     for task in TASKS:
         for model in ("implicit-absolute", "implicit"):
             spread, error, fitted, predicted = (
@@ -188,14 +188,14 @@ def _thresholds() -> tuple[Threshold, ...]:
             )
             which = f"{model} on {task}"
             claim = f"Under the relative rule the steps of {which} change by 5 % at most from scale 1 to 1e5."
-            found.append(Threshold(claim, spread, "at most", 0.05))
+            thresholds.append(Threshold(claim, spread, "at most", 0.05))
             claim = f"The outputs of {which} are homogeneous to 1e-10."
-            found.append(Threshold(claim, error, "at most", 1e-10))
+            thresholds.append(Threshold(claim, error, "at most", 1e-10))
             claim = f"Under the absolute rule the steps of {which} grow {{}} of the predicted slope."
             least, most = claim.format("by at least 95 %"), claim.format("by at most 105 %")
-            found.append(Threshold(least, fitted, "at least", 0.95, rival=predicted))
-            found.append(Threshold(most, fitted, "at most", 1.05, rival=predicted))
-    return tuple(found)
+            thresholds.append(Threshold(least, fitted, "at least", 0.95, rival=predicted))
+            thresholds.append(Threshold(most, fitted, "at most", 1.05, rival=predicted))
+    return tuple(thresholds)
 
 
 SUITE = Suite(

@@ -1,6 +1,6 @@
-"""Stations that can go, on earthquake location from 45 of them (002 section 5.2, Figure 9).
+"""Stations that can be removed, on earthquake location from 45 of them (002 section 5.2, Figure 9).
 
-`StationDense` is the network whose states are matched; its inputs go station by station.
+`StationDense` is the network whose states are matched; its inputs are removed station by station.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class StationDense(TrainedNetwork):
         task: stations and sources.
         hidden: widths of its hidden layers.
         epochs, learning_rate, batch_size: of its training.
-        inputs_only: whether hidden units stay, so that only stations can go.
+        inputs_only: whether only stations are removed and hidden units stay.
 
     Example:
         >>> StationDense(StationNetwork()).shape
@@ -90,16 +90,16 @@ class StationDense(TrainedNetwork):
     def details(self, model: nn.Module, seed: int = 0) -> dict[str, float]:
         """Returns the errors of longitude and latitude in degrees."""
         u, target = _data(self.task, "test", seed)
-        y = torch.cat([model(some) for some in u.split(self.part)])
+        y = torch.cat([model(some) for some in u.split(self.test_batch_size)])
         scores = self.task.score(y, target)
         return {name: scores[name] for name in ("longitude_error", "latitude_error")}
 
     def change(self, score: float, network: float, whole: float) -> float:
-        """Returns by how much the error has grown since all features were there."""
+        """Returns by how much the error has grown from that with all features."""
         return score - whole
 
     def groups(self, states: States) -> Tensor:  # (n + p,)
-        """Returns which columns go together: the six inputs of a station, and every hidden unit alone or never."""
+        """Returns the groups of columns: the six inputs of a station, and every hidden unit alone or in none."""
         n, inputs = states.X.shape[1], self.task.groups()
         hidden = torch.full((n,), -1) if self.inputs_only else torch.arange(n) + self.task.stations
         return torch.cat([hidden, inputs])
@@ -180,15 +180,15 @@ def plan(scale: Scale) -> list[Run]:
 
 
 def training(scale: Scale) -> Training:
-    """Returns settings of which a few were tried on seed 0, by test error; not searched."""
+    """Returns settings chosen among a few by the test error of seed 0, without a search."""
     if scale == "tiny":
         return Training(epochs=1, batch_size=20, learning_rate=3e-3)
     return Training(epochs=20, batch_size=250, learning_rate=3e-3)
 
 
 def findings(records: Sequence[Record]) -> list[str]:
-    """Says what the numbers mean, and what the orders are worth."""
-    found = [
+    """Says what the numbers mean, and how much the order of removal matters."""
+    sentences = [
         "The stations stay where they are, or there would be none to remove. Their coordinates are then constant, "
         "and three of the six inputs of a station tell nothing; all six go together.",
         *_levels(records),
@@ -197,7 +197,7 @@ def findings(records: Sequence[Record]) -> list[str]:
         rises = [median_of(records, TASK, m, "test_mse_increase", at) for m in ("state-driven", *ORDERS)]
         if all(rise is not None for rise in rises):
             ours, share, chance = rises
-            found.append(
+            sentences.append(
                 f"With {100 * at:g} % of the features gone in the order of the least rise of the misfit the test "
                 f"error changes by {ours:+.2g}; in the order of the largest share by {share:+.2g}, at random "
                 f"by {chance:+.2g}."
@@ -207,33 +207,33 @@ def findings(records: Sequence[Record]) -> list[str]:
         ("many-epicentres", "many-epicentres-random"): "The same, trained and fitted on 4,865 epicentres,",
     }
     for (chosen, drawn), title in pairs.items():
-        told = _told(records, chosen, drawn)
-        found += [f"{title}, the test error changes by {told}.".replace(",,", ",")] if told else []
-    found.append(
+        changes = _changes(records, chosen, drawn)
+        sentences += [f"{title}, the test error changes by {changes}.".replace(",,", ",")] if changes else []
+    sentences.append(
         "States on seven epicentres do not say how a row continues elsewhere: many fits agree there and differ on "
         "new epicentres, so removing features can lower the test error as well as raise it."
     )
-    found.append(
+    sentences.append(
         "Width, support, samples and ridge of these fits were chosen among about ten settings by test errors on "
         "seeds 0 and 1, and the threshold was set after seeing some of them."
     )
     certified = median_of(records, TASK, "certified", "certified")
     if certified is not None:
-        found.append(
+        sentences.append(
             f"Certified to be zero in every row at a cap of 0.3 are {certified:g} features in the median; "
             "everything else is a ranking. At the printed cap of 1.0 an equilibrium need not exist; 0.99 is used "
             "for the fits."
         )
-    return found
+    return sentences
 
 
-def _told(records: Sequence[Record], chosen: str, drawn: str) -> str:
-    parts = []
+def _changes(records: Sequence[Record], chosen: str, drawn: str) -> str:
+    changes = []
     for at in (0.3, 0.9):
         ours, chance = (median_of(records, TASK, model, "test_mse_increase", at) for model in (chosen, drawn))
         if ours is not None and chance is not None:
-            parts.append(f"{ours:+.2g} without {100 * at:g} % of the stations ({chance:+.2g} in random order)")
-    return " and by ".join(parts)
+            changes.append(f"{ours:+.2g} without {100 * at:g} % of the stations ({chance:+.2g} in random order)")
+    return " and by ".join(changes)
 
 
 def _levels(records: Sequence[Record]) -> list[str]:

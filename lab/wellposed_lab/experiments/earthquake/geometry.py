@@ -49,7 +49,7 @@ def destination(latitude: Tensor, longitude: Tensor, away: Tensor, bearing: Tens
 
     Example:
         >>> there = destination(*torch.tensor([0.0, 350.0, 20.0, 90.0], dtype=torch.float64))
-        >>> [round(float(part), 9) for part in there]
+        >>> [round(float(angle), 9) for angle in there]
         [0.0, 370.0]
     """
     here, angle, way = latitude.deg2rad(), away.deg2rad(), bearing.deg2rad()
@@ -77,9 +77,9 @@ class Subnet:
         elevation: of the stations in km, ``(N, S)``; None: all on the surface.
 
     Example:
-        >>> place = torch.full((1,), 100.0)
+        >>> source = torch.full((1,), 100.0)
         >>> near = torch.full((1, 5), 101.0)
-        >>> u, y = Subnet(place, 0 * place, place, near, 0 * near, near).pair(longest=400.0)
+        >>> u, y = Subnet(source, 0 * source, source, near, 0 * near, near).pair(longest=400.0)
         >>> u.shape, y.shape
         (torch.Size([1, 30]), torch.Size([1, 4]))
     """
@@ -107,7 +107,7 @@ class Subnet:
             self.station_latitude, self.station_longitude, self.latitude[:, None], self.longitude[:, None]
         ).deg2rad()
         elevation = torch.zeros_like(back) if self.elevation is None else self.elevation / 10.0
-        parts = (
+        features = (
             self.station_longitude / 180.0 - 1,
             self.station_latitude / 90.0,
             elevation,
@@ -115,7 +115,7 @@ class Subnet:
             back.cos(),
             (self.seconds - self.seconds[:, :1]) / longest,
         )
-        inputs = torch.stack(parts, dim=-1).flatten(1)
+        inputs = torch.stack(features, dim=-1).flatten(1)
         return inputs.float(), self._targets(longest, targets).float()
 
     def _targets(self, longest: float, names: tuple[str, ...]) -> Tensor:

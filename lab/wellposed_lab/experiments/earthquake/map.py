@@ -28,7 +28,7 @@ def draw_map(records: Sequence[Record]) -> bytes | None:
     panels = {name: record for name in SHOWN for record in usable if record.model == name}
     panels = {name: record for name, record in panels.items() if "map_error" in record.series}
     try:
-        canvas, colours = (require(f"matplotlib.{part}", extra="plots") for part in ("figure", "colors"))
+        canvas, colours = (require(f"matplotlib.{module}", extra="plots") for module in ("figure", "colors"))
     except MissingExtraError:
         return None
     if not panels:
@@ -37,11 +37,11 @@ def draw_map(records: Sequence[Record]) -> bytes | None:
     axes = page.subplots(len(panels), 1, sharex=True, squeeze=False).flatten()
     norm = colours.LogNorm(LOWEST, HIGHEST)
     data = next((record for record in usable if record.model == "data"), None)
-    for place, (name, record) in zip(axes, panels.items(), strict=True):
-        _regions(place)
-        _stations(place, data)
-        points = _errors(place, record, norm)
-        place.set_title(f"{SHOWN[name]}: {_summary(record)}", fontsize=9, loc="left")
+    for axis, (name, record) in zip(axes, panels.items(), strict=True):
+        _regions(axis)
+        _stations(axis, data)
+        points = _errors(axis, record, norm)
+        axis.set_title(f"{SHOWN[name]}: {_summary(record)}", fontsize=9, loc="left")
     axes[-1].set_xlabel("longitude", fontsize=8.5)
     bar = page.colorbar(points, ax=list(axes), extend="both", shrink=0.85, pad=0.015, aspect=32)
     bar.set_ticks([1, 2, 5, 10, 20, 30], labels=["1°", "2°", "5°", "10°", "20°", "30°"])
@@ -53,37 +53,37 @@ def draw_map(records: Sequence[Record]) -> bytes | None:
     return stream.getvalue()
 
 
-def _regions(place: Any) -> None:
-    place.axvspan(*PACIFIC, color="#1f5fd0", alpha=0.10, linewidth=0)
+def _regions(axis: Any) -> None:
+    axis.axvspan(*PACIFIC, color="#1f5fd0", alpha=0.10, linewidth=0)
     for k in range(10):
         for edge in (PACIFIC[0] - 10 * k, PACIFIC[1] + 10 * k):
-            place.axvline(edge, color="#9aa4b2", linewidth=1.1 if k == 0 else 0.5, zorder=1)
+            axis.axvline(edge, color="#9aa4b2", linewidth=1.1 if k == 0 else 0.5, zorder=1)
     for k in (1, 3, 5, 7, 9):
         for middle in (PACIFIC[0] - 10 * k + 5, PACIFIC[1] + 10 * k - 5):
-            place.text(middle, 79, f"{k}", ha="center", va="bottom", fontsize=7, color="#4b5563")
-    place.text(180, 79, "training region; outside it the test bands k = 1 to 9", ha="center", va="bottom",
+            axis.text(middle, 79, f"{k}", ha="center", va="bottom", fontsize=7, color="#4b5563")
+    axis.text(180, 79, "training region; outside it the test bands k = 1 to 9", ha="center", va="bottom",
                fontsize=7, color="#1f5fd0")  # fmt: skip
-    place.set_xlim(0, 360)
-    place.set_ylim(LATITUDES[0] - 6, LATITUDES[1] + 13)
-    place.set_xticks(list(TICKS), list(TICKS.values()))
-    place.set_yticks([-60, -30, 0, 30, 60], ["60° S", "30° S", "0°", "30° N", "60° N"])
-    place.tick_params(labelsize=8)
-    place.set_ylabel("latitude", fontsize=8.5)
+    axis.set_xlim(0, 360)
+    axis.set_ylim(LATITUDES[0] - 6, LATITUDES[1] + 13)
+    axis.set_xticks(list(TICKS), list(TICKS.values()))
+    axis.set_yticks([-60, -30, 0, 30, 60], ["60° S", "30° S", "0°", "30° N", "60° N"])
+    axis.tick_params(labelsize=8)
+    axis.set_ylabel("latitude", fontsize=8.5)
 
 
-def _stations(place: Any, data: Record | None) -> None:
+def _stations(axis: Any, data: Record | None) -> None:
     if data is None:
         return
     look: dict[str, Any] = {"marker": "^", "s": 7, "color": "#9aa4b2", "linewidths": 0, "zorder": 1.5}
-    place.scatter(*_columns(data, "station"), label="stations of 60 training samples", **look)
+    axis.scatter(*_columns(data, "station"), label="stations of 60 training samples", **look)
     if "event_longitude" in data.series:
         look = {"marker": "*", "s": 60, "facecolors": "none", "edgecolors": "#111", "linewidths": 0.7, "zorder": 4}
-        place.scatter(*_columns(data, "event"), label="events with real picks", **look)
+        axis.scatter(*_columns(data, "event"), label="events with real picks", **look)
 
 
-def _errors(place: Any, record: Record, norm: Any) -> Any:
+def _errors(axis: Any, record: Record, norm: Any) -> Any:
     longitude, latitude = _columns(record, "map")
-    return place.scatter(longitude, latitude, c=record.series["map_error"], cmap="viridis_r", norm=norm, s=9,
+    return axis.scatter(longitude, latitude, c=record.series["map_error"], cmap="viridis_r", norm=norm, s=9,
                          linewidths=0, zorder=3)  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def _summary(record: Record) -> str:
     )
 
 
-def _legend(page: Any, place: Any) -> None:
-    handles, labels = place.get_legend_handles_labels()
+def _legend(page: Any, axis: Any) -> None:
+    handles, labels = axis.get_legend_handles_labels()
     if handles:
         page.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8, frameon=False)

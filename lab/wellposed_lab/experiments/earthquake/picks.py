@@ -71,7 +71,7 @@ def isc_picks() -> Picks:
     """Returns the picks of the data folder (ISC, doi 10.31905/D808B830).
 
     Raises:
-        MissingDataError: they are not here; the message says how to get them.
+        MissingDataError: there are none; the message says how to get them.
     """
     hint = "the suites run without it; only the comparison with real picks is left out"
     _, paths = fetch("ISC picks", [[ISC_PICKS]], hint)
@@ -86,7 +86,7 @@ def read_picks(path: str | os.PathLike[str]) -> Picks:
     the earliest is kept.
 
     Raises:
-        FileFormatError: a column is missing, or a number is none; the message names column and line.
+        FileFormatError: a column is missing or a cell is not a number; the message names column and line.
     """
     name = os.fspath(path)
     try:
@@ -107,9 +107,9 @@ def residuals(picks: Picks, times: TravelTimes) -> Tensor:  # (N,)
     """Computes observed minus predicted seconds; NaN where the table does not reach."""
     away, depth = picks.distance, picks.depth
     inside = (depth >= times.depths[0]) & (depth <= times.depths[-1]) & (away <= times.distances[-1])
-    found = torch.full_like(away, torch.nan)
-    found[inside] = picks.seconds[inside] - times(away[inside], depth[inside])
-    return found
+    late = torch.full_like(away, torch.nan)
+    late[inside] = picks.seconds[inside] - times(away[inside], depth[inside])
+    return late
 
 
 def subnets(picks: Picks, times: TravelTimes, stations: int, generator: torch.Generator) -> Subnet | None:

@@ -1,4 +1,4 @@
-"""Runs of the earthquake suite: models that are also tried on real picks, and the data themselves."""
+"""Runs of the earthquake suite: models that are also tested on real picks, and the data themselves."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ ASKED = 100  # plain calls of TauP with which a table is compared
 
 @dataclass(frozen=True, kw_only=True)
 class LocationRun(TrainingRun):
-    """Trains a model on an earthquake task, and tries it on real picks where the data folder has them."""
+    """Trains a model on an earthquake task, and tests it on real picks where the data folder has them."""
 
     @property
     def batch_seeds(self) -> bool:
@@ -37,7 +37,7 @@ class LocationRun(TrainingRun):
 
     def data(self, seed: int) -> tuple[Pair, Pair]:
         if isinstance(self.task, Earthquakes) and self.task.earth == "ak135":
-            _picks()  # a damaged file is better noticed before training than after it
+            _picks()  # so that a damaged file is noticed before training, not after it
         return super().data(seed)
 
     def measure(
@@ -94,7 +94,7 @@ class EarthquakeData(Run):
         if self.mesh is None:
             return {}
         (train, _), (validation, _), (inside, _) = (
-            part(self.seed) for part in (self.mesh.train, self.mesh.validation, self.mesh.test)
+            split(self.seed) for split in (self.mesh.train, self.mesh.validation, self.mesh.test)
         )
         return {
             "features": train.shape[1],
@@ -104,7 +104,7 @@ class EarthquakeData(Run):
         }
 
     def _checked(self, times: TravelTimes) -> dict[str, float]:
-        """Compares times at random places with plain calls of TauP, in seconds; nothing without obspy."""
+        """Compares times at random points with plain calls of TauP, in seconds; nothing without obspy."""
         if times.name != "ak135":
             return {}
         try:
@@ -112,11 +112,11 @@ class EarthquakeData(Run):
         except MissingExtraError:
             return {}
         share = torch.rand(2, ASKED, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
-        places = DEEPEST * share[0], 180 * share[1] ** 2  # every second one nearer than 45 degrees
-        pairs = zip(*(part.tolist() for part in places), strict=True)
+        depths, distances = DEEPEST * share[0], 180 * share[1] ** 2  # every second one nearer than 45 degrees
+        pairs = zip(depths.tolist(), distances.tolist(), strict=True)
         asked = [min(one.time for one in model.get_travel_times(z, away, PHASES)) for z, away in pairs]
-        found = times(places[1], places[0])
-        return {"table_difference": float((found - torch.tensor(asked, dtype=torch.float64)).abs().max())}
+        interpolated = times(distances, depths)
+        return {"table_difference": float((interpolated - torch.tensor(asked, dtype=torch.float64)).abs().max())}
 
     def _compared(self, times: TravelTimes) -> dict[str, float]:
         picks = _picks() if times.name == "ak135" else None
@@ -141,7 +141,7 @@ def _picks() -> Picks | None:
 
 
 def _real(task: Earthquakes, seed: int) -> Subnet | None:
-    """Makes samples of real picks; none in an earth that is not the real one."""
+    """Makes samples of real picks; None unless the earth is ak135."""
     picks = _picks() if task.earth == "ak135" else None
     if picks is None:
         return None
@@ -153,15 +153,15 @@ def _map(task: Earthquakes, model: nn.Module, seed: int) -> Series:
     columns: Series = {"map_longitude": [], "map_latitude": [], "map_error": []}
     for at in task.points:
         u, y = (part[:SHOWN] for part in task.test(seed, at))
-        (longitude, latitude), found = _place(y), _place(predict(model, u))
-        away = distance(latitude, longitude, found[1].clamp(-90, 90), found[0])
+        (longitude, latitude), predicted = _epicentres(y), _epicentres(predict(model, u))
+        away = distance(latitude, longitude, predicted[1].clamp(-90, 90), predicted[0])
         for name, column in zip(columns, (longitude, latitude, away), strict=True):
             columns[name] += _short(column)
     return columns
 
 
 def _stations(task: Earthquakes, real: Subnet | None) -> Series:
-    """Returns some stations of training, and the places of the real events."""
+    """Returns some stations of training, and the epicentres of the real events."""
     u = task.train(0)[0][:60].unflatten(1, (task.stations, -1)).double()
     series = {"station_longitude": _short(180 * (u[..., 0] + 1)), "station_latitude": _short(90 * u[..., 1])}
     if real is not None:
@@ -169,7 +169,7 @@ def _stations(task: Earthquakes, real: Subnet | None) -> Series:
     return series
 
 
-def _place(y: Tensor) -> tuple[Tensor, Tensor]:
+def _epicentres(y: Tensor) -> tuple[Tensor, Tensor]:
     return 180 * (y[:, 0].double() + 1), 90 * y[:, 1].double()
 
 

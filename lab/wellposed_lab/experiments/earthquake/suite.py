@@ -72,7 +72,7 @@ TASK, FAR = "earthquake", 9.0
 ERRORS = ("longitude", "latitude", "depth", "time")
 UNITS = {"longitude": "degrees", "latitude": "degrees", "depth": "km", "time": "s"}
 OURS = Choice.of("implicit", kappa=0.9, solver="picard", state_features=190)
-CHECKED = {  # how travel times were compared; the first is of records of an earlier table
+CHECKED = {  # how travel times were compared; the first is in records made with an earlier table
     "table_error": "Points of the travel-time table differ",
     "table_difference": "At random places the travel times of the table differ",
 }
@@ -87,7 +87,7 @@ MODELS: list[tuple[Role, Choice]] = [
 
 
 def tasks(scale: Scale) -> dict[Task, list[tuple[Role, Choice]]]:
-    """Returns the tasks and who is tried on them; tiny ones are in a homogeneous sphere, which needs no table."""
+    """Returns the tasks with their models; tiny ones are in a homogeneous sphere, which needs no table."""
     if scale == "tiny":
         few = {"samples": 200, "test_samples": 40, "earth": "homogeneous"}
         mesh = {"side": 4, "depths": 10, "earth": "homogeneous"}
@@ -125,7 +125,7 @@ def plan(scale: Scale) -> list[Run]:
 
 
 def training(scale: Scale, task: Task) -> Training:
-    """Returns the settings of a first trial on seed 0, where 10 epochs were better than 5; not searched."""
+    """Returns the settings of a first trial on seed 0, where 10 epochs were better than 5, without a search."""
     if scale == "tiny":
         return Training(epochs=2, batch_size=50, learning_rate=3e-3)
     if scale == "paper":
@@ -157,12 +157,12 @@ def _skip(records: Sequence[Record]) -> list[str]:
         "implicit-no-feedback": "the implicit model with A = 0",
         "linear": "a linear regression",
     }
-    found = {name: median_of(records, TASK, name, "longitude_error", FAR) for name in names}
-    known = {name: value for name, value in found.items() if value is not None}
+    errors = {name: median_of(records, TASK, name, "longitude_error", FAR) for name in names}
+    known = {name: value for name, value in errors.items() if value is not None}
     if len(known) < len(names):
         return []
-    told = ", ".join(f"{names[name]} {value:.2g}" for name, value in known.items())
-    sentences = [f"Error of the longitude at k = 9 in degrees (median): {told}."]
+    listed = ", ".join(f"{names[name]} {value:.2g}" for name, value in known.items())
+    sentences = [f"Error of the longitude at k = 9 in degrees (median): {listed}."]
     change = known["implicit-no-feedback"] - known["implicit"]
     closed = [100 * share for share in _closed(records)]
     if closed:
@@ -175,7 +175,7 @@ def _skip(records: Sequence[Record]) -> list[str]:
 
 
 def _closed(records: Sequence[Record]) -> list[float]:
-    """Returns for every seed which part of EikoNet's excess over the implicit model a linear skip removes."""
+    """Returns for every seed which share of EikoNet's excess over the implicit model a linear skip removes."""
     names = ("eikonet", "eikonet-skip", "implicit")
     errors: dict[int, dict[str, float]] = {}
     for record in records:
@@ -254,15 +254,15 @@ def _latitude(records: Sequence[Record]) -> list[str]:
 
 
 def _mixed(records: Sequence[Record]) -> list[str]:
-    """Warns of records whose travel times are not the same."""
-    found: dict[str, set[str]] = {}
+    """Warns if records of one scale were made with different travel times."""
+    sources: dict[str, set[str]] = {}
     for record in records:
         if record.kind == "run" and record.error is None:
-            found.setdefault(record.scale, set()).add(str(record.facts.get(TIMES, "an earlier table")))
+            sources.setdefault(record.scale, set()).add(str(record.facts.get(TIMES, "an earlier table")))
     return [
         f"Records of scale {scale} were made with different travel times ({'; '.join(sorted(kinds))}): do not "
         "compare them, run them again."
-        for scale, kinds in found.items()
+        for scale, kinds in sources.items()
         if len(kinds) > 1
     ]
 
@@ -285,18 +285,18 @@ def _data(records: Sequence[Record]) -> list[str]:
 
 
 def _real(records: Sequence[Record]) -> list[str]:
-    told = []
+    listed = []
     for model in ("implicit", "eikonet", "linear"):
         errors = [median_of(records, TASK, model, f"{name}_error", PICKED) for name in ERRORS]
         if all(error is not None for error in errors):
             values = ", ".join(f"{error:.3g} {UNITS[name]}" for name, error in zip(ERRORS, errors, strict=True))
-            told.append(f"{model} {values}")
-    if not told:
+            listed.append(f"{model} {values}")
+    if not listed:
         return []
     return [
         "On real events with five P picks within 30 degrees, most of them in Tunisia, that is at k = 9 "
-        f"(longitude, latitude, depth, time; medians over the seeds): {'; '.join(told)}. Back-azimuths are those "
-        "of the catalogue's epicentre, as in the synthetic data."
+        f"(longitude, latitude, depth, time; medians over the seeds): {'; '.join(listed)}. Back-azimuths are "
+        "those of the catalogue's epicentre, as in the synthetic data."
     ]
 
 

@@ -35,7 +35,7 @@ def bands(k: float) -> tuple[Range, Range]:
 
 @dataclass(frozen=True)
 class Located(Task):
-    """What all earthquake tasks share: an earth, stations at random places around a source, and errors in units.
+    """What all earthquake tasks share: an earth, stations around a source, and errors in units.
 
     Args:
         earth: one of `travel_times`.
@@ -61,8 +61,8 @@ class Located(Task):
     ) -> Subnet:
         """Puts stations at distances and azimuths (N, S) around sources (N,) and records the P waves."""
         seconds = travel_times(self.earth)(near, depth[:, None])
-        places = destination(latitude[:, None], longitude[:, None], near, bearing)
-        return Subnet(longitude, latitude, depth, places[1], places[0], seconds)
+        stations = destination(latitude[:, None], longitude[:, None], near, bearing)
+        return Subnet(longitude, latitude, depth, stations[1], stations[0], seconds)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Drawn(Located):
 
 @dataclass(frozen=True)
 class Earthquakes(_Drawn):
-    """Finds an earthquake from five stations: trained on the Pacific, tested on bands beyond it (001 section 2.2).
+    """Locates an earthquake from five stations: trained on the Pacific, tested on bands beyond (001 section 2.2).
 
     Trained between 90 E and 90 W across the date line; at k the test is on ``(90 - 10k, 100 - 10k)`` degrees east
     and its mirror image. The point None is the training region. At the size of the papers the inputs take 86 MB,
@@ -124,7 +124,7 @@ class DepthAndTime(_Drawn):
 
 @dataclass(frozen=True)
 class RestrictedLatitude(_Drawn):
-    """Is trained up to 45 degrees north and south and tested beyond (002 section 4.3); see `Earthquakes`."""
+    """Trains up to 45 degrees north and south and tests beyond (002 section 4.3); see `Earthquakes`."""
 
     name: ClassVar[str] = "earthquake-latitude"
     latitudes: ClassVar[tuple[Range, ...]] = ((-45.0, 45.0),)
@@ -155,17 +155,17 @@ class _Meshed(Located):
         return self.side**2 * self.depths
 
     def train(self, seed: int) -> Pair:
-        return self._part(seed, "train")
+        return self._samples(seed, "train")
 
     def validation(self, seed: int) -> Pair:
-        return self._part(seed, "validation")
+        return self._samples(seed, "validation")
 
     def test(self, seed: int, at: Point = None) -> Pair:
         if at is not None:
             raise InputError(f"task {self.name!r} is tested on its own region, at=None; received {at!r}")
-        return self._part(seed, "test")
+        return self._samples(seed, "test")
 
-    def parts(self, seed: int) -> dict[str, Tensor]:
+    def rows_by_split(self, seed: int) -> dict[str, Tensor]:
         """Returns which samples belong to training, validation and test; sample j has epicentre j // depths."""
         generator = self.generator(seed, "split")
         if self.split == "random":
@@ -173,7 +173,7 @@ class _Meshed(Located):
             return _cut(order)
         epicentres = _cut(torch.randperm(self.side**2, generator=generator))
         depths = torch.arange(self.depths)
-        return {part: (own[:, None] * self.depths + depths).flatten() for part, own in epicentres.items()}
+        return {name: (own[:, None] * self.depths + depths).flatten() for name, own in epicentres.items()}
 
     def mesh(self, seed: int) -> Pair:
         """Returns all samples, epicentre after epicentre."""
@@ -190,12 +190,12 @@ class _Meshed(Located):
         groups = len(longitude) if self.stations_of == "epicentre" else len(depth)
         near = _uniform(groups * self.stations, ((NEAREST, FARTHEST),), generator).view(groups, -1)
         bearing = _uniform(groups * self.stations, ((0.0, 360.0),), generator).view(groups, -1)
-        parts = (longitude, latitude, near, bearing)
-        each = [part.repeat_interleave(len(depth) // len(part), 0) for part in parts]
+        columns = (longitude, latitude, near, bearing)
+        each = [column.repeat_interleave(len(depth) // len(column), 0) for column in columns]
         return self.recorded(each[0], each[1], depth, each[2], each[3]).pair(self.longest, self.targets)
 
-    def _part(self, seed: int, part: str) -> Pair:
-        (u, y), rows = _meshed(self, seed), self.parts(seed)[part]
+    def _samples(self, seed: int, split: str) -> Pair:
+        (u, y), rows = _meshed(self, seed), self.rows_by_split(seed)[split]
         return u[rows], y[rows]
 
 
@@ -203,12 +203,12 @@ class _Meshed(Located):
 class RandomSplit(_Meshed):
     """Draws training and test samples from the same epicentres: each of them is known from training.
 
-    A depth or two further the same stations record the same epicentre, so a network that knows the training
-    samples by heart is right here. By its counts it is the split of 002, and no measure of what was learnt.
+    One depth further the same stations record the same epicentre, so a network that has memorised the training
+    samples does well here. By its counts this is the split of 002; it does not measure what was learnt.
 
     Example:
-        >>> parts = RandomSplit(side=3, depths=10, earth="homogeneous").parts(seed=0)
-        >>> [len(rows) for rows in parts.values()]
+        >>> rows = RandomSplit(side=3, depths=10, earth="homogeneous").rows_by_split(seed=0)
+        >>> [len(part) for part in rows.values()]
         [72, 9, 9]
     """
 
@@ -218,9 +218,9 @@ class RandomSplit(_Meshed):
 
 @dataclass(frozen=True)
 class MeshBands(RandomSplit):
-    """Is trained on the mesh of 002 and tested on bands beyond it, by 20,016 samples each at the published size.
+    """Trains on the mesh of 002 and tests on bands beyond it, with 20,016 samples each at the published size.
 
-    Those are 80 % of 36 epicentres at 695 depths, one for every latitude of the mesh, on either side in turn.
+    Those are 80 % of 36 epicentres at 695 depths, one for every latitude of the mesh, on alternating sides.
 
     Example:
         >>> task = MeshBands(side=6, depths=10, earth="homogeneous")
@@ -271,7 +271,7 @@ class EpicentreSplit(_Meshed):
 
 @dataclass(frozen=True)
 class StationNetwork(Located):
-    """Finds earthquakes from 45 stations that stay where they are (002 section 5.2).
+    """Locates earthquakes from 45 fixed stations (002 section 5.2).
 
     Trained on 7 epicentres at 695 depths, 4,865 samples, and tested on other epicentres. Station 0 is the anchor.
     With one depth only it is drawn at random for every epicentre.
@@ -295,21 +295,21 @@ class StationNetwork(Located):
         return _longest(self.earth, 180.0)
 
     def groups(self) -> Tensor:  # (6 S,)
-        """Returns to which station each input belongs."""
+        """Returns the station of each input."""
         return torch.arange(self.stations).repeat_interleave(FEATURES)
 
-    def places(self, seed: int) -> tuple[Tensor, Tensor]:
+    def station_coordinates(self, seed: int) -> tuple[Tensor, Tensor]:
         """Returns longitudes and latitudes of the stations."""
         generator = self.generator(seed, "stations")
         return _uniform(self.stations, (PACIFIC,), generator), _uniform(self.stations, (LATITUDES,), generator)
 
     def train(self, seed: int) -> Pair:
         generator = self.generator(seed, "train")
-        longitude, latitude = (_uniform(self.epicentres, (part,), generator) for part in (PACIFIC, LATITUDES))
+        longitude, latitude = (_uniform(self.epicentres, (ends,), generator) for ends in (PACIFIC, LATITUDES))
         depth = torch.linspace(*DEPTHS, self.depths, dtype=torch.float64).repeat(self.epicentres)
         if self.depths == 1:
             depth = _uniform(self.epicentres, (DEPTHS,), generator)
-        each = [part.repeat_interleave(self.depths) for part in (longitude, latitude)]
+        each = [axis.repeat_interleave(self.depths) for axis in (longitude, latitude)]
         return self._recorded(seed, each[0], each[1], depth)
 
     def validation(self, seed: int) -> Pair:
@@ -322,20 +322,20 @@ class StationNetwork(Located):
 
     def _elsewhere(self, seed: int, split: str) -> Pair:
         generator = self.generator(seed, split)
-        drawn = [_uniform(self.test_samples, (part,), generator) for part in (PACIFIC, LATITUDES, DEPTHS)]
+        drawn = [_uniform(self.test_samples, (ends,), generator) for ends in (PACIFIC, LATITUDES, DEPTHS)]
         return self._recorded(seed, *drawn)
 
     def _recorded(self, seed: int, longitude: Tensor, latitude: Tensor, depth: Tensor) -> Pair:
-        fixed = [part.expand(len(depth), -1) for part in self.places(seed)]
-        away = distance(latitude[:, None], longitude[:, None], fixed[1], fixed[0])
+        stations = [axis.expand(len(depth), -1) for axis in self.station_coordinates(seed)]
+        away = distance(latitude[:, None], longitude[:, None], stations[1], stations[0])
         seconds = travel_times(self.earth)(away, depth[:, None])
-        subnet = Subnet(longitude, latitude, depth, fixed[0], fixed[1], seconds)
+        subnet = Subnet(longitude, latitude, depth, stations[0], stations[1], seconds)
         return subnet.pair(self.longest, self.targets)
 
 
 @functools.lru_cache(maxsize=1)
 def _meshed(task: _Meshed, seed: int) -> Pair:
-    """Keeps the latest mesh, of which training, validation and test are parts."""
+    """Caches the latest mesh, from which training, validation and test samples are taken."""
     return task.mesh(seed)
 
 
@@ -345,7 +345,7 @@ def _longest(earth: str, farthest: float) -> float:
 
 
 def _uniform(count: int, ranges: tuple[Range, ...], generator: torch.Generator) -> Tensor:  # (count,) float64
-    """Draws numbers from ranges of equal width, each as often as the others."""
+    """Draws numbers from ranges of equal width, each with the same probability."""
     share = torch.rand(count, generator=generator, dtype=torch.float64)
     if len(ranges) == 1:
         return _within(ranges[0], share)

@@ -6,8 +6,8 @@ grow together, and the slope is the ray parameter itself: dT/dDelta = p. Where t
 distances go back for a while (a triplication), and another branch begins; the first arrival is the earliest of all
 branches. Each of them is smooth, their minimum is not, so they are tabulated apart.
 
-`save_table` and `read_table` keep tables as .npz files without pickled objects. `travel_times` returns those of an
-earth by name.
+`save_table` and `read_table` use .npz files without pickled objects. `travel_times` returns the table of an earth
+by name.
 """
 
 import functools
@@ -46,8 +46,7 @@ class TravelTimes:
         depths: in km, never falling, ``(Z,)``.
         direct: seconds of the direct branch for a km of the chord, ``(Z, D)``.
         turned: seconds of the others, ``(K, Z, D)``; None: there are no others.
-        reach: distances from which and to which the direct and the other branches are found, ``(2, 1 + K, Z)``;
-            None: everywhere.
+        reach: first and last distance of each branch, the direct one first, ``(2, 1 + K, Z)``; None: everywhere.
 
     Example:
         >>> axis = torch.tensor([0.0, 10.0])
@@ -67,16 +66,16 @@ class TravelTimes:
     def __call__(self, distance: Tensor, depth: Tensor) -> Tensor:
         """Looks times up; distances in degrees, depths in km, of shapes that go together."""
         distance, depth = torch.broadcast_tensors(distance.double(), depth.double())
-        rows = _place(self.depths.double(), depth.flatten(), "depth")
-        columns = _place(self.distances.double(), distance.flatten(), "distance")
+        rows = _interval(self.depths.double(), depth.flatten(), "depth")
+        columns = _interval(self.distances.double(), distance.flatten(), "distance")
         seconds = chord(distance, depth).flatten() * _bilinear(self.direct.double(), rows, columns)
         if self.turned is None or self.reach is None:
             return seconds.view_as(distance)
-        seconds[~self._found(0, distance.flatten(), rows)] = torch.inf
+        seconds[~self._reached(0, distance.flatten(), rows)] = torch.inf
         for branch, table in enumerate(self.turned.double(), start=1):
-            there = torch.nonzero(self._found(branch, distance.flatten(), rows))[:, 0]
-            place = [(index[there], share[there]) for index, share in (rows, columns)]
-            seconds[there] = torch.minimum(seconds[there], _bilinear(table, place[0], place[1]))
+            there = torch.nonzero(self._reached(branch, distance.flatten(), rows))[:, 0]
+            cells = [(index[there], share[there]) for index, share in (rows, columns)]
+            seconds[there] = torch.minimum(seconds[there], _bilinear(table, cells[0], cells[1]))
         return seconds.view_as(distance)
 
     def __str__(self) -> str:
@@ -88,8 +87,8 @@ class TravelTimes:
         grid = torch.linspace(0.0, distance, 301, dtype=torch.float64)
         return float(self(grid[:, None], self.depths.double()).max())
 
-    def _found(self, branch: int, distance: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:  # (N,)
-        """Says at which distances a branch exists."""
+    def _reached(self, branch: int, distance: Tensor, rows: tuple[Tensor, Tensor]) -> Tensor:  # (N,)
+        """Returns at which distances a branch exists."""
         assert self.reach is not None
         index, share = rows
         first, last = (ends[index].lerp(ends[index + 1], share) for ends in self.reach.double()[:, branch])
@@ -108,11 +107,11 @@ def chord(distance: Tensor, depth: Tensor) -> Tensor:
 
 
 def slowness(seconds: Tensor, distances: Tensor, depths: Tensor) -> Tensor:  # (Z, D)
-    """Divides times ``(Z, D)`` by the chord; at the source itself, 0 / 0, the nearest distance serves."""
+    """Divides times ``(Z, D)`` by the chord; at the source itself, 0 / 0, the next distance decides."""
     lengths = chord(distances, depths[:, None])
-    found = seconds / lengths
-    found[:, 0] = torch.where(lengths[:, 0] > 0, found[:, 0], found[:, 1])
-    return found
+    ratio = seconds / lengths
+    ratio[:, 0] = torch.where(lengths[:, 0] > 0, ratio[:, 0], ratio[:, 1])
+    return ratio
 
 
 def _bilinear(table: Tensor, rows: tuple[Tensor, Tensor], columns: tuple[Tensor, Tensor]) -> Tensor:  # (N,)
@@ -121,8 +120,8 @@ def _bilinear(table: Tensor, rows: tuple[Tensor, Tensor], columns: tuple[Tensor,
     return near.lerp(table[i, j + 1].lerp(table[i + 1, j + 1], a), b)
 
 
-def _place(axis: Tensor, wanted: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Returns the interval of an axis in which each number lies, and where in it."""
+def _interval(axis: Tensor, wanted: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Returns the interval of an axis that each number lies in, and its share of the way through it."""
     low, high = float(axis[0]), float(axis[-1])
     if wanted.numel() and not bool(((wanted >= low) & (wanted <= high)).all()):
         outside = wanted[~((wanted >= low) & (wanted <= high))][0]
@@ -133,7 +132,7 @@ def _place(axis: Tensor, wanted: Tensor, name: str) -> tuple[Tensor, Tensor]:
 
 Array = NDArray[np.float64]
 Traced = tuple[Array, Array, Array]  # ray parameters in s/degree, distances in degrees, times in s
-NEVER = 1e3  # degrees; where a branch begins that there is not
+NEVER = 1e3  # degrees; where a branch begins that does not exist
 DIFFRACTED = 60.0  # degrees that TauP follows a wave along the core
 CLOSE = 2e-3  # relative, of ray parameters that mean the same: TauP approximates velocities within its layers
 
@@ -153,7 +152,7 @@ class Rays:
     slope: Array
 
     def at(self, distance: Array) -> Array:  # (D,)
-        """Interpolates by cubics that have the slopes of the rays; beyond the ends times go on straight.
+        """Interpolates by cubics that have the slopes of the rays; beyond the ends times are linear.
 
         Example:
             >>> rays = Rays(np.array([1.0, 2.0]), np.array([1.0, 4.0]), np.array([2.0, 4.0]))
@@ -162,7 +161,7 @@ class Rays:
         """
         inside = distance.clip(self.distance[0], self.distance[-1])
         left = (np.searchsorted(self.distance, inside) - 1).clip(0, len(self.distance) - 2)
-        width, rise = (part[left + 1] - part[left] for part in (self.distance, self.time))
+        width, rise = (column[left + 1] - column[left] for column in (self.distance, self.time))
         s = (inside - self.distance[left]) / width
         inner = (1 - s) * (width * self.slope[left] - rise) - s * (width * self.slope[left + 1] - rise)
         ends = np.where(distance < inside, self.slope[0], self.slope[-1])
@@ -187,8 +186,8 @@ class Earth:
     def rays(self, depth: float, *names: str) -> list[Traced]:
         """Traces phases from a depth."""
         model, traced = self.model.depth_correct(depth) if depth > 0 else self.model, []
-        for found in (self.phase(name, model) for name in names):
-            p, distance, time = (np.asarray(part, float) for part in (found.ray_param, found.dist, found.time))
+        for phase in (self.phase(name, model) for name in names):
+            p, distance, time = (np.asarray(column, float) for column in (phase.ray_param, phase.dist, phase.time))
             traced.append((np.deg2rad(p), np.rad2deg(distance), time))
         return traced
 
@@ -225,18 +224,20 @@ def tabulate(earth: Earth, distances: Array, depths: Sequence[float]) -> tuple[l
         depths: in km, growing from zero; those between layers are added.
 
     Returns:
-        depths ``(Z,)``, times of direct rays in s ``(Z, D)`` and of turned ones ``(K, Z, D)``, and the distances
-        from which and to which direct and turned rays are found ``(2, 1 + K, Z)``.
+        depths ``(Z,)``, times of direct rays in s ``(Z, D)`` and of turned ones ``(K, Z, D)``, and the first and
+        last distance of each branch ``(2, 1 + K, Z)``.
     """
     rows, times, reach = [], [], []
     for layer, (top, bottom) in enumerate(pairwise(earth.depths)):
         last = min(bottom, depths[-1])
         for depth in sorted({top, *(z for z in depths if top < z < bottom), last}) if top < last else ():
             direct, turned = branches(earth, depth, layer)
-            found = [direct, *turned]
+            branch_rays = [direct, *turned]
             rows.append(depth)
-            times.append([np.zeros_like(distances) if rays is None else rays.at(distances) for rays in found])
-            reach.append([_ends(rays, _end(earth, layer, k)) for k, rays in enumerate(found)])
+            times.append(
+                [np.zeros_like(distances) if rays is None else rays.at(distances) for rays in branch_rays]
+            )
+            reach.append([_ends(rays, _end(earth, layer, k)) for k, rays in enumerate(branch_rays)])
     every = np.array(times).transpose(1, 0, 2)
     return rows, every[0], every[1:], np.array(reach).transpose(2, 1, 0)
 
@@ -263,12 +264,12 @@ def branches(earth: Earth, depth: float, layer: int) -> tuple[Rays, list[Rays | 
 def _direct(up: Traced, down: Traced, top: float, lowest: float, bottom: bool) -> Rays:
     """Joins the rays that go up, down to the horizontal one, with those that turn right beneath the source."""
     rising = np.flatnonzero(up[0] <= top * (1 + CLOSE))[::-1]
-    parts = [[part[rising] for part in up]]
+    pieces = [[column[rising] for column in up]]
     if not bottom:
         turning = np.flatnonzero(down[0] >= lowest * (1 - CLOSE))
         first = _runs(down[1], turning)[0] if len(turning) > 1 else turning
-        parts.append([part[first[len(rising) > 0 :]] for part in down])
-    p, distance, time = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        pieces.append([column[first[len(rising) > 0 :]] for column in down])
+    p, distance, time = (np.concatenate(columns) for columns in zip(*pieces, strict=True))
     return Rays(distance, time, p)
 
 
@@ -289,12 +290,12 @@ def _runs(distance: Array, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 def _ends(rays: Rays | None, further: float) -> tuple[float, float]:
-    """Returns the distances between which a branch is found, the last one with what is added to it."""
+    """Returns the first and last distance of a branch; `further` is added to the last."""
     return (NEVER, NEVER) if rays is None else (float(rays.distance[0]), float(rays.distance[-1]) + further)
 
 
 def _end(earth: Earth, layer: int, branch: int) -> float:
-    """Returns how far a branch goes on straight: along the core, or without end where others are earlier."""
+    """Returns how far a branch is extended linearly: along the core, or without end where others are earlier."""
     lowest = len(earth.depths) - 1
     if branch == lowest or (branch == 0 and layer == lowest - 1):
         return DIFFRACTED
@@ -302,21 +303,21 @@ def _end(earth: Earth, layer: int, branch: int) -> float:
 
 
 VERSION = 2  # of the table in the cache; a change of phases, grid or method raises it
-PARTS = ("distances", "depths", "direct", "turned", "reach")
-LARGEST = 1 << 30  # bytes of all parts
+ARRAYS = ("distances", "depths", "direct", "turned", "reach")
+LARGEST = 1 << 30  # bytes of all arrays
 REMEDY = "delete it, so that it is computed or fetched again"
 
 
 def save_table(table: TravelTimes, path: Path) -> None:
-    """Writes a table in one piece: whoever reads sees the whole file or none."""
+    """Writes a table atomically."""
     shape = table.direct.shape
     turned = torch.zeros(0, *shape) if table.turned is None else table.turned
     reach = torch.tensor([0.0, 180.0]).view(2, 1, 1).expand(2, 1, shape[0]) if table.reach is None else table.reach
     tables = {"direct": table.direct.float(), "turned": turned.float(), "reach": reach.double()}
     axes = {"distances": table.distances.double(), "depths": table.depths.double()}
-    arrays: dict[str, Any] = {name: part.numpy() for name, part in (axes | tables).items()}
+    arrays: dict[str, Any] = {name: array.numpy() for name, array in (axes | tables).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as place, place.open("wb") as stream:
+    with atomic_write(path) as temporary, temporary.open("wb") as stream:
         np.savez_compressed(stream, version=np.array(VERSION), **arrays)
 
 
@@ -324,18 +325,18 @@ def read_table(path: str | os.PathLike[str], source: str) -> TravelTimes:
     """Reads a table of ak135 that `save_table` has written.
 
     Raises:
-        FileFormatError: the file is damaged, of another version, or its parts do not go together.
+        FileFormatError: the file is damaged, of another version, or its arrays do not go together.
     """
-    version, *parts = _read(path, ("version", *PARTS))
+    version, *arrays = _read(path, ("version", *ARRAYS))
     if version.tolist() != [VERSION]:
         raise FileFormatError(
             f"{os.fspath(path)!r} must be a travel-time table of version {VERSION}; received version "
             f"{version.flatten()[0]:g}; {REMEDY}"
         )
-    distances, depths, direct, turned, reach = parts
+    distances, depths, direct, turned, reach = arrays
     grid = (len(depths), len(distances))
     fits = direct.shape == grid and turned.shape[1:] == grid and reach.shape == (2, 1 + len(turned), grid[0])
-    _check(path, distances, depths, fits, parts)
+    _check(path, distances, depths, fits, arrays)
     return TravelTimes("ak135", source, distances, depths, direct, turned, reach)
 
 
@@ -345,8 +346,8 @@ def read_plain_table(path: str | os.PathLike[str], source: str) -> TravelTimes:
     Raises:
         FileFormatError: the file is damaged, or lacks one of the three, or their shapes do not go together.
     """
-    distances, depths, seconds = parts = _read(path, ("dist_deg", "depth_km", "time_s"))
-    _check(path, distances, depths, seconds.shape == (len(depths), len(distances)), parts)
+    distances, depths, seconds = arrays = _read(path, ("dist_deg", "depth_km", "time_s"))
+    _check(path, distances, depths, seconds.shape == (len(depths), len(distances)), arrays)
     return TravelTimes("ak135", source, distances, depths, slowness(seconds, distances, depths))
 
 
@@ -359,14 +360,14 @@ def _read(path: str | os.PathLike[str], names: tuple[str, ...]) -> list[Tensor]:
 
 
 def _check(
-    path: str | os.PathLike[str], distances: Tensor, depths: Tensor, fits: bool, parts: list[Tensor]
+    path: str | os.PathLike[str], distances: Tensor, depths: Tensor, fits: bool, arrays: list[Tensor]
 ) -> None:
     name = os.fspath(path)
     if not fits or distances.dim() != 1 or depths.dim() != 1 or min(len(distances), len(depths)) < 2:
-        shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+        shapes = ", ".join(str(tuple(array.shape)) for array in arrays)
         raise FileFormatError(f"{name!r} has shapes that do not fit: {shapes}; {REMEDY}")
     growing = bool((distances.diff() > 0).all() and (depths.diff() >= 0).all())
-    if not growing or not all(bool(torch.isfinite(part).all()) for part in parts):
+    if not growing or not all(bool(torch.isfinite(array).all()) for array in arrays):
         raise FileFormatError(f"{name!r} has axes that do not grow or times that are no numbers; {REMEDY}")
 
 
@@ -385,9 +386,9 @@ SMALL_TABLE = DataFile(
 def travel_times(earth: str = "ak135") -> TravelTimes:
     """Returns the travel times of an earth.
 
-    "ak135" (Kennett et al. 1995) is computed once by TauP of obspy and kept in the cache; without obspy the table
-    of the data folder serves. "homogeneous" is a sphere of 9 km/s, in which rays are straight; it needs nothing
-    and is for tests.
+    "ak135" (Kennett et al. 1995) is computed once by TauP of obspy and cached; without obspy the table of the data
+    folder is used. "homogeneous" is a sphere of 9 km/s, in which rays are straight; it needs no data and is for
+    tests.
 
     Raises:
         MissingDataError: "ak135" is neither in the cache nor in the data folder, and obspy is not installed.
@@ -423,13 +424,13 @@ def build_ak135(distances: Tensor | None = None, depths: Tensor | None = None) -
             f"{float(wanted[0]):g} to {float(wanted[-1]):g} and depths from {float(levels[0]):g}"
         )
     rows, direct, turned, reach = (
-        torch.as_tensor(np.asarray(part)) for part in tabulate(Earth("ak135"), wanted.numpy(), levels.tolist())
+        torch.as_tensor(np.asarray(array)) for array in tabulate(Earth("ak135"), wanted.numpy(), levels.tolist())
     )
     return TravelTimes("ak135", SOURCE, wanted, rows, slowness(direct, wanted, rows), turned, reach)
 
 
 def cached_table() -> Path | None:
-    """Returns where the ak135 table is kept; None where there is no cache."""
+    """Returns the path of the cached ak135 table; None where there is no cache."""
     try:
         return cache_folder() / "travel-times" / f"ak135-v{VERSION}.npz"
     except MissingExtraError:
@@ -438,16 +439,16 @@ def cached_table() -> Path | None:
 
 @functools.lru_cache(maxsize=4)
 def _ak135(key: str) -> TravelTimes:
-    place = cached_table()
-    if place is not None and place.is_file():
-        return read_table(place, SOURCE)
+    path = cached_table()
+    if path is not None and path.is_file():
+        return read_table(path, SOURCE)
     try:
         table = build_ak135()
     except MissingExtraError as error:
         return _from_data_folder(error)
-    if place is not None:
-        save_table(table, place)
-        table = read_table(place, SOURCE)  # rounded, as every later process reads it
+    if path is not None:
+        save_table(table, path)
+        table = read_table(path, SOURCE)  # rounded, as every later process reads it
     return table
 
 
@@ -477,9 +478,9 @@ EARTHS: dict[str, Callable[[str], TravelTimes]] = {"ak135": _ak135, "homogeneous
 
 
 def _axis(steps: tuple[tuple[float, float], ...]) -> Tensor:
-    """Returns an axis whose step changes: pairs of where and how wide."""
-    parts = [
+    """Returns an axis whose step changes: pairs of the first point and the step from there on."""
+    pieces = [
         first + step * torch.arange(round((last - first) / step), dtype=torch.float64)
         for (first, step), (last, _) in pairwise(steps)
     ]
-    return torch.cat([*parts, torch.tensor([steps[-1][0]], dtype=torch.float64)])
+    return torch.cat([*pieces, torch.tensor([steps[-1][0]], dtype=torch.float64)])

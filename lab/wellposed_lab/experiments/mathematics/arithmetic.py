@@ -33,8 +33,8 @@ MODELS: list[tuple[Role, Choice]] = [
 ]
 
 
-# Its output cannot depend on its input (layer norm of width 1): its error is the variance of the target, for which
-# a few samples do. With all of them it takes hours, which are spent at paper scale only.
+# Its output cannot depend on its input (layer norm of width 1): its error is the variance of the target, and a few
+# samples are enough to measure that. Training on all of them takes hours, which are spent at paper scale only.
 CONSTANT: tuple[Role, Choice] = ("baseline", Choice("transformer-encoder-sequential", "000"))
 
 
@@ -51,7 +51,7 @@ def tasks(scale: Scale) -> list[Task]:
 
 
 def operations(samples: int, tests: int) -> list[Task]:
-    """Returns addition and subtraction with so many samples."""
+    """Returns addition and subtraction with these numbers of samples."""
     return [kind(samples=samples, test_samples=tests) for kind in (Addition, Subtraction)]
 
 

@@ -1,4 +1,4 @@
-"""Feedback in A taken away, with the cap on A kept or not (001 Table 2 and Figure 10, 003 Table 5.4)."""
+"""Feedback in A removed, with or without the cap on A (001 Table 2 and Figure 10, 003 Table 5.4)."""
 
 import statistics
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ class Wins:
 
     @property
     def side(self) -> str:
-        """Which of the two a sign test would name: it takes at least 7 of 8."""
+        """The side that a sign test would favour, which takes at least 7 of 8 seeds."""
         needed = self.seeds - self.seeds // 8
         if self.won >= needed:
             return "full"
@@ -110,8 +110,8 @@ def findings(records: Sequence[Record]) -> list[str]:
         "first alone."
     ]
     for task in METRICS:
-        found = {rival: wins(records, task, rival) for rival in RIVALS}
-        known = {rival: count for rival, count in found.items() if count is not None}
+        counts = {rival: wins(records, task, rival) for rival in RIVALS}
+        known = {rival: count for rival, count in counts.items() if count is not None}
         sentences += [_sentence(task, rival, count) for rival, count in known.items()]
         if len(known) == len(RIVALS):
             sentences.append(f"On {task}: {conclusion(known)}")
@@ -127,7 +127,7 @@ def _sentence(task: str, rival: str, count: Wins) -> str:
     return f"{won}; the rival's error is {factor:.3g} times {larger} (median)."
 
 
-def conclusion(found: dict[str, Wins]) -> str:
+def conclusion(counts: dict[str, Wins]) -> str:
     """Says in words what made the difference.
 
     Example:
@@ -137,7 +137,7 @@ def conclusion(found: dict[str, Wins]) -> str:
         >>> conclusion(dict(zip(RIVALS, (sure, sure, sure), strict=True)))
         'feedback helps, with the same cap too.'
     """
-    free, capped, none = (found[rival].side for rival in RIVALS)
+    free, capped, none = (counts[rival].side for rival in RIVALS)
     if capped == "full":
         text = "feedback helps, with the same cap too."
     elif capped == "rival":

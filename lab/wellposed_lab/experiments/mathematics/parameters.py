@@ -74,9 +74,9 @@ class CountRun(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class WidthRun(Run):
-    """Computes how wide an equilibrium model is with as many weights as layers of 128 (004 section 4.1).
+    """Computes the width of an equilibrium model with as many weights as layers of width 128 (004 section 4.1).
 
-    One layer is the cell itself. The weights of more fill a square, biases of the layers included.
+    One layer is the cell itself. For more layers their weights and biases fill one square matrix.
 
     Args:
         layers: of the feed-forward networks.
@@ -94,7 +94,7 @@ class WidthRun(Run):
 
 
 def _side(weights: int) -> int:
-    """Returns the side of the smallest square that holds so many."""
+    """Returns the side of the smallest square with at least that many entries."""
     return math.isqrt(weights - 1) + 1
 
 

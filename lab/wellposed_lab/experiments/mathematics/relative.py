@@ -1,4 +1,4 @@
-"""Errors in validation beside that of the mean, which differs from seed to seed: a seed draws what is added up."""
+"""Validation errors relative to that of the mean, which differs between seeds, as each draws its own ranges."""
 
 import dataclasses
 import functools
@@ -10,13 +10,11 @@ from wellposed_lab.tasks.mathematics import Addition, HardAddition, HardSubtract
 
 Operation = Addition | Subtraction | HardAddition | HardSubtraction
 OPERATIONS = {kind.__name__: kind for kind in (Addition, Subtraction, HardAddition, HardSubtraction)}
-LEARNT = Floor(
-    "relative_validation_mse", "at most", 0.95
-)  # one is that of the mean, and of any constant by chance
+LEARNT = Floor("relative_validation_mse", "at most", 0.95)  # predicting the mean has 1
 
 
 def with_relative_errors(records: Iterable[Record]) -> list[Record]:
-    """Adds ``relative_validation_mse``, the error in validation over that of the training samples' mean.
+    """Adds ``relative_validation_mse``, the validation error over that of predicting the training mean.
 
     Example:
         >>> with_relative_errors([])
@@ -37,11 +35,11 @@ def _extended(record: Record) -> Record:
 
 @functools.lru_cache(maxsize=256)
 def error_of_the_mean(task: Operation, seed: int) -> float:
-    """Returns the mean squared error in validation of the mean over the training samples.
+    """Returns the mean squared validation error of predicting the mean of the training targets.
 
     Example:
         >>> round(error_of_the_mean(Addition(), 0), 1), round(error_of_the_mean(Addition(), 4), 1)
         (15.7, 8.2)
     """
-    wanted = task.validation(seed)[1].double()
-    return float((wanted - task.train(seed)[1].double().mean(0)).square().mean())
+    target = task.validation(seed)[1].double()
+    return float((target - task.train(seed)[1].double().mean(0)).square().mean())

@@ -68,16 +68,16 @@ def findings(records: Sequence[Record]) -> list[str]:
     """Says how the errors change with the length."""
     sentences = []
     for metric, where in (("length_mse", "in distribution"), ("shifted_mse", "at a shift of 5")):
-        told = []
+        listed = []
         for _, model in MODELS:
             errors = [median_of(records, TASK, model.name, metric, float(length)) for length in LENGTHS]
             known = [f"{error:.2g}" for error in errors if error is not None]
             if len(known) == len(LENGTHS):
-                told.append(f"{model.name} {', '.join(known)}")
-        if told:
+                listed.append(f"{model.name} {', '.join(known)}")
+        if listed:
             lengths = ", ".join(map(str, LENGTHS))
             sentences.append(
-                f"Errors of the last average {where} at lengths {lengths} (medians): {'; '.join(told)}."
+                f"Errors of the last average {where} at lengths {lengths} (medians): {'; '.join(listed)}."
             )
     if sentences:
         sentences.append("The answer three, the mean of training, has an error of one over the length.")

@@ -98,20 +98,20 @@ def findings(records: Sequence[Record]) -> list[str]:
 
 
 def _thresholds() -> tuple[Threshold, ...]:
-    found = []
+    thresholds = []
     for model, title in (("implicit-rnn", "implicitRNN"), ("implicit", "regular implicit model")):
         for at in LEVELS:
             measure = Measure("accuracy", model, "rolling-argmax", at, "001")
             claim = f"The {title} of 001 is right in 94 % at k = {at:g}."
-            found.append(Threshold(claim, measure, "at least", 0.94))
+            thresholds.append(Threshold(claim, measure, "at least", 0.94))
         spread = Measure("accuracy", model, "rolling-argmax", size="001")
         claim = f"The accuracy of the {title} of 001 varies by 3 % at most from k = 1 to 1e5."
-        found.append(Threshold(claim, spread, "at most", 0.03, across=LEVELS))
+        thresholds.append(Threshold(claim, spread, "at most", 0.03, across=LEVELS))
     for at in (10.0, 1e2, 1e5):
         measure = Measure("accuracy", "lstm", "rolling-argmax", at, "001")
         claim = f"The LSTM of 001 is right in 30 % at most at k = {at:g}."
-        found.append(Threshold(claim, measure, "at most", 0.3))
-    return tuple(found)
+        thresholds.append(Threshold(claim, measure, "at most", 0.3))
+    return tuple(thresholds)
 
 
 SUITE = Suite(

@@ -63,7 +63,7 @@ def plan(scale: Scale) -> list[Run]:
     data = DataRun(suite="spiky", seed=0, scale=scale, role="control", task=task)
     runs = training_runs("spiky", scale, [task], MODELS, training)
     without = [replace(run, task=replace(task, noise=0.0)) for run in runs if run.model.name in CALM]
-    calm = [CalmRun(**{part.name: getattr(run, part.name) for part in fields(run)}) for run in without]
+    calm = [CalmRun(**{field.name: getattr(run, field.name) for field in fields(run)}) for run in without]
     return [*runs, *calm, data]
 
 
@@ -103,16 +103,16 @@ def findings(records: Sequence[Record]) -> list[str]:
 
 
 def _peaks(records: Sequence[Record]) -> list[str]:
-    found = []
+    listed = []
     for model in ("implicit-rnn", "lstm", "linear", "persistence"):
-        place, height = (
+        location, height = (
             median_of(records, "spiky", model, f"spike_{error}_error") for error in ("location", "magnitude")
         )
-        if place is not None and height is not None:
-            found.append(f"{model} {place:.2g} points and {height:.2g}")
-    if not found:
+        if location is not None and height is not None:
+            listed.append(f"{model} {location:.2g} points and {height:.2g}")
+    if not listed:
         return []
-    return [f"Errors of the peaks' place and height on the scale from 0 to 1 (medians): {', '.join(found)}."]
+    return [f"Errors of the peaks' place and height on the scale from 0 to 1 (medians): {', '.join(listed)}."]
 
 
 def _error(model: str) -> Measure:

@@ -16,7 +16,7 @@ from wellposed_lab.experiments.sparsify.rows import Layers
 from wellposed_lab.networks.trained import TrainedNetwork
 
 Order = Literal["misfit", "share", "random"]
-NEEDED = 1e-3  # share of a row below which an entry is not called needed
+NEEDED = 1e-3  # share of a row above which an entry counts as needed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class EliminateRun(Run):
     """Removes features by one method.
 
     Args:
-        network: the network and its data; it says what is scored, and which features go together.
+        network: the network and its data; it says what is scored, and which features are removed together.
         model: as tables name it.
         method, order: of `eliminate_features`.
         points: shares of all features to remove, where the method can choose.
@@ -75,9 +75,9 @@ class EliminateRun(Run):
         return Result(tuple(values))
 
     def _scores(self, path: EliminationPath) -> list[tuple[float, float, dict[str, float]]]:
-        """Returns step by step the share that is removed, as it was asked for where it was, the score and more."""
+        """Returns the removed share (as asked for, where the method can choose), the score and details by step."""
         asked = (0.0, *self.points) if self.method == "ranked" else [round(s.fraction, 3) for s in path.steps]
-        found = []
+        scores = []
         for at, step in zip(asked, path.steps, strict=True):
             if step.model is None or step.report is None:
                 continue
@@ -87,8 +87,8 @@ class EliminateRun(Run):
                 model = Layers(step.model, step.report.blocks, step.report.exponents)
                 self.network.train(model, self.seed, self.epochs)
                 score = self.network.score(model, self.seed)
-            found.append((at, score, self.network.details(model, self.seed)))
-        return found
+            scores.append((at, score, self.network.details(model, self.seed)))
+        return scores
 
     def _path(self, states: States) -> EliminationPath:
         options: dict[str, Any] = {"order": self.order}

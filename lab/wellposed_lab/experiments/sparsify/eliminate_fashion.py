@@ -1,4 +1,4 @@
-"""Features that can go, on FashionMNIST (002 section 5.2, Figure 9)."""
+"""Features that can be removed, on FashionMNIST (002 section 5.2, Figure 9)."""
 
 from collections.abc import Sequence
 
@@ -45,33 +45,33 @@ def plan(scale: Scale) -> list[EliminateRun]:
 
 
 def findings(records: Sequence[Record]) -> list[str]:
-    """Says what the orders are worth, and what is certain."""
-    found = [
+    """Says how much the order of removal matters, and what is certified."""
+    sentences = [
         "Of the 896 columns of (X, U) no row reads the 16 of the last layer; shares are of the other 880.",
     ]
     for at in (0.5, 0.9):
         drops = [median_of(records, DATA, m, "accuracy_drop", at) for m in ("state-driven", *ORDERS)]
         if all(drop is not None for drop in drops):
             ours, share, chance = (100 * drop for drop in drops if drop is not None)
-            found.append(
+            sentences.append(
                 f"With {100 * at:g} % of the features gone in the order of the least rise of the misfit, accuracy "
                 f"is {ours:.2g} points lower; in the order of the largest share {share:.2g}, in random order "
                 f"{chance:.2g}."
             )
     certified = median_of(records, DATA, "certified", "certified")
     if certified is not None:
-        found.append(
+        sentences.append(
             f"Certified to be zero in every row that matters are {certified:g} features in the median; removing "
             "them changes no row of the solution of P(kappa). That solution caps (a, b), so it is sparse and not "
             "accurate; models are fitted again with a cap on a alone, and for that nothing is certified of inputs."
         )
     needed = median_of(records, DATA, "dual-literal", "needed_removed")
     if needed is not None:
-        found.append(
+        sentences.append(
             "The rule of 002 section 5.1, applied to the multipliers of an interior-point method, removes "
             f"{needed:g} features that the exact solution uses (median); such multipliers are all positive."
         )
-    return found
+    return sentences
 
 
 ORDERS = ("share-order", "random-order")

@@ -15,7 +15,7 @@ RIVAL_NAMES = {
 
 def frontier_sentences(records: Sequence[Record], data: str, points: Sequence[float]) -> list[str]:
     """Says where the fit is ahead of each rival at equal sparsity, and where it is not."""
-    task, found = f"{data}-sparsity", []
+    task, sentences = f"{data}-sparsity", []
     for rival, name in RIVAL_NAMES.items():
         ours = "state-driven-tuned" if rival != "magnitude" else "state-driven"
         known: list[tuple[float, float]] = []  # sparsity and lead
@@ -26,11 +26,11 @@ def frontier_sentences(records: Sequence[Record], data: str, points: Sequence[fl
         ahead, behind = ([at for at, lead in known if (lead > 0) == wanted] for wanted in (True, False))
         if known:
             extra = " with the same training afterwards" if ours.endswith("tuned") else ""
-            found.append(
+            sentences.append(
                 f"Against {name} the fit{extra} is ahead in the median at a sparsity of {_list(ahead)}"
                 f" and not at {_list(behind)}."
             )
-    return found
+    return sentences
 
 
 def drop_sentence(records: Sequence[Record], data: str, at: float) -> list[str]:
@@ -42,10 +42,9 @@ def drop_sentence(records: Sequence[Record], data: str, at: float) -> list[str]:
 
 
 def bound_sentences(records: Sequence[Record], data: str, kappa: float) -> list[str]:
-    """Says what the ball is about."""
+    """Compares caps on the rows of A and of (A, B)."""
     names = ("state-driven", "state-driven-row", "state-driven-literal")
-    found = [median_of(records, data, name, "accuracy", kappa) for name in names]
-    state, row, literal = found
+    state, row, literal = (median_of(records, data, name, "accuracy", kappa) for name in names)
     if state is None or row is None or literal is None:
         return []
     return [
@@ -57,7 +56,7 @@ def bound_sentences(records: Sequence[Record], data: str, kappa: float) -> list[
 
 
 def warm_sentence(records: Sequence[Record], data: str, kappas: Sequence[float]) -> list[str]:
-    """Says what warm starts save."""
+    """Says how much warm starts save."""
     pairs = [
         [median_of(records, data, model, "steps", kappa) for model in ("cold-start", "warm-start")]
         for kappa in kappas
@@ -82,8 +81,8 @@ def certificate_sentence(records: Sequence[Record], data: str, points: Sequence[
     """Says what is proven of the rows."""
 
     def largest(metric: str) -> float | None:
-        found = [median_of(records, f"{data}-sparsity", "state-driven", metric, at) for at in points]
-        return max((value for value in found if value is not None), default=None)
+        values = [median_of(records, f"{data}-sparsity", "state-driven", metric, at) for at in points]
+        return max((value for value in values if value is not None), default=None)
 
     norm, gap = largest("largest_norm"), largest("largest_gap")
     if norm is None or gap is None:
@@ -99,7 +98,7 @@ def lead_sentences(
     records: Sequence[Record], data: str, points: Sequence[float], tuned: Sequence[float]
 ) -> list[str]:
     """Says how far the fit is ahead of pruning by magnitude, without and with training afterwards."""
-    found = []
+    sentences = []
     for ours, rival, where, extra in (
         ("state-driven", "magnitude", points, ""),
         ("state-driven", "magnitude-layerwise", points, " in every layer"),
@@ -111,12 +110,12 @@ def lead_sentences(
             if pair[0] is not None and pair[1] is not None:
                 leads.append(f"{100 * (pair[0] - pair[1]):+.1f} points at {100 * at:g} %")
         if leads:
-            found.append(f"Against pruning by magnitude{extra}: {', '.join(leads)}.")
-    return found
+            sentences.append(f"Against pruning by magnitude{extra}: {', '.join(leads)}.")
+    return sentences
 
 
 def recorded_sentence(records: Sequence[Record], data: str, at: float) -> list[str]:
-    """Says what it is worth to fit on what the sparse layers give."""
+    """Says what is gained by fitting to the states of the sparse layers instead of the network's."""
     task = f"{data}-sparsity"
     one, other = (
         median_of(records, task, model, "accuracy", at) for model in ("state-driven", "state-driven-recorded")
@@ -131,19 +130,19 @@ def recorded_sentence(records: Sequence[Record], data: str, at: float) -> list[s
 
 def cap_sentence(records: Sequence[Record], data: str, kappas: Sequence[float]) -> list[str]:
     """Says what a cap on whole rows does."""
-    found = []
+    results = []
     for kappa in kappas:
         accuracy, sparsity = (
             median_of(records, data, "state-driven-row", metric, kappa) for metric in ("accuracy", "sparsity")
         )
         if accuracy is not None and sparsity is not None:
-            kept = f"{100 * sparsity:.0f} % zeros" if sparsity >= 0 else f"{-100 * sparsity:.0f} % more weights"
-            found.append(f"{100 * accuracy:.1f} % with {kept} at {kappa:g}")
-    if not found:
+            zeros = f"{100 * sparsity:.0f} % zeros" if sparsity >= 0 else f"{-100 * sparsity:.0f} % more weights"
+            results.append(f"{100 * accuracy:.1f} % with {zeros} at {kappa:g}")
+    if not results:
         return []
     return [
         "A cap on whole rows, as 003 prints it, in units in which the network's own rows just fit at .99, gives "
-        f"{', '.join(found)}: it shrinks what it keeps, and is no way to sparsity."
+        f"{', '.join(results)}: it shrinks what it keeps, and is no way to sparsity."
     ]
 
 

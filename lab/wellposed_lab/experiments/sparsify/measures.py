@@ -20,11 +20,11 @@ INNER, SWEEPS = 1e-10, 100  # of its inner problems, which take very long on pix
 
 
 def scored(network: TrainedNetwork, seed: int, fitted: Fitted, at: float | None) -> list[Value]:
-    """Scores what was made of a network on all test data, and says what is proven of it."""
-    found, before = network.scores(fitted.model, seed), dense_scores(network, seed)
+    """Scores a sparse network on all test data, with what is certified of its rows."""
+    scores, before = network.scores(fitted.model, seed), dense_scores(network, seed)
     values = [
-        *(Value(metric, value, at) for metric, value in found.items()),
-        Value("accuracy_drop", before["accuracy"] - found["accuracy"], at),
+        *(Value(metric, value, at) for metric, value in scores.items()),
+        Value("accuracy_drop", before["accuracy"] - scores["accuracy"], at),
         Value("sparsity", fitted.sparsity, at),
     ]
     if fitted.report is not None:
@@ -41,8 +41,8 @@ def dense_scores(network: TrainedNetwork, seed: int) -> dict[str, float]:
 
 def level_line(network: TrainedNetwork, seed: int, points: Sequence[float]) -> Result:
     """Scores the network itself, as a level line along an axis."""
-    found = dense_scores(network, seed)
-    values = [Value(metric, value, at) for at in (None, *points) for metric, value in found.items()]
+    scores = dense_scores(network, seed)
+    values = [Value(metric, value, at) for at in (None, *points) for metric, value in scores.items()]
     return Result((Value("sparsity", 0.0), *values))
 
 
@@ -84,8 +84,8 @@ def form_difference(network: TrainedNetwork, seed: int, model: nn.Module) -> flo
     u = network.draw(seed, 2)
     with torch.no_grad():
         y = model(u)
-        found = to_implicit(model, tuple(u.shape[1:]))(u)
-    return float((found - y).abs().max() / y.abs().max())
+        implicit = to_implicit(model, tuple(u.shape[1:]))(u)
+    return float((implicit - y).abs().max() / y.abs().max())
 
 
 def partial_data(network: TrainedNetwork, seed: int, points: Sequence[float], target: float | None) -> Result:
@@ -150,7 +150,7 @@ def partial_speed(
 ) -> Result:
     """Measures how much faster a fit on a share of the data is (003 Table 3.3)."""
     rows, values = rows_of(network, seed, samples), []
-    fits = [rows.timed(part) for part in (share, 1.0)]
+    fits = [rows.timed(portion) for portion in (share, 1.0)]
     for kappa in points:
         seconds = []
         for fit in fits:

@@ -127,17 +127,17 @@ def _further_sentence(records: Sequence[Record]) -> list[str]:
 
 def _rivals_sentence(records: Sequence[Record]) -> list[str]:
     """Says what removing whole units costs, at the sparsities of 003 Table 3.2 and at 90 %."""
-    told = []
+    reached = []
     for role, model, points in METHODS:
         values = [median_of(records, f"{DATA}-sparsity", model, "accuracy", at) for at in points]
         if role == "baseline" and model in RIVALS and all(value is not None for value in values):
             pairs = zip(points, values, strict=True)
             shares = [f"{100 * (value or 0):.1f} % without {100 * at:g} %" for at, value in pairs]
-            told.append(f"{model.upper()} {' and '.join(shares)} of the weights")
-    if not told:
+            reached.append(f"{model.upper()} {' and '.join(shares)} of the weights")
+    if not reached:
         return []
     return [
-        f"Rivals that remove whole units and train afterwards reach accuracies of {'; '.join(told)}. Units are "
+        f"Rivals that remove whole units and train afterwards reach accuracies of {'; '.join(reached)}. Units are "
         "queries with their keys, values and hidden units. SSS and SPR are trained for 100 steps with their "
         "penalty; the weights of MLA's losses and its order of selection are ours."
     ]

@@ -60,20 +60,20 @@ class Bisection(RowSolver):
 
     def solve(self, problem: RowProblem) -> RowSolution:
         self.accept(problem)
-        gram, cross = (np.ascontiguousarray(part.cpu().numpy()) for part in (problem.gram, problem.cross))
+        gram, cross = (np.ascontiguousarray(array.cpu().numpy()) for array in (problem.gram, problem.cross))
         allowed = np.ones(cross.shape, np.bool_) if problem.support is None else problem.support.cpu().numpy()
         scale = problem.scale.cpu().numpy() * self.inner_tol
         weights, steps = _compiled()(
             gram, cross, allowed, float(problem.kappa), self.eps, scale, self.warm_start, self.literal,
             self.max_sweeps,
         )  # fmt: skip
-        found = torch.from_numpy(weights).to(problem.cross)
-        counts = torch.from_numpy(steps).to(found.device)
+        rows = torch.from_numpy(weights).to(problem.cross)
+        counts = torch.from_numpy(steps).to(rows.device)
         if not self.literal:
-            return finished(problem, found, counts)
-        fair = finished(problem, found, counts)
-        outside = found.abs().sum(1) > problem.kappa * (1 + 1e-12)
-        return RowSolution(found, torch.where(outside, torch.inf, fair.gap), problem.scale, counts)
+            return finished(problem, rows, counts)
+        fair = finished(problem, rows, counts)
+        outside = rows.abs().sum(1) > problem.kappa * (1 + 1e-12)
+        return RowSolution(rows, torch.where(outside, torch.inf, fair.gap), problem.scale, counts)
 
 
 @cache

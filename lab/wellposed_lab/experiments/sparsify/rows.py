@@ -2,7 +2,7 @@
 
 Those of an MLP are fitted all at once to its recorded states (`DenseRows`). Rows that many positions share, as in
 convolutions and transformers, are fitted layer by layer (`SharedRows`). The network says which, see `rows_of`.
-`Layers` is a fitted model without loops as a network of layers, to be trained further with its zeros kept.
+`Layers` is a fitted model without loops as a network of layers, to be trained further with zeros that stay zero.
 """
 
 import abc
@@ -127,9 +127,9 @@ class Fitted:
     """A network that was made sparse.
 
     Args:
-        model: it.
+        model: the sparse network.
         sparsity: the share of its weights that are zero.
-        report: what is proven of its rows, where that is to be recorded.
+        report: what is certified of its rows, where that is to be recorded.
     """
 
     model: nn.Module
@@ -142,7 +142,7 @@ Maker = Callable[[float], Fitted]  # from the sparsity to reach
 
 @dataclass(frozen=True)
 class Rows(abc.ABC):
-    """How the rows of a network are fitted to what it computes.
+    """Fits the rows of a network to what it computes.
 
     Args:
         network: with its data.
@@ -166,7 +166,7 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def maker(self, method: str, training: int, path: tuple[float, ...]) -> Maker:
-        """Returns what makes networks of given sparsity.
+        """Returns a function that makes networks of given sparsity.
 
         Args:
             method: one of `methods`.
@@ -176,15 +176,15 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def problems(self, share: float = 1.0) -> Callable[[float], list[RowProblem]]:
-        """Returns what builds P(kappa) of every layer, the cap on whole rows, on a share of the samples."""
+        """Returns a builder of P(kappa), which caps whole rows, of every layer on a share of the samples."""
 
     @abc.abstractmethod
     def timed(self, share: float) -> Callable[[float], Any]:
-        """Returns what fits under a cap on a share of the data, everything else done before."""
+        """Returns a function that fits under a cap on a share of the data, with everything else prepared."""
 
 
 def rows_of(network: TrainedNetwork, seed: int, samples: int = 0) -> Rows:
-    """Returns the way in which the rows of a network are fitted."""
+    """Returns how the rows of a network are fitted."""
     return (SharedRows if network.shared_rows else DenseRows)(network, seed, samples)
 
 
@@ -222,7 +222,7 @@ class DenseRows(Rows):
         return self._sss(training) if method == "sss" else self._spr(training)
 
     def problems(self, share: float = 1.0) -> Callable[[float], list[RowProblem]]:
-        """Returns what builds P(kappa) of every layer, in units in which the network's rows fit."""
+        """Returns a function that builds P(kappa) of every layer, in units in which the network's rows fit."""
         return partial(_layer_problems, self.network.states(self.seed, round(share * self.samples)))
 
     def timed(self, share: float) -> Callable[[float], Any]:
@@ -251,14 +251,14 @@ class DenseRows(Rows):
         return self._tuned(pruned, epochs if method.endswith("tuned") else 0)
 
     def _sss(self, epochs: int) -> Maker:
-        """Trains factors with their l1-norm from the trained network on; the smallest ones go."""
+        """Trains factors with a penalty on their l1-norm, from the trained network; the smallest are removed."""
         scaled = ScaledUnits(copy.deepcopy(self._layers()))
         self.network.train(scaled, self.seed, epochs, optimizer=ProximalDescent(scaled, lr=0.01, gamma=GAMMA))
         sizes, network = [factor.abs() for factor in scaled.factors], scaled.merged()
         return lambda sparsity: self._tuned(prune_units(network, sizes, sparsity), epochs)
 
     def _spr(self, epochs: int) -> Maker:
-        """Trains with the penalty from the trained network on; the units with the smallest weights go."""
+        """Trains with the penalty, from the trained network; the units with the smallest weights are removed."""
         network = copy.deepcopy(self._layers())
 
         def loss(y: Tensor, labels: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ class DenseRows(Rows):
 def _layer_problems(states: States, kappa: float) -> list[RowProblem]:
     mask, problems = support_mask(states, "layered"), []
     factors = fitting_units(states, KAPPA, mask).factors
-    X, U, Z = (part.double() for part in (states.X * factors, states.U, states.Z * factors))
+    X, U, Z = (matrix.double() for matrix in (states.X * factors, states.U, states.Z * factors))
     X, U, Z = X - X.mean(0), U - U.mean(0), Z - Z.mean(0)
     start = 0
     for size in states.blocks:
@@ -300,7 +300,7 @@ def _layer_problems(states: States, kappa: float) -> list[RowProblem]:
 
 @dataclass(frozen=True)
 class SharedRows(Rows):
-    """Fits rows that positions share, layer by layer, each on what the sparse layers before it give."""
+    """Fits rows that positions share, layer by layer, each to the outputs of the sparse layers before it."""
 
     methods: ClassVar[tuple[str, ...]] = (
         "state-driven",
@@ -390,7 +390,7 @@ class SharedRows(Rows):
         return [weights.norm(dim=1) for weights in rows_with_bias(network, units)]
 
     def problems(self, share: float = 1.0) -> Callable[[float], list[RowProblem]]:
-        """Returns what builds P(kappa) of some rows of every layer, in units in which its own rows fit at .99."""
+        """Returns a function that builds P(kappa) of some rows a layer, in units in which its rows fit at .99."""
         units = own_units(self.network.trained(self.seed), list(self._recorded()), KAPPA)
         return partial(self._problems, units, share)
 
@@ -457,14 +457,14 @@ def prune_shared(
     layerwise: bool = False,
     sizes: Mapping[str, Tensor] | None = None,
 ) -> tuple[nn.Module, float]:
-    """Sets the smallest weights of some layers to zero, in a copy; returns it with the share that went.
+    """Sets the smallest weights of some layers to zero, in a copy; returns it with the share of zeros.
 
     Args:
         network: with shared rows.
         names: of the layers.
-        sparsity: the share of weights that go.
-        layerwise: whether every layer loses this share, or all of them together.
-        sizes: what is compared in place of the weights, by layer.
+        sparsity: the share of weights to remove.
+        layerwise: whether this share is taken from every layer, or from all of them together.
+        sizes: what is compared instead of the weights, by layer.
 
     Example:
         >>> network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
@@ -478,9 +478,9 @@ def prune_shared(
     for group in [[name] for name in names] if layerwise else [list(names)]:
         compared = torch.cat([own[name].flatten() for name in group])
         count = round((1 - sparsity) * int((compared != 0).sum()))
-        kept = torch.zeros(len(compared), dtype=torch.bool)
-        kept[compared.topk(count).indices] = True
-        for name, mask in zip(group, kept.split([own[name].numel() for name in group]), strict=True):
+        remaining = torch.zeros(len(compared), dtype=torch.bool)
+        remaining[compared.topk(count).indices] = True
+        for name, mask in zip(group, remaining.split([own[name].numel() for name in group]), strict=True):
             layer = known[name]
             assert layer.bias is not None
             set_rows(layer, before[name] * mask.view_as(before[name]), layer.bias.detach().clone())
@@ -496,10 +496,10 @@ def _entries(network: nn.Module, names: Sequence[str]) -> int:
 
 def own_units(network: nn.Module, names: Sequence[str], kappa: float) -> dict[str, RowUnits]:
     """Returns units, powers of two for each layer, in which its own rows have an l1-norm below kappa."""
-    known, found = shared_layers(network), {}
+    known, units = shared_layers(network), {}
     for name in names:
         largest = row_weights(known[name]).double().abs().sum(1).max()
         shift = float(torch.floor(torch.log2(kappa / largest * (1 - 1e-9))))
         count = len(widths(known[name]))
-        found[name] = RowUnits((shift,) * count, (True,) * count)
-    return found
+        units[name] = RowUnits((shift,) * count, (True,) * count)
+    return units

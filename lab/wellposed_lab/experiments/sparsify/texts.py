@@ -1,9 +1,8 @@
 """Text classification on 20 Newsgroups, divided by date, and the transformers that do it.
 
-`load_newsgroups` loads the texts. `Vocabulary` turns words into numbers, counts or padded sequences, and is
-decided by the texts alone. `WordPieces` are words in pieces, as BERT without capitals reads them (Devlin et al.
-2019). `Newsgroups` is a transformer on these texts, or DistilBERT where its weights are here, as a network of
-shared rows.
+`load_newsgroups` loads the texts. `Vocabulary` numbers words, as padded sequences, and depends on the texts alone.
+`WordPieces` are words in pieces, as BERT without capitals reads them (Devlin et al. 2019). `Newsgroups` is a
+transformer on these texts, or DistilBERT where its weights are available, as a network of shared rows.
 """
 
 import logging
@@ -94,7 +93,7 @@ def load_newsgroups(split: str = "train", *, headers: bool = True) -> Texts:
             organisation often give the group away.
 
     Raises:
-        MissingDataError: the set is not here and cannot be downloaded; the message says what to do.
+        MissingDataError: the set is not available and cannot be downloaded; the message says what to do.
         ChecksumError: the archive is damaged.
     """
     if split not in ("train", "test"):
@@ -104,7 +103,7 @@ def load_newsgroups(split: str = "train", *, headers: bool = True) -> Texts:
 
 
 def _load(split: str) -> Texts:
-    """Tries the archives that are here, then scikit-learn's cache, then a download."""
+    """Tries the archives on disk, then scikit-learn's cache, then a download."""
     variants = [[file] for file in files.NEWSGROUPS]
     try:
         index, (path,) = fetch("20 newsgroups", variants, _PACKAGE, download=False)
@@ -183,8 +182,6 @@ class Vocabulary:
         >>> vocabulary.ids(["do not be late", "to"], length=5)
         tensor([[4, 1, 3, 1, 0],
                 [2, 0, 0, 0, 0]])
-        >>> vocabulary.counts(["to be or not to be"])
-        tensor([[2., 2., 0.]])
     """
 
     entries: tuple[str, ...]
@@ -198,7 +195,7 @@ class Vocabulary:
 
     @staticmethod
     def of(texts: Sequence[str], size: int) -> "Vocabulary":
-        """Takes the `size` words that occur most often; ties go by the alphabet, so that nothing is random.
+        """Takes the `size` words that occur most often; ties are broken alphabetically.
 
         Use training texts only: words of the test texts must stay unknown.
         """
@@ -211,17 +208,8 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def counts(self, texts: Sequence[str]) -> Tensor:  # (N, V) float32
-        """Counts how often each word of the vocabulary occurs; column k belongs to ``entries[k]``."""
-        result = torch.zeros(len(texts), len(self))
-        for row, text in zip(result, texts, strict=True):
-            found = Counter(number for word in words(text) if (number := self._numbers.get(word)) is not None)
-            columns = torch.tensor(list(found), dtype=torch.int64) - (UNKNOWN + 1)
-            row[columns] = torch.tensor(list(found.values()), dtype=result.dtype)
-        return result
-
     def ids(self, texts: Sequence[str], length: int) -> Tensor:  # (N, T) int64
-        """Numbers the first `length` words of each text and fills up with padding."""
+        """Numbers the first `length` words of each text and pads the rest."""
         if length < 1:
             raise InputError(f"length must be at least 1; received {length}")
         result = torch.full((len(texts), length), PADDING)
@@ -239,7 +227,7 @@ _IDEOGRAPHS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2FA1F), (0xF900, 
 
 @dataclass(frozen=True)
 class WordPieces:
-    """A vocabulary of word pieces; one that goes on inside a word starts with ##.
+    """A vocabulary of word pieces; one that continues a word starts with ##.
 
     Args:
         entries: the pieces in the order of their numbers; the first is the padding.
@@ -291,21 +279,21 @@ class WordPieces:
         return result
 
     def _pieces(self, word: str) -> list[str]:
-        found, start = [], 0
+        pieces, start = [], 0
         while start < len(word) <= LONGEST:
             for end in range(len(word), start, -1):
                 piece = ("##" if start else "") + word[start:end]
                 if piece in self._numbers:
-                    found.append(piece)
+                    pieces.append(piece)
                     start = end
                     break
             else:
                 return [UNKNOWN_TOKEN]
-        return found or [UNKNOWN_TOKEN]
+        return pieces or [UNKNOWN_TOKEN]
 
 
 def _words(text: str) -> list[str]:
-    """Lowers letters, drops accents and control characters, and sets punctuation and ideographs apart."""
+    """Lowercases, drops accents and control characters, and separates punctuation and ideographs."""
     plain = unicodedata.normalize("NFD", text.lower())
     letters = []
     for letter in plain:
@@ -355,7 +343,7 @@ class Newsgroups(TrainedNetwork):
     epochs: int = 4
     tested: int = 3000
     batch_size: ClassVar[int] = 64
-    part: ClassVar[int] = 250
+    test_batch_size: ClassVar[int] = 250
     shared_rows: ClassVar[bool] = True
     convertible: ClassVar[bool] = False
 
@@ -424,7 +412,7 @@ class Newsgroups(TrainedNetwork):
         return _texts(self.source)
 
     def linear_accuracy(self) -> float:
-        """Scores what needs no network: logistic regression on TF-IDF of words (scikit-learn)."""
+        """Scores logistic regression on TF-IDF of words (scikit-learn), which needs no network."""
         return _linear_accuracy(self)
 
 
@@ -432,7 +420,7 @@ def distilbert_folder() -> Path:
     """Finds the weights of DistilBERT.
 
     Raises:
-        MissingDataError: they are not here; the message says what to do.
+        MissingDataError: there are none; the message says what to do.
     """
     data = data_folder()
     folder = None if data is None else data / FOLDER

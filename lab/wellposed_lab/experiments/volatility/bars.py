@@ -39,7 +39,7 @@ TICKS = (
     (14, 10**3),
     (17, 10**6),
     (20, 10**9),
-)  # digits of an epoch below which it has so many ticks a second
+)  # digits below which a time since 1970 has this many ticks a second
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class BarTable:
     Args:
         path: of the file, for messages.
         unit: what `numbers` count: "line" in a CSV file, "row" in a Parquet file.
-        numbers: where each bar stands.
+        numbers: of the line or row of each bar.
         columns: the cells by meaning: time, symbol, vwap, open, high, low, close, volume, amount.
         names: how the file calls these columns.
     """
@@ -61,7 +61,7 @@ class BarTable:
     names: dict[str, str]
 
     def error(self, row: int, meaning: str, problem: str, remedy: str) -> FileFormatError:
-        """Returns an error that names the file, the place and what to do."""
+        """Returns an error that names the file, the line and what to do."""
         column = f", column {self.names[meaning]!r}" if meaning in self.names else ""
         return FileFormatError(f"{self.path}, {self.unit} {self.numbers[row]}{column}: {problem}; {remedy}")
 
@@ -76,9 +76,9 @@ class BarTable:
             raise InputError(
                 f"{self.path} has the symbols {', '.join(known)}; pass one as symbol=; got {symbol!r}"
             )
-        kept = [row for row, cell in enumerate(self.columns["symbol"]) if str(cell) == symbol]
-        columns = {name: [cells[row] for row in kept] for name, cells in self.columns.items()}
-        return BarTable(self.path, self.unit, [self.numbers[row] for row in kept], columns, self.names)
+        rows = [row for row, cell in enumerate(self.columns["symbol"]) if str(cell) == symbol]
+        columns = {name: [cells[row] for row in rows] for name, cells in self.columns.items()}
+        return BarTable(self.path, self.unit, [self.numbers[row] for row in rows], columns, self.names)
 
     def floats(self, meaning: str) -> NDArray[np.float64]:  # (N,)
         """Returns a column as numbers; empty cells are NaN."""
@@ -92,15 +92,15 @@ class BarTable:
 
     def moments(self, time_format: str | None = None) -> list[datetime]:
         """Returns the times, with or without a zone as the file has them; whole numbers count from 1970 in UTC."""
-        found = []
+        times = []
         for row, cell in enumerate(self.columns["time"]):
             try:
-                found.append(_moment(cell, time_format))
+                times.append(_moment(cell, time_format))
             except (TypeError, ValueError, OverflowError, OSError, StopIteration):
                 wanted = time_format or "2021-01-27 09:30:00 or 2021-01-27T14:30:00Z"
                 remedy = f"write times like {wanted}, or pass time_format="
                 raise self.error(row, "time", f"{cell!r} is not a time", remedy) from None
-        return found
+        return times
 
 
 def read_table(path: str | os.PathLike[str]) -> BarTable:
@@ -114,21 +114,21 @@ def read_table(path: str | os.PathLike[str]) -> BarTable:
 
     Example:
         >>> import tempfile
-        >>> place = Path(tempfile.mkdtemp()) / "bars.csv"
-        >>> _ = place.write_text("Timestamp,VW\\n2021-01-27 09:30,19.5\\n")
-        >>> read_table(place).columns
+        >>> path = Path(tempfile.mkdtemp()) / "bars.csv"
+        >>> _ = path.write_text("Timestamp,VW\\n2021-01-27 09:30,19.5\\n")
+        >>> read_table(path).columns
         {'time': ['2021-01-27 09:30'], 'vwap': ['19.5']}
     """
-    place = Path(path)
-    if not place.is_file():
+    file = Path(path)
+    if not file.is_file():
         raise InputError(
             f"there is no file {os.fspath(path)!r}; pass the path of a .csv, .csv.gz or .parquet file"
         )
-    name = place.name.lower()
+    name = file.name.lower()
     if name.endswith((".parquet", ".pq")):
-        return _read_parquet(place)
+        return _read_parquet(file)
     if name.endswith((".csv", ".csv.gz", ".txt")):
-        return _read_csv(place)
+        return _read_csv(file)
     raise InputError(f"bars are read from .csv, .csv.gz or .parquet files; received {os.fspath(path)!r}")
 
 
@@ -149,7 +149,7 @@ def _read_csv(path: Path) -> BarTable:
                 f"{path}, line {number}: {len(row)} cells instead of {len(header)}; the line is cut off or has a "
                 "comma too many: correct or delete it"
             )
-    cells = {name: [row[place].strip() for _, row in lines] for place, name in enumerate(header)}
+    cells = {name: [row[column].strip() for _, row in lines] for column, name in enumerate(header)}
     return _table(str(path), "line", [number for number, _ in lines], cells)
 
 
@@ -185,10 +185,10 @@ def _read_parquet(path: Path) -> BarTable:
 
 
 def _table(path: str, unit: str, numbers: Sequence[int], cells: dict[str, list[Any]]) -> BarTable:
-    """Finds out which column is which."""
+    """Assigns columns their meaning by their names."""
     lower = {name.strip().lower(): name for name in cells}
-    found = {meaning: [lower[name] for name in names if name in lower] for meaning, names in ALIASES.items()}
-    names = {meaning: known[0] for meaning, known in found.items() if known}
+    matches = {meaning: [lower[name] for name in names if name in lower] for meaning, names in ALIASES.items()}
+    names = {meaning: known[0] for meaning, known in matches.items() if known}
     priced = "vwap" in names or {"amount", "volume"} <= names.keys() or {"high", "low", "close"} <= names.keys()
     if "time" not in names or not priced:
         missing = (
@@ -217,12 +217,12 @@ Session = tuple[time, time]  # from, until
 
 
 def weekday(day: date) -> bool:
-    """Says whether a day is no Saturday or Sunday."""
+    """Returns whether a day is no Saturday or Sunday."""
     return day.weekday() < 5
 
 
 def usual(day: date) -> time | None:
-    """Says that no day closes early."""
+    """Returns None: no day closes early."""
     return None
 
 
@@ -257,7 +257,7 @@ class Exchange:
             raise InputError(f"sessions must follow one another without overlap; received {self.sessions}")
 
     def contains(self, moment: datetime) -> bool:
-        """Says whether a minute, by its beginning on the exchange's clock, belongs to a session."""
+        """Returns whether a minute, by its beginning on the exchange's clock, belongs to a session."""
         return any(begin <= moment.time() < end for begin, end in self.hours(moment.date()))
 
     def hours(self, day: date) -> tuple[Session, ...]:
@@ -300,7 +300,7 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 def us_open(day: date) -> bool:
-    """Says whether the exchanges of the United States trade; single days of mourning or storm are not known.
+    """Returns whether the exchanges of the United States trade; single days of mourning or storm are not known.
 
     Example:
         >>> us_open(date(2021, 4, 2)), us_open(date(2021, 6, 18)), us_open(date(2022, 6, 20))  # Good Friday first
@@ -355,7 +355,6 @@ def _easter(year: int) -> date:
 
 NYSE = Exchange("NYSE", "America/New_York", ((time(9, 30), time(16)),), us_open, us_early)
 CFFEX = Exchange("CFFEX", "Asia/Shanghai", ((time(9, 30), time(11, 30)), (time(13), time(15))))
-EXCHANGES = {exchange.name: exchange for exchange in (NYSE, CFFEX)}
 
 
 Gaps = Literal["keep", "fill"]
@@ -373,7 +372,7 @@ class BarCounts:
         repeated: bars that say again what another one said, left out.
         untraded: bars without a price because nothing was traded, left out.
         missing: minutes of the sessions, on days that have bars, without one.
-        filled: of these, how many got the price before them.
+        filled: how many of these were given the price before them.
         days: with at least one bar.
     """
 
@@ -386,7 +385,7 @@ class BarCounts:
     days: int = 0
 
     def __str__(self) -> str:
-        parts = [
+        counts = [
             f"{self.days:,} days",
             f"{self.read:,} bars read",
             f"{self.outside:,} outside the sessions",
@@ -394,7 +393,7 @@ class BarCounts:
             f"{self.untraded:,} without a trade",
             f"{self.missing:,} minutes missing" + (f" of which {self.filled:,} filled" if self.filled else ""),
         ]
-        return ", ".join(parts)
+        return ", ".join(counts)
 
 
 @dataclass(frozen=True)
@@ -404,7 +403,7 @@ class Bars:
     Args:
         name: what they are of, for records.
         minutes: the beginning of each minute on the clock of the exchange.
-        prices: the volume-weighted average price of that minute, or what stands in for it.
+        prices: the volume-weighted average price of that minute, or its substitute.
         price: what the prices are: "vwap", "amount / volume" or "(high + low + close) / 3".
         counts: what was found in the file.
     """
@@ -422,8 +421,8 @@ class Bars:
     def between(self, first: str | date, last: str | date) -> "Bars":
         """Returns the bars of the days from the first to the last, both included."""
         days = self.minutes.astype("datetime64[D]")
-        kept = (days >= np.datetime64(first, "D")) & (days <= np.datetime64(last, "D"))
-        return replace(self, minutes=self.minutes[kept], prices=self.prices[kept])
+        within = (days >= np.datetime64(first, "D")) & (days <= np.datetime64(last, "D"))
+        return replace(self, minutes=self.minutes[within], prices=self.prices[within])
 
 
 def read_bars(
@@ -441,12 +440,12 @@ def read_bars(
     """Reads minute bars from a CSV or Parquet file.
 
     The file has a column of times and either `vwap`, or `amount` and `volume` (the price is their ratio), or
-    `high`, `low` and `close` (their mean, the typical price, stands in); the first that is there is taken. Bars
+    `high`, `low` and `close` (their mean, the typical price, is used); the first that is there is taken. Bars
     outside the sessions of the exchange are left out, so is one that repeats another; two that contradict each
     other are an error, and so are times out of order.
 
     Args:
-        path: a .csv, .csv.gz or .parquet file (the latter needs the extra "finance").
+        path: a .csv, .csv.gz or .parquet file (the latter needs the extra "lab").
         exchange: whose sessions and clock count.
         symbol: which one, where the file has several.
         zone: of times that are written without one; None is the zone of the exchange.
@@ -463,9 +462,9 @@ def read_bars(
 
     Example:
         >>> import pathlib, tempfile
-        >>> place = pathlib.Path(tempfile.mkdtemp()) / "bars.csv"
-        >>> _ = place.write_text("time,vwap\\n2021-01-27T14:29:00Z,19.1\\n2021-01-27T14:30:00Z,19.5\\n")
-        >>> bars = read_bars(place)
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "bars.csv"
+        >>> _ = path.write_text("time,vwap\\n2021-01-27T14:29:00Z,19.1\\n2021-01-27T14:30:00Z,19.5\\n")
+        >>> bars = read_bars(path)
         >>> bars.minutes.tolist(), bars.prices.tolist(), bars.counts.outside
         ([datetime.datetime(2021, 1, 27, 9, 30)], [19.5], 1)
     """
@@ -478,15 +477,15 @@ def read_bars(
             f"{minutes[0]} of its clock; pass the right exchange=, zone= or label="
         )
     _require_prices(table, prices, inside)
-    kept, repeated = _in_order(table, minutes, prices, inside)
-    traded = kept[~np.isnan(prices[kept])]
-    counts = BarCounts(len(inside), int((~inside).sum()), repeated, len(kept) - len(traded))
+    rows, repeated = _in_order(table, minutes, prices, inside)
+    traded = rows[~np.isnan(prices[rows])]
+    counts = BarCounts(len(inside), int((~inside).sum()), repeated, len(rows) - len(traded))
     name = " ".join(filter(None, (symbol, "of" if symbol else "", os.path.basename(table.path))))
     return clean(Bars(name, minutes[traded], prices[traded], kind, counts), exchange, splits, gaps)
 
 
 def clean(bars: Bars, exchange: Exchange, splits: Sequence[Split] = (), gaps: Gaps = "keep") -> Bars:
-    """Adjusts bars for splits, counts the missing minutes of their days and fills them if that is wanted."""
+    """Adjusts bars for splits, counts the missing minutes of their days and fills them if asked to."""
     if gaps not in ("keep", "fill"):
         raise InputError(f"gaps must be 'keep' or 'fill'; received {gaps!r}")
     adjusted = bars.prices / split_factors(bars.minutes, splits)
@@ -496,11 +495,11 @@ def clean(bars: Bars, exchange: Exchange, splits: Sequence[Split] = (), gaps: Ga
     counts = replace(bars.counts, missing=missing, days=len(days))
     if gaps == "keep" or not missing:
         return replace(bars, prices=adjusted, counts=counts)
-    place = np.searchsorted(bars.minutes, expected, side="right") - 1
-    usable = place >= 0
-    usable[usable] = _session(exchange, expected[usable]) == _session(exchange, bars.minutes[place[usable]])
+    latest = np.searchsorted(bars.minutes, expected, side="right") - 1
+    usable = latest >= 0
+    usable[usable] = _session(exchange, expected[usable]) == _session(exchange, bars.minutes[latest[usable]])
     counts = replace(counts, filled=int(usable.sum()) - len(bars.minutes))
-    return replace(bars, minutes=expected[usable], prices=adjusted[place[usable]], counts=counts)
+    return replace(bars, minutes=expected[usable], prices=adjusted[latest[usable]], counts=counts)
 
 
 def split_factors(minutes: NDArray[np.datetime64], splits: Sequence[Split]) -> NDArray[np.float64]:  # (N,) -> (N,)
@@ -555,7 +554,7 @@ def _minutes(
         raise InputError(f"label must be 'start' or 'end'; received {label!r}")
     written, here = zone_of(zone or exchange.zone), zone_of(exchange.zone)
     shift = timedelta(minutes=1 if label == "end" else 0)
-    found, inside = [], np.zeros(len(table.numbers), bool)
+    local_times, inside = [], np.zeros(len(table.numbers), bool)
     for row, moment in enumerate(table.moments(time_format)):
         readings = [_local(reading, written, here) - shift for reading in _readings(moment, written)]
         local = readings[0]
@@ -565,8 +564,8 @@ def _minutes(
             raise table.error(row, "time", problem, "write times with their offset from UTC")
         if inside[row] and (local.second or local.microsecond):
             raise table.error(row, "time", f"{moment} is not a whole minute", "round it, or pass minute bars")
-        found.append(local)
-    return np.array(found, "datetime64[m]"), inside
+        local_times.append(local)
+    return np.array(local_times, "datetime64[m]"), inside
 
 
 def _readings(moment: datetime, written: ZoneInfo) -> list[datetime]:
@@ -585,16 +584,16 @@ def _local(moment: datetime, written: ZoneInfo, here: ZoneInfo) -> datetime:
 def _in_order(
     table: BarTable, minutes: NDArray[np.datetime64], prices: NDArray[np.float64], inside: NDArray[np.bool_]
 ) -> tuple[NDArray[np.intp], int]:
-    """Returns which bars are kept, and how many only repeat the one before."""
+    """Returns the rows of the bars without repetitions, and how many only repeat the one before."""
     rows = np.flatnonzero(inside)
     steps = np.diff(minutes[rows])
-    for place in np.flatnonzero(steps < np.timedelta64(0, "m"))[:1]:
-        problem = f"{minutes[rows[place + 1]]} comes after {minutes[rows[place]]}"
-        raise table.error(rows[place + 1], "time", problem, "sort the file by time")
+    for k in np.flatnonzero(steps < np.timedelta64(0, "m"))[:1]:
+        problem = f"{minutes[rows[k + 1]]} comes after {minutes[rows[k]]}"
+        raise table.error(rows[k + 1], "time", problem, "sort the file by time")
     again = np.flatnonzero(steps == np.timedelta64(0, "m")) + 1
     before, after = prices[rows[again - 1]], prices[rows[again]]
-    for place in again[~((before == after) | (np.isnan(before) & np.isnan(after)))][:1]:
-        here, there = rows[place], rows[place - 1]
+    for k in again[~((before == after) | (np.isnan(before) & np.isnan(after)))][:1]:
+        here, there = rows[k], rows[k - 1]
         problem = f"{minutes[here]} has the price {prices[here]:g} and, in {table.unit} {table.numbers[there]}, "
         raise table.error(here, "time", f"{problem}{prices[there]:g}", "keep the one that is right")
     return np.delete(rows, again), len(again)

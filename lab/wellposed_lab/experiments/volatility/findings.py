@@ -48,15 +48,15 @@ def findings(records: Sequence[Record]) -> list[str]:
 
 
 def _data(records: Sequence[Record], task: str) -> str | None:
-    found = (str(record.facts["data"]) for record in records if record.task == task and "data" in record.facts)
-    return next(found, None)
+    texts = (str(record.facts["data"]) for record in records if record.task == task and "data" in record.facts)
+    return next(texts, None)
 
 
 def _against(records: Sequence[Record], task: str) -> list[str]:
     """Compares ours with persistence and GARCH, by both scores."""
     sentences = []
     for ours, name in OURS.items():
-        parts = []
+        comparisons = []
         for metric, score in (("mape", "MAPE"), ("test_rmse", "RMSE")):
             own = median_of(records, task, ours, metric)
             others = {title: median_of(records, task, rival, metric) for rival, title in RIVALS.items()}
@@ -65,20 +65,20 @@ def _against(records: Sequence[Record], task: str) -> list[str]:
                 compared = " and ".join(
                     f"{_verb(own, value)} {title} ({number(value)})" for title, value in known.items()
                 )
-                parts.append(f"by {score} ({number(own)}) {name} {compared}")
-        if parts:
-            sentences.append(f"On {NAMES[task]}, {'; '.join(parts)} (medians of the seeds).")
+                comparisons.append(f"by {score} ({number(own)}) {name} {compared}")
+        if comparisons:
+            sentences.append(f"On {NAMES[task]}, {'; '.join(comparisons)} (medians of the seeds).")
     return sentences
 
 
 def _inside(records: Sequence[Record], task: str) -> list[str]:
     """Compares ours with GARCH on the days of the training period that were held out."""
     names = {"implicit-rnn": "the implicitRNN", "implicit": "the implicit model", "garch": "GARCH(1,1)"}
-    found = {title: median_of(records, task, model, "validation_rmse") for model, title in names.items()}
-    parts = [f"{title} {number(value)}" for title, value in found.items() if value is not None]
-    if len(parts) < len(names):
+    errors = {title: median_of(records, task, model, "validation_rmse") for model, title in names.items()}
+    listed = [f"{title} {number(value)}" for title, value in errors.items() if value is not None]
+    if len(listed) < len(names):
         return []
-    return [f"On {NAMES[task]}, RMSE on held-out days of the training period: {', '.join(parts)}."]
+    return [f"On {NAMES[task]}, RMSE on held-out days of the training period: {', '.join(listed)}."]
 
 
 def _verb(own: float, other: float) -> str:
@@ -98,15 +98,15 @@ def _mean(records: Sequence[Record], task: str) -> list[str]:
 
 def _centred(records: Sequence[Record], task: str) -> list[str]:
     """Says what it does to see prices less the last one."""
-    parts = []
+    changes = []
     for model in ("implicit-rnn", "implicit", "mlp"):
         plain, centred = (median_of(records, task, name, "mape") for name in (model, f"{model}-centred"))
         if plain is not None and centred is not None:
-            parts.append(f"{model} from {number(plain)} to {number(centred)}")
-    if not parts:
+            changes.append(f"{model} from {number(plain)} to {number(centred)}")
+    if not changes:
         return []
     return [
-        f"On {NAMES[task]}, subtracting the last price from every window takes the MAPE of {', '.join(parts)}."
+        f"On {NAMES[task]}, subtracting the last price from every window takes the MAPE of {', '.join(changes)}."
     ]
 
 
@@ -123,34 +123,34 @@ COLUMNS = ("year", "rolling_volatility")
 
 def draw_history(records: Sequence[Record]) -> bytes | None:
     """Draws the 21-day rolling mean of the volatility of every data set as a PNG; None without such records."""
-    found = {record.task: record.series for record in records if all(name in record.series for name in COLUMNS)}
-    shown = [task for task in TITLES if task in found]
+    series = {record.task: record.series for record in records if all(name in record.series for name in COLUMNS)}
+    shown = [task for task in TITLES if task in series]
     if not shown:
         return None
     canvas = require("matplotlib.figure", extra="plots")
     page = canvas.Figure(figsize=(8.4, 0.6 + 1.9 * len(shown)), layout="constrained")
     axes = page.subplots(len(shown), 1, squeeze=False).flatten()
-    for place, task in zip(axes, shown, strict=True):
-        _panel(place, task, found[task])
+    for axis, task in zip(axes, shown, strict=True):
+        _panel(axis, task, series[task])
     axes[-1].set_xlabel("year", fontsize=9)
     stream = io.BytesIO()
     page.savefig(stream, format="png", dpi=130)
     return stream.getvalue()
 
 
-def _panel(place: Any, task: str, series: dict[str, list[float]]) -> None:
+def _panel(axis: Any, task: str, series: dict[str, list[float]]) -> None:
     years, values = (series[name] for name in COLUMNS)
-    place.plot(years, values, color=PALETTE[0], linewidth=1.4)
-    place.set_yscale("log")
-    place.set_title(TITLES[task], fontsize=9.5, loc="left")
-    place.set_ylabel("variance of\n10 minutes", fontsize=8.5)
-    place.tick_params(which="both", labelsize=8)
-    place.grid(True, color="#e3e6ea", linewidth=0.6)
-    place.spines[["top", "right"]].set_visible(False)
+    axis.plot(years, values, color=PALETTE[0], linewidth=1.4)
+    axis.set_yscale("log")
+    axis.set_title(TITLES[task], fontsize=9.5, loc="left")
+    axis.set_ylabel("variance of\n10 minutes", fontsize=8.5)
+    axis.tick_params(which="both", labelsize=8)
+    axis.grid(True, color="#e3e6ea", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
     if CUTS.get(task, 2021.0) is not None and years[0] < 2021.0 < years[-1]:
-        place.axvspan(2021.0, years[-1], color=PALETTE[1], alpha=0.09, linewidth=0)
-        place.axvline(2021.0, color=PALETTE[1], linewidth=1, linestyle=(0, (4, 2)))
-        place.annotate(
+        axis.axvspan(2021.0, years[-1], color=PALETTE[1], alpha=0.09, linewidth=0)
+        axis.axvline(2021.0, color=PALETTE[1], linewidth=1, linestyle=(0, (4, 2)))
+        axis.annotate(
             "training ends",
             (2021.0, 0.93),
             xycoords=("data", "axes fraction"),

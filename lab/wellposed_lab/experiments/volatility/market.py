@@ -44,7 +44,7 @@ REMEDY = (
 
 
 def is_here(*files: DataFile) -> bool:
-    """Says whether all files lie in the data folder or the cache; one that is damaged raises a ChecksumError."""
+    """Returns whether all files are in the data folder or the cache; a damaged one raises a ChecksumError."""
     try:
         fetch("minute bars", [list(files)], "", download=False)
     except MissingDataError:
@@ -87,12 +87,14 @@ def squeeze() -> Bars:
     after the end of its minute, the second after its beginning.
     """
     january, march = _paths(JANUARY, MARCH)
-    parts = read_bars(january, symbol="AMC", label="end"), read_bars(march)
+    windows = read_bars(january, symbol="AMC", label="end"), read_bars(march)
     fields = ("read", "outside", "repeated", "untraded", "missing", "filled", "days")
-    counts = BarCounts(*(sum(getattr(part.counts, field) for part in parts) for field in fields))
-    minutes, prices = (np.concatenate([getattr(part, name) for part in parts]) for name in ("minutes", "prices"))
-    name = " and ".join(part.name for part in parts)
-    return replace(parts[0], name=name, minutes=minutes, prices=prices, counts=counts)
+    counts = BarCounts(*(sum(getattr(window.counts, field) for window in windows) for field in fields))
+    minutes, prices = (
+        np.concatenate([getattr(window, name) for window in windows]) for name in ("minutes", "prices")
+    )
+    name = " and ".join(window.name for window in windows)
+    return replace(windows[0], name=name, minutes=minutes, prices=prices, counts=counts)
 
 
 @functools.lru_cache(maxsize=1)
@@ -103,9 +105,9 @@ def amc_daily() -> tuple[NDArray[np.datetime64], NDArray[np.float64]]:  # (D,), 
         with io.TextIOWrapper(open_unpacked(path), encoding="utf-8") as stream:
             names = stream.readline().strip().split(",")
             lines = [line.strip().split(",") for line in stream]
-        places = [names.index(name) for name in ("High", "Low", "Close")]
+        columns = [names.index(name) for name in ("High", "Low", "Close")]
         days = np.array([line[names.index("Date")] for line in lines], "datetime64[D]")
-        return days, np.array([[float(line[place]) for place in places] for line in lines])
+        return days, np.array([[float(line[column]) for column in columns] for line in lines])
     except (ValueError, IndexError, EOFError, OSError, zlib.error) as error:
         raise FileFormatError(f"{path} is damaged ({error}); fetch it again") from error
 
@@ -149,11 +151,11 @@ def own_file() -> OwnFile | None:
     if folder is None:
         return None
     settings = folder / f"{OWN}.json"
-    found = [folder / f"{OWN}{ending}" for ending in ENDINGS if (folder / f"{OWN}{ending}").is_file()]
-    return OwnFile(found[0], settings if settings.is_file() else None) if found else None
+    paths = [folder / f"{OWN}{ending}" for ending in ENDINGS if (folder / f"{OWN}{ending}").is_file()]
+    return OwnFile(paths[0], settings if settings.is_file() else None) if paths else None
 
 
 @functools.lru_cache(maxsize=1)
 def _own(file: OwnFile, size: int, modified: int, settings: str | None) -> Bars:
-    """Reads a file once for every state of it; all but the first argument are there as keys."""
+    """Reads a file again only if it has changed; all arguments but the first are keys of the cache."""
     return read_bars(file.path, **file.arguments())

@@ -15,7 +15,7 @@ Shape = tuple[int, int]
 
 
 class InPrices(nn.Module):
-    """Lets a forecast from prices work on scaled inputs and targets.
+    """Applies a forecast made from prices to scaled inputs and targets.
 
     Args:
         inner: from prices (B, T) to variances (B, 1), with a method ``fit(prices, variance)``.
@@ -38,7 +38,7 @@ class InPrices(nn.Module):
 
 
 class Centred(nn.Module):
-    """Shows a model the prices less the last one, so that the level of the price plays no part.
+    """Subtracts the last price of a window from all of it, so that the level of the price does not matter.
 
     Args:
         inner: from (B, T) to (B, 1).

@@ -47,7 +47,7 @@ class VolatilityRun(TrainingRun):
         return build("volatility", (train[0].shape[-1], train[1].shape[-1]), self.model)
 
     def held_out(self, samples: int, fold: int) -> Tensor:
-        """Marks days in a row: windows overlap, so that every fifth one would be half known."""
+        """Marks consecutive samples: windows overlap, so every fifth one would leak from its neighbours."""
         return torch.arange(samples) * self.folds // samples == fold
 
     def measure(
@@ -96,9 +96,9 @@ class DailyRun(Run):
 
     def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         days, prices = amc_daily()
-        kept = days >= np.datetime64("2015-02-01")
-        values = range_variance(*prices[kept].T)
-        result = history(days[kept], values, np.datetime64("2020-12-31"), DAYS, self.seed == 0)
+        recent = days >= np.datetime64("2015-02-01")
+        values = range_variance(*prices[recent].T)
+        result = history(days[recent], values, np.datetime64("2020-12-31"), DAYS, self.seed == 0)
         about = (
             f"AMC, {DAILY.path.rpartition('/')[2]}: estimated from the range of every day, for want of minute bars"
         )
@@ -116,8 +116,8 @@ def range_variance(
         array([0.15259])
     """
     daily = np.log(high / low) ** 2 / (4 * math.log(2))
-    found: NDArray[np.float64] = close**2 * daily / DAY_MINUTES * (horizon**2 - 1) / (6 * horizon)
-    return found
+    variance: NDArray[np.float64] = close**2 * daily / DAY_MINUTES * (horizon**2 - 1) / (6 * horizon)
+    return variance
 
 
 def history(
@@ -127,12 +127,12 @@ def history(
     before, after = values[days <= cut], values[days > cut]
     if not len(before) or not len(after):
         raise InputError(f"there are no days {'after' if len(before) else 'until'} {cut}; give it more bars")
-    found = [
+    means = [
         Value("volatility", float(before.mean()), "training"),
         Value("volatility", float(after.mean()), "test"),
     ]
     if not drawn:
-        return Result(tuple(found))
+        return Result(tuple(means))
     ends, smooth = days[length - 1 :: EVERY if length > 1 else 1], rolling_mean(values, length)
     smooth = smooth[:: EVERY if length > 1 else 1]
     years = ends.astype("datetime64[Y]")
@@ -142,4 +142,4 @@ def history(
         "year": [round(float(x), 4) for x in years.astype(np.int64) + 1970 + share],
         "rolling_volatility": [float(f"{value:.4g}") for value in smooth],
     }
-    return Result(tuple(found), series)
+    return Result(tuple(means), series)

@@ -58,11 +58,11 @@ TASKS = (AMC.name, Squeeze.name, CSI500.name, CSI300.name, Generated.name)
 
 
 def plan(scale: Scale) -> list[Run]:
-    """Returns every model on all data that are here: your own bars of AMC, the futures, the squeeze.
+    """Returns every model on all data that are available: your own bars of AMC, the futures, the squeeze.
 
     Without any of them, and at scale tiny, the market is made up.
     """
-    tasks = [_sized(task, scale) for task in found(scale)]
+    tasks = [_sized(task, scale) for task in available_tasks(scale)]
     runs: list[Run] = [*training_runs(SUITE_NAME, scale, tasks, MODELS, training, VolatilityRun)]
     also = [CSI300()] if scale == "default" and is_here(FUTURES) else []
     shown = [*tasks, *also]
@@ -71,8 +71,8 @@ def plan(scale: Scale) -> list[Run]:
     return runs + ([DailyRun(suite=SUITE_NAME, seed=0, scale=scale, role="control")] if daily else [])
 
 
-def found(scale: Scale) -> list[Volatility]:
-    """Returns the tasks whose data are here; the second future, much like the first, at scale paper only."""
+def available_tasks(scale: Scale) -> list[Volatility]:
+    """Returns the tasks whose data are available; the second future, much like the first, at scale paper only."""
     if scale == "tiny":
         return [Generated(market=Regimes(days=14, shift=11))]
     digest = own_amc_digest()
@@ -89,7 +89,7 @@ def _sized(task: Volatility, scale: Scale) -> Volatility:
 
 
 def training(scale: Scale, task: Task, model: Choice) -> Training:
-    """Returns settings of a few trials by hand, by the validation error; the papers print none for this task."""
+    """Returns settings chosen by hand by the validation error; the papers print none for this task."""
     if scale == "tiny":
         return Training(epochs=1, batch_size=100, learning_rate=3e-3, clip=1.0)
     epochs, rate = SETTINGS.get(model.name, (20, 3e-3 if isinstance(task, Squeeze) else 1e-2))

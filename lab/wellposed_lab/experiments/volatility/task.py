@@ -70,8 +70,8 @@ def windows(bars: Bars, window: int = 60, horizon: int = 10, stride: int = 1) ->
 
     Example:
         >>> minutes = np.datetime64("2021-01-27T09:30") + np.arange(5)
-        >>> found = windows(Bars("made up", minutes, np.array([1.0, 2.0, 3.0, 5.0, 9.0])), window=2, horizon=2)
-        >>> found.past.tolist(), found.variance.tolist()
+        >>> cut = windows(Bars("made up", minutes, np.array([1.0, 2.0, 3.0, 5.0, 9.0])), window=2, horizon=2)
+        >>> cut.past.tolist(), cut.variance.tolist()
         ([[1.0, 2.0], [2.0, 3.0]], [1.0, 4.0])
     """
     if window < 1 or horizon < 2 or stride < 1:
@@ -106,9 +106,9 @@ def daily_variance(
         blocks = prices[: len(prices) // horizon * horizon].reshape(-1, horizon).var(axis=1)
         days.append(np.repeat(bars.minutes[stretch][:1].astype("datetime64[D]"), len(blocks)))
         values.append(blocks)
-    known, place = np.unique(np.concatenate(days), return_inverse=True)
-    total = np.bincount(place, np.concatenate(values), len(known))
-    return known, total / np.bincount(place, minlength=len(known))
+    known, day = np.unique(np.concatenate(days), return_inverse=True)
+    total = np.bincount(day, np.concatenate(values), len(known))
+    return known, total / np.bincount(day, minlength=len(known))
 
 
 def rolling_mean(
@@ -170,12 +170,12 @@ class Regimes:
     @property
     def calendar(self) -> list[date]:
         """The trading days."""
-        found: list[date] = []
+        days: list[date] = []
         day = date.fromisoformat(self.first)
-        while len(found) < self.days:
-            found += [day] if us_open(day) else []
+        while len(days) < self.days:
+            days += [day] if us_open(day) else []
             day += timedelta(1)
-        return found
+        return days
 
     def turbulence(self, generator: torch.Generator) -> NDArray[np.bool_]:  # (days * 390,)
         """Draws which minutes are turbulent."""
@@ -217,10 +217,10 @@ class Scaling:
     unit: float
     floor: float
 
-    def pair(self, found: Windows) -> Pair:
+    def pair(self, windows: Windows) -> Pair:
         """Scales windows."""
-        inputs = torch.from_numpy((found.past - self.mean) / self.deviation).float()
-        return inputs, torch.from_numpy(found.variance / self.unit).float()[:, None]
+        inputs = torch.from_numpy((windows.past - self.mean) / self.deviation).float()
+        return inputs, torch.from_numpy(windows.variance / self.unit).float()[:, None]
 
     def prices(self, u: Tensor) -> Tensor:  # (B, T) -> (B, T)
         """Turns inputs back into prices, in float64."""
@@ -271,16 +271,16 @@ class Volatility(Task):
         """Returns the windows of "train", "validation" or a point of the axis, in raw prices."""
         if split in ("train", "validation"):
             held = split == "validation"
-            found = windows(self.days(seed, held), self.window, self.horizon, self.stride)
+            cut = windows(self.days(seed, held), self.window, self.horizon, self.stride)
         else:
-            found = windows(self._tested(seed, split), self.window, self.horizon, self.test_stride)
-        if len(found) == 0:
+            cut = windows(self._tested(seed, split), self.window, self.horizon, self.test_stride)
+        if len(cut) == 0:
             first, last = self.span() if split in ("train", "validation") else self.periods()[split]
             raise InputError(
                 f"task {self.name!r} has no {self.window + self.horizon} minutes in a row from {first} to {last}; "
                 "give it more bars, or fill the gaps"
             )
-        return found
+        return cut
 
     def periods(self) -> dict[Point, Period]:
         """Returns the test periods by point of the axis."""
@@ -342,11 +342,13 @@ class Volatility(Task):
 
 @functools.lru_cache(maxsize=8)
 def _scaling(task: Volatility) -> Scaling:
-    found = task.windows(0, "train")
-    unit, deviation = float(found.variance.mean()), float(found.past.std())
+    training = task.windows(0, "train")
+    unit, deviation = float(training.variance.mean()), float(training.past.std())
     if not unit > 0 or not deviation > 0:
         raise InputError(f"the training prices of task {task.name!r} do not move; give it other bars")
-    return Scaling(float(found.past.mean()), deviation, unit, task.floor * float(np.median(found.variance)) / unit)
+    return Scaling(
+        float(training.past.mean()), deviation, unit, task.floor * float(np.median(training.variance)) / unit
+    )
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ def _both(c1: float | None, c2: float | None) -> tuple[float, ...]:
 
 
 def _whole(*values: Tensor) -> bool:
-    """Tells whether all numbers are whole."""
+    """Returns whether all numbers are whole."""
     return all(bool((value == value.round()).all()) for value in values if value.is_floating_point())
 
 

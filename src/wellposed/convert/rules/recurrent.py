@@ -48,7 +48,7 @@ class Cell(abc.ABC):
         """The sizes of the hidden state and, if there is one, of the cell state."""
 
     @abc.abstractmethod
-    def begin(self, *parts: Signal) -> State:
+    def begin(self, *initial: Signal) -> State:
         """Starts from a hidden state and, if there is one, a cell state."""
 
     @abc.abstractmethod
@@ -63,7 +63,7 @@ def operator(matrix: Tensor | Operator, count: int) -> Operator:
 
 
 def is_zero(signal: Signal) -> bool:
-    """Tells whether a signal vanishes whatever the input."""
+    """Returns whether a signal vanishes whatever the input."""
     return not signal.terms and (signal.offset is None or not bool(signal.offset.any()))
 
 
@@ -122,8 +122,8 @@ class PlainCell(Cell):
     def widths(self) -> tuple[int, ...]:
         return (self.affine.width,)
 
-    def begin(self, *parts: Signal) -> State:
-        return State(parts[0])
+    def begin(self, *initial: Signal) -> State:
+        return State(initial[0])
 
     def step(self, u: Signal, state: State, name: str) -> State:
         return State(self.affine(u, state.h).activate(self.activation, name))
@@ -145,8 +145,8 @@ class LSTMCell(Cell):
     def widths(self) -> tuple[int, ...]:
         return self._hidden, self.candidate.width
 
-    def begin(self, *parts: Signal) -> State:
-        h, c = parts
+    def begin(self, *initial: Signal) -> State:
+        h, c = initial
         reach = limit(c)
         # whole numbers stay exact when one is added at every step
         return State(h, c, None if reach is None else float(math.ceil(reach)))
@@ -192,8 +192,8 @@ class GRUCell(Cell):
     def widths(self) -> tuple[int, ...]:
         return (self.candidate.width,)
 
-    def begin(self, *parts: Signal) -> State:
-        return State(parts[0], reach=limit(parts[0]))
+    def begin(self, *initial: Signal) -> State:
+        return State(initial[0], reach=limit(initial[0]))
 
     def step(self, u: Signal, state: State, name: str) -> State:
         width, reach = self.candidate.width, state.reach
@@ -463,8 +463,8 @@ class ImplicitCell(Cell):
     def widths(self) -> tuple[int, ...]:
         return (self.model.out_features,)
 
-    def begin(self, *parts: Signal) -> State:
-        return State(parts[0])
+    def begin(self, *initial: Signal) -> State:
+        return State(initial[0])
 
     def step(self, u: Signal, state: State, name: str) -> State:
         sizes = self.model.state_features, self.model.out_features

@@ -5,14 +5,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import torch
+
 from wellposed.convex.problem import RowProblem
 from wellposed.convex.solvers.base import RowSolution, RowSolver, finished, merged, unfinished
 from wellposed.convex.solvers.conic import Clarabel
 from wellposed.convex.solvers.homotopy import Homotopy, Schur
 from wellposed.convex.solvers.projected import Projected
 from wellposed.errors import MissingExtraError
+from wellposed.kernels.cpu.background import compiling
 
 LARGEST_PATH = 20_000  # columns; wider rows go to the projected gradient
+QUICK = 10**9  # multiplications of the projected gradient, about a second: less than compiling the path takes
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Automatic(RowSolver):
     The exact path where it applies (after eliminating b if that is not capped; without the cap for a lasso beside
     a cap on a alone), the projected gradient on a GPU and for very wide rows. Rows that miss `tol` are solved
     again: with gradients from the data, then by the projected gradient, then by Clarabel if it is installed; the
-    best point wins. Where numba is not installed the projected gradient takes the place of the path.
+    best point wins. Where numba is not installed the projected gradient takes the place of the path; so it does
+    for small problems while another process compiles the path, which takes some fifteen seconds, once.
 
     Args:
         tol: relative gap.
@@ -53,18 +58,30 @@ class Automatic(RowSolver):
     def sequence(self, problem: RowProblem) -> Sequence[RowSolver]:
         """Lists the solvers in the order in which they are tried."""
         gradient = Projected(tol=self.tol / 2)
-        if problem.lasso and problem.free and problem.capped:
-            return (gradient, Clarabel()) if self._large(problem) else (Uncapped(), gradient, Clarabel())
-        if problem.lasso:
-            return (gradient, Clarabel()) if self._large(problem) else (Homotopy(), gradient, Clarabel())
+        by_gradient: RowSolver = gradient if problem.lasso else Schur(gradient)
         if self._large(problem):
-            return Schur(gradient), Clarabel()
-        refined = [Schur(refine=2)] if problem.free and problem.design is not None else []
-        return Schur(Homotopy()), *refined, Schur(gradient), Clarabel()
+            return by_gradient, Clarabel()
+        if problem.lasso:
+            exact: list[RowSolver] = [Uncapped() if problem.free and problem.capped else Homotopy()]
+        else:
+            refined = [Schur(refine=2)] if problem.free and problem.design is not None else []
+            exact = [Schur(Homotopy()), *refined]
+        steps = QUICK // max(1, problem.rows * problem.columns**2)
+        if steps >= 2 * gradient.period and _path_is_compiling():
+            quick = replace(gradient, max_steps=min(steps, gradient.max_steps))
+            exact.insert(0, quick if problem.lasso else Schur(quick))
+        return *exact, by_gradient, Clarabel()
 
     @staticmethod
     def _large(problem: RowProblem) -> bool:
         return problem.cross.device.type != "cpu" or problem.columns > LARGEST_PATH
+
+
+def _path_is_compiling() -> bool:
+    """Returns whether another process is compiling the path; the first question has it do so."""
+    with suppress(MissingExtraError):
+        return bool(compiling("wellposed.convex.solvers.path", torch.float64, (0,)))
+    return False
 
 
 @dataclass(frozen=True)

@@ -258,3 +258,8 @@ def follow_all(
         mask = allowed[i] if allowed.shape[0] > 1 else allowed[0]
         levels[i], steps[i], ended[i] = follow(G, C[i], kappa, floor, targets[i], mask, limit, L, weights[i])
     return weights, levels, steps, ended
+
+
+def use_kernels() -> None:
+    """Follows a short path, for which everything is compiled."""
+    follow_all(np.eye(2), np.ones((1, 2)), 1.0, 0.0, np.zeros(1), np.ones((1, 2), np.bool_), 4)

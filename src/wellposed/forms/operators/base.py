@@ -147,16 +147,16 @@ class Operator(abc.ABC):
         return (int(diagonals.min()), int(diagonals.max())) if len(diagonals) else None
 
     def is_strictly_triangular(self) -> bool:
-        """Tells whether all entries lie on one side of the diagonal."""
+        """Returns whether all entries lie on one side of the diagonal."""
         band = self.band()
         return band is None or band[0] > 0 or band[1] < 0
 
     def nonnegative(self) -> bool:
-        """Tells whether no entry is negative, as far as that is known without forming the matrix."""
+        """Returns whether no entry is negative, as far as that is known without forming the matrix."""
         return False
 
     def one_entry_per(self) -> tuple[bool, bool]:
-        """Tells whether every row and whether every column holds at most one entry."""
+        """Returns whether every row and whether every column holds at most one entry."""
         return False, False
 
     @property

@@ -43,7 +43,7 @@ def compiling(name: str, dtype: torch.dtype, memories: Iterable[int]) -> str:
     """Says that kernels are being compiled in another process; empty once they can be used.
 
     Args:
-        name: `MODEL` or `SEQUENCE`.
+        name: `MODEL`, `SEQUENCE`, or a module that has kernels of its own and a function `use_kernels`.
         dtype: of the states.
         memories: of the solvers, forward and backward.
     """

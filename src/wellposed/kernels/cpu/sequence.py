@@ -326,7 +326,8 @@ def finish(
             continue
         done += 1
         accepted += outcome == CONVERGED
-        work[rows_of.image + n * width + i] = work[rows + RESIDUAL * width + i]
+        l1 = work[rows + L1 * width + i]  # which keeps NaN
+        work[rows_of.image + n * width + i] = work[rows + RESIDUAL * width + i] if l1 == l1 else l1
         status[first + i], steps[first + i] = outcome, now + 1
         lanes[SAMPLE * width + i], work[rows_of.alive + i] = -1, 0
     if done > 0:

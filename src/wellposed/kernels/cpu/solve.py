@@ -36,7 +36,7 @@ from wellposed.kernels.cpu.simd import (
     rows_alone,
     weigh,
 )
-from wellposed.kernels.spec import COUNTED, RELU, SETTLED, SLOPED, TANH, TOLERANCE
+from wellposed.kernels.spec import COUNTED, POINT, RELU, SETTLED, SLOPED, TANH
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
@@ -274,7 +274,8 @@ def write_finished(
     The image of an accepted point is nearer to the equilibrium, since the map contracts.
     """
     n, done = value.shape[1], 0
-    if mark_events(work, at, lanes, width, now, counts.rule != TOLERANCE, numbers) == 0:
+    always = counts.rule in (SETTLED, COUNTED)
+    if mark_events(work, at, lanes, width, now, always, numbers) == 0:
         return 0
     for i in range(width):
         if work[at.single + EVENT * width + i] == 0 or lanes[DUE * width + i] == NEVER:
@@ -288,7 +289,7 @@ def write_finished(
         done += 1
         status[s], steps[s] = outcome, index + 1
         lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
-        point = y if outcome == CONVERGED else x
+        point = y if outcome == CONVERGED and counts.rule != POINT else x
         for k in range(n):
             value[s, k] = work[point + k * width + i]
     return done

@@ -24,13 +24,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from wellposed.equilibrium.affine import AffineSpec, Factors
 from wellposed.equilibrium.gradients import row_scale
 from wellposed.equilibrium.loop import PERIOD, Iterates
-from wellposed.equilibrium.maps import max_norm
 from wellposed.equilibrium.method import SolveOptions, report, report_outputs, require_finite
 from wellposed.equilibrium.solvers import Anderson
 from wellposed.errors import InputError, require
@@ -45,7 +43,6 @@ from wellposed.kernels.spec import (
     finished,
     kernel_spec,
     kind_of,
-    slopes,
     transform_why_not,
     unsupported,
 )
@@ -166,8 +163,9 @@ def _passes(spec: AffineSpec, dtype: torch.dtype) -> tuple[KernelSpec, KernelSpe
     if known is None:
         kind = kind_of(spec.activation)
         assert kind is not None
-        known = kernel_spec(kind, spec.forward, dtype), kernel_spec((LINEAR, 0.0), spec.backward, dtype)
-        spec.prepared[key] = known
+        pairs = (kind, spec.forward), ((LINEAR, 0.0), spec.backward)
+        first, second = (kernel_spec(*pair, dtype, points=spec.points) for pair in pairs)
+        known = spec.prepared[key] = first, second
     return known
 
 
@@ -326,33 +324,21 @@ class Triton:
         self, spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatrices, *, keep: bool
     ) -> tuple[SequenceResult, Tensor, Tensor]:
         """Solves from the first time to the last; see `SequenceEngine`."""
-        options, wanted = spec.affine.forward, keep or spec.trace
+        options = spec.affine.forward
         flag = failure_flag(options, data.device)
         target = no_flag(data.device) if flag is None else flag.flag
-        result, known, images = _launch_forward(spec, data, h0, cell, target, keep=wanted)
+        result, known, images = _launch_forward(spec, data, h0, cell, target, keep=keep or spec.trace)
         if flag is not None:
             launcher().launch_output_check(result.hidden, target)
             flag.record()
-
-        @functools.cache
-        def residual() -> Tensor:  # (N,)
-            run = (result, known) if wanted else _launch_forward(spec, data, h0, cell, target, keep=True)[:2]
-            states, (n, width) = run[0].states, cell.B.shape
-            # In float64: another order of sums in float32 would add its own rounding.
-            x, given, A, B = (part.double() for part in (states, run[1][:, n : n + width], cell.A, cell.B))
-            z = torch.addmm(F.linear(given, B, None if cell.bias is None else cell.bias.double()), x, A.mT)
-            return max_norm(spec.affine.activation.function(z) - x).to(states.dtype)
-
         failed = flag is not None and flag.wait()
         if failed:
             require_finite("input", data)
             require_finite("h0", h0)
         if failed or spec.solve.logs:
-            _report(spec, range(len(spec.sizes)), "equilibrium", result, options, residual)
+            _report(spec, range(len(spec.sizes)), "equilibrium", result, options)
         if failed:
             report_outputs(result.hidden, None, options.on_failure, spec.solve.once)
-        if spec.trace:
-            result = replace(result, residual=residual())
         return result, known.mT, images.mT
 
     def sequence_backward(
@@ -366,11 +352,14 @@ class Triton:
         kernel = _passes(spec.affine, images.dtype)[1]
         every, ending, outer = (None if tensor is None else tensor.contiguous() for tensor in gradients)
         adjoints, first = images.new_empty(elements, n + h), images.new_empty(batch, h)
+        residual = images.new_empty(elements)
         status = torch.empty(elements, dtype=torch.int8, device=images.device)
         steps = torch.empty(elements, dtype=torch.int64, device=images.device)
         flag = failure_flag(options, images.device)
         given = (first if tensor is None else tensor for tensor in (outer, every, ending))
-        tensors = [*_matrices(cell), images.mT, *given, _offsets(spec, steps), adjoints, first, status, steps]
+        tensors = [
+            *_matrices(cell), images.mT, *given, _offsets(spec, steps), adjoints, first, residual, status, steps
+        ]  # fmt: skip
         even = spec.sizes[0] == spec.sizes[-1]
         flags = {
             "THROUGH": cell.D is not None, "OUTER": outer is not None, "EVERY": every is not None,
@@ -381,18 +370,12 @@ class Triton:
         launch.start(_loops().backward, tensors, whole, flags, target)
         if flag is not None:
             flag.record()
-        y, total = adjoints[:, :n], adjoints[:, n:]
-
-        def residual() -> Tensor:  # (N,)
-            g = total @ cell.C + (0 if outer is None else outer)
-            gap = slopes(*kind, images.mT) * (y @ cell.A + g) - y
-            return (gap / row_scale(g)).abs().amax(1)
 
         def check() -> None:
             if (flag is not None and flag.wait()) or spec.solve.logs:
                 turns = range(len(spec.sizes) - 1, -1, -1)
-                result = SequenceResult(total, first, y, status, steps, total)
-                _report(spec, turns, "adjoint solve", result, options, functools.cache(residual))
+                result = SequenceResult(adjoints[:, n:], first, adjoints[:, :n], status, steps, residual)
+                _report(spec, turns, "adjoint solve", result, options)
 
         return adjoints.mT, first, check
 
@@ -479,32 +462,30 @@ def _launch_forward(
     data, h0, biased = data.detach().contiguous(), h0.detach().contiguous(), cell.bias is not None
     known = data.new_empty(elements if keep else 0, n + both + biased)
     images = data.new_empty(elements if keep else 0, n)
-    hidden, last = data.new_empty(elements, h), data.new_empty(batch, h)
+    hidden, last, residual = data.new_empty(elements, h), data.new_empty(batch, h), data.new_empty(elements)
     status = torch.empty(elements, dtype=torch.int8, device=data.device)
     steps = torch.empty(elements, dtype=torch.int64, device=data.device)
     bias = data if cell.bias is None else cell.bias.detach().contiguous()
     tensors = [
-        *_matrices(cell), bias, data, h0, _offsets(spec, steps), known, images, hidden, last, status, steps
+        *_matrices(cell), bias, data, h0, _offsets(spec, steps), known, images, hidden, last, residual, status,
+        steps,
     ]  # fmt: skip
     flags = {
         "THROUGH": cell.D is not None, "BIASED": int(biased), "EVEN": spec.sizes[0] == spec.sizes[-1],
         "BACKWARDS": spec.backwards, "WARM": spec.warm_start, "KEEP": keep, "CHUNK": min(CHUNK, padded(both - h)),
     }  # fmt: skip
     launch.start(_loops().forward, tensors, (batch, len(spec.sizes), n, both - h, h), flags, flag)
-    return SequenceResult(hidden, last, known[:, :n], status, steps, data.new_empty(0)), known, images
+    return SequenceResult(hidden, last, known[:, :n], status, steps, residual), known, images
 
 
-def _report(
-    spec: SequenceSpec, turns: range, solve: str, result: SequenceResult, options: SolveOptions,
-    residuals: Callable[[], Tensor],
-) -> None:  # fmt: skip
+def _report(spec: SequenceSpec, turns: range, solve: str, result: SequenceResult, options: SolveOptions) -> None:
     """Logs the solves of all times and reports the first that failed."""
 
     def trace(turn: int) -> Tensor:  # (B, K), of which only the last of a sample is read
         rows = spec.rows(spec.times[turn])
-        return residuals()[rows, None].expand(-1, int(result.steps[rows].max()))
+        return result.residual[rows, None].expand(-1, int(result.steps[rows].max()))
 
-    iterates = Iterates(result.states, result.status, result.steps, residuals)
+    iterates = Iterates(result.states, result.status, result.steps, lambda: result.residual)
     spec.report_times(turns, solve, iterates, options, trace)
 
 

@@ -8,6 +8,7 @@ element: the element of sequence i at time t is row ``offsets[t] + i`` of
     images    (N, n)                phi(Ax + v)
     H         (N, h)                hidden states
     adjoints  (N, n + h)            y and the total gradient of the hidden state, backward
+    residuals (N,)                  of the last points; their statuses and steps likewise
 
 A block of `ROWS` sequences is one program: hidden states, equilibria and the gradients that go back in time stay
 in it. Sequences that have ended, or have not begun, keep their values. `forward` and `backward` are the loops.
@@ -66,10 +67,11 @@ def solve(
     x, v, d, high, low, inside, running, scratch, slot, local, n, slope, limit, max_steps, atol, rtol, eps, worth,
     patience, ridge, KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
-    """Iterates from `x` until no row is `running`; returns results, images of the last points, statuses and steps.
+    """Iterates from `x` until no row is `running`.
 
-    The matrix comes in the two parts of `split`. Verdicts and extrapolation are those of `solve_resident`; the
-    points of a cycle are in `scratch`, a row of them for every row of the grid (`local`), then the minima.
+    Returns results, images of the last points, their residuals (NaN stays), statuses and steps. The matrix comes
+    in the two parts of `split`. Verdicts and extrapolation are those of `solve_resident`; the points of a cycle
+    are in `scratch`, a row of them for every row of the grid (`local`), then the minima.
     """
     WIDTH: tl.constexpr = x.shape[1]
     points = scratch + local[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -112,7 +114,9 @@ def solve(
                     following, rest = tl.load(points), rest - 1
                 phase += 1
         x = tl.where((status == 0)[:, None], following, x)
-    return tl.where((status == CONVERGED)[:, None], y, x), y, status, steps
+    residual, _, l1 = measure(x, y, FUSED)
+    value, residual = tl.where((status == CONVERGED)[:, None], y, x), tl.where(l1 == l1, residual, l1)
+    return value, y, residual, status, steps
 
 
 VARYING = ("batch", "times", "limit", "max_steps", "zero")  # arguments whose values are not compiled in
@@ -180,7 +184,8 @@ def add_inputs(
 
 @triton.jit(do_not_specialize=VARYING)
 def forward(
-    flag, A, B, C, D, bias, inputs, h0, offsets, known, images, H, last, statuses, counts, scratch,
+    flag, A, B, C, D, bias, inputs, h0, offsets, known, images, H, last, residuals, statuses, counts,
+    scratch,
     batch, times, n, p, h, slope, limit, max_steps, atol, rtol, eps, worth, patience, ridge, zero,
     KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
     THROUGH: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr, BACKWARDS: tl.constexpr, WARM: tl.constexpr,
@@ -216,7 +221,7 @@ def forward(
             out = multiply(before, transposed_block(D + p, both, hidden, hidden, h, h), out)
         # From zero where v is zero: states would decay towards it for ever; no residual is small beside 0.
         start = tl.where((tl.max(tl.abs(v), 1) > 0)[:, None], x, 0.0) if WARM else tl.zeros_like(x)
-        point, y, status, steps = solve(
+        point, y, residual, status, steps = solve(
             start, v, v, high, low, inside, here, scratch, slot, rows, n, slope, limit, max_steps, atol, rtol, eps,
             worth, patience, ridge, KIND, RULE, MEMORY, FUSED,
         )  # fmt: skip
@@ -228,6 +233,7 @@ def forward(
             if BIASED:
                 tl.store(known + at * width + n + both, tl.full((ROWS,), 1.0, tl.float32), mask=here)
         store_rows(H, at, h, hidden, h, here, out)
+        tl.store(residuals + at, residual, mask=here)
         tl.store(statuses + at, status, mask=here)
         tl.store(counts + at, steps, mask=here)
         worst = tl.maximum(worst, tl.max(status, 0))
@@ -241,7 +247,8 @@ def forward(
 
 @triton.jit(do_not_specialize=VARYING)
 def backward(
-    flag, A, B, C, D, images, outer, every, ending, offsets, adjoints, beginning, statuses, counts, scratch,
+    flag, A, B, C, D, images, outer, every, ending, offsets, adjoints, beginning, residuals, statuses, counts,
+    scratch,
     batch, times, n, p, h, slope, limit, max_steps, atol, rtol, eps, worth, patience, ridge, zero,
     KIND: tl.constexpr, RULE: tl.constexpr, MEMORY: tl.constexpr, FUSED: tl.constexpr,
     THROUGH: tl.constexpr, OUTER: tl.constexpr, EVERY: tl.constexpr, ENDING: tl.constexpr, EVEN: tl.constexpr,
@@ -278,13 +285,14 @@ def backward(
         d = slope_at(y, slope, KIND)
         scale = tl.max(tl.abs(g), 1)
         scale = tl.where(scale > 0, scale, 1.0)[:, None]
-        adjoint, y, status, steps = solve(
+        adjoint, y, residual, status, steps = solve(
             tl.zeros_like(g), d * (g / scale), d, high, low, inside, here, scratch, slot, rows, n, slope, limit,
             max_steps, atol, rtol, eps, worth, patience, ridge, LINEAR, RULE, MEMORY, FUSED,
         )  # fmt: skip
         adjoint = adjoint * scale
         store_rows(adjoints, at, n + h, states, n, here, adjoint)
         store_rows(adjoints + n, at, n + h, hidden, h, here, total)
+        tl.store(residuals + at, residual, mask=here)
         tl.store(statuses + at, status, mask=here)
         tl.store(counts + at, steps, mask=here)
         worst = tl.maximum(worst, tl.max(status, 0))

@@ -50,7 +50,7 @@ tl = require("triton.language")
 RELU, SLOPED, LINEAR = tl.constexpr(spec.RELU), tl.constexpr(spec.SLOPED), tl.constexpr(spec.LINEAR)
 TANH, SIGMOID = tl.constexpr(spec.TANH), tl.constexpr(spec.SIGMOID)
 TOLERANCE, SETTLED = tl.constexpr(spec.TOLERANCE), tl.constexpr(spec.SETTLED)
-COUNTED = tl.constexpr(spec.COUNTED)
+COUNTED, POINT = tl.constexpr(spec.COUNTED), tl.constexpr(spec.POINT)
 CONVERGED, STAGNATED = tl.constexpr(int(Status.CONVERGED)), tl.constexpr(int(Status.STAGNATED))
 STEPS_DONE, MAX_STEPS = tl.constexpr(int(Status.STEPS_DONE)), tl.constexpr(int(Status.MAX_STEPS))
 DIVERGED, NONFINITE = tl.constexpr(int(Status.DIVERGED)), tl.constexpr(int(Status.NONFINITE))
@@ -474,7 +474,7 @@ def solve_resident(
         index += 1
         if tl.max(newly.to(tl.int32), 0) > 0:
             status, steps = tl.where(newly, outcome, status), tl.where(newly, index, steps)
-            value = tl.where((outcome == CONVERGED)[:, None], y, x)
+            value = tl.where(((outcome == CONVERGED) & (RULE != POINT))[:, None], y, x)
             value = value * scale[:, None] if SCALED else value
             tl.store(X + at, value, mask=newly[:, None] & there)
             if SAVES:
@@ -620,15 +620,16 @@ def evaluate(A, LOW, UNITS, V, D, x, y, rows, inside, peak, scale, n, row, colum
 
 
 @triton.jit
-def write(X, SLOPES, x, y, rows, outcome, scale, n, KIND: tl.constexpr, SLOPE: tl.constexpr, SAVES: tl.constexpr,
-          SCALED: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+def write(X, SLOPES, x, y, rows, outcome, scale, n, KIND: tl.constexpr, SLOPE: tl.constexpr, RULE: tl.constexpr,
+          SAVES: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Writes rows that have finished: the point, its image where it was accepted, and the slopes at the image."""
     for tile in range(0, WIDTH, TILE):
         states = tile + tl.arange(0, TILE)
         at, there = rows[:, None] * n + states[None, :], (outcome != 0)[:, None] & (states < n)[None, :]
         position = rows[:, None] * WIDTH + states[None, :]
         image = tl.load(y + position, mask=there, other=0.0)
-        value = tl.where((outcome == CONVERGED)[:, None], image, tl.load(x + position, mask=there, other=0.0))
+        accepted = (outcome == CONVERGED) & (RULE != POINT)
+        value = tl.where(accepted[:, None], image, tl.load(x + position, mask=there, other=0.0))
         tl.store(X + at, value * scale[:, None] if SCALED else value, mask=there)
         if SAVES:
             tl.store(SLOPES + at, slope_at(image, SLOPE, KIND), mask=there)
@@ -671,7 +672,7 @@ def turn(
     newly = outcome != 0
     if tl.max(newly.to(tl.int32), 0) > 0:
         status, steps = tl.where(newly, outcome, status), tl.where(newly, index + 1, steps)
-        write(X, SLOPES, x, y, rows, outcome, scale, n, KIND, SLOPE, SAVES, SCALED, WIDTH, TILE)
+        write(X, SLOPES, x, y, rows, outcome, scale, n, KIND, SLOPE, RULE, SAVES, SCALED, WIDTH, TILE)
     if MEMORY == 0:
         origin, peak = goal, size
     elif phase > MEMORY:
