@@ -36,11 +36,8 @@ from wellposed.equilibrium.tracing import (
     under_transform,
 )
 from wellposed.errors import InputError, not_a_tensor, positive_integer
-from wellposed.kernels.cpu.background import SEQUENCE
-from wellposed.kernels.cpu.engine import installation_why_not, not_compiled_yet
-from wellposed.kernels.engine import COMPILED, NUMBA, TRITON, Compiled
-from wellposed.kernels.gpu.engine import Triton, device_why_not
-from wellposed.kernels.layer import projected_rows
+from wellposed.kernels.engine import COMPILED, NUMBA, Compiled
+from wellposed.kernels.gpu.engine import Triton
 from wellposed.kernels.sequence import run_sequences
 from wellposed.kernels.spec import CellMatrices, SequenceSpec
 from wellposed.models.implicit import ImplicitModel
@@ -456,7 +453,7 @@ class _Pass:
     @cached_property
     def system(self) -> IterationSystem:
         """What to iterate with, at every time step."""
-        return _system(self.cell)
+        return self.cell.state.system()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -553,21 +550,6 @@ class _Pass:
     def packed(self, name: str) -> Tensor:  # (N, ...)
         """Returns one kind of report for all elements."""
         return torch.cat([self.reports[t][name] for t in sorted(self.reports)])
-
-
-def _system(cell: ImplicitModel) -> IterationSystem:
-    """Returns what to iterate with; rows are projected by a kernel where torch takes thirty operations."""
-    if under_transform() or under_forward_mode():
-        return cell.state.system()
-    radius, engine = cell.state.row_radius, TRITON if cell.B.is_cuda else NUMBA
-    missing = device_why_not(cell.B.device) if cell.B.is_cuda else installation_why_not()
-    if not missing and engine is NUMBA:
-        missing = not_compiled_yet(SEQUENCE, cell.spec(), cell.compute_dtype)
-    if radius is None or missing or cell.B.dtype not in engine.projects:
-        return cell.state.system()
-    if cell.executor not in ("auto", engine.name) or cell.B.device.type not in ("cuda", "cpu"):
-        return cell.state.system()
-    return IterationSystem((projected_rows(engine, cell.state.raw, radius),))
 
 
 def _resize(h: Tensor, x: Tensor | None, size: int, h0: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:
