@@ -221,7 +221,7 @@ class _Program:
             )
             x = _repeat_last(x, self.rows)
         carry, residuals, left, worst, taken = _begin(x, self.solver), [], 1, 0, 0
-        run = self._first_call(source.function, inputs, point)
+        run = self._runner(source.function, inputs, point)
         while left > 0:
             after, norms, near, record, fx = run((f(carry[0]),) if self.given else (), carry)
             left, strays, stuck, worst = record.tolist()
@@ -244,7 +244,7 @@ class _Program:
         iterates = Iterates(carry[2][:count], status.to(torch.int8), steps, trace, worst)
         return iterates, f"{taken} steps by {self.size}"
 
-    def _first_call(
+    def _runner(
         self, function: Callable, inputs: tuple[Tensor, ...], point: tuple[Tensor, ...]
     ) -> Callable[[tuple[Tensor, ...], Carry], tuple[Carry, Tensor, Tensor, Tensor, Tensor]]:
         """Returns what runs the chunks of one solve: the first with all checks of torch, the others without."""

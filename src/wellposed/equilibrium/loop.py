@@ -169,23 +169,32 @@ class _ActiveRows:
         """
         if (block.index + len(block.x)) % PERIOD:
             return None
-        falls, residuals = True, _cat(self.trace)
+        residuals, stalled = _cat(self.trace), self.finished
         for period in residuals.split(PERIOD) if len(residuals) > PERIOD else (residuals,):
             low = period.amin(0)
             # A residual that is lower than ever before is falling.
-            falls = not masked and (self.least is None or not bool(((low >= self.least) > self.finished).any()))
+            stalled = (
+                torch.zeros_like(self.finished) if self.least is None else (low >= self.least) > self.finished
+            )
             self.least = low if self.least is None else torch.minimum(self.least, low)
             self.minima.append(low)
         self.trace = []
-        if falls:
+        if not masked and not bool(stalled.any()):
+            return None
+        step = block.last(self.f)
+        near = stalled & (step.residual <= 4 * self.f.rounding(step.x, step.fx))
+        if not masked and not bool(near.any()):
             return None
         window = max(1 if self.since is None else PATIENCE, len(self.minima) // 4)
         recent = torch.stack(self.minima[-2 * window :])
-        flat = flat_rows(recent, len(self.minima), self.since) & ~self.finished
-        if not masked and not bool(flat.any()):
-            return None
-        step = block.last(self.f)
-        flat = flat & (step.residual <= 4 * self.f.rounding(step.x, step.fx))
+        if masked:
+            flat = near & flat_rows(recent, len(self.minima), self.since)
+        else:  # of the few rows that may be
+            rows = near.nonzero()[:, 0]
+            since = None if self.since is None else self.since[rows]
+            flat = near.index_copy(0, rows, flat_rows(recent[:, rows], len(self.minima), since))
+            if not bool(flat.any()):
+                return None
         since = torch.zeros_like(flat, dtype=torch.int64) if self.since is None else self.since
         fresh = flat & (since == 0)
         plain = solver.only_plain(self.state, fresh)
@@ -377,9 +386,9 @@ def iterate(
 
     A sample's result is that of the first step which its stopping rule accepts: the point, or its image where the
     map contracts. Later steps of its row are ignored, and the row is dropped once half of the active rows are
-    finished, three quarters if they are small. Where evaluations are cheap, several steps are judged together, which changes no value and no count.
-    With `masked` the number of steps is fixed and nothing depends on values, as tracing needs. With `progress` the
-    solve goes on from there; its stopping rule must be stateless.
+    finished, or three quarters of few. Where evaluations are cheap, several steps are judged together, which
+    changes no value and no count. With `masked` the number of steps is fixed and nothing depends on values, as
+    tracing needs. With `progress` the solve goes on from there; its stopping rule must be stateless.
     """
     results = _Results(x, masked)
     if x.shape[0] == 0:
