@@ -11,9 +11,9 @@ from torch import Tensor
 
 from wellposed.equilibrium.maps import Map, distance, max_norm
 from wellposed.equilibrium.solution import Status, last_residual
-from wellposed.equilibrium.solvers import GATHER, Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Step, Stopping
-from wellposed.equilibrium.tracing import under_forward_mode
+from wellposed.equilibrium.tracing import under_forward_mode, under_transform
 
 PERIOD = 8  # steps between checks for stagnation
 PATIENCE = 8  # periods over which plain steps must bring nothing, once a solver has fallen back on them
@@ -87,9 +87,10 @@ class _ActiveRows:
         for k in range(size):
             if self.fx is not None:
                 self.x, self.state = solver.step(self.f, self.x, self.fx, self.state)
-            begin = time.perf_counter()
+            begin = time.perf_counter() if size == 1 else 0.0
             self.fx = self.f(self.x)
-            self.seconds = min(self.seconds, time.perf_counter() - begin)
+            if size == 1:  # the time decides whether steps are taken together, as these are
+                self.seconds = min(self.seconds, time.perf_counter() - begin)
             xs.append(self.x)
             fxs.append(self.fx)
             if not stop.stateless:
@@ -99,9 +100,12 @@ class _ActiveRows:
                 verdicts.append(accepted)
                 values.append(stop.accept(step, self.memo))
         whole, x, fx = _stack_pairs(xs, fxs)
-        points, images = x.detach(), fx.detach()
+        if torch.is_grad_enabled() or under_transform() or under_forward_mode():
+            whole, points, images = whole.detach(), x.detach(), fx.detach()
+        else:
+            points, images = x, fx
         residual, finite, reach = (
-            (max_norm(images - points), False, math.inf) if masked else _judge(whole.detach(), points, images)
+            (max_norm(images - points), False, math.inf) if masked else _judge(whole, points, images)
         )
         if self.f.may_decay and index == 0:
             self.first = residual[0]
@@ -386,9 +390,9 @@ def iterate(
 
     A sample's result is that of the first step which its stopping rule accepts: the point, or its image where the
     map contracts. Later steps of its row are ignored, and the row is dropped once half of the active rows are
-    finished, or three quarters of few. Where evaluations are cheap, several steps are judged together, which
-    changes no value and no count. With `masked` the number of steps is fixed and nothing depends on values, as
-    tracing needs. With `progress` the solve goes on from there; its stopping rule must be stateless.
+    finished. Where evaluations are cheap, several steps are judged together, which changes no value and no count.
+    With `masked` the number of steps is fixed and nothing depends on values, as tracing needs. With `progress` the
+    solve goes on from there; its stopping rule must be stateless.
     """
     results = _Results(x, masked)
     if x.shape[0] == 0:
@@ -415,8 +419,7 @@ def iterate(
         left = _close_finished(results, active, block, solver, stop.certifies, masked)
         if left == 0:
             break
-        share = 4 if timed and active.x.numel() < GATHER else 2  # of few numbers dropping rows saves little
-        gathers = share * left <= active.x.shape[0] and active.x.numel() >= active.f.min_size_to_gather
+        gathers = 2 * left <= active.x.shape[0] and active.x.numel() >= active.f.min_size_to_gather
         # A product rounds differently for other numbers of rows, so dropping rows must not depend on the clock.
         if gathers and index < max_steps and (not timed or index % PERIOD == 0) and active.narrow():
             results.narrow()

@@ -20,7 +20,6 @@ from wellposed.errors import InputError
 from wellposed.registry import Registry
 
 SolverState = tuple[Tensor, ...]
-GATHER = 1 << 13  # numbers in a state from which computing with some of its rows is worth selecting them
 
 
 class Solver(abc.ABC):
@@ -147,7 +146,7 @@ class Anderson(Solver):
     def _extrapolate(self, points: tuple[Tensor, ...], wanted: Tensor) -> Tensor:  # (B, n)
         """Combines the points of the wanted rows, of others only where that is not dearer."""
         last = points[-1]
-        if last.numel() >= GATHER and _readable(last) and 2 * len(rows := wanted.nonzero()[:, 0]) <= len(last):
+        if _readable(last) and 2 * len(rows := wanted.nonzero()[:, 0]) <= len(last):
             few = tuple(point[rows] for point in points)
             return last.index_copy(0, rows, self._extrapolate(few, wanted[rows]))
         residuals = _stacked(points, pieces(last)).diff(dim=2)  # (B, pieces, memory + 1, n / pieces)
