@@ -346,6 +346,7 @@ class _FormSource:
         assert form is not None
         phi = form.activation.function
         x = fixed_point(lambda x, v: phi((form.A @ x) + v), torch.zeros_like(v), v).value
+        assert isinstance(x, Tensor)
         own = (form.C @ x) + (form.D @ u) + (0.0 if form.output_bias is None else form.output_bias)
         apart = float((own - y.flatten(1)).abs().max() / y.abs().max().clamp(min=1e-3))
         if not apart <= AGREEMENT:
