@@ -213,7 +213,7 @@ class CertifiedLoss(_RobustLoss):
         return worst.mean()
 
 
-def swept_margins(form: ImplicitForm, box: Box, target: Tensor, sweeps: int) -> Tensor:  # (B, q)
+def swept_margins(form: ImplicitForm, box: Box | Interval, target: Tensor, sweeps: int) -> Tensor:  # (B, q)
     """Estimates the largest ``y_i - y_target`` on boxes by sweeps of intervals through the loop, to train with.
 
     Intervals of ``z = Ax + Bu + b`` start from those of ``Bu + b`` and approach the ones of the method
