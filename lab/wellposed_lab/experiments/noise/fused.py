@@ -12,6 +12,7 @@ C ``(q, n)`` and e ``(q)``, with n the padded width.
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ tl = require("triton.language")
 BATCH = 16  # of 004, and the least that tensor cores take
 CLASSES = 16  # columns of the logits
 BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam
+VARYING = ("row", "start", "updates", "seed")  # arguments whose values are not compiled in
 
 _SAMPLES, _CLASSES = tl.constexpr(BATCH), tl.constexpr(CLASSES)
 _STEPS, _WINDOW, _DRAWS = tl.constexpr(STEPS), tl.constexpr(WINDOW), tl.constexpr(DRAWS)
@@ -178,7 +180,7 @@ def _count(counts, steps, done):
     tl.store(counts + 1, tl.load(counts + 1) + _SAMPLES - tl.sum(done, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def train_equilibria(
     weights, first, second, u, labels, orders, rates, members, numbers, amplitudes, scratch, losses,
     row, start, updates, total, n, q, seed, counts, copies,
@@ -331,17 +333,17 @@ def train_equilibria(
         tl.store(states + grid, v)
         tl.debug_barrier()
         if NOISY:
-            _adam_outer(weights, first, second, W, copy, back, mean, rate, root, wide, n, N, 2 * _SAMPLES, ROWS, COLUMNS,
-                        True, TF32)  # fmt: skip
-        else:
-            _adam_outer(weights, first, second, W, copy, back + SLOT, value, rate, root, wide, n, N, _SAMPLES, ROWS,
+            _adam_outer(weights, first, second, W, copy, back, mean, rate, root, wide, n, N, 2 * _SAMPLES, ROWS,
                         COLUMNS, True, TF32)  # fmt: skip
+        else:
+            _adam_outer(weights, first, second, W, copy, back + SLOT, value, rate, root, wide, n, N, _SAMPLES,
+                        ROWS, COLUMNS, True, TF32)  # fmt: skip
         _adam_input(weights, first, second, states, u, images, rate, root, wide, p, N, ROWS, COLUMNS, TF32)
         update += 1
         tl.debug_barrier()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def train_feed_forward(
     weights, first, second, u, labels, orders, rates, members, numbers, amplitudes, scratch, losses,
     row, start, updates, total, n, q, seed, depth, injects,
@@ -429,8 +431,8 @@ def train_feed_forward(
             g = _product(back, weights + W + layer * n * n, zero, wide, n, N, DEEP, True, TF32)
             tl.debug_barrier()
             _adam(weights, first, second, b + layer * n + columns, inside, tl.sum(v, 0), rate, root)
-            _adam_outer(weights, first, second, W + layer * n * n, weights, back, states + layer * SLOT, rate, root,
-                        wide, n, N, _SAMPLES, ROWS, COLUMNS, False, TF32)  # fmt: skip
+            _adam_outer(weights, first, second, W + layer * n * n, weights, back, states + layer * SLOT, rate,
+                        root, wide, n, N, _SAMPLES, ROWS, COLUMNS, False, TF32)  # fmt: skip
             tl.debug_barrier()
         v = tl.where(x > 0, g + given, 0.0)
         _adam(weights, first, second, c + columns, inside, tl.sum(v, 0), rate, root)
@@ -459,7 +461,7 @@ class FusedTrainer:
         self.device, self.tf32, self.taken = u.device, tf32, 0
         self.depth, self.classes = len(stack.W), stack.e.shape[-1]
         self.orders = orders.to(self.device, torch.int32).contiguous()
-        members, n = stack.members, stack.size
+        members = stack.members
         pieces = [*self._pieces()]
         length = sum(sizes for _, sizes in pieces)
         self.weights = torch.zeros(len(members), -(-length // BATCH) * BATCH, device=self.device)
@@ -478,7 +480,8 @@ class FusedTrainer:
         self.rates = torch.stack(corrected, 1).to(self.device, torch.float32)
         self.losses = torch.zeros(len(members), device=self.device)
         self.counts = torch.zeros(len(members), 4, dtype=torch.int32, device=self.device)
-        self.launches = [*self._launches(n)]
+        self.launches = [*self._launches()]
+        self.streams = [torch.cuda.Stream() for _ in self.launches if self.device.type == "cuda"]
 
     def _pieces(self) -> Iterator[tuple[Tensor, int]]:
         """Returns the weights in the order of a row, with their length for one member."""
@@ -496,32 +499,26 @@ class FusedTrainer:
         kind = torch.float16 if self.tf32 == "tf32" else torch.float32
         return self.weights[:, place : place + size].to(kind).contiguous()
 
-    def _launches(self, n: int) -> Iterator[tuple[Tensor, Tensor, int, bool, Any]]:
-        """Groups the members by padded width and noise, each with its scratch memory and stream."""
-        equilibria = isinstance(self.stack, EquilibriumStack)
+    def _launches(self) -> Iterator[tuple[Tensor, Tensor, int, bool]]:
+        """Groups the members by padded width and noise, each group with its scratch memory."""
         classes: dict[tuple[int, bool], list[int]] = {}
         for place, member in enumerate(self.stack.members):
             padded = max(64, triton.next_power_of_2(member.pair.width))
             classes.setdefault((padded, member.noise is not None), []).append(place)
-        slots = 7 + 2 * WINDOW if equilibria else 2 * self.depth + 2
+        slots = 7 + 2 * WINDOW if isinstance(self.stack, EquilibriumStack) else 2 * self.depth + 2
         for (padded, noisy), places in sorted(classes.items(), reverse=True):
-            scratch = torch.zeros(len(places) * slots * BATCH * padded + 1024, device=self.device)
-            stream = torch.cuda.Stream() if self.device.type == "cuda" else None
-            yield torch.tensor(places, dtype=torch.int32, device=self.device), scratch, padded, noisy, stream
+            scratch = torch.zeros(len(places) * slots * BATCH * padded, device=self.device)
+            yield torch.tensor(places, dtype=torch.int32, device=self.device), scratch, padded, noisy
 
     def advance(self, updates: int) -> None:
         """Takes updates with all members."""
-        if self.device.type == "cuda":
-            current = torch.cuda.current_stream()
-            for *launch, stream in self.launches:
-                stream.wait_stream(current)
-                with torch.cuda.stream(stream):
-                    self._launch(updates, *launch)
-            for *_, stream in self.launches:
-                current.wait_stream(stream)
-        else:
-            for members, scratch, padded, noisy, _ in self.launches:
-                self._launch(updates, members, scratch, padded, noisy)
+        for stream in self.streams:
+            stream.wait_stream(torch.cuda.current_stream())
+        for launch, stream in zip_longest(self.launches, self.streams):
+            with torch.cuda.stream(stream):  # of None, nothing
+                self._launch(updates, *launch)
+        for stream in self.streams:
+            torch.cuda.current_stream().wait_stream(stream)
         self.taken += updates
 
     def _launch(self, updates: int, members: Tensor, scratch: Tensor, padded: int, noisy: bool) -> None:
