@@ -374,7 +374,7 @@ def train_by_intervals(model: ImplicitModel, u: Tensor, labels: Tensor, run: Bou
         optimizer.zero_grad(set_to_none=True)
         ends = Interval((batch - radius).clamp(min=0), (batch + radius).clamp(max=1))
         margins = swept_margins(model.form(detach=False), ends, target, run.sweeps)
-        F.cross_entropy(margins, target).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(margins, target).backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
 
