@@ -637,6 +637,6 @@ TRAINING = Suite(
     ),
     findings=training_findings,
     thresholds=_training_thresholds(),
-    differs="No paper has run this; all settings are ours, and the learning rate and the share of the bound were chosen "
-    "by the first 1,000 test images of MNIST.",
+    differs="No paper has run this; all settings are ours. The learning rate and the share of the bound were "
+    "chosen by the first 1,000 test images of MNIST.",
 )
