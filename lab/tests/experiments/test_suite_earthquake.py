@@ -170,3 +170,26 @@ def test_stations_go_whole():
     fixed = dataclasses.replace(TINY, inputs_only=True).groups(states)
     assert fixed[:16].tolist() == [-1] * 16 and torch.equal(fixed[16:], groups[16:])
     assert TINY.change(0.3, 0.1, 0.2) == pytest.approx(0.1)
+
+
+def test_what_removal_costs_is_measured_in_degrees(records):
+    """Against the fit with all features, at every share."""
+    own = next(record for record in records if record.model == "state-driven")
+    for name in ("longitude_error", "latitude_error"):
+        whole = own.value(name, 0.0)
+        assert whole > 0 and own.value(f"{name}_increase", 0.0) == 0.0
+        for at in (0.3, 0.9):
+            assert own.value(f"{name}_increase", at) == pytest.approx(own.value(name, at) - whole)
+    target = TINY.tests()["test_mse"][1]
+    assert TINY.details(_Right(target)) == {"longitude_error": 0.0, "latitude_error": 0.0}
+
+
+class _Right(torch.nn.Module):
+    """Knows the answers to all test samples."""
+
+    def __init__(self, target):
+        super().__init__()
+        self.target = target
+
+    def forward(self, u):
+        return self.target[: len(u)]

@@ -226,10 +226,10 @@ def swept_margins(form: ImplicitForm, box: Box, target: Tensor, sweeps: int) -> 
         >>> swept_margins(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), torch.tensor([0]), 30)
         tensor([[ 0., -4.]])
     """
-    A, B = (_of_ends(part.to_dense()) for part in (form.A, form.B))
-    bias = None if form.bias is None else form.bias.repeat(2)
-    v = nn.functional.linear(torch.cat([box.lower, box.upper], 1), B, bias)
-    z = v
+    A, B = _of_ends(form.A.to_dense()), form.B.to_dense()
+    middle = nn.functional.linear((box.upper + box.lower) / 2, B, form.bias)
+    reach = nn.functional.linear((box.upper - box.lower) / 2, B.abs())
+    z = v = torch.cat([middle - reach, middle + reach], 1)
     for _ in range(sweeps):
         z = torch.addmm(v, _states(form, z), A.mT)
     sources = [(form.C.to_dense(), *_states(form, z).chunk(2, 1))]
