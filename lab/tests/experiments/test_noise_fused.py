@@ -126,6 +126,18 @@ def test_a_stopped_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
+@pytest.mark.gpu
+def test_a_lost_member_is_no_diverged_seed() -> None:
+    u, labels = torch.rand(32, INPUTS, device=DEVICE), torch.zeros(32, dtype=torch.int64, device=DEVICE)
+    stack = make_stack([Member(Pair("ffw", 1), None, seed) for seed in (0, 1)], INPUTS, CLASSES, DEVICE)
+    with torch.no_grad():
+        stack.e[1] = torch.nan
+    schedule = NoiseSchedule(32, 1, 16, RATE)
+    own = training.orders([member.seed for member in stack.members], len(u), schedule)
+    with pytest.raises(RuntimeError, match=r"lost 1 of 2 members in epoch 1.*exact=True"):
+        training._train_fused(stack, u, labels, schedule, lambda text: None, own, None)
+
+
 def test_the_kernels_in_the_interpreter() -> None:
     # Triton looks at the variable when it is imported, and other tests may have done that.
     pytest.importorskip("triton")
@@ -146,4 +158,4 @@ def test_the_kernels_in_the_interpreter() -> None:
     ]
     variables = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    assert run.returncode == 0 and "6 passed" in run.stdout, run.stdout[-4000:] + run.stderr[-1000:]
+    assert run.returncode == 0 and "7 passed" in run.stdout, run.stdout[-4000:] + run.stderr[-1000:]

@@ -183,7 +183,11 @@ def _train_fused(
     stack: Stack, u: Tensor, targets: Tensor, schedule: NoiseSchedule, tell: Progress, own: "Sequence[Order]",
     file: Checkpoint | None,
 ) -> Tensor:  # fmt: skip
-    """Trains as `train` does, an epoch in one launch."""
+    """Trains as `train` does, an epoch in one launch.
+
+    Raises:
+        RuntimeError: a loss is not finite.
+    """
     by_seed = {member.seed: order for member, order in zip(stack.members, own, strict=True)}
     epochs = range(schedule.epochs)
     rows = [torch.cat([by_seed[seed].of(epoch) for epoch in epochs]) for seed in sorted(by_seed)]
@@ -199,6 +203,12 @@ def _train_fused(
         trainer.advance(updates)
         history.append((trainer.losses / updates).cpu())
         trainer.losses.zero_()
+        lost = [str(stack.members[row]) for row in (~history[-1].isfinite()).nonzero()[:, 0].tolist()]
+        if lost:  # no diverged seed: the torch program must judge that
+            raise RuntimeError(
+                f"the fused training lost {len(lost)} of {len(stack.members)} members in epoch {epoch + 1}, "
+                f"such as {lost[0]}; train them by the torch program, with exact=True"
+            )
         mean, now = float(history[-1].mean()), time.perf_counter()
         tell(f"epoch {epoch + 1}: mean loss {mean:.4f}, {now - began:.1f} s")
         if file is not None and now - saved > SAVED and epoch + 1 < schedule.epochs:
