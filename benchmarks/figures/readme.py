@@ -23,6 +23,7 @@ from wellposed_lab.engine.judge import JUDGEMENTS, Verdict, tally, verdicts
 from wellposed_lab.report.paper import committed_records
 
 from benchmarks.harness import markdown
+from benchmarks.solve.cells import solved
 from wellposed.pages.charts import Scale, Series, share_chart
 
 ROOT = Path(__file__).parents[2]
@@ -278,7 +279,7 @@ def cells_table(rows: list[dict[str, Any]]) -> str:
     for cell in dict.fromkeys(row["cell"] for row in rows):
         line = [cell]
         for belongs in groups.values():
-            timed = [r for r in rows if r["cell"] == cell and belongs(r["run"]) and r.get("both_ms")]
+            timed = [r for r in rows if r["cell"] == cell and belongs(r["run"]) and solved(r)]
             best = min(timed, key=lambda row: row["both_ms"], default=None)
             line.append("-" if best is None else f"{best['both_ms']:.1f} ({best['steps']})")
         lines.append(line)

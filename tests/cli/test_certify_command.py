@@ -101,6 +101,28 @@ def test_a_network_without_a_certificate_is_certified_for_a_branch(folder):
     assert facts["branch"].startswith("for the branch") and facts["radii"][0]["certified_accuracy"] > 0
 
 
+def test_a_multiscale_network_is_certified_for_a_branch(folder, monkeypatch):
+    Path("multiscale_network.py").write_text(
+        "import torch\nfrom torch import nn\nfrom wellposed.models import DEQ\n"
+        "from wellposed.models.cells import MultiscaleCell\ntorch.manual_seed(0)\n"
+        "class First(nn.Module):\n    def forward(self, x):\n        return x[0]\n"
+        "deq = DEQ(MultiscaleCell((2, 4), groups=2), max_steps=200)\n"
+        "network = nn.Sequential(deq, First(), nn.Flatten(), nn.Linear(32, 3)).eval()\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    u = torch.rand(2, 2, 4, 4, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        y = __import__("multiscale_network").network(u).argmax(1)
+    np.savez("images.npz", u=u.numpy(), y=y.numpy())
+    told = basic(
+        "--quiet", "--json", "--no-widths", "--steps", 3,
+        model="multiscale_network:network", data="images.npz", epsilons=(1e-5,),
+    )  # fmt: skip
+    assert told.exit_code == 0, told.output
+    facts = json.loads(told.stdout)
+    assert facts["branch"].startswith("for the branch") and facts["radii"][0]["certified_accuracy"] == 1.0
+
+
 def test_the_numbers_are_those_of_the_library(folder):
     result = basic("--json", "--quiet", epsilons=(0.05, 0.0, 0.02))
     assert result.exit_code == 0, result.output

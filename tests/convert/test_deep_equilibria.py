@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from wellposed.convert import UnsupportedError, exact_form, to_implicit
-from wellposed.errors import IllPosedError
+from wellposed.convex.states import _FormSource, record_states
+from wellposed.errors import IllPosedError, InputError
+from wellposed.forms.draw.spy import spy
 from wellposed.models import DEQ, Noise
 from wellposed.models.cells import (
     ConvCell,
@@ -21,6 +23,7 @@ from wellposed.models.cells import (
 from wellposed.models.multiscale import MultiscaleDEQ
 from wellposed.models.norms import weight_norm
 from wellposed.robust import Box, output_bounds
+from wellposed.robust.attacks import pgd
 
 
 class TwoRooms(nn.Module):
@@ -175,6 +178,49 @@ def test_one_branch_of_what_is_not_proven_is_bounded(name):
     assert bool((bounds.width < 100 * (y.amax(0) - y.amin(0)) + 1e-6).all())
     wide = output_bounds(to_implicit(deq, shape), Box.around(u, 3.0, None, None))
     assert not wide.branch.proven.any() and not wide.lower.isfinite().any() and wide.branch.why_not[0]
+
+
+@pytest.mark.parametrize("name", [*PROVEN, *NOT_PROVEN])
+def test_attacks_pictures_and_records_take_every_cell(name, tmp_path):
+    torch.manual_seed(0)
+    make, shape, *_ = {**PROVEN, **NOT_PROVEN}[name]
+    deq, u = make().double().eval(), drawn(shape)
+    first = type("First", (nn.Module,), {"forward": lambda self, x: listed(x)[0]})()
+    network = nn.Sequential(deq, first, nn.Flatten(), nn.LazyLinear(3).double())
+    target = network(u).argmax(1)
+    attack = pgd(network, u, target, 0.3, steps=4)
+    assert bool(((attack.inputs - u).abs() <= 0.3 + 1e-9).all()) and not torch.equal(attack.inputs, u)
+    torch.testing.assert_close(attack.outputs, network(attack.inputs), rtol=1e-4, atol=1e-4)
+    form, states = to_implicit(network, shape), record_states(network, u)
+    x, z = torch.as_tensor(states.X), torch.as_tensor(states.Z)
+    torch.testing.assert_close(form.activation.function(z), x, rtol=1e-4, atol=1e-4)
+    y = network[2:](iterated(deq, u)).detach()
+    torch.testing.assert_close(form.C.apply(x) + form.output_bias, y, rtol=1e-4, atol=1e-4)
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    spy(form, tmp_path / "spy.png", pixels=100)
+    assert (tmp_path / "spy.png").stat().st_size > 1000
+
+
+def test_states_of_another_equilibrium_than_the_network_has_are_not_recorded():
+    class Bistable(nn.Module):
+        def forward(self, x, u):
+            return torch.tanh(3 * x + u)
+
+    class Started(nn.Module):
+        """Starts its solver far from zero, on the other branch."""
+
+        def __init__(self):
+            super().__init__()
+            self.deq = DEQ(Bistable(), state_shape=(1,)).double()
+
+        def forward(self, u):
+            return -self.deq(u)
+
+    u = torch.full((2, 1), 0.1, dtype=torch.float64)
+    assert (record_states(DEQ(Bistable(), state_shape=(1,)).double(), u).X > 0.9).all()
+    form = to_implicit(DEQ(Bistable(), state_shape=(1,)).double(), (1,)).to(torch.float64)
+    with pytest.raises(InputError, match="the network finds another one than steps from zero"):
+        _FormSource(form, Started()).run(u)
 
 
 def test_multiscale_classifier():

@@ -194,6 +194,56 @@ def test_smaller_batches_run_in_the_program_of_the_first(loop, solver):
     assert loop.explain().count(" compiled: ") == 2
 
 
+@pytest.mark.parametrize("cheap", [0.0, pytest.param(torch.inf, marks=pytest.mark.slow)])
+def test_torch_checks_a_program_once_a_solve(monkeypatch, cheap):
+    monkeypatch.setattr(compiled, "CHEAP", cheap)
+    loop, rate, scale, calls = CompiledLoop("eager"), RATES[:, None], torch.tensor(0.5), []
+    f = lambda x, u, rate: mixed(x, u, rate) * scale  # noqa: E731
+    options = {"solver": Anderson(memory=2), "stop": Relative(1e-4), "max_steps": 400}
+    for solve in range(3):
+        u = torch.linspace(-1, 1, 24).reshape(4, 6).requires_grad_()
+        solutions = both(loop, f, torch.zeros(4, 6), u, rate, **options)
+        assert_same(*solutions)
+        gradients = [torch.autograd.grad(solution.value.sum(), u)[0] for solution in solutions]
+        assert torch.allclose(*gradients, rtol=1e-3, atol=1e-6)
+        if solve == 0:
+            for program in loop.programs.values():
+                program.compiled = lambda *given, run=program.compiled: calls.append(1) or run(*given)
+        else:
+            assert len(calls) == 2 * solve and "steps by" in loop.explain()  # forward and backward
+        scale = torch.tensor(0.9)  # is seen at the next solve
+
+
+def test_a_call_is_repeated_with_new_tensors_of_the_same_layout_only():
+    x, y, kept = torch.ones(2, 3), torch.full((2, 3), 2.0), torch.zeros(1)
+    run = lambda a, b, c: (a + c, a * b)  # noqa: E731
+    outputs = run(x, kept, y)
+    repeated = compiled._Repeated((run, (x, kept, y), outputs), [x, y], [y, outputs[1], outputs[0]])
+    new = [torch.full((2, 3), 5.0), torch.full((2, 3), 7.0)]
+    unchanged, product, total = repeated(new)
+    assert unchanged is new[1] and product.eq(0).all() and total.eq(12).all()
+    assert repeated([new[0], torch.ones(3, 2).mT]) is None
+    elsewhere = compiled._Repeated((run, (x, kept, y), outputs), [x, y], [outputs[0].clone()])
+    assert elsewhere(new) is None
+
+
+def test_a_start_that_is_a_view_makes_no_program_of_its_own(monkeypatch):
+    monkeypatch.setattr(compiled, "CHEAP", 0.0)
+    torch.compiler.reset()  # which remembers the sizes of earlier tests
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    loop = CompiledLoop(backend)
+    for batch in (4, 9, 9):  # the second batch makes a program for all sizes
+        u, rate = torch.linspace(-1, 1, 6 * batch).reshape(batch, 6), torch.full((batch, 1), 0.5)
+        for start in (torch.zeros(batch, 6), torch.zeros(2 * batch, 6)[:batch]):
+            fixed_point(mixed, start, u, rate, solver="picard", loop=loop)
+    assert len(graphs) == 2
+
+
 def test_stagnation_in_a_batch_that_was_filled_up(loop):
     def f(x, u):  # goes to and fro between u and the number after it, where u is odd
         return u + 1.5e-7 * ((x == u) & (u % 2 == 1))

@@ -53,6 +53,17 @@ def test_every_suite_with_orders_of_trained_models_has_a_floor_or_a_plateau():
     assert all(suites[name].floors or suites[name].plateaus for name in numbers | series | noise | algorithms)
 
 
+def test_a_regression_is_not_judged_by_equilibria_that_are_not_reached():
+    records = [record for record in committed_records(RESULTS) if record.suite == "noise-regression"]
+    equilibria = [r for r in records if r.model.startswith("deq") and r.scale == "paper"]
+    assert len(equilibria) == 45 and {record.value("steps") for record in equilibria} == {60}
+    (floor,) = (floor for floor in all_suites()["noise-regression"].floors if floor.metric == "steps")
+    assert all(floor.missed(record, "test_mse") for record in equilibria)
+    assert sum(floor.missed(r, "test_mse") for r in records if r.scale == "default") == 2  # which did not learn
+    claims = [claim for claim in load_claims() if claim.suite == "noise-regression" and "DEQ" in claim.says]
+    assert len(claims) == 7 and {one.verdict for one in verdicts(records, claims)} == {"undecided"}
+
+
 def test_volatility_is_not_judged_by_models_that_a_constant_beats():
     records = [record for record in committed_records(RESULTS) if record.suite == "volatility"]
     means = {record.task: record.value("mape") for record in records if record.model == "mean"}

@@ -272,8 +272,10 @@ def _decided_property(model: Classifier, asked: Property, seconds: float, comple
         sets = asked.forbidden(shape, dtype)
     except FileFormatError as error:
         raise wrong(str(error), "--property") from error
-    with refused():
+    try:
         verdict = decide(model, sets, seconds, complete)
+    except InputError as error:
+        raise RefusedError(f"{asked.name}: {error}") from error
     facts = verdict.facts()
     if verdict.input is not None and not any(_leads_into(model, one, verdict.input) for one in sets):
         facts |= {"status": "undecided", "input": None}

@@ -28,8 +28,9 @@ from wellposed.activations.blockwise import softmax
 from wellposed.activations.catalogue import of_function, spellings
 from wellposed.atomic import atomic_write_folder, read_folder
 from wellposed.convert import UnsupportedError, to_implicit
+from wellposed.equilibrium import fixed_point
 from wellposed.equilibrium.maps import State
-from wellposed.errors import FileFormatError, InputError, not_a_tensor
+from wellposed.errors import FileFormatError, IllPosedError, InputError, not_a_tensor
 from wellposed.forms import ImplicitForm
 from wellposed.forms.storage import pack_form, registered_name, unpack_form
 from wellposed.models.deq import DEQ
@@ -314,6 +315,9 @@ def record_states(
                   input_shape=input_shape)  # fmt: skip
 
 
+AGREEMENT = 1e-2  # relative to the outputs, within which a network has the equilibrium that was recorded
+
+
 class _FormSource:
     """States of a form."""
 
@@ -327,12 +331,30 @@ class _FormSource:
         assert form is not None
         flat = u.reshape(len(u), -1)
         own = network if isinstance(network, ImplicitModel) and u.dim() == 2 else form
-        x = own.equilibrium(u).value
+        v = (form.B @ flat) if form.bias is None else (form.B @ flat) + form.bias
+        y = first_tensor(network(u))
+        try:
+            x = own.equilibrium(u).value
+        except IllPosedError:
+            x = self._from_zero(v, flat, y)
         assert isinstance(x, Tensor)
-        z = (form.A @ x) + (form.B @ flat)
-        if form.bias is not None:
-            z = z + form.bias
-        return z, x, first_tensor(network(u))
+        return (form.A @ x) + v, x, y
+
+    def _from_zero(self, v: Tensor, u: Tensor, y: Tensor) -> Tensor:
+        """Solves a form that has no certificate from zero, which is the network's equilibrium if outputs agree."""
+        form = self.form
+        assert form is not None
+        phi = form.activation.function
+        x = fixed_point(lambda x, v: phi((form.A @ x) + v), torch.zeros_like(v), v).value
+        assert isinstance(x, Tensor)
+        own = (form.C @ x) + (form.D @ u) + (0.0 if form.output_bias is None else form.output_bias)
+        apart = float((own - y.flatten(1)).abs().max() / y.abs().max().clamp(min=1e-3))
+        if not apart <= AGREEMENT:
+            raise InputError(
+                "no certificate proves that the loop has one equilibrium, and the network finds another one than "
+                f"steps from zero (outputs differ by {apart:.2g}); start its solver there or make it well-posed"
+            )
+        return x
 
 
 class _WatchedSource:

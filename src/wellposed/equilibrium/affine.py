@@ -366,8 +366,10 @@ class AffineSolve:
         start = self.solve.adjoint_start(g)
         iterates = engine.adjoint(spec, factors, g, slope=slope, z=z, start=start, trace=self.trace)
         if spec.points and spec.backward.stop.stateless:
-            d = spec.activation.slope_at(z) if slope is None else slope
-            iterates = _with_images(iterates, TransposedMap(factors, d, d * g, spec.damping))
+            if slope is None:
+                assert z is not None
+                slope = spec.activation.slope_at(z)
+            iterates = _with_images(iterates, TransposedMap(factors, slope, slope * g, spec.damping))
         self.solve.note_adjoint(iterates, spec.backward)
         return iterates
 

@@ -5,6 +5,7 @@ the plain loop does for samples that converge, leave the range of numbers or run
 else, a residual that stagnates or a state that runs off, the plain loop takes over where the chunk began.
 """
 
+import threading
 import time
 import types
 import warnings
@@ -22,7 +23,7 @@ from wellposed.equilibrium.loop import CHEAP, PERIOD, RUN_OFF, Iterates, Progres
 from wellposed.equilibrium.maps import FunctionMap, Map, Packing, max_norm
 from wellposed.equilibrium.method import Loop, callers_level
 from wellposed.equilibrium.solution import Status
-from wellposed.equilibrium.solvers import Anderson, Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import ErrorBound, Step, Steps, Stopping
 from wellposed.equilibrium.tracing import under_forward_mode, under_transform
 from wellposed.errors import InputError
@@ -137,27 +138,77 @@ def _begin(x: Tensor, solver: Solver) -> Carry:
     counts = torch.zeros(2, x.shape[0], dtype=torch.int64, device=x.device)  # status and steps
     scales = x.new_full((4, x.shape[0]), torch.inf)  # first residual, size of the start, largest, least residual
     state = tuple(value.clone() for value in solver.init(x))  # one tensor twice would make a program of its own
-    return x, state, torch.empty_like(x), counts, scales, counts.new_zeros(())
+    # A view would make a program of its own as well.
+    return x.clone(), state, torch.empty_like(x), counts, scales, counts.new_zeros(())
+
+
+class _Recorder(threading.local):
+    """A backend of torch.compile that remembers the latest call of what it has compiled."""
+
+    def __init__(self, backend: str | Callable, **options: Any) -> None:
+        self.backend, self.options = torch._dynamo.lookup_backend(backend), options
+        self.latest: tuple[Callable, Sequence[Any], Sequence[Any]] | None = None
+
+    def __call__(self, graph: Any, inputs: Any) -> Callable:
+        run = self.backend(graph, inputs, **self.options)
+
+        def call(*arguments: Any) -> Any:
+            outputs = run(*arguments)
+            self.latest = run, arguments, outputs
+            return outputs
+
+        return call
+
+
+class _Repeated:
+    """A call of a compiled program, to be repeated within a solve, where nothing changes but some tensors.
+
+    What torch checks before it runs a program takes longer than a chunk of cheap steps. Within a solve it holds
+    for all chunks if it holds for the first and tensors keep their layouts.
+
+    Args:
+        latest: what the recorder remembers of the call.
+        given, returned: the tensors that change between calls, and what the program returned.
+    """
+
+    def __init__(
+        self,
+        latest: tuple[Callable, Sequence[Any], Sequence[Any]],
+        given: list[Tensor],
+        returned: list[Tensor],
+    ) -> None:
+        self.run, arguments, outputs = latest
+        self.arguments, self.layouts = list(arguments), [tensor.stride() for tensor in given]
+        numbers = {id(tensor): k for k, tensor in enumerate(given)}
+        self.changing = [(k, numbers[id(one)]) for k, one in enumerate(arguments) if id(one) in numbers]
+        # What passes through the program unchanged is none of its outputs.
+        sources = {id(one): k for k, one in enumerate([*given, *outputs])}
+        self.sources = [sources.get(id(one), -1) for one in returned]
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor] | None:
+        """Returns what the program returns; None if it must be called with all checks."""
+        if min(self.sources) < 0 or [tensor.stride() for tensor in given] != self.layouts:
+            return None
+        for position, number in self.changing:
+            self.arguments[position] = given[number]
+        known = [*given, *self.run(*self.arguments)]
+        return [known[source] for source in self.sources]
 
 
 class _Program:
     """A chunk that has been compiled, and whether its steps are taken outside it."""
 
-    def __init__(self, chunk: Chunk, solver: Solver, given: bool, backend: str) -> None:
+    def __init__(self, chunk: Chunk, solver: Solver, given: bool, backend: str | Callable) -> None:
         self.size, self.solver, self.given, self.stepped = chunk.size, solver, given, chunk.solver is None
         self.rows = 0  # of the first batch
         call = Chunk.__call__
         # A code object of its own, since torch keeps and searches the programs of one code together.
         own = types.FunctionType(call.__code__.replace(), call.__globals__, "chunk")
-        options: dict[str, Any] = {"guard_filter_fn": _guards_of_user}
-        if backend == "inductor":
-            options["cpp_wrapper"] = not self.stepped  # calls of many small kernels from Python would cost most
-        bound = types.MethodType(own, chunk)
-        self.compiled = torch.compile(bound, fullgraph=True, backend=backend, options=options)
-        self.step: Callable[..., Any] = solver.step
-        if self.stepped and isinstance(solver, Anderson):  # one program for every length of its history
-            step = types.FunctionType(Anderson.step.__code__.replace(), Anderson.step.__globals__, "step")
-            self.step = torch.compile(types.MethodType(step, solver), backend=backend)
+        # Calls of many small kernels from Python would cost most.
+        options = {"config_patches": {"cpp_wrapper": not self.stepped}} if backend == "inductor" else {}
+        self.recorder, bound = _Recorder(backend, **options), types.MethodType(own, chunk)
+        guards: dict[str, Any] = {"guard_filter_fn": _guards_of_user}
+        self.compiled = torch.compile(bound, fullgraph=True, backend=self.recorder, options=guards)
 
     def solve(self, f: Map, x: Tensor, stop: Stopping, max_steps: int) -> tuple[Iterates, str]:
         """Solves an equation; returns the result and how it was computed."""
@@ -170,13 +221,9 @@ class _Program:
             )
             x = _repeat_last(x, self.rows)
         carry, residuals, left, worst, taken = _begin(x, self.solver), [], 1, 0, 0
+        run = self._runner(source.function, inputs, point)
         while left > 0:
-            # Where steps are taken outside, the program must not see the solver's state change its shapes.
-            given = (carry[0], (), *carry[2:]) if self.stepped else carry
-            if self.given:
-                after, (norms, near), record, fx = self.compiled(_image, (f(carry[0]),), (), given)
-            else:
-                after, (norms, near), record, fx = self.compiled(source.function, inputs, point, given)
+            after, norms, near, record, fx = run((f(carry[0]),) if self.given else (), carry)
             left, strays, stuck, worst = record.tolist()
             residuals.append(norms)
             if stop.certifies and (strays or (stuck and _stagnates(residuals, near))):
@@ -184,8 +231,7 @@ class _Program:
                 return rest, f"{taken} steps by {self.size}, then the plain loop"
             taken += self.size
             if self.stepped and left > 0:
-                source_map = None if isinstance(self.solver, Anderson) else f
-                new, state = self.step(source_map, carry[0], fx, carry[1])
+                new, state = self.solver.step(f, carry[0], fx, carry[1])
                 after = new, state, *after[2:]
             carry = after
         status, steps = carry[3][:, :count].unbind()
@@ -197,6 +243,29 @@ class _Program:
 
         iterates = Iterates(carry[2][:count], status.to(torch.int8), steps, trace, worst)
         return iterates, f"{taken} steps by {self.size}"
+
+    def _runner(
+        self, function: Callable, inputs: tuple[Tensor, ...], point: tuple[Tensor, ...]
+    ) -> Callable[[tuple[Tensor, ...], Carry], tuple[Carry, Tensor, Tensor, Tensor, Tensor]]:
+        """Returns what runs the chunks of one solve: the first with all checks of torch, the others without."""
+        repeated: _Repeated | None = None
+
+        def run(image: tuple[Tensor, ...], carry: Carry) -> tuple[Carry, Tensor, Tensor, Tensor, Tensor]:
+            nonlocal repeated
+            # Where steps are taken outside, the program must not see the solver's state change its shapes.
+            state = () if self.stepped else carry[1]
+            given = [carry[0], *state, *carry[2:], *image]
+            returned = None if repeated is None else repeated(given)
+            if returned is None:
+                arguments = (_image, image, ()) if self.given else (function, inputs, point)
+                after, history, *others = self.compiled(*arguments, (carry[0], state, *carry[2:]))
+                returned = [after[0], *after[1], *after[2:], *history, *others]
+                if self.recorder.latest is not None:
+                    repeated, self.recorder.latest = _Repeated(self.recorder.latest, given, returned), None
+            x, *others, value, counts, scales, index, norms, near, record, fx = returned
+            return (x, tuple(others), value, counts, scales, index), norms, near, record, fx
+
+        return run
 
     def _go_on(
         self, f: Map, carry: Carry, residuals: list[Tensor], stop: Stopping, max_steps: int, count: int
@@ -217,11 +286,11 @@ def _repeat_last(value: Tensor, rows: int) -> Tensor:
 
 def _stagnates(residuals: list[Tensor], near: Tensor) -> bool:
     """Tells whether the plain loop would find a row stagnated in the last chunk."""
-    whole = torch.cat(residuals)
-    begin = len(whole) - len(near)
-    for end in range(begin - begin % PERIOD + PERIOD, len(whole) + 1, PERIOD):
-        minima = whole[:end].unflatten(0, (-1, PERIOD)).amin(1)
-        if len(minima) > 1 and bool((flat_rows(minima, len(minima), None) & near[end - 1 - begin]).any()):
+    begin = sum(map(len, residuals)) - len(near)
+    ends = range(begin - begin % PERIOD + PERIOD, begin + len(near) + 1, PERIOD)
+    for end in (end for end in ends if end > PERIOD and bool(near[end - 1 - begin].any())):
+        minima = torch.cat(residuals)[:end].unflatten(0, (-1, PERIOD)).amin(1)
+        if bool((flat_rows(minima, len(minima), None) & near[end - 1 - begin]).any()):
             return True
     return False
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import _engine_run_backward
 
 from wellposed.equilibrium.loop import Iterates
 from wellposed.equilibrium.maps import Map, max_norm
@@ -138,7 +139,8 @@ def vector_jacobian(fx: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
     """Returns ``w -> J' w`` for the graph that leads from `x` to `fx`."""
 
     def product(w: Tensor) -> Tensor:
-        (result,) = torch.autograd.grad(fx, x, w, retain_graph=True, allow_unused=True)
+        # What torch.autograd.grad does, without its checks, which take half of the time where a map is cheap.
+        (result,) = _engine_run_backward((fx,), (w,), True, False, (x,), True, accumulate_grad=False)
         return torch.zeros_like(x) if result is None else result
 
     return product

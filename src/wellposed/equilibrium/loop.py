@@ -11,9 +11,9 @@ from torch import Tensor
 
 from wellposed.equilibrium.maps import Map, distance, max_norm
 from wellposed.equilibrium.solution import Status, last_residual
-from wellposed.equilibrium.solvers import GATHER, Solver
+from wellposed.equilibrium.solvers import Solver
 from wellposed.equilibrium.stopping import Step, Stopping
-from wellposed.equilibrium.tracing import under_forward_mode
+from wellposed.equilibrium.tracing import under_forward_mode, under_transform
 
 PERIOD = 8  # steps between checks for stagnation
 PATIENCE = 8  # periods over which plain steps must bring nothing, once a solver has fallen back on them
@@ -88,9 +88,10 @@ class _ActiveRows:
         for k in range(size):
             if self.fx is not None:
                 self.x, self.state = solver.step(self.f, self.x, self.fx, self.state)
-            begin = time.perf_counter()
+            begin = time.perf_counter() if size == 1 else 0.0
             self.fx = self.f(self.x)
-            self.seconds = min(self.seconds, time.perf_counter() - begin)
+            if size == 1:  # the time decides whether steps are taken together, as these are
+                self.seconds = min(self.seconds, time.perf_counter() - begin)
             xs.append(self.x)
             fxs.append(self.fx)
             if not stop.stateless:
@@ -100,9 +101,12 @@ class _ActiveRows:
                 verdicts.append(accepted)
                 values.append(stop.accept(step, self.memo))
         whole, x, fx = _stack_pairs(xs, fxs)
-        points, images = x.detach(), fx.detach()
+        if torch.is_grad_enabled() or under_transform() or under_forward_mode():
+            whole, points, images = whole.detach(), x.detach(), fx.detach()
+        else:
+            points, images = x, fx
         residual, finite, reach = (
-            (max_norm(images - points), False, math.inf) if masked else _judge(whole.detach(), points, images)
+            (max_norm(images - points), False, math.inf) if masked else _judge(whole, points, images)
         )
         if self.f.may_decay and index == 0:
             self.first = residual[0]
@@ -170,23 +174,32 @@ class _ActiveRows:
         """
         if (block.index + len(block.x)) % PERIOD:
             return None
-        falls, residuals = True, _cat(self.trace)
+        residuals, stalled = _cat(self.trace), self.finished
         for period in residuals.split(PERIOD) if len(residuals) > PERIOD else (residuals,):
             low = period.amin(0)
             # A residual that is lower than ever before is falling.
-            falls = not masked and (self.least is None or not bool(((low >= self.least) > self.finished).any()))
+            stalled = (
+                torch.zeros_like(self.finished) if self.least is None else (low >= self.least) > self.finished
+            )
             self.least = low if self.least is None else torch.minimum(self.least, low)
             self.minima.append(low)
         self.trace = []
-        if falls:
+        if not masked and not bool(stalled.any()):
+            return None
+        step = block.last(self.f)
+        near = stalled & (step.residual <= 4 * self.f.rounding(step.x, step.fx))
+        if not masked and not bool(near.any()):
             return None
         window = max(1 if self.since is None else PATIENCE, len(self.minima) // 4)
         recent = torch.stack(self.minima[-2 * window :])
-        flat = flat_rows(recent, len(self.minima), self.since) & ~self.finished
-        if not masked and not bool(flat.any()):
-            return None
-        step = block.last(self.f)
-        flat = flat & (step.residual <= 4 * self.f.rounding(step.x, step.fx))
+        if masked:
+            flat = near & flat_rows(recent, len(self.minima), self.since)
+        else:  # of the few rows that may be
+            rows = near.nonzero()[:, 0]
+            since = None if self.since is None else self.since[rows]
+            flat = near.index_copy(0, rows, flat_rows(recent[:, rows], len(self.minima), since))
+            if not bool(flat.any()):
+                return None
         since = torch.zeros_like(flat, dtype=torch.int64) if self.since is None else self.since
         fresh = flat & (since == 0)
         plain = solver.only_plain(self.state, fresh)
@@ -378,7 +391,7 @@ def iterate(
 
     A sample's result is that of the first step which its stopping rule accepts: the point, or its image where the
     map contracts. Later steps of its row are ignored, and the row is dropped once half of the active rows are
-    finished, three quarters if they are small. Where evaluations are cheap, several steps are judged together, which changes no value and no count.
+    finished. Where evaluations are cheap, several steps are judged together, which changes no value and no count.
     With `masked` the number of steps is fixed and nothing depends on values, as tracing needs. With `progress` the
     solve goes on from there; its stopping rule must be stateless.
     """
@@ -407,8 +420,7 @@ def iterate(
         left = _close_finished(results, active, block, solver, stop.certifies, masked)
         if left == 0:
             break
-        share = 4 if timed and active.x.numel() < GATHER else 2  # of few numbers dropping rows saves little
-        gathers = share * left <= active.x.shape[0] and active.x.numel() >= active.f.min_size_to_gather
+        gathers = 2 * left <= active.x.shape[0] and active.x.numel() >= active.f.min_size_to_gather
         # A product rounds differently for other numbers of rows, so dropping rows must not depend on the clock.
         if gathers and index < max_steps and (not timed or index % PERIOD == 0) and active.narrow():
             results.narrow()

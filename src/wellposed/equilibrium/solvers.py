@@ -20,7 +20,6 @@ from wellposed.errors import InputError
 from wellposed.registry import Registry
 
 SolverState = tuple[Tensor, ...]
-GATHER = 1 << 13  # numbers in a state from which computing with some of its rows is worth selecting them
 
 
 class Solver(abc.ABC):
@@ -147,7 +146,7 @@ class Anderson(Solver):
     def _extrapolate(self, points: tuple[Tensor, ...], wanted: Tensor) -> Tensor:  # (B, n)
         """Combines the points of the wanted rows, of others only where that is not dearer."""
         last = points[-1]
-        if last.numel() >= GATHER and _readable(last) and 2 * len(rows := wanted.nonzero()[:, 0]) <= len(last):
+        if _readable(last) and 2 * len(rows := wanted.nonzero()[:, 0]) <= len(last):
             few = tuple(point[rows] for point in points)
             return last.index_copy(0, rows, self._extrapolate(few, wanted[rows]))
         residuals = _stacked(points, pieces(last)).diff(dim=2)  # (B, pieces, memory + 1, n / pieces)
@@ -211,8 +210,10 @@ def least_squares(columns: Tensor, right: Tensor, ridge: float) -> Tensor:  # (B
         vectors = vectors * _power_of_two(right)[:, None, None, None]  # squares could leave the range of the dtype
     else:
         vectors = vectors.double()  # cheap on a CPU
-    products = (vectors @ vectors.mT).double()
-    products = products[:, 0] if products.shape[1] == 1 else products.sum(1)
+    if vectors.shape[1] == 1:
+        products = torch.bmm(vectors[:, 0], vectors[:, 0].mT).double()
+    else:
+        products = (vectors @ vectors.mT).double().sum(1)
     gram, image = products[:, :-1, :-1], products[:, :-1, -1:]
     sizes = gram.diagonal(dim1=1, dim2=2)
     shift = ridge * sizes.sum(1, keepdim=True) + torch.finfo(torch.float64).tiny
@@ -239,7 +240,7 @@ def _combination(vectors: Tensor, weights: Tensor) -> Tensor:  # (B, s, m, c), (
     return (weights[:, None, None].expand(-1, vectors.shape[1], -1, -1) @ vectors)[:, :, 0]
 
 
-Guard = tuple[Tensor, Tensor, Tensor, Tensor]
+Guard = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -255,15 +256,24 @@ class Safeguard:
     pause: int
 
     def init(self, x: Tensor) -> Guard:
-        """Returns the plain image of the best point, its residual, whether a trial is pending, steps to wait."""
+        """Returns the plain image of the best point, its residual, whether a trial is pending, steps to wait.
+
+        The last two are left out while trials are pending for all samples, as is the rule.
+        """
         size = x.new_zeros(x.shape[0])
         return x, torch.full_like(size, torch.inf), size.bool(), size
 
     def judge(self, guard: Guard, g: Tensor, fx: Tensor) -> tuple[Tensor, Guard]:
         """Judges the point that has just been evaluated, given ``g = fx - x``; returns the rejected samples."""
-        safe, best, pending, wait = guard
+        safe, best, *others = guard
         norm = _l1_norm(g)
-        rejected = pending & ~(norm <= self.growth * best)
+        paid = norm <= self.growth * best
+        if len(others) == 0:
+            if bool(paid.all()):
+                return ~paid, (fx, norm)
+            others = [torch.ones_like(paid), torch.zeros_like(norm)]
+        pending, wait = others
+        rejected = pending & ~paid
         if _readable(fx) and not bool(rejected.any()):
             return rejected, (fx, norm, pending, wait - 1)
         wait = (wait - 1).masked_fill(rejected, self.pause)
@@ -272,11 +282,15 @@ class Safeguard:
 
     def choose(self, trial: Tensor, rejected: Tensor, guard: Guard) -> tuple[Tensor, Guard]:
         """Takes the trial where it may be tried and is finite, the plain image of the best point elsewhere."""
-        safe, best, _, wait = guard
+        safe, best, *others = guard
+        finite = _readable(trial) and math.isfinite(trial.detach().sum())
+        if len(others) == 0 and finite:
+            return trial, (safe, best)
+        wait = others[1] if others else torch.zeros_like(best)
         taken = (wait <= 0) & ~rejected
-        if _readable(trial) and bool(taken.all()) and math.isfinite(trial.detach().sum()):
-            return trial, (safe, best, taken, wait)
-        taken = taken & _finite_rows(trial)
+        if finite and bool(taken.all()):
+            return trial, (safe, best)
+        taken = taken if finite else taken & _finite_rows(trial)
         return torch.where(taken[:, None], trial, safe), (safe, best, taken, wait)
 
 
@@ -297,7 +311,7 @@ class Broyden(Solver):
 
     memory: int = 30
 
-    steps_per_check = 4
+    steps_per_check = 8
 
     def __post_init__(self) -> None:
         if self.memory < 1:
@@ -317,7 +331,7 @@ class Broyden(Solver):
     def step(self, f: Map, x: Tensor, fx: Tensor, state: SolverState) -> tuple[Tensor, SolverState]:
         left, right, count, old_x, old_g, old_image, *old_guard = state  # the image is H g
         g, used = fx - x, count.shape[2]
-        rejected, guard = self.guard.judge(tuple(old_guard), g, fx)  # type: ignore[arg-type]
+        rejected, guard = self.guard.judge(tuple(old_guard), g, fx)
         dx = x - old_x
         if used == self.memory:
             full = (left[:, :1] != 0).any(2, keepdim=True)
@@ -345,9 +359,11 @@ def _apply(left: Tensor, right: Tensor, vector: Tensor) -> Tensor:  # (-I + sum 
 def _new_column(dx: Tensor, image: Tensor) -> Tensor:  # (B, n)
     """Returns the left vector of the rank-one term that makes ``H dg = dx``; `image` is ``H dg`` before."""
     denominator = (dx * image).sum(1, keepdim=True)
-    sizes = (torch.linalg.vector_norm(vector.detach(), dim=1, keepdim=True) for vector in (dx, image))
-    unsafe = ~(denominator.abs() > 1e-8 * math.prod(sizes))
-    return ((dx - image) / denominator.masked_fill(unsafe, 1)).masked_fill(unsafe, 0)
+    sizes = torch.stack((dx.detach(), image.detach())).square_().sum(2, keepdim=True).sqrt_().prod(0)
+    safe = denominator.detach().abs() > 1e-8 * sizes
+    if _readable(dx) and bool(safe.all()):
+        return (dx - image) / denominator
+    return ((dx - image) / denominator.masked_fill(~safe, 1)).masked_fill(~safe, 0)
 
 
 def _append(terms: Tensor, used: int, term: Tensor) -> Tensor:

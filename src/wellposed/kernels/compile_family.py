@@ -20,7 +20,7 @@ from wellposed.equilibrium.stopping import Relative
 from wellposed.errors import require
 from wellposed.kernels.cpu.background import BUSY, MODEL, SEQUENCE, marker_of
 from wellposed.kernels.engine import NUMBA
-from wellposed.kernels.layer import projected_rows, run_layer
+from wellposed.kernels.layer import run_layer
 from wellposed.kernels.sequence import run_sequences
 from wellposed.kernels.spec import CellMatrices, SequenceSpec
 
@@ -84,14 +84,14 @@ def use_kernels(name: str, dtype: torch.dtype, memory: int) -> None:
     spec = AffineSpec(get_activation("relu"), options, Implicit(solver=solver), executor=NUMBA.name)
     shapes = (5, 4), (3, 3), (3, 4), (2, 3), (2, 4), (3,)
     u, W, B, C, D, bias = (torch.rand(shape, dtype=dtype).requires_grad_() for shape in shapes)
-    A = projected_rows(NUMBA, W, 0.9)
-    A.sum().backward()
     if name == MODEL:
+        A, levels = NUMBA.project_rows(W, 0.9)
+        NUMBA.project_rows_backward(W, levels, A)
         run_layer(NUMBA, spec, 0.9, u, W, B, C, D, bias).sum().backward()
         v = torch.rand(5, 3, dtype=dtype).requires_grad_()
         solve = AffineSolve(spec, NUMBA, Solve(options), trace=False)
-        affine_equilibrium(solve, v, torch.zeros_like(v), v.detach(), A.detach())[0].sum().backward()
+        affine_equilibrium(solve, v, torch.zeros_like(v), v.detach(), A)[0].sum().backward()
         return
-    cell, h0 = CellMatrices(A.detach(), B, C, D, bias), torch.zeros(5, 2, dtype=dtype)
-    sequences = SequenceSpec(spec, NUMBA, Solve(options), (5, 5))
+    cell, h0 = CellMatrices(W, B, C, D, bias), torch.zeros(5, 2, dtype=dtype)
+    sequences = SequenceSpec(spec, NUMBA, Solve(options), (5, 5), radius=0.9)
     run_sequences(sequences, torch.rand(10, 2, dtype=dtype), h0, cell).hidden.sum().backward()

@@ -16,13 +16,7 @@ from wellposed.activations import Activation, get_activation
 from wellposed.activations.activation import same_map
 from wellposed.equilibrium.affine import AffineSolve, AffineSpec, differentiable_adjoint, fast_adjoint
 from wellposed.equilibrium.gradients import Implicit
-from wellposed.equilibrium.method import (
-    OnFailure,
-    Solve,
-    SolveOptions,
-    checked_under_functorch,
-    report_outputs,
-)
+from wellposed.equilibrium.method import OnFailure, Solve, SolveOptions, checked_under_functorch, report_outputs
 from wellposed.equilibrium.solvers import Anderson, Picard
 from wellposed.equilibrium.stopping import Absolute, Relative, Settled, Steps
 from wellposed.equilibrium.tracing import under_functorch, under_transform

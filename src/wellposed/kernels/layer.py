@@ -131,28 +131,3 @@ def _differentiable(
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
     gradients = iter(torch.autograd.grad(y, wanted, g, create_graph=True, allow_unused=True))
     return [next(gradients) if need else None for need in needs]
-
-
-class _ProjectedRows(torch.autograd.Function):
-    """The projection of rows on the l1 ball, by the kernel of an engine."""
-
-    @staticmethod
-    def forward(ctx: Any, engine: Triton | Numba, W: Tensor, radius: float) -> Tensor:
-        A, levels = engine.project_rows(W, radius)
-        ctx.save_for_backward(W, levels)
-        ctx.how = engine, radius
-        return A
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (W, levels), (engine, radius) = ctx.saved_tensors, ctx.how
-        if torch.is_grad_enabled():
-            A = project_rows(W, radius)
-            return None, torch.autograd.grad(A, W, gradients[0], create_graph=True)[0], None
-        return None, engine.project_rows_backward(W, levels, gradients[0]), None
-
-
-def projected_rows(engine: Triton | Numba, W: Tensor, radius: float) -> Tensor:
-    """Does what `project_rows` does, by a kernel."""
-    A: Tensor = _ProjectedRows.apply(engine, W, radius)
-    return A

@@ -10,13 +10,13 @@ differentiable.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import fields
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium.affine import AffineSolve, differentiable_adjoint
 from wellposed.kernels.spec import CellMatrices, SequenceResult, SequenceSpec
 
@@ -30,7 +30,7 @@ def run_sequences(spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatric
         h0: ``(B, h)`` hidden states before the first elements.
         cell: the matrices.
     """
-    tensors = data, h0, cell.A, cell.B, cell.C, cell.D, cell.bias
+    tensors = data, h0, *cell
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return SequenceResult(*_Sequence.apply(spec, *tensors))
     return _forward(spec, data, h0, cell, keep=False)[0]
@@ -38,14 +38,20 @@ def run_sequences(spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatric
 
 def _forward(
     spec: SequenceSpec, data: Tensor, h0: Tensor, cell: CellMatrices, *, keep: bool
-) -> tuple[SequenceResult, Tensor, Tensor]:
-    with _threads(spec, cell, len(data)):
-        return spec.engine.sequence_forward(spec, data, h0, cell, keep=keep)
+) -> tuple[SequenceResult, Tensor, Tensor, Tensor, Tensor]:
+    """Returns what `sequence_forward` does, A, and what its projection left."""
+    A = levels = cell.A
+    if spec.radius is not None:
+        A, levels = spec.engine.project_rows(A, spec.radius)
+        cell = cell._replace(A=A)
+    with _threads(spec, cell, data):
+        return *spec.engine.sequence_forward(spec, data, h0, cell, keep=keep), A, levels
 
 
-def _threads(spec: SequenceSpec, cell: CellMatrices, elements: int) -> AbstractContextManager[None]:
+def _threads(spec: SequenceSpec, cell: CellMatrices, data: Tensor) -> AbstractContextManager[None]:
     """Runs small products, counted over all times, on one thread."""
-    return spec.engine.threads(elements * (len(cell.A) + cell.B.shape[1]) * (len(cell.A) + len(cell.C)))
+    n, both = cell.B.shape  # len(tensor) would take as long as a step
+    return spec.engine.threads(data.shape[0] * (n + both) * (n + cell.C.shape[0]))
 
 
 class _Sequence(torch.autograd.Function):
@@ -53,24 +59,27 @@ class _Sequence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, spec: SequenceSpec, data: Tensor, h0: Tensor, *matrices: Any) -> Any:
-        result, known, images = _forward(spec, data, h0, CellMatrices(*matrices), keep=True)
+        result, *saved = _forward(spec, data, h0, CellMatrices(*matrices), keep=True)
         ctx.spec = spec
-        ctx.save_for_backward(result.hidden, result.states, known, images, data, h0, *matrices)
-        outputs = tuple(getattr(result, field.name) for field in fields(result))
-        ctx.mark_non_differentiable(*outputs[3:])
+        ctx.save_for_backward(result.hidden, result.states, *saved, data, h0, *matrices)
+        ctx.mark_non_differentiable(*result[3:])
         ctx.set_materialize_grads(False)
-        return outputs
+        return tuple(result)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if all(gradient is None for gradient in gradients):
             return (None,) * len(ctx.needs_input_grad)
-        hidden, states, known, images, data, h0, *matrices = ctx.saved_tensors
-        spec, cell = ctx.spec, CellMatrices(*matrices)
-        with _threads(spec, cell, len(data)):
-            if torch.is_grad_enabled():
+        hidden, states, known, images, A, levels, data, h0, W, *others = ctx.saved_tensors
+        spec, cell, twice = ctx.spec, CellMatrices(A, *others), torch.is_grad_enabled()
+        if twice:
+            cell = cell._replace(A=W if spec.radius is None else project_rows(W, spec.radius))
+        with _threads(spec, cell, data):
+            if twice:
                 u = torch.cat([data, _previous(spec, hidden, h0)], -1)
-                total = spec.total_gradient(gradients[0], gradients[1], torch.empty_like(hidden))
+                total = torch.zeros_like(hidden) if gradients[0] is None else gradients[0].clone()
+                if gradients[1] is not None:
+                    total[spec.last_rows()] += gradients[1]  # every row at most once
                 outer = torch.zeros_like(states) if gradients[2] is None else gradients[2]
                 y, total, first = _differentiable_backward(
                     spec, states, F.linear(u, cell.B, cell.bias), total, outer, cell
@@ -79,6 +88,12 @@ class _Sequence(torch.autograd.Function):
             else:
                 adjoint, first, check = spec.engine.sequence_backward(spec, images, known, gradients[:3], cell)
             collected = _collect(adjoint, first, known, cell, ctx.needs_input_grad[1:])
+            by_A = collected[2]
+            if by_A is not None and spec.radius is not None:
+                if twice:
+                    collected[2] = torch.autograd.grad(cell.A, W, by_A, create_graph=True)[0]
+                else:
+                    collected[2] = spec.engine.project_rows_backward(W, levels, by_A)
         if check is not None:
             check()
         return None, *collected
@@ -101,9 +116,8 @@ def _differentiable_backward(
 
     At each turn, in reverse order, `carry` is the gradient of the hidden states that the next time has read.
     """
-    recurrent, readout, feedthrough = cell.hidden()
-    carry = states.new_zeros(0, readout.shape[0])
-    first = states.new_zeros(spec.sizes[0], readout.shape[0])
+    p, hidden = cell.inputs, len(cell.C)
+    carry, first = states.new_zeros(0, hidden), states.new_zeros(spec.sizes[0], hidden)
     ys, totals = {}, {}
     run = AffineSolve(spec.affine, spec.engine, spec.solve, trace=False)
     order = list(spec.times)
@@ -111,9 +125,9 @@ def _differentiable_backward(
         t, rows = order[turn], spec.rows(order[turn])
         lacking = spec.sizes[t] - carry.shape[0]
         total = totals[t] = gradient[rows] + F.pad(carry, (0, 0, 0, lacking))
-        g = total @ readout + outer[rows]
+        g = total @ cell.C + outer[rows]
         y = ys[t] = differentiable_adjoint(run, states[rows], v[rows], g, (cell.A,))
-        back = y @ recurrent + (total @ feedthrough if cell.D is not None else 0)
+        back = y @ cell.B[:, p:] + (0 if cell.D is None else total @ cell.D[:, p:])
         continuing = min(spec.sizes[order[turn - 1]], spec.sizes[t]) if turn else 0
         carry, beginning = back[:continuing], back[continuing:]
         first = first + F.pad(beginning, (0, 0, continuing, spec.sizes[0] - spec.sizes[t]))
@@ -132,9 +146,9 @@ def _collect(
         cell: the matrices.
         needed: which gradients are wanted.
     """
-    n, p = len(cell.A), cell.inputs
+    n, p = cell.B.shape[0], cell.inputs
     y, rows = adjoint[:n], n + cell.B.shape[1]
-    ones = len(known) > rows
+    ones = known.shape[0] > rows
     product = adjoint @ known.mT if any(needed[2 : 7 if ones else 6]) else adjoint[:0]  # all matrices at once
 
     def inputs() -> Tensor:

@@ -7,8 +7,8 @@ a run over sequences, `CellMatrices` are the matrices of a cell, and a `Sequence
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -173,8 +173,7 @@ def slopes(kind: int, slope: float, image: Tensor) -> Tensor:
     return torch.where(image > 0, 1.0, slope).to(image.dtype)
 
 
-@dataclass(frozen=True)
-class CellMatrices:
+class CellMatrices(NamedTuple):
     """The matrices of a cell; the last columns of B and D read the hidden state."""
 
     A: Tensor  # (n, n)
@@ -188,23 +187,13 @@ class CellMatrices:
         """The number p of inputs."""
         return self.B.shape[1] - self.C.shape[0]
 
-    def hidden(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the matrices from hidden states to v, states to hidden states, and hidden states to the next."""
-        p = self.inputs
-        return self.B[:, p:], self.C, self.C[:0] if self.D is None else self.D[:, p:]
-
-    def all(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Returns A, B, C, D and the bias."""
-        return self.A, self.B, self.C, self.D, self.bias
-
 
 @functools.lru_cache(maxsize=64)
 def _offsets(sizes: tuple[int, ...]) -> Any:
     return np.cumsum([0, *sizes], dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class SequenceSpec:
+class SequenceSpec(NamedTuple):
     """A run over sequences.
 
     Attributes:
@@ -215,6 +204,7 @@ class SequenceSpec:
         backwards: whether the last element comes first.
         warm_start: whether a solve starts from the state before, else from zero.
         trace: whether residuals are wanted.
+        radius: of the l1 ball on which the engine projects the rows of A first; None where A is what it is.
     """
 
     affine: AffineSpec
@@ -224,6 +214,7 @@ class SequenceSpec:
     backwards: bool = False
     warm_start: bool = True
     trace: bool = False
+    radius: float | None = None
 
     @property
     def offsets(self) -> Any:  # (T + 1,) int64
@@ -248,13 +239,6 @@ class SequenceSpec:
             return self.rows(len(self.sizes) - 1)
         lengths = (np.asarray(self.sizes)[:, None] > np.arange(self.sizes[0])).sum(0)
         return torch.from_numpy(self.offsets[lengths - 1] + np.arange(self.sizes[0]))
-
-    def total_gradient(self, every: Tensor | None, last: Tensor | None, out: Tensor) -> Tensor:
-        """Writes the gradient of the hidden states from that of all and of the last ones."""
-        total = out.zero_() if every is None else out.copy_(every)
-        if last is not None:
-            total[self.last_rows()] += last  # every row at most once
-        return total
 
     def report_times(
         self, turns: range, solve: str, result: Iterates, options: SolveOptions, residuals: Callable[[int], Tensor]
@@ -286,8 +270,7 @@ class SequenceSpec:
                 report(element, options.on_failure, solve=name, max_steps=limit, once=once)
 
 
-@dataclass(frozen=True)
-class SequenceResult:
+class SequenceResult(NamedTuple):
     """The result of a run over sequences, element by element."""
 
     hidden: Tensor  # (N, h)
@@ -302,7 +285,7 @@ class SequenceResult:
         if dtype == self.hidden.dtype:
             return self
         names = ("hidden", "last", "states", "residual")
-        return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
+        return self._replace(**{name: getattr(self, name).to(dtype) for name in names})
 
 
 class SequenceEngine(Engine, Protocol):
@@ -310,6 +293,12 @@ class SequenceEngine(Engine, Protocol):
 
     def threads(self, work: int) -> AbstractContextManager[None]:
         """Limits the threads of products by their number of multiplications."""
+
+    def project_rows(self, W: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+        """Projects rows on the l1 ball; returns A and what the backward pass needs."""
+
+    def project_rows_backward(self, W: Tensor, levels: Tensor, g: Tensor) -> Tensor:
+        """Returns the gradient by W from that by A."""
 
     def sequence_why_not(self, spec: AffineSpec, factors: Factors, hidden: int, batch: int) -> str:
         """Says why sequences must be solved time by time; empty if there is a kernel."""

@@ -7,6 +7,7 @@
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,11 +36,8 @@ from wellposed.equilibrium.tracing import (
     under_transform,
 )
 from wellposed.errors import InputError, not_a_tensor, positive_integer
-from wellposed.kernels.cpu.background import SEQUENCE
-from wellposed.kernels.cpu.engine import installation_why_not, not_compiled_yet
-from wellposed.kernels.engine import COMPILED, NUMBA, TRITON, Compiled
-from wellposed.kernels.gpu.engine import Triton, device_why_not
-from wellposed.kernels.layer import projected_rows
+from wellposed.kernels.engine import COMPILED, NUMBA, Compiled
+from wellposed.kernels.gpu.engine import Triton
 from wellposed.kernels.sequence import run_sequences
 from wellposed.kernels.spec import CellMatrices, SequenceSpec
 from wellposed.models.implicit import ImplicitModel
@@ -366,7 +364,7 @@ class ImplicitRNN(nn.Module):
         return RecurrentSolution(*results, states, status, steps, residual, sequences.present())
 
     def _read(self, value: Input, h0: Tensor | None, lengths: Tensor | None) -> tuple[Sequences, Tensor]:
-        cell = self.cell(0)
+        cell = self._cells()[0]
         check_traceable("an ImplicitRNN", isinstance(cell.stop, Steps))
         sequences = Sequences.of(value, self.input_size, self.batch_first, lengths)
         data, dtype = sequences.data, cell.B.dtype
@@ -448,10 +446,14 @@ class _Pass:
 
     def __init__(self, cell: ImplicitModel, warm_start: bool, trace: bool, label: str, once: WarnOnce) -> None:
         self.cell, self.warm_start, self.trace = cell, warm_start, trace
-        self.label, self.once = label, once
-        self.system = _system(cell)  # the same A at every time step
+        self.label, self.once, self.spec = label, once, cell.spec()
         self.engine: Compiled | None = None
         self.reports: dict[int, dict[str, Tensor]] = {}
+
+    @cached_property
+    def system(self) -> IterationSystem:
+        """What to iterate with, at every time step."""
+        return self.cell.state.system()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -474,34 +476,42 @@ class _Pass:
         self.engine = None
         return lines
 
-    def _choose_cached(self, batch: int) -> list[str]:
-        """Caches `choose_engine` for a model, except where values of A decide, as of a shifted one."""
-        known, key = self.cell.spec().prepared, ("whole sequences", len(self.cell.C))
-        if batch == 0 or under_transform() or under_forward_mode() or self.cell.state.shifted:
-            return self.choose_engine(batch)
-        if key in known:
-            self.engine, lines = known[key]
-            return lines
-        lines = self.choose_engine(batch)
-        if not NUMBA.is_compiling:
-            known[key] = self.engine, lines
-        return lines
+    def _plan(self, batch: int) -> tuple[list[str], torch.dtype, float | None]:
+        """Chooses an engine; cached for a model, except where values of A decide, as of a shifted one.
+
+        Returns what `choose_engine` does, the dtype of solves and, where the engine projects rows, their radius.
+        """
+        known, key, cell = self.spec.prepared, ("whole sequences", self.cell.C.shape[0]), self.cell
+        asks = batch == 0 or under_transform() or under_forward_mode() or cell.state.shifted
+        if key in known and not asks:
+            self.engine, lines, dtype, radius = known[key]
+            return lines, dtype, radius
+        lines, dtype, radius = self.choose_engine(batch), self.dtype, None
+        if self.engine is not None and dtype == cell.B.dtype and dtype in self.engine.projects:
+            radius = cell.state.row_radius
+        if not asks and not NUMBA.is_compiling:
+            known[key] = self.engine, lines, dtype, radius
+        return lines, dtype, radius
 
     def run(self, data: Tensor, sizes: list[int], h0: Tensor, *, backwards: bool) -> Tensor:  # (N, h)
         """Returns the hidden states of all elements and stores the last ones."""
-        cell, lines = self.cell, self._choose_cached(sizes[0])
+        cell, (lines, dtype, radius) = self.cell, self._plan(sizes[0])
         if self.engine is None:
             if cell.executor == "triton":
                 reason = lines[0].partition(": ")[2]
                 raise InputError(f'executor="triton" cannot compute this: {reason}; use executor="auto"')
             return self._run_by_time(data, sizes, h0, backwards=backwards)
-        (A,), dtype = self.system.factors, self.dtype
-        affine = cell.spec()
-        solve = Solve(affine.forward, label=self.label, once=self.once)
-        spec = SequenceSpec(affine, self.engine, solve, tuple(sizes), backwards, self.warm_start, self.trace)
-        D, bias = (None if matrix is None else matrix.to(dtype) for matrix in (cell.D, cell.bias))
-        matrices = CellMatrices(A.to(dtype), cell.B.to(dtype), cell.C.to(dtype), D, bias)
-        result = run_sequences(spec, data.to(dtype), h0.to(dtype), matrices).to(cell.B.dtype)
+        B, C, D, bias = cell.B, cell.C, cell.D, cell.bias
+        A = self.system.factors[0] if radius is None else cell.state.raw
+        solve = Solve(self.spec.forward, label=self.label, once=self.once)
+        how = tuple(sizes), backwards, self.warm_start, self.trace, radius
+        matrices = CellMatrices(A, B, C, D, bias)
+        if dtype != B.dtype:
+            rest = (None if matrix is None else matrix.to(dtype) for matrix in (D, bias))
+            matrices = CellMatrices(A.to(dtype), B.to(dtype), C.to(dtype), *rest)
+            data, h0 = data.to(dtype), h0.to(dtype)
+        spec = SequenceSpec(self.spec, self.engine, solve, *how)
+        result = run_sequences(spec, data, h0, matrices).to(B.dtype)
         if self.trace:
             self.reports = {0: {name: getattr(result, name) for name in ("states", "status", "steps", "residual")}}
         self.last = result.last
@@ -540,21 +550,6 @@ class _Pass:
     def packed(self, name: str) -> Tensor:  # (N, ...)
         """Returns one kind of report for all elements."""
         return torch.cat([self.reports[t][name] for t in sorted(self.reports)])
-
-
-def _system(cell: ImplicitModel) -> IterationSystem:
-    """Returns what to iterate with; rows are projected by a kernel where torch takes thirty operations."""
-    if under_transform() or under_forward_mode():
-        return cell.state.system()
-    radius, engine = cell.state.row_radius, TRITON if cell.B.is_cuda else NUMBA
-    missing = device_why_not(cell.B.device) if cell.B.is_cuda else installation_why_not()
-    if not missing and engine is NUMBA:
-        missing = not_compiled_yet(SEQUENCE, cell.spec(), cell.compute_dtype)
-    if radius is None or missing or cell.B.dtype not in engine.projects:
-        return cell.state.system()
-    if cell.executor not in ("auto", engine.name) or cell.B.device.type not in ("cuda", "cpu"):
-        return cell.state.system()
-    return IterationSystem((projected_rows(engine, cell.state.raw, radius),))
 
 
 def _resize(h: Tensor, x: Tensor | None, size: int, h0: Tensor) -> tuple[Tensor, Tensor | None, list[Tensor]]:

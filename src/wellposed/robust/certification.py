@@ -523,22 +523,21 @@ class _Search:
         )
         self.nodes += 1
         none, known = self.objectives.part([]), side_by_side([root.z(k) for k in range(len(root.activations))])
-        z, assumed = (
-            self._kept(root, known),
-            self.objectives.part([row for goal in self.goals for row in goal]).negated,
-        )
-        kept = z is not None
-        if z is None:
+        kept, assumed = self._kept(root, known), none
+        if kept is not None:
+            z, assumed = kept, self.objectives.part([row for goal in self.goals for row in goal]).negated
+        else:
             continue_loops(root)
-            z, assumed = side_by_side([root.z(k) for k in range(len(root.activations))]), none
+            z = side_by_side([root.z(k) for k in range(len(root.activations))])
         z = self._narrowed(z, assumed)
-        gaps = self._maximum(z, none, self.objectives)
-        gaps = [float(gaps[goal].min()) for goal in self.goals]
+        bounds = self._maximum(z, none, self.objectives)
+        gaps = [float(bounds[goal].min()) for goal in self.goals]
         for k, goal in enumerate(self.goals):
             if gaps[k] >= 0 and self.best < 0 and not self.query.late:
                 gaps[k] = self._bound_goal(z, goal, gaps[k], assumed)
-        if kept and max(gaps) >= 0:  # beyond a change of class nothing is known but this
-            gaps = self._maximum(known, none, self.objectives).tolist()
+        if kept is not None and max(gaps) >= 0:  # beyond a change of class nothing is known but this
+            bounds = self._maximum(known, none, self.objectives)
+            gaps = [float(bounds[goal].min()) for goal in self.goals]
         return gaps
 
     def _maximum(self, z: Interval, conditions: Objectives, rows: Objectives, steps: int = STEPS) -> Tensor:

@@ -645,8 +645,7 @@ class Regions:
 
 
 SMALL = 2**12  # entries of B, of the states that are not affine, up to which float64 costs nothing
-SHARE = 0.1
-STEEP, OVER = 5.0, 1.7  # of its steps: the dual one, relative to the primal one, and over-relaxation
+STEEP, SHARE, OVER = 5.0, 0.1, 1.7  # dual steps by the ranges of states and of conditions, and over-relaxation
 LOOKS = 20  # steps of the primal-dual method between two looks at the bounds
 
 
@@ -733,9 +732,8 @@ class _PrimalDual:
         width = (self.high - self.low).mean(1).clamp(min=1e-30) if len(self.A) else self.k.new_ones(len(self.k))
         reach = lam.abs().mean(1) if len(self.A) else self.k.new_ones(len(self.k))
         dual = (STEEP * reach / width).clamp(min=1e-6)[:, None]
-        of_weights = (
-            SHARE * self._range(self.c, self.g)[:, None] / self._range(self.G, self.H).square().clamp(min=1e-30)
-        )
+        of_weights = self._range(self.c, self.g)[:, None] / self._range(self.G, self.H).square().clamp(min=1e-30)
+        of_weights = SHARE * of_weights
         sizes = self.G.square().sum(1) + self.H.square().sum(1)
         primal = 1 / (self.norm**2 * dual + (of_weights @ sizes)[:, None])
         sums, count = (torch.zeros_like(lam), torch.zeros_like(weights)), 0
@@ -746,10 +744,12 @@ class _PrimalDual:
             lam = lam - OVER * dual * (over_x @ self.A.mT + over_t @ self.B.mT + self.b - over_z)
             new = (weights - of_weights * (over_x @ self.G.mT + over_t @ self.H.mT + self.d)).clamp(min=0)
             weights = torch.lerp(weights, new, OVER)
-            self.x, self.z, self.t = (torch.lerp(*pair, OVER) for pair in ((self.x, x), (self.z, z), (self.t, t)))
+            self.x, self.z = torch.lerp(self.x, x, OVER), torch.lerp(self.z, z, OVER)
+            self.t = torch.lerp(self.t, t, OVER)
             sums, count = (sums[0] + lam, sums[1] + weights), count + 1
             if step % LOOKS == 0 or step == steps:
-                for tried in ((lam, weights), (sums[0] / count, sums[1] / count)):
+                means = sums[0] / count, sums[1] / count
+                for tried in ((one, many.clamp(min=0)) for one, many in ((lam, weights), means)):
                     value = self.value(*tried)
                     better = (value < least)[:, None]
                     best = torch.where(better, tried[0], best[0]), torch.where(better, tried[1], best[1])
@@ -821,7 +821,7 @@ def tightest_intervals(wide: Query, rounds: int) -> IntervalPropagation:
 
 STEPS, GROWING_STEPS = 60, 60  # of the primal-dual method
 LARGEST_CONTINUED = 2**28  # states of a loop, twice, times the entries of B, above which that takes too long
-ROOM, AHEAD = 0.02, 1.0
+ROOM, AHEAD = 0.02, 1.0  # of its width and of its last growth, by which a box is made larger
 GROWN, GIVEN_UP = 24, 8.0  # rounds and times the first width after which a box is given up
 
 

@@ -280,9 +280,12 @@ def train_equilibria(
             steep = (1 - out * out) * g
             last = steep + noise * signal / tl.maximum(size, _TINY) * tl.sum(drawn * steep, 1)[:, None]
             tl.store(back + SLOT + grid, last)
+            top = tl.maximum(tl.max(tl.abs(last), 1), _TINY)[:, None]  # float16 has few exponents
+            tl.store(states + grid, last / top)
             tl.debug_barrier()
             zero = tl.zeros([_SAMPLES, N], tl.float32)
-            g = _product(back + SLOT, copy, zero, wide, n, N, DEEP, True, TF32)
+            g = _product(states, copy, zero, wide, n, N, DEEP, True, TF32) * top
+            tl.debug_barrier()
             s = _product(mean, copy, tl.load(given + grid), wide, n, N, DEEP, False, TF32)
             size = _norm(s)[:, None]
             slope, growth = tl.zeros([_SAMPLES, N], tl.float32), tl.zeros([_SAMPLES, N], tl.float32)
@@ -319,7 +322,7 @@ def train_equilibria(
         tl.store(states + grid, w)
         _count(counts + 4 * member + 2, index, done)
         w = tl.load(past + grid)
-        w = tl.where((_norm(w) > _RUN_OFF * _norm(g))[:, None], g, w) * scale
+        w = tl.where((_norm(w) <= _RUN_OFF * _norm(g))[:, None], w, g) * scale  # what overflowed is not less
         v = slope * w
         if NOISY:
             v += direction * tl.sum(growth * w, 1)[:, None]

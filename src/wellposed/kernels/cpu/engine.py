@@ -66,31 +66,10 @@ Matrix = Tensor | SparseRows
 
 
 @functools.cache
-def kernels() -> ModuleType:
-    """Imports what needs numba, on first use."""
+def kernels(module: str = "solve") -> ModuleType:
+    """Imports a module that needs numba, on first use."""
     require("numba", extra="fast")
-    return require("wellposed.kernels.cpu.solve", extra="fast")
-
-
-@functools.cache
-def _projection() -> ModuleType:
-    return require("wellposed.kernels.cpu.projection", extra="fast")
-
-
-@functools.cache
-def _layer() -> ModuleType:
-    return require("wellposed.kernels.cpu.layer", extra="fast")
-
-
-@functools.cache
-def _newton() -> ModuleType:
-    return require("wellposed.kernels.cpu.newton", extra="fast")
-
-
-@functools.cache
-def _loops() -> ModuleType:
-    kernels()
-    return require("wellposed.kernels.cpu.sequence", extra="fast")
+    return require(f"wellposed.kernels.cpu.{module}", extra="fast")
 
 
 @functools.cache
@@ -235,10 +214,10 @@ def newton_handover(
     with torch.no_grad():
         if isinstance(f, AffineMap):
             start = f.v.detach()[rest]
-            answer = _newton().solve_active_set(A, start, f.activation, x, stop, remaining, warm=0)
+            answer = kernels("newton").solve_active_set(A, start, f.activation, x, stop, remaining, warm=0)
         else:
             system = TransposedMap(f.factors, f.slope[rest], f.offset[rest], 1.0)
-            answer = _newton().finish_adjoint(A.mT, system, x, stop, remaining)
+            answer = kernels("newton").finish_adjoint(A.mT, system, x, stop, remaining)
     steps = iterates.steps.index_add(0, rest, answer.steps)
     value = iterates.value.index_copy(0, rest, answer.value)
     final = status.index_copy(0, rest, answer.status)
@@ -410,7 +389,7 @@ def pack_matrix(A: Tensor, cpu: ModuleType) -> Any:
     flipped = n > 1 and A.stride() == (1, n)
     # After .numpy() torch could no longer free the storage of a parameter, as fully_shard does.
     matrix = np.from_dlpack((A.mT if flipped else A.contiguous()).detach())
-    packed = cpu.empty_tiles(n, matrix.dtype)
+    packed = np.empty(-(-n // cpu.ROWS) * cpu.ROWS * n, matrix.dtype)
     cpu.pack(matrix, flipped, packed)
     return packed
 
@@ -565,14 +544,14 @@ class Numba:
         W = W.detach().contiguous()
         P, levels = torch.empty_like(W), W.new_empty(len(W))
         arrays = np.from_dlpack(W), P.numpy(), levels.numpy()  # W as in `pack_matrix`
-        _projection().shrink(*arrays, radius, torch.finfo(W.dtype).eps)
+        kernels("projection").shrink(*arrays, radius, torch.finfo(W.dtype).eps)
         return P, levels
 
     def project_rows_backward(self, W: Tensor, levels: Tensor, g: Tensor) -> Tensor:
         """Returns the gradient by W from that by A."""
         W, gradient = W.detach().contiguous(), torch.empty_like(W)
         arrays = np.from_dlpack(W), levels.numpy(), g.contiguous().numpy(), gradient.numpy()
-        _projection().pull_back(*arrays, torch.finfo(W.dtype).eps)
+        kernels("projection").pull_back(*arrays, torch.finfo(W.dtype).eps)
         return gradient
 
     def begin(self, spec: AffineSpec, radius: float | None, W: Matrix, v: Tensor, *, saves: bool) -> Finished:
@@ -613,7 +592,7 @@ class Numba:
         if outcome < Status.MAX_STEPS:
             return y, saved
         x, v, A = saved_matrices(saved, batch, n)
-        if outcome < _layer().OUTPUTS:
+        if outcome < kernels("layer").OUTPUTS:
             iterates = _iterates(work, A, v, None, x, plan.passes.forward)
             iterates = self._finish_forward(spec, A, v, iterates)
             report(iterates, options.on_failure, solve="equilibrium", max_steps=options.max_steps)
@@ -638,7 +617,7 @@ class Numba:
         if outcome < Status.MAX_STEPS:
             return gradients
         (x, _, A), levels = saved_matrices(saved, batch, n), saved[-n:]
-        start, size = _layer().aligned(9 * batch), batch * (3 * n + 1) * g.element_size()
+        start, size = kernels("layer").aligned(9 * batch), batch * (3 * n + 1) * g.element_size()
         parts = work[start : start + size].view(g.dtype).split([batch * n] * 3 + [batch])
         offset, d, y, scale = (part.view(batch, -1) for part in parts)
         iterates = _iterates(work, A.t(), offset, d, y, plan.passes.backward)
@@ -671,8 +650,8 @@ class Numba:
         known, images = columns(n + both, elements, data), None
         if keep or spec.trace:
             images = columns(n + 1, elements, data)  # the last row has residuals
-        given = _contiguous(*cell.all(), data, h0)
-        loop, rest = _loops().forward, (spec.warm_start,)
+        given = _contiguous(*cell, data, h0)
+        loop, rest = kernels("sequence").forward, (spec.warm_start,)
         status, steps, worst = _run_times(loop, spec, cell, kernel, (*given, known, images, hidden), rest)
         states = known[:n].mT
 
@@ -702,8 +681,8 @@ class Numba:
         passes = _sequence_passes(spec.affine, n, adjoint.dtype)
         kernel, kind = passes.backward, passes.kind
         first = adjoint.new_empty(spec.sizes[0], adjoint.shape[0] - n)
-        given = *_contiguous(*cell.all()[:4]), images, *_contiguous(*gradients)
-        loop, rest = _loops().backward, (*kind, passes.backward_hands_over)
+        given = *_contiguous(*cell[:4]), images, *_contiguous(*gradients)
+        loop, rest = kernels("sequence").backward, (*kind, passes.backward_hands_over)
         status, steps, worst = _run_times(loop, spec, cell, kernel, (*given, adjoint, first), rest)
 
         def retrace(turn: int) -> Tensor:
@@ -715,7 +694,7 @@ class Numba:
         turns = range(len(spec.sizes) - 1, -1, -1)
         iterates = Iterates(adjoint[:n].mT, status, steps, adjoint.new_zeros, worst)
         spec.report_times(turns, "adjoint solve", iterates, options, retrace)
-        return adjoint, first, _done
+        return adjoint, first, lambda: None  # solves on the CPU are finished
 
 
 class LayerPlan(NamedTuple):
@@ -736,7 +715,7 @@ def _plan_layer(spec: AffineSpec, n: int, dtype: torch.dtype) -> LayerPlan:
     passes = _passes(spec, n, dtype)
     plans = [plan_kernel(kernel, n, dtype) for kernel in (passes.forward, passes.backward)]
     size = max(plan.space.size for plan in plans)
-    work = _layer().work_bytes(n, size, plans[0].space.width, dtype.itemsize)
+    work = kernels("layer").work_bytes(n, size, plans[0].space.width, dtype.itemsize)
     rest = [(plan.space.slots, plan.layout, plan.parameters, *passes.kind) for plan in plans]
     known = spec.prepared[key] = LayerPlan(passes, *work, *rest)
     return known
@@ -752,7 +731,7 @@ def run_fused(
     given = tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
     wanted = tuple([0 if tensor is None else tensor.data_ptr() for tensor in gradients])
     buffers, backward = (y.data_ptr(), saved.data_ptr(), work.data_ptr()), gradients is not NO_GRADIENTS
-    outcome = _layer().layer(backward, given, wanted, *buffers, sizes, *rest, radius)
+    outcome = kernels("layer").layer(backward, given, wanted, *buffers, sizes, *rest, radius)
     if outcome < 0:
         raise NotFiniteError
     return outcome, work
@@ -770,10 +749,6 @@ def _iterates(work: Tensor, A: Tensor, v: Tensor, d: Tensor | None, value: Tenso
     retrace = lambda: run_kernel(A, v, d, None, spec, trace=True).residuals  # noqa: E731
     status, steps = work[8 * batch : 9 * batch].view(torch.int8), work[: 8 * batch].view(torch.int64)
     return Iterates(value, status, steps, retrace)
-
-
-def _done() -> None:
-    """Does nothing: solves on the CPU are finished."""
 
 
 def row_stride(elements: int, itemsize: int) -> int:
@@ -799,7 +774,7 @@ def _contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def _run_times(
-    loop: Callable[..., None], spec: SequenceSpec, cell: CellMatrices, kernel: KernelSpec,
+    loop: Callable[..., int], spec: SequenceSpec, cell: CellMatrices, kernel: KernelSpec,
     tensors: Sequence[Tensor | None], rest: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor, int]:  # fmt: skip
     """Runs a loop over all times, with sequences split among threads.
@@ -816,25 +791,26 @@ def _run_times(
     """
     (n, both), h, batch, elements = cell.B.shape, cell.C.shape[0], spec.sizes[0], int(spec.offsets[-1])
     dtype = cell.B.dtype
-    space, counts, numbers, *_ = plan_kernel(kernel, n, dtype)
-    rows, size, matrices = _sequence_rows(n, both, h, space)
-    status, steps = np.empty(elements, np.int8), np.empty(elements, np.int64)
+    plan = plan_kernel(kernel, n, dtype)
+    rows, width = _sequence_rows(n, both, h, plan.space), plan.space.width
+    status, steps = torch.empty(elements, dtype=torch.int8), torch.empty(elements, dtype=torch.int64)
     addresses = tuple([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
     sizes = n, both - h, h, batch, elements, row_stride(elements, dtype.itemsize)
+    how = plan.space.slots, plan.layout, rows, plan.parameters, spec.offsets, spec.backwards
 
     def run_range(low: int, high: int) -> int:
-        work = torch.empty(size + matrices, dtype=dtype).numpy()  # torch aligns it to vectors
-        lanes = np.empty(3 * space.width, np.int64)
-        buffers = work[:size], work[size:], lanes, space.slots, space.at, rows, counts, numbers
-        loop(addresses, sizes, *rest, status, steps, *buffers, spec.offsets, spec.backwards, low, high)
-        return 0
+        # torch aligns it to vectors; a lane has three whole numbers of eight bytes
+        work = torch.empty(rows[5] + rows[6] + 24 // dtype.itemsize * width, dtype=dtype)
+        pointers = status.data_ptr(), steps.data_ptr(), work.data_ptr()
+        worst: int = loop(addresses, sizes, *rest, *pointers, *how, low, high)
+        return worst
 
-    run_threads(run_range, batch, space.width, elements * n * n)
-    return torch.from_numpy(status), torch.from_numpy(steps), int(status.max())
+    return status, steps, run_threads(run_range, batch, width, elements * n * n)
 
 
 @functools.lru_cache(maxsize=256)
-def _sequence_rows(n: int, both: int, h: int, space: Workspace) -> tuple[SequenceRows, int, int]:
+def _sequence_rows(n: int, both: int, h: int, space: Workspace) -> tuple[int, ...]:
     """Returns the rows of `kernels.cpu.sequence`, where they end, and the size of packed matrices."""
     ends = np.cumsum([space.size, *(rows * space.width for rows in (n + both, n + 1, h, 1, 1))]).tolist()
-    return SequenceRows(*ends[:-1]), ends[-1], (n + h + 2 * kernels().ROWS) * (n + both)
+    matrices = (n + h + 2 * kernels().ROWS) * (n + both)
+    return *ends, -(-matrices // space.width) * space.width

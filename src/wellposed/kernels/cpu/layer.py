@@ -17,10 +17,9 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
-from wellposed.kernels.cpu.engine import Counts, Numbers, Rows
 from wellposed.kernels.cpu.projection import pull_back, shrink
 from wellposed.kernels.cpu.simd import ROWS, VECTORS, array_at, multiply_tiles
-from wellposed.kernels.cpu.solve import MAX_STEPS, pack, prepare_adjoint, solve_samples
+from wellposed.kernels.cpu.solve import MAX_STEPS, pack_tiles, prepare_adjoint, solve_samples, unpack
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
@@ -73,20 +72,6 @@ def load_columns(work: Any, right: Any, transposed: bool, first: int, inner: int
 
 
 @compiled
-def pack_part(tiles: Any, left: Any, by_columns: bool, row: int, size: int, first: int, depth: int) -> None:
-    """Copies `size` rows and `depth` columns of a left factor to tiles, as `cpu.solve.pack`."""
-    for r in range((size + ROWS - 1) // ROWS * ROWS):
-        at = r // ROWS * ROWS * depth + r % ROWS
-        for k in range(depth):
-            if r >= size:
-                tiles[at + k * ROWS] = 0
-            elif by_columns:
-                tiles[at + k * ROWS] = left[first + k, row + r]
-            else:
-                tiles[at + k * ROWS] = left[row + r, first + k]
-
-
-@compiled
 def product(
     work: Any, tiles: Any, width: int, left: Any, by_columns: bool, right: Any, transposed: bool, out: Any,
     add: bool,
@@ -105,7 +90,7 @@ def product(
             vectors = 1 if count * VECTORS <= width else VECTORS
             for row in range(0, rows, BLOCK):
                 size = min(BLOCK, rows - row)
-                pack_part(tiles, left, by_columns, row, size, first, depth)
+                pack_tiles(tiles, 0, depth, left, by_columns, row, size, first, depth)
                 multiply_tiles(work, tiles, 0, 0, result, depth, size, width, vectors)
                 for r in range(size):
                     if add or first > 0:
@@ -114,32 +99,6 @@ def product(
                     else:
                         for i in range(count):
                             out[row + r, column + i] = work[result + r * width + i]
-
-
-@compiled
-def add_to_rows(array: Any, row: Any) -> None:
-    """Adds one row to all."""
-    for s in range(array.shape[0]):
-        for k in range(array.shape[1]):
-            array[s, k] += row[k]
-
-
-@compiled
-def scale_samples(array: Any, scale: Any) -> None:
-    """Multiplies every row by a number."""
-    for s in range(array.shape[0]):
-        for k in range(array.shape[1]):
-            array[s, k] *= scale[s, 0]
-
-
-@compiled
-def sum_rows(array: Any, total: Any) -> None:
-    """Writes the sum of all rows."""
-    for k in range(array.shape[1]):
-        total[k] = 0
-    for s in range(array.shape[0]):
-        for k in range(array.shape[1]):
-            total[k] += array[s, k]
 
 
 @compiled
@@ -153,7 +112,10 @@ def begin_forward(
     shrink(W, A, levels, radius, eps)
     product(room, packed, width, u, False, B, True, v, False)
     if tensors[5] != 0:
-        add_to_rows(v, array_at(tensors[5], (n,), like))
+        bias = array_at(tensors[5], (n,), like)
+        for s in range(v.shape[0]):
+            for k in range(n):
+                v[s, k] += bias[k]
     return v.shape[0] > 0 and all_finite(W) and all_finite(v)
 
 
@@ -185,7 +147,41 @@ def write_gradients(
     if gradients[4] != 0:
         product(room, packed, width, g, True, u, False, array_at(gradients[4], (q, p), like), False)
     if gradients[5] != 0:
-        sum_rows(y, array_at(gradients[5], (n,), like))
+        by_bias = array_at(gradients[5], (n,), like)
+        by_bias[:] = 0
+        for s in range(batch):
+            for k in range(n):
+                by_bias[k] += y[s, k]
+
+
+@compiled
+def open_saved(saved: int, batch: int, n: int, like: Any) -> Any:
+    """Returns x, v, A and what the projection left."""
+    item = like.itemsize
+    x, v = array_at(saved, (batch, n), like), array_at(saved + item * batch * n, (batch, n), like)
+    A = array_at(saved + 2 * item * batch * n, (n, n), like)
+    return x, v, A, array_at(saved + item * (2 * batch * n + n * n), (n,), like)
+
+
+@compiled
+def open_work(work: int, batch: int, rows: int, n: int, layout: Any, like: Any) -> Any:
+    """Returns the parts of `work`; those of gradients have `rows` rows."""
+    item, width = like.itemsize, layout[11]
+    steps, status = array_at(work, (batch,), np.int64), array_at(work + 8 * batch, (batch,), np.int8)
+    start = work + next_part(9 * batch)
+    offset, d = array_at(start, (rows, n), like), array_at(start + item * rows * n, (rows, n), like)
+    value = array_at(start + 2 * item * rows * n, (rows, n), like)
+    scale = array_at(start + 3 * item * rows * n, (rows, 1), like)
+    start = work + next_part(start + item * rows * (3 * n + 1) - work)
+    group = array_at(start, (layout[12],), like)
+    start = work + next_part(start + item * layout[12] - work)
+    lanes = array_at(start, (3 * width,), np.int64)
+    start = work + next_part(start + 24 * width - work)
+    tiles = array_at(start, (n * (n + ROWS),), like)
+    start = work + next_part(start + item * n * (n + ROWS) - work)
+    packed = array_at(start, (BLOCK * BLOCK,), like)
+    room = array_at(start + item * BLOCK * BLOCK, (2 * BLOCK * width,), like)
+    return (steps, status, group, lanes, tiles, packed, room), (offset, d, value, scale)
 
 
 def _make_layer(key: int) -> Any:
@@ -212,28 +208,12 @@ def _make_layer(key: int) -> Any:
             the largest status of a sample, plus `OUTPUTS` if an output is not finite; from MAX_STEPS on, outputs
             and gradients are not computed. `NOT_FINITE` if W or v is not finite or there are no samples.
         """
-        (batch, n, p, q), width, item, like = sizes, layout[11], parameters.itemsize, parameters
-        at = Rows(layout[0], layout[1], layout[2], layout[3], layout[4])
-        counts = Counts(layout[5], layout[6], layout[7], layout[8], layout[9], layout[10] > 0)
-        eps = like[6] if key else like[0]
-        numbers = Numbers(like[0], like[1], like[2], like[3], like[4], like[5], eps)
-        x, v = array_at(saved, (batch, n), like), array_at(saved + item * batch * n, (batch, n), like)
-        A = array_at(saved + 2 * item * batch * n, (n, n), like)
-        levels = array_at(saved + item * (2 * batch * n + n * n), (n,), like)
-        steps, status = array_at(work, (batch,), np.int64), array_at(work + 8 * batch, (batch,), np.int8)
-        rows, start = batch if backward else 0, work + next_part(9 * batch)
-        offset, d = array_at(start, (rows, n), like), array_at(start + item * rows * n, (rows, n), like)
-        value = array_at(start + 2 * item * rows * n, (rows, n), like)
-        scale = array_at(start + 3 * item * rows * n, (rows, 1), like)
-        start = work + next_part(start + item * rows * (3 * n + 1) - work)
-        group = array_at(start, (layout[12],), like)
-        start = work + next_part(start + item * layout[12] - work)
-        lanes = array_at(start, (3 * width,), np.int64)
-        start = work + next_part(start + 24 * width - work)
-        tiles = array_at(start, (n * (n + ROWS),), like)
-        start = work + next_part(start + item * n * (n + ROWS) - work)
-        packed = array_at(start, (BLOCK * BLOCK,), like)
-        room = array_at(start + item * BLOCK * BLOCK, (2 * BLOCK * width,), like)
+        (batch, n, p, q), width, like = sizes, layout[11], parameters
+        at, counts, numbers = unpack(layout, like)
+        x, v, A, levels = open_saved(saved, batch, n, like)
+        (steps, status, group, lanes, tiles, packed, room), (offset, d, value, scale) = open_work(
+            work, batch, batch if backward else 0, n, layout, like
+        )
         none, outputs = array_at(work, (0, n), like), array_at(y, (batch, q), like)
         u, C = array_at(tensors[0], (batch, p), like), array_at(tensors[3], (q, n), like)
         if backward:
@@ -243,9 +223,9 @@ def _make_layer(key: int) -> Any:
             prepare_adjoint(d, offset, kind, slope, d, offset, scale)
         else:
             value, offset = x, v
-            if not begin_forward(room, packed, width, tensors, u, v, A, levels, radius, eps):
+            if not begin_forward(room, packed, width, tensors, u, v, A, levels, radius, numbers.eps):
                 return NOT_FINITE
-        pack(A, backward, tiles)
+        pack_tiles(tiles, 0, n, A, backward, 0, n, 0, n)
         worst = solve_samples(
             tiles, offset, d, none, value, status, steps, none, group, lanes, slots, at, counts, numbers, 0, batch
         )
@@ -257,9 +237,11 @@ def _make_layer(key: int) -> Any:
                 D = array_at(tensors[4], (q, p), like)
                 product(room, packed, width, u, False, D, True, outputs, True)
             return worst if all_finite(outputs) else worst + OUTPUTS
-        scale_samples(value, scale)
-        write_gradients(room, packed, width, tensors, gradients, sizes, outputs, value, x, levels, eps)
-        return worst
+        for s in range(batch):
+            for k in range(n):
+                value[s, k] *= scale[s, 0]
+        write_gradients(room, packed, width, tensors, gradients, sizes, outputs, value, x, levels, numbers.eps)
+        return worst if key else 0
 
     return layer
 

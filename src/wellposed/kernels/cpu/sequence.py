@@ -20,6 +20,7 @@ from wellposed.equilibrium.loop import PERIOD
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
+from wellposed.kernels.cpu.engine import SequenceRows
 from wellposed.kernels.cpu.simd import (
     INDEX,
     ROWS,
@@ -49,6 +50,8 @@ from wellposed.kernels.cpu.solve import (
     SIZE,
     advance,
     judge_lane,
+    pack_tiles,
+    unpack,
 )
 from wellposed.kernels.spec import SIGMOID, TANH, TOLERANCE
 
@@ -226,25 +229,6 @@ MAX_STEPS, NONFINITE = int(Status.MAX_STEPS), int(Status.NONFINITE)
 #
 #   n + p + h rows    n + 1 rows       h rows         1 row            1 row
 #   rows_of.point     rows_of.image    rows_of.out    rows_of.alive    rows_of.scale
-
-
-@compiled
-def pack_block(packed: Any, start: int, inner: int, skip: int, matrix: Any, transposed: bool, origin: int) -> None:
-    """Copies a block to a packed matrix of `inner` columns that begins at `start`, after `skip` columns.
-
-    The block is the matrix, or its transpose without the first `origin` rows; rows beyond the last are zero.
-    """
-    rows = matrix.shape[1] - origin if transposed else matrix.shape[0]
-    columns = matrix.shape[0] if transposed else matrix.shape[1]
-    for row in range((rows + ROWS - 1) // ROWS * ROWS):
-        at = start + row // ROWS * ROWS * inner + row % ROWS + skip * ROWS
-        for k in range(columns):
-            if row >= rows:
-                packed[at + k * ROWS] = 0
-            elif transposed:
-                packed[at + k * ROWS] = matrix[k, origin + row]
-            else:
-                packed[at + k * ROWS] = matrix[row, k]
 
 
 @compiled
@@ -426,13 +410,17 @@ def add_bias(work: Any, v: int, width: int, bias: Any) -> None:
 
 
 @compiled
-def reset_zero_inputs(work: Any, v: int, x: int, n: int, width: int) -> None:
-    """Starts from zero where v is zero: states would decay towards it for ever; no residual is small beside 0."""
+def reset_zero_inputs(work: Any, v: int, x: int, n: int, width: int, largest: int) -> None:
+    """Starts from zero where v is zero: states would decay towards it for ever; no residual is small beside 0.
+
+    The row at `largest` is overwritten.
+    """
+    wipe(work, largest, 1)
+    for k in range(n):
+        for i in range(width):
+            work[largest + i] = max(work[largest + i], abs(work[v + k * width + i]))
     for i in range(width):
-        largest = 0.0
-        for k in range(n):
-            largest = max(largest, abs(work[v + k * width + i]))
-        if largest == 0:
+        if work[largest + i] == 0:
             for k in range(n):
                 work[x + k * width + i] = 0
 
@@ -487,8 +475,8 @@ def forward_group(
     work: Any, packed: Any, layout: Any, bias: Any, data: Any, h0: Any, known: Any, images: Any, hiddens: Any,
     warm: bool, status: Any, steps: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any, numbers: Any,
     offsets: Any, backwards: bool, width: int, low: int, high: int,
-) -> None:  # fmt: skip
-    """Computes the sequences from `low` to `high`, no more than there are lanes.
+) -> int:  # fmt: skip
+    """Computes the sequences from `low` to `high`, no more than there are lanes; returns their largest status.
 
     Before every turn the rows at rows_of.point are the latest states (`x`) and hidden states (`hidden`) of the
     first `before` lanes.
@@ -497,8 +485,9 @@ def forward_group(
     h, n = hiddens.shape[1], slots[1] // width
     both = known.shape[0] - n  # inputs and hidden states
     x, u, hidden = rows_of.point, rows_of.point + n * width, rows_of.point + (n + both - h) * width
-    wipe(work, 0, len(work) // width)
-    before = 0
+    wipe(work, 0, at.minima // width)
+    wipe(work, x, (len(work) - x) // width)
+    before, worst = 0, 0
     for turn in range(len(offsets) - 1):
         column, count = lanes_at(offsets, turn, backwards, low, high)
         if count == 0:
@@ -512,7 +501,7 @@ def forward_group(
         add_bias(work, at.v, width, bias)
         if warm:
             move(work, x, width, work, slots[0], width, n, VECTORS)
-            reset_zero_inputs(work, at.v, slots[0], n, width)
+            reset_zero_inputs(work, at.v, slots[0], n, width, rows_of.scale)
         else:
             wipe(work, slots[0], n)
         solve_group(
@@ -523,6 +512,8 @@ def forward_group(
         store(work, rows_of.image, width, images, 0, images.shape[0], column, count)
         store_rows(work, rows_of.out, width, hiddens, column, count)
         move(work, rows_of.out, width, work, hidden, width, h, VECTORS)
+        worst = max(worst, largest_status(status, column, count))
+    return worst
 
 
 @compiled
@@ -530,8 +521,8 @@ def backward_group(
     work: Any, packed: Any, layout: Any, A: Any, images: Any, every: Any, last: Any, outer: Any, adjoint: Any,
     first: Any, kind: int, slope: float, system: Any, status: Any, steps: Any, lanes: Any, slots: Any, at: Any,
     rows_of: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, width: int, low: int, high: int,
-) -> None:  # fmt: skip
-    """Computes gradients for the sequences from `low` to `high`, no more than there are lanes.
+) -> int:  # fmt: skip
+    """Computes gradients for the sequences from `low` to `high`, no more than lanes; returns the largest status.
 
     Before every turn `carry` is the gradient of the hidden states by later times, zero in lanes that have none,
     and the first `after` lanes have had a later time.
@@ -539,8 +530,9 @@ def backward_group(
     of_B, of_C, inner = layout
     n, h = A.shape[0], first.shape[1]
     y, gradient, carry, scale = rows_of.point, rows_of.point + n * width, rows_of.out, rows_of.scale
-    wipe(work, 0, len(work) // width)
-    after = 0
+    wipe(work, 0, at.minima // width)
+    wipe(work, y, (len(work) - y) // width)
+    after, worst = 0, 0
     for turn in range(len(offsets) - 2, -1, -1):
         column, count = lanes_at(offsets, turn, backwards, low, high)
         if count == 0:
@@ -571,6 +563,26 @@ def backward_group(
         multiply_tiles(work, packed, of_B, y, carry, inner, h, width, vectors)
         before = min(count, lanes_at(offsets, turn - 1, backwards, low, high)[1])
         end_sequences(work, carry, width, first, low, before, count)
+        worst = max(worst, largest_status(status, column, count))
+    return worst
+
+
+@compiled
+def largest_status(status: Any, first: int, count: int) -> int:
+    """Returns the largest of some statuses."""
+    worst = 0
+    for i in range(first, first + count):
+        worst = max(worst, status[i])
+    return worst
+
+
+@compiled
+def buffers(work: int, rows: Any, width: int, like: Any) -> Any:
+    """Returns the parts of one buffer, each aligned to vectors: group, packed matrices and lanes, and its rows."""
+    own, size, matrices = SequenceRows(rows[0], rows[1], rows[2], rows[3], rows[4]), rows[5], rows[6]
+    packed, lanes = work + size * like.itemsize, work + (size + matrices) * like.itemsize
+    group, whole = array_at(work, (size,), like), array_at(lanes, (3 * width,), np.int64)
+    return group, array_at(packed, (matrices,), like), whole, own
 
 
 def _make_forward(key: int) -> Any:
@@ -578,11 +590,10 @@ def _make_forward(key: int) -> Any:
 
     @cached
     def forward(
-        tensors: Any, sizes: Any, warm: bool, status: Any, steps: Any, work: Any, packed: Any, lanes: Any,
-        slots: Any, at: Any, rows_of: Any, counts: Any, numbers: Any, offsets: Any, backwards: bool, low: int,
-        high: int,
-    ) -> None:  # fmt: skip
-        """Computes the sequences from `low` to `high`.
+        tensors: Any, sizes: Any, warm: bool, status: int, steps: int, work: int, slots: Any, layout: Any,
+        rows: Any, parameters: Any, offsets: Any, backwards: bool, low: int, high: int,
+    ) -> int:  # fmt: skip
+        """Computes the sequences from `low` to `high`; returns their largest status.
 
         Args:
             tensors: addresses of A, B, C, D, bias, inputs and first hidden states, which are given, and of
@@ -590,11 +601,14 @@ def _make_forward(key: int) -> Any:
                 which are computed; zero for one that is missing.
             sizes: states, inputs, hidden states, sequences, elements, and how far rows of `known` are apart.
             warm: whether solves start from the state before.
+            status, steps, work: addresses.
+            slots, layout, parameters: of `cpu.engine.Plan`.
+            rows: of `cpu.engine.SequenceRows`, where they end, and the size of the packed matrices.
         """
-        work, packed, lanes, status, steps = (
-            borrow(work), borrow(packed), borrow(lanes), borrow(status), borrow(steps),
-        )  # fmt: skip
-        (n, p, h, batch, elements, stride), like, width = sizes, work, lanes.shape[0] // 3 if key else 0
+        (n, p, h, batch, elements, stride), like, width = sizes, parameters, layout[11] if key else 0
+        at, counts, numbers = unpack(layout, like)
+        group, packed, lanes, rows_of = buffers(work, rows, width, like)
+        states, evaluations = array_at(status, (elements,), np.int8), array_at(steps, (elements,), np.int64)
         both = p + h
         A, B = array_at(tensors[0], (n, n), like), array_at(tensors[1], (n, both), like)
         C, feedthrough = array_at(tensors[2], (h, n), like), array_at(tensors[3], (h, both), like)
@@ -606,17 +620,18 @@ def _make_forward(key: int) -> Any:
         inner = n + both if tensors[3] != 0 else n
         of_B = padded(n) * n
         of_C = of_B + padded(n) * both
-        pack_block(packed, 0, n, 0, A, False, 0)
-        pack_block(packed, of_B, both, 0, B, False, 0)
-        pack_block(packed, of_C, inner, 0, C, False, 0)
-        if inner > n:
-            pack_block(packed, of_C, inner, n, feedthrough, False, 0)
+        pack_tiles(packed, 0, n, A, False, 0, n, 0, n)
+        pack_tiles(packed, of_B, both, B, False, 0, n, 0, both)
+        pack_tiles(packed, of_C, inner, C, False, 0, h, 0, n)
+        pack_tiles(packed, of_C + n * ROWS, inner, feedthrough, False, 0, h, 0, inner - n)
+        worst = 0
         for begin in range(low, high, width):
-            forward_group(
-                work, packed, (of_B, of_C, inner), bias, data, h0, known, images, hiddens, warm, status, steps,
-                lanes, slots, at, rows_of, counts, numbers, offsets, backwards, width, begin,
+            worst = max(worst, forward_group(
+                group, packed, (of_B, of_C, inner), bias, data, h0, known, images, hiddens, warm, states,
+                evaluations, lanes, slots, at, rows_of, counts, numbers, borrow(offsets), backwards, width, begin,
                 min(high, begin + width),
-            )  # fmt: skip
+            ))  # fmt: skip
+        return worst
 
     return forward
 
@@ -626,10 +641,9 @@ def _make_backward(key: int) -> Any:
 
     @cached
     def backward(
-        tensors: Any, sizes: Any, kind: int, slope: float, direct: bool, status: Any, steps: Any, work: Any,
-        packed: Any, lanes: Any, slots: Any, at: Any, rows_of: Any, counts: Any, numbers: Any, offsets: Any,
-        backwards: bool, low: int, high: int,
-    ) -> None:  # fmt: skip
+        tensors: Any, sizes: Any, kind: int, slope: float, direct: bool, status: int, steps: int, work: int,
+        slots: Any, layout: Any, rows: Any, parameters: Any, offsets: Any, backwards: bool, low: int, high: int,
+    ) -> int:  # fmt: skip
         """Solves ``y = d (A'y + g)`` from the last time to the first, for the sequences from `low` to `high`.
 
         Args:
@@ -639,11 +653,13 @@ def _make_backward(key: int) -> Any:
             sizes: states, inputs, hidden states, sequences, elements, and how far rows of `adjoint` are apart.
             kind, slope: the activation.
             direct: whether systems that are slow are factorised.
+
+        The other arguments and the result are those of `forward`.
         """
-        work, packed, lanes, status, steps = (
-            borrow(work), borrow(packed), borrow(lanes), borrow(status), borrow(steps),
-        )  # fmt: skip
-        (n, inputs, h, batch, elements, stride), like, width = sizes, work, lanes.shape[0] // 3 if key else 0
+        (n, inputs, h, batch, elements, stride), like, width = sizes, parameters, layout[11] if key else 0
+        at, counts, numbers = unpack(layout, like)
+        group, packed, lanes, rows_of = buffers(work, rows, width, like)
+        states, evaluations = array_at(status, (elements,), np.int8), array_at(steps, (elements,), np.int64)
         A, B = array_at(tensors[0], (n, n), like), array_at(tensors[1], (n, inputs + h), like)
         C, feedthrough = array_at(tensors[2], (h, n), like), array_at(tensors[3], (h, inputs + h), like)
         images = array_at(tensors[4], (n, stride), like)
@@ -655,17 +671,18 @@ def _make_backward(key: int) -> Any:
         inner = n + h if tensors[3] != 0 else n
         of_C = padded(n) * n
         of_B = of_C + padded(n) * h
-        pack_block(packed, 0, n, 0, A, True, 0)
-        pack_block(packed, of_C, h, 0, C, True, 0)
-        pack_block(packed, of_B, inner, 0, B, True, inputs)
-        if inner > n:
-            pack_block(packed, of_B, inner, n, feedthrough, True, inputs)
+        pack_tiles(packed, 0, n, A, True, 0, n, 0, n)
+        pack_tiles(packed, of_C, h, C, True, 0, n, 0, h)
+        pack_tiles(packed, of_B, inner, B, True, inputs, h, 0, n)
+        pack_tiles(packed, of_B + n * ROWS, inner, feedthrough, True, inputs, h, 0, inner - n)
+        worst = 0
         for begin in range(low, high, width):
-            backward_group(
-                work, packed, (of_B, of_C, inner), A, images, every, last, outer, adjoint, first, kind, slope,
-                system, status, steps, lanes, slots, at, rows_of, counts, numbers, offsets, backwards, width,
-                begin, min(high, begin + width),
-            )  # fmt: skip
+            worst = max(worst, backward_group(
+                group, packed, (of_B, of_C, inner), A, images, every, last, outer, adjoint, first, kind, slope,
+                system, states, evaluations, lanes, slots, at, rows_of, counts, numbers, borrow(offsets),
+                backwards, width, begin, min(high, begin + width),
+            ))  # fmt: skip
+        return worst
 
     return backward
 

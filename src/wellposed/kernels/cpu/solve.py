@@ -22,6 +22,7 @@ from wellposed.equilibrium.loop import PATIENCE, PERIOD
 from wellposed.equilibrium.solution import Status
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
+from wellposed.kernels.cpu.engine import Counts, Numbers, Rows
 from wellposed.kernels.cpu.simd import (
     ROWS,
     VECTOR_BYTES,  # noqa: F401  the engine sizes its buffers by it
@@ -65,25 +66,40 @@ NEVER = 1 << 62
 SPARE = 4  # a group takes new samples when this part of a vector is free: samples that start together end together
 
 
+@compiled
+def unpack(layout: Any, parameters: Any) -> Any:
+    """Returns the rows of a group, counts and numbers of a `Plan`, which are handed over faster as arrays."""
+    at = Rows(layout[0], layout[1], layout[2], layout[3], layout[4])
+    counts = Counts(layout[5], layout[6], layout[7], layout[8], layout[9], layout[10] > 0)
+    own = parameters
+    return at, counts, Numbers(own[0], own[1], own[2], own[3], own[4], own[5], own[6])
+
+
+@compiled
+def pack_tiles(
+    tiles: Any, start: int, inner: int, matrix: Any, transposed: bool, row: int, rows: int, column: int,
+    columns: int,
+) -> None:  # fmt: skip
+    """Copies rows from `row` and columns from `column` on of a matrix, or of its transpose, in tiles of rows.
+
+    Tiles begin at `start`, have `inner` columns and are stored column by column; rows beyond the last are zero.
+    """
+    for r in range((rows + ROWS - 1) // ROWS * ROWS):
+        at = start + r // ROWS * ROWS * inner + r % ROWS
+        for k in range(columns):
+            if r >= rows:
+                tiles[at + k * ROWS] = 0
+            elif transposed:
+                tiles[at + k * ROWS] = matrix[column + k, row + r]
+            else:
+                tiles[at + k * ROWS] = matrix[row + r, column + k]
+
+
 @cached
 def pack(A: Any, transpose: bool, packed: Any) -> None:
-    """Copies A (or A') in tiles of rows, column by column; rows beyond the last are zero."""
+    """Copies A, or A', in tiles."""
     n = A.shape[0]
-    # packed[(tile * n + column) * ROWS + row of the tile]
-    for row in range((n + ROWS - 1) // ROWS * ROWS):
-        start = row // ROWS * ROWS * n + row % ROWS
-        for k in range(n):
-            if row >= n:
-                packed[start + k * ROWS] = 0
-            elif transpose:
-                packed[start + k * ROWS] = A[k, row]
-            else:
-                packed[start + k * ROWS] = A[row, k]
-
-
-def empty_tiles(n: int, dtype: Any) -> Any:
-    """Allocates what `pack` fills."""
-    return np.empty((n + ROWS - 1) // ROWS * ROWS * n, dtype)
+    pack_tiles(packed, 0, n, A, transpose, 0, n, 0, n)
 
 
 @cached

@@ -55,21 +55,10 @@ SEQUENCE_STATES = 128  # states and hidden states of a block that stays on the c
 
 
 @functools.cache
-def launcher() -> ModuleType:
-    """Imports what needs Triton, on first use."""
+def launcher(module: str = "launch") -> ModuleType:
+    """Imports a module that needs Triton, on first use."""
     require("triton")
-    return require("wellposed.kernels.gpu.launch")
-
-
-@functools.cache
-def _projection() -> ModuleType:
-    return require("wellposed.kernels.gpu.projection")
-
-
-@functools.cache
-def _loops() -> ModuleType:
-    require("triton")
-    return require("wellposed.kernels.gpu.sequence")
+    return require(f"wellposed.kernels.gpu.{module}")
 
 
 def interpreted() -> bool:
@@ -283,12 +272,12 @@ class Triton:
 
     def project_rows(self, W: Tensor, radius: float) -> tuple[Tensor, Tensor]:
         """Projects rows on the l1 ball; returns A and what the backward pass needs."""
-        A, levels = _projection().project(W, radius)
+        A, levels = launcher("projection").project(W, radius)
         return A, levels
 
     def project_rows_backward(self, W: Tensor, levels: Tensor, g: Tensor) -> Tensor:
         """Returns the gradient by W from that by A."""
-        gradient: Tensor = _projection().project_backward(W, levels, g)
+        gradient: Tensor = launcher("projection").project_backward(W, levels, g)
         return gradient
 
     def begin(self, spec: AffineSpec, radius: float | None, W: Tensor, v: Tensor, *, saves: bool) -> Launched:
@@ -367,7 +356,7 @@ class Triton:
         }  # fmt: skip
         launch, whole = plan_sequence(kernel, kind, batch, n, h), (batch, len(spec.sizes), n, cell.inputs, h)
         target = no_flag(images.device) if flag is None else flag.flag
-        launch.start(_loops().backward, tensors, whole, flags, target)
+        launch.start(launcher("sequence").backward, tensors, whole, flags, target)
         if flag is not None:
             flag.record()
 
@@ -474,7 +463,7 @@ def _launch_forward(
         "THROUGH": cell.D is not None, "BIASED": int(biased), "EVEN": spec.sizes[0] == spec.sizes[-1],
         "BACKWARDS": spec.backwards, "WARM": spec.warm_start, "KEEP": keep, "CHUNK": min(CHUNK, padded(both - h)),
     }  # fmt: skip
-    launch.start(_loops().forward, tensors, (batch, len(spec.sizes), n, both - h, h), flags, flag)
+    launch.start(launcher("sequence").forward, tensors, (batch, len(spec.sizes), n, both - h, h), flags, flag)
     return SequenceResult(hidden, last, known[:, :n], status, steps, residual), known, images
 
 

@@ -137,20 +137,10 @@ def launch(
     kind = spec, plan.shape, n, strides, x0 is None, saves, scaled, trace, v.dtype
     numbers = batch, n, *strides, *plan.numbers
     constants = plan.front | flags | plan.back
+    kernel, matrices = solve_resident, [A]
     if plan.shape.tile:
-        matrix = split_matrix(A, plan.width) if v.dtype == torch.float32 else (A, A, A)
-        call(
-            solve_streamed,
-            plan.blocks(batch),
-            kind,
-            (*matrix, *tensors),
-            numbers,
-            constants,
-            plan.options,
-            flag,
-        )
-    else:
-        call(solve_resident, plan.blocks(batch), kind, (A, *tensors), numbers, constants, plan.options, flag)
+        kernel, matrices = solve_streamed, [*split_matrix(A, plan.width)] if v.dtype == torch.float32 else [A] * 3
+    call(kernel, plan.blocks(batch), kind, (*matrices, *tensors), numbers, constants, plan.options, flag)
     return answer
 
 

@@ -137,15 +137,7 @@ def transposed_block(matrix, stride, rows, columns, height, width):
 
 
 @triton.jit
-def store_rows(
-    target,
-    at,
-    stride,
-    columns,
-    width,
-    here,
-    value,
-):
+def store_rows(target, at, stride, columns, width, here, value):
     """Stores rows of a block where sequences are present."""
     within = here[:, None] & (columns[None, :] < width)
     tl.store(target + at[:, None] * stride + columns[None, :], value, mask=within)

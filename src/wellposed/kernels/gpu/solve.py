@@ -451,12 +451,10 @@ def solve_resident(
     entries, known = states[None, :] * row + states[:, None] * column, real[None, :] & real[:, None]
     a = tl.load(A + entries, mask=known, other=0.0)  # a[k, i] = A_ik
     a, low = split(a) if SPLIT else (a, a)
-    MINIMA = POINTS + (MEMORY + 2) * slot
     v, d, scale, x = start_rows(V, D, X0, at, there, like, STARTS, KIND, SCALED)
     points = POINTS + rows[:, None] * WIDTH + states[None, :]
-    status, steps = tl.where(inside, 0, 1), tl.zeros([BLOCK], tl.int32)
+    status, steps, since = tl.where(inside, 0, 1), tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     rest, failures, jumped = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32), rows < 0
-    since = tl.zeros([BLOCK], tl.int32)
     first, previous, target = tl.zeros([BLOCK], like), tl.zeros([BLOCK], like), tl.zeros([BLOCK], like)
     least = tl.full([BLOCK], float("inf"), like)
     index, phase, left = tl.zeros([], tl.int32), tl.zeros([], tl.int32), 1
@@ -467,16 +465,14 @@ def solve_resident(
         y = image(x, a, low, v, d, real, SLOPE, KIND, SPLIT)
         residual, size, l1 = measure(x, y, FUSED)
         outcome, first, least, since, rest, jumped = judge(
-            residual, size, l1, status, first, least, since, rest, jumped, index, rows, inside, MINIMA, TRACE,
-            batch, n, atol, rtol, eps, limit, max_steps, RULE, MEMORY, TRACED,
+            residual, size, l1, status, first, least, since, rest, jumped, index, rows, inside,
+            POINTS + (MEMORY + 2) * slot, TRACE, batch, n, atol, rtol, eps, limit, max_steps, RULE, MEMORY, TRACED,
         )  # fmt: skip
-        newly = outcome != 0
-        index += 1
+        newly, index = outcome != 0, index + 1
         if tl.max(newly.to(tl.int32), 0) > 0:
             status, steps = tl.where(newly, outcome, status), tl.where(newly, index, steps)
             value = tl.where(((outcome == CONVERGED) & (RULE != POINT))[:, None], y, x)
-            value = value * scale[:, None] if SCALED else value
-            tl.store(X + at, value, mask=newly[:, None] & there)
+            tl.store(X + at, value * scale[:, None] if SCALED else value, mask=newly[:, None] & there)
             if SAVES:
                 tl.store(SLOPES + at, slope_at(y, SLOPE, KIND), mask=newly[:, None] & there)
             left = tl.sum((status == 0).to(tl.int32), 0)
