@@ -502,7 +502,7 @@ def training_plan(scale: Scale) -> list[LoopRun]:
         ("mnist", "inf"): Schedule(60_000, 5, 256, 5e-3),
         ("mnist", "monotone"): Schedule(20_000, 4, 256, 5e-3),
     }
-    bounded = {"mnist": Schedule(60_000, 80, 256, 2e-3), "cifar10": Schedule(10_000, 15, 256, 2e-3)}
+    bounded = {"mnist": Schedule(60_000, 80, 256, 2e-3), "cifar10": Schedule(20_000, 30, 256, 2e-3)}
     if scale == "tiny":
         states, samples, bounded = 6, 8, {"digits": Schedule(256, 2, 64, 2e-2)}
     elif scale == "default":
