@@ -367,7 +367,7 @@ def test_a_suite_says_what_its_scale_paper_differs_in(tmp_path):
         run_suite(said, order, tmp_path / "two", tell=lines.append)
         assert not any("as published" in line for line in lines)
     told = {name: suite.differs for name, suite in all_suites().items() if suite.differs}
-    assert all_suites().keys() - told.keys() == {"parameters", "bisection-rates", "noise-regression"}
+    assert all_suites().keys() - told.keys() == {"parameters", "bisection-rates"}
     assert all(is_sentence(text) for text in told.values())
 
 
