@@ -13,7 +13,7 @@ import pytest
 import torch
 from wellposed_lab.engine.experiment import Suite
 from wellposed_lab.engine.run import Context, Run, grouped
-from wellposed_lab.engine.runner import Order, _apart, run_suite
+from wellposed_lab.engine.runner import Order, _execute_in_worker, run_suite
 from wellposed_lab.engine.store import Result, Store, Value
 
 from wellposed.convex import RowFit, fit_states, record_states
@@ -192,7 +192,7 @@ def test_work_that_comes_again_from_a_lost_worker_is_not_done_twice(tmp_path):
     run_suite(runs, Order("noted", "tiny"), tmp_path / "out")
     group, context, store = grouped(runs.runs("tiny", None))[0], Context(tmp_path / "out"), Store(tmp_path / "out")
     before = store.path.read_bytes()
-    assert "finished before" in _apart(None, group, context, store, os.getpid())
+    assert "finished before" in _execute_in_worker(None, group, context, store, os.getpid())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C still reaches this process
     assert store.path.read_bytes() == before and len(notes(tmp_path / "notes")) == 12
 

@@ -331,12 +331,13 @@ class _FormSource:
         assert form is not None
         flat = u.reshape(len(u), -1)
         own = network if isinstance(network, ImplicitModel) and u.dim() == 2 else form
-        v = (form.B @ flat) if form.bias is None else (form.B @ flat) + form.bias
-        y = first_tensor(network(u))
         try:
-            x = own.equilibrium(u).value
+            x = own.equilibrium(u).value  # checks u
         except IllPosedError:
-            x = self._from_zero(v, flat, y)
+            x = None
+        y, v = first_tensor(network(u)), form.B @ flat
+        v = v if form.bias is None else v + form.bias
+        x = self._from_zero(v, flat, y) if x is None else x
         assert isinstance(x, Tensor)
         return (form.A @ x) + v, x, y
 

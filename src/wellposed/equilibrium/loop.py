@@ -100,13 +100,12 @@ class _ActiveRows:
                 accepted, self.memo = stop.check(step, self.memo)
                 verdicts.append(accepted)
                 values.append(stop.accept(step, self.memo))
-        whole, x, fx = _stack_pairs(xs, fxs)
+        stacks, x, fx = _stack_pairs(xs, fxs)
+        points, images = x, fx
         if torch.is_grad_enabled() or under_transform() or under_forward_mode():
-            whole, points, images = whole.detach(), x.detach(), fx.detach()
-        else:
-            points, images = x, fx
+            stacks, points, images = [stack.detach() for stack in stacks], x.detach(), fx.detach()
         residual, finite, reach = (
-            (max_norm(images - points), False, math.inf) if masked else _judge(whole, points, images)
+            (max_norm(images - points), False, math.inf) if masked else _judge(stacks, points, images)
         )
         if self.f.may_decay and index == 0:
             self.first = residual[0]
@@ -236,16 +235,21 @@ def _cat(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def _stack_pairs(xs: list[Tensor], fxs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:  # (., B, n) all
-    """Stacks points and their images; returns all, the points and the images, which overlap in plain steps."""
+def _stack_pairs(xs: list[Tensor], fxs: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Stacks points and their images; returns the memory of both, the points and the images, ``(K, B, n)``.
+
+    They overlap in plain steps, and a single step is not copied.
+    """
+    if len(xs) == 1:
+        return [xs[0], fxs[0]], xs[0][None], fxs[0][None]
     if all(fx is x for fx, x in zip(fxs[:-1], xs[1:], strict=True)):
         whole = torch.stack([*xs, fxs[-1]])
-        return whole, whole[:-1], whole[1:]
+        return [whole], whole[:-1], whole[1:]
     whole = torch.stack([*xs, *fxs])
-    return whole, whole[: len(xs)], whole[len(xs) :]
+    return [whole], whole[: len(xs)], whole[len(xs) :]
 
 
-def _judge(whole: Tensor, x: Tensor, fx: Tensor) -> tuple[Tensor, bool, float]:
+def _judge(stacks: list[Tensor], x: Tensor, fx: Tensor) -> tuple[Tensor, bool, float]:
     """Returns residuals, whether all are known to be finite, and a bound of the entries of x.
 
     A sum of squares is finite if all of its terms are, and bounds them all: one pass over memory in place of two
@@ -254,10 +258,10 @@ def _judge(whole: Tensor, x: Tensor, fx: Tensor) -> tuple[Tensor, bool, float]:
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         finite = math.isfinite(fx.sum())
         return distance(x, fx, finite), finite, math.inf
-    flat = whole.view(-1)
-    squares = torch.dot(flat, flat).item()
+    flat = [stack.reshape(-1) for stack in stacks]
+    squares = sum(torch.dot(entries, entries).item() for entries in flat)
     finite = math.isfinite(squares) or math.isfinite(fx.sum())
-    tiny = whole.numel() * torch.finfo(x.dtype).tiny  # squares may be lost below it
+    tiny = 2 * x.numel() * torch.finfo(x.dtype).tiny  # squares may be lost below it
     return distance(x, fx, finite), finite, math.sqrt(2 * squares + tiny)  # twice: sums are rounded
 
 
