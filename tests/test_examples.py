@@ -30,7 +30,7 @@ OUTCOMES = {
         proven <= broken for rows in end["table"].values() for proven, broken in rows
     )
     and end["table"]["digits-robust"][2][0] > end["table"]["digits"][2][0] + 0.1,
-    "classify_digits": lambda end: end["accuracy"] > 0.94 and not end["found"].failed.any(),
+    "classify_digits": lambda end: end["accuracy"] > 0.94 and not end["solution"].failed.any(),
     "come_from_torchdeq": lambda end: end["difference"] < 1e-4 and end["apart"] < 1e-3
     and "did you mean 'f_max_iter'" in end["message"],
     "convert_a_network": lambda end: end["difference"] < 1e-4 and end["same"] and end["before"] > 0.9,
