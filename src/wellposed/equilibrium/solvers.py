@@ -139,7 +139,12 @@ class Anderson(Solver):
         target = rate**self.worth * norm
         if not under_transform() and not bool(jumps.any()):
             return last, (rest - 1, failures, last, target, jumps)
-        jump = self._extrapolate(points, jumps)
+        compiled = torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+        if compiled and not last.is_cuda:  # a device would wait for the condition
+            branches = lambda *points: self._extrapolate(points, jumps), lambda *points: points[-1].clone()
+            jump = torch.cond(jumps.any(), *branches, points)
+        else:
+            jump = self._extrapolate(points, jumps)
         jumps = jumps & _finite_rows(jump)
         return torch.where(jumps[:, None], jump, last), (rest - 1, failures, last, target, jumps)
 
