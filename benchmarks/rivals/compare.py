@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from benchmarks.rivals.libraries import (
 PACKAGES = ("wellposed", "torch", "torchidl", "torchdeq", "jax", "jaxopt", "optimistix")
 LIBRARIES: dict[str, Callable[[Problem], Run]] = {
     "wellposed ImplicitModel": wellposed_model,
+    "wellposed fixed_point compiled": partial(wellposed_fixed_point, compile=True),
     "wellposed fixed_point": wellposed_fixed_point,
     "torchidl": torchidl,
     "torchdeq anderson": torchdeq_anderson,
@@ -139,7 +141,7 @@ def by_problem(rows: list[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def our_time(group: list[Row]) -> float:
-    """Returns the time of our model, or of `fixed_point` where the model does not apply."""
+    """Returns the time of our model, or of the compiled `fixed_point` where the model does not apply."""
     return next(row.both_ms for row in group if row.library in OURS and row.both_ms is not None)
 
 

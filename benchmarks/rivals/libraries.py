@@ -4,9 +4,10 @@ None of the other libraries is imported before it is asked for.
 """
 
 import sys
+import time
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -166,21 +167,31 @@ class _Cell(nn.Module):
 class _FixedPointModel(_Cell):
     """The model on our `fixed_point`, which knows nothing of the map."""
 
+    def __init__(self, problem: Problem, **options: Any) -> None:
+        super().__init__(problem)
+        self.options = options
+
     def forward(self, u: Tensor) -> Tensor:
         value: Any = self.solve(u).value
         return value @ self.C.mT
 
     def solve(self, u: Tensor) -> Solution:
         v = u @ self.B.mT
-        return fixed_point(self.map(), torch.zeros_like(v), v, stop=Absolute(TOLERANCE), max_steps=MAX_STEPS)
+        options = {"stop": Absolute(TOLERANCE), "max_steps": MAX_STEPS, **self.options}
+        return fixed_point(self.map(), torch.zeros_like(v), v, **options)
 
 
-def wellposed_fixed_point(problem: Problem) -> Run:
+def wellposed_fixed_point(problem: Problem, **options: Any) -> Run:
     """Runs `fixed_point` on the map as a function."""
-    model = _FixedPointModel(problem)
+    model = _FixedPointModel(problem, **options)
+    begin = time.perf_counter()
     with torch.no_grad():
         solution = model.solve(problem.u)
-    return torch_run(problem, model, model.named, lambda: solution.steps, lambda: _failures(solution))
+    run = torch_run(problem, model, model.named, lambda: solution.steps, lambda: _failures(solution))
+    if options.get("compile"):
+        run.step()
+        run = replace(run, compile_seconds=time.perf_counter() - begin)
+    return run
 
 
 def torchidl_model(A: Tensor, B: Tensor, C: Tensor, kappa: float = 0.9999, function: type | None = None) -> Any:

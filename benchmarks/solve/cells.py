@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from benchmarks.harness import (
 )
 from benchmarks.problems import Problem, exact, problems
 from benchmarks.rivals import libraries
-from wellposed import DEQ, Absolute, Anderson, Broyden, Picard, Relative, fixed_point
+from wellposed import DEQ, Anderson, Broyden, Picard, Relative
 from wellposed.equilibrium.maps import Packing
 from wellposed.models import ConvCell, DenseCell, PlainConvCell, TransformerCell
 from wellposed.models.cells import Cell, MultiscaleCell
@@ -212,34 +213,10 @@ def measure(name: str, quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-class _Compiled(libraries._FixedPointModel):
-    """The model of a rival's problem on our compiled loop."""
-
-    def __init__(self, problem: Problem, solver: str | None) -> None:
-        super().__init__(problem)
-        self.solver = solver
-
-    def solve(self, u: Tensor) -> Any:
-        v = u @ self.B.mT
-        stop, steps = Absolute(libraries.TOLERANCE), libraries.MAX_STEPS
-        return fixed_point(
-            self.map(), torch.zeros_like(v), v, stop=stop, max_steps=steps, solver=self.solver, compile=True
-        )
-
-
-def compiled_run(problem: Problem, solver: str | None) -> libraries.Run:
-    """Runs our compiled `fixed_point` on the map as a function."""
-    model = _Compiled(problem, solver)
-    solution = model.solve(problem.u)
-    return libraries.torch_run(
-        problem, model, model.named, lambda: solution.steps, lambda: libraries._failures(solution)
-    )
-
-
 SMALL: dict[str, Callable[[Problem], libraries.Run]] = {
     "ours default": libraries.wellposed_fixed_point,
-    "ours picard compiled": lambda problem: compiled_run(problem, "picard"),
-    "ours default compiled": lambda problem: compiled_run(problem, None),
+    "ours picard compiled": partial(libraries.wellposed_fixed_point, solver="picard", compile=True),
+    "ours default compiled": partial(libraries.wellposed_fixed_point, compile=True),
     "torchdeq fixed_point_iter": libraries.torchdeq_plain,
     "torchdeq anderson": libraries.torchdeq_anderson,
     "jaxopt plain": libraries.jaxopt_plain,
