@@ -157,7 +157,13 @@ class RegressionRun(Run):
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
-        return self.task.name, f"{self.pair.name}-{self.pair.projection}", None
+        penalised = "-jacobian" if self.penalty else ""
+        return self.task.name, f"{self.pair.name}-{self.pair.projection}{penalised}", None
+
+    @property
+    def penalty(self) -> float:
+        """The weight of the Jacobian penalty."""
+        return 0.0
 
     @property
     def batch_seeds(self) -> bool:
@@ -168,7 +174,7 @@ class RegressionRun(Run):
         """The same for runs of one ensemble, as in `NoiseRun`."""
         one_width = self.pair.kind == "ffw" or self.scale != "paper"
         shape = (self.pair.kind, self.pair.width if one_width else 0)
-        return identity((self.suite, self.scale, self.task, shape, self.training, self.points))
+        return identity((self.suite, self.scale, self.task, shape, self.training, self.points, self.penalty))
 
     def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         members = [Member(run.pair, None, run.seed) for run in runs]
@@ -184,8 +190,9 @@ class RegressionRun(Run):
         orders = {seed: Order(seed, count, count) for seed in seeds}
         for place, order in enumerate(orders.values()):
             order.rows = torch.arange(place * count, (place + 1) * count)
+        settings = self.training
         schedule = NoiseSchedule(
-            count, self.training.epochs, self.training.batch_size, self.training.learning_rate
+            count, settings.epochs, settings.batch_size, settings.learning_rate, self.penalty
         )
         tell = print if context.progress else lambda text: None
         own = [orders[member.seed] for member in stack.members]
@@ -211,6 +218,21 @@ class RegressionRun(Run):
         return values + ([Value("steps", log.mean_steps, at)] if log.forward else [])
 
 
+@dataclass(frozen=True, kw_only=True)
+class PenalisedRegressionRun(RegressionRun):
+    """The same with the Jacobian penalty of 004 Table 1, ``|J|_F^2 / n`` at the equilibrium.
+
+    Args:
+        jacobian: its weight.
+    """
+
+    jacobian: float = 1.0
+
+    @property
+    def penalty(self) -> float:
+        return self.jacobian
+
+
 def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:  # (M, B, 1) each -> (M,)
     return (outputs - targets).square().mean((1, 2))
 
@@ -222,17 +244,21 @@ UNTRAINED = 0.1  # mean squared error; the variance of the function is about 0.5
 
 
 def plan(scale: Scale) -> list[RegressionRun]:
-    """Returns every pair with every input activation, and the feed-forward networks with Xavier's start too."""
+    """Returns every pair with every input activation, and the feed-forward networks with Xavier's start too.
 
-    def run(role: Role, pair: Pair) -> RegressionRun:
+    At the scale paper there are also DEQs with the Jacobian penalty of 004 Table 1 and networks with the input in
+    every layer, as in eq. 57.
+    """
+
+    def run(role: Role, pair: Pair, kind: type[RegressionRun] = RegressionRun) -> RegressionRun:
         task = {
             "tiny": BumpRegression(samples=200, test_samples=50),
             "default": BumpRegression(samples=4_000),
             "paper": BumpRegression(),
         }[scale]
         points = (0.0,) if scale == "tiny" else POINTS
-        return RegressionRun(suite="noise-regression", seed=0, scale=scale, role=role, task=task, pair=pair,
-                             training=_training(scale, pair), points=points)  # fmt: skip
+        return kind(suite="noise-regression", seed=0, scale=scale, role=role, task=task, pair=pair,
+                    training=_training(scale, pair), points=points)  # fmt: skip
 
     runs = []
     for projection in PROJECTIONS:
@@ -242,6 +268,11 @@ def plan(scale: Scale) -> list[RegressionRun]:
                 run("baseline", Pair("ffw", layers, projection=projection)),
                 run("control", Pair("ffw", layers, xavier=True, projection=projection)),
             ]
+            if scale == "paper":
+                runs += [
+                    run("ours", Pair("deq", layers, projection=projection), PenalisedRegressionRun),
+                    run("control", Pair("ffw", layers, inject=True, projection=projection)),
+                ]
     return runs
 
 
