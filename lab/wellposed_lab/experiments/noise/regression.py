@@ -191,9 +191,7 @@ class RegressionRun(Run):
         for place, order in enumerate(orders.values()):
             order.rows = torch.arange(place * count, (place + 1) * count)
         settings = self.training
-        schedule = NoiseSchedule(
-            count, settings.epochs, settings.batch_size, settings.learning_rate, self.penalty
-        )
+        schedule = NoiseSchedule(count, settings.epochs, settings.batch_size, settings.learning_rate, self.penalty)
         tell = print if context.progress else lambda text: None
         own = [orders[member.seed] for member in stack.members]
         u, y = u.to(context.device), y.to(context.device)
