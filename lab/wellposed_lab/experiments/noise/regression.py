@@ -29,7 +29,13 @@ from wellposed_lab.tasks.task import Pair as Samples
 from wellposed_lab.tasks.task import Point, Task
 
 PROJECTIONS = ("identity", "silu", "relu")
-LOOKS = {"DEQ": (PALETTE[0], "-"), "FFW": (PALETTE[1], "-"), "FFW, Xavier's start": (PALETTE[1], ":")}
+LOOKS = {
+    "DEQ": (PALETTE[0], "-"),
+    "FFW": (PALETTE[1], "-"),
+    "FFW, Xavier's start": (PALETTE[1], ":"),
+    "DEQ with Jacobian penalty": (PALETTE[0], ":"),
+    "FFW, input in every layer": (PALETTE[1], "--"),
+}
 
 
 def draw_errors(records: Sequence[Record]) -> bytes | None:
@@ -55,18 +61,23 @@ def draw_errors(records: Sequence[Record]) -> bytes | None:
         line[0].set_ylabel("mean squared error", fontsize=8.5)
     for place in axes[-1]:
         place.set_xlabel("signal-to-noise ratio in decibels", fontsize=8.5)
-    page.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8,
-                frameon=False)  # fmt: skip
+    lines = {line.get_label(): line for place in axes.flat for line in place.get_lines()}
+    page.legend(lines.values(), lines, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     stream = io.BytesIO()
     page.savefig(stream, format="png", dpi=130)
     return stream.getvalue()
 
 
 def _panel(place: Any, records: Sequence[Record], layers: int, projection: str) -> None:
-    models = (f"deq-{WIDTHS[layers]}", f"ffw-{layers}", f"ffw-{layers}-xavier")
+    deq, ffw = f"deq-{WIDTHS[layers]}-{projection}", f"ffw-{layers}"
+    models = (deq, *(f"{ffw}{kind}-{projection}" for kind in ("", "-xavier")), f"{deq}-jacobian",
+              f"{ffw}-inject-{projection}")  # fmt: skip
     for model, (name, (colour, dash)) in zip(models, LOOKS.items(), strict=True):
-        places = errors_by_noise([record for record in records if record.model == f"{model}-{projection}"])
-        place.plot(list(places), list(places.values()), dash, color=colour, marker="o", markersize=3, label=name)
+        places = errors_by_noise([record for record in records if record.model == model])
+        if places:
+            place.plot(
+                list(places), list(places.values()), dash, color=colour, marker="o", markersize=3, label=name
+            )
     place.set_yscale("log")
     place.set_title(f"{projection} input, {layers} layer{'s' if layers > 1 else ''}", fontsize=9, loc="left")
     place.tick_params(which="both", labelsize=8)
@@ -312,7 +323,7 @@ def findings(records: Sequence[Record]) -> list[str]:
             f"FFW and in {xavier} of {of_xavier} with Xavier's"
             + (", so part of the advantage is where the FFW starts." if xavier * of > usual * of_xavier else ".")
         )
-    return sentences + _untrained(records)
+    return sentences + _untrained(records) + _at_rest(records)
 
 
 def _untrained(records: Sequence[Record]) -> list[str]:
@@ -325,6 +336,21 @@ def _untrained(records: Sequence[Record]) -> list[str]:
         if bad
         else []
     )
+
+
+def _at_rest(records: Sequence[Record]) -> list[str]:
+    """Says how many equilibrium models have an equilibrium at all, with the Jacobian penalty and without."""
+    told = []
+    for penalised in (False, True):
+        models = [r for r in records if r.scale == "paper" and r.model.startswith("deq") and not r.error]
+        steps = [r.value("steps") for r in models if r.model.endswith("-jacobian") == penalised]
+        known = [count for count in steps if count is not None]
+        if known:
+            rest = sum(count < STEPS for count in known)
+            told.append(f"{rest} of {len(known)} {'with' if penalised else 'without'} the Jacobian penalty")
+    if not told:
+        return []
+    return [f"Of the DEQs trained for 30 epochs these come to rest within {STEPS} steps: {' and '.join(told)}."]
 
 
 SUITE = Suite(
