@@ -11,8 +11,17 @@ from wellposed_lab.config import Training
 from wellposed_lab.engine.run import Context
 from wellposed_lab.experiments.noise import solve
 from wellposed_lab.experiments.noise.ensemble import Draws, Member, Noises, make_stack
-from wellposed_lab.experiments.noise.models import LOOSE, STEPS, TIGHT, WINDOW, Equilibrium, Pair, under_noise
-from wellposed_lab.experiments.noise.regression import BumpRegression, RegressionRun
+from wellposed_lab.experiments.noise.models import (
+    LOOSE,
+    STEPS,
+    TIGHT,
+    WINDOW,
+    Equilibrium,
+    Pair,
+    penalty,
+    under_noise,
+)
+from wellposed_lab.experiments.noise.regression import BumpRegression, PenalisedRegressionRun, RegressionRun
 from wellposed_lab.experiments.noise.solve import (
     Found,
     attach,
@@ -92,6 +101,28 @@ def test_a_regression_is_trained_as_by_the_library(kind: str) -> None:
         place = stack.members.index(Member(run.pair, None, run.seed))
         assert distance(stack.member(place), alone) < 3e-5 and distance(alone, began) > 3e-3
         torch.testing.assert_close(losses[:, place].double(), history.train_loss, rtol=1e-4, atol=1e-5)
+
+
+def test_a_penalty_keeps_the_jacobians_of_a_regression_small() -> None:
+    task = BumpRegression(samples=48, test_samples=20)
+    training = Training(epochs=8, batch_size=16, learning_rate=1e-3, schedule=None)
+    penalties = []
+    for kind in (RegressionRun, PenalisedRegressionRun):
+        run = kind(suite="", seed=0, scale="paper", task=task, training=training, points=(), pair=Pair("deq", 1))
+        stack = make_stack([Member(run.pair, None, 0)], 1, 1, "cpu")
+        stack.unrolled = True
+        run._trained(stack, Context())
+        penalties.append(float(penalty(stack.member(0), task.test(0, None)[0]).detach()))
+    assert penalties[1] < 0.9 * penalties[0]
+
+
+def test_runs_with_a_penalty_are_an_ensemble_of_their_own() -> None:
+    plain, penalised = (
+        kind(suite="", seed=0, scale="paper", task=BumpRegression(), training=Training(1), pair=Pair("deq", 3))
+        for kind in (RegressionRun, PenalisedRegressionRun)
+    )
+    assert (plain.labels[1], penalised.labels[1]) == ("deq-223-relu", "deq-223-relu-jacobian")
+    assert plain.family != penalised.family == penalised.with_seed(1).family
 
 
 def test_unrolled_gradients_are_those_of_the_library_also_where_a_solve_is_cut_off() -> None:

@@ -1,5 +1,6 @@
 """The suites on algorithms and regression under noise: their models, runs, sentences and pictures."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -227,6 +228,10 @@ def test_sentences_about_records() -> None:
     ))  # fmt: skip
     bad = record("noise-regression", "deq-128-relu", [Value("test_mse", 0.5)])
     assert "1 of 1 DEQs did not learn" in get_suite("noise-regression").findings([bad])[-1]
+    rested = [dataclasses.replace(record("noise-regression", model, [Value("steps", steps)]), scale="paper")
+              for model, steps in (("deq-128-relu", 60), ("deq-128-relu-jacobian", 12))]  # fmt: skip
+    at_rest = get_suite("noise-regression").findings(rested)[-1]
+    assert "0 of 1 without the Jacobian penalty and 1 of 1 with" in at_rest
     assert "1 layer 1.000, 0.500 and 2.000" in told and "0 of 1" in told and "1 of 1" in told
 
 

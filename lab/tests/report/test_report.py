@@ -15,13 +15,13 @@ from html.parser import HTMLParser
 import pytest
 from wellposed_lab.engine.claims import load_claims
 from wellposed_lab.engine.experiment import Figure, all_suites
-from wellposed_lab.engine.judge import DECIDED, JUDGEMENTS, tally, verdicts
+from wellposed_lab.engine.judge import DECIDED, DEPENDS, JUDGEMENTS, tally, verdicts
 from wellposed_lab.engine.store import Record, Value
 from wellposed_lab.experiments.mathematics import arithmetic, identity
 from wellposed_lab.report import write_report
 from wellposed_lab.report.page import page
 from wellposed_lab.report.section import SuiteResults, environments, orders, section
-from wellposed_lab.report.tables import marks
+from wellposed_lab.report.tables import why_of
 
 from wellposed.errors import MissingExtraError
 from wellposed.pages.markup import Html, element, join
@@ -162,7 +162,9 @@ def test_every_claim_is_listed_once_with_its_verdict(found):
     words = "".join(found.words)
     for verdict in verdicts(RUNS):
         assert re.sub(r"\^(\d)", r"\1", verdict.claim.says) in words
-        assert re.sub(r"\^(\d)", r"\1", verdict.why) in words
+        why = DEPENDS if verdict.why.startswith(DEPENDS) else verdict.why  # the readings are listed below it
+        assert re.sub(r"\^(\d)", r"\1", why) in words
+        assert all(f" {one.verdict}: {name}" in words for name, one in verdict.readings)
 
 
 def test_the_summary_counts_every_suite(text):
@@ -196,7 +198,7 @@ def test_a_suite_says_everything(text, found):
 
 def test_every_reading_has_the_badge_of_its_verdict():
     one = next(verdict for verdict in verdicts([]) if len(verdict.readings) > 1)
-    shown = [str(mark) for mark in marks(one) if "reading" in mark]
+    shown = [str(part) for part in why_of(one) if 'class="reading"' in part]
     assert len(shown) == len(one.readings)
     for mark, (name, _) in zip(shown, one.readings, strict=True):
         assert 'class="badge not-judged"' in mark and f": {html.escape(name)}" in mark

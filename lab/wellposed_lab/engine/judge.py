@@ -54,6 +54,7 @@ Judgement = Literal["reproduced", "better", "worse", "refuted", "undecided", "no
 JUDGEMENTS: tuple[Judgement, ...] = ("reproduced", "better", "worse", "refuted", "undecided", "not judged")
 DECIDED: tuple[Judgement, ...] = JUDGEMENTS[:4]
 DIVERGED = "NonFiniteLossError"
+DEPENDS = "It depends on the reading"
 LEAST_EFFECT = 1.01  # of an order of which no paper prints the effect: less is in no plot
 
 
@@ -197,7 +198,7 @@ def _judge_readings(claim: PublishedClaim, index: Index, printed: Printed) -> Ve
     telling = [(name, one) for name, one in readings if one.verdict != "not judged" and one.ours is not None]
     said = "; ".join(f"{name}, {one.verdict} ({number(one.ours)})" for name, one in telling)
     if len({one.verdict for _, one in telling}) > 1:
-        why = f"It depends on the reading: {said}."
+        why = f"{DEPENDS}: {said}."
         return replace(first, verdict="undecided", why=why, readings=readings)
     if not telling or telling[0][1] is first:
         return replace(first, readings=readings)

@@ -14,7 +14,7 @@ from wellposed_lab.engine.judge import Verdict, tally, verdicts
 from wellposed_lab.engine.store import Record, Store, merged
 from wellposed_lab.report.figures import best_scale, curves, draw
 from wellposed_lab.report.gallery import LEGEND, gallery_html
-from wellposed_lab.report.tables import badge, bar, marks, ours_of, published_of
+from wellposed_lab.report.tables import badge, bar, marks, ours_of, published_of, why_of
 
 HEADS = ("where", "claim", "published", "ours", "verdict")
 
@@ -134,10 +134,11 @@ def _table(paper: str, claims: Sequence[Verdict], label: str) -> Html:
 
 def _row(paper: str, verdict: Verdict) -> Html:
     claim = verdict.claim
-    small = [text for text in (claim.note, verdict.why) if text]
+    why, *readings = why_of(verdict)
+    small = [prose(claim.note), why] if claim.note else [why]
     cells: tuple[Child, ...] = (
         "; ".join(claim.sections(paper)),
-        [prose(claim.says), *(element("small", prose(text)) for text in small)],
+        [prose(claim.says), *(element("small", text) for text in small), *readings],
         published_of(verdict) or "-",
         ours_of(verdict),
         [badge(verdict.verdict), *marks(verdict)],

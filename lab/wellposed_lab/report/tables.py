@@ -7,7 +7,7 @@ from typing import Any
 
 from wellposed.pages.markup import Child, Html, element, plural, prose
 from wellposed_lab.engine.claims import AtLeast, AtMost, Beats, NotATarget, PublishedClaim
-from wellposed_lab.engine.judge import JUDGEMENTS, Verdict
+from wellposed_lab.engine.judge import DEPENDS, JUDGEMENTS, Verdict
 from wellposed_lab.engine.statistics import number
 from wellposed_lab.engine.store import Record
 from wellposed_lab.engine.thresholds import Check
@@ -62,23 +62,35 @@ def _verdict_row(verdict: Verdict) -> Html:
         (ours_of(verdict), "" if verdict.ours is None else verdict.ours),
         (published_of(verdict), "" if claim.value is None else claim.value),
         ([badge(verdict.verdict), *marks(verdict)], JUDGEMENTS.index(verdict.verdict)),
-        (prose(verdict.why), None),
+        (why_of(verdict), None),
     ]
     filled = [element("td", content, data_sort=_sort_key(key)) for content, key in cells]
     return element("tr", filled, data_verdict=verdict.verdict, data_papers=" ".join(claim.papers))
 
 
 def marks(verdict: Verdict) -> list[Html]:
-    """Writes the marks of a verdict: few seeds, no target, our own question, readings."""
+    """Writes the marks of a verdict: few seeds, no target, our own question."""
     known = [
         (verdict.marked, f"{verdict.seeds} seeds only"),
         (isinstance(verdict.claim.rule, NotATarget), "no target"),
         (verdict.claim.own, "our own question"),
     ]
+    return [element("small", text) for holds, text in known if holds]
+
+
+def why_of(verdict: Verdict) -> list[Html]:
+    """Writes why a verdict is what it is, and below it every reading with its own verdict and number."""
+    why = verdict.why.partition(":")[0] + "." if verdict.why.startswith(DEPENDS) else verdict.why
     readings = [
-        element("small", badge(one.verdict), f": {name}", class_="reading") for name, one in verdict.readings
+        element(
+            "small",
+            badge(one.verdict),
+            f": {name}" + ("" if one.ours is None else f", {number(one.ours)}"),
+            class_="reading",
+        )
+        for name, one in verdict.readings
     ]
-    return [*(element("small", text) for holds, text in known if holds), *readings]
+    return [prose(why), *readings]
 
 
 def _where(claim: PublishedClaim) -> list[Html]:

@@ -29,7 +29,13 @@ from wellposed_lab.tasks.task import Pair as Samples
 from wellposed_lab.tasks.task import Point, Task
 
 PROJECTIONS = ("identity", "silu", "relu")
-LOOKS = {"DEQ": (PALETTE[0], "-"), "FFW": (PALETTE[1], "-"), "FFW, Xavier's start": (PALETTE[1], ":")}
+LOOKS = {
+    "DEQ": (PALETTE[0], "-"),
+    "FFW": (PALETTE[1], "-"),
+    "FFW, Xavier's start": (PALETTE[1], ":"),
+    "DEQ with Jacobian penalty": (PALETTE[0], ":"),
+    "FFW, input in every layer": (PALETTE[1], "--"),
+}
 
 
 def draw_errors(records: Sequence[Record]) -> bytes | None:
@@ -55,18 +61,23 @@ def draw_errors(records: Sequence[Record]) -> bytes | None:
         line[0].set_ylabel("mean squared error", fontsize=8.5)
     for place in axes[-1]:
         place.set_xlabel("signal-to-noise ratio in decibels", fontsize=8.5)
-    page.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8,
-                frameon=False)  # fmt: skip
+    lines = {line.get_label(): line for place in axes.flat for line in place.get_lines()}
+    page.legend(lines.values(), lines, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     stream = io.BytesIO()
     page.savefig(stream, format="png", dpi=130)
     return stream.getvalue()
 
 
 def _panel(place: Any, records: Sequence[Record], layers: int, projection: str) -> None:
-    models = (f"deq-{WIDTHS[layers]}", f"ffw-{layers}", f"ffw-{layers}-xavier")
+    deq, ffw = f"deq-{WIDTHS[layers]}-{projection}", f"ffw-{layers}"
+    models = (deq, *(f"{ffw}{kind}-{projection}" for kind in ("", "-xavier")), f"{deq}-jacobian",
+              f"{ffw}-inject-{projection}")  # fmt: skip
     for model, (name, (colour, dash)) in zip(models, LOOKS.items(), strict=True):
-        places = errors_by_noise([record for record in records if record.model == f"{model}-{projection}"])
-        place.plot(list(places), list(places.values()), dash, color=colour, marker="o", markersize=3, label=name)
+        places = errors_by_noise([record for record in records if record.model == model])
+        if places:
+            place.plot(
+                list(places), list(places.values()), dash, color=colour, marker="o", markersize=3, label=name
+            )
     place.set_yscale("log")
     place.set_title(f"{projection} input, {layers} layer{'s' if layers > 1 else ''}", fontsize=9, loc="left")
     place.tick_params(which="both", labelsize=8)
@@ -157,7 +168,13 @@ class RegressionRun(Run):
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
-        return self.task.name, f"{self.pair.name}-{self.pair.projection}", None
+        penalised = "-jacobian" if self.penalty else ""
+        return self.task.name, f"{self.pair.name}-{self.pair.projection}{penalised}", None
+
+    @property
+    def penalty(self) -> float:
+        """The weight of the Jacobian penalty."""
+        return 0.0
 
     @property
     def batch_seeds(self) -> bool:
@@ -168,7 +185,7 @@ class RegressionRun(Run):
         """The same for runs of one ensemble, as in `NoiseRun`."""
         one_width = self.pair.kind == "ffw" or self.scale != "paper"
         shape = (self.pair.kind, self.pair.width if one_width else 0)
-        return identity((self.suite, self.scale, self.task, shape, self.training, self.points))
+        return identity((self.suite, self.scale, self.task, shape, self.training, self.points, self.penalty))
 
     def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
         members = [Member(run.pair, None, run.seed) for run in runs]
@@ -184,9 +201,8 @@ class RegressionRun(Run):
         orders = {seed: Order(seed, count, count) for seed in seeds}
         for place, order in enumerate(orders.values()):
             order.rows = torch.arange(place * count, (place + 1) * count)
-        schedule = NoiseSchedule(
-            count, self.training.epochs, self.training.batch_size, self.training.learning_rate
-        )
+        settings = self.training
+        schedule = NoiseSchedule(count, settings.epochs, settings.batch_size, settings.learning_rate, self.penalty)
         tell = print if context.progress else lambda text: None
         own = [orders[member.seed] for member in stack.members]
         u, y = u.to(context.device), y.to(context.device)
@@ -211,6 +227,21 @@ class RegressionRun(Run):
         return values + ([Value("steps", log.mean_steps, at)] if log.forward else [])
 
 
+@dataclass(frozen=True, kw_only=True)
+class PenalisedRegressionRun(RegressionRun):
+    """The same with the Jacobian penalty of 004 Table 1, ``|J|_F^2 / n`` at the equilibrium.
+
+    Args:
+        jacobian: its weight.
+    """
+
+    jacobian: float = 1.0
+
+    @property
+    def penalty(self) -> float:
+        return self.jacobian
+
+
 def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:  # (M, B, 1) each -> (M,)
     return (outputs - targets).square().mean((1, 2))
 
@@ -222,17 +253,21 @@ UNTRAINED = 0.1  # mean squared error; the variance of the function is about 0.5
 
 
 def plan(scale: Scale) -> list[RegressionRun]:
-    """Returns every pair with every input activation, and the feed-forward networks with Xavier's start too."""
+    """Returns every pair with every input activation, and the feed-forward networks with Xavier's start too.
 
-    def run(role: Role, pair: Pair) -> RegressionRun:
+    At the scale paper there are also DEQs with the Jacobian penalty of 004 Table 1 and networks with the input in
+    every layer, as in eq. 57.
+    """
+
+    def run(role: Role, pair: Pair, kind: type[RegressionRun] = RegressionRun) -> RegressionRun:
         task = {
             "tiny": BumpRegression(samples=200, test_samples=50),
             "default": BumpRegression(samples=4_000),
             "paper": BumpRegression(),
         }[scale]
         points = (0.0,) if scale == "tiny" else POINTS
-        return RegressionRun(suite="noise-regression", seed=0, scale=scale, role=role, task=task, pair=pair,
-                             training=_training(scale, pair), points=points)  # fmt: skip
+        return kind(suite="noise-regression", seed=0, scale=scale, role=role, task=task, pair=pair,
+                    training=_training(scale, pair), points=points)  # fmt: skip
 
     runs = []
     for projection in PROJECTIONS:
@@ -242,6 +277,11 @@ def plan(scale: Scale) -> list[RegressionRun]:
                 run("baseline", Pair("ffw", layers, projection=projection)),
                 run("control", Pair("ffw", layers, xavier=True, projection=projection)),
             ]
+            if scale == "paper":
+                runs += [
+                    run("ours", Pair("deq", layers, projection=projection), PenalisedRegressionRun),
+                    run("control", Pair("ffw", layers, inject=True, projection=projection)),
+                ]
     return runs
 
 
@@ -283,7 +323,7 @@ def findings(records: Sequence[Record]) -> list[str]:
             f"FFW and in {xavier} of {of_xavier} with Xavier's"
             + (", so part of the advantage is where the FFW starts." if xavier * of > usual * of_xavier else ".")
         )
-    return sentences + _untrained(records)
+    return sentences + _untrained(records) + _at_rest(records)
 
 
 def _untrained(records: Sequence[Record]) -> list[str]:
@@ -296,6 +336,21 @@ def _untrained(records: Sequence[Record]) -> list[str]:
         if bad
         else []
     )
+
+
+def _at_rest(records: Sequence[Record]) -> list[str]:
+    """Says how many equilibrium models have an equilibrium at all, with the Jacobian penalty and without."""
+    told = []
+    for penalised in (False, True):
+        models = [r for r in records if r.scale == "paper" and r.model.startswith("deq") and not r.error]
+        steps = [r.value("steps") for r in models if r.model.endswith("-jacobian") == penalised]
+        known = [count for count in steps if count is not None]
+        if known:
+            rest = sum(count < STEPS for count in known)
+            told.append(f"{rest} of {len(known)} {'with' if penalised else 'without'} the Jacobian penalty")
+    if not told:
+        return []
+    return [f"Of the DEQs trained for 30 epochs these come to rest within {STEPS} steps: {' and '.join(told)}."]
 
 
 SUITE = Suite(
