@@ -312,18 +312,15 @@ def main() -> None:
         chosen += [(family, *size) for size in OTHER_SIZES for family in OTHERS]
     limits, names = ceilings(), available()
     print(f"compiled in {time.perf_counter() - start:.0f} s; {limits}\n{HEADER}", flush=True)
-    peaks: list[dict[str, Any]] = []
+    captured = [training_step(n, batch) for _, n, batch in chosen[:4]]
+    peaks = [] if options.quick else memory()
     for family, n, batch in chosen:
-        peaks = peaks if family == "positive" or peaks else memory()
         rivals = [name for name in names if n <= 1024 or name != "torchdeq"]
         rows.append(measure(make_case(family, n, batch), rivals, limits))
         print(line(rows[-1]), flush=True)
         about = {"versions": versions(*LIBRARIES, "triton"), "ceilings": limits, "summary": summary(rows)}
-        save(options, **about, memory=peaks, seconds=time.perf_counter() - start, rows=rows)
-    captured = [training_step(n, batch) for _, n, batch in chosen[:4]]
-    save(
-        options, **about, memory=peaks, captured=captured, seconds=time.perf_counter() - start, rows=rows
-    )  # fmt: skip
+        about |= {"memory": peaks, "captured": captured, "seconds": time.perf_counter() - start}
+        save(options, **about, rows=rows)
     print(json.dumps(summary(rows), indent=1))
 
 
