@@ -369,7 +369,8 @@ class ImplicitForm:
                 f"u must have the shape (batch, {p}) or (batch, *{self.input_shape}); received {tuple(u.shape)}"
             )
         if u.dtype != self.A.dtype:
-            way = f"form = form.to({u.dtype}) or u = u.to(form.dtype)"
+            way = f"u = u.to({self.A.dtype})"
+            way += f" or form = form.to({u.dtype})" if u.is_floating_point() else ""
             raise InputError(f"u is {u.dtype} and the form {self.A.dtype}; convert one of them: {way}")
         require_finite("u", u)
         return u.reshape(u.shape[0], p)
