@@ -7,7 +7,19 @@ rounded to TF32, as those of `fast_products`, in solves to the as many bits of f
 time, and a copy in float16 halves it. All else is as in `ensemble` and `solve`.
 
 The weights of a member lie in one row: V ``(n, p)``, c ``(n)``, W ``(depth, n, n)``, b ``(depth, n)``,
-C ``(q, n)`` and e ``(q)``, with n the padded width.
+C ``(q, n)`` and e ``(q)``, with n the padded width. Both kernels take
+
+- weights, first, second: those rows, and the moments of Adam, `total` numbers a member;
+- u, labels: all images, ``(N, p)``, and their classes;
+- orders: of the images by seed, update and place in the batch, `row` updates a seed;
+- rates: of Adam, with the correction of its second moment, for every update;
+- members: those of this launch; numbers: width, seed's place and layers of every member;
+- amplitudes: of the noise for a signal of norm one; scratch: memory of the programs;
+- losses: to which those of the updates are added.
+
+That of equilibria also takes copies of all W, which its solves read, and counts, to which steps and unsettled
+samples of the solves are added, forward and backward; the other one the depth of the deepest network, and injects,
+one where the input is added in every layer.
 """
 
 import math
@@ -180,6 +192,166 @@ def _count(counts, steps, done):
     tl.store(counts + 1, tl.load(counts + 1) + _SAMPLES - tl.sum(done, 0))
 
 
+@triton.jit
+def _solve_plain(
+    states, value, given, copy, wide, n, N: tl.constexpr, DEEP: tl.constexpr, TF32: tl.constexpr
+):  # fmt: skip
+    """Solves without noise and leaves the iterates at `value`; returns the steps and who is done."""
+    samples = tl.arange(0, _SAMPLES)
+    grid = samples[:, None] * N + tl.arange(0, N)[None, :]
+    # One name each: what is the same value before a loop, Triton takes for one that does not change in it.
+    z, done, index = tl.zeros([_SAMPLES, N], tl.float32), tl.where(samples < 0, 1, 0), tl.zeros([], tl.int32)
+    tl.store(states + grid, z)
+    tl.debug_barrier()
+    while (index < _STEPS) & (tl.sum(done, 0) < _SAMPLES):
+        image = tanh(_product(states, copy, tl.load(given + grid), wide, n, N, DEEP, False, TF32))
+        tl.store(value + grid, z, mask=(grid >= 0) & (done == 0)[:, None])
+        done = done | (_norm(image - z) <= tl.maximum(_TIGHT * _norm(image), _LEAST)).to(tl.int32)
+        z = image
+        index += 1
+        tl.debug_barrier()
+        tl.store(states + grid, z)
+        tl.debug_barrier()
+    tl.store(states + grid, z)  # Triton 3.6 compiles no loop of which a result is not used
+    return index, done
+
+
+@triton.jit
+def _solve_noisy(
+    states, value, mean, given, past, signals, copy, noise, draws, wide, n,
+    N: tl.constexpr, DEEP: tl.constexpr, TF32: tl.constexpr,
+):  # fmt: skip
+    """Solves under noise by the averaged rule, over the window at `past` and `signals`; leaves the means too."""
+    samples = tl.arange(0, _SAMPLES)
+    grid = samples[:, None] * N + tl.arange(0, N)[None, :]
+    z, done, index = tl.zeros([_SAMPLES, N], tl.float32), tl.where(samples < 0, 1, 0), tl.zeros([], tl.int32)
+    tl.store(states + grid, z)
+    state_sum, signal_sum = noise * tl.load(given + grid) * 0, tl.load(given + grid) * 0
+    tl.debug_barrier()
+    while (index < _STEPS) & (tl.sum(done, 0) < _SAMPLES):
+        s = _product(states, copy, tl.load(given + grid), wide, n, N, DEEP, False, TF32)
+        slot = index % _WINDOW * _SAMPLES * N + grid
+        full = (index >= _WINDOW) & (grid >= 0)
+        state_sum += z - tl.load(past + slot, mask=full, other=0.0)
+        signal_sum += s - tl.load(signals + slot, mask=full, other=0.0)
+        tl.debug_barrier()
+        tl.store(past + slot, z)
+        tl.store(signals + slot, s)
+        if index + 1 >= _WINDOW:
+            middle, image = state_sum / _WINDOW, tanh(signal_sum / _WINDOW)
+            going = (grid >= 0) & (done == 0)[:, None]
+            tl.store(value + grid, z, mask=going)
+            tl.store(mean + grid, middle, mask=going)
+            done = done | (_norm(image - middle) <= _LOOSE * _norm(image)).to(tl.int32)
+        z = tanh(s + noise * _norm(s)[:, None] * _normal(draws, index, N))
+        index += 1
+        tl.debug_barrier()
+        tl.store(states + grid, z)
+        tl.debug_barrier()
+    tl.store(states + grid, z)
+    return index, done
+
+
+@triton.jit
+def _last_step_back(
+    states, last, copy, out, signal, drawn, g, noise, wide, n, N: tl.constexpr, DEEP: tl.constexpr,
+    TF32: tl.constexpr,
+):  # fmt: skip
+    """Takes a cotangent over the last step, whose noise the readout sees; leaves its signal's at `last`."""
+    grid = tl.arange(0, _SAMPLES)[:, None] * N + tl.arange(0, N)[None, :]
+    steep = (1 - out * out) * g
+    direction = noise * signal / tl.maximum(_norm(signal)[:, None], _TINY)
+    v = steep + direction * tl.sum(drawn * steep, 1)[:, None]
+    tl.store(last + grid, v)
+    top = tl.maximum(tl.max(tl.abs(v), 1), _TINY)[:, None]  # float16 has few exponents
+    tl.store(states + grid, v / top)
+    tl.debug_barrier()
+    zero = tl.zeros([_SAMPLES, N], tl.float32)
+    before = _product(states, copy, zero, wide, n, N, DEEP, True, TF32) * top
+    tl.debug_barrier()
+    return before
+
+
+@triton.jit
+def _slopes(s, noise, draws, N: tl.constexpr, NOISY: tl.constexpr):
+    """Returns the parts of the Jacobian of the map, or of its mean over noise, as `attach` has them."""
+    size = _norm(s)[:, None]
+    slope, growth = tl.zeros([_SAMPLES, N], tl.float32), s * 0
+    if NOISY:
+        for draw in range(_DRAWS):
+            drawn = _normal(draws, _STEPS + 1 + draw, N)
+            moved = noise * size * drawn
+            up, down = tanh(s + moved), tanh(s - moved)
+            up, down = 1 - up * up, 1 - down * down
+            slope += (up + down) / (2 * _DRAWS)
+            growth += (up - down) * drawn / (2 * _DRAWS)
+    else:
+        slope = 1 - tanh(s) * tanh(s)
+    return slope, growth, noise * s / tl.maximum(size, _TINY)
+
+
+@triton.jit
+def _solve_adjoint(
+    states, past, copy, g, slope, growth, direction, wide, n, N: tl.constexpr, NOISY: tl.constexpr,
+    DEEP: tl.constexpr, TF32: tl.constexpr,
+):  # fmt: skip
+    """Solves ``w = W' (diag(slope) + direction growth') w + g``; returns the signals' cotangent, steps, done."""
+    samples = tl.arange(0, _SAMPLES)
+    grid = samples[:, None] * N + tl.arange(0, N)[None, :]
+    scale = tl.max(tl.abs(g), 1)
+    scale = tl.where(scale > 0, scale, 1.0)[:, None]
+    g = g / scale
+    w, done, index = g * 0, tl.where(samples < 0, 1, 0), tl.zeros([], tl.int32)
+    while (index < _STEPS) & (tl.sum(done, 0) < _SAMPLES):
+        tl.store(past + grid, w, mask=(grid >= 0) & (done == 0)[:, None])
+        v = slope * w
+        if NOISY:
+            v += direction * tl.sum(growth * w, 1)[:, None]
+        tl.store(states + grid, v)
+        tl.debug_barrier()
+        image = _product(states, copy, g, wide, n, N, DEEP, True, TF32)
+        done = done | (_norm(image - w) <= tl.maximum(_TIGHT * _norm(image), _LEAST)).to(tl.int32)
+        w = image
+        index += 1
+        tl.debug_barrier()
+    tl.store(states + grid, w)
+    w = tl.load(past + grid)
+    w = tl.where((_norm(w) <= _RUN_OFF * _norm(g))[:, None], w, g) * scale  # what overflowed is not less
+    v = slope * w
+    if NOISY:
+        v += direction * tl.sum(growth * w, 1)[:, None]
+    return v, index, done
+
+
+@triton.jit
+def _step_equilibrium(
+    weights, first, second, W, b, c, copy, states, mean, value, back, injected, v, u, images, rate, root, wide, n,
+    p: tl.constexpr, N: tl.constexpr, NOISY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TF32: tl.constexpr,
+):  # fmt: skip
+    """Steps all weights but the readout's by the signals' cotangent v, and that of the last one at `back`."""
+    SLOT: tl.constexpr = _SAMPLES * N
+    columns = tl.arange(0, N)
+    grid, inside = tl.arange(0, _SAMPLES)[:, None] * N + columns[None, :], columns < wide
+    if NOISY:
+        tl.store(back + grid, v)
+        v += tl.load(back + SLOT + grid)
+    else:
+        tl.store(back + SLOT + grid, v)
+    _adam(weights, first, second, b + columns, inside, tl.sum(v, 0), rate, root)
+    v = tl.where(tl.load(injected + grid) > 0, v, 0.0)
+    _adam(weights, first, second, c + columns, inside, tl.sum(v, 0), rate, root)
+    tl.store(states + grid, v)
+    tl.debug_barrier()
+    if NOISY:  # of the mean map and of the last step
+        _adam_outer(weights, first, second, W, copy, back, mean, rate, root, wide, n, N, 2 * _SAMPLES, ROWS,
+                    COLUMNS, True, TF32)  # fmt: skip
+    else:
+        _adam_outer(weights, first, second, W, copy, back + SLOT, value, rate, root, wide, n, N, _SAMPLES,
+                    ROWS, COLUMNS, True, TF32)  # fmt: skip
+    _adam_input(weights, first, second, states, u, images, rate, root, wide, p, N, ROWS, COLUMNS, TF32)
+
+
 @triton.jit(do_not_specialize=VARYING)
 def train_equilibria(
     weights, first, second, u, labels, orders, rates, members, numbers, amplitudes, scratch, losses,
@@ -188,31 +360,14 @@ def train_equilibria(
     N: tl.constexpr, NOISY: tl.constexpr, DEEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TF32: tl.constexpr,
 ):  # fmt: skip
-    """Takes updates of equilibrium models.
-
-    Args:
-        weights, first, second: of all members, and the moments of Adam, `total` numbers a member.
-        u, labels: all images, ``(N, p)``, and their classes.
-        orders: of the images by seed, updates and place in the batch; `row` updates a seed.
-        rates: of Adam, with the correction of its second moment, for every update.
-        members: those of this launch.
-        numbers: width, seed's place and layers of every member.
-        amplitudes: of the noise for a signal of norm one.
-        scratch: of a program.
-        losses: to which those of the updates are added.
-        copies: of all W, which the solves read.
-        counts: to which steps and unsettled samples of the solves are added, forward and backward.
-    """
+    """Takes updates of equilibrium models."""
     SLOT: tl.constexpr = _SAMPLES * N
     program = tl.program_id(0)
     member = tl.load(members + program)
     width, own = tl.load(numbers + 3 * member), tl.load(numbers + 3 * member + 1)
     wide, a = (width + 15) // 16 * 16, tl.load(amplitudes + member)
-    weights, first, second = (
-        weights + member.to(tl.int64) * total,
-        first + member.to(tl.int64) * total,
-        second + member.to(tl.int64) * total,
-    )
+    place = member.to(tl.int64) * total
+    weights, first, second = weights + place, first + place, second + place
     c, W = n * p, n * p + n
     copy = copies + member.to(tl.int64) * n * n
     b, C, e = W + n * n, W + n * n + n, W + n * n + n + q * n
@@ -233,117 +388,90 @@ def train_equilibria(
         tl.store(injected + grid, r)
         x = r + tl.load(weights + b + columns, mask=inside, other=0.0)[None, :]
         tl.store(given + grid, x)
-        # One name each: what is the same value before a loop, Triton takes for one that does not change in it.
-        z, done = x * 0, tl.where(samples < 0, 1, 0)
-        index = tl.zeros([], tl.int32)
-        state_sum, signal_sum = r * 0, tl.zeros([_SAMPLES, N], tl.float32)
-        tl.store(states + grid, z)
         tl.debug_barrier()
-        while (index < _STEPS) & (tl.sum(done, 0) < _SAMPLES):
-            s = _product(states, copy, tl.load(given + grid), wide, n, N, DEEP, False, TF32)
-            if NOISY:
-                slot = index % _WINDOW * SLOT + grid
-                full = (index >= _WINDOW) & (grid >= 0)
-                state_sum += z - tl.load(past + slot, mask=full, other=0.0)
-                signal_sum += s - tl.load(signals + slot, mask=full, other=0.0)
-                tl.debug_barrier()
-                tl.store(past + slot, z)
-                tl.store(signals + slot, s)
-                if index + 1 >= _WINDOW:
-                    middle, image = state_sum / _WINDOW, tanh(signal_sum / _WINDOW)
-                    going = (grid >= 0) & (done == 0)[:, None]
-                    tl.store(value + grid, z, mask=going)
-                    tl.store(mean + grid, middle, mask=going)
-                    done = done | (_norm(image - middle) <= _LOOSE * _norm(image)).to(tl.int32)
-                z = tanh(s + noise * _norm(s)[:, None] * _normal(draws, index, N))
-            else:
-                image = tanh(s)
-                tl.store(value + grid, z, mask=(grid >= 0) & (done == 0)[:, None])
-                done = done | (_norm(image - z) <= tl.maximum(_TIGHT * _norm(image), _LEAST)).to(tl.int32)
-                z = image
-            index += 1
-            tl.debug_barrier()
-            tl.store(states + grid, z)
-            tl.debug_barrier()
-        tl.store(states + grid, z)  # Triton 3.6 compiles no loop of which a result is not used
+        if NOISY:
+            index, done = _solve_noisy(states, value, mean, given, past, signals, copy, noise, draws, wide, n, N,
+                                       DEEP, TF32)  # fmt: skip
+        else:
+            index, done = _solve_plain(states, value, given, copy, wide, n, N, DEEP, TF32)
         _count(counts + 4 * member, index, done)
         target = tl.load(labels + images)
-        if NOISY:
-            signal = _product(value, copy, tl.load(given + grid), wide, n, N, DEEP, False, TF32)
-            drawn, size = _normal(draws, _STEPS, N), _norm(signal)[:, None]
-            out = tanh(signal + noise * size * drawn)
-        else:
-            out = tl.load(value + grid)
+        s = _product(value, copy, tl.load(given + grid), wide, n, N, DEEP, False, TF32)
+        drawn = _normal(draws, _STEPS, N)
+        out = tanh(s + noise * _norm(s)[:, None] * drawn) if NOISY else tl.load(value + grid)
         loss, g = _read_out(weights, first, second, C, e, out, target, rate, root, wide, n, q, N, TF32)
         tl.store(losses + member, tl.load(losses + member) + loss)
         if NOISY:
-            steep = (1 - out * out) * g
-            last = steep + noise * signal / tl.maximum(size, _TINY) * tl.sum(drawn * steep, 1)[:, None]
-            tl.store(back + SLOT + grid, last)
-            top = tl.maximum(tl.max(tl.abs(last), 1), _TINY)[:, None]  # float16 has few exponents
-            tl.store(states + grid, last / top)
-            tl.debug_barrier()
-            zero = tl.zeros([_SAMPLES, N], tl.float32)
-            g = _product(states, copy, zero, wide, n, N, DEEP, True, TF32) * top
-            tl.debug_barrier()
+            g = _last_step_back(states, back + SLOT, copy, out, s, drawn, g, noise, wide, n, N, DEEP, TF32)
             s = _product(mean, copy, tl.load(given + grid), wide, n, N, DEEP, False, TF32)
-            size = _norm(s)[:, None]
-            slope, growth = tl.zeros([_SAMPLES, N], tl.float32), tl.zeros([_SAMPLES, N], tl.float32)
-            for draw in range(_DRAWS):
-                drawn = _normal(draws, _STEPS + 1 + draw, N)
-                moved = noise * size * drawn
-                up, down = tanh(s + moved), tanh(s - moved)
-                up, down = 1 - up * up, 1 - down * down
-                slope += up + down
-                growth += (up - down) * drawn
-            slope, growth = slope / (2 * _DRAWS), growth / (2 * _DRAWS)
-            direction = noise * s / tl.maximum(size, _TINY)
-        else:
-            s = tanh(_product(value, copy, tl.load(given + grid), wide, n, N, DEEP, False, TF32))
-            slope = 1 - s * s
-            growth, direction = slope, slope
-        scale = tl.max(tl.abs(g), 1)
-        scale = tl.where(scale > 0, scale, 1.0)[:, None]
-        g = g / scale
-        w, done = g * 0, tl.where(samples < 0, 1, 0)
-        index = tl.zeros([], tl.int32)
-        while (index < _STEPS) & (tl.sum(done, 0) < _SAMPLES):
-            tl.store(past + grid, w, mask=(grid >= 0) & (done == 0)[:, None])
-            v = slope * w
-            if NOISY:
-                v += direction * tl.sum(growth * w, 1)[:, None]
-            tl.store(states + grid, v)
-            tl.debug_barrier()
-            image = _product(states, copy, g, wide, n, N, DEEP, True, TF32)
-            done = done | (_norm(image - w) <= tl.maximum(_TIGHT * _norm(image), _LEAST)).to(tl.int32)
-            w = image
-            index += 1
-            tl.debug_barrier()
-        tl.store(states + grid, w)
+        slope, growth, direction = _slopes(s, noise, draws, N, NOISY)
+        v, index, done = _solve_adjoint(states, past, copy, g, slope, growth, direction, wide, n, N, NOISY, DEEP,
+                                        TF32)  # fmt: skip
         _count(counts + 4 * member + 2, index, done)
-        w = tl.load(past + grid)
-        w = tl.where((_norm(w) <= _RUN_OFF * _norm(g))[:, None], w, g) * scale  # what overflowed is not less
-        v = slope * w
-        if NOISY:
-            v += direction * tl.sum(growth * w, 1)[:, None]
-            tl.store(back + grid, v)
-            v += tl.load(back + SLOT + grid)
-        else:
-            tl.store(back + SLOT + grid, v)
-        _adam(weights, first, second, b + columns, inside, tl.sum(v, 0), rate, root)
-        v = tl.where(tl.load(injected + grid) > 0, v, 0.0)
-        _adam(weights, first, second, c + columns, inside, tl.sum(v, 0), rate, root)
-        tl.store(states + grid, v)
-        tl.debug_barrier()
-        if NOISY:
-            _adam_outer(weights, first, second, W, copy, back, mean, rate, root, wide, n, N, 2 * _SAMPLES, ROWS,
-                        COLUMNS, True, TF32)  # fmt: skip
-        else:
-            _adam_outer(weights, first, second, W, copy, back + SLOT, value, rate, root, wide, n, N, _SAMPLES,
-                        ROWS, COLUMNS, True, TF32)  # fmt: skip
-        _adam_input(weights, first, second, states, u, images, rate, root, wide, p, N, ROWS, COLUMNS, TF32)
+        _step_equilibrium(weights, first, second, W, b, c, copy, states, mean, value, back, injected, v, u, images,
+                          rate, root, wide, n, p, N, NOISY, ROWS, COLUMNS, TF32)  # fmt: skip
         update += 1
         tl.debug_barrier()
+
+
+@triton.jit
+def _layers_forward(
+    weights, W, b, states, signals, x, layers, inject, noise, draws, wide, n,
+    N: tl.constexpr, NOISY: tl.constexpr, DEEP: tl.constexpr, TF32: tl.constexpr,
+):  # fmt: skip
+    """Computes all layers, leaves their states and signals and returns the last state."""
+    SLOT: tl.constexpr = _SAMPLES * N
+    columns = tl.arange(0, N)
+    grid, z = tl.arange(0, _SAMPLES)[:, None] * N + columns[None, :], x
+    tl.store(states + grid, z)
+    tl.debug_barrier()
+    layer = tl.zeros([], tl.int32)
+    while layer < layers:
+        bias = tl.load(weights + b + layer * n + columns, mask=columns < wide, other=0.0)[None, :]
+        s = _product(states + layer * SLOT, weights + W + layer * n * n, inject * x + bias, wide, n, N, DEEP,
+                     False, TF32)  # fmt: skip
+        tl.store(signals + layer * SLOT + grid, s)
+        if NOISY:
+            s += noise * _norm(s)[:, None] * _normal(draws, layer, N)
+        z = tanh(s)
+        tl.store(states + (layer + 1) * SLOT + grid, z)
+        tl.debug_barrier()
+        layer += 1
+    return z
+
+
+@triton.jit
+def _layers_back(
+    weights, first, second, W, b, states, signals, back, g, layers, inject, noise, draws, rate, root, wide, n,
+    N: tl.constexpr, NOISY: tl.constexpr, DEEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TF32: tl.constexpr,
+):  # fmt: skip
+    """Takes a cotangent back over all layers and steps their weights; returns that of the projected input."""
+    SLOT: tl.constexpr = _SAMPLES * N
+    columns = tl.arange(0, N)
+    grid = tl.arange(0, _SAMPLES)[:, None] * N + columns[None, :]
+    inside = columns < wide
+    layer = layers + tl.zeros([], tl.int32)
+    given = tl.zeros([_SAMPLES, N], tl.float32)
+    while layer > 0:
+        layer -= 1
+        z = tl.load(states + (layer + 1) * SLOT + grid)
+        v = (1 - z * z) * g
+        if NOISY:
+            s = tl.load(signals + layer * SLOT + grid)
+            size = tl.maximum(_norm(s), _TINY)[:, None]
+            v += noise * s / size * tl.sum(_normal(draws, layer, N) * v, 1)[:, None]
+        given += inject * v
+        tl.store(back + grid, v)
+        tl.debug_barrier()
+        zero = tl.zeros([_SAMPLES, N], tl.float32)
+        g = _product(back, weights + W + layer * n * n, zero, wide, n, N, DEEP, True, TF32)
+        tl.debug_barrier()
+        _adam(weights, first, second, b + layer * n + columns, inside, tl.sum(v, 0), rate, root)
+        _adam_outer(weights, first, second, W + layer * n * n, weights, back, states + layer * SLOT, rate,
+                    root, wide, n, N, _SAMPLES, ROWS, COLUMNS, False, TF32)  # fmt: skip
+        tl.debug_barrier()
+    return g + given
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -354,12 +482,7 @@ def train_feed_forward(
     N: tl.constexpr, NOISY: tl.constexpr, DEEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TF32: tl.constexpr,
 ):  # fmt: skip
-    """Takes updates of feed-forward networks, each of its own depth; arguments as of `train_equilibria`.
-
-    Args:
-        depth: of the deepest.
-        injects: one where the input is added in every layer.
-    """
+    """Takes updates of feed-forward networks, each of its own depth."""
     SLOT: tl.constexpr = _SAMPLES * N
     program = tl.program_id(0)
     member = tl.load(members + program)
@@ -369,11 +492,8 @@ def train_feed_forward(
         tl.load(numbers + 3 * member + 2),
     )
     wide, a, inject = (width + 15) // 16 * 16, tl.load(amplitudes + member), tl.load(injects + member)
-    weights, first, second = (
-        weights + member.to(tl.int64) * total,
-        first + member.to(tl.int64) * total,
-        second + member.to(tl.int64) * total,
-    )
+    place = member.to(tl.int64) * total
+    weights, first, second = weights + place, first + place, second + place
     c, W = n * p, n * p + n
     b = W + depth * n * n
     C = b + depth * n
@@ -391,53 +511,14 @@ def train_feed_forward(
         rate, root = tl.load(rates + 2 * update), tl.load(rates + 2 * update + 1)
         draws = seed + member.to(tl.int64) * 1_000_003 * 4096 + update
         x = _encode(u, images, weights, weights + c, wide, p, N, DEEP, TF32)
-        z = x
-        tl.store(states + grid, z)
-        tl.debug_barrier()
-        layer = tl.zeros([], tl.int32)
-        while layer < layers:
-            bias = tl.load(weights + b + layer * n + columns, mask=inside, other=0.0)[None, :]
-            s = _product(
-                states + layer * SLOT,
-                weights + W + layer * n * n,
-                inject * x + bias,
-                wide,
-                n,
-                N,
-                DEEP,
-                False,
-                TF32,
-            )
-            tl.store(signals + layer * SLOT + grid, s)
-            if NOISY:
-                s += noise * _norm(s)[:, None] * _normal(draws, layer, N)
-            z = tanh(s)
-            tl.store(states + (layer + 1) * SLOT + grid, z)
-            tl.debug_barrier()
-            layer += 1
+        z = _layers_forward(weights, W, b, states, signals, x, layers, inject, noise, draws, wide, n, N, NOISY,
+                            DEEP, TF32)  # fmt: skip
         target = tl.load(labels + images)
         loss, g = _read_out(weights, first, second, C, e, z, target, rate, root, wide, n, q, N, TF32)
         tl.store(losses + member, tl.load(losses + member) + loss)
-        given = tl.zeros([_SAMPLES, N], tl.float32)
-        while layer > 0:
-            layer -= 1
-            z = tl.load(states + (layer + 1) * SLOT + grid)
-            v = (1 - z * z) * g
-            if NOISY:
-                s = tl.load(signals + layer * SLOT + grid)
-                size = tl.maximum(_norm(s), _TINY)[:, None]
-                v += noise * s / size * tl.sum(_normal(draws, layer, N) * v, 1)[:, None]
-            given += inject * v
-            tl.store(back + grid, v)
-            tl.debug_barrier()
-            zero = tl.zeros([_SAMPLES, N], tl.float32)
-            g = _product(back, weights + W + layer * n * n, zero, wide, n, N, DEEP, True, TF32)
-            tl.debug_barrier()
-            _adam(weights, first, second, b + layer * n + columns, inside, tl.sum(v, 0), rate, root)
-            _adam_outer(weights, first, second, W + layer * n * n, weights, back, states + layer * SLOT, rate,
-                        root, wide, n, N, _SAMPLES, ROWS, COLUMNS, False, TF32)  # fmt: skip
-            tl.debug_barrier()
-        v = tl.where(x > 0, g + given, 0.0)
+        g = _layers_back(weights, first, second, W, b, states, signals, back, g, layers, inject, noise, draws,
+                         rate, root, wide, n, N, NOISY, DEEP, ROWS, COLUMNS, TF32)  # fmt: skip
+        v = tl.where(x > 0, g, 0.0)
         _adam(weights, first, second, c + columns, inside, tl.sum(v, 0), rate, root)
         tl.store(back + grid, v)
         tl.debug_barrier()
