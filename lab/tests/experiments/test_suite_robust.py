@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from wellposed_lab.cache import CACHE
+from wellposed_lab.config import Schedule
 from wellposed_lab.engine.claims import NotATarget, load_claims
 from wellposed_lab.engine.experiment import get_suite
 from wellposed_lab.engine.runner import Order, run_suite
@@ -15,16 +16,18 @@ from wellposed_lab.engine.store import Store, Value
 from wellposed_lab.experiments.attack.plan import PRINTED
 from wellposed_lab.experiments.attack.run import AttackRun, surrogate, white_attack
 from wellposed_lab.experiments.robust.bounds import random_loops, reached
+from wellposed_lab.experiments.robust.certified_loops import LoopTrainer, Recipe
 from wellposed_lab.experiments.robust.certified_training import CertifiedRun
-from wellposed_lab.experiments.robust.mondeq import STEPWISE, Loops, monotone_units
+from wellposed_lab.experiments.robust.mondeq import STEPWISE, Loops
 from wellposed_lab.networks.trained import Dense, ImageNetwork, ResidualNetwork
 from wellposed_lab.report import write_report
 
-from wellposed.data import MissingDataError
+from wellposed.data import MissingDataError, load_images
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
-from wellposed.robust import Box, lipschitz
+from wellposed.robust import Box, Crown, certified, lipschitz
 from wellposed.robust.attacks import fgsm
+from wellposed.training import Checkpoint
 
 
 def carried_out(name, folder):
@@ -128,16 +131,68 @@ def test_proofs_for_loops_at_tiny_scale(tmp_path):
         assert "% clean" in told
 
 
-def test_contracting_loops_are_monotone_in_other_units():
-    model, other = (Loops(kind, 30).build((1, 2, 3), 0).double() for kind in ("inf", "monotone"))
+PAIR = Recipe(0.05), Recipe(0.05, lines=1.0)  # by intervals and by lines
+
+
+def loop_trainer(kind="monotone", recipes=PAIR, sweeps=60):
+    model = Loops(kind, 12).build((1, 8, 8), 0)
     with torch.no_grad():
-        model.state.raw.mul_(torch.logspace(-1, 1, 30, dtype=torch.float64)).abs_().mul_(5)
-        model.bias.uniform_(-1, 1)
-    A, u = model.A.detach(), torch.rand(4, 6, dtype=torch.float64)
-    assert float(torch.linalg.eigvalsh((A + A.mT) / 2)[-1]) > 1
-    monotone_units(model, other)
-    torch.testing.assert_close(other(u), model(u), rtol=1e-3, atol=1e-4)
-    assert float(torch.linalg.eigvalsh((other.state.raw + other.state.raw.mT).detach() / 2)[-1]) < 0.9002
+        model.bias.uniform_(-0.1, 0.1, generator=torch.Generator().manual_seed(1))
+    return LoopTrainer(model, recipes, sweeps)
+
+
+@torch.no_grad()
+def test_what_training_bounds_holds_what_is_reached():
+    trainer, generator = loop_trainer(), torch.Generator().manual_seed(0)
+    u, target = torch.rand(5, 64, generator=generator), torch.tensor([0, 1, 2, 3, 4])
+    lower, upper = (u - 0.05).clamp(min=0).expand(2, 5, 64), (u + 0.05).clamp(max=1).expand(2, 5, 64)
+    clean, (intervals, lines) = trainer.margins(u, lower, upper, target, torch.tensor([0.0, 1.0]), 60)
+    y = trainer.outputs(u.expand(2, 5, 64))
+    torch.testing.assert_close(clean, y - y.gather(2, target.expand(2, 5)[..., None]))
+    corners = torch.rand(400, 64, generator=generator).round()
+    reached = [trainer.outputs(lower + corner * (upper - lower))[0] for corner in corners]
+    most = torch.stack([y - y.gather(1, target[:, None]) for y in reached]).amax(0)
+    assert bool((most <= lines + 1e-5).all()) and bool((most <= intervals + 1e-5).all())
+    assert float((lines - most).mean()) < 0.5 * float((intervals - most).mean())
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path, monkeypatch):
+    given, schedule = load_images("digits", "fit"), Schedule(0, 4, 64, 1e-2)
+    u, target = given.flat()[:256], given.labels[:256]
+    whole, stopped, resumed = (loop_trainer(sweeps=2) for _ in range(3))
+    whole.train(u, target, schedule)
+    monkeypatch.setattr("wellposed_lab.experiments.robust.certified_loops.SAVE", 0.0)
+    saves, save = [], Checkpoint.save
+
+    def interrupted(file, state):
+        save(file, state)
+        saves.append(state["epoch"])
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoint, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train(u, target, schedule, Checkpoint(tmp_path / "run"))
+    resumed.train(u, target, schedule, Checkpoint(tmp_path / "run"))
+    assert saves == [1, 2, 3, 4]
+    for one, other in zip(whole.weights, resumed.weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert not torch.equal(whole.weights[1], stopped.weights[1])
+
+
+@pytest.mark.parametrize("kind", ["inf", "monotone"])
+def test_bounds_train_loops_under_their_own_condition(kind):
+    recipes = Recipe(0.05, share=0.0), Recipe(0.05, lines=1.0), Recipe(0.05, lines=1.0, shrink=0.5)
+    trainer = loop_trainer(kind, recipes, sweeps=6)
+    seen, held = load_images("digits", "fit"), load_images("digits", "holdout")
+    trainer.train(seen.flat(), seen.labels, Schedule(0, 8, 128, 2e-2))
+    clean, certified_share = trainer.judged(held.flat(), held.labels, 0.05)
+    assert float(clean.min()) > 0.85 and bool((certified_share[1:] > certified_share[0] + 0.1).all())
+    trainer.member(1)
+    model = trainer.model.double()
+    assert str(model.form(detach=True).certificate()).count("holds") == 1
+    proven = certified(model.form(detach=True), Box.around(held.flat().double(), 0.05), held.labels, Crown())
+    assert float(proven.double().mean()) >= float(certified_share[1]) - 0.01
 
 
 @pytest.mark.parametrize("network", [Loops("mondeq", 5), Loops("mondeq", channels=2)])

@@ -105,6 +105,13 @@ class Certificate:
         return table
 
 
+def _not_nan(_: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """Refuses what is in every range, as no comparison with it holds."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("a number of seconds is needed, which nan is not", param=param)
+    return value
+
+
 @click.command()
 @click.argument("network", required=False, metavar="[SOURCE]")
 @click.option("--model", metavar="SOURCE", help="A file, module:factory or reference:NAME; or as the argument.")
@@ -124,6 +131,7 @@ class Certificate:
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
+    callback=_not_nan,
     help="Seconds for the bounds of 50 samples; with --complete, of every sample left open; of every property.",
 )
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run with --complete ended.")
@@ -162,7 +170,7 @@ def certify(
         journal = (
             _journal(out, {"model": _digest_of(given.model), **about}, resume) if complete or resume else None
         )
-        with threads_for(max(form.sizes)):
+        with _resumable(journal), threads_for(max(form.sizes)):
             examination = examine_radii(
                 given.model, form, given.u, given.target, wanted, method=method, steps=steps, complete=seconds,
                 known=journal, tell=tell, **options,
@@ -198,6 +206,17 @@ def _journal(out: Path, about: dict[str, Any], resume: bool) -> Journal:
         raise RefusedError(f"{error} (leave --resume out, or give another --out)") from error
 
 
+@contextlib.contextmanager
+def _resumable(journal: Journal | None) -> Iterator[None]:
+    """Says after Ctrl-C where the finished proofs are."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if journal:
+            click.echo(f"finished proofs are in {journal.path}; the same command with --resume goes on", err=True)
+        raise
+
+
 def _digest(*values: Tensor) -> str:
     """Returns a checksum of tensors and their shapes."""
     total = hashlib.sha256()
@@ -225,7 +244,7 @@ def _certify_properties(
     seconds = COMPLETE if budget is None else budget
     about = {"model": _digest_of(model), "complete": complete}
     journal, rows = _journal(out, about, resume), []
-    with _bounded(), progress(len(paths), quiet) as tell:
+    with _bounded(), _resumable(journal), progress(len(paths), quiet) as tell:
         for path, one in zip(paths, properties, strict=True):
             key = hashlib.sha256(path.read_bytes()).hexdigest()
             if key not in journal or (journal[key]["status"] == "undecided" and journal[key]["budget"] < seconds):

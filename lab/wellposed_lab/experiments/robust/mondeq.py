@@ -5,26 +5,23 @@ measures what bounds by norms, boxes of continuation, optimised slopes and branc
 attack leaves, on the same images.
 """
 
-import copy
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wellposed.data.images import Images
 from wellposed.errors import IllPosedError, MissingExtraError
 from wellposed.forms import ImplicitForm
 from wellposed.models import ImplicitModel
-from wellposed.robust import Box, CertifiedLoss, Crown, MethodError, Ramp, certified
+from wellposed.robust import Box, Crown, MethodError, certified
 from wellposed.robust.attacks import pgd
 from wellposed.robust.certification import branch_and_bound
-from wellposed.training import fit
-from wellposed_lab.cache import cached
+from wellposed.training import Checkpoint, fit
 from wellposed_lab.config import Scale, Schedule
 from wellposed_lab.engine.claims import Measure
 from wellposed_lab.engine.experiment import Figure, Suite
@@ -36,7 +33,6 @@ from wellposed_lab.report.findings import median_of
 
 Kind = Literal["mondeq", "monotone", "spectral", "inf"]
 MARGIN = 20.0  # of monotonicity, as the published networks have it
-CLIP = 8.0  # of the norm of gradients of certified training
 FEW = 100  # states that a processor bounds as fast as a device
 STRIDE = 3  # of the convolution that reads the image
 
@@ -173,7 +169,7 @@ class LoopRun(Run):
         network: what is trained.
         schedule: of the training.
         radius: of certified training (`BoundedLoopRun`); 0 for plain training.
-        share: of the bound in the loss.
+        share: of the bound in the loss, of earlier records.
         points: radii of the test.
         samples: test images.
         slopes: whether slopes are optimised, which takes long for many states.
@@ -192,29 +188,60 @@ class LoopRun(Run):
     seconds: float = 1.0
     part: int = 50
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    resumable: ClassVar[bool] = True
     not_identity: ClassVar[tuple[str, ...]] = ("role", "part")
 
     @property
     def labels(self) -> tuple[str, str, str | None]:
         return self.data, self.network.name + ("-certified" if self.radius else ""), None
 
+    @property
+    def small(self) -> bool:
+        """Whether steps of the training are small, so that on a device they would wait for launches."""
+        return self.network.states > 0
+
     def device_for(self, wanted: str) -> str:
         """Returns the processor for few states, which it bounds as fast."""
-        few = 0 < self.network.states <= FEW and not self.radius
+        few = self.small and self.network.states <= FEW
         return "cpu" if few else super().device_for(wanted)
 
     def execute(self, runs: Sequence[Self], context: Context) -> list[Result]:
-        return [run.measured(context.device) for run in runs]
+        return [run.measured(context) for run in runs]
 
-    def measured(self, device: str) -> Result:
-        """Trains and returns all numbers."""
-        start = time.monotonic()
-        small = self.network.states > 0 and not self.radius
-        where = "cpu" if small else device  # small steps would wait for launches
+    def build(self, shape: tuple[int, int, int]) -> Any:
+        """Builds the network with random weights."""
+        return self.network.build(shape, self.seed)
+
+    def train(self, model: Any, checkpoint: Checkpoint | None) -> None:
+        """Trains by Adam, with cosine decay."""
+        seen = images(self.data, "train")
+        seen = seen.subset(self.schedule.images, self.seed) if self.schedule.images < len(seen) else seen
+        fit(model, (seen.flat(), seen.labels), F.cross_entropy, epochs=self.schedule.epochs,
+            batch_size=self.schedule.batch_size, seed=self.seed, schedule="cosine", checkpoint=checkpoint,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, self.schedule.learning_rate),
+            device=next(model.parameters()).device, progress=False)  # fmt: skip
+
+    def trained(self, context: Context) -> Any:
+        """Builds and trains the network; at the scale paper its weights are cached on disk."""
+        depth, height, width = images(self.data, "test").pixels.shape[1:]
+        model = self.build((depth, height, width)).to("cpu" if self.small else context.device)
         weights = replace(self, suite="", role="ours", points=(), samples=0, slopes=False, seconds=0.0, part=0)
-        model = _trained(weights, where)
+        train = partial(self.train, model, context.checkpoint([self]))
+        if self.scale == "paper":
+            train_or_load(f"{self.data}-{self.labels[1]}", weights, model, train)
+        else:
+            train()
+        return model.eval()
+
+    def facts(self, model: Any, form: ImplicitForm) -> dict[str, str]:
+        """Returns what the record says of the trained network."""
+        return {"certificate": str(form.certificate())}
+
+    def measured(self, context: Context) -> Result:
+        """Trains and returns all numbers."""
+        device, start = context.device, time.monotonic()
+        model = self.trained(context).double().to(device)
         trained = time.monotonic() - start
-        model = copy.deepcopy(model).double().to(device)
         with torch.no_grad():
             form = model.form()
         test = images(self.data, "test")
@@ -227,7 +254,7 @@ class LoopRun(Run):
             left = clean & ~attack.success
             values += [Value("attacked_accuracy", _share(left), epsilon)]
             values += self._at(form, u, target, left, epsilon)
-        return Result(tuple(values), facts={"certificate": str(form.certificate())})
+        return Result(tuple(values), facts=self.facts(model, form))
 
     def _at(self, form: ImplicitForm, u: Tensor, target: Tensor, left: Tensor, epsilon: float) -> list[Value]:
         values: list[Value] = []
@@ -285,92 +312,6 @@ class LoopRun(Run):
 
 def _share(marks: Tensor) -> float:
     return float(marks.double().mean())
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundedLoopRun(LoopRun):
-    """The same after certified training, by intervals swept through the loop.
-
-    Intervals settle where |A| has a spectral radius below one, and such a loop is monotone in other units of its
-    states (`monotone_units`). So a monotone loop is one that was trained under |A|_inf < 1, the same map, written
-    in these units.
-
-    Args:
-        sweeps: of intervals.
-        tuning: of a second training of a monotone loop under its own condition; None for none.
-    """
-
-    sweeps: int = 8
-    tuning: Schedule | None = None
-
-
-@cached
-def _trained(run: LoopRun, device: str) -> Any:
-    """Trains by Adam; the learning rate falls by a cosine, in certified training once the radius has grown."""
-    whole = images(run.data, "train")
-    whole = whole.subset(run.schedule.images, run.seed) if run.schedule.images < len(whole) else whole
-    depth, height, width = whole.pixels.shape[1:]
-    model = run.network.build((depth, height, width), run.seed).to(device)
-
-    def train() -> None:
-        if not isinstance(run, BoundedLoopRun):
-            _fit(model, whole, run.schedule, F.cross_entropy, run.seed)
-        elif run.network.kind == "inf":
-            batches = run.schedule.epochs * -(-len(whole) // run.schedule.batch_size)
-            ramp = Ramp(run.radius, warmup=batches // 40, steps=batches // 2)
-            _fit(
-                model,
-                whole,
-                run.schedule,
-                CertifiedLoss(model, ramp, share=run.share, sweeps=run.sweeps),
-                run.seed,
-            )
-        else:
-            first = _trained(replace(run, network=replace(run.network, kind="inf"), tuning=None), device)
-            assert isinstance(model, ImplicitModel)
-            monotone_units(first, model)
-            if run.tuning is not None:
-                loss = CertifiedLoss(model, run.radius, share=run.share, sweeps=run.sweeps)
-                _fit(model, whole, run.tuning, loss, run.seed)
-
-    if run.scale == "paper":
-        train_or_load(f"{run.data}-{run.labels[1]}", run, model, train)
-    else:
-        train()
-    return model.eval()
-
-
-def _fit(model: nn.Module, seen: Images, schedule: Schedule, loss: Any, seed: int) -> None:
-    bounded = isinstance(loss, CertifiedLoss)
-
-    def falling(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        rate = lambda epoch: 0.5 + 0.5 * math.cos(math.pi * max(0.0, 2 * epoch / schedule.epochs - 1))  # noqa: E731
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-
-    fit(model, (seen.flat(), seen.labels), loss, epochs=schedule.epochs, batch_size=schedule.batch_size, seed=seed,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, schedule.learning_rate),
-        schedule=falling if bounded else "cosine", clip=CLIP if bounded else None,
-        device=next(model.parameters()).device, progress=False)  # fmt: skip
-
-
-@torch.no_grad()
-def monotone_units(model: ImplicitModel, other: ImplicitModel) -> None:
-    """Gives a monotone model the weights of one with |A|_inf < 1, in units of the states in which it is monotone.
-
-    For positive r and l, ``|A| r <= t r`` and ``|A|' l <= t l``, the largest eigenvalue of the symmetric part of
-    ``D A D^-1``, ``D = diag(sqrt(l / r))``, is at most t: that of ``D |A| D^-1`` takes ``sqrt(l r)`` to at most t
-    times itself.
-    """
-    A = model.A.double()
-    eye = torch.eye(len(A), dtype=A.dtype, device=A.device)
-    gap = (float(A.abs().sum(1).max()) + 1e-4) * eye - A.abs()
-    right, left = (torch.linalg.solve(part, eye.sum(1)) for part in (gap, gap.mT))
-    unit = (left / right).sqrt()
-    other.state.raw.copy_(unit[:, None] * A / unit)
-    other.B.copy_(unit[:, None] * model.B)
-    other.C.copy_(model.C / unit)
-    if model.bias is not None and other.bias is not None:
-        other.bias.copy_(unit * model.bias)
 
 
 CONDITIONS: tuple[Kind, ...] = ("monotone", "spectral", "inf")
@@ -464,7 +405,7 @@ def _thresholds() -> tuple[Threshold, ...]:
     return tuple(limits)
 
 
-def _figure(title: str, metric: str, quantity: str = "share of images") -> Figure:
+def figure(title: str, metric: str, quantity: str = "share of images") -> Figure:
     return Figure(title, ("mnist", "cifar10", "digits"), metric, "epsilon", log="", quantity=quantity)
 
 
@@ -477,114 +418,14 @@ SUITE = Suite(
     plan=plan,
     seeds={"tiny": 1, "default": 1, "paper": 1},
     figures=(
-        _figure("Certified accuracy by norms", "certified_norms"),
-        _figure("Certified accuracy by continuation", "certified_continuation"),
-        _figure("Certified accuracy with slopes optimised", "certified_slopes"),
-        _figure("Certified accuracy by branch and bound", "certified_complete"),
-        _figure("Attacked accuracy", "attacked_accuracy"),
-        _figure("Time of continuation", "seconds_continuation", "seconds an image"),
+        figure("Certified accuracy by norms", "certified_norms"),
+        figure("Certified accuracy by continuation", "certified_continuation"),
+        figure("Certified accuracy with slopes optimised", "certified_slopes"),
+        figure("Certified accuracy by branch and bound", "certified_complete"),
+        figure("Attacked accuracy", "attacked_accuracy"),
+        figure("Time of continuation", "seconds_continuation", "seconds an image"),
     ),
     findings=findings,
     thresholds=_thresholds(),
     differs="All images are seen three times by monDEQs, published are more epochs; by others 20,000 four times.",
-)
-
-
-TRAINED: tuple[Kind, ...] = ("monotone", "inf")
-RADII = {"mnist": 0.1, "cifar10": 2 / 255, "digits": 0.05}  # of certified training and of its test
-FACTOR = {("mnist", "inf"): 5, ("mnist", "monotone"): 2}  # of test images after certified training
-
-
-def training_plan(scale: Scale) -> list[LoopRun]:
-    """Returns loops trained plainly and by bounds."""
-    states, samples, share = 200, 200, 0.8
-    schedules = {
-        ("mnist", "inf"): Schedule(60_000, 5, 256, 5e-3),
-        ("mnist", "monotone"): Schedule(20_000, 4, 256, 5e-3),
-    }
-    bounded = {"mnist": Schedule(60_000, 80, 256, 2e-3), "cifar10": Schedule(20_000, 30, 256, 2e-3)}
-    if scale == "tiny":
-        states, samples, bounded = 6, 8, {"digits": Schedule(256, 2, 64, 2e-2)}
-    elif scale == "default":
-        states, samples, share, bounded = 20, 100, 0.5, {"digits": Schedule(1_442, 8, 128, 1e-2)}
-    runs: list[LoopRun] = []
-    for data, schedule in bounded.items():
-        for kind in TRAINED:
-            network, points = Loops(kind, states), (RADII[data],)
-            runs.append(
-                LoopRun(suite="certified-loops", seed=0, scale=scale, role="control", data=data, network=network,
-                        schedule=schedules.get((data, kind), schedule), share=share, points=points,
-                        samples=samples, slopes=False, seconds=0.0)
-            )  # fmt: skip
-            runs.append(
-                BoundedLoopRun(suite="certified-loops", seed=0, scale=scale, data=data, network=network,
-                               schedule=schedule, radius=RADII[data], share=share, points=points,
-                               samples=samples * FACTOR.get((data, kind), 1), slopes=False,
-                               seconds=float(data == "mnist"), part=250)
-            )  # fmt: skip
-    return runs
-
-
-def training_findings(records: Sequence[Record]) -> list[str]:
-    """Says what certified training buys and costs."""
-    sentences = [
-        "The loss bounds every image by intervals that are swept through the loop a few times. Monotone loops "
-        "were trained under |A|_inf < 1 and are the same maps in other units of their states. What is "
-        "certified then is proven by CROWN from norms and with boxes of continuation, and by branch and bound."
-    ]
-    for data, at in RADII.items():
-        plain_names = sorted({r.model for r in records if r.task == data and not r.model.endswith("-certified")})
-        for name in plain_names:
-            told = [
-                _trained_told(records, data, one, at, how)
-                for one, how in ((name, "plain training"), (f"{name}-certified", "certified training"))
-            ]
-            if all(told):
-                sentences.append(f"{name} on {data} at {at:.3g}: {'; '.join(told)}.")
-    return sentences
-
-
-def _trained_told(records: Sequence[Record], data: str, name: str, at: float, how: str) -> str:
-    clean = median_of(records, data, name, "accuracy")
-    left, *proven = (
-        median_of(records, data, name, metric, at)
-        for metric in ("attacked_accuracy", "certified_continuation", "certified_complete")
-    )
-    if clean is None or left is None or proven[0] is None:
-        return ""
-    best = proven[0] if proven[1] is None else proven[1]
-    return f"{how} {100 * clean:.1f} % clean, {100 * left:.1f} % under attack, {100 * best:.1f} % certified"
-
-
-def _training_thresholds() -> tuple[Threshold, ...]:
-    limits = []
-    for kind in TRAINED:
-        name = f"{kind}-200-certified"
-        claim = f"Certified training leaves {name} a clean accuracy of 95 % on MNIST."
-        limits.append(Threshold(claim, Measure("accuracy", name, "mnist"), "at least", 0.95))
-        claim = f"Of the images of MNIST 80 % are certified at 0.1 for {name}."
-        limits.append(Threshold(claim, Measure("certified_complete", name, "mnist", 0.1), "at least", 0.8))
-        for data in ("mnist", "cifar10"):
-            at = RADII[data]
-            for one in (name, name.removesuffix("-certified")):
-                claim = f"No image that is proven for {one} on {data} at {at:.3g} is changed by an attack."
-                limits.append(Threshold(claim, Measure("certified_excess", one, data, at), "at most", 0.0))
-    return tuple(limits)
-
-
-TRAINING = Suite(
-    name="certified-loops",
-    title="Certified training of loops",
-    claim="Training by intervals that are swept through the loop gives loops of which more is certified.",
-    papers=(),
-    plan=training_plan,
-    seeds={"tiny": 1, "default": 1, "paper": 1},
-    figures=(
-        _figure("Certified accuracy after training", "certified_continuation"),
-        _figure("Attacked accuracy after training", "attacked_accuracy"),
-    ),
-    findings=training_findings,
-    thresholds=_training_thresholds(),
-    differs="No paper has run this; all settings are ours. The learning rate and the share of the bound were "
-    "chosen by the first 1,000 test images of MNIST.",
 )
