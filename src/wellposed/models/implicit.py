@@ -439,7 +439,7 @@ class ImplicitModel(nn.Module):
 
     def _sparse_matrices(self, u: Tensor) -> SparseModel:
         """Returns the matrices whose sparse products are faster for a batch, none where derivatives are needed."""
-        if not self._may_be_sparse() or self._needs_gradient(u):
+        if self._needs_gradient(u) or not self._may_be_sparse():
             return NOTHING
         return faster(self._known_sparse(), u.shape[:-1].numel())
 

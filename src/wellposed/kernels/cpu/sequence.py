@@ -199,14 +199,11 @@ def finish(
     work: Any, x: int, y: int, at: Any, rows_of: Any, lanes: Any, width: int, now: int, n: int, counts: Any,
     numbers: Any, status: Any, steps: Any, first: int, vectors: int,
 ) -> int:  # fmt: skip
-    """Stores the images of the points that are accepted in a step, and other points that end; returns how many.
+    """Stores images of the marked points that are accepted in a step, and other points that end; returns how many.
 
     The image of an accepted point is nearer to the equilibrium, since the map contracts.
     """
     rows, plain = at.single, counts.rule == TOLERANCE
-    due = not plain or (now + 1) % PERIOD == 0 or now + 1 == counts.max_steps
-    if not mark(work, rows, vectors, numbers.atol, numbers.rtol, due):
-        return 0
     done, accepted, events = 0, 0, rows + EVENT * width
     for i in range(vectors * (width // VECTORS)):
         if work[events + i] == 0:
@@ -238,14 +235,14 @@ def finish(
 @compiled
 def solve_group(
     work: Any, packed: Any, slots: Any, at: Any, rows_of: Any, lanes: Any, width: int, n: int, count: int,
-    counts: Any, numbers: Any, status: Any, steps: Any, first: int,
+    counts: Any, numbers: Any, status: Any, steps: Any, first: int, at_zero: bool,
 ) -> None:  # fmt: skip
-    """Solves for the samples in the first `count` lanes, from the points in the first slot.
+    """Solves for the samples in the first `count` lanes, from the points in the first slot, perhaps all zero.
 
     The steps are those of `kernels.cpu.solve`, but all samples begin together, so that the last of them ends the
     solve in the middle of a cycle.
     """
-    memory, plain = len(slots) - 2, counts.memory == 0
+    memory, plain, every = len(slots) - 2, counts.memory == 0, counts.rule != TOLERANCE
     vectors = 1 if count * VECTORS <= width else VECTORS
     begin(work, at, lanes, width, count)
     zero = count - count  # not a constant, for which numba would compile everything once more
@@ -256,18 +253,25 @@ def solve_group(
     while True:
         target = 1 - origin if plain else 1 if phase > memory else origin + 1
         x, y = slots[origin], slots[target]
-        multiply_tiles(work, packed, 0, x, y, n, n, width, vectors)
+        if now == 0 and at_zero:
+            wipe(work, y, n)
+        else:
+            multiply_tiles(work, packed, 0, x, y, n, n, width, vectors)
         activate(work, y, x, at.v, at.d, at.single, n, vectors, counts.kind, numbers.slope)
         if now == 0:
             move(work, residual, width, work, earliest, width, 1, VECTORS)
-        left -= finish(
-            work, x, y, at, rows_of, lanes, width, now, n, counts, numbers, status, steps, first, vectors
-        )
-        if left == 0:
-            return
+        due = every or (now + 1) % PERIOD == 0 or now + 1 == counts.max_steps
+        if mark(work, at.single, vectors, numbers.atol, numbers.rtol, due):
+            left -= finish(
+                work, x, y, at, rows_of, lanes, width, now, n, counts, numbers, status, steps, first, vectors
+            )
+            if left == 0:
+                return
         now += 1
         if plain:
             origin = target
+        elif phase < memory - 1:
+            phase, origin = phase + 1, phase + 1
         else:
             phase, origin = advance(work, slots, at, lanes, width, n, numbers, vectors, phase)
 
@@ -415,8 +419,9 @@ def forward_group(
         else:
             wipe(work, slots[0], n)
         solve_group(
-            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column
-        )
+            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column,
+            not warm,
+        )  # fmt: skip
         multiply_tiles(work, packed, of_C, x, rows_of.out, inner, h, width, vectors)
         store(work, x, width, known, 0, n, column, count)
         store(work, rows_of.image, width, images, 0, images.shape[0], column, count)
@@ -464,8 +469,9 @@ def backward_group(
         prepare(work, at.v, at.d, scale, n, vectors, kind, slope)
         wipe(work, slots[0], n)
         solve_group(
-            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column
-        )
+            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column,
+            True,
+        )  # fmt: skip
         if system.shape[0] > 0:
             finish_directly(work, A, at.d, at.v, y, width, system, status, column, count)
         scale_rows(work, y, scale, n, vectors)

@@ -109,15 +109,26 @@ def pack(A: Any, transpose: bool, packed: Any) -> None:
     pack_tiles(packed, 0, n, A, transpose, 0, n, 0, n)
 
 
+@compiled
+def largest(row: Any) -> Any:
+    """Returns the largest size of an entry, from four maxima that do not wait for each other."""
+    a = b = c = d = row.dtype.type(0)
+    whole = len(row) // 4 * 4
+    for k in range(0, whole, 4):
+        a, b = max(a, abs(row[k])), max(b, abs(row[k + 1]))
+        c, d = max(c, abs(row[k + 2])), max(d, abs(row[k + 3]))
+    for k in range(whole, len(row)):
+        a = max(a, abs(row[k]))
+    return max(max(a, b), max(c, d))
+
+
 @cached
 def prepare_adjoint(z: Any, g: Any, kind: int, slope: float, d: Any, offset: Any, scale: Any) -> None:
     """Writes the slopes d = phi'(z), the size of every row of g (one for zeros) and ``d g`` divided by it."""
     one, zero = z.dtype.type(1), z.dtype.type(0)
     below = z.dtype.type(slope)
     for s in range(z.shape[0]):
-        size = zero
-        for k in range(z.shape[1]):
-            size = size if size > abs(g[s, k]) else abs(g[s, k])  # NaN stays
+        size = largest(g[s])
         size = size if size != zero else one
         scale[s, 0] = size
         for k in range(z.shape[1]):
@@ -168,6 +179,19 @@ def refill(
                 work[at.d + k * width + i] = d[waiting, k]
         waiting += 1
     return waiting
+
+
+@compiled
+def lasts(work: Any, at: Any, width: int, numbers: Any) -> bool:
+    """Tells whether a sample of the group will not end soon: two steps at its rate leave too large a residual.
+
+    Where all end soon, a group waits for them, since lanes that end within a cycle are free until its end.
+    """
+    rows, count = at.single, 0
+    for i in range(width):
+        limit = max(numbers.atol, numbers.rtol * work[rows + SIZE * width + i])
+        count += (work[rows + ALIVE * width + i] > 0) & (not work[rows + TARGET * width + i] <= limit)
+    return count > 0
 
 
 @compiled
@@ -323,7 +347,7 @@ def write_finished(
     work: Any, x: int, y: int, at: Any, lanes: Any, width: int, vectors: int, now: int, due: int, counts: Any,
     numbers: Any, value: Any, status: Any, steps: Any,
 ) -> Any:  # fmt: skip
-    """Writes the samples that finished in a step from `x` to `y` and frees their lanes.
+    """Writes those of the marked samples that finished in a step from `x` to `y`, and frees their lanes.
 
     The image of an accepted point is nearer to the equilibrium, since the map contracts.
 
@@ -331,10 +355,7 @@ def write_finished(
         how many have finished, and the step at which all lanes must be checked again.
     """
     n, done, rows = value.shape[1], 0, at.single
-    every = now >= due or counts.rule in (SETTLED, COUNTED)
-    if not mark(work, rows, vectors, numbers.atol, numbers.rtol, every):
-        return done, due
-    due = now + PERIOD if every else due
+    due = now + PERIOD if now >= due else due
     for i in range(vectors * (width // VECTORS)):
         if work[rows + EVENT * width + i] == 0:
             continue
@@ -585,6 +606,7 @@ def solve_samples(
     n, width = v.shape[1], lanes.shape[0] // 2
     memory, plain, half = len(slots) - 2, counts.memory == 0, width // VECTORS
     vectors, alone = 1 if end - begin <= half else VECTORS, end - begin == 1
+    always = counts.rule in (SETTLED, COUNTED)
     clear(work, lanes, width, slots, at)
     zero = begin - begin  # not a constant, for which numba would compile everything once more
     now, phase, origin, left, waiting, due = zero, zero, zero, zero, begin, zero
@@ -595,7 +617,10 @@ def solve_samples(
     while True:
         new = at_zero = False
         if phase == 0:
-            if waiting < end and (left == 0 or vectors * half - left >= half // SPARE):
+            free = vectors * half - left
+            if waiting < end and (
+                left == 0 or (free >= half // SPARE and (plain or lasts(work, at, width, numbers)))
+            ):
                 known, new, first = waiting, True, next_check(now, 0, counts)
                 waiting = refill(work, slots[origin], at, lanes, width, v, d, x0, now, waiting, end)
                 scratch = slots[1 - origin]
@@ -618,15 +643,19 @@ def solve_samples(
             note_first_residuals(work, at, lanes, width, now)
         if trace.shape[0] > 0:
             record_residuals(work, at, lanes, width, now, trace)
-        done, due = write_finished(
-            work, slots[origin], slots[target], at, lanes, width, vectors, now, due, counts, numbers, value,
-            status, steps,
-        )  # fmt: skip
-        left, now = left - done, now + 1
+        if mark(work, at.single, vectors, numbers.atol, numbers.rtol, always or now >= due):
+            done, due = write_finished(
+                work, slots[origin], slots[target], at, lanes, width, vectors, now, due, counts, numbers, value,
+                status, steps,
+            )  # fmt: skip
+            left -= done
+        now += 1
         if plain:
             origin = target
         elif left == 0:
             phase, origin = zero, zero
+        elif phase < memory - 1:
+            phase, origin = phase + 1, phase + 1
         else:
             phase, origin = advance(work, slots, at, lanes, width, n, numbers, vectors, phase)
 
