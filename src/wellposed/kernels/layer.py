@@ -40,7 +40,7 @@ def run_layer(
         bias: ``(n,)``.
     """
     if torch.is_grad_enabled():
-        output: Tensor = _Layer.apply(engine, spec, radius, u, W, B, C, D, bias)
+        output: Tensor = _Layer.apply((engine, spec, radius), u, W, B, C, D, bias)
         return output
     return _forward(engine, spec, radius, (u, W, B, C, D, bias), saves=False)[0]
 
@@ -76,26 +76,26 @@ class _Layer(torch.autograd.Function):
     """The outputs of a model; with slopes d the backward pass is ``y = d (A'y + C'g)`` between two products."""
 
     @staticmethod
-    def forward(ctx: Any, engine: Any, spec: AffineSpec, radius: float | None, *tensors: Any) -> Tensor:
-        y, *saved = _forward(engine, spec, radius, tensors, saves=True)
-        ctx.how = engine, spec, radius
+    def forward(ctx: Any, how: tuple[Any, AffineSpec, float | None], *tensors: Any) -> Tensor:
+        y, *saved = _forward(*how, tensors, saves=True)
+        ctx.how = how
         ctx.save_for_backward(*tensors, *saved)
         ctx.set_materialize_grads(False)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (g,), needs = gradients, ctx.needs_input_grad[3:]
+        (g,), needs = gradients, ctx.needs_input_grad[1:]
         if g is None:
             return (None,) * len(ctx.needs_input_grad)
         (engine, spec, radius), stored = ctx.how, ctx.saved_tensors
         tensors, saved = stored[:6], stored[6:]
         if torch.is_grad_enabled():
-            return None, None, None, *_differentiable(engine, spec, radius, tensors, g, needs)
+            return None, *_differentiable(engine, spec, radius, tensors, g, needs)
         if len(saved) == 1:
-            return None, None, None, *engine.backward_layer(spec, radius, tensors, saved[0], g, needs)
+            return None, *engine.backward_layer(spec, radius, tensors, saved[0], g, needs)
         with engine.threads(_work(tensors[0], *tensors[2:4])):
-            return None, None, None, *_backward(engine, spec, radius, tensors, saved, g, needs)
+            return None, *_backward(engine, spec, radius, tensors, saved, g, needs)
 
 
 def _backward(

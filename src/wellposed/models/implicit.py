@@ -180,7 +180,7 @@ class ImplicitModel(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:  # (..., p) -> (..., q)
         """Computes the outputs."""
-        B = self.B
+        B = _parameter(self, "B")
         self._check_tensor(u, B.dtype)
         rows = u if u.dim() == 2 else u.reshape(-1, self.in_features)
         y = self._fused_outputs(rows, B) if self._runs_plainly(u, B) else None
@@ -202,9 +202,10 @@ class ImplicitModel(nn.Module):
 
     def _layer(self) -> _Layer:
         """Returns how the outputs are computed as one node of the graph, which is looked up once."""
-        (spec, dtype), state = self._prepared(), self.state
+        spec, dtype = self._prepared()
         layer: _Layer | None = spec.prepared.get("layer")
         if layer is None:
+            state = self.state
             whole = not state.shifted and hasattr(state, "raw")
             engine = compiled_engine(spec, (self._like(),)) if whole else None
             projects = engine is not None and dtype == self.B.dtype and dtype in engine.projects
@@ -221,7 +222,9 @@ class ImplicitModel(nn.Module):
         if self.state_features >= LEAST and self._sparse_matrices(u) is not NOTHING:
             return None
         try:
-            return run_layer(engine, spec, radius, u, self.state.raw, B, self.C, self.D, self.bias)
+            raw = _parameter(self._modules["state"], "raw")
+            C, D, bias = _parameter(self, "C"), _parameter(self, "D"), _parameter(self, "bias")
+            return run_layer(engine, spec, radius, u, raw, B, C, D, bias)
         except NotFiniteError:
             return None
 
@@ -291,7 +294,8 @@ class ImplicitModel(nn.Module):
 
     def _prepared(self) -> tuple[AffineSpec, torch.dtype]:
         """Returns the spec and the dtype of solves, made anew when options have changed."""
-        state, like, cache = self.state, self.B, self._specs
+        state: Any = self._modules["state"]
+        like, cache = _parameter(self, "B"), self._specs
         options = self.solver, self.stop, self.max_steps, self.gradient, self.on_failure, self.executor
         key = (*options, self.activation, state, state.condition, state.kappa, like.dtype, like.device)
         entry = cache.entry
@@ -435,7 +439,7 @@ class ImplicitModel(nn.Module):
 
     def _sparse_matrices(self, u: Tensor) -> SparseModel:
         """Returns the matrices whose sparse products are faster for a batch, none where derivatives are needed."""
-        if not self._may_be_sparse() or self._needs_gradient(u):
+        if self._needs_gradient(u) or not self._may_be_sparse():
             return NOTHING
         return faster(self._known_sparse(), u.shape[:-1].numel())
 
@@ -574,6 +578,12 @@ class ImplicitModel(nn.Module):
             f"state_features={self.state_features}, activation={self.activation.name}, "
             f"condition={self.condition.name}, kappa={self.kappa}"
         )
+
+
+def _parameter(module: Any, name: str) -> Any:
+    """Returns an attribute, most often a parameter, for which nn.Module would search as long as a step takes."""
+    value = module._parameters.get(name)
+    return getattr(module, name) if value is None else value
 
 
 def _spec_text(model: ImplicitModel) -> str | None:

@@ -58,7 +58,7 @@ DTYPES = (torch.float32, torch.float64)
 EPS = {dtype: torch.finfo(dtype).eps for dtype in DTYPES}
 MEMORY = 5  # of the workspace where a solver needs none
 SPLIT = 1 << 22  # multiplications of a step below which threads are not worth their start
-FUSED = 1 << 20  # multiplications of a step and the products around it up to which a model is one call
+FUSED = SPLIT  # multiplications of a step up to which a model is one call
 NO_GRADIENTS = (None,) * 6  # of a forward pass
 COMPILED_EASY = 64  # steps of a kernel after which a small backward system is factorised
 
@@ -248,7 +248,6 @@ class SequenceRows(NamedTuple):
     point: int
     image: int
     out: int
-    alive: int
     scale: int
 
 
@@ -351,7 +350,7 @@ def run_kernel(
 
     def solve_range(begin: int, end: int) -> int:
         work = torch.empty(space.size, dtype=dtype).numpy()  # torch aligns it to vectors
-        lanes = np.empty(3 * space.width, np.int64)
+        lanes = np.empty(2 * space.width, np.int64)
         worst: int = cpu.solve(
             packed, *inputs, *outputs, work, lanes, space.slots, space.at, counts, numbers, begin, end
         )
@@ -573,7 +572,7 @@ class Numba:
     def fuses(self, tensors: Sequence[Any]) -> bool:
         """Tells whether a model with these tensors is small enough for `forward_layer` and `backward_layer`."""
         (batch, inputs), (outputs, states) = tensors[0].shape, tensors[3].shape
-        return batch * (states + inputs) * (states + outputs) <= FUSED
+        return batch * max(states, inputs) * max(states, outputs) <= FUSED
 
     def forward_layer(self, spec: AffineSpec, radius: float, tensors: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Computes the outputs of a small model, checks its values and reports failures.
@@ -799,8 +798,8 @@ def _run_times(
     how = plan.space.slots, plan.layout, rows, plan.parameters, spec.offsets, spec.backwards
 
     def run_range(low: int, high: int) -> int:
-        # torch aligns it to vectors; a lane has three whole numbers of eight bytes
-        work = torch.empty(rows[5] + rows[6] + 24 // dtype.itemsize * width, dtype=dtype)
+        # torch aligns it to vectors; a lane has two whole numbers of eight bytes
+        work = torch.empty(rows[4] + rows[5] + 16 // dtype.itemsize * width, dtype=dtype)
         pointers = status.data_ptr(), steps.data_ptr(), work.data_ptr()
         worst: int = loop(addresses, sizes, *rest, *pointers, *how, low, high)
         return worst
@@ -811,6 +810,6 @@ def _run_times(
 @functools.lru_cache(maxsize=256)
 def _sequence_rows(n: int, both: int, h: int, space: Workspace) -> tuple[int, ...]:
     """Returns the rows of `kernels.cpu.sequence`, where they end, and the size of packed matrices."""
-    ends = np.cumsum([space.size, *(rows * space.width for rows in (n + both, n + 1, h, 1, 1))]).tolist()
+    ends = np.cumsum([space.size, *(rows * space.width for rows in (n + both, n + 1, h, 1))]).tolist()
     matrices = (n + h + 2 * kernels().ROWS) * (n + both)
     return *ends, -(-matrices // space.width) * space.width

@@ -5,10 +5,10 @@ given by their addresses (zero for one that is missing), and everything else lie
 
     saved    x (B, n), v (B, n), A (n, n), what the projection left (n)
     work     steps and statuses; where gradients are computed, offset, d, y (B, n) and scale (B, 1); then the
-             workspace of `cpu.solve`, its lanes, the tiles of A and of a left factor, and columns of a product
+             workspace of `cpu.solve`, its lanes, the tiles of A, and columns of a product
 
 `saved` lives until the backward pass, `work` for one call. `layer` is one function for both directions, so that
-the solve in it is compiled once. Products run on vectors of columns, with `simd.multiply_tiles`.
+the solve in it is compiled once. Products run on vectors of columns, with `simd.block_wide`.
 """
 
 from typing import Any
@@ -18,14 +18,14 @@ import numpy as np
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
 from wellposed.kernels.cpu.projection import pull_back, shrink
-from wellposed.kernels.cpu.simd import ROWS, VECTORS, array_at, multiply_tiles
+from wellposed.kernels.cpu.simd import NARROW, ROWS, VECTORS, array_at, block_narrow, block_wide, move, wipe
 from wellposed.kernels.cpu.solve import MAX_STEPS, pack_tiles, prepare_adjoint, solve_samples, unpack
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
 cached = njit_cached(nogil=True, error_model="numpy")
 
-BLOCK = 128  # rows and inner columns of a product that are computed at a time
+BLOCK = 128  # rows of the right factor of a product that are multiplied at a time
 ALIGN = 64  # bytes to which parts of `work` are aligned, the largest vector
 NOT_FINITE, OUTPUTS = -1, 16  # what `layer` returns, or adds where outputs are not finite
 
@@ -43,8 +43,8 @@ def work_bytes(n: int, size: int, width: int, itemsize: int) -> tuple[int, int]:
         size, width: of the workspace of a group, in numbers, and its samples.
         itemsize: bytes of a number.
     """
-    numbers = size + n * (n + ROWS) + BLOCK * (BLOCK + 2 * width)
-    return numbers * itemsize + 24 * width + 7 * ALIGN, 9 + (3 * n + 1) * itemsize
+    numbers = size + n * (n + ROWS) + (BLOCK + NARROW) * width
+    return numbers * itemsize + 16 * width + 6 * ALIGN, 9 + (3 * n + 1) * itemsize
 
 
 next_part = compiled(aligned)
@@ -62,55 +62,71 @@ def all_finite(array: Any) -> bool:
 @compiled
 def load_columns(work: Any, right: Any, transposed: bool, first: int, inner: int, column: int, width: int) -> int:
     """Copies up to `width` columns of a right factor to lanes; returns how many."""
-    columns = min(width, (right.shape[0] if transposed else right.shape[1]) - column)
-    for k in range(inner):
+    columns, half = min(width, (right.shape[0] if transposed else right.shape[1]) - column), width // VECTORS
+    if not transposed and columns in (half, width):
+        stride = right.shape[1]
+        move(right, first * stride + column, stride, work, 0, width, inner, columns // half)
+        return columns
+    if columns not in (half, width):
+        wipe(work, 0, inner)
+    if transposed:
         for i in range(columns):
-            work[k * width + i] = right[column + i, first + k] if transposed else right[first + k, column + i]
-        for i in range(columns, width):
-            work[k * width + i] = 0
+            for k in range(inner):
+                work[k * width + i] = right[column + i, first + k]
+    else:
+        for k in range(inner):
+            for i in range(columns):
+                work[k * width + i] = right[first + k, column + i]
     return columns
 
 
 @compiled
 def product(
-    work: Any, tiles: Any, width: int, left: Any, by_columns: bool, right: Any, transposed: bool, out: Any,
-    add: bool,
-) -> None:  # fmt: skip
+    room: Any, width: int, left: Any, by_columns: bool, right: Any, transposed: bool, out: Any, add: bool
+) -> None:
     """Writes L R to `out`, or adds it to what is there.
 
     L is `left`, or its transpose with `by_columns`; R is `right`, or its transpose with `transposed`.
     """
     rows, columns = out.shape
     inner = left.shape[0] if by_columns else left.shape[1]
-    result = BLOCK * width
+    step, stride = (1, left.shape[1]) if by_columns else (left.shape[1], 1)
     for column in range(0, columns, width):
         for first in range(0, inner, BLOCK):
-            depth = min(BLOCK, inner - first)
-            count = load_columns(work, right, transposed, first, depth, column, width)
-            vectors = 1 if count * VECTORS <= width else VECTORS
-            for row in range(0, rows, BLOCK):
-                size = min(BLOCK, rows - row)
-                pack_tiles(tiles, 0, depth, left, by_columns, row, size, first, depth)
-                multiply_tiles(work, tiles, 0, 0, result, depth, size, width, vectors)
-                for r in range(size):
-                    if add or first > 0:
-                        for i in range(count):
-                            out[row + r, column + i] += work[result + r * width + i]
-                    else:
-                        for i in range(count):
-                            out[row + r, column + i] = work[result + r * width + i]
+            depth, adds = min(BLOCK, inner - first), add or first > 0
+            count = load_columns(room, right, transposed, first, depth, column, width)
+            half = width // VECTORS
+            wide = count > half
+            size = ROWS if wide else NARROW
+            for row in range(0, rows, size):
+                at, here, some = first * stride + row * step, row * columns + column, min(size, rows - row)
+                if count == width:
+                    block_wide(room, depth, left, at, step, stride, some, out, here, columns, adds)
+                    continue
+                if count == half:
+                    block_narrow(room, depth, left, at, step, stride, some, out, here, columns, adds)
+                    continue
+                result = BLOCK * width
+                if wide:
+                    block_wide(room, depth, left, at, step, stride, some, room, result, width, False)
+                else:
+                    block_narrow(room, depth, left, at, step, stride, some, room, result, width, False)
+                for r in range(some):
+                    for i in range(count):
+                        known = out[row + r, column + i] if adds else out.dtype.type(0)
+                        out[row + r, column + i] = known + room[result + r * width + i]
 
 
 @compiled
 def begin_forward(
-    room: Any, packed: Any, width: int, tensors: Any, u: Any, v: Any, A: Any, levels: Any, radius: float,
+    room: Any, width: int, tensors: Any, u: Any, v: Any, A: Any, levels: Any, radius: float,
     eps: float,
 ) -> bool:  # fmt: skip
     """Projects the rows of W and writes ``v = Bu + b``; tells whether W and v are finite and there are samples."""
     n, p, like = v.shape[1], u.shape[1], v
     W, B = array_at(tensors[1], (n, n), like), array_at(tensors[2], (n, p), like)
     shrink(W, A, levels, radius, eps)
-    product(room, packed, width, u, False, B, True, v, False)
+    product(room, width, u, False, B, True, v, False)
     if tensors[5] != 0:
         bias = array_at(tensors[5], (n,), like)
         for s in range(v.shape[0]):
@@ -121,7 +137,7 @@ def begin_forward(
 
 @compiled
 def write_gradients(
-    room: Any, packed: Any, width: int, tensors: Any, gradients: Any, sizes: Any, g: Any, y: Any, x: Any,
+    room: Any, width: int, tensors: Any, gradients: Any, sizes: Any, g: Any, y: Any, x: Any,
     levels: Any, eps: float,
 ) -> None:  # fmt: skip
     """Writes the gradients that are wanted from those of the outputs, g, and the solution y of the adjoint."""
@@ -133,19 +149,19 @@ def write_gradients(
     )
     if gradients[0] != 0:
         by_u = array_at(gradients[0], (batch, p), like)
-        product(room, packed, width, y, False, B, False, by_u, False)
+        product(room, width, y, False, B, False, by_u, False)
         if tensors[4] != 0:
-            product(room, packed, width, g, False, D, False, by_u, True)
+            product(room, width, g, False, D, False, by_u, True)
     if gradients[1] != 0:
         by_W = array_at(gradients[1], (n, n), like)
-        product(room, packed, width, y, True, x, False, by_W, False)
+        product(room, width, y, True, x, False, by_W, False)
         pull_back(array_at(tensors[1], (n, n), like), levels, by_W, by_W, eps)
     if gradients[2] != 0:
-        product(room, packed, width, y, True, u, False, array_at(gradients[2], (n, p), like), False)
+        product(room, width, y, True, u, False, array_at(gradients[2], (n, p), like), False)
     if gradients[3] != 0:
-        product(room, packed, width, g, True, x, False, array_at(gradients[3], (q, n), like), False)
+        product(room, width, g, True, x, False, array_at(gradients[3], (q, n), like), False)
     if gradients[4] != 0:
-        product(room, packed, width, g, True, u, False, array_at(gradients[4], (q, p), like), False)
+        product(room, width, g, True, u, False, array_at(gradients[4], (q, p), like), False)
     if gradients[5] != 0:
         by_bias = array_at(gradients[5], (n,), like)
         by_bias[:] = 0
@@ -175,13 +191,12 @@ def open_work(work: int, batch: int, rows: int, n: int, layout: Any, like: Any) 
     start = work + next_part(start + item * rows * (3 * n + 1) - work)
     group = array_at(start, (layout[12],), like)
     start = work + next_part(start + item * layout[12] - work)
-    lanes = array_at(start, (3 * width,), np.int64)
-    start = work + next_part(start + 24 * width - work)
+    lanes = array_at(start, (2 * width,), np.int64)
+    start = work + next_part(start + 16 * width - work)
     tiles = array_at(start, (n * (n + ROWS),), like)
     start = work + next_part(start + item * n * (n + ROWS) - work)
-    packed = array_at(start, (BLOCK * BLOCK,), like)
-    room = array_at(start + item * BLOCK * BLOCK, (2 * BLOCK * width,), like)
-    return (steps, status, group, lanes, tiles, packed, room), (offset, d, value, scale)
+    room = array_at(start, ((BLOCK + NARROW) * width,), like)
+    return (steps, status, group, lanes, tiles, room), (offset, d, value, scale)
 
 
 def _make_layer(key: int) -> Any:
@@ -211,19 +226,19 @@ def _make_layer(key: int) -> Any:
         (batch, n, p, q), width, like = sizes, layout[11], parameters
         at, counts, numbers = unpack(layout, like)
         x, v, A, levels = open_saved(saved, batch, n, like)
-        (steps, status, group, lanes, tiles, packed, room), (offset, d, value, scale) = open_work(
+        (steps, status, group, lanes, tiles, room), (offset, d, value, scale) = open_work(
             work, batch, batch if backward else 0, n, layout, like
         )
         none, outputs = array_at(work, (0, n), like), array_at(y, (batch, q), like)
         u, C = array_at(tensors[0], (batch, p), like), array_at(tensors[3], (q, n), like)
         if backward:
-            product(room, packed, width, outputs, False, C, False, offset, False)
+            product(room, width, outputs, False, C, False, offset, False)
             d[:] = v
-            product(room, packed, width, x, False, A, True, d, True)
+            product(room, width, x, False, A, True, d, True)
             prepare_adjoint(d, offset, kind, slope, d, offset, scale)
         else:
             value, offset = x, v
-            if not begin_forward(room, packed, width, tensors, u, v, A, levels, radius, numbers.eps):
+            if not begin_forward(room, width, tensors, u, v, A, levels, radius, numbers.eps):
                 return NOT_FINITE
         pack_tiles(tiles, 0, n, A, backward, 0, n, 0, n)
         worst = solve_samples(
@@ -232,15 +247,15 @@ def _make_layer(key: int) -> Any:
         if worst >= MAX_STEPS:
             return worst
         if not backward:
-            product(room, packed, width, x, False, C, True, outputs, False)
+            product(room, width, x, False, C, True, outputs, False)
             if tensors[4] != 0:
                 D = array_at(tensors[4], (q, p), like)
-                product(room, packed, width, u, False, D, True, outputs, True)
+                product(room, width, u, False, D, True, outputs, True)
             return worst if all_finite(outputs) else worst + OUTPUTS
         for s in range(batch):
             for k in range(n):
                 value[s, k] *= scale[s, 0]
-        write_gradients(room, packed, width, tensors, gradients, sizes, outputs, value, x, levels, numbers.eps)
+        write_gradients(room, width, tensors, gradients, sizes, outputs, value, x, levels, numbers.eps)
         return worst if key else 0
 
     return layer

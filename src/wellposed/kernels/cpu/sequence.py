@@ -33,10 +33,14 @@ from wellposed.kernels.cpu.simd import (
     borrow,
     choose,
     lanes_of,
+    move,
     multiply_tiles,
     pointer_of,
+    row_offset,
+    wipe,
 )
 from wellposed.kernels.cpu.solve import (
+    ALIVE,
     EVENT,
     FAILURES,
     FIRST,
@@ -50,6 +54,7 @@ from wellposed.kernels.cpu.solve import (
     SIZE,
     advance,
     judge_lane,
+    mark,
     pack_tiles,
     unpack,
 )
@@ -59,60 +64,6 @@ numba = require("numba", extra="fast")
 _cgutils = require("numba.core.cgutils", extra="fast")
 _extending = require("numba.extending", extra="fast")
 _types = numba.types
-
-
-class _Anywhere(Memory):
-    """Memory whose vectors need not be aligned."""
-
-    def load(self, index: Any) -> Any:
-        return self.builder.load(self._at(index, self.lanes.vector), align=self.lanes.bits // 8)
-
-    def store(self, value: Any, index: Any) -> None:
-        self.builder.store(value, self._at(index, self.lanes.vector), align=self.lanes.bits // 8)
-
-
-@_extending.intrinsic
-def move(
-    typing: Any, source: Any, begin: Any, stride: Any, target: Any, to: Any, step: Any, rows: Any, vectors: Any
-) -> Any:
-    """Copies rows of vectors from one array, whose rows are `stride` apart, to another, where they are `step`."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, begin, stride, target, to, step, rows, vectors = arguments
-        lanes = lanes_of(signature.args[0])
-        reads = _Anywhere(builder, lanes, pointer_of(context, builder, signature.args[0], source))
-        writes = _Anywhere(builder, lanes, pointer_of(context, builder, signature.args[3], target))
-        for vector in range(VECTORS):
-            wanted = builder.icmp_signed(">", vectors, INDEX(vector))
-            with builder.if_then(wanted), _cgutils.for_range(builder, rows) as loop:
-                shift = INDEX(vector * lanes.count)
-                here = builder.add(begin, builder.add(builder.mul(loop.index, stride), shift))
-                there = builder.add(to, builder.add(builder.mul(loop.index, step), shift))
-                writes.store(reads.load(here), there)
-        return context.get_dummy_value()
-
-    whole = _types.int64
-    return _types.void(source, whole, whole, target, whole, whole, whole, whole), code
-
-
-@_extending.intrinsic
-def wipe(typing: Any, array: Any, begin: Any, rows: Any) -> Any:
-    """Fills whole rows of lanes with zeros."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array, begin, rows = arguments
-        lanes = lanes_of(signature.args[0])
-        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
-        with _cgutils.for_range(builder, rows) as loop:
-            for vector in range(VECTORS):
-                memory.store(lanes.zero, builder.add(begin, _row_offset(builder, lanes, loop.index, vector)))
-        return context.get_dummy_value()
-
-    return _types.void(array, _types.int64, _types.int64), code
-
-
-def _row_offset(builder: Any, lanes: Lanes, row: Any, vector: int) -> Any:
-    return builder.add(builder.mul(row, INDEX(VECTORS * lanes.count)), INDEX(vector * lanes.count))
 
 
 def _slope(builder: Any, lanes: Lanes, kind: Any, below: Any, image: Any) -> Any:
@@ -140,14 +91,14 @@ def prepare(
             with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
                 largest = Sums(builder, lanes, 1)
                 with _cgutils.for_range(builder, n) as loop:
-                    at = builder.add(g, _row_offset(builder, lanes, loop.index, vector))
+                    at = builder.add(g, row_offset(builder, lanes, loop.index, vector))
                     size, known = lanes.call(builder, "fabs", memory.load(at)), largest[0]
                     largest[0] = builder.select(builder.fcmp_ordered(">", known, size), known, size)  # NaN stays
                 nothing = builder.fcmp_ordered("==", largest[0], lanes.zero)
                 whole = builder.select(nothing, lanes.full(1.0), largest[0])
                 memory.store(whole, builder.add(scale, INDEX(vector * lanes.count)))
                 with _cgutils.for_range(builder, n) as loop:
-                    offset = _row_offset(builder, lanes, loop.index, vector)
+                    offset = row_offset(builder, lanes, loop.index, vector)
                     right, diagonal = builder.add(g, offset), builder.add(d, offset)
                     factor = _slope(builder, lanes, kind, below, memory.load(diagonal))
                     memory.store(factor, diagonal)
@@ -170,7 +121,7 @@ def scale_rows(typing: Any, array: Any, y: Any, scale: Any, n: Any, vectors: Any
             with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
                 factor = memory.load(builder.add(scale, INDEX(vector * lanes.count)))
                 with _cgutils.for_range(builder, n) as loop:
-                    at = builder.add(y, _row_offset(builder, lanes, loop.index, vector))
+                    at = builder.add(y, row_offset(builder, lanes, loop.index, vector))
                     memory.store(builder.fmul(memory.load(at), factor), at)
         return context.get_dummy_value()
 
@@ -178,57 +129,16 @@ def scale_rows(typing: Any, array: Any, y: Any, scale: Any, n: Any, vectors: Any
     return _types.void(array, whole, whole, whole, whole), code
 
 
-def _events(builder: Any, memory: Memory, rows: Any, alive: Any, atol: Any, rtol: Any, due: Any) -> Any:
-    """Returns which lanes of a vector must be checked, and updates their least residuals."""
-    lanes, width = memory.lanes, VECTORS * memory.lanes.count
-    positions = {row: builder.add(rows, INDEX(row * width)) for row in (RESIDUAL, SIZE, L1, LEAST, EVENT)}
-    residual, size, l1, least = (memory.load(positions[row]) for row in (RESIDUAL, SIZE, L1, LEAST))
-    memory.store(builder.select(builder.fcmp_ordered("<", residual, least), residual, least), positions[LEAST])
-    limit = lanes.larger(builder, atol, builder.fmul(rtol, size))
-    calm = builder.fcmp_ordered("<", l1, lanes.full(float("inf")))
-    event = builder.or_(builder.fcmp_ordered("<=", residual, limit), builder.not_(calm))
-    living = builder.fcmp_ordered(">", memory.load(alive), lanes.zero)
-    event = builder.select(due, living, builder.and_(event, living))
-    memory.store(builder.select(event, lanes.full(1.0), lanes.zero), positions[EVENT])
-    return event
-
-
-@_extending.intrinsic
-def mark(typing: Any, array: Any, rows: Any, alive: Any, vectors: Any, atol: Any, rtol: Any, due: Any) -> Any:
-    """Marks lanes that must be checked: accepted or not finite, or all that are alive if they are `due`.
-
-    Returns whether there are any; `rows` are the single rows of the group.
-    """
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array, rows, alive, vectors, atol, rtol, due = arguments
-        lanes = lanes_of(signature.args[0])
-        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
-        atol, rtol = lanes.splat(builder, atol), lanes.splat(builder, rtol)
-        bits = lanes.ir.IntType(lanes.count)
-        some_event = _cgutils.alloca_once_value(builder, lanes.ir.Constant(lanes.ir.IntType(1), 0))
-        for vector in range(VECTORS):
-            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
-                at, living = (builder.add(base, INDEX(vector * lanes.count)) for base in (rows, alive))
-                event = _events(builder, memory, at, living, atol, rtol, due)
-                some = builder.icmp_unsigned("!=", builder.bitcast(event, bits), bits(0))
-                builder.store(builder.or_(builder.load(some_event), some), some_event)
-        return builder.load(some_event)
-
-    whole, number = _types.int64, array.dtype
-    return _types.boolean(array, whole, whole, whole, number, number, _types.boolean), code
-
-
 compiled = numba.njit(nogil=True, error_model="numpy")
 
 RUNNING, CONVERGED = int(Status.RUNNING), int(Status.CONVERGED)
 MAX_STEPS, NONFINITE = int(Status.MAX_STEPS), int(Status.NONFINITE)
 # `rows_of` names the rows of a group behind those of `cpu.solve`: results (with inputs and hidden states behind
-# them), images of the last points and their residuals, a product, and two single rows: which lanes are alive, and
-# scales of gradients.
+# them), images of the last points and their residuals, a product, and a single row with the scales of
+# gradients.
 #
-#   n + p + h rows    n + 1 rows       h rows         1 row            1 row
-#   rows_of.point     rows_of.image    rows_of.out    rows_of.alive    rows_of.scale
+#   n + p + h rows    n + 1 rows       h rows         1 row
+#   rows_of.point     rows_of.image    rows_of.out    rows_of.scale
 
 
 @compiled
@@ -273,12 +183,12 @@ def store_rows(work: Any, at: int, width: int, matrix: Any, first: int, count: i
 
 
 @compiled
-def begin(work: Any, at: Any, alive: int, lanes: Any, width: int, count: int) -> None:
+def begin(work: Any, at: Any, lanes: Any, width: int, count: int) -> None:
     """Starts a new sample in each of the first `count` lanes; the others are idle."""
     rows = at.single
     for i in range(width):
         lanes[SAMPLE * width + i] = i if i < count else -1
-        work[alive + i] = 1 if i < count else 0
+        work[rows + ALIVE * width + i] = 1 if i < count else 0
         work[rows + LEAST * width + i] = np.inf
     for row in (REST, FAILURES, SINCE, JUMPED):
         wipe(work, rows + row * width, 1)
@@ -289,14 +199,11 @@ def finish(
     work: Any, x: int, y: int, at: Any, rows_of: Any, lanes: Any, width: int, now: int, n: int, counts: Any,
     numbers: Any, status: Any, steps: Any, first: int, vectors: int,
 ) -> int:  # fmt: skip
-    """Stores the images of the points that are accepted in a step, and other points that end; returns how many.
+    """Stores images of the marked points that are accepted in a step, and other points that end; returns how many.
 
     The image of an accepted point is nearer to the equilibrium, since the map contracts.
     """
     rows, plain = at.single, counts.rule == TOLERANCE
-    due = not plain or (now + 1) % PERIOD == 0 or now + 1 == counts.max_steps
-    if not mark(work, rows, rows_of.alive, vectors, numbers.atol, numbers.rtol, due):
-        return 0
     done, accepted, events = 0, 0, rows + EVENT * width
     for i in range(vectors * (width // VECTORS)):
         if work[events + i] == 0:
@@ -313,7 +220,7 @@ def finish(
         l1 = work[rows + L1 * width + i]  # which keeps NaN
         work[rows_of.image + n * width + i] = work[rows + RESIDUAL * width + i] if l1 == l1 else l1
         status[first + i], steps[first + i] = outcome, now + 1
-        lanes[SAMPLE * width + i], work[rows_of.alive + i] = -1, 0
+        lanes[SAMPLE * width + i], work[rows + ALIVE * width + i] = -1, 0
     if done > 0:
         choose(work, rows_of.image, y, rows_of.image, events, n, vectors)
         choose(work, rows_of.point, y, rows_of.point, events, n, vectors)
@@ -328,16 +235,16 @@ def finish(
 @compiled
 def solve_group(
     work: Any, packed: Any, slots: Any, at: Any, rows_of: Any, lanes: Any, width: int, n: int, count: int,
-    counts: Any, numbers: Any, status: Any, steps: Any, first: int,
+    counts: Any, numbers: Any, status: Any, steps: Any, first: int, at_zero: bool,
 ) -> None:  # fmt: skip
-    """Solves for the samples in the first `count` lanes, from the points in the first slot.
+    """Solves for the samples in the first `count` lanes, from the points in the first slot, perhaps all zero.
 
     The steps are those of `kernels.cpu.solve`, but all samples begin together, so that the last of them ends the
     solve in the middle of a cycle.
     """
-    memory, plain = len(slots) - 2, counts.memory == 0
+    memory, plain, every = len(slots) - 2, counts.memory == 0, counts.rule != TOLERANCE
     vectors = 1 if count * VECTORS <= width else VECTORS
-    begin(work, at, rows_of.alive, lanes, width, count)
+    begin(work, at, lanes, width, count)
     zero = count - count  # not a constant, for which numba would compile everything once more
     now, phase, origin, left = zero, zero, zero, count
     # Before every step the iterates are at slots[origin] and `left` lanes are alive; the results of the others and
@@ -346,18 +253,25 @@ def solve_group(
     while True:
         target = 1 - origin if plain else 1 if phase > memory else origin + 1
         x, y = slots[origin], slots[target]
-        multiply_tiles(work, packed, 0, x, y, n, n, width, vectors)
+        if now == 0 and at_zero:
+            wipe(work, y, n)
+        else:
+            multiply_tiles(work, packed, 0, x, y, n, n, width, vectors)
         activate(work, y, x, at.v, at.d, at.single, n, vectors, counts.kind, numbers.slope)
         if now == 0:
             move(work, residual, width, work, earliest, width, 1, VECTORS)
-        left -= finish(
-            work, x, y, at, rows_of, lanes, width, now, n, counts, numbers, status, steps, first, vectors
-        )
-        if left == 0:
-            return
+        due = every or (now + 1) % PERIOD == 0 or now + 1 == counts.max_steps
+        if mark(work, at.single, vectors, numbers.atol, numbers.rtol, due):
+            left -= finish(
+                work, x, y, at, rows_of, lanes, width, now, n, counts, numbers, status, steps, first, vectors
+            )
+            if left == 0:
+                return
         now += 1
         if plain:
             origin = target
+        elif phase < memory - 1:
+            phase, origin = phase + 1, phase + 1
         else:
             phase, origin = advance(work, slots, at, lanes, width, n, numbers, vectors, phase)
 
@@ -505,8 +419,9 @@ def forward_group(
         else:
             wipe(work, slots[0], n)
         solve_group(
-            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column
-        )
+            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column,
+            not warm,
+        )  # fmt: skip
         multiply_tiles(work, packed, of_C, x, rows_of.out, inner, h, width, vectors)
         store(work, x, width, known, 0, n, column, count)
         store(work, rows_of.image, width, images, 0, images.shape[0], column, count)
@@ -554,8 +469,9 @@ def backward_group(
         prepare(work, at.v, at.d, scale, n, vectors, kind, slope)
         wipe(work, slots[0], n)
         solve_group(
-            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column
-        )
+            work, packed, slots, at, rows_of, lanes, width, n, count, counts, numbers, status, steps, column,
+            True,
+        )  # fmt: skip
         if system.shape[0] > 0:
             finish_directly(work, A, at.d, at.v, y, width, system, status, column, count)
         scale_rows(work, y, scale, n, vectors)
@@ -579,9 +495,9 @@ def largest_status(status: Any, first: int, count: int) -> int:
 @compiled
 def buffers(work: int, rows: Any, width: int, like: Any) -> Any:
     """Returns the parts of one buffer, each aligned to vectors: group, packed matrices and lanes, and its rows."""
-    own, size, matrices = SequenceRows(rows[0], rows[1], rows[2], rows[3], rows[4]), rows[5], rows[6]
+    own, size, matrices = SequenceRows(rows[0], rows[1], rows[2], rows[3]), rows[4], rows[5]
     packed, lanes = work + size * like.itemsize, work + (size + matrices) * like.itemsize
-    group, whole = array_at(work, (size,), like), array_at(lanes, (3 * width,), np.int64)
+    group, whole = array_at(work, (size,), like), array_at(lanes, (2 * width,), np.int64)
     return group, array_at(packed, (matrices,), like), whole, own
 
 

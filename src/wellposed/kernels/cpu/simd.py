@@ -183,6 +183,16 @@ class Memory:
         return self.lanes.splat(self.builder, self.builder.load(self.builder.gep(self.pointer, [index])))
 
 
+class Unaligned(Memory):
+    """Memory whose vectors need not be aligned."""
+
+    def load(self, index: Any) -> Any:
+        return self.builder.load(self._at(index, self.lanes.vector), align=self.lanes.bits // 8)
+
+    def store(self, value: Any, index: Any) -> None:
+        self.builder.store(value, self._at(index, self.lanes.vector), align=self.lanes.bits // 8)
+
+
 def shifted(builder: Any, base: Any, by: int) -> Any:
     """Adds a constant to an index."""
     return builder.add(base, INDEX(by)) if by else base
@@ -266,6 +276,108 @@ def _tile(tiles: int, vectors: int) -> Any:
 
 tile_one_narrow, tile_one = _tile(1, 1), _tile(1, VECTORS)
 tile_two_narrow, tile_two = _tile(2, 1), _tile(2, VECTORS)
+
+
+@_extending.intrinsic
+def move(
+    typing: Any, source: Any, begin: Any, stride: Any, target: Any, to: Any, step: Any, rows: Any, vectors: Any
+) -> Any:
+    """Copies rows of vectors from one array, whose rows are `stride` apart, to another, where they are `step`."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, begin, stride, target, to, step, rows, vectors = arguments
+        lanes = lanes_of(signature.args[0])
+        reads = Unaligned(builder, lanes, pointer_of(context, builder, signature.args[0], source))
+        writes = Unaligned(builder, lanes, pointer_of(context, builder, signature.args[3], target))
+        for vector in range(VECTORS):
+            wanted = builder.icmp_signed(">", vectors, INDEX(vector))
+            with builder.if_then(wanted), _cgutils.for_range(builder, rows) as loop:
+                shift = INDEX(vector * lanes.count)
+                here = builder.add(begin, builder.add(builder.mul(loop.index, stride), shift))
+                there = builder.add(to, builder.add(builder.mul(loop.index, step), shift))
+                writes.store(reads.load(here), there)
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(source, whole, whole, target, whole, whole, whole, whole), code
+
+
+@_extending.intrinsic
+def wipe(typing: Any, array: Any, begin: Any, rows: Any) -> Any:
+    """Fills whole rows of lanes with zeros."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, begin, rows = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        with _cgutils.for_range(builder, rows) as loop:
+            for vector in range(VECTORS):
+                memory.store(lanes.zero, builder.add(begin, row_offset(builder, lanes, loop.index, vector)))
+        return context.get_dummy_value()
+
+    return _types.void(array, _types.int64, _types.int64), code
+
+
+def row_offset(builder: Any, lanes: Lanes, row: Any, vector: int) -> Any:
+    return builder.add(builder.mul(row, INDEX(VECTORS * lanes.count)), INDEX(vector * lanes.count))
+
+
+def _block(rows: int, vectors: int) -> Any:
+    """Returns the product of `rows` rows of a matrix, which lies anywhere, with columns in lanes."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, depth, left, at, step, stride, count, out, to, columns, add = arguments
+        lanes, kinds = lanes_of(signature.args[0]), signature.args
+        memory = Memory(builder, lanes, pointer_of(context, builder, kinds[0], array))
+        factors = Memory(builder, lanes, pointer_of(context, builder, kinds[2], left))
+        target = Unaligned(builder, lanes, pointer_of(context, builder, kinds[7], out))
+        last = builder.sub(count, INDEX(1))
+        numbers = [
+            builder.select(builder.icmp_signed(">", last, INDEX(row)), INDEX(row), last) for row in range(rows)
+        ]
+        starts = [
+            builder.add(at, builder.mul(number, step)) for number in numbers
+        ]  # no row beyond the last is read
+        sums = Sums(builder, lanes, rows * vectors)
+        with _cgutils.for_range(builder, depth) as loop:
+            base, column = row_offset(builder, lanes, loop.index, 0), builder.mul(loop.index, stride)
+            entries = [memory.load(shifted(builder, base, vector * lanes.count)) for vector in range(vectors)]
+            for row in range(rows):
+                factor = factors.broadcast(builder.add(starts[row], column))
+                for vector in range(vectors):
+                    number = row * vectors + vector
+                    sums[number] = lanes.call(builder, "fma", factor, entries[vector], sums[number])
+        for row in range(rows):
+            with builder.if_then(builder.icmp_signed(">", count, INDEX(row)), likely=True):
+                for vector in range(vectors):
+                    here = builder.add(
+                        to, builder.add(builder.mul(columns, INDEX(row)), INDEX(vector * lanes.count))
+                    )
+                    with builder.if_else(add) as (adds, writes):
+                        with adds:
+                            target.store(builder.fadd(target.load(here), sums[row * vectors + vector]), here)
+                        with writes:
+                            target.store(sums[row * vectors + vector], here)
+        return context.get_dummy_value()
+
+    @_extending.intrinsic
+    def block(
+        typing: Any, array: Any, depth: Any, left: Any, at: Any, step: Any, stride: Any, count: Any, out: Any,
+        to: Any, columns: Any, add: Any,
+    ) -> Any:  # fmt: skip
+        """Writes, or adds, the product of `count` rows of `left` with the `depth` rows of lanes at the beginning.
+
+        Entries of a row of `left` are `stride` apart and rows `step`, from `at` on; rows of `out` are `columns`
+        apart, from `to` on.
+        """
+        whole = _types.int64
+        return _types.void(array, whole, left, whole, whole, whole, whole, out, whole, whole, _types.boolean), code
+
+    return block
+
+
+NARROW = 2 * ROWS  # rows of a block with one vector, so that there are enough sums to hide their latency
+block_narrow, block_wide = _block(NARROW, 1), _block(ROWS, VECTORS)
 
 
 def _images(builder: Any, lanes: Lanes, slope: Any) -> list[Callable[[Any, Any, Any], Any]]:

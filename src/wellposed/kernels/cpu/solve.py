@@ -6,7 +6,7 @@ sample's result does not depend on its companions.
 
 The memory of a group is one flat buffer, ``work[row * width + lane]``: the points of a cycle (`slots`), then v and
 d, then single rows. `at` has the offsets of v, d, the single rows, the solution of the least squares problem and
-the minima. `lanes` says which sample a lane works on, since which step, and at which step it must be checked.
+the minima. `lanes` says which sample a lane works on, and since which step.
 
 A step evaluates the map (`evaluate`), takes new samples (`refill`) and writes finished ones
 (`write_finished`). `jump` and `advance` are the extrapolation of `equilibrium.solvers.Anderson` for all lanes.
@@ -24,22 +24,30 @@ from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
 from wellposed.kernels.cpu.engine import Counts, Numbers, Rows
 from wellposed.kernels.cpu.simd import (
+    INDEX,
     ROWS,
     VECTOR_BYTES,  # noqa: F401  the engine sizes its buffers by it
     VECTORS,
+    Memory,
     activate,
     borrow,
     choose,
     combine,
     gram,
+    lanes_of,
     multiply,
     multiply_rows,
+    pointer_of,
     rows_alone,
     weigh,
+    wipe,
 )
 from wellposed.kernels.spec import COUNTED, POINT, RELU, SETTLED, SLOPED, TANH
 
 numba = require("numba", extra="fast")
+_cgutils = require("numba.core.cgutils", extra="fast")
+_extending = require("numba.extending", extra="fast")
+_types = numba.types
 compiled = numba.njit(nogil=True, error_model="numpy")
 cached = njit_cached(nogil=True, error_model="numpy")
 
@@ -50,19 +58,18 @@ DIVERGED, NONFINITE = int(Status.DIVERGED), int(Status.NONFINITE)
 # The workspace of a group: rows of `width` lanes, as `cpu.engine.plan_workspace` plans them, for a solver with the
 # memory m.
 #
-#   m + 2 points of n rows    n rows    n rows    15 + m (m + 3) / 2 + 1 rows    m + 1 rows      a row a period
+#   m + 2 points of n rows    n rows    n rows    16 + m (m + 3) / 2 + 1 rows    m + 1 rows      a row a period
 #   points of a cycle         v         d         single rows                    solution        minima
 #   slots[0], slots[1], ...   at.v      at.d      at.single                      at.solution     at.minima
 # Single rows: largest residual, largest entry and l1 norm of the residual; its l1 norm one step before and the one
 # that a jump must beat; the first residual and the least of this period; cycles to come without a jump, failures
 # in a row; periods after which the sample fell back on plain steps, or 0; flags: has jumped, jump failed, must be
-# checked; rate, residual expected soon; least squares problem.
+# checked, has a sample; rate, residual expected soon; least squares problem.
 (
-    RESIDUAL, SIZE, L1, PREVIOUS, TARGET, FIRST, LEAST, REST, FAILURES, SINCE, JUMPED, FAILED, EVENT, RATE, SLOW,
-    PROBLEM,
-) = range(16)  # fmt: skip
-SAMPLE, BIRTH, DUE = range(3)  # of `lanes`
-NEVER = 1 << 62
+    RESIDUAL, SIZE, L1, PREVIOUS, TARGET, FIRST, LEAST, REST, FAILURES, SINCE, JUMPED, FAILED, EVENT, ALIVE, RATE,
+    SLOW, PROBLEM,
+) = range(17)  # fmt: skip
+SAMPLE, BIRTH = range(2)  # of `lanes`
 SPARE = 4  # a group takes new samples when this part of a vector is free: samples that start together end together
 
 
@@ -102,15 +109,26 @@ def pack(A: Any, transpose: bool, packed: Any) -> None:
     pack_tiles(packed, 0, n, A, transpose, 0, n, 0, n)
 
 
+@compiled
+def largest(row: Any) -> Any:
+    """Returns the largest size of an entry, from four maxima that do not wait for each other."""
+    a = b = c = d = row.dtype.type(0)
+    whole = len(row) // 4 * 4
+    for k in range(0, whole, 4):
+        a, b = max(a, abs(row[k])), max(b, abs(row[k + 1]))
+        c, d = max(c, abs(row[k + 2])), max(d, abs(row[k + 3]))
+    for k in range(whole, len(row)):
+        a = max(a, abs(row[k]))
+    return max(max(a, b), max(c, d))
+
+
 @cached
 def prepare_adjoint(z: Any, g: Any, kind: int, slope: float, d: Any, offset: Any, scale: Any) -> None:
     """Writes the slopes d = phi'(z), the size of every row of g (one for zeros) and ``d g`` divided by it."""
     one, zero = z.dtype.type(1), z.dtype.type(0)
     below = z.dtype.type(slope)
     for s in range(z.shape[0]):
-        size = zero
-        for k in range(z.shape[1]):
-            size = size if size > abs(g[s, k]) else abs(g[s, k])  # NaN stays
+        size = largest(g[s])
         size = size if size != zero else one
         scale[s, 0] = size
         for k in range(z.shape[1]):
@@ -126,11 +144,14 @@ def prepare_adjoint(z: Any, g: Any, kind: int, slope: float, d: Any, offset: Any
 @compiled
 def evaluate(
     work: Any, matrix: Any, x: int, y: int, at: Any, n: int, width: int, kind: int, slope: float, vectors: int,
-    alone: bool,
+    alone: bool, zero: bool,
 ) -> None:  # fmt: skip
-    """Evaluates the map for a group, from the point at `x` to the one at `y`, and measures the residual."""
+    """Evaluates the map for a group, from the point at `x`, perhaps `zero`, to `y`, and measures the residual."""
     # Only adjoints use d, and they have no sparse product: its rows are free for `multiply`.
-    multiply(work, matrix, x, y, at.d, n, width, vectors, alone)
+    if zero:
+        wipe(work, y, n)
+    else:
+        multiply(work, matrix, x, y, at.d, n, width, vectors, alone)
     activate(work, y, x, at.v, at.d, at.single, n, vectors, kind, slope)
 
 
@@ -145,9 +166,8 @@ def refill(
             break
         if lanes[SAMPLE * width + i] >= 0:
             continue
-        lanes[SAMPLE * width + i] = waiting
-        lanes[BIRTH * width + i] = lanes[DUE * width + i] = now
-        work[rows + LEAST * width + i] = np.inf
+        lanes[SAMPLE * width + i], lanes[BIRTH * width + i] = waiting, now
+        work[rows + LEAST * width + i], work[rows + ALIVE * width + i] = np.inf, 1
         for row in (REST, FAILURES, SINCE, JUMPED):
             work[rows + row * width + i] = 0
         for k in range(n):
@@ -159,6 +179,19 @@ def refill(
                 work[at.d + k * width + i] = d[waiting, k]
         waiting += 1
     return waiting
+
+
+@compiled
+def lasts(work: Any, at: Any, width: int, numbers: Any) -> bool:
+    """Tells whether a sample of the group will not end soon: two steps at its rate leave too large a residual.
+
+    Where all end soon, a group waits for them, since lanes that end within a cycle are free until its end.
+    """
+    rows, count = at.single, 0
+    for i in range(width):
+        limit = max(numbers.atol, numbers.rtol * work[rows + SIZE * width + i])
+        count += (work[rows + ALIVE * width + i] > 0) & (not work[rows + TARGET * width + i] <= limit)
+    return count > 0
 
 
 @compiled
@@ -178,9 +211,9 @@ def gather(work: Any, x: int, at: Any, lanes: Any, width: int, n: int, periods: 
         for start, count in ((x, n), (at.v, n), (at.d, n), (at.single, PROBLEM), (at.minima, periods)):
             for row in range(count):
                 work[start + row * width + free] = work[start + row * width + i]
-        for row in range(3):
+        for row in (SAMPLE, BIRTH):
             lanes[row * width + free] = lanes[row * width + i]
-        lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
+        lanes[SAMPLE * width + i], work[at.single + ALIVE * width + i] = -1, 0
 
 
 @compiled
@@ -224,22 +257,45 @@ def verdict(residual: float, size: float, l1: float, index: int, counts: Any, nu
     return CONVERGED if residual <= max(numbers.atol, numbers.rtol * size) else RUNNING
 
 
-@compiled
-def mark_events(work: Any, at: Any, lanes: Any, width: int, now: int, always: bool, numbers: Any) -> int:
-    """Marks lanes to be checked: accepted, not finite or due; returns how many. Its loops are vectorised."""
-    rows, count = at.single, 0
-    atol, rtol, infinite = numbers.atol, numbers.rtol, work.dtype.type(np.inf)
-    for i in range(width):
-        residual, l1 = work[rows + RESIDUAL * width + i], work[rows + L1 * width + i]
-        work[rows + LEAST * width + i] = min(work[rows + LEAST * width + i], residual)
-        accepted = residual <= max(atol, rtol * work[rows + SIZE * width + i])
-        work[rows + EVENT * width + i] = accepted | (not l1 < infinite) | always
-    for i in range(width):
-        if lanes[DUE * width + i] <= now:
-            work[rows + EVENT * width + i] = 1
-    for i in range(width):
-        count += (work[rows + EVENT * width + i] > 0) & (lanes[DUE * width + i] < NEVER)
-    return count
+def _events(builder: Any, memory: Memory, rows: Any, atol: Any, rtol: Any, due: Any) -> Any:
+    """Returns which lanes of a vector must be checked, and updates their least residuals."""
+    lanes, width = memory.lanes, VECTORS * memory.lanes.count
+    positions = {row: builder.add(rows, INDEX(row * width)) for row in (RESIDUAL, SIZE, L1, LEAST, EVENT, ALIVE)}
+    residual, size, l1, least = (memory.load(positions[row]) for row in (RESIDUAL, SIZE, L1, LEAST))
+    memory.store(builder.select(builder.fcmp_ordered("<", residual, least), residual, least), positions[LEAST])
+    limit = lanes.larger(builder, atol, builder.fmul(rtol, size))
+    calm = builder.fcmp_ordered("<", l1, lanes.full(float("inf")))
+    event = builder.or_(builder.fcmp_ordered("<=", residual, limit), builder.not_(calm))
+    living = builder.fcmp_ordered(">", memory.load(positions[ALIVE]), lanes.zero)
+    event = builder.select(due, living, builder.and_(event, living))
+    memory.store(builder.select(event, lanes.full(1.0), lanes.zero), positions[EVENT])
+    return event
+
+
+@_extending.intrinsic
+def mark(typing: Any, array: Any, rows: Any, vectors: Any, atol: Any, rtol: Any, due: Any) -> Any:
+    """Marks lanes that must be checked: accepted or not finite, or all that are alive if they are `due`.
+
+    Returns whether there are any; `rows` are the single rows of the group.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, rows, vectors, atol, rtol, due = arguments
+        lanes = lanes_of(signature.args[0])
+        memory = Memory(builder, lanes, pointer_of(context, builder, signature.args[0], array))
+        atol, rtol = lanes.splat(builder, atol), lanes.splat(builder, rtol)
+        bits = lanes.ir.IntType(lanes.count)
+        some_event = _cgutils.alloca_once_value(builder, lanes.ir.Constant(lanes.ir.IntType(1), 0))
+        for vector in range(VECTORS):
+            with builder.if_then(builder.icmp_signed(">", vectors, INDEX(vector))):
+                at = builder.add(rows, INDEX(vector * lanes.count))
+                event = _events(builder, memory, at, atol, rtol, due)
+                some = builder.icmp_unsigned("!=", builder.bitcast(event, bits), bits(0))
+                builder.store(builder.or_(builder.load(some_event), some), some_event)
+        return builder.load(some_event)
+
+    whole, number = _types.int64, array.dtype
+    return _types.boolean(array, whole, whole, number, number, _types.boolean), code
 
 
 @compiled
@@ -250,8 +306,6 @@ def judge_lane(
     rows = at.single
     residual, size = work[rows + RESIDUAL * width + i], work[rows + SIZE * width + i]
     status = verdict(residual, size, work[rows + L1 * width + i], index, counts, numbers)
-    if index == 0:
-        work[rows + FIRST * width + i] = residual
     if status != RUNNING:
         return int(status)
     at_period, last = counts.rule != COUNTED and (index + 1) % PERIOD == 0, index + 1 == counts.max_steps
@@ -270,6 +324,14 @@ def judge_lane(
 
 
 @compiled
+def note_first_residuals(work: Any, at: Any, lanes: Any, width: int, now: int) -> None:
+    """Remembers the residuals of samples that begin `now`."""
+    for i in range(width):
+        if lanes[BIRTH * width + i] == now:
+            work[at.single + FIRST * width + i] = work[at.single + RESIDUAL * width + i]
+
+
+@compiled
 def record_residuals(work: Any, at: Any, lanes: Any, width: int, now: int, trace: Any) -> None:
     """Writes the residual of every running sample to its trace."""
     for i in range(width):
@@ -282,33 +344,39 @@ def record_residuals(work: Any, at: Any, lanes: Any, width: int, now: int, trace
 
 @compiled
 def write_finished(
-    work: Any, x: int, y: int, at: Any, lanes: Any, width: int, now: int, counts: Any, numbers: Any, value: Any,
-    status: Any, steps: Any,
-) -> int:  # fmt: skip
-    """Writes the samples that finished in a step from `x` to `y` and frees their lanes; returns how many.
+    work: Any, x: int, y: int, at: Any, lanes: Any, width: int, vectors: int, now: int, due: int, counts: Any,
+    numbers: Any, value: Any, status: Any, steps: Any,
+) -> Any:  # fmt: skip
+    """Writes those of the marked samples that finished in a step from `x` to `y`, and frees their lanes.
 
     The image of an accepted point is nearer to the equilibrium, since the map contracts.
+
+    Returns:
+        how many have finished, and the step at which all lanes must be checked again.
     """
-    n, done = value.shape[1], 0
-    always = counts.rule in (SETTLED, COUNTED)
-    if mark_events(work, at, lanes, width, now, always, numbers) == 0:
-        return 0
-    for i in range(width):
-        if work[at.single + EVENT * width + i] == 0 or lanes[DUE * width + i] == NEVER:
+    n, done, rows = value.shape[1], 0, at.single
+    due = now + PERIOD if now >= due else due
+    for i in range(vectors * (width // VECTORS)):
+        if work[rows + EVENT * width + i] == 0:
             continue
-        s, birth = lanes[SAMPLE * width + i], lanes[BIRTH * width + i]
-        index = now - birth
+        s, index = lanes[SAMPLE * width + i], now - lanes[BIRTH * width + i]
         outcome = judge_lane(work, x, at, width, i, index, n, counts, numbers)
         if outcome == RUNNING:
-            lanes[DUE * width + i] = birth + min((index + 1) // PERIOD * PERIOD + PERIOD, counts.max_steps) - 1
+            due = min(due, next_check(now, index, counts))
             continue
         done += 1
         status[s], steps[s] = outcome, index + 1
-        lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
+        lanes[SAMPLE * width + i], work[rows + ALIVE * width + i] = -1, 0
         point = y if outcome == CONVERGED and counts.rule != POINT else x
         for k in range(n):
             value[s, k] = work[point + k * width + i]
-    return done
+    return done, due
+
+
+@compiled
+def next_check(now: int, index: int, counts: Any) -> int:
+    """Returns the step at which a sample is due that has made `index` steps before the one `now`."""
+    return now - index - 1 + min((index + 1) // PERIOD * PERIOD + PERIOD, counts.max_steps)
 
 
 @compiled
@@ -427,10 +495,6 @@ def advance(
     return phase + 1, 0 if jumped else memory + 1
 
 
-_extending = require("numba.extending", extra="fast")
-_types = numba.types
-
-
 @compiled
 def solve_runs(work: Any, matrix: Any, x: int, at: Any, width: int, kind: int, slope: float, vectors: int) -> None:
     """Computes the states at `x`, one run of rows after the other, each from the runs before it."""
@@ -459,10 +523,13 @@ def start_substituted(work: Any, x: int, scratch: int, lanes: Any, width: int, n
 def substitute(
     work: Any, matrix: Any, x: int, scratch: int, at: Any, lanes: Any, width: int, now: int, n: int, counts: Any,
     numbers: Any, vectors: int,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
     """Starts samples that begin `now` from their equilibrium, if A has an order and steps are not to be counted.
 
     The start is then evaluated and judged like any other, so that statuses and residuals mean the same.
+
+    Returns:
+        whether it has started any.
     """
     raise NotImplementedError("this is called by compiled code alone, through its overload")
 
@@ -475,16 +542,18 @@ def _substitute(
     def dense(
         work: Any, matrix: Any, x: Any, scratch: Any, at: Any, lanes: Any, width: Any, now: Any, n: Any,
         counts: Any, numbers: Any, vectors: Any,
-    ) -> None:  # fmt: skip
-        pass
+    ) -> bool:  # fmt: skip
+        return False
 
     def sparse(
         work: Any, matrix: Any, x: Any, scratch: Any, at: Any, lanes: Any, width: Any, now: Any, n: Any,
         counts: Any, numbers: Any, vectors: Any,
-    ) -> None:  # fmt: skip
-        if len(matrix[3]) > 0 and counts.rule != COUNTED:
-            solve_runs(work, matrix, scratch, at, width, counts.kind, numbers.slope, vectors)
-            start_substituted(work, x, scratch, lanes, width, now, n)
+    ) -> bool:  # fmt: skip
+        if len(matrix[3]) == 0 or counts.rule == COUNTED:
+            return False
+        solve_runs(work, matrix, scratch, at, width, counts.kind, numbers.slope, vectors)
+        start_substituted(work, x, scratch, lanes, width, now, n)
+        return True
 
     return sparse if isinstance(matrix, _types.BaseTuple) else dense
 
@@ -493,11 +562,9 @@ def _substitute(
 def clear(work: Any, lanes: Any, width: int, slots: Any, at: Any) -> None:
     """Frees all lanes and fills them with zeros."""
     for i in range(width):
-        lanes[SAMPLE * width + i], lanes[DUE * width + i] = -1, NEVER
-    for i in range(slots[0], slots[1]):
-        work[i] = 0
-    for i in range(at.v, at.single + PROBLEM * width):
-        work[i] = 0
+        lanes[SAMPLE * width + i] = -1
+    wipe(work, slots[0], slots[1] // width)
+    wipe(work, at.v, (at.single - at.v) // width + PROBLEM)
 
 
 @compiled
@@ -536,25 +603,32 @@ def solve_samples(
     lanes: Any, slots: Any, at: Any, counts: Any, numbers: Any, begin: int, end: int,
 ) -> int:  # fmt: skip
     """Solves the samples from `begin` to `end`; returns the largest of their statuses."""
-    n, width = v.shape[1], lanes.shape[0] // 3
+    n, width = v.shape[1], lanes.shape[0] // 2
     memory, plain, half = len(slots) - 2, counts.memory == 0, width // VECTORS
     vectors, alone = 1 if end - begin <= half else VECTORS, end - begin == 1
+    always = counts.rule in (SETTLED, COUNTED)
     clear(work, lanes, width, slots, at)
     zero = begin - begin  # not a constant, for which numba would compile everything once more
-    now, phase, origin, left, waiting = zero, zero, zero, zero, begin
+    now, phase, origin, left, waiting, due = zero, zero, zero, zero, begin, zero
     # Before every step the iterates of the `left` running samples are at slots[origin], `now` evaluations of
-    # the group have been made, and samples from `waiting` on have no lane yet. Lanes change samples in phase 0
-    # only, when the other slots hold no history.
+    # the group have been made, samples from `waiting` on have no lane yet, and no sample must be checked before
+    # the step `due` unless it is accepted. Lanes change samples in phase 0 only, when the other slots hold no
+    # history.
     while True:
+        new = at_zero = False
         if phase == 0:
-            if waiting < end and (left == 0 or vectors * half - left >= half // SPARE):
-                known = waiting
+            free = vectors * half - left
+            if waiting < end and (
+                left == 0 or (free >= half // SPARE and (plain or lasts(work, at, width, numbers)))
+            ):
+                known, new, first = waiting, True, next_check(now, 0, counts)
                 waiting = refill(work, slots[origin], at, lanes, width, v, d, x0, now, waiting, end)
-                left += waiting - known
                 scratch = slots[1 - origin]
-                substitute(
+                started = substitute(
                     work, packed, slots[origin], scratch, at, lanes, width, now, n, counts, numbers, vectors
                 )
+                at_zero = left == 0 and x0.shape[0] == 0 and not started
+                left, due = left + waiting - known, first if left == 0 else min(due, first)
             if left == 0:
                 return worst_status(status, begin, end)
             if vectors > 1 and waiting >= end and left <= half:
@@ -563,18 +637,25 @@ def solve_samples(
         target = 1 - origin if plain else 1 if phase > memory else origin + 1
         evaluate(
             work, packed, slots[origin], slots[target], at, n, width, counts.kind, numbers.slope, vectors,
-            alone,
+            alone, at_zero,
         )  # fmt: skip
+        if new:
+            note_first_residuals(work, at, lanes, width, now)
         if trace.shape[0] > 0:
             record_residuals(work, at, lanes, width, now, trace)
-        left -= write_finished(
-            work, slots[origin], slots[target], at, lanes, width, now, counts, numbers, value, status, steps
-        )
+        if mark(work, at.single, vectors, numbers.atol, numbers.rtol, always or now >= due):
+            done, due = write_finished(
+                work, slots[origin], slots[target], at, lanes, width, vectors, now, due, counts, numbers, value,
+                status, steps,
+            )  # fmt: skip
+            left -= done
         now += 1
         if plain:
             origin = target
         elif left == 0:
             phase, origin = zero, zero
+        elif phase < memory - 1:
+            phase, origin = phase + 1, phase + 1
         else:
             phase, origin = advance(work, slots, at, lanes, width, n, numbers, vectors, phase)
 
