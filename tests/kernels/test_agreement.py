@@ -225,7 +225,8 @@ def test_extrapolation_is_as_exact_as_plain_steps_where_rounding_ends_both(execu
     error, best = ((value - exact).abs().amax() for value in (found.value, plain))
     assert error <= 2 * best
     stuck = found.status == Status.STAGNATED
-    assert (stuck | found.converged).all() and stuck.any()
+    assert (stuck | found.converged).all()
+    assert found.converged.all() if executor == "numba" else stuck.any()  # numba finishes them by elimination
     unit = torch.finfo(torch.float32).eps * found.value.detach().abs().amax(1)
     assert (found.residual[stuck] <= 3 * unit[stuck]).all()
     assert int(found.steps.max()) < 1000

@@ -173,10 +173,10 @@ def _signatures():
         solve.pack,
         solve.prepare_adjoint,
         layer.layer,
-        projection.shrink,
+        projection.project,
         sequence.forward,
     ]
-    dispatchers += [projection.pull_back, sequence.backward]
+    dispatchers += [projection.project_backward, sequence.backward]
     return {dispatcher.py_func.__qualname__: set(dispatcher.signatures) for dispatcher in dispatchers}
 
 

@@ -125,12 +125,27 @@ class Threads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("batch", "counts"), [(8000, {1}), (1 << 15, {2})])  # the first is no single call yet
+def _one_call(u):
+    return ImplicitModel(4, 2, 16)(u)
+
+
+def _with_products(u):
+    return ImplicitModel(4, 2, 16, condition="weighted")(u)
+
+
+def _sequences(u):
+    return ImplicitRNN(4, 2, 16, batch_first=True)(u[:, None])[0]
+
+
 @pytest.mark.parametrize(
-    "outputs",
+    ("outputs", "batch", "counts"),
     [
-        lambda u: ImplicitModel(4, 2, 16)(u),
-        lambda u: ImplicitRNN(4, 2, 16, batch_first=True)(u[:, None])[0],
+        (_one_call, 8000, set()),
+        (_one_call, 1 << 15, {2}),
+        (_with_products, 8000, {1}),
+        (_with_products, 1 << 15, {2}),
+        (_sequences, 8000, {1}),
+        (_sequences, 1 << 15, {2}),
     ],
 )
 def test_small_products_stay_on_one_thread(outputs, batch, counts):

@@ -156,3 +156,27 @@ def test_gradients_of_gradients():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.autograd.gradgradcheck(implicit, u)
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu"])
+def test_slow_samples_are_finished_within_the_call(activation, calls, monkeypatch):
+    """Around a shift extrapolation brings little: half of the samples are solved by elimination, exactly."""
+
+    def leave(*_):
+        raise AssertionError("a sample has left the kernel")
+
+    monkeypatch.setattr(cpu_engine, "newton_handover", leave)
+    generator = torch.Generator().manual_seed(0)
+    u, C = torch.randn(64, 20, generator=generator), torch.randn(3, 20, generator=generator)
+    matrices = 0.99 * torch.eye(20).roll(1, 0), torch.eye(20), C
+    options = {"activation": activation, "max_steps": 3000}
+    fused = ImplicitModel.from_matrices(*matrices, executor="numba", stop=Absolute(3e-6), **options)
+    wide = ImplicitModel.from_matrices(
+        *(matrix.double() for matrix in matrices), executor="reference", stop=Absolute(1e-12), **options
+    )
+    for fast, exact in zip(results(fused, u), results(wide, u.double()), strict=True):
+        assert (fast - exact).abs().max() <= 1e-5 * exact.abs().max()
+    assert calls == [False, True]
+    solution = fused.equilibrium(u)
+    limit = torch.finfo(torch.float32).eps * solution.value.detach().abs().amax(1).clamp_min(25)
+    assert (solution.residual <= 2 * limit).all() and int(solution.steps.max()) > 675

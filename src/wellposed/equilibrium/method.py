@@ -164,7 +164,7 @@ class WeightCheck:
         seen = tuple((value._version, value.data_ptr()) for _, value in weights)
         if seen == self._seen and not torch.is_grad_enabled():
             return False
-        if math.isfinite(sum(value.detach().sum() for _, value in weights)):
+        if all(math.isfinite(value.detach().sum()) for _, value in weights):
             self._seen = seen
             return False
         wrong = {name: ~value.detach().isfinite() for name, value in weights}

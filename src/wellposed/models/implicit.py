@@ -219,7 +219,8 @@ class ImplicitModel(nn.Module):
         spec, engine, radius = self._layer()
         if engine is None or radius is None or not (engine is NUMBA or u.is_cuda):
             return None
-        if self.state_features >= LEAST and self._sparse_matrices(u) is not NOTHING:
+        large = self.state_features >= LEAST and not self._needs_gradient(u)
+        if large and self._sparse_matrices(u) is not NOTHING:
             return None
         try:
             raw = _parameter(self._modules["state"], "raw")
@@ -439,7 +440,7 @@ class ImplicitModel(nn.Module):
 
     def _sparse_matrices(self, u: Tensor) -> SparseModel:
         """Returns the matrices whose sparse products are faster for a batch, none where derivatives are needed."""
-        if self._needs_gradient(u) or not self._may_be_sparse():
+        if not self._may_be_sparse() or self._needs_gradient(u):
             return NOTHING
         return faster(self._known_sparse(), u.shape[:-1].numel())
 

@@ -335,8 +335,8 @@ class ImplicitRNN(nn.Module):
         Returns:
             the outputs in the layout of the input, and the last hidden states in the shape of `h0`.
         """
-        sequences, h = self._read(input, h0, lengths)
         cells = self._cells()
+        sequences, h = self._read(input, h0, lengths, cells[0])
         weights = [
             (f"cells.{k}.{name}", value) for k, cell in enumerate(cells) for name, value in cell.state_weights()
         ]
@@ -346,15 +346,16 @@ class ImplicitRNN(nn.Module):
                 no_equilibrium(part, weights) for part in (sequences.data.new_empty(len(sequences.data), width), h)
             )
             return sequences.in_user_layout(output), sequences.restored(h_n)
-        output, h_n, _ = self._run(sequences, h, trace=False)
+        output, h_n, _ = self._run(cells, sequences, h, trace=False)
         return sequences.in_user_layout(output), sequences.restored(h_n)
 
     def equilibria(
         self, input: Input, h0: Tensor | None = None, lengths: Tensor | None = None
     ) -> RecurrentSolution:
         """Computes what `forward` does and reports every time step of every sequence."""
-        sequences, h = self._read(input, h0, lengths)
-        output, h_n, passes = self._run(sequences, h, trace=True)
+        cells = self._cells()
+        sequences, h = self._read(input, h0, lengths, cells[0])
+        output, h_n, passes = self._run(cells, sequences, h, trace=True)
         status, steps, residual = (
             sequences.padded(torch.stack([item.packed(name) for item in passes], -1))
             for name in ("status", "steps", "residual")
@@ -363,8 +364,9 @@ class ImplicitRNN(nn.Module):
         results = sequences.in_user_layout(output), sequences.restored(h_n)
         return RecurrentSolution(*results, states, status, steps, residual, sequences.present())
 
-    def _read(self, value: Input, h0: Tensor | None, lengths: Tensor | None) -> tuple[Sequences, Tensor]:
-        cell = self._cells()[0]
+    def _read(
+        self, value: Input, h0: Tensor | None, lengths: Tensor | None, cell: ImplicitModel
+    ) -> tuple[Sequences, Tensor]:
         check_traceable("an ImplicitRNN", isinstance(cell.stop, Steps))
         sequences = Sequences.of(value, self.input_size, self.batch_first, lengths)
         data, dtype = sequences.data, cell.B.dtype
@@ -384,9 +386,11 @@ class ImplicitRNN(nn.Module):
             require_finite("h0", h0)
         return sequences, sequences.sorted(h0.to(dtype).reshape(shape))
 
-    def _run(self, sequences: Sequences, h0: Tensor, *, trace: bool) -> tuple[Tensor, Tensor, list["_Pass"]]:
+    def _run(
+        self, cells: list[ImplicitModel], sequences: Sequences, h0: Tensor, *, trace: bool
+    ) -> tuple[Tensor, Tensor, list["_Pass"]]:
         passes: list[_Pass] = []
-        cells, once, data = self._cells(), WarnOnce(), sequences.data
+        once, data = WarnOnce(), sequences.data
         autocast, kind = torch.is_autocast_enabled(data.device.type), data.device.type
         with torch.autocast(kind, enabled=False) if autocast else nullcontext():
             data = data.to(cells[0].B.dtype)

@@ -60,6 +60,7 @@ MEMORY = 5  # of the workspace where a solver needs none
 SPLIT = 1 << 22  # multiplications of a step below which threads are not worth their start
 FUSED = SPLIT  # multiplications of a step up to which a model is one call
 NO_GRADIENTS = (None,) * 6  # of a forward pass
+NO_NUMBERS = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0)}  # for the dtype of a kernel
 COMPILED_EASY = 64  # steps of a kernel after which a small backward system is factorised
 
 Matrix = Tensor | SparseRows
@@ -222,6 +223,29 @@ def newton_handover(
     value = iterates.value.index_copy(0, rest, answer.value)
     final = status.index_copy(0, rest, answer.status)
     return Iterates(value, final, steps, lambda: _extend(iterates.residuals, rest, answer.residual, steps))
+
+
+def finish_directly(A: Tensor, v: Tensor, d: Tensor | None, iterates: Iterates, spec: KernelSpec) -> Iterates:
+    """Solves small equations whose samples are slow or stagnated by elimination in float64.
+
+    Forward this is Newton's method without a safeguard; a sample that it does not solve stays as it is.
+    """
+    (batch, n), layer = v.shape, kernels("layer")
+    if iterates.worst < Status.STAGNATED or n > layer.DIRECT:
+        return iterates
+    residual, arrays = np.full(batch, np.nan), []
+    for tensor in (v, v if d is None else d):
+        arrays.append(tensor.detach().contiguous().numpy())
+    matrix, own = (
+        np.from_dlpack(A.detach().contiguous()),
+        plan_kernel(spec, n, v.dtype).parameters,
+    )  # as in `pack_matrix`
+    results = (tensor.numpy() for tensor in (iterates.value, iterates.status, iterates.steps))
+    worst = layer.finish(matrix, d is not None, *arrays, *results, residual, own)
+    (solved,) = torch.from_numpy(residual).isfinite().nonzero(as_tuple=True)
+    last = torch.from_numpy(residual)[solved].to(v.dtype)
+    trace = lambda: _extend(iterates.residuals, solved, last, iterates.steps)  # noqa: E731
+    return Iterates(iterates.value, iterates.status, iterates.steps, trace, worst)
 
 
 def _extend(before: Tensor, rest: Tensor, last: Tensor, steps: Tensor) -> Tensor:  # (B, K)
@@ -497,6 +521,8 @@ class Numba:
     def _finish_forward(self, spec: AffineSpec, A: Matrix, v: Tensor, iterates: Iterates) -> Iterates:
         """Hands samples that are not finished over to Newton's method, where that was planned."""
         passes = _passes(spec, v.shape[1], v.dtype)
+        if isinstance(A, Tensor) and passes.forward_hands_over:
+            iterates = finish_directly(A, v, None, iterates, passes.forward)
         if iterates.worst < Status.MAX_STEPS or not passes.forward_hands_over:
             return iterates
         dense = A.to_dense() if isinstance(A, SparseRows) else A
@@ -526,6 +552,8 @@ class Numba:
     ) -> Iterates:
         """Factorises the systems of samples that are not finished, and undoes the scaling of g."""
         passes = _passes(spec, d.shape[1], d.dtype)
+        if passes.backward_hands_over:
+            iterates = finish_directly(M.mT, offset, d, iterates, passes.backward)
         if iterates.worst >= Status.MAX_STEPS and passes.backward_hands_over:
             f, limit = TransposedMap((M,), d, offset, 1.0), passes.backward.max_steps
             iterates = newton_handover(f, iterates, spec.backward.stop, limit, spec.backward.max_steps)
@@ -540,17 +568,18 @@ class Numba:
 
     def project_rows(self, W: Tensor, radius: float) -> tuple[Tensor, Tensor]:
         """Projects rows on the l1 ball; returns A and what the backward pass needs."""
-        W = W.detach().contiguous()
-        P, levels = torch.empty_like(W), W.new_empty(len(W))
-        arrays = np.from_dlpack(W), P.numpy(), levels.numpy()  # W as in `pack_matrix`
-        kernels("projection").shrink(*arrays, radius, torch.finfo(W.dtype).eps)
+        W, shape, eps = W.contiguous(), tuple(W.shape), EPS[W.dtype]
+        P, levels = torch.empty(shape, dtype=W.dtype), torch.empty(shape[0], dtype=W.dtype)
+        addresses = W.data_ptr(), P.data_ptr(), levels.data_ptr()
+        kernels("projection").project(*addresses, shape, NO_NUMBERS[W.dtype], radius, eps)
         return P, levels
 
     def project_rows_backward(self, W: Tensor, levels: Tensor, g: Tensor) -> Tensor:
         """Returns the gradient by W from that by A."""
-        W, gradient = W.detach().contiguous(), torch.empty_like(W)
-        arrays = np.from_dlpack(W), levels.numpy(), g.contiguous().numpy(), gradient.numpy()
-        kernels("projection").pull_back(*arrays, torch.finfo(W.dtype).eps)
+        W, g, shape, eps = W.contiguous(), g.contiguous(), tuple(W.shape), EPS[W.dtype]
+        gradient = torch.empty(shape, dtype=W.dtype)
+        addresses = W.data_ptr(), levels.data_ptr(), g.data_ptr(), gradient.data_ptr()
+        kernels("projection").project_backward(*addresses, shape, NO_NUMBERS[W.dtype], eps)
         return gradient
 
     def begin(self, spec: AffineSpec, radius: float | None, W: Matrix, v: Tensor, *, saves: bool) -> Finished:

@@ -17,9 +17,21 @@ import numpy as np
 
 from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached, source_key
+from wellposed.kernels.cpu.engine import Numbers
 from wellposed.kernels.cpu.projection import pull_back, shrink
 from wellposed.kernels.cpu.simd import NARROW, ROWS, VECTORS, array_at, block_narrow, block_wide, move, wipe
-from wellposed.kernels.cpu.solve import MAX_STEPS, pack_tiles, prepare_adjoint, solve_samples, unpack
+from wellposed.kernels.cpu.solve import (
+    CONVERGED,
+    DIVERGED,
+    MAX_STEPS,
+    STAGNATED,
+    eliminate,
+    pack_tiles,
+    prepare_adjoint,
+    solve_samples,
+    unpack,
+    worst_status,
+)
 
 numba = require("numba", extra="fast")
 compiled = numba.njit(nogil=True, error_model="numpy")
@@ -27,6 +39,8 @@ cached = njit_cached(nogil=True, error_model="numpy")
 
 BLOCK = 128  # rows of the right factor of a product that are multiplied at a time
 ALIGN = 64  # bytes to which parts of `work` are aligned, the largest vector
+DIRECT = 64  # states up to which samples that are slow or stagnated are finished by elimination
+TURNS = 8  # systems that are solved for such a sample at most
 NOT_FINITE, OUTPUTS = -1, 16  # what `layer` returns, or adds where outputs are not finite
 
 
@@ -136,12 +150,96 @@ def begin_forward(
 
 
 @compiled
+def solve_system(A: Any, transposed: bool, room: Any, x: Any) -> None:
+    """Solves ``x = d (Ax) + r``, or that with A'; the slopes d and r are the last rows of `room`."""
+    n = len(x)
+    solution, d, right = room[n], room[n + 1], room[n + 2]
+    for i in range(n):
+        for j in range(n):
+            room[i, j] = (1 if i == j else 0) - d[i] * (A[j, i] if transposed else A[i, j])
+        solution[i] = right[i]
+    eliminate(room[:n], solution)
+    for i in range(n):
+        x[i] = solution[i]
+
+
+@compiled
+def finish_sample(A: Any, backward: bool, v: Any, d: Any, x: Any, room: Any, numbers: Any) -> Any:
+    """Solves one equation by elimination, forward again and again with the slopes at the last solution (Newton).
+
+    All is computed in float64; `x` is the start, then the image of the solution. `room` has n + 3 rows.
+
+    Returns:
+        the status, the number of systems, and the residual.
+    """
+    n = len(x)
+    slopes, right = room[n + 1], room[n + 2]
+    for turn in range(1 if backward else TURNS):
+        for i in range(n):
+            z = np.float64(v[i])
+            for j in range(0 if backward else n):
+                z += A[i, j] * x[j]
+            slopes[i] = d[i] if backward else 1 if z > 0 else numbers.slope
+            right[i] = v[i] if backward else slopes[i] * v[i]
+        solve_system(A, backward, room, x)
+        residual = size = l1 = 0.0
+        for i in range(n):
+            total = 0.0
+            for j in range(n):
+                total += (A[j, i] if backward else A[i, j]) * x[j]
+            z = total + v[i]
+            image = d[i] * total + v[i] if backward else z if z > 0 else numbers.slope * z
+            residual, size, l1 = max(residual, abs(image - x[i])), max(size, abs(image)), l1 + abs(image)
+            right[i] = image
+        if not l1 < np.inf:
+            break
+        exact = residual <= max(numbers.atol, numbers.rtol * size)
+        if exact or residual <= 4 * numbers.eps * size:
+            x[:] = right
+            return CONVERGED if exact else STAGNATED, turn + 1, residual
+    return MAX_STEPS, TURNS, np.inf
+
+
+@compiled
+def finish_samples(
+    A: Any, backward: bool, v: Any, d: Any, value: Any, status: Any, steps: Any, residual: Any, numbers: Any
+) -> int:
+    """Solves equations whose samples are slow or stagnated by elimination; returns the largest status.
+
+    A sample that is not solved so stays as it is; of the others `residual` has the last one.
+    """
+    batch, n = value.shape
+    room, x = np.empty((n + 3, n), np.float64), np.empty(n, value.dtype)
+    for s in range(batch):
+        if status[s] not in (STAGNATED, MAX_STEPS, DIVERGED):
+            continue
+        x[:] = value[s]
+        outcome, turns, last = finish_sample(A, backward, v[s], d[s] if backward else v[s], x, room, numbers)
+        if outcome != MAX_STEPS:
+            value[s], status[s], residual[s] = x, outcome, last
+            steps[s] += 2 * turns
+    return worst_status(status, 0, batch)
+
+
+@cached
+def finish(
+    A: Any, backward: bool, v: Any, d: Any, value: Any, status: Any, steps: Any, residual: Any, own: Any
+) -> int:
+    """Calls `finish_samples` with the parameters of a `Plan`."""
+    numbers = Numbers(own[0], own[1], own[2], own[3], own[4], own[5], own[6])
+    return finish_samples(A, backward, v, d, value, status, steps, residual, numbers)
+
+
+@compiled
 def write_gradients(
-    room: Any, width: int, tensors: Any, gradients: Any, sizes: Any, g: Any, y: Any, x: Any,
+    room: Any, width: int, tensors: Any, gradients: Any, sizes: Any, g: Any, y: Any, scale: Any, x: Any,
     levels: Any, eps: float,
 ) -> None:  # fmt: skip
-    """Writes the gradients that are wanted from those of the outputs, g, and the solution y of the adjoint."""
+    """Writes the gradients that are wanted from that of the outputs, g, and from ``scale y``, the adjoint."""
     (batch, n, p, q), like = sizes, x
+    for s in range(batch):
+        for k in range(n):
+            y[s, k] *= scale[s, 0]
     u, B, D = (
         array_at(tensors[0], (batch, p), like),
         array_at(tensors[2], (n, p), like),
@@ -244,6 +342,8 @@ def _make_layer(key: int) -> Any:
         worst = solve_samples(
             tiles, offset, d, none, value, status, steps, none, group, lanes, slots, at, counts, numbers, 0, batch
         )
+        if worst >= STAGNATED and counts.goes_on and n <= DIRECT:
+            worst = finish_samples(A, backward, offset, d, value, status, steps, np.empty(batch), numbers)
         if worst >= MAX_STEPS:
             return worst
         if not backward:
@@ -252,10 +352,7 @@ def _make_layer(key: int) -> Any:
                 D = array_at(tensors[4], (q, p), like)
                 product(room, width, u, False, D, True, outputs, True)
             return worst if all_finite(outputs) else worst + OUTPUTS
-        for s in range(batch):
-            for k in range(n):
-                value[s, k] *= scale[s, 0]
-        write_gradients(room, width, tensors, gradients, sizes, outputs, value, x, levels, numbers.eps)
+        write_gradients(room, width, tensors, gradients, sizes, outputs, value, scale, x, levels, numbers.eps)
         return worst if key else 0
 
     return layer

@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from wellposed.errors import require
 from wellposed.kernels.cpu.cache import njit_cached
+from wellposed.kernels.cpu.simd import array_at
 
+numba = require("numba", extra="fast")
+compiled = numba.njit(nogil=True, error_model="numpy")
 cached = njit_cached(nogil=True, error_model="numpy")
 WIDE = float(np.finfo(np.float64).eps)
 
 
-@cached
+@compiled
 def shrink(W: Any, P: Any, levels: Any, radius: float, eps: float) -> None:
     """Projects all rows; a level is the largest entry that vanishes, negative for a row that does not change."""
     n = W.shape[1]
@@ -70,7 +74,7 @@ def shrink(W: Any, P: Any, levels: Any, radius: float, eps: float) -> None:
         levels[row] = vanished
 
 
-@cached
+@compiled
 def pull_back(W: Any, levels: Any, g: Any, gradient: Any, eps: float) -> None:
     """Differentiates the projection: ``g - sign mean(sign g)`` over the active entries of a row."""
     for row in range(W.shape[0]):
@@ -87,3 +91,16 @@ def pull_back(W: Any, levels: Any, g: Any, gradient: Any, eps: float) -> None:
         for k in range(W.shape[1]):
             active = abs(W[row, k]) > level
             gradient[row, k] = (g[row, k] - mean if W[row, k] > 0 else g[row, k] + mean) if active else 0
+
+
+@cached
+def project(W: int, P: int, levels: int, shape: Any, like: Any, radius: float, eps: float) -> None:
+    """Projects the rows of the matrix at the address W, with the dtype of `like`."""
+    shrink(array_at(W, shape, like), array_at(P, shape, like), array_at(levels, shape[:1], like), radius, eps)
+
+
+@cached
+def project_backward(W: int, levels: int, g: int, gradient: int, shape: Any, like: Any, eps: float) -> None:
+    """Differentiates that."""
+    arrays = array_at(W, shape, like), array_at(levels, shape[:1], like), array_at(g, shape, like)
+    pull_back(*arrays, array_at(gradient, shape, like), eps)

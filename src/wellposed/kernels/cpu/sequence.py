@@ -53,6 +53,7 @@ from wellposed.kernels.cpu.solve import (
     SINCE,
     SIZE,
     advance,
+    eliminate,
     judge_lane,
     mark,
     pack_tiles,
@@ -249,7 +250,7 @@ def solve_group(
     now, phase, origin, left = zero, zero, zero, count
     # Before every step the iterates are at slots[origin] and `left` lanes are alive; the results of the others and
     # the images of their last points are at rows_of.point and rows_of.image.
-    residual, earliest = at.single + RESIDUAL * width, at.single + FIRST * width
+    residual, earliest, least = at.single + RESIDUAL * width, at.single + FIRST * width, at.single + LEAST * width
     while True:
         target = 1 - origin if plain else 1 if phase > memory else origin + 1
         x, y = slots[origin], slots[target]
@@ -260,13 +261,19 @@ def solve_group(
         activate(work, y, x, at.v, at.d, at.single, n, vectors, counts.kind, numbers.slope)
         if now == 0:
             move(work, residual, width, work, earliest, width, 1, VECTORS)
-        due = every or (now + 1) % PERIOD == 0 or now + 1 == counts.max_steps
+        # After one period nothing can have stopped falling: its least residuals are stored, no lane is judged.
+        first_period = now + 1 == PERIOD and not every and counts.max_steps > PERIOD
+        due = every or ((now + 1) % PERIOD == 0 and not first_period) or now + 1 == counts.max_steps
         if mark(work, at.single, vectors, numbers.atol, numbers.rtol, due):
             left -= finish(
                 work, x, y, at, rows_of, lanes, width, now, n, counts, numbers, status, steps, first, vectors
             )
             if left == 0:
                 return
+        if first_period:
+            move(work, least, width, work, at.minima, width, 1, VECTORS)
+            for i in range(width):
+                work[least + i] = np.inf
         now += 1
         if plain:
             origin = target
@@ -324,42 +331,15 @@ def add_bias(work: Any, v: int, width: int, bias: Any) -> None:
 
 
 @compiled
-def reset_zero_inputs(work: Any, v: int, x: int, n: int, width: int, largest: int) -> None:
-    """Starts from zero where v is zero: states would decay towards it for ever; no residual is small beside 0.
-
-    The row at `largest` is overwritten.
-    """
-    wipe(work, largest, 1)
-    for k in range(n):
-        for i in range(width):
-            work[largest + i] = max(work[largest + i], abs(work[v + k * width + i]))
+def reset_zero_inputs(work: Any, v: int, x: int, n: int, width: int) -> None:
+    """Starts from zero where v is zero: states would decay towards it for ever; no residual is small beside 0."""
     for i in range(width):
-        if work[largest + i] == 0:
-            for k in range(n):
-                work[x + k * width + i] = 0
-
-
-@compiled
-def eliminate(system: Any, y: Any) -> None:
-    """Solves a system in place by elimination with row exchanges; `y` is the right side, then the solution."""
-    n = len(y)
-    for k in range(n):
-        pivot = k
-        for i in range(k + 1, n):
-            if abs(system[i, k]) > abs(system[pivot, k]):
-                pivot = i
-        for j in range(n):
-            system[k, j], system[pivot, j] = system[pivot, j], system[k, j]
-        y[k], y[pivot] = y[pivot], y[k]
-        for i in range(k + 1, n):
-            factor = system[i, k] / system[k, k]
-            for j in range(k + 1, n):
-                system[i, j] -= factor * system[k, j]
-            y[i] -= factor * y[k]
-    for k in range(n - 1, -1, -1):
-        for j in range(k + 1, n):
-            y[k] -= system[k, j] * y[j]
-        y[k] /= system[k, k]
+        k = 0
+        while k < n and work[v + k * width + i] == 0:
+            k += 1
+        if k == n:
+            for j in range(n):
+                work[x + j * width + i] = 0
 
 
 @compiled
@@ -415,7 +395,7 @@ def forward_group(
         add_bias(work, at.v, width, bias)
         if warm:
             move(work, x, width, work, slots[0], width, n, VECTORS)
-            reset_zero_inputs(work, at.v, slots[0], n, width, rows_of.scale)
+            reset_zero_inputs(work, at.v, slots[0], n, width)
         else:
             wipe(work, slots[0], n)
         solve_group(

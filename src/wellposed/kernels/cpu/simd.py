@@ -302,6 +302,47 @@ def move(
     return _types.void(source, whole, whole, target, whole, whole, whole, whole), code
 
 
+def _transposed(builder: Any, lanes: Lanes, rows: list[Any]) -> list[Any]:
+    """Transposes as many vectors as have numbers: blocks beside the diagonal change places, of all sizes."""
+    size, index = lanes.count // 2, lanes.ir.IntType(32)
+    kind = lanes.ir.VectorType(index, lanes.count)
+    while size:
+        odd = [place // size % 2 for place in range(lanes.count)]
+        upper = [place + (lanes.count - size if odd[place] else 0) for place in range(lanes.count)]
+        lower = [place + (lanes.count if odd[place] else size) for place in range(lanes.count)]
+        for row in (row for row in range(lanes.count) if row // size % 2 == 0):
+            pair = rows[row], rows[row + size]
+            rows[row], rows[row + size] = (
+                builder.shuffle_vector(*pair, lanes.ir.Constant(kind, mask)) for mask in (upper, lower)
+            )
+        size //= 2
+    return rows
+
+
+@_extending.intrinsic
+def move_transposed(typing: Any, source: Any, begin: Any, stride: Any, target: Any, to: Any, blocks: Any) -> Any:
+    """Copies a row of an array for each lane to lanes, `blocks` vectors of every row; rows are `stride` apart."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, begin, stride, target, to, blocks = arguments
+        lanes = lanes_of(signature.args[0])
+        reads = Unaligned(builder, lanes, pointer_of(context, builder, signature.args[0], source))
+        writes = Memory(builder, lanes, pointer_of(context, builder, signature.args[3], target))
+        with _cgutils.for_range(builder, blocks) as loop:
+            column = builder.mul(loop.index, INDEX(lanes.count))
+            for vector in range(VECTORS):
+                numbers = [builder.mul(stride, INDEX(vector * lanes.count + row)) for row in range(lanes.count)]
+                here = builder.add(begin, column)
+                rows = [reads.load(builder.add(here, number)) for number in numbers]
+                for row, value in enumerate(_transposed(builder, lanes, rows)):
+                    there = row_offset(builder, lanes, shifted(builder, column, row), vector)
+                    writes.store(value, builder.add(to, there))
+        return context.get_dummy_value()
+
+    whole = _types.int64
+    return _types.void(source, whole, whole, target, whole, whole), code
+
+
 @_extending.intrinsic
 def wipe(typing: Any, array: Any, begin: Any, rows: Any) -> Any:
     """Fills whole rows of lanes with zeros."""

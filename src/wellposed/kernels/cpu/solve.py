@@ -35,6 +35,7 @@ from wellposed.kernels.cpu.simd import (
     combine,
     gram,
     lanes_of,
+    move_transposed,
     multiply,
     multiply_rows,
     pointer_of,
@@ -42,7 +43,7 @@ from wellposed.kernels.cpu.simd import (
     weigh,
     wipe,
 )
-from wellposed.kernels.spec import COUNTED, POINT, RELU, SETTLED, SLOPED, TANH
+from wellposed.kernels.spec import COUNTED, POINT, RELU, SETTLED, SLOPED, TANH, TOLERANCE
 
 numba = require("numba", extra="fast")
 _cgutils = require("numba.core.cgutils", extra="fast")
@@ -142,6 +143,30 @@ def prepare_adjoint(z: Any, g: Any, kind: int, slope: float, d: Any, offset: Any
 
 
 @compiled
+def eliminate(system: Any, y: Any) -> None:
+    """Solves a system in place by elimination with row exchanges; `y` is the right side, then the solution."""
+    n = len(y)
+    for k in range(n):
+        pivot = k
+        for i in range(k + 1, n):
+            if abs(system[i, k]) > abs(system[pivot, k]):
+                pivot = i
+        if pivot != k:
+            for j in range(k, n):
+                system[k, j], system[pivot, j] = system[pivot, j], system[k, j]
+            y[k], y[pivot] = y[pivot], y[k]
+        for i in range(k + 1, n):
+            factor = system[i, k] / system[k, k]
+            for j in range(k + 1, n):
+                system[i, j] -= factor * system[k, j]
+            y[i] -= factor * y[k]
+    for k in range(n - 1, -1, -1):
+        for j in range(k + 1, n):
+            y[k] -= system[k, j] * y[j]
+        y[k] /= system[k, k]
+
+
+@compiled
 def evaluate(
     work: Any, matrix: Any, x: int, y: int, at: Any, n: int, width: int, kind: int, slope: float, vectors: int,
     alone: bool, zero: bool,
@@ -156,11 +181,43 @@ def evaluate(
 
 
 @compiled
+def load_group(work: Any, to: int, values: Any, first: int, width: int) -> None:
+    """Copies a row of values for every lane, from `first` on."""
+    n, count = values.shape[1], width // VECTORS
+    whole = n // count * count
+    move_transposed(values, first * n, n, work, to, n // count)
+    for k in range(whole, n):
+        for i in range(width):
+            work[to + k * width + i] = values[first + i, k]
+
+
+@compiled
+def load_lane(work: Any, x: int, at: Any, width: int, i: int, v: Any, d: Any, x0: Any, s: int) -> None:
+    """Copies v, d and the start of a sample to a lane."""
+    for k in range(v.shape[1]):
+        work[at.v + k * width + i] = v[s, k]
+    for k in range(v.shape[1]):
+        work[x + k * width + i] = x0[s, k] if x0.shape[0] > 0 else 0
+    if d.shape[0] > 0:
+        for k in range(v.shape[1]):
+            work[at.d + k * width + i] = d[s, k]
+
+
+@compiled
 def refill(
-    work: Any, x: int, at: Any, lanes: Any, width: int, v: Any, d: Any, x0: Any, now: int, waiting: int, end: int
-) -> int:
+    work: Any, x: int, at: Any, lanes: Any, width: int, v: Any, d: Any, x0: Any, now: int, left: int,
+    waiting: int, end: int,
+) -> int:  # fmt: skip
     """Gives free lanes the next samples; returns the first that is still waiting."""
-    n, rows = v.shape[1], at.single
+    n, rows, all_new = v.shape[1], at.single, left == 0 and end - waiting >= width
+    if all_new:
+        load_group(work, at.v, v, waiting, width)
+        if d.shape[0] > 0:
+            load_group(work, at.d, d, waiting, width)
+        if x0.shape[0] > 0:
+            load_group(work, x, x0, waiting, width)
+        else:
+            wipe(work, x, n)
     for i in range(width):
         if waiting >= end:
             break
@@ -170,27 +227,26 @@ def refill(
         work[rows + LEAST * width + i], work[rows + ALIVE * width + i] = np.inf, 1
         for row in (REST, FAILURES, SINCE, JUMPED):
             work[rows + row * width + i] = 0
-        for k in range(n):
-            work[at.v + k * width + i] = v[waiting, k]
-        for k in range(n):
-            work[x + k * width + i] = x0[waiting, k] if x0.shape[0] > 0 else 0
-        if d.shape[0] > 0:
-            for k in range(n):
-                work[at.d + k * width + i] = d[waiting, k]
+        if not all_new:
+            load_lane(work, x, at, width, i, v, d, x0, waiting)
         waiting += 1
     return waiting
 
 
 @compiled
 def lasts(work: Any, at: Any, width: int, numbers: Any) -> bool:
-    """Tells whether a sample of the group will not end soon: two steps at its rate leave too large a residual.
+    """Tells whether a sample of the group does not end soon: two steps at its rate leave too large a residual.
 
     Where all end soon, a group waits for them, since lanes that end within a cycle are free until its end.
     """
     rows, count = at.single, 0
     for i in range(width):
-        limit = max(numbers.atol, numbers.rtol * work[rows + SIZE * width + i])
-        count += (work[rows + ALIVE * width + i] > 0) & (not work[rows + TARGET * width + i] <= limit)
+        limit, rate = (
+            max(numbers.atol, numbers.rtol * work[rows + SIZE * width + i]),
+            work[rows + RATE * width + i],
+        )
+        ends = work[rows + RESIDUAL * width + i] * rate * rate <= limit
+        count += (work[rows + ALIVE * width + i] > 0) & (not ends)
     return count > 0
 
 
@@ -354,13 +410,16 @@ def write_finished(
     Returns:
         how many have finished, and the step at which all lanes must be checked again.
     """
-    n, done, rows = value.shape[1], 0, at.single
+    n, done, rows, tolerant = value.shape[1], 0, at.single, counts.rule in (TOLERANCE, POINT)
     due = now + PERIOD if now >= due else due
     for i in range(vectors * (width // VECTORS)):
         if work[rows + EVENT * width + i] == 0:
             continue
         s, index = lanes[SAMPLE * width + i], now - lanes[BIRTH * width + i]
-        outcome = judge_lane(work, x, at, width, i, index, n, counts, numbers)
+        outcome, residual = CONVERGED, work[rows + RESIDUAL * width + i]
+        limit = max(numbers.atol, numbers.rtol * work[rows + SIZE * width + i])
+        if not (tolerant and work[rows + L1 * width + i] < np.inf and residual <= limit):
+            outcome = judge_lane(work, x, at, width, i, index, n, counts, numbers)
         if outcome == RUNNING:
             due = min(due, next_check(now, index, counts))
             continue
@@ -622,7 +681,7 @@ def solve_samples(
                 left == 0 or (free >= half // SPARE and (plain or lasts(work, at, width, numbers)))
             ):
                 known, new, first = waiting, True, next_check(now, 0, counts)
-                waiting = refill(work, slots[origin], at, lanes, width, v, d, x0, now, waiting, end)
+                waiting = refill(work, slots[origin], at, lanes, width, v, d, x0, now, left, waiting, end)
                 scratch = slots[1 - origin]
                 started = substitute(
                     work, packed, slots[origin], scratch, at, lanes, width, now, n, counts, numbers, vectors
