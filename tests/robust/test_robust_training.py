@@ -260,11 +260,33 @@ def test_sweeps_approach_the_intervals_from_within(kind):
     assert bool((few <= many + 1e-12).all())
 
 
-def test_sweeps_train_loops_without_a_norm():
+@pytest.mark.parametrize("kind", ["layers", "implicit"])
+def test_lines_over_the_intervals_are_those_of_crown(kind):
+    model, u, y = network(kind, torch.float64), torch.rand(6, 5, dtype=torch.float64), torch.arange(6) % 3
+    form, box = to_form(model, (5,)), Box.around(u, 0.1, 0.0, 1.0)
+    intervals, half, lines = (swept_margins(form, box, y, 400, share) for share in (0.0, 0.5, 1.0))
+    settled = margin_bounds(form, box, y, Crown(rounds=0, continuation=False)).upper
+    torch.testing.assert_close(torch.minimum(lines, intervals), settled, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(half, (intervals + lines) / 2)
+    assert float((intervals - lines).detach().mean()) > 0.1 * float(intervals.detach().abs().mean())
+
+
+def test_lines_are_of_sweeps_and_of_known_activations():
+    model = nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Linear(4, 3))
+    with pytest.raises(InputError, match="give their number, say sweeps=8"):
+        CertifiedLoss(model, 0.1, lines=0.5)
+    with pytest.raises(InputError, match=r"lines lies in \[0, 1\]; received 2"):
+        CertifiedLoss(model, 0.1, sweeps=2, lines=2)
+    with pytest.raises(InputError, match="no lines are known of 'gelu'; train with lines=0"):
+        CertifiedLoss(model, 0.1, sweeps=2, lines=0.5)(model(torch.rand(2, 5)), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("lines", [0.0, 1.0])
+def test_sweeps_train_loops_without_a_norm(lines):
     model, u = rotating_model(), torch.rand(64, 4, generator=torch.Generator().manual_seed(1))
     target, box = (u[:, 0] > u[:, 1]).long(), Box.around(u, 0.05)
     before = certified_accuracy(model, box, target)
-    loss = CertifiedLoss(model, Ramp(0.05, warmup=40, steps=40), sweeps=8)
+    loss = CertifiedLoss(model, Ramp(0.05, warmup=40, steps=40), sweeps=8, lines=lines)
     fit(model, (u, target), loss, epochs=120, batch_size=64, clip=8.0, progress=False,
         optimizer=lambda parameters: torch.optim.Adam(parameters, 0.03))  # fmt: skip
     assert certified_accuracy(model, box, target) > before + 0.2

@@ -19,11 +19,13 @@ from wellposed.forms import ImplicitForm, Zero
 from wellposed.robust.attacks.attack import Attack, Threat
 from wellposed.robust.attacks.gradient import pgd
 from wellposed.robust.bounds import Method, margin_loss, worst_case_loss
+from wellposed.robust.crown import lines_of
 from wellposed.robust.intervals import image
 from wellposed.robust.sensitivity import differentiable_form
 from wellposed.robust.sets import Box, Interval
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Pair = tuple[Tensor, Tensor]
 START_NOISE = 1e-3  # standard deviation of the start of TRADES, where its gradient would be zero
 
 
@@ -155,6 +157,8 @@ class CertifiedLoss(_RobustLoss):
         samples: of how many samples of a batch in training the loss is bounded, its first; of all if None.
         sweeps: in training, estimate the bound by this many sweeps of intervals through the loop, whatever the
             method (`swept_margins`): fast, and for loops of any condition. None bounds by the method.
+        lines: how much of that estimate is by lines over the intervals, which costs more and leaves the model more
+            freedom; the rest is by intervals alone.
         attack: takes the model, u, target and the radius, as in `AdversarialLoss`; None for none.
 
     Example:
@@ -174,6 +178,7 @@ class CertifiedLoss(_RobustLoss):
         share: float = 0.5,
         samples: int | None = None,
         sweeps: int | None = None,
+        lines: float = 0.0,
         attack: Callable[[nn.Module, Tensor, Tensor, float], Attack | Tensor] | None = None,
         loss: Loss = nn.functional.cross_entropy,
         lower: float | None = 0.0,
@@ -182,9 +187,11 @@ class CertifiedLoss(_RobustLoss):
         for name, count in (("samples", samples), ("sweeps", sweeps)):
             if count is not None and count < 1:
                 raise InputError(f"{name} must be at least 1; received {count}")
+        if lines and sweeps is None:
+            raise InputError("lines are of the estimate by sweeps; give their number, say sweeps=8")
         super().__init__(model, ramp, loss)
         self.method, self.share, self.samples, self.range = method, _checked(share), samples, (lower, upper)
-        self.sweeps, self.attack = sweeps, attack
+        self.sweeps, self.lines, self.attack = sweeps, _checked(lines, "lines"), attack
 
     def combine(self, clean: Tensor, predictions: Tensor, target: Tensor, u: Tensor, radius: float) -> Tensor:
         """Adds the bound on boxes of the radius."""
@@ -202,7 +209,7 @@ class CertifiedLoss(_RobustLoss):
     def _worst(self, form: ImplicitForm, box: Box, target: Tensor) -> Tensor | None:  # ()
         """Returns the mean of the bounds that are finite; None if none is."""
         if self.sweeps is not None and self.watch.model.training:
-            return margin_loss(swept_margins(form, box, target, self.sweeps), target).mean()
+            return margin_loss(swept_margins(form, box, target, self.sweeps, self.lines), target).mean()
         worst = worst_case_loss(form, box, target, method=self.method)
         proven = worst.detach().isfinite()
         if not bool(proven.all()):  # an infinite bound has no gradient
@@ -213,7 +220,9 @@ class CertifiedLoss(_RobustLoss):
         return worst.mean()
 
 
-def swept_margins(form: ImplicitForm, box: Box, target: Tensor, sweeps: int) -> Tensor:  # (B, q)
+def swept_margins(
+    form: ImplicitForm, box: Box, target: Tensor, sweeps: int, lines: float = 0.0
+) -> Tensor:  # (B, q)
     """Estimates the largest ``y_i - y_target`` on boxes by sweeps of intervals through the loop, to train with.
 
     Intervals of ``z = Ax + Bu + b`` start from those of ``Bu + b`` and approach the ones of the method
@@ -221,27 +230,64 @@ def swept_margins(form: ImplicitForm, box: Box, target: Tensor, sweeps: int) -> 
     settle, as for |A| of a spectral radius above one, they grow with every sweep, and training makes them smaller.
     Nothing is rounded outward: this proves nothing.
 
+    Args:
+        lines: how much of the estimate is by lines of the activations over these intervals, carried back through
+            the loop by as many sweeps (CROWN-IBP, Zhang et al., 2020); the rest is by intervals alone.
+
     Example:
         >>> form = ImplicitForm(torch.tensor([[0.5]]), torch.ones(1, 1), torch.tensor([[1.0], [-1.0]]))
         >>> swept_margins(form, Box(torch.ones(1, 1), 2 * torch.ones(1, 1)), torch.tensor([0]), 30)
         tensor([[ 0., -4.]])
     """
     A, B = _of_ends(form.A.to_dense()), form.B.to_dense()
-    middle = nn.functional.linear((box.upper + box.lower) / 2, B, form.bias)
-    reach = nn.functional.linear((box.upper - box.lower) / 2, B.abs())
+    center, radius = (box.upper + box.lower) / 2, (box.upper - box.lower) / 2
+    middle = nn.functional.linear(center, B, form.bias)
+    reach = nn.functional.linear(radius, B.abs())
     z = v = torch.cat([middle - reach, middle + reach], 1)
     for _ in range(sweeps):
         z = torch.addmm(v, _states(form, z), A.mT)
-    sources = [(form.C.to_dense(), *_states(form, z).chunk(2, 1))]
-    if not isinstance(form.D, Zero):
-        sources.append((form.D.to_dense(), box.lower, box.upper))
-    margins = torch.zeros_like(z[:, :1])
-    for matrix, lower, upper in sources:
-        rows = matrix - matrix[target][:, None]  # (B, q, n)
-        center, radius = (upper + lower) / 2, (upper - lower) / 2
-        margins = margins + (rows @ center[..., None] + rows.abs() @ radius[..., None])[..., 0]
+    states, inputs = (
+        matrix - matrix[target][:, None] for matrix in (form.C.to_dense(), form.D.to_dense())
+    )  # (B, q, n) and (B, q, p)
+    low, high = _states(form, z).chunk(2, 1)
+    x = (high + low) / 2, (high - low) / 2
+    margins = _largest(states, *x) + (0 if isinstance(form.D, Zero) else _largest(inputs, center, radius))
+    if lines:
+        margins = torch.lerp(margins, _by_lines(form, (states, inputs), z, x, (center, radius), sweeps), lines)
     shift = form.output_bias
     return margins if shift is None else margins + shift - shift[target][:, None]
+
+
+def _by_lines(
+    form: ImplicitForm, rows: Pair, z: Tensor, x: Pair, u: Pair, sweeps: int
+) -> Tensor:  # (B, q, n) and (B, q, p), (B, 2n), ... -> (B, q)
+    """Bounds rows of states and inputs by lines on intervals, as `crown` does, with ``nu <- c + A' lam(nu)``."""
+    (states, inputs), A, B = rows, form.A.to_dense(), form.B.to_dense()
+    ends = zip(*(end.split(form.partition, 1) for end in z.chunk(2, 1)), strict=True)
+    blocks = [(lines_of(phi), Interval(*pair)) for phi, pair in zip(form.activations, ends, strict=True)]
+    slopes = []
+    for (kind, interval), phi in zip(blocks, form.activations, strict=True):
+        if kind is None:
+            raise InputError(f"no lines are known of {phi.name!r}; train with lines=0")
+        slopes.append(kind.slopes(interval))
+    lower, upper = (torch.cat([getattr(one, side) for one in slopes], 1)[:, None] for side in ("lower", "upper"))
+    nu = states
+    for _ in range(sweeps):
+        nu = states + (torch.where(nu > 0, upper, lower) * nu) @ A
+    lam = torch.where(nu > 0, upper, lower) * nu
+    value = _largest(states + lam @ A - nu, *x) + _largest(inputs + lam @ B, *u)
+    value = value if form.bias is None else value + lam @ form.bias
+    parts = zip(blocks, nu.split(form.partition, 2), lam.split(form.partition, 2), strict=True)
+    for (kind, interval), of_nu, of_lam in parts:
+        assert kind is not None
+        wide = Interval(interval.lower[:, None], interval.upper[:, None])
+        value = value + kind.intercept(of_nu, of_lam, wide).sum(2)
+    return value
+
+
+def _largest(rows: Tensor, center: Tensor, radius: Tensor) -> Tensor:  # (B, q, n), (B, n), (B, n) -> (B, q)
+    """Returns the largest values of rows on boxes."""
+    return (rows @ center[..., None] + rows.abs() @ radius[..., None])[..., 0]
 
 
 def _of_ends(A: Tensor) -> Tensor:  # (n, m) -> (2n, 2m)
@@ -323,9 +369,9 @@ def augment_with_attacks(u: Tensor, target: Tensor, *attacks: Attack) -> tuple[T
     return torch.cat(inputs), torch.cat(classes)
 
 
-def _checked(share: float) -> float:
+def _checked(share: float, name: str = "share") -> float:
     if not 0 <= share <= 1:
-        raise InputError(f"share lies in [0, 1]; received {share}")
+        raise InputError(f"{name} lies in [0, 1]; received {share}")
     return share
 
 
