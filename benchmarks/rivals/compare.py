@@ -141,8 +141,9 @@ def by_problem(rows: list[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def our_time(group: list[Row]) -> float:
-    """Returns the time of our model, or of the compiled `fixed_point` where the model does not apply."""
-    return next(row.both_ms for row in group if row.library in OURS and row.both_ms is not None)
+    """Returns the time of our model, or of the faster `fixed_point` where the model does not apply."""
+    times = {row.library: row.both_ms for row in group if row.library in OURS and row.both_ms is not None}
+    return times.get(OURS[0], min(times.values()))
 
 
 def cells(row: Row, group: list[Row]) -> list[str]:
@@ -240,7 +241,7 @@ def page(rows: list[Row], about: dict[str, Any]) -> str:
     header = ["library", "times ours, geometric mean", "range", "faster than ours"]
     header += ["worst value error", "worst gradient error", "wrong gradients"]
     return TEMPLATE.read_text().format(
-        about=f"{sentence}; Python {about['python']}, {about['machine']}.",
+        about=f"{sentence}; Python {about['python']}, {about['machine']}. {about.get('note', '')}".rstrip(),
         compile=sum(compiling) / max(len(compiling), 1),
         summary=markdown(header, summary(rows)),
         losses="\n".join(losses(rows)) or "Nowhere.",
