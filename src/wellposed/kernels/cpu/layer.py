@@ -39,7 +39,7 @@ cached = njit_cached(nogil=True, error_model="numpy")
 
 BLOCK = 128  # rows of the right factor of a product that are multiplied at a time
 ALIGN = 64  # bytes to which parts of `work` are aligned, the largest vector
-DIRECT = 64  # states up to which samples that are slow or stagnated are finished by elimination
+DIRECT = 32  # states up to which samples that are slow or stagnated are finished by elimination
 TURNS = 8  # systems that are solved for such a sample at most
 NOT_FINITE, OUTPUTS = -1, 16  # what `layer` returns, or adds where outputs are not finite
 
