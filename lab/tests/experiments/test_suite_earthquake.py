@@ -111,6 +111,16 @@ def test_controls_are_said(records):
     assert get_suite("earthquake").findings([]) and get_suite("eliminate-earthquake").findings([])
 
 
+def test_orders_of_removal_are_compared_at_one_scale(records):
+    own = [record for record in records if record.suite == "eliminate-earthquake"]
+    fit = next(record for record in own if record.model == "state-driven")
+    values = tuple(Value("test_mse_increase", 7.0, at) for at in (0.3, 0.9))
+    large = dataclasses.replace(fit, id="large", scale="paper", values=values)
+    plain, joined = (get_suite("eliminate-earthquake").findings(some) for some in (own, [*own, large]))
+    (added,) = (sentence for sentence in joined if sentence not in plain)
+    assert "4,750 features" in added and "+7 to +7 with 30 % gone" in added and "1 seed." in added
+
+
 def test_different_travel_times_are_told(records):
     """Records say which times they were made with; those of one scale must agree."""
     own = [record for record in records if record.suite == "earthquake"]

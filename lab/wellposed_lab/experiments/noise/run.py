@@ -91,7 +91,7 @@ class NoiseRun(Run):
         classes = len(images(self.data, "train").classes)
         stack = make_stack(members, u.shape[1], classes, context.device)
         tell = print if context.progress else lambda text: None
-        losses = train(stack, u, labels, self._schedule, tell, file=context.checkpoint(runs))
+        losses = train(stack, u, labels, self._schedule, tell)
         scores = self._scores(stack, runs, context.device)
         return [run._result(stack, losses, scores[run.passes], context.device) for run in runs]
 

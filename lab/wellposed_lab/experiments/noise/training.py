@@ -1,7 +1,4 @@
-"""Training and testing of the ensembles of 004: every member as if it were alone.
-
-On a GPU an update is one CUDA graph, or, in batches of 16, hundreds of updates are one launch of `fused`.
-"""
+"""Training and testing of the ensembles of 004: every member as if it were alone, on a GPU by CUDA graphs."""
 
 import contextlib
 import time
@@ -12,14 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from wellposed.errors import require
-from wellposed.training.checkpoint import Checkpoint
 from wellposed_lab.config import Schedule
 from wellposed_lab.experiments.noise.ensemble import Draws, Noises, Stack, make_stack
 
 WARM = 3  # steps before a graph is captured
 PART = 500  # images that are tested at once
-SAVED = 60  # seconds between checkpoints
 Progress = Callable[[str], None]
 Loss = Callable[[Tensor, Tensor], Tensor]  # from outputs (M, B, q) and targets of all members to losses (M,)
 
@@ -153,7 +147,6 @@ def train(
     loss: Loss = entropies,
     own: "Sequence[Order] | None" = None,
     exact: bool = False,
-    file: Checkpoint | None = None,
 ) -> Tensor:
     """Trains all members in place and returns their mean losses, ``(epochs, M)``.
 
@@ -162,12 +155,8 @@ def train(
         tell: is told how an epoch went.
         own: the order of every member; that of its seed if None.
         exact: whether products on a GPU are not rounded to TF32.
-        file: where the state is kept once a minute, and from where training goes on; of fused updates alone.
     """
     own = orders([member.seed for member in stack.members], len(u), schedule) if own is None else own
-    plain = loss is entropies and not exact and not schedule.jacobian
-    if u.device.type == "cuda" and plain and schedule.batch_size == 16 and len(own[0].rows) % 16 == 0:
-        return _train_fused(stack, u, targets, schedule, tell, own, file)
     trainer, history = Trainer(stack, u, targets, schedule, loss), []
     with contextlib.nullcontext() if exact else fast_products(u.device):
         for epoch in range(schedule.epochs):
@@ -176,45 +165,6 @@ def train(
             mean, seconds = float(history[-1].mean()), time.perf_counter() - began
             tell(f"epoch {epoch + 1}: mean loss {mean:.4f}, {seconds:.1f} s")
     stack.static = stack.penalised = False
-    return torch.stack(history)
-
-
-def _train_fused(
-    stack: Stack, u: Tensor, targets: Tensor, schedule: NoiseSchedule, tell: Progress, own: "Sequence[Order]",
-    file: Checkpoint | None,
-) -> Tensor:  # fmt: skip
-    """Trains as `train` does, an epoch in one launch.
-
-    Raises:
-        RuntimeError: a loss is not finite.
-    """
-    by_seed = {member.seed: order for member, order in zip(stack.members, own, strict=True)}
-    epochs = range(schedule.epochs)
-    rows = [torch.cat([by_seed[seed].of(epoch) for epoch in epochs]) for seed in sorted(by_seed)]
-    fused = require("wellposed_lab.experiments.noise.fused")
-    trainer = fused.FusedTrainer(
-        stack, u, targets, torch.stack(rows).unflatten(1, (-1, 16)), schedule.learning_rate
-    )
-    state = None if file is None else file.load()
-    history: list[Tensor] = [] if state is None else trainer.resume(state)
-    updates, saved = trainer.orders.shape[1] // schedule.epochs, time.perf_counter()
-    for epoch in epochs[len(history) :]:
-        began = time.perf_counter()
-        trainer.advance(updates)
-        history.append((trainer.losses / updates).cpu())
-        trainer.losses.zero_()
-        lost = [str(stack.members[row]) for row in (~history[-1].isfinite()).nonzero()[:, 0].tolist()]
-        if lost:  # no diverged seed: the torch program must judge that
-            raise RuntimeError(
-                f"the fused training lost {len(lost)} of {len(stack.members)} members in epoch {epoch + 1}, "
-                f"such as {lost[0]}; train them by the torch program, with exact=True"
-            )
-        mean, now = float(history[-1].mean()), time.perf_counter()
-        tell(f"epoch {epoch + 1}: mean loss {mean:.4f}, {now - began:.1f} s")
-        if file is not None and now - saved > SAVED and epoch + 1 < schedule.epochs:
-            file.save(trainer.state(history))
-            saved = time.perf_counter()
-    trainer.give_back()
     return torch.stack(history)
 
 
