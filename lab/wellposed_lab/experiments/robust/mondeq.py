@@ -259,18 +259,16 @@ class LoopRun(Run):
     def _at(self, form: ImplicitForm, u: Tensor, target: Tensor, left: Tensor, epsilon: float) -> list[Value]:
         values: list[Value] = []
         box, proven = Box.around(u, epsilon), torch.zeros_like(left)
-        for name, method in METHODS.items():
-            start = time.monotonic()
-            held = self._certified(form, box, target, method)
-            spent = (time.monotonic() - start) / len(u)
-            proven = proven | held
-            values += [Value(f"certified_{name}", _share(held), epsilon), Value(f"seconds_{name}", spent, epsilon)]
-        if self.slopes:
-            rows, start = (left & ~proven).nonzero()[:, 0], time.monotonic()
+        asked = torch.ones_like(left)
+        for name, method in (*METHODS.items(), *([("slopes", SLOPES)] if self.slopes else [])):
+            rows, start = (asked & ~proven).nonzero()[:, 0], time.monotonic()
             if len(rows):
-                proven[rows] = self._certified(form, Box(box.lower[rows], box.upper[rows]), target[rows], SLOPES)
+                proven[rows] = self._certified(form, Box(box.lower[rows], box.upper[rows]), target[rows], method)
             spent = (time.monotonic() - start) / max(1, len(rows))
-            values += [Value("certified_slopes", _share(proven), epsilon), Value("seconds_slopes", spent, epsilon)]
+            values += [
+                Value(f"certified_{name}", _share(proven), epsilon), Value(f"seconds_{name}", spent, epsilon)
+            ]  # fmt: skip
+            asked = left if name == "continuation" else asked
         if self.seconds:
             values += self._complete(form, box, target, left, proven, epsilon)
         return [*values, Value("certified_excess", _share(proven & ~left), epsilon)]
