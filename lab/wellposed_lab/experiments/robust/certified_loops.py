@@ -391,7 +391,7 @@ def plan(scale: Scale) -> list[LoopRun]:
         states, sizes = 6, {"digits": (256, 2, 64)}
     elif scale == "default":
         states, sizes = 20, {"digits": (1_157, 30, 128)}
-    counts = {"mnist": (200, 10_000), "cifar10": (1_000, 1_000)}  # of test images after either training
+    counts = {"mnist": (200, 5_000), "cifar10": (1_000, 1_000)}  # of test images after either training
     runs: list[LoopRun] = []
     for data, size in sizes.items():
         at, plain = RADII[data], Recipe(0.0, share=0.0)
