@@ -470,5 +470,6 @@ SUITE = Suite(
     ),
     findings=findings,
     thresholds=_thresholds(),
-    differs="No paper has run this; all settings are ours, chosen by training images that were left out.",
+    differs="No paper has run this; all settings are ours, chosen by training images that were left out, but for the "
+    "share of 0.8, which the first 1,000 test images of MNIST chose for an earlier recipe.",
 )
