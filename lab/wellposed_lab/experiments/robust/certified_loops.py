@@ -320,7 +320,7 @@ class BoundedLoopRun(LoopRun):
     """The same after training by recipes, one copy of the network each, on images that leave some out.
 
     Of the recipes whose copies classify `floor` of the images that were left out, the one is taken of which lines
-    would certify most of them. Test images choose nothing.
+    would certify most of them.
 
     Args:
         recipes: by which copies are trained; of plain training their shares are zero, as is the radius.
@@ -413,8 +413,8 @@ def findings(records: Sequence[Record]) -> list[str]:
     """Says what certified training buys and costs."""
     sentences = [
         "The loss bounds every image by intervals that are swept through the loop a few times, and by lines over "
-        "them. Of several recipes the one is taken that certifies most of the training images that were left out; "
-        "test images chose nothing. What is certified then is proven by CROWN from norms and with boxes of "
+        "them. Of several recipes the one is taken that certifies most of the training images that were left out. "
+        "What is certified then is proven by CROWN from norms and with boxes of "
         "continuation, and by branch and bound."
     ]
     for data, at in RADII.items():
@@ -470,6 +470,6 @@ SUITE = Suite(
     ),
     findings=findings,
     thresholds=_thresholds(),
-    differs="No paper has run this; all settings are ours, chosen by training images that were left out, but for the "
-    "share of 0.8, which the first 1,000 test images of MNIST chose for an earlier recipe.",
+    differs="No paper has run this; all settings are ours, chosen by training images that were left out, but for "
+    "the share of 0.8, which the first 1,000 test images of MNIST chose for an earlier recipe.",
 )

@@ -158,11 +158,12 @@ STEPWISE = (*METHODS, "slopes", "complete")  # what is proven, one after the oth
 class LoopRun(Run):
     """Trains one classifier, attacks and certifies the first images of the test set.
 
-    ``accuracy`` is on these images. At every radius ``attacked_accuracy`` is what PGD leaves, and
-    ``certified_norms`` and ``certified_continuation`` are what CROWN proves from norms and with boxes of
-    continuation. What both and the attack leave open is asked again with slopes optimised, and the rest by branch
-    and bound: ``certified_slopes`` and ``certified_complete`` count all that is proven by then. ``seconds_...``
-    are per image that was asked about, ``certified_excess`` is the share that is both proven and changed.
+    ``accuracy`` is on these images. At every radius ``attacked_accuracy`` is what PGD leaves, ``certified_norms``
+    what CROWN proves from norms, and ``certified_continuation`` counts also what it proves of the rest with boxes
+    of continuation. What both and the attack leave open is asked again with slopes optimised, and the rest by
+    branch and bound: ``certified_slopes`` and ``certified_complete`` count all that is proven by then.
+    ``seconds_...`` are per image that was asked about, ``certified_excess`` is the share that is both proven and
+    changed.
 
     Args:
         data: name of the images.
