@@ -13,8 +13,8 @@ enough, or not proven).
 those that have an answer, then "proven", "counter-examples", and "undecided" when the seconds (of the processor,
 not of the clock) were over. "unsplit" is the percentage of all images that are proven before anything is split,
 "complete" of all that are proven then, "pgd and complete" what neither of the two attacks; all three are missing
-where not all open images have an answer. Milliseconds are of the processor, per image that was asked about. Lines
-with a "note" are of an earlier version.
+where not all open images have an answer. Milliseconds are of the processor, per image that was asked about. A line
+with a "note" says in it what is different; the next run replaces it.
 
 Run: python -m benchmarks.robust.loops [--quick] [--images 200] [--models monotone-87,inf-40] [--columns complete]
 Models, radii and columns that are not run keep what the file says of them. With --verdicts every answer is added
