@@ -121,7 +121,7 @@ def measure(names: list[str], device: str, repeats: int) -> list[dict[str, Any]]
 def show(rows: list[dict[str, Any]]) -> None:
     """Prints the table."""
     cells = [
-        [row["work"], row["device"], row["way"], *(f"{t:.2f}" for t in row["forward"]), *(f"{t:.2f}" for t in row["both"] or ())]
+        [row["work"], row["device"], row["way"], *(f"{t:.2f}" for t in (*row["forward"], *(row["both"] or ())))]
         for row in rows
     ]
     header = ["work", "device", "way", "forward, s", "CPU, s", "with backward, s", "CPU, s "]
