@@ -11,7 +11,7 @@ import gc
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol, Self, cast, runtime_checkable
@@ -318,28 +318,34 @@ class CapturedSolve:
         return self.host_record.tolist()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), _no_collection(), _fresh_casts():
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
-                with self.function.using_weights():
-                    self.program.advance()
-                graph.capture_end()
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
-                self._recover()
-                raise
-        return graph
+        with self.function.using_weights():
+            return capture(self.program.advance, self.stream, self.pool)
 
-    def _recover(self) -> None:
-        """Captures something that cannot fail: after a failed capture random generators still wait for its end."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.program.record.device)
-        with torch.cuda.stream(stream), contextlib.suppress(RuntimeError):
-            graph.capture_begin(capture_error_mode="thread_local")
-            self.program.record.zero_()
+
+def capture(run: Callable[[], object], stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
+    """Captures on a stream of its own what a function launches; the function must not wait for the device."""
+    graph = torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with torch.cuda.stream(stream), _no_collection(), _fresh_casts():
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            run()
             graph.capture_end()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            _recover(stream.device)
+            raise
+    return graph
+
+
+def _recover(device: torch.device) -> None:
+    """Captures something that cannot fail: after a failed capture random generators still wait for its end."""
+    graph, stream, one = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.zeros(1, device=device)
+    with torch.cuda.stream(stream), contextlib.suppress(RuntimeError):
+        graph.capture_begin(capture_error_mode="thread_local")
+        one.zero_()
+        graph.capture_end()
 
 
 @contextlib.contextmanager

@@ -5,10 +5,15 @@ solve a hundred samples of twenty states. Here the forward and the backward pass
 engine. Everything but first derivatives takes the general path, through `affine_equilibrium`.
 
 On a device the forward pass is five launches, the backward pass about eight, whatever the number of steps; the
-row-wise projection of A is part of the node.
+row-wise projection of A is part of the node. Where they take the host longer than the device, a batch size that
+returns is captured: then each pass is one CUDA graph, between a copy in and a copy out.
 """
 
-from collections.abc import Sequence
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +24,12 @@ from wellposed.conditions.projections import project_rows
 from wellposed.equilibrium.affine import AffineSolve, AffineSpec, affine_equilibrium
 from wellposed.equilibrium.method import Solve
 from wellposed.kernels.cpu.engine import Matrix, Numba, multiply_sparse
-from wellposed.kernels.gpu.engine import Triton
+from wellposed.kernels.gpu.engine import RESIDENT, ReplayedFlag, Triton
+from wellposed.kernels.graphs import capture
 from wellposed.kernels.sparse import SparseRows
 
 Optional = Tensor | None
+How = tuple[Any, AffineSpec, float | None]  # engine, spec and radius, as in `run_layer`
 
 
 def run_layer(
@@ -76,8 +83,13 @@ class _Layer(torch.autograd.Function):
     """The outputs of a model; with slopes d the backward pass is ``y = d (A'y + C'g)`` between two products."""
 
     @staticmethod
-    def forward(ctx: Any, how: tuple[Any, AffineSpec, float | None], *tensors: Any) -> Tensor:
-        y, *saved = _forward(*how, tensors, saves=True)
+    def forward(ctx: Any, how: How, *tensors: Any) -> Tensor:
+        ctx.lease = lease = _lease(how, tensors, ctx.needs_input_grad[1:])
+        y = None if lease is None else lease.layer.forward(tensors[0])
+        if lease is None or y is None:
+            ctx.lease, (y, *saved) = None, _forward(*how, tensors, saves=True)
+        else:
+            saved = lease.layer.saved
         ctx.how = how
         ctx.save_for_backward(*tensors, *saved)
         ctx.set_materialize_grads(False)
@@ -94,6 +106,9 @@ class _Layer(torch.autograd.Function):
             return None, *_differentiable(engine, spec, radius, tensors, g, needs)
         if len(saved) == 1:
             return None, *engine.backward_layer(spec, radius, tensors, saved[0], g, needs)
+        replayed = None if ctx.lease is None else ctx.lease.layer.backward(g)
+        if replayed is not None:
+            return None, *replayed
         with engine.threads(_work(tensors[0], *tensors[2:4])):
             return None, *_backward(engine, spec, radius, tensors, saved, g, needs)
 
@@ -131,3 +146,129 @@ def _differentiable(
     wanted = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
     gradients = iter(torch.autograd.grad(y, wanted, g, create_graph=True, allow_unused=True))
     return [next(gradients) if need else None for need in needs]
+
+
+SMALL = 1 << 20  # numbers in the states or inputs of a batch, up to which launching takes longer than computing
+EAGER = 2  # calls of a kind before it is captured
+RETRY = 1000  # calls after a capture that failed, before the next attempt
+KINDS = 4  # of calls that have graphs, the most recently used
+LAYERS = 3  # of a kind: a training loop may hold the node of the last batch while the next is computed
+
+
+class CapturedLayer:
+    """Both passes of a model for one batch size, each as a CUDA graph over buffers of fixed addresses.
+
+        u -> [copy] -> v = Bu + b, A, x, phi'(x), y, check -> [copy] -> y
+        g -> [copy] -> adjoint, products with x and u      -> [copy] -> gradients
+
+    Between the passes the buffers belong to one node of the graph of torch, which holds a lease. Parameters are
+    read at their addresses. A replay in which a sample fails is computed again without a graph, which reports it.
+
+    Attributes:
+        saved: what the backward pass needs besides inputs and parameters.
+        lease: of the node that uses the buffers, as long as it exists.
+    """
+
+    def __init__(self, how: How, tensors: Sequence[Any], needs: Sequence[bool]) -> None:
+        (_, spec, radius), u = how, tensors[0]
+        self.flag = None if spec.forward.on_failure == "ignore" else ReplayedFlag(u.device)
+        self.how, self.needs = (Triton(self.flag), spec, radius), needs
+        self.u = u.detach().clone(memory_format=torch.contiguous_format)
+        self.tensors = (self.u, *(None if tensor is None else tensor.detach() for tensor in tensors[1:]))
+        self.lease: weakref.ref[Lease] = weakref.ref(Lease(self))
+        stream, pool = torch.cuda.Stream(u.device), torch.cuda.graph_pool_handle()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiled kernels and workspaces must exist before a capture
+            self._compute()
+            self.g = torch.zeros_like(self.y)
+            self._differentiate()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graphs = [capture(run, stream, pool) for run in (self._compute, self._differentiate)]
+
+    def _compute(self) -> None:
+        self.y, *self.saved = _forward(*self.how, self.tensors, saves=True)
+
+    def _differentiate(self) -> None:
+        gradients = _backward(*self.how, self.tensors, self.saved, self.g, self.needs)
+        self.gradients = [gradient for gradient in gradients if gradient is not None]
+
+    def forward(self, u: Tensor) -> Optional:
+        """Returns the outputs of other inputs; None if a sample has failed."""
+        self.u.copy_(u)
+        self.graphs[0].replay()
+        y = self.y.clone()
+        return None if self.flag is not None and self.flag.wait() else y
+
+    def backward(self, g: Tensor) -> list[Optional] | None:
+        """Returns the gradients of the latest forward pass; None if a sample has failed or inside a capture."""
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        self.g.copy_(g)
+        self.graphs[1].replay()
+        gradients = iter(torch._foreach_mul(self.gradients, 1.0))  # copies all of them by one launch
+        if self.flag is not None and self.flag.wait():
+            return None
+        return [next(gradients) if need else None for need in self.needs]
+
+
+@dataclass(frozen=True, eq=False)
+class Lease:
+    """Keeps the buffers of a captured layer from being used for another pass, as long as it exists."""
+
+    layer: CapturedLayer
+
+
+class _Captures:
+    """The captured layers of a spec by kind of call, and how often a kind was called. Copies are empty."""
+
+    def __init__(self) -> None:
+        self.counts: OrderedDict[Hashable, int] = OrderedDict()
+        self.layers: OrderedDict[Hashable, list[CapturedLayer]] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def lease(self, key: Hashable, how: How, tensors: Sequence[Any], needs: Sequence[bool]) -> Lease | None:
+        """Leases a captured layer for a call; None if the kind is new or all its layers are in use."""
+        with self.lock:
+            count = self.counts[key] = self.counts.pop(key, 0) + 1
+            if len(self.counts) > 16 * KINDS:
+                self.counts.popitem(last=False)
+            if count <= EAGER:
+                return None
+            layers = self.layers.setdefault(key, [])
+            self.layers.move_to_end(key)
+            if len(self.layers) > KINDS:
+                self.counts.pop(self.layers.popitem(last=False)[0], None)
+            layer = next((layer for layer in layers if layer.lease() is None), None)
+            if layer is None and len(layers) < LAYERS:
+                try:
+                    layer = CapturedLayer(how, tensors, needs)
+                except (torch.AcceleratorError, torch.OutOfMemoryError):  # what another thread does may forbid it
+                    self.counts[key] = -RETRY
+                    return None
+                layers.append(layer)
+            if layer is None:
+                return None
+            lease = Lease(layer)
+            layer.lease = weakref.ref(lease)
+            return lease
+
+
+def _lease(how: How, tensors: Sequence[Any], needs: Sequence[bool]) -> Lease | None:
+    """Leases a captured layer for a call, where its launches take longer than its work and nothing forbids it."""
+    (engine, spec, radius), (u, _, B, *_) = how, tensors
+    if not isinstance(engine, Triton) or not u.is_cuda or not any(needs) or len(u) == 0:
+        return None
+    states, inputs = B.shape
+    if states > RESIDENT[u.element_size()] or len(u) * max(states, inputs) > SMALL:
+        return None
+    if torch.cuda.is_current_stream_capturing() or u.device.index != torch.cuda.current_device():
+        return None
+    parameters = tuple(None if one is None else (one.data_ptr(), one.stride()) for one in tensors[1:])
+    precision = torch.backends.cuda.matmul.fp32_precision, torch.are_deterministic_algorithms_enabled()
+    stream = torch.cuda.current_stream().cuda_stream
+    key = radius, u.shape, u.dtype, parameters, needs, precision, stream
+    captures: _Captures = spec.prepared.setdefault("captures", _Captures())
+    return captures.lease(key, how, tensors, needs)

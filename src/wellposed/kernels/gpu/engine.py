@@ -19,7 +19,7 @@ import functools
 import importlib.util
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -124,6 +124,28 @@ class FailureFlag:
         return False
 
 
+class ReplayedFlag:
+    """The flag of captured solves, which all replays of a graph share: the host clears what the device sets."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.flag, self.event = torch.zeros(1, dtype=torch.int32, pin_memory=True), torch.cuda.Event()
+        self.device = device
+
+    def record(self) -> None:
+        """Does nothing: a capture has no end to wait for."""
+
+    def wait(self) -> bool:
+        """Waits for the latest replay; tells whether a sample has failed in it. Of a capture nothing is known."""
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        self.event.record(torch.cuda.current_stream(self.device))
+        self.event.synchronize()
+        failed = bool(self.flag.item())
+        if failed:
+            self.flag.zero_()
+        return failed
+
+
 class _HostFlag:
     """The same where Triton interprets kernels: they are finished when a launch returns."""
 
@@ -138,7 +160,10 @@ class _HostFlag:
         return bool(self.flag[0])
 
 
-def failure_flag(options: SolveOptions, device: torch.device) -> FailureFlag | _HostFlag | None:
+Flag = FailureFlag | ReplayedFlag | _HostFlag
+
+
+def failure_flag(options: SolveOptions, device: torch.device) -> Flag | None:
     """Returns a flag for a launch; None if failures are ignored."""
     if options.on_failure == "ignore":
         return None
@@ -178,10 +203,11 @@ class Launched:
     """A solve that was launched; `check` reports failures, once the work that needs its result is launched too."""
 
     def __init__(
-        self, A: Tensor, v: Tensor, d: Tensor | None, spec: KernelSpec, options: SolveOptions, *, saves: bool
-    ) -> None:
+        self, A: Tensor, v: Tensor, d: Tensor | None, spec: KernelSpec, options: SolveOptions, flag: Flag | None,
+        *, saves: bool,
+    ) -> None:  # fmt: skip
         self.operands, self.spec, self.options, self.scaled = (A, v, d, None), spec, options, d is not None
-        self.flag = failure_flag(options, v.device)
+        self.flag = failure_flag(options, v.device) if flag is None else flag
         target = no_flag(v.device) if self.flag is None else self.flag.flag
         self.answer = launcher().launch(*self.operands, spec, target, saves=saves, scaled=self.scaled)
         self.value = self.answer.value
@@ -209,8 +235,15 @@ class Launched:
             report_outputs(y, answer.value, policy)
 
 
+@dataclass(frozen=True)
 class Triton:
-    """Solves by kernels of Triton, on CUDA devices."""
+    """Solves by kernels of Triton, on CUDA devices.
+
+    Attributes:
+        flag: where the solves of models report failures; None for a flag of each solve.
+    """
+
+    flag: ReplayedFlag | None = None
 
     name = "triton"
     projects = torch.float32, torch.float64  # dtypes whose rows a kernel projects
@@ -283,14 +316,14 @@ class Triton:
     def begin(self, spec: AffineSpec, radius: float | None, W: Tensor, v: Tensor, *, saves: bool) -> Launched:
         """Launches the solve of a model, after the projection of the rows of W where a radius is given."""
         A, levels = (W, W) if radius is None else self.project_rows(W, radius)
-        solve = Launched(A, v, None, _passes(spec, v.dtype)[0], spec.forward, saves=saves)
+        solve = Launched(A, v, None, _passes(spec, v.dtype)[0], spec.forward, self.flag, saves=saves)
         solve.saved = A, levels, *solve.saved
         return solve
 
     def begin_adjoint(self, spec: AffineSpec, saved: Sequence[Tensor], x: Tensor, g: Tensor) -> Launched:
         """Launches the backward solve of a model."""
         A, _, slopes = saved
-        return Launched(A.t(), g, slopes, _passes(spec, g.dtype)[1], spec.backward, saves=False)
+        return Launched(A.t(), g, slopes, _passes(spec, g.dtype)[1], spec.backward, self.flag, saves=False)
 
     # Sequences, in `kernels.sequence`.
 
