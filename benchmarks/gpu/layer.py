@@ -12,7 +12,7 @@ Steps with gradients are measured twice, as they come and with the backward pass
 (`torch.autograd.set_multithreading_enabled`): in a virtual machine waking the engine's thread and being woken by
 it may take half a millisecond, whatever the library.
 
-Run: python -m benchmarks.gpu.layer [--quick]
+Run: python -m benchmarks.gpu.layer [--quick | --small]
 """
 
 import json
@@ -300,22 +300,27 @@ def available() -> list[str]:
 
 def main() -> None:
     """Runs all problems, prints the table and writes the result."""
-    options = make_parser(__doc__, __file__, quick="two sizes").parse_args()
+    parser = make_parser(__doc__, __file__, quick="two sizes")
+    parser.add_argument("--small", action="store_true", help="models that are captured; writes layer-small.json")
+    options = parser.parse_args()
+    if options.small:
+        options.result = options.result.with_stem("layer-small")
     need_cuda()
     warnings.simplefilter("ignore")
-    chosen = [("positive", *size) for size in (SIZES[2:4] if options.quick else SIZES)]
+    sizes = SIZES[:4] if options.small else SIZES[2:4] if options.quick else SIZES
+    chosen, whole = [("positive", *size) for size in sizes], not (options.small or options.quick)
     start, rows = time.perf_counter(), []
     with ProcessPoolExecutor(len(chosen), mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_one, chosen))
-    if not options.quick:
+    if whole:
         chosen += [("positive", *size) for size in WIDE_SIZES]
         chosen += [(family, *size) for size in OTHER_SIZES for family in OTHERS]
     limits, names = ceilings(), available()
     print(f"compiled in {time.perf_counter() - start:.0f} s; {limits}\n{HEADER}", flush=True)
     captured = [training_step(n, batch) for _, n, batch in chosen[:4]]
-    peaks = [] if options.quick else memory()
+    peaks = memory() if whole else []
     for family, n, batch in chosen:
-        rivals = [name for name in names if n <= 1024 or name != "torchdeq"]
+        rivals = [name for name in names if name != "torchdeq" or (n <= 1024 and not options.small)]
         rows.append(measure(make_case(family, n, batch), rivals, limits))
         print(line(rows[-1]), flush=True)
         about = {"versions": versions(*LIBRARIES, "triton"), "ceilings": limits, "summary": summary(rows)}
