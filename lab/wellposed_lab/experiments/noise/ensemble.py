@@ -208,7 +208,7 @@ class Stack(nn.Module, abc.ABC):
 
 
 class EquilibriumStack(Stack):
-    """Equilibrium models of any widths; those that are trained without noise stand first, penalised before others."""
+    """Equilibrium models of any widths; the penalised stand first, and all without noise before the others."""
 
     @staticmethod
     def arranged(members: Sequence[Member]) -> tuple[Member, ...]:
@@ -269,7 +269,7 @@ class EquilibriumStack(Stack):
         return draws(part, batch, busy)
 
     def _penalty(self, x: Tensor, states: Tensor) -> Tensor:  # (M,)
-        """Returns the mean of ``|J|_F^2 / n`` by its weight, J the Jacobian of the cell at its state, a constant."""
+        """Returns the mean of ``|J|_F^2 / n`` by its weight; J is that of the cell at its state, a constant."""
         rows = slice(self.penalised)
         W, z = self.W[0][rows], states[rows].detach()
         own = _squares(torch.tanh(torch.baddbmm(x[rows], z, W.mT)), W, self.widths[rows]).mean(1)

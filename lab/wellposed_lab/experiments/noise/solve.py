@@ -17,7 +17,7 @@ from torch import Tensor
 from wellposed_lab.experiments.noise.models import LOOSE, STEPS, TIGHT, WINDOW
 
 FLOOR = 1e-3  # of the absolute tolerance, as a share of the relative one, as in `Relative`
-HALF = 6e4  # about the largest float16
+HALF = 6e4  # about the largest float16, at which cotangents that run off are cut
 RUN_OFF = 50.0  # growth of an adjoint that has no meaning any more
 
 
@@ -72,11 +72,14 @@ def _judge_mean(
 
 def _adjoint_step(
     product: Tensor, w: Tensor, g: Tensor, slope: Tensor, growth: Tensor | None, direction: Tensor | None,
-    value: Tensor, done: Tensor, steps: Tensor,
+    value: Tensor, done: Tensor, steps: Tensor, dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Takes a step of the adjoint, judges the cotangent before it, and takes the new one to the signal."""
     fw = product + g
-    return _backward_signal(fw, slope, growth, direction), fw, *_plain_step(w, fw, value, done, steps)
+    v = _backward_signal(fw, slope, growth, direction)
+    if dtype == torch.float16:
+        v = v.clamp(-HALF, HALF).to(dtype)
+    return v, fw, *_plain_step(w, fw, value, done, steps)
 
 
 def _backward_signal(w: Tensor, slope: Tensor, growth: Tensor | None, direction: Tensor | None) -> Tensor:
@@ -157,16 +160,15 @@ def solve_at_once(W: Tensor, x: Tensor, amplitude: Tensor, noise: Tensor) -> Fou
     """
     step, noisy = compiled(_either_step, True), (amplitude > 0).any(-1, keepdim=True)
     W, (value, done, steps), past = _halved(W).mT, _begin(x), []
-    z, mean, signal, found, *before = (
-        torch.zeros_like(x) for _ in range(6)
-    )  # one each: programs tell aliases apart
+    z, mean, signal, found, *before = (torch.zeros_like(x) for _ in range(6))  # not one: aliases are compiled anew
+    rounded = torch.zeros_like(x, dtype=W.dtype)
     for index in range(STEPS):
-        product = _product(z, W)
+        product = _product(rounded, W)
         old = past[index - WINDOW] if index >= WINDOW else before
         past.append((z, product))
-        z, mean, signal, found, value, done, steps = step(
+        z, rounded, mean, signal, found, value, done, steps = step(
             product, x, z, *old, mean, signal, noise[index], amplitude, noisy, index + 1 >= WINDOW, found, value,
-            done, steps,
+            done, steps, W.dtype,
         )  # fmt: skip
     return Found(value, steps, found)
 
@@ -174,9 +176,12 @@ def solve_at_once(W: Tensor, x: Tensor, amplitude: Tensor, noise: Tensor) -> Fou
 def _either_step(
     product: Tensor, x: Tensor, z: Tensor, old: Tensor, old_product: Tensor, mean: Tensor, signal: Tensor,
     noise: Tensor, amplitude: Tensor, noisy: Tensor, full: bool, found: Tensor, value: Tensor, done: Tensor,
-    steps: Tensor,
+    steps: Tensor, dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Takes a step and judges the state before it, or the mean over its window if the window is full."""
+    """Takes a step and judges the state before it, or the mean over its window if the window is full.
+
+    The next state is returned as it is and as a product takes it.
+    """
     s = product + x
     mean, signal = mean + (z - old) / WINDOW, signal + (product - old_product) / WINDOW
     fz = disturbed_tanh(s, noise, amplitude)
@@ -184,7 +189,8 @@ def _either_step(
     f_mean = torch.tanh(signal + x)
     at_rest = _norm(f_mean - mean) <= LOOSE * _norm(f_mean) if full else torch.zeros_like(ok)
     found = torch.where(done[..., None], found, torch.where(noisy, mean, z))
-    return fz, mean, signal, found, *_tracked(z, torch.where(noisy[..., 0], at_rest, ok), value, done, steps)
+    state = fz, fz.to(dtype), mean, signal, found
+    return *state, *_tracked(z, torch.where(noisy[..., 0], at_rest, ok), value, done, steps)
 
 
 def _halved(W: Tensor) -> Tensor:
@@ -193,10 +199,8 @@ def _halved(W: Tensor) -> Tensor:
 
 
 def _product(z: Tensor, W: Tensor) -> Tensor:  # (M, B, n), (M, n, n) -> (M, B, n)
-    """Multiplies by weights that may be halves, in which case states that run off are cut at their range."""
-    if W.dtype != torch.float16:
-        return z @ W
-    return torch.bmm(z.clamp(-HALF, HALF).half(), W, out_dtype=torch.float32)
+    """Multiplies in float32 what may be halves."""
+    return torch.bmm(z, W, out_dtype=torch.float32) if W.dtype == torch.float16 else z @ W
 
 
 def unrolled(W: Tensor, x: Tensor, static: bool = False) -> tuple[Tensor, Tensor]:
@@ -309,10 +313,12 @@ def solve_adjoint(
     scale = torch.where(scale > 0, scale, 1)
     g = g / scale
     step = compiled(_adjoint_step, static)
-    v = w = torch.zeros_like(g)
     W, (value, done, steps) = _halved(W) if static else W, _begin(g)
+    w, v = torch.zeros_like(g), torch.zeros_like(g, dtype=W.dtype)
     for _ in range(STEPS):
-        v, w, value, done, steps = step(_product(v, W), w, g, slope, growth, direction, value, done, steps)
+        v, w, value, done, steps = step(
+            _product(v, W), w, g, slope, growth, direction, value, done, steps, W.dtype
+        )
         if not static and bool(done.all()):
             break
     settled = _norm(value) <= RUN_OFF * _norm(g)  # else no contraction there: the derivative of one step must do

@@ -14,7 +14,7 @@ from wellposed.training.checkpoint import Checkpoint
 from wellposed_lab.config import Schedule
 from wellposed_lab.experiments.noise.ensemble import Draws, Noises, Stack, make_stack
 
-SAVED = 45  # seconds between checkpoints
+SAVED = 55  # seconds between checkpoints
 WARM = 3  # steps before a graph is captured
 PART = 500  # images that are tested at once
 Progress = Callable[[str], None]
@@ -161,7 +161,7 @@ def train(
         tell: is told how an epoch went.
         own: the order of every member; that of its seed if None.
         exact: whether products on a GPU are not rounded to TF32.
-        file: where the state is kept every three quarters of a minute, and from where training goes on.
+        file: where the state is kept once a minute, and from where training goes on.
     """
     own = orders([member.seed for member in stack.members], len(u), schedule) if own is None else own
     trainer, state = Trainer(stack, u, targets, schedule, loss), None if file is None else file.load()
