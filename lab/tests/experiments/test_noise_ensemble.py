@@ -207,6 +207,27 @@ def test_a_program_that_looks_at_no_values_finds_the_same(monkeypatch: pytest.Mo
     assert all(len(part.unique()) > 1 for part in (quiet.steps, noisy.steps))
 
 
+def test_halves_change_solutions_by_less_than_they_are_solved_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solve, "compiled", lambda function, static: function)
+    generator = torch.Generator().manual_seed(0)
+    W, x = torch.randn(3, 128, 128, generator=generator) / 16, torch.randn(3, 16, 128, generator=generator)
+    amplitude = torch.tensor([0.0, 0.01, 0.05])[:, None, None].expand(3, 1, 128)
+    noise, g = torch.randn(STEPS, 3, 16, 128, generator=generator), torch.randn(3, 16, 128, generator=generator)
+    slope, growth, direction = (torch.rand(3, 16, 128, generator=generator) / scale for scale in (1, 9, 9))
+    whole = solve_at_once(W, x, amplitude, noise)
+    adjoint = solve_adjoint(g, W, slope, growth, direction, static=True)
+    monkeypatch.setattr(solve, "_halved", lambda W: W.half())
+    monkeypatch.setattr(solve, "_product", lambda z, W: z.float() @ W.float())
+    half = solve_at_once(W, x, amplitude, noise)
+    assert half.value.isfinite().all() and int((half.steps - whole.steps).abs().max()) <= 1
+    same = half.steps == whole.steps
+    errors = ((half.value - whole.value).norm(dim=-1) / whole.value.norm(dim=-1))[same]
+    assert float(same.float().mean()) > 0.9 and float(errors.max()) < TIGHT
+    halved = solve_adjoint(g, W, slope, growth, direction, static=True)
+    assert float(((halved - adjoint).norm(dim=-1) / adjoint.norm(dim=-1)).max()) < 2 * TIGHT
+    torch.testing.assert_close(solve_adjoint(g, 200 * W, slope, growth, direction, static=True), g)
+
+
 @pytest.mark.parametrize("kind", ["deq", "ffw"])
 def test_a_fixed_program_trains_as_the_others_do(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ensemble, solve):

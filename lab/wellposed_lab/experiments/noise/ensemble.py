@@ -296,7 +296,8 @@ class FeedForwardStack(Stack):
         fixed = training and self.static
         noisy = fixed and any(at is not None for at in noises.decibels)
         drawn = noises.draws.many(self.members[0].pair.layers, u.shape[-2]) if noisy else None
-        z, penalty = compiled(self._passed, fixed)(u, noises, drawn, training)
+        passed = compiled(self._passed, True) if fixed else self._passed
+        z, penalty = passed(u, noises, drawn, training)
         return Outcome(self.readout(z), penalty=penalty)
 
     def _passed(
