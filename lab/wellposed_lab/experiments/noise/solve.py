@@ -60,7 +60,7 @@ def disturbed_tanh(s: Tensor, noise: Tensor | None, amplitude: Tensor) -> Tensor
 
 
 def _judge_mean(
-    means: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], found: Tensor,
+    means: tuple[Tensor, ...], new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], found: Tensor,
     value: Tensor, done: Tensor, steps: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Moves the means of states and signals over the window by one step, and judges and follows the mean state."""
@@ -159,7 +159,8 @@ def solve_at_once(W: Tensor, x: Tensor, amplitude: Tensor, noise: Tensor) -> Fou
         noise: draws for every step, ``(60, M, B, n)``.
     """
     step, noisy = compiled(_either_step, True), (amplitude > 0).any(-1, keepdim=True)
-    W, (value, done, steps), past = _halved(W).mT, _begin(x), []
+    W, (value, done, steps) = _halved(W).mT, _begin(x)
+    past: list[tuple[Tensor, Tensor]] = []
     z, mean, signal, found, *before = (torch.zeros_like(x) for _ in range(6))  # not one: aliases are compiled anew
     rounded = torch.zeros_like(x, dtype=W.dtype)
     for index in range(STEPS):
@@ -299,9 +300,9 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        W, *jacobian, static = ctx.pieces
-        w = solve_adjoint(gradients[0], W, *jacobian, static)
-        return compiled(_backward_signal, static)(w, *jacobian), None, None
+        W, slope, growth, direction, static = ctx.pieces
+        w = solve_adjoint(gradients[0], W, slope, growth, direction, static)
+        return compiled(_backward_signal, static)(w, slope, growth, direction), None, None
 
 
 @torch.no_grad()
