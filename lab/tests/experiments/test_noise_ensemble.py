@@ -232,7 +232,7 @@ def test_halves_change_solutions_by_less_than_they_are_solved_to(monkeypatch: py
 def test_a_fixed_program_trains_as_the_others_do(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ensemble, solve):
         monkeypatch.setattr(module, "compiled", lambda function, static: function)
-    noises = (None, None) if kind == "deq" else (None, 10.0)
+    noises = (None, 0.0)  # at which no solve is through before its last step
     members = [
         Member(Pair(kind, layers, inject=layers == 3 and kind == "ffw"), noise, 1, jacobian)  # type: ignore[arg-type]
         for layers, noise, jacobian in ((1, noises[0], 0.0), (3, noises[1], 0.5), (3, noises[0], 0.0))
@@ -263,27 +263,6 @@ class SimpleDraws:
 
     def __call__(self, members: range, batch: int, busy: list[bool]) -> Tensor:
         return next(self.drawn)[: len(members)]
-
-
-def test_a_fixed_program_disturbs_as_much_as_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ensemble, solve):
-        monkeypatch.setattr(module, "compiled", lambda function, static: function)
-    members = [Member(Pair("deq", 1), noise, 1) for noise in (None, 10.0)]
-    sizes, gradients = [], []
-    for static in (False, True):
-        stack = make_stack(members, INPUTS, CLASSES, "cpu")
-        stack.static = static
-        noises = Noises([m.noise for m in stack.members], Draws(stack.members, CPU, 128))
-        outcomes = [stack(data()[0], noises, training=True).logits for _ in range(12)]
-        sizes.append(torch.stack(outcomes).detach().std(0).mean((1, 2)))
-        torch.stack(outcomes).square().mean((0, 2, 3)).sum().backward()
-        gradients.append(stack.W[0].grad.clone())
-    assert float(sizes[0][0]) == 0 == float(sizes[1][0])
-    torch.testing.assert_close(sizes[0][1:], sizes[1][1:], rtol=0.05, atol=0)
-    torch.testing.assert_close(gradients[0][0], gradients[1][0], rtol=1e-3, atol=1e-6)
-    for one, other in zip(gradients[0][1:], gradients[1][1:], strict=True):
-        cosine = torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), dim=0)
-        assert float(cosine) > 0.97 and float(one.norm() / other.norm()) == pytest.approx(1, rel=0.1)
 
 
 def test_a_training_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,9 +238,9 @@ class EquilibriumStack(Stack):
         found = solve_at_once(W.detach(), x.detach(), amplitude, noise)
         states = attach(W, x, found, amplitude, noise[STEPS:-1], static=True)
         last = compiled(disturbed_tanh, True)(torch.baddbmm(x, states, W.mT), noise[-1], amplitude)
-        noisy = (amplitude > 0).any(-1, keepdim=True)
+        states = torch.where((amplitude > 0).any(-1, keepdim=True), last, states)
         penalty = self._penalty(x, states) if self.penalised else None
-        return Outcome(self.readout(torch.where(noisy, last, states)), found.steps, penalty)
+        return Outcome(self.readout(states), found.steps, penalty)
 
     def _part(self, part: range, x: Tensor, noises: Noises, training: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Solves for members that stop by the same rule."""

@@ -17,7 +17,6 @@ from torch import Tensor
 from wellposed_lab.experiments.noise.models import LOOSE, STEPS, TIGHT, WINDOW
 
 FLOOR = 1e-3  # of the absolute tolerance, as a share of the relative one, as in `Relative`
-HALF = 6e4  # about the largest float16, at which cotangents that run off are cut
 RUN_OFF = 50.0  # growth of an adjoint that has no meaning any more
 
 
@@ -76,9 +75,7 @@ def _adjoint_step(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Takes a step of the adjoint, judges the cotangent before it, and takes the new one to the signal."""
     fw = product + g
-    v = _backward_signal(fw, slope, growth, direction)
-    if dtype == torch.float16:
-        v = v.clamp(-HALF, HALF).to(dtype)
+    v = _backward_signal(fw, slope, growth, direction).to(dtype)
     return v, fw, *_plain_step(w, fw, value, done, steps)
 
 
@@ -322,5 +319,5 @@ def solve_adjoint(
         )
         if not static and bool(done.all()):
             break
-    settled = _norm(value) <= RUN_OFF * _norm(g)  # else no contraction there: the derivative of one step must do
+    settled = _norm(value) <= RUN_OFF * _norm(g)  # not if NaN: no contraction there, one step's derivative must do
     return torch.where(settled[..., None], value, g) * scale
